@@ -1,0 +1,1 @@
+"""What runs in replicas: the Router, the embedders, and the pure decisions they share."""

@@ -1,0 +1,328 @@
+"""A pool's waiting queries -> batches. Pure asyncio: the clock, the timer and the sending are arguments.
+
+The rule. A replica that is idle gets what waits, but not before the arrivals pause: a burst cut in two pays beta twice
+(first query alone, the rest after it: alpha*C + 2*beta). The pause is a small share of beta, smallest for a lone
+query, which loses next to nothing; a burst that fills the pool goes at once, since nobody can join it. A replica that is busy gets a
+second batch ahead of time only if that batch is full; a smaller one waits here, where it can grow or be cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments.queue_manager import Permit
+
+_MAX_OUT = 2  # batches out at one replica: one runs, one is ready
+_PAUSE_SHARE = 0.02  # of beta, for each query that waits, up to _PAUSE_QUERIES of them
+_PAUSE_QUERIES = 3  # a lone query is hardly held back; several at once are a burst, and more patience saves a beta
+_LONGEST_WAIT_SHARE = 0.25  # of beta: the most that a stream without pauses holds back an idle device
+_SHORTEST_PAUSE_S = 0.001  # about three arrivals of one burst through the HTTP path
+_LARGEST_PAUSE_SHARE = 0.1  # of beta, where beta is so small that the shortest pause would matter
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One query's unit vector, float32 [dimension], the norm it had, and where its time went."""
+
+    vector: npt.NDArray[np.float32]
+    norm: float
+    pool: str
+    queue_s: float
+    compute_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One admitted query. `permit` is released here and nowhere else, when the device has done with the query."""
+
+    ids: npt.NDArray[np.int32]
+    permit: Permit
+    answer: asyncio.Future[Answer]
+    submitted: float = 0.0
+    abandoned: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    id: str
+    replica: str
+    jobs: list[Job]
+    started: float
+    task: asyncio.Task[None] | None = None
+    lost: BaseException | None = None
+    called_off: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pacing:
+    """How long an idle device waits for a burst to arrive. Both zero while beta is unknown."""
+
+    pause_s: float = 0.0  # for each waiting query, up to _PAUSE_QUERIES
+    longest_wait_s: float = 0.0
+
+    @classmethod
+    def from_beta(cls, beta_s: float | None) -> Pacing:
+        if not beta_s:
+            return cls()
+        pause_s = min(max(_PAUSE_SHARE * beta_s, _SHORTEST_PAUSE_S), _LARGEST_PAUSE_SHARE * beta_s)
+        return cls(pause_s, _LONGEST_WAIT_SHARE * beta_s)
+
+    def wait_s(self, waiting: int, *, now: float, first: float, last: float) -> float:
+        """Seconds until the batch should go: a pause after the `last` arrival, but not long after the `first`."""
+        pause_s = self.pause_s * min(waiting, _PAUSE_QUERIES)
+        return max(0.0, min(last + pause_s, first + self.longest_wait_s) - now)
+
+
+Reply = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], float]
+
+
+class Send(Protocol):
+    """Runs one batch on one replica: (unit vectors float32 [n, dimension], norms float32 [n], engine seconds)."""
+
+    def __call__(
+        self, replica: str, batch_id: str, queries: Sequence[npt.NDArray[np.int32]]
+    ) -> Awaitable[Reply]: ...
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Counters:
+    """What went through, since the start."""
+
+    queries: int = 0
+    batches: int = 0
+    failed_batches: int = 0
+    largest_batch: int = 0
+
+
+@dataclass(slots=True)
+class Batcher:
+    """Batches of one pool. All methods are called from the event loop's own thread."""
+
+    pool: str
+    send: Send
+    abandon: Callable[[str, str], None]  # (replica, batch_id): nobody waits for that batch any more
+    is_full: Callable[[], bool]  # no further query can be admitted to the pool
+    grace_s: float = 20.0  # how long a replica that has left may still answer what it runs
+    max_batch: int = 0  # queries; 0: as many as the depth admits
+    depth: int = 1
+    pacing: Pacing = Pacing()
+    clock: Callable[[], float] = time.monotonic
+    call_later: Callable[[float, Callable[[], None]], Timer] | None = None
+    counters: Counters = field(default_factory=Counters)
+    _first_in_line: deque[Job] = field(default_factory=deque)
+    _bulk: deque[Job] = field(default_factory=deque)
+    _out: dict[str, list[_Batch]] = field(default_factory=dict)
+    _live: set[str] = field(default_factory=set)
+    _live_waiting: int = 0
+    _first: float = 0.0
+    _last: float = 0.0
+    _timer: Timer | None = None
+    _timer_due: float = 0.0
+    _next_id: int = 0
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def waiting(self) -> int:
+        """Queries that wait for a device."""
+        return self._live_waiting
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        return tuple(self._live)
+
+    def running(self) -> Iterator[tuple[int, float]]:
+        """(queries, seconds since it was sent) of each batch that is out."""
+        now = self.clock()
+        for batches in self._out.values():
+            for batch in batches:
+                yield len(batch.jobs), now - batch.started
+
+    def submit(self, jobs: Iterable[Job]) -> None:
+        """Take admitted queries in; they go out by the rule above."""
+        now = self.clock()
+        for job in jobs:
+            job.submitted = now
+            (self._bulk if job.permit.bulk else self._first_in_line).append(job)
+            if not self._live_waiting:
+                self._first = now
+            self._live_waiting += 1
+        self._last = now
+        self._pump()
+
+    def leave(self, jobs: Iterable[Job]) -> None:
+        """The client of these queries has gone. Those that wait free their place at once; those that run free it when
+        the device has done with them, and a batch that nobody waits for any more is called off.
+        """
+        gone = [job for job in jobs if not job.permit.released and not job.abandoned]
+        for job in gone:
+            job.abandoned = True
+        waiting = {id(job) for line in (self._first_in_line, self._bulk) for job in line if job.abandoned}
+        for job in gone:
+            if id(job) in waiting:
+                self._live_waiting -= 1
+                job.permit.release()
+        if waiting:
+            self._first_in_line = deque(job for job in self._first_in_line if not job.abandoned)
+            self._bulk = deque(job for job in self._bulk if not job.abandoned)
+        for batch in [batch for batches in self._out.values() for batch in batches]:
+            if not batch.called_off and all(job.abandoned for job in batch.jobs):
+                batch.called_off = True
+                self.abandon(batch.replica, batch.id)
+
+    def set_replicas(self, replicas: Iterable[str], lost: Callable[[str], BaseException]) -> None:
+        """The live replicas of the pool. One that has gone gets nothing new; what it runs may still end well (it may
+        be draining), fails by itself (it has died), or ends with `lost(replica)` after `grace_s`.
+        """
+        live = set(replicas)
+        for replica in self._live - live:
+            if self._out[replica]:
+                self._later(self.grace_s, lambda replica=replica: self._give_up(replica, lost(replica)))  # type: ignore[misc]
+            else:
+                del self._out[replica]
+        for replica in live:
+            self._out.setdefault(replica, [])
+        self._live = live
+        if not live:
+            self._fail_waiting(lost("(all of them)"))
+        self._pump()
+
+    def _give_up(self, replica: str, error: BaseException) -> None:
+        if replica in self._live:
+            return
+        for batch in self._out.get(replica, ()):
+            batch.lost = error
+            if batch.task is not None:
+                batch.task.cancel()
+
+    def _fail_waiting(self, error: BaseException) -> None:
+        jobs = [*self._first_in_line, *self._bulk]
+        self._first_in_line.clear()
+        self._bulk.clear()
+        self._live_waiting = 0
+        for job in jobs:
+            _finish(job, error)
+
+    def _pump(self) -> None:
+        while self._live_waiting:
+            idle = [replica for replica, batches in self._out.items() if not batches and replica in self._live]
+            if idle:
+                wait_s = self._wait_s()
+                if wait_s > 0:
+                    self._arm(wait_s)
+                    return
+                self._dispatch(idle[0], -(-self._live_waiting // len(idle)))
+                continue
+            if not self._dispatch_ahead():
+                return
+
+    def _wait_s(self) -> float:
+        if self.is_full() or (self.max_batch and self._live_waiting >= self.max_batch):
+            return 0.0
+        return self.pacing.wait_s(self._live_waiting, now=self.clock(), first=self._first, last=self._last)
+
+    def _dispatch_ahead(self) -> bool:
+        """A second batch for a busy replica, if it is full already."""
+        if not self.max_batch or self._live_waiting < self.max_batch:
+            return False
+        for replica, batches in self._out.items():
+            room = self.depth - sum(len(batch.jobs) for batch in batches)
+            if replica in self._live and len(batches) < _MAX_OUT and room >= self.max_batch:
+                self._dispatch(replica, self.max_batch)
+                return True
+        return False
+
+    def _arm(self, wait_s: float) -> None:
+        due = self.clock() + wait_s
+        if self._timer is not None:
+            return  # it looks again when it fires
+        self._timer_due = due
+        self._timer = self._later(wait_s, self._on_timer)
+
+    def _later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
+        if self.call_later is not None:
+            return self.call_later(delay_s, callback)
+        return asyncio.get_running_loop().call_later(delay_s, callback, context=contextvars.Context())
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        # A loop that was too busy to fire in time has arrivals in its sockets that it has not looked at yet: what
+        # seems a pause is none. Count it from now, still bounded by the longest wait.
+        now = self.clock()
+        if now - self._timer_due > self.pacing.pause_s / 2:
+            self._last = now
+        self._pump()
+
+    def _dispatch(self, replica: str, most: int) -> None:
+        room = max(1, self.depth - sum(len(batch.jobs) for batch in self._out[replica]))
+        count = min(most, room, self.max_batch or room, self._live_waiting)
+        jobs = list(self._take(count))
+        now = self.clock()
+        self._first = now
+        self._next_id += 1
+        batch = _Batch(f"{self.pool}-{self._next_id}", replica, jobs, now)
+        self._out[replica].append(batch)
+        self.counters.batches += 1
+        self.counters.queries += len(jobs)
+        self.counters.largest_batch = max(self.counters.largest_batch, len(jobs))
+        # An empty context: the call must not be tied to the one HTTP request in whose context it happens to be sent,
+        # or Serve would cancel the whole batch with that request.
+        batch.task = asyncio.get_running_loop().create_task(self._run(batch), context=contextvars.Context())
+        self._tasks.add(batch.task)
+        batch.task.add_done_callback(self._tasks.discard)
+
+    def _take(self, count: int) -> Iterator[Job]:
+        for _ in range(count):
+            self._live_waiting -= 1
+            yield self._first_in_line.popleft() if self._first_in_line else self._bulk.popleft()
+
+    async def _run(self, batch: _Batch) -> None:
+        try:
+            reply = await self.send(batch.replica, batch.id, [job.ids for job in batch.jobs])
+        except asyncio.CancelledError as cancelled:
+            self._end(batch, batch.lost or cancelled)
+        except Exception as error:  # noqa: BLE001 - it belongs to the batch's queries, each of which raises it
+            self._end(batch, batch.lost or error)
+        else:
+            self._answer(batch, reply)
+            self._end(batch)
+
+    def _answer(self, batch: _Batch, reply: Reply) -> None:
+        vectors, norms, compute_s = reply
+        away_s = max(0.0, self.clock() - batch.started - compute_s)
+        for job, vector, norm in zip(batch.jobs, vectors, norms.tolist(), strict=True):
+            _finish(job, Answer(vector, norm, self.pool, batch.started - job.submitted + away_s, compute_s))
+
+    def _end(self, batch: _Batch, error: BaseException | None = None) -> None:
+        batches = self._out[batch.replica]
+        batches.remove(batch)
+        if not batches and batch.replica not in self._live:
+            del self._out[batch.replica]
+        if error is not None:
+            self.counters.failed_batches += 1
+            for job in batch.jobs:
+                _finish(job, error)
+        self._pump()
+
+
+def _finish(job: Job, outcome: Answer | BaseException) -> None:
+    """Free the place, then tell whoever still waits. A client that has gone has cancelled its future: not an error."""
+    job.permit.release()
+    if job.answer.done():
+        return
+    if isinstance(outcome, BaseException):
+        job.answer.set_exception(outcome)
+    else:
+        job.answer.set_result(outcome)

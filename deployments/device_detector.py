@@ -1,0 +1,116 @@
+"""Algorithm 2 of WindVE, by the prose of Section IV-C, and the probe that looks at a machine.
+
+The algorithm as printed assigns the CPU where an accelerator is present and heterogeneous computing is off; the prose
+("only NPUs/GPUs will establish a queue") is right and is what `decide_topology` does. `decide_topology` is pure.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployments.affinity import CpuShape, read_cpu_shape
+
+ACCELERATOR = "accelerator"
+CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Which pools exist, the preferred one first, and why.
+
+    `replicas[pool]` counts the replicas to start; `heterogeneous` is what is in force, not what was asked for.
+    """
+
+    pools: tuple[str, ...]
+    replicas: Mapping[str, int]
+    heterogeneous: bool
+    reason: str
+
+
+def decide_topology(accelerators: int, cpu_instances: int, *, heterogeneous: bool) -> Topology:
+    """Algorithm 2: `accelerators` devices and `cpu_instances` CPU instances found, `heterogeneous` as asked for.
+
+    One kind of device -> one queue, heterogeneous forced off; both kinds and heterogeneous off -> accelerator only;
+    both queues only where both kinds are found and heterogeneous is on. Raises ValueError where there is nothing.
+    """
+    if accelerators and cpu_instances and heterogeneous:
+        return Topology(
+            (ACCELERATOR, CPU),
+            {ACCELERATOR: accelerators, CPU: cpu_instances},
+            heterogeneous=True,
+            reason="accelerator first, CPU for the overflow",
+        )
+    if accelerators:
+        reason = (
+            "heterogeneous computing is switched off: accelerator only"
+            if cpu_instances
+            else "no CPU instance: accelerator only"
+        )
+        return Topology((ACCELERATOR,), {ACCELERATOR: accelerators}, heterogeneous=False, reason=reason)
+    if cpu_instances:
+        return Topology(
+            (CPU,), {CPU: cpu_instances}, heterogeneous=False, reason="no accelerator was found: CPU only"
+        )
+    raise ValueError("neither an accelerator nor a CPU instance is available")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What one machine offers. Strings and numbers only: it travels between nodes and into reports."""
+
+    hostname: str
+    architecture: str
+    cpu_model: str
+    cpu: CpuShape
+    memory_gib: float
+    npu_problem: str | None
+
+    @property
+    def numa_nodes(self) -> int:
+        return len(self.cpu.numa_nodes)
+
+
+def probe_machine() -> Machine:
+    """Look at this machine. Imports torch-npu only to learn why it does not load, and only where Ascend is present."""
+    import psutil
+
+    return Machine(
+        hostname=platform.node(),
+        architecture=platform.machine(),
+        cpu_model=_cpu_model(),
+        cpu=read_cpu_shape(),
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+        npu_problem=_npu_problem(),
+    )
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    for key in ("model name", "Model", "Hardware"):  # x86, some ARM kernels
+        for line in lines:
+            if line.startswith(key) and ":" in line:
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _npu_problem() -> str | None:
+    """Why an Ascend NPU that is present cannot be used, or None where there is none or all is well."""
+    if not any(Path("/dev").glob("davinci[0-9]*")):
+        return None
+    if importlib.util.find_spec("torch_npu") is None:
+        return "an Ascend NPU is present but torch-npu is not installed (pip install windve[npu])"
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # else `import torch` itself fails where CANN is missing
+    try:
+        torch_npu = importlib.import_module("torch_npu")
+    except Exception as error:  # noqa: BLE001 - whatever the vendor's library raises is the reason we report
+        return f"an Ascend NPU is present but torch-npu does not load: {error}"
+    return None if torch_npu.npu.is_available() else "an Ascend NPU is present but torch-npu reports it as unavailable"

@@ -1,0 +1,226 @@
+"""An embedding replica: one engine on one device. The accelerator's and the CPU's deployments are this one class."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments.affinity import pin_thread, plan_affinity, read_cpu_shape, thread_environment
+from deployments.device_detector import CPU
+from deployments.engines import Engine, Stopped, TokenBatch, Vectors, create_engine
+from deployments.errors import ReplicaLost
+from deployments.model_files import ModelCard, read_model_card
+from deployments.settings import Settings
+
+logger = logging.getLogger("ray.serve")
+T = TypeVar("T")
+
+_PROBE_TIMEOUT_S = 5.0
+_WARM_UP_TOKENS = 75  # the paper's query length
+_WARM_UP_QUERIES = 8
+
+
+class Reply(NamedTuple):
+    """What a call is answered: `unit` float32 [queries, dimension] of length 1, the `norms` float32 [queries] they had
+    before (so that a client may have the vectors as the model gave them), and the engine's seconds.
+    """
+
+    unit: Vectors
+    norms: npt.NDArray[np.float32]
+    compute_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    batch: TokenBatch
+    answer: asyncio.Future[Reply]
+    abandoned: bool = False
+
+
+@dataclass(slots=True)
+class _Run:
+    """One engine run: the calls that were merged into it."""
+
+    calls: list[_Call]
+    started: float
+    stop: threading.Event = field(default_factory=threading.Event)
+
+
+class Embedder:
+    """Serve deployment. The engine lives in a thread of its own, bound to its cores before its library is imported,
+    so that the event loop stays free for health checks and the next batch.
+    """
+
+    def __init__(self, pool: str, settings: Settings, device: str) -> None:
+        from ray import serve
+
+        context = serve.get_replica_context()
+        self._replica = context.replica_tag
+        self._pool = pool
+        self._settings = settings.cpu if pool == CPU else settings.accelerator
+        self._cores = _choose_cores(pool, settings, context.rank.local_rank if context.rank else 0)
+        os.environ.update(thread_environment(len(self._cores)))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=self._bind)
+        self._inbox: list[_Call] = []
+        self._calls: dict[str, _Call] = {}
+        self._run: _Run | None = None
+        self._runs_task: asyncio.Task[None] | None = None
+        self._engine: Engine
+        self._card: ModelCard
+        self._engine, self._card = self._in_thread(lambda: self._load(settings, device))
+        self._warm_up = self._in_thread(self._measure)
+        info = self._engine.info
+        logger.info(
+            "%s ready: %s on %s, %s (%s), %s cores %s",
+            pool, self._card.name, info.device, info.dtype, info.why, len(self._cores), sorted(self._cores),
+        )  # fmt: skip
+
+    def _in_thread(self, work: Callable[[], T]) -> T:
+        return self._thread.submit(work).result()
+
+    def _bind(self) -> None:
+        problem = pin_thread(self._cores)
+        if problem:
+            logger.warning("%s: not bound to cores: %s", self._pool, problem)
+
+    def _load(self, settings: Settings, device: str) -> tuple[Engine, ModelCard]:
+        card = read_model_card(settings.model)
+        return create_engine(card, self._settings, device, len(self._cores)), card
+
+    def _measure(self) -> dict[str, float]:
+        """Warm up, and a first guess of Eq. 12 for the time before calibration: one query against eight."""
+        one, many = (self._time(queries) for queries in (1, _WARM_UP_QUERIES))
+        alpha_s = max(0.0, (many - one) / (_WARM_UP_QUERIES - 1))
+        return {"alpha_s": alpha_s, "beta_s": max(0.0, one - alpha_s)}
+
+    def _time(self, queries: int) -> float:
+        tokens = min(_WARM_UP_TOKENS, self._card.max_tokens)
+        random = np.random.default_rng(queries)
+        batch = TokenBatch.pack(
+            [random.integers(0, self._card.vocab_size, tokens, dtype=np.int32) for _ in range(queries)]
+        )
+        if not self._engine.info.emulated:
+            self._engine.embed(batch, threading.Event())  # the first run of a shape pays for allocations
+        started = time.perf_counter()
+        self._engine.embed(batch, threading.Event())
+        return time.perf_counter() - started
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """What the Router learns of this replica from Serve: engine, device, cores, warm-up figures."""
+        return {
+            **asdict(self._engine.info),
+            "warm_up": self._warm_up,
+            "cores": sorted(self._cores),
+            "pid": os.getpid(),
+        }
+
+    async def embed(self, replica: str, batch_id: str, ids: bytes, lengths: bytes) -> Reply:
+        """One call of a Router: packed int32 token ids and lengths -> vectors.
+
+        Calls that wait while the engine runs are merged into its next run. Raises ReplicaLost where the call was
+        meant for another replica (which has gone), or where the Router has abandoned it.
+        """
+        if replica != self._replica:
+            raise ReplicaLost(f"replica {replica} has gone")
+        batch = TokenBatch(np.frombuffer(ids, dtype=np.int32), np.frombuffer(lengths, dtype=np.int32))
+        call = _Call(batch, asyncio.get_running_loop().create_future())
+        self._inbox.append(call)
+        self._calls[batch_id] = call
+        if self._runs_task is None:
+            self._runs_task = asyncio.create_task(self._run_inbox())
+        try:
+            return await call.answer
+        finally:
+            self._calls.pop(batch_id, None)
+
+    async def abandon(self, replica: str, batch_id: str) -> None:
+        """Nobody waits for this call any more: drop it if it waits, stop the run if nobody waits for any of it."""
+        call = self._calls.get(batch_id) if replica == self._replica else None
+        if call is None:
+            return
+        call.abandoned = True
+        if call in self._inbox:
+            self._inbox.remove(call)
+            _fail(call, Stopped())
+        elif self._run is not None and all(other.abandoned for other in self._run.calls):
+            self._run.stop.set()
+
+    async def _run_inbox(self) -> None:
+        """Run what waits, merged, until nothing waits."""
+        try:
+            while self._inbox:
+                calls, self._inbox = self._inbox, []
+                await self._run_calls(calls)
+        finally:
+            self._runs_task = None
+
+    async def _run_calls(self, calls: list[_Call]) -> None:
+        self._run = run = _Run(calls, time.monotonic())
+        batch = TokenBatch.merge([call.batch for call in calls])
+        try:
+            unit, norms = await asyncio.get_running_loop().run_in_executor(self._thread, self._embed, batch, run.stop)
+        except Exception as error:  # noqa: BLE001 - whatever the device raises belongs to these calls alone
+            if not isinstance(error, Stopped):
+                logger.exception("%s: a run of %d queries failed", self._pool, len(batch))
+            for call in calls:
+                _fail(call, error)
+            return
+        finally:
+            self._run = None
+        compute_s = time.monotonic() - run.started
+        start = 0
+        for call in calls:
+            end = start + len(call.batch)
+            if not call.answer.done():
+                call.answer.set_result(Reply(unit[start:end], norms[start:end], compute_s))
+            start = end
+
+    def _embed(self, batch: TokenBatch, stop: threading.Event) -> tuple[Vectors, npt.NDArray[np.float32]]:
+        """In the engine's thread: unit vectors and norms."""
+        vectors = self._engine.embed(batch, stop)
+        norms = np.linalg.norm(vectors, axis=1).astype(np.float32, copy=False)
+        return vectors / np.maximum(norms, np.finfo(np.float32).tiny)[:, None], norms
+
+    async def check_health(self) -> None:
+        """Called by Serve. Raises where the device is lost or one run has taken `stuck_after_s`."""
+        if self._run is not None:
+            running_s = time.monotonic() - self._run.started
+            if running_s > self._settings.stuck_after_s:
+                raise RuntimeError(
+                    f"the {self._pool} engine has been in one run for {running_s:.0f} s "
+                    f"(stuck_after_s: {self._settings.stuck_after_s:g}): the device hangs"
+                )
+            return
+        await asyncio.wait_for(
+            asyncio.get_running_loop().run_in_executor(self._thread, self._engine.probe), _PROBE_TIMEOUT_S
+        )
+
+
+def _fail(call: _Call, error: Exception) -> None:
+    if not call.answer.done():
+        call.answer.set_exception(error)
+
+
+def _choose_cores(pool: str, settings: Settings, local_rank: int) -> tuple[int, ...]:
+    """Cores of this replica: the CPU's by plan; the accelerator's those that the plan leaves, if the CPU helps it."""
+    shape = read_cpu_shape()
+    cpu = settings.cpu
+    plan = plan_affinity(
+        shape,
+        cores=None if cpu.cores == "auto" else cpu.cores,
+        per_numa_node=cpu.instance_per == "numa_node",
+    )
+    if pool == CPU:
+        return plan.instances[local_rank % len(plan.instances)]
+    helped = settings.heterogeneous and settings.accelerator.device != "cpu"
+    return plan.reserved if helped and plan.reserved else shape.allowed

@@ -1,0 +1,85 @@
+"""Engines: token arrays in, pooled vectors out. One file a library; only the chosen one is imported."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments.model_files import ModelCard
+from deployments.settings import AcceleratorSettings, CpuSettings
+
+Vectors = npt.NDArray[np.float32]  # shape [queries, dimension]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBatch:
+    """Queries of any length, packed: `ids` int32 [all tokens], `lengths` int32 [queries]."""
+
+    ids: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def queries(self) -> list[npt.NDArray[np.int32]]:
+        """One view of token ids for each query."""
+        return np.split(self.ids, np.cumsum(self.lengths)[:-1])
+
+    @classmethod
+    def pack(cls, queries: list[npt.NDArray[np.int32]]) -> TokenBatch:
+        return cls(np.concatenate(queries), np.array([len(query) for query in queries], dtype=np.int32))
+
+    @classmethod
+    def merge(cls, batches: list[TokenBatch]) -> TokenBatch:
+        if len(batches) == 1:
+            return batches[0]
+        return cls(
+            np.concatenate([batch.ids for batch in batches]), np.concatenate([batch.lengths for batch in batches])
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What an engine turned out to be. `agreement`: smallest cosine to float32 at start, None where not compared."""
+
+    engine: str
+    device: str
+    dtype: str
+    dimension: int
+    emulated: bool
+    why: str
+    agreement: float | None = None
+
+
+class Stopped(Exception):  # noqa: N818 - not an error: the callers have all gone
+    """Raised by `embed` when `stop` was set between two passes of the model."""
+
+
+class Engine(Protocol):
+    """Used from one thread only, the engine's own, so that core binding and first-touch memory hold."""
+
+    info: EngineInfo
+
+    def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
+        """Pooled vectors float32 [queries, dimension], not normalised, in the order of `batch`. Raises Stopped once `stop` is set."""
+        ...
+
+    def probe(self) -> None:
+        """Touch the device and come back; raises whatever the device raises. Costs next to nothing."""
+        ...
+
+
+def create_engine(card: ModelCard, settings: AcceleratorSettings | CpuSettings, device: str, threads: int) -> Engine:
+    """The engine that `settings.engine` names, loaded on `device` ("cpu", "cuda:0", "npu:0")."""
+    if settings.engine == "emulated":
+        from deployments.engines.emulated import EmulatedEngine
+
+        assert settings.emulated is not None
+        return EmulatedEngine(card, settings.emulated)
+    from deployments.engines.torch_engine import TorchEngine
+
+    return TorchEngine(card, settings, device, threads)

@@ -1,0 +1,95 @@
+"""The error tree. Each error knows its HTTP status and its gRPC status; only the edge turns one into a response.
+
+    WindveError
+    ├── SettingsError           refuses to start; names the key
+    ├── InvalidInput            400  INVALID_ARGUMENT     the client must change the request
+    │   ├── EmptyInput          400  INVALID_ARGUMENT
+    │   ├── UnknownModel        404  NOT_FOUND
+    │   └── BodyTooLarge        413  INVALID_ARGUMENT
+    ├── Busy                    429  RESOURCE_EXHAUSTED   both queues are full; says when to come back
+    ├── EngineFailed            500  INTERNAL             the model run failed; the query was good
+    └── Unavailable             503  UNAVAILABLE          no pool can answer now
+        ├── ReplicaLost         503  UNAVAILABLE          the replica died with the query; the Router tries once more
+        └── TimedOut            503  UNAVAILABLE
+"""
+
+from __future__ import annotations
+
+
+class WindveError(Exception):
+    """Root of all errors that windve raises on purpose. Its text is one plain sentence for the person who reads it."""
+
+    status = 500
+    grpc_status = "INTERNAL"
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class SettingsError(WindveError):
+    """A setting is wrong: the application refuses to start, and the text begins with the key."""
+
+    code = "bad_settings"
+
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(f"{key}: {problem}", param=key)
+        self.key = key
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[SettingsError], tuple[str, str]]:
+        """Two arguments, so that the error survives the way from a replica (pickle)."""
+        return type(self), (self.key, self.problem)
+
+
+class InvalidInput(WindveError):
+    status = 400
+    grpc_status = "INVALID_ARGUMENT"
+    code = "invalid_input"
+
+
+class EmptyInput(InvalidInput):
+    code = "empty_input"
+
+
+class UnknownModel(InvalidInput):
+    status = 404
+    grpc_status = "NOT_FOUND"
+    code = "model_not_found"
+
+
+class BodyTooLarge(InvalidInput):
+    status = 413
+    code = "body_too_large"
+
+
+class Busy(WindveError):
+    """Algorithm 1's third answer. `retry_after_s` is computed from what the pools are running, in seconds."""
+
+    status = 429
+    grpc_status = "RESOURCE_EXHAUSTED"
+    code = "busy"
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class EngineFailed(WindveError):
+    code = "engine_failed"
+
+
+class Unavailable(WindveError):
+    status = 503
+    grpc_status = "UNAVAILABLE"
+    code = "unavailable"
+
+
+class ReplicaLost(Unavailable):
+    code = "replica_lost"
+
+
+class TimedOut(Unavailable):
+    code = "timed_out"

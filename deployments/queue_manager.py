@@ -1,0 +1,153 @@
+"""Algorithm 1 of WindVE: accelerator first, CPU for the overflow, busy when both are full.
+
+Pure: no ray, no torch, no clock, no loop. One `QueueManager` counts what is in flight (waiting or running) on each
+pool and grants permits. It never estimates depths, and it never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+
+class Permit:
+    """The right of one query to be in flight on `pool`. Released exactly once; a second release is a bug and raises."""
+
+    __slots__ = ("_manager", "_queue", "bulk", "released")
+
+    def __init__(self, manager: QueueManager, queue: _Queue, bulk: bool) -> None:
+        self._manager = manager
+        self._queue = queue
+        self.bulk = bulk
+        self.released = False
+
+    @property
+    def pool(self) -> str:
+        return self._queue.name
+
+    def release(self) -> None:
+        """Give the place back. Raises RuntimeError on the second call."""
+        if self.released:
+            raise RuntimeError(f"a permit of the {self.pool} pool was released twice")
+        self.released = True
+        self._queue.in_flight -= 1
+        if self.bulk:
+            self._queue.bulk_in_flight -= 1
+        if self._manager.on_release is not None:
+            self._manager.on_release()
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """No decision but busy: `asked` queries did not fit into the `free` places of all pools together."""
+
+    asked: int
+    free: int
+
+
+@dataclass(slots=True)
+class _Queue:
+    name: str
+    depth: int = 0
+    replicas: int = 0
+    in_flight: int = 0
+    bulk_in_flight: int = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.depth * self.replicas
+
+    @property
+    def free(self) -> int:
+        return max(0, self.depth * self.replicas - self.in_flight)
+
+
+class QueueManager:
+    """Admission over pools in order of preference.
+
+    `pools` are the names of the pools that exist, the preferred one first; with heterogeneous computing off, or with
+    one kind of device only, that is a single name. Depths and live replicas may change at any time: what is in flight
+    stays counted, and nothing is admitted above `depth * replicas`.
+    """
+
+    def __init__(self, pools: Sequence[str], on_release: Callable[[], None] | None = None) -> None:
+        if not pools:
+            raise ValueError("a queue manager needs at least one pool")
+        self._queues = {name: _Queue(name) for name in pools}
+        self._order = tuple(self._queues.values())
+        self.on_release = on_release
+        self.bulk_share = 0.5
+
+    def set_depth(self, pool: str, depth: int) -> None:
+        """Most queries in flight per live replica of `pool`; 0 closes the pool."""
+        if depth < 0:
+            raise ValueError(f"the depth of the {pool} pool cannot be {depth}")
+        self._queues[pool].depth = depth
+
+    def set_replicas(self, pool: str, replicas: int) -> None:
+        """Live replicas of `pool`; 0 closes the pool until one comes back."""
+        self._queues[pool].replicas = replicas
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        return tuple(self._queues)
+
+    @property
+    def capacity(self) -> int:
+        """All depths together, over live replicas: the largest request that is not bulk."""
+        return sum(queue.capacity for queue in self._order)
+
+    def capacity_of(self, pool: str) -> int:
+        return self._queues[pool].capacity
+
+    def in_flight(self, pool: str) -> int:
+        return self._queues[pool].in_flight
+
+    def depth(self, pool: str) -> int:
+        return self._queues[pool].depth
+
+    def admit(self, queries: int = 1) -> list[Permit] | Full:
+        """One decision for one request of `queries` >= 1 queries: a permit for each, or `Full` and none.
+
+        The accelerator's free places go first, the CPU's take the rest (Algorithm 1, lines 3-14).
+        """
+        if queries == 1:  # the common case, without a list comprehension
+            for queue in self._order:
+                if queue.in_flight < queue.depth * queue.replicas:
+                    queue.in_flight += 1
+                    return [Permit(self, queue, bulk=False)]
+            return Full(1, 0)
+        free = sum(queue.free for queue in self._order)
+        if queries > free:
+            return Full(queries, free)
+        return self._take(queries, ((queue, queue.free) for queue in self._order), bulk=False)
+
+    def admit_bulk(self, queries: int) -> list[Permit]:
+        """Permits for as many of `queries` bulk queries as may enter now, possibly none.
+
+        Bulk may fill at most `bulk_share` of each pool (of all pools together at least one place), so that a single
+        query beside it still finds room.
+        """
+        rooms = [(queue, min(queue.free, self._bulk_limit(queue) - queue.bulk_in_flight)) for queue in self._order]
+        return self._take(queries, rooms, bulk=True)
+
+    def _bulk_limit(self, queue: _Queue) -> int:
+        limit = int(queue.capacity * self.bulk_share)
+        if limit == 0 and queue is self._first_open() and all(int(q.capacity * self.bulk_share) == 0 for q in self._order):
+            return 1
+        return limit
+
+    def _first_open(self) -> _Queue | None:
+        return next((queue for queue in self._order if queue.capacity), None)
+
+    def _take(self, queries: int, rooms: Iterable[tuple[_Queue, int]], *, bulk: bool) -> list[Permit]:
+        permits: list[Permit] = []
+        for queue, room in rooms:
+            count = min(room, queries - len(permits))
+            if count <= 0:
+                continue
+            queue.in_flight += count
+            if bulk:
+                queue.bulk_in_flight += count
+            permits.extend(Permit(self, queue, bulk) for _ in range(count))
+        return permits

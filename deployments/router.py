@@ -1,0 +1,327 @@
+"""The Router: tokenise, admit, batch, dispatch. The way of a query is `embed`, top to bottom."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments.batcher import Answer, Job
+from deployments.device_detector import Topology
+from deployments.errors import Busy, ReplicaLost, SettingsError, TimedOut, Unavailable
+from deployments.model_files import ModelCard, read_model_card
+from deployments.pool import Pool
+from deployments.queue_manager import Full, Permit, QueueManager
+from deployments.settings import RouterConfig, Settings
+from deployments.tokenizer import Query, TokenIds, Tokenizer
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+logger = logging.getLogger("ray.serve")
+
+# Tokenising this many characters takes about a millisecond: more than that leaves the event loop.
+_CHARACTERS_ON_LOOP = 4_000
+_SHORTEST_RETRY_S = 0.01
+_TRIES = 2  # a query whose replica died is admitted once more
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """A request's answer: unit `vectors` float32 [dimension] in the order of its queries, the `norms` they had, and
+    where the time went (seconds, the slowest query's).
+    """
+
+    vectors: Sequence[npt.NDArray[np.float32]]
+    norms: Sequence[float]
+    pools: tuple[str, ...]
+    tokens: int
+    characters: int
+    tokenization_s: float
+    queue_s: float
+    compute_s: float
+    total_s: float
+
+
+@dataclass(slots=True, eq=False)
+class _BulkRequest:
+    """A bulk request in the waiting room: it wants `missing` more permits."""
+
+    missing: int
+    room: asyncio.Event
+
+
+class Router:
+    """One replica of the Router deployment. `handles[pool]` is (name, handle) of the pool's embedder deployment."""
+
+    def __init__(
+        self, settings: Settings, topology: Topology, handles: Mapping[str, tuple[str, DeploymentHandle[Any]]]
+    ) -> None:
+        from ray import serve
+
+        context = serve.get_replica_context()
+        if context.world_size > 1:
+            raise SettingsError(
+                "deployments.Router.num_replicas", "one Router holds the depths; more than one would exceed them"
+            )
+        self.settings = settings
+        self.topology = topology
+        self.card: ModelCard = read_model_card(settings.model)
+        self.config: RouterConfig | None = None
+        self.config_problem: str | None = None
+        self.started = time.time()
+        self.refused = 0
+        self._tokenizer = Tokenizer(self.card)
+        self._tokenizer.encode(["warm"], truncate=True)
+        self._queue = QueueManager(topology.pools, self._on_release)
+        self._bulk: deque[_BulkRequest] = deque()
+        self._bulk_waiting = 0
+        self._handles = handles
+        self._replica = context.replica_tag
+        self.pools: dict[str, Pool] = {}
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Called by Serve with the `user_config`: at the start, and in place whenever it changes.
+
+        At the start a bad config refuses to start (SettingsError names the key). Later it changes nothing: what runs
+        goes on with the config before it, and the log and `/info` say what is wrong with the new one.
+        """
+        try:
+            config = RouterConfig.parse(user_config, self.topology.pools)
+        except SettingsError as error:
+            if self.config is None:
+                raise
+            self.config_problem = str(error)
+            logger.error("the new user_config is refused, the one before stays in force: %s", error)  # noqa: TRY400
+            return
+        if not self.pools:
+            await self._connect()
+        self.config, self.config_problem = config, None
+        self._queue.bulk_share = config.bulk.share
+        for name, pool in self.pools.items():
+            pool_config = config.pool(name)
+            assert pool_config is not None
+            pool.configure(pool_config)
+        logger.info("depths in force: %s", {name: pool.config.queue_depth for name, pool in self.pools.items()})
+        self._on_release()
+
+    async def _connect(self) -> None:
+        for name, (deployment, handle) in self._handles.items():
+            self.pools[name] = Pool(name, deployment, handle, self._queue, self._replica)
+            await self.pools[name].connect(self._on_release)
+
+    async def embed(self, queries: Sequence[Query], *, truncate: bool | None = None, bulk: bool = False) -> Embedded:
+        """Embed one request of 1..n queries.
+
+        `truncate` cuts too long inputs (None: as `limits.auto_truncate` says); `bulk` asks to be treated as bulk.
+        Raises InvalidInput, Busy, Unavailable, TimedOut or EngineFailed.
+        """
+        assert self.config is not None
+        started = time.monotonic()
+        timeout_s = self.config.request_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                token_ids = await self._tokenise(queries, truncate=truncate)
+                tokenised = time.monotonic()
+                if bulk or len(token_ids) > self._queue.capacity:
+                    answers = await self._embed_bulk(token_ids)
+                else:
+                    answers = await self._embed_at_once(token_ids)
+        except TimeoutError:
+            raise TimedOut(f"no answer within {timeout_s:g} s (request_timeout_s); please try again later") from None
+        return Embedded(
+            vectors=[answer.vector for answer in answers],
+            norms=[answer.norm for answer in answers],
+            pools=tuple(sorted({answer.pool for answer in answers})),
+            tokens=sum(map(len, token_ids)),
+            characters=sum(len(query) for query in queries if isinstance(query, str)),
+            tokenization_s=tokenised - started,
+            queue_s=max(answer.queue_s for answer in answers),
+            compute_s=max(answer.compute_s for answer in answers),
+            total_s=time.monotonic() - started,
+        )
+
+    async def _tokenise(self, queries: Sequence[Query], *, truncate: bool | None) -> list[TokenIds]:
+        cut = self.settings.limits.auto_truncate if truncate is None else truncate
+        if sum(map(len, queries)) <= _CHARACTERS_ON_LOOP:
+            return self._token_ids(queries, cut)
+        return await asyncio.to_thread(self._token_ids, queries, cut)
+
+    def _token_ids(self, queries: Sequence[Query], truncate: bool) -> list[TokenIds]:  # noqa: FBT001 - to_thread
+        if all(isinstance(query, str) for query in queries):
+            return self._tokenizer.encode(queries, truncate=truncate)  # type: ignore[arg-type]
+        return [
+            self._tokenizer.encode([query], truncate=truncate)[0]
+            if isinstance(query, str)
+            else self._tokenizer.check(query, index, truncate=truncate)
+            for index, query in enumerate(queries)
+        ]
+
+    async def _embed_at_once(self, token_ids: Sequence[TokenIds]) -> list[Answer]:
+        """Admit all queries in one decision or none. Those whose replica died with them are admitted once more."""
+        answers: dict[int, Answer] = {}
+        left = range(len(token_ids))
+        lost: ReplicaLost | None = None
+        for _ in range(_TRIES):
+            permits = self._queue.admit(len(left))
+            if isinstance(permits, Full):
+                raise self._refusal(permits)
+            outcomes = dict(zip(left, await self._run([token_ids[i] for i in left], permits), strict=True))
+            for i, outcome in outcomes.items():
+                if isinstance(outcome, Answer):
+                    answers[i] = outcome
+                elif isinstance(outcome, ReplicaLost):
+                    lost = outcome
+                else:
+                    raise outcome
+            left = [i for i in left if i not in answers]
+            if not left:
+                return [answers[i] for i in range(len(token_ids))]
+        assert lost is not None
+        raise lost
+
+    async def _run(
+        self, token_ids: Sequence[TokenIds], permits: Sequence[Permit]
+    ) -> list[Answer | BaseException]:
+        """Hand admitted queries to their pools' batchers and wait for all; if the caller goes, so do they."""
+        loop = asyncio.get_running_loop()
+        jobs = [Job(ids, permit, loop.create_future()) for ids, permit in zip(token_ids, permits, strict=True)]
+        for name, pool in self.pools.items():
+            mine = [job for job in jobs if job.permit.pool == name]
+            if mine:
+                pool.submit(mine)
+        try:
+            return await asyncio.gather(*(job.answer for job in jobs), return_exceptions=True)
+        except asyncio.CancelledError:
+            for name, pool in self.pools.items():
+                pool.batcher.leave([job for job in jobs if job.permit.pool == name])
+            raise
+
+    async def _embed_bulk(self, token_ids: Sequence[TokenIds]) -> list[Answer]:
+        """Let the queries in as room comes free, after the single ones, first come first served among bulk."""
+        assert self.config is not None
+        if not self._queue.capacity:
+            raise self._unavailable()
+        if self._bulk_waiting + len(token_ids) > self.config.bulk.max_waiting:
+            self.refused += 1
+            raise Busy(
+                f"{self._bulk_waiting} bulk queries wait already (bulk.max_waiting: {self.config.bulk.max_waiting}); "
+                "please send fewer at once or come back later",
+                retry_after_s=self._retry_after_s(self._bulk_waiting + len(token_ids)),
+            )
+        request = _BulkRequest(len(token_ids), asyncio.Event())
+        self._bulk.append(request)
+        self._bulk_waiting += len(token_ids)
+        self._on_release()
+        running: list[asyncio.Task[list[Answer]]] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                while request.missing:
+                    permits = await self._bulk_permits(request)
+                    start = len(token_ids) - request.missing
+                    request.missing -= len(permits)
+                    self._bulk_waiting -= len(permits)
+                    part = token_ids[start : start + len(permits)]
+                    running.append(group.create_task(self._run_part(part, permits)))
+                self._bulk.remove(request)
+                self._on_release()
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        finally:
+            if request in self._bulk:
+                self._bulk.remove(request)
+            self._bulk_waiting -= request.missing
+        return [answer for task in running for answer in task.result()]
+
+    async def _bulk_permits(self, request: _BulkRequest) -> list[Permit]:
+        """At least one permit for the bulk request that is first in the waiting room."""
+        while True:
+            if self._bulk[0] is request:
+                permits = self._queue.admit_bulk(request.missing)
+                if permits:
+                    return permits
+            request.room.clear()
+            await request.room.wait()
+
+    async def _run_part(self, token_ids: Sequence[TokenIds], permits: Sequence[Permit]) -> list[Answer]:
+        """A bulk request's part; if a replica died with it, the part is admitted once more as a small request."""
+        outcomes = await self._run(token_ids, permits)
+        answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
+        if len(answers) == len(outcomes):
+            return answers
+        failed = next(outcome for outcome in outcomes if isinstance(outcome, BaseException))
+        if isinstance(failed, ReplicaLost):
+            return await self._embed_at_once(token_ids)
+        raise failed
+
+    def _on_release(self) -> None:
+        """Room may have come free, or replicas have changed: the first bulk request looks again."""
+        if self._bulk:
+            self._bulk[0].room.set()
+
+    def _refusal(self, full: Full) -> Busy | Unavailable:
+        if not self._queue.capacity:
+            return self._unavailable()
+        self.refused += 1
+        retry_after_s = self._retry_after_s(full.asked)
+        depths = " and ".join(f"{name} {self._queue.capacity_of(name)}" for name in self.pools)
+        return Busy(
+            f"busy: {full.asked} asked for, {full.free} places free of {depths}; come back in {retry_after_s:.2f} s",
+            retry_after_s=retry_after_s,
+        )
+
+    def _unavailable(self) -> Unavailable:
+        return Unavailable("no pool can answer now: no live replica with a queue depth above 0; please try again later")
+
+    def _retry_after_s(self, queries: int) -> float:
+        """When enough should have come free: the next batch's end, and a round for each time the depths are filled."""
+        pools = [pool for name, pool in self.pools.items() if self._queue.capacity_of(name)]
+        soonest = min((pool.room_in_s() for pool in pools), default=1.0)
+        rounds = (queries - 1) // max(1, self._queue.capacity)
+        alpha_s, beta_s = pools[0].latency_model if pools else (0.0, 0.0)
+        round_s = alpha_s * pools[0].config.queue_depth + beta_s if pools else 0.0
+        return max(_SHORTEST_RETRY_S, soonest + rounds * round_s)
+
+    @property
+    def can_answer(self) -> bool:
+        return self._queue.capacity > 0
+
+    @property
+    def capacity(self) -> int:
+        """Queries that may be in flight at once, all pools together."""
+        return self._queue.capacity
+
+    async def check_health(self) -> None:
+        """Called by Serve: a Router whose loop turns is healthy; pools have their own checks."""
+
+    def describe_pools(self) -> dict[str, dict[str, Any]]:
+        """Each pool as `/info` shows it."""
+        return {name: self._describe(pool) for name, pool in self.pools.items()}
+
+    def _describe(self, pool: Pool) -> dict[str, Any]:
+        alpha_s, beta_s = pool.latency_model
+        counters = pool.batcher.counters
+        return {
+            "queue_depth": pool.config.queue_depth,
+            "live_replicas": len(pool.members),
+            "expected_replicas": self.topology.replicas[pool.name],
+            "in_flight": self._queue.in_flight(pool.name),
+            "waiting": pool.batcher.waiting,
+            "latency_model": {
+                "alpha_s": round(alpha_s, 6),
+                "beta_s": round(beta_s, 6),
+                "source": "calibrated" if pool.calibrated else "measured at warm-up",
+            },
+            "queries": counters.queries,
+            "batches": counters.batches,
+            "failed_batches": counters.failed_batches,
+            "largest_batch": counters.largest_batch,
+            "replicas": {replica: dict(member) for replica, member in pool.members.items()},
+        }

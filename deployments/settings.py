@@ -1,0 +1,205 @@
+"""Every setting, typed, in one place. Unknown keys are errors; a bad value is refused with its key and one sentence.
+
+`Settings` is what the Serve config gives as `args` (changing it redeploys the application).
+`RouterConfig` is the Router's `user_config` in the same file (changing it applies in place, without a restart).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from deployments.errors import SettingsError
+
+T = TypeVar("T", bound=BaseModel)
+Auto = Literal["auto"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+PositiveInt = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+Depth = Annotated[int, Field(ge=0, le=100_000)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelSettings(_Strict):
+    """Which model is served. `id`: hub name, local folder, or `package:NAME/FOLDER` inside an installed package."""
+
+    id: str = Field(min_length=1)
+    revision: str | None = None
+    name: str | None = None  # what clients call it; the id itself if not given
+    trust_remote_code: bool = False  # true runs Python code that comes with the model
+    pooling: Literal["auto", "cls", "mean", "last"] = "auto"
+    normalize: Auto | bool = "auto"
+    max_tokens: PositiveInt | None = None  # lowers the model's own limit, never raises it
+
+
+class EmulatedDevice(_Strict):
+    """A device that is not on anyone's desk: answers after `alpha_s * n + beta_s`, with unit vectors that mean nothing."""
+
+    alpha_s: Annotated[float, Field(ge=0)]
+    beta_s: Annotated[float, Field(ge=0)]
+    noise: Annotated[float, Field(ge=0, lt=1)] = 0.0  # standard deviation, share of the latency
+    outlier_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    outlier_factor: Annotated[float, Field(ge=1)] = 3.0
+    seed: int = 0
+    time_scale: Seconds = 1.0  # 0.1 lets a second pass in a tenth
+
+
+class _PoolSettings(_Strict):
+    replicas: Auto | PositiveInt = "auto"
+    engine: Literal["torch", "emulated"] = "torch"
+    dtype: Dtype = "auto"  # auto: the quickest that keeps cosine >= 0.999 to float32 here
+    max_batch_tokens: PositiveInt = 16_384  # padded tokens in one pass of the model: bounds memory, not admission
+    stuck_after_s: Seconds = 60.0  # one engine run longer than this is a hung device: the replica is replaced
+    emulated: EmulatedDevice | None = None
+
+    @model_validator(mode="after")
+    def _emulated_is_described(self) -> Self:
+        if self.engine == "emulated" and self.emulated is None:
+            raise ValueError("engine: emulated needs `emulated: {alpha_s: ..., beta_s: ...}` beside it")
+        if self.engine != "emulated" and self.emulated is not None:
+            raise ValueError(f"`emulated` is given but the engine is {self.engine}: remove one of the two")
+        return self
+
+
+class AcceleratorSettings(_PoolSettings):
+    """`device: auto` takes what the cluster has (NPU before GPU); `cpu` is for development; `none` leaves it unused."""
+
+    device: Literal["auto", "npu", "cuda", "cpu", "none"] = "auto"
+
+
+class CpuSettings(_PoolSettings):
+    """One instance a machine by default, on the high three quarters of its cores (Section IV-D)."""
+
+    instance_per: Literal["machine", "numa_node"] = "machine"
+    cores: Auto | PositiveInt = "auto"  # for each instance
+    num_cpus: Auto | Annotated[float, Field(ge=0)] = "auto"  # what Ray's scheduler books for each instance
+
+
+class Limits(_Strict):
+    """Bounds on one request, checked before any expensive work."""
+
+    max_body_bytes: PositiveInt = 16 * 2**20
+    max_inputs_per_request: PositiveInt = 2048
+    auto_truncate: bool = True  # cut a too long input where the request does not say; false: refuse it
+
+
+class Settings(_Strict):
+    """The application's `args`."""
+
+    model: ModelSettings
+    heterogeneous: bool = True  # CPU helps the accelerator; off: the accelerator's queue only
+    accelerator: AcceleratorSettings = AcceleratorSettings()
+    cpu: CpuSettings = CpuSettings()
+    limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _emulated_and_real_never_mix(self) -> Self:
+        used = [self.cpu] if self.heterogeneous or self.accelerator.device == "none" else []
+        if self.accelerator.device != "none":
+            used.append(self.accelerator)
+        if len({pool.engine == "emulated" for pool in used}) > 1:
+            raise ValueError("accelerator.engine and cpu.engine: emulated and real engines never mix in one application")
+        return self
+
+    @property
+    def emulated(self) -> bool:
+        pool = self.cpu if self.accelerator.device == "none" else self.accelerator
+        return pool.engine == "emulated"
+
+    @property
+    def model_name(self) -> str:
+        return self.model.name or self.model.id
+
+    @classmethod
+    def parse(cls, raw: Any) -> Settings:
+        """The `args` of a Serve config as typed settings. Raises SettingsError that names the key."""
+        return _parse(cls, raw, "args")
+
+
+class PoolConfig(_Strict):
+    """Depth of a pool's queue, and the latency model `t = alpha*C + beta` (Eq. 12) that it came from, if calibrated."""
+
+    queue_depth: Depth
+    alpha_s: Annotated[float, Field(ge=0)] | None = None
+    beta_s: Annotated[float, Field(ge=0)] | None = None
+
+
+class BulkConfig(_Strict):
+    """Requests with more queries than all depths together, or marked `x-windve-priority: bulk`."""
+
+    share: Share = 0.5  # of each pool's depth; the rest stays free for single queries
+    max_waiting: PositiveInt = 20_000  # queries; past that a bulk request is answered busy
+
+
+class RouterConfig(_Strict):
+    """The Router's `user_config`: what calibration writes and an operator turns, live."""
+
+    slo_s: Seconds
+    request_timeout_s: Seconds = 60.0
+    accelerator: PoolConfig | None = None
+    cpu: PoolConfig | None = None
+    bulk: BulkConfig = BulkConfig()
+
+    def pool(self, name: str) -> PoolConfig | None:
+        pools: dict[str, PoolConfig | None] = {"accelerator": self.accelerator, "cpu": self.cpu}
+        return pools[name]
+
+    @classmethod
+    def parse(cls, raw: Any, pools: tuple[str, ...] = ()) -> RouterConfig:
+        """A `user_config` as typed settings, checked against the pools that exist.
+
+        Raises SettingsError that names the key: unknown ones, impossible depths, a pool without a depth.
+        """
+        config = _parse(cls, raw, "user_config")
+        for name in pools:
+            if config.pool(name) is None:
+                raise SettingsError(
+                    f"user_config.{name}.queue_depth", f"missing, but the application has a pool named {name}"
+                )
+        if pools and not any(config.pool(name).queue_depth for name in pools):  # type: ignore[union-attr]
+            keys = " and ".join(f"user_config.{name}.queue_depth" for name in pools)
+            raise SettingsError(keys, "0 closes a pool, and this leaves none that could answer")
+        return config
+
+
+def _parse(model: type[T], raw: Any, root: str) -> T:
+    if raw is None:
+        raise SettingsError(root, "missing; the Serve config must give it")
+    try:
+        return model.model_validate(raw)
+    except ValidationError as error:
+        raise _first_problem(root, error) from None
+
+
+def _first_problem(root: str, invalid: ValidationError) -> SettingsError:
+    """The first problem as one sentence; an unknown key before a missing one, since a typo makes both."""
+    by_key: dict[str, list[dict[str, Any]]] = {}
+    for found in invalid.errors(include_url=False):
+        key = ".".join([root, *(part for part in map(str, found["loc"]) if not _is_branch(part))])
+        by_key.setdefault(key, []).append(dict(found))
+    key, problems = min(by_key.items(), key=lambda item: item[1][0]["type"] != "extra_forbidden")
+    match problems[0]["type"]:
+        case "extra_forbidden":
+            return SettingsError(key, "there is no such setting")
+        case "missing":
+            return SettingsError(key, "missing")
+        case "string_too_short":
+            return SettingsError(key, "must not be empty")
+        case "value_error":
+            return SettingsError(key, str(problems[0]["msg"]).removeprefix("Value error, "))
+    wanted = " or ".join(str(problem["msg"]).removeprefix("Input should be ") for problem in problems)
+    if problems[0]["type"] in {"model_type", "dict_type"}:
+        wanted = "a mapping of settings"
+    given = problems[0]["input"]
+    shown = repr(given) if isinstance(given, (str, int, float, bool, type(None))) else f"a {type(given).__name__}"
+    return SettingsError(key, f"should be {wanted}, not {shown}")
+
+
+def _is_branch(part: str) -> bool:
+    """Pydantic adds a union's branch to the location (`cores.int`); the user knows no branches."""
+    return part.startswith(("literal[", "constrained-", "function-")) or part in {"int", "float", "bool", "str"}

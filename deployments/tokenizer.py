@@ -1,0 +1,81 @@
+"""Text -> token ids, with the model's own fast tokenizer; token ids that a client sends are checked, not changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer as FastTokenizer
+
+from deployments.errors import EmptyInput, InvalidInput, SettingsError
+from deployments.model_files import ModelCard
+
+TokenIds = npt.NDArray[np.int32]  # shape [tokens]
+Query = str | Sequence[int]  # what a client sends: a text, or its token ids
+
+
+class Tokenizer:
+    """Thread-safe: the encoding releases the GIL and keeps no state."""
+
+    def __init__(self, card: ModelCard) -> None:
+        self._max_tokens = card.max_tokens
+        self._vocab_size = card.vocab_size
+        self._lower_case = card.lower_case
+        self._fast = _load(card.folder)
+        self._fast.no_padding()
+        self._fast.enable_truncation(card.max_tokens)  # on the right, the special tokens kept; what is cut is reported
+
+    def encode(self, texts: Sequence[str], *, truncate: bool) -> list[TokenIds]:
+        """One int32 array of token ids for each text, special tokens included.
+
+        Raises EmptyInput for an empty text, and InvalidInput where a text has more than the model's `max_tokens` and
+        `truncate` is off.
+        """
+        for index, text in enumerate(texts):
+            if not text:
+                raise EmptyInput(f"input {index} is an empty string; send text or leave it out", param="input")
+        if self._lower_case:
+            texts = [text.lower() for text in texts]
+        encodings = self._fast.encode_batch_fast(texts)
+        if not truncate:
+            for index, encoding in enumerate(encodings):
+                if encoding.overflowing:
+                    special = sum(encoding.special_tokens_mask)
+                    cut = sum(len(piece.ids) - special for piece in encoding.overflowing)
+                    raise self._too_long(index, len(encoding.ids) + cut)
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+
+    def check(self, ids: Sequence[int], index: int, *, truncate: bool) -> TokenIds:
+        """Token ids as a client sent them, taken as they are. Raises EmptyInput or InvalidInput."""
+        if not ids:
+            raise EmptyInput(f"input {index} is an empty list of token ids; leave it out", param="input")
+        largest, smallest = max(ids), min(ids)
+        if smallest < 0 or largest >= self._vocab_size:
+            wrong = smallest if smallest < 0 else largest
+            raise InvalidInput(
+                f"token id {wrong} in input {index} is outside this model's vocabulary of {self._vocab_size}; the ids "
+                "come from another tokenizer (in LangChain set check_embedding_ctx_length=False to send text)",
+                param="input",
+            )
+        if len(ids) > self._max_tokens and not truncate:
+            raise self._too_long(index, len(ids))
+        return np.array(ids[: self._max_tokens], dtype=np.int32)
+
+    def _too_long(self, index: int, tokens: int) -> InvalidInput:
+        return InvalidInput(
+            f"input {index} has {tokens} tokens and the model takes {self._max_tokens}; shorten it, or send "
+            '"truncate": true to have it cut',
+            param="input",
+        )
+
+
+def _load(folder: Path) -> FastTokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise SettingsError("args.model.id", f"{folder} holds no tokenizer.json (the fast tokenizer's file)")
+    try:
+        return FastTokenizer.from_file(str(path))
+    except Exception as error:  # noqa: BLE001 - the tokenizers library raises plain Exception
+        raise SettingsError("args.model.id", f"{path} cannot be read: {error}") from None

@@ -1,0 +1,1 @@
+"""The application as seen from outside: its Serve config, its routes, and the command that serves it."""

@@ -1,0 +1,163 @@
+"""Composition root: settings -> bound Serve application. The only `.bind()`.
+
+    args of the Serve config -> Settings -> what the cluster has -> Topology -> Router(embedders)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ray
+from starlette.types import ASGIApp
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from deployments.device_detector import ACCELERATOR, CPU, Machine, Topology, decide_topology, probe_machine
+from deployments.embedder import Embedder
+from deployments.errors import SettingsError
+from deployments.replica_router import ReplicaRouter
+from deployments.router import Router
+from deployments.settings import Settings
+
+_DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
+_RESOURCES = {"npu": "NPU", "cuda": "GPU"}
+_FRAMEWORK_CPUS = 0.1  # what the scheduler books for a process whose work is elsewhere
+
+
+class Ingress(Router):
+    """The Router with its routes: what answers HTTP."""
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        from serve_app.http_api import build_api
+
+        return build_api(self)
+
+
+def build(args: dict[str, Any]) -> Application:
+    """Serve calls this with the config's `args`. Raises SettingsError that names the key."""
+    settings = Settings.parse(args)
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    device, topology = plan_application(settings, nodes)
+    embedders = {}
+    for pool in topology.pools:
+        options = _accelerator_options(device) if pool == ACCELERATOR else _cpu_options(settings, nodes)
+        embedders[pool] = (
+            _DEPLOYMENTS[pool],
+            serve.deployment(
+                Embedder,
+                name=_DEPLOYMENTS[pool],
+                num_replicas=topology.replicas[pool],
+                max_ongoing_requests=1000,  # the queue manager admits; a replica never refuses
+                request_router_config=RequestRouterConfig(request_router_class=ReplicaRouter),
+                health_check_period_s=5,
+                health_check_timeout_s=10,
+                max_constructor_retry_count=3,
+                **options,
+            ).bind(pool, settings, device if pool == ACCELERATOR else CPU),
+        )
+    router = serve.deployment(
+        serve.ingress()(Ingress),
+        name="Router",
+        max_ongoing_requests=10_000,  # must exceed all depths together, or overload waits in the proxy instead
+        max_constructor_retry_count=3,
+        ray_actor_options={"num_cpus": _FRAMEWORK_CPUS},
+    )
+    return router.bind(settings, topology, embedders)
+
+
+def plan_application(settings: Settings, nodes: list[dict[str, Any]]) -> tuple[str, Topology]:
+    """The accelerator's torch device ("cuda:0", "npu:0", "cpu", "emulated", "none") and the pools, from what is there.
+
+    `nodes` are `ray.nodes()`. Raises SettingsError where the settings ask for what the cluster lacks.
+    """
+    device, accelerators = _accelerators(settings, nodes)
+    instances = 0
+    if settings.heterogeneous or not accelerators:
+        instances = _cpu_instances(settings, nodes)
+    try:
+        return device, decide_topology(accelerators, instances, heterogeneous=settings.heterogeneous)
+    except ValueError as error:
+        raise SettingsError("args.accelerator.device", f"{error}; no node of the cluster offers CPUs to Ray") from None
+
+
+def _accelerators(settings: Settings, nodes: list[dict[str, Any]]) -> tuple[str, int]:
+    asked = settings.accelerator
+    wanted = None if asked.replicas == "auto" else asked.replicas
+    if asked.device == "none":
+        return "none", 0
+    if asked.engine == "emulated":
+        return "emulated", wanted or 1
+    if asked.device == "cpu":
+        return "cpu", wanted or 1
+    found = {device: int(_total(nodes, resource)) for device, resource in _RESOURCES.items()}
+    kinds = [asked.device] if asked.device != "auto" else [kind for kind in found if found[kind]]
+    if not kinds:
+        return "none", 0
+    kind = kinds[0]
+    if not found[kind]:
+        raise SettingsError(
+            "args.accelerator.device",
+            f"{kind} was asked for, but no node of the cluster has the resource {_RESOURCES[kind]} (see `ray status`)",
+        )
+    if wanted and wanted > found[kind]:
+        raise SettingsError(
+            "args.accelerator.replicas", f"{wanted} were asked for, but the cluster has {found[kind]} {kind} devices"
+        )
+    return f"{kind}:0", wanted or found[kind]  # Ray shows each replica its own device as number 0
+
+
+def _cpu_instances(settings: Settings, nodes: list[dict[str, Any]]) -> int:
+    asked = settings.cpu
+    machines = sum(1 for node in nodes if node["Resources"].get("CPU", 0) > 0)
+    most = machines * _instances_per_machine(settings, nodes)
+    if asked.replicas == "auto":
+        return most
+    if asked.replicas > most:
+        raise SettingsError(
+            "args.cpu.replicas",
+            f"{asked.replicas} were asked for, but {machines} machines take {most} with instance_per: "
+            f"{asked.instance_per}",
+        )
+    return asked.replicas
+
+
+def _instances_per_machine(settings: Settings, nodes: list[dict[str, Any]]) -> int:
+    """1, or the fewest NUMA nodes that any machine of the cluster has (all replicas of a deployment are alike)."""
+    if settings.cpu.instance_per == "machine":
+        return 1
+    return min(machine.numa_nodes for machine in probe_nodes(nodes))
+
+
+def probe_nodes(nodes: list[dict[str, Any]]) -> list[Machine]:
+    """`probe_machine` on each node that offers CPUs."""
+    probe = ray.remote(num_cpus=0)(probe_machine)
+    there = [node["NodeID"] for node in nodes if node["Resources"].get("CPU", 0) > 0]
+    strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in there]
+    machines: list[Machine] = ray.get([probe.options(scheduling_strategy=here).remote() for here in strategies])
+    return machines
+
+
+def _accelerator_options(device: str) -> dict[str, Any]:
+    options: dict[str, Any] = {"num_cpus": _FRAMEWORK_CPUS}
+    if device.startswith("npu"):
+        options["resources"] = {"NPU": 1}
+    elif device.startswith("cuda"):
+        options["num_gpus"] = 1
+    return {"ray_actor_options": options}
+
+
+def _cpu_options(settings: Settings, nodes: list[dict[str, Any]]) -> dict[str, Any]:
+    per_machine = _instances_per_machine(settings, nodes)
+    booked = settings.cpu.num_cpus
+    if booked == "auto":
+        smallest = min(node["Resources"]["CPU"] for node in nodes if node["Resources"].get("CPU", 0) > 0)
+        share = smallest * 3 / 4 / per_machine  # the low quarter is left to the framework and the accelerator
+        booked = _FRAMEWORK_CPUS if settings.emulated else math.floor(share) if share >= 1 else 0.5
+    return {"ray_actor_options": {"num_cpus": booked}, "max_replicas_per_node": per_machine}
+
+
+def _total(nodes: list[dict[str, Any]], resource: str) -> float:
+    return sum(float(node["Resources"].get(resource, 0)) for node in nodes)

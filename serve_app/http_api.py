@@ -1,0 +1,270 @@
+"""The routes: OpenAI's and TEI's for embeddings, and what a server tells of itself. All end in `Router.embed`."""
+
+from __future__ import annotations
+
+import base64
+import importlib.metadata
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from deployments.errors import BodyTooLarge, Busy, EmptyInput, InvalidInput, Unavailable, WindveError
+from deployments.router import Embedded, Router
+from serve_app import openapi
+from serve_app.requests import Rules, parse_openai, parse_tei
+
+VERSION = importlib.metadata.version("windve")
+_JSON = "application/json"
+_PRIORITY = "x-windve-priority"
+_OPENAI_PREFIX = "/v1/"
+
+Vector = npt.NDArray[np.float32]
+
+
+def build_api(router: Router) -> ASGIApp:
+    """The ASGI application of one Router replica.
+
+    FastAPI documents all routes and answers the rare ones. The ones that carry queries are dispatched before it: its
+    layers, which these handlers do not use, cost about as much as all else that the Router does for a query.
+    """
+    api = FastAPI(
+        title="windve", version=VERSION, summary="Embeddings: accelerator first, CPU for the overflow, else busy."
+    )
+    limits = router.settings.limits
+    rules = Rules(router.card.name, router.card.dimension, limits.max_inputs_per_request)
+    headers = {"x-windve-emulated": "true"} if router.settings.emulated else {}
+
+    async def openai_embeddings(request: Request) -> Response:
+        asked = parse_openai(await _body(request, limits.max_body_bytes), rules)
+        done = await router.embed(asked.queries, truncate=asked.truncate, bulk=_is_bulk(request))
+        vectors = shape_vectors(done, unit=router.card.normalize, dimensions=asked.dimensions)
+        encode = _base64 if asked.encoding_format == "base64" else _same
+        return _json(
+            {
+                "object": "list",
+                "data": [
+                    {"object": "embedding", "index": index, "embedding": encode(vector)}
+                    for index, vector in enumerate(vectors)
+                ],
+                "model": router.card.name,
+                "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
+            },
+            headers={**headers, **_timing(done)},
+        )
+
+    async def tei_embed(request: Request) -> Response:
+        asked = parse_tei(await _body(request, limits.max_body_bytes), rules)
+        done = await router.embed(asked.queries, truncate=asked.truncate, bulk=_is_bulk(request))
+        vectors = shape_vectors(done, unit=asked.normalize, dimensions=asked.dimensions)
+        return _json(vectors, headers={**headers, **_timing(done)})
+
+    async def models() -> Response:
+        model = {"id": router.card.name, "object": "model", "created": int(router.started), "owned_by": "windve"}
+        return _json({"object": "list", "data": [model]})
+
+    async def info() -> Response:
+        return _json(describe(router))
+
+    async def health() -> Response:
+        if not router.can_answer:
+            raise Unavailable("no pool can answer now: no live replica with a queue depth above 0")
+        return Response()
+
+    async def ping() -> Response:
+        return Response()
+
+    hot = {"/v1/embeddings": openai_embeddings, "/embeddings": openai_embeddings, "/embed": tei_embed, "/": tei_embed}
+    for path, handler in hot.items():
+        api.post(path, **(openapi.OPENAI if handler is openai_embeddings else openapi.TEI))(handler)
+    api.get("/v1/models", **openapi.MODELS)(models)
+    api.get("/info", **openapi.INFO)(info)
+    api.get("/health", **openapi.HEALTH)(health)
+    api.get("/ping", **openapi.PING)(ping)
+    api.add_exception_handler(WindveError, _on_error)
+    api.add_exception_handler(HTTPException, _on_http_exception)
+
+    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
+        handler = hot.get(_path(scope)) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if handler is None:
+            await api(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            response = await handler(request)
+        except WindveError as error:
+            response = await _on_error(request, error)
+        await response(scope, receive, send)
+
+    return dispatch
+
+
+def _path(scope: Scope) -> str:
+    """The path below the application's route prefix (ASGI puts the prefix into root_path)."""
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path or "/"
+
+
+def shape_vectors(done: Embedded, *, unit: bool, dimensions: int | None) -> Sequence[Vector]:
+    """Unit vectors or the model's own lengths; cut to the first `dimensions` numbers (and made unit again)."""
+    vectors = done.vectors
+    if not unit:
+        vectors = [vector * np.float32(norm) for vector, norm in zip(vectors, done.norms, strict=True)]
+    if dimensions is None:
+        return vectors
+    cut = [vector[:dimensions] for vector in vectors]
+    return [vector / np.maximum(np.linalg.norm(vector), np.float32(1e-12)) for vector in cut] if unit else cut
+
+
+def describe(router: Router) -> dict[str, Any]:
+    """`/info`: TEI's fields, and what is particular to windve under `windve`."""
+    card, limits, config = router.card, router.settings.limits, router.config
+    pools = router.describe_pools()
+    members = [member for pool in pools.values() for member in pool["replicas"].values()]
+    return {
+        "model_id": card.name,
+        "model_sha": card.revision,
+        "model_dtype": members[0]["dtype"] if members else None,
+        "served_model_name": card.name,
+        "model_type": {"embedding": {"pooling": card.pooling}},
+        "max_concurrent_requests": router.capacity,
+        "max_input_length": card.max_tokens,
+        "max_batch_tokens": router.settings.accelerator.max_batch_tokens,
+        "max_batch_requests": None,
+        "max_client_batch_size": limits.max_inputs_per_request,
+        "auto_truncate": limits.auto_truncate,
+        "tokenization_workers": 1,
+        "version": VERSION,
+        "windve": {
+            "emulated": router.settings.emulated,
+            "heterogeneous": router.topology.heterogeneous,
+            "topology": router.topology.reason,
+            "slo_s": config.slo_s if config else None,
+            "dimension": card.dimension,
+            "normalize": card.normalize,
+            "parameters": card.parameters,
+            "busy_answers": router.refused,
+            "config_problem": router.config_problem,
+            "pools": pools,
+        },
+    }
+
+
+async def _body(request: Request, largest: int) -> bytes:
+    """The request's body, refused as soon as it is known to be larger than `largest` bytes."""
+    declared = request.headers.get("content-length", "")
+    problem = f"the body is larger than this server takes ({largest} bytes); send fewer texts at once"
+    if declared.isdigit() and int(declared) > largest:
+        raise BodyTooLarge(problem)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > largest:
+            raise BodyTooLarge(problem)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _is_bulk(request: Request) -> bool:
+    wanted = request.headers.get(_PRIORITY)
+    if wanted not in {None, "bulk", "normal"}:
+        raise InvalidInput(f"the header {_PRIORITY} may be 'bulk' or 'normal', not '{wanted}'")
+    return wanted == "bulk"
+
+
+def _timing(done: Embedded) -> dict[str, str]:
+    """Which pool answered, and TEI's headers: milliseconds, whole."""
+    return {
+        "x-windve-pool": ",".join(done.pools),
+        "x-compute-time": _ms(done.total_s),
+        "x-compute-characters": str(done.characters),
+        "x-compute-tokens": str(done.tokens),
+        "x-total-time": _ms(done.total_s),
+        "x-tokenization-time": _ms(done.tokenization_s),
+        "x-queue-time": _ms(done.queue_s),
+        "x-inference-time": _ms(done.compute_s),
+    }
+
+
+def _ms(seconds: float) -> str:
+    return str(round(seconds * 1000))
+
+
+def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(body, status, dict(headers or {}), media_type=_JSON)
+
+
+def _same(vector: Vector) -> Vector:
+    return np.ascontiguousarray(vector)
+
+
+def _base64(vector: Vector) -> str:
+    return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode("ascii")
+
+
+# --- errors: OpenAI's shape on its routes, TEI's on all others -------------------------------------------------------
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, WindveError)
+    headers = {}
+    if isinstance(error, Busy):
+        headers["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1000))
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    elif isinstance(error, Unavailable):
+        headers["retry-after"] = "1"
+    if is_openai(_path(request.scope)):
+        return _json(_openai_error(error.status, error.message, error.code, error.param), error.status, headers)
+    status, kind = _tei_status(error)
+    return _json({"error": error.message, "error_type": kind}, status, headers)
+
+
+def is_openai(path: str) -> bool:
+    return path.startswith(_OPENAI_PREFIX) or path == "/embeddings"
+
+
+def _tei_status(error: WindveError) -> tuple[int, str]:
+    """TEI's own numbers: an empty input is 400, another bad one 422, a failed engine 424."""
+    if isinstance(error, EmptyInput):
+        return 400, "Empty"
+    if isinstance(error, BodyTooLarge):
+        return 413, "Validation"
+    if isinstance(error, InvalidInput):
+        return 422, "Validation"
+    if isinstance(error, Busy):
+        return 429, "Overloaded"
+    return (503, "Unhealthy") if isinstance(error, Unavailable) else (424, "Backend")
+
+
+def _openai_error(status: int, message: str, code: str, param: str | None) -> dict[str, Any]:
+    kinds = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+    kind = kinds.get(status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own: an unknown path (404) and a wrong method (405)."""
+    assert isinstance(error, HTTPException)
+    path, method = _path(request.scope), request.method
+    if error.status_code == 405:
+        message = f"{method} is not for {path}; see /docs for the routes and their methods"
+    elif error.status_code == 404:
+        message = f"there is no route {path}; see /docs for those there are"
+    else:
+        message = str(error.detail)
+    headers = dict(error.headers or {})
+    if is_openai(path):
+        return _json(
+            _openai_error(error.status_code, message, "wrong_route", None), error.status_code, headers
+        )
+    return _json({"error": message, "error_type": "Validation"}, error.status_code, headers)
+
+

