@@ -189,7 +189,7 @@ class Batcher:
         live = set(replicas)
         for replica in self._live - live:
             if self._out[replica]:
-                self._later(self.grace_s, lambda replica=replica: self._give_up(replica, lost(replica)))  # type: ignore[misc]
+                self._later(self.grace_s, lambda replica=replica: self.give_up(replica, lost(replica)))  # type: ignore[misc]
             else:
                 del self._out[replica]
         for replica in live:
@@ -199,7 +199,8 @@ class Batcher:
             self._fail_waiting(lost("(all of them)"))
         self._pump()
 
-    def _give_up(self, replica: str, error: BaseException) -> None:
+    def give_up(self, replica: str, error: BaseException) -> None:
+        """A replica that is not live any more will not answer: what it runs ends with `error`, at once."""
         if replica in self._live:
             return
         for batch in self._out.get(replica, ()):

@@ -143,17 +143,21 @@ class Embedder:
         finally:
             self._calls.pop(batch_id, None)
 
-    async def abandon(self, replica: str, batch_id: str) -> None:
-        """Nobody waits for this call any more: drop it if it waits, stop the run if nobody waits for any of it."""
+    async def abandon(self, replica: str, batch_id: str) -> bool:
+        """Nobody waits for this call any more: drop it if it waits, stop the run if nobody waits for any of it.
+
+        Returns whether this is the replica that was meant, so that the same call serves as a greeting.
+        """
         call = self._calls.get(batch_id) if replica == self._replica else None
         if call is None:
-            return
+            return replica == self._replica
         call.abandoned = True
         if call in self._inbox:
             self._inbox.remove(call)
             _fail(call, Stopped())
         elif self._run is not None and all(other.abandoned for other in self._run.calls):
             self._run.stop.set()
+        return True
 
     async def _run_inbox(self) -> None:
         """Run what waits, merged, until nothing waits."""

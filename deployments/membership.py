@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Members = Mapping[str, Mapping[str, Any]]  # replica id -> what it told of itself (Embedder.record_replica_metadata)
-Watcher = Callable[[Members], None]
+Watcher = Callable[[Members, str | None], None]  # (live replicas, one that is known to have died just now)
 
 _watchers: dict[str, Watcher] = {}
 _members: dict[str, Members] = {}
@@ -19,11 +19,11 @@ def watch(deployment: str, watcher: Watcher) -> None:
     """
     _watchers[deployment] = watcher
     if deployment in _members:
-        watcher(_members[deployment])
+        watcher(_members[deployment], None)
 
 
-def publish(deployment: str, members: Members) -> None:
-    """The live replicas of `deployment` are now `members`."""
+def publish(deployment: str, members: Members, died: str | None = None) -> None:
+    """The live replicas of `deployment` are now `members`; `died` is one that is gone for sure (not draining)."""
     _members[deployment] = members
     if deployment in _watchers:
-        _watchers[deployment](members)
+        _watchers[deployment](members, died)

@@ -27,7 +27,13 @@ class Pool:
     """`name` is "accelerator" or "cpu"; `deployment` is the name of its Serve deployment."""
 
     def __init__(
-        self, name: str, deployment: str, handle: DeploymentHandle[Any], queue: QueueManager, router: str
+        self,
+        name: str,
+        deployment: str,
+        handle: DeploymentHandle[Any],
+        queue: QueueManager,
+        router: str,
+        on_change: Callable[[], None],  # called whenever replicas have come or gone
     ) -> None:
         self.name = name
         self.members: Mapping[str, Mapping[str, Any]] = {}
@@ -35,6 +41,7 @@ class Pool:
         self._deployment = deployment
         self._queue = queue
         self._router = router
+        self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         # What crosses is bytes and arrays: plain pickle does it without looking for closures.
         serialised = {"request_serialization": "pickle", "response_serialization": "pickle"}
@@ -43,11 +50,11 @@ class Pool:
         self._errands: set[asyncio.Task[None]] = set()
         self.batcher = Batcher(name, self._send, self._call_off, self._is_full)
 
-    async def connect(self, on_change: Callable[[], None]) -> None:
-        """Follow the pool's replicas from now on; `on_change` is called after each change."""
+    def connect(self) -> None:
+        """Follow the pool's replicas from now on."""
 
-        def changed(members: membership.Members) -> None:
-            self._loop.call_soon_threadsafe(self._set_members, members, on_change)
+        def changed(members: membership.Members, died: str | None) -> None:
+            self._loop.call_soon_threadsafe(self._set_members, members, died)
 
         membership.watch(self._deployment, changed)
         # A handle starts to follow its deployment with its first call: make one that means nothing.
@@ -87,7 +94,7 @@ class Pool:
     def _is_full(self) -> bool:
         return self._queue.in_flight(self.name) >= self._queue.capacity_of(self.name)
 
-    def _set_members(self, members: membership.Members, on_change: Callable[[], None]) -> None:
+    def _set_members(self, members: membership.Members, died: str | None) -> None:
         if set(members) != set(self.members):
             logger.info("the %s pool has %d live replicas", self.name, len(members))
         for replica in set(members) - set(self.members):
@@ -96,7 +103,9 @@ class Pool:
         self._queue.set_replicas(self.name, len(members))
         self.batcher.pacing = Pacing.from_beta(self.latency_model[1])
         self.batcher.set_replicas(members, self._lost)
-        on_change()
+        if died is not None:
+            self.batcher.give_up(died, self._lost(died))
+        self._on_change()
 
     def _lost(self, replica: str) -> ReplicaLost:
         return ReplicaLost(f"the {self.name} pool lost replica {replica} while the query was on it; please try again")
@@ -114,6 +123,7 @@ class Pool:
         except ReplicaLost:
             raise
         except RayActorError:
+            self._doubt(replica)
             raise self._lost(replica) from None
         except RayTaskError as error:
             if isinstance(error.cause, ReplicaLost):
@@ -126,11 +136,24 @@ class Pool:
     def _call_off(self, replica: str, batch_id: str) -> None:
         self._spawn(self._call_abandon(replica, f"{self._router}:{batch_id}"))
 
-    async def _call_abandon(self, replica: str, batch_id: str) -> None:
+    async def _call_abandon(self, replica: str, batch_id: str) -> bool:
         try:
-            await self._abandon.remote(replica, batch_id)
+            there: bool = await self._abandon.remote(replica, batch_id)
         except Exception as error:  # noqa: BLE001 - a replica that has gone has nothing to abandon
-            logger.info("the %s pool could not call off %s: %s", self.name, batch_id, _first_line(error))
+            logger.info("the %s pool did not reach replica %s: %s", self.name, replica, _first_line(error))
+            return False
+        return there
+
+    def _doubt(self, replica: str) -> None:
+        """A call to it broke: nothing is sent there until it answers a greeting, or Serve says what became of it."""
+        member = self.members.get(replica)
+        if member is not None:
+            self._set_members({name: told for name, told in self.members.items() if name != replica}, None)
+            self._spawn(self._greet(replica, member))
+
+    async def _greet(self, replica: str, member: Mapping[str, Any]) -> None:
+        if await self._call_abandon(replica, "none") and replica not in self.members:
+            self._set_members({**self.members, replica: member}, None)
 
     def _spawn(self, errand: Any) -> None:
         import contextvars

@@ -35,10 +35,10 @@ class ReplicaRouter(RequestRouter):
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
-        self._publish()
+        self._publish(died=replica_id.unique_id)
 
-    def _publish(self) -> None:
+    def _publish(self, died: str | None = None) -> None:
         members = {
             replica.replica_id.unique_id: replica.replica_metadata for replica in self.curr_replicas.values()
         }
-        membership.publish(self._deployment_id.name, members)
+        membership.publish(self._deployment_id.name, members, died)

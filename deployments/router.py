@@ -102,7 +102,7 @@ class Router:
             logger.error("the new user_config is refused, the one before stays in force: %s", error)  # noqa: TRY400
             return
         if not self.pools:
-            await self._connect()
+            self._connect()
         self.config, self.config_problem = config, None
         self._queue.bulk_share = config.bulk.share
         for name, pool in self.pools.items():
@@ -112,10 +112,10 @@ class Router:
         logger.info("depths in force: %s", {name: pool.config.queue_depth for name, pool in self.pools.items()})
         self._on_release()
 
-    async def _connect(self) -> None:
+    def _connect(self) -> None:
         for name, (deployment, handle) in self._handles.items():
-            self.pools[name] = Pool(name, deployment, handle, self._queue, self._replica)
-            await self.pools[name].connect(self._on_release)
+            self.pools[name] = Pool(name, deployment, handle, self._queue, self._replica, self._on_release)
+            self.pools[name].connect()
 
     async def embed(self, queries: Sequence[Query], *, truncate: bool | None = None, bulk: bool = False) -> Embedded:
         """Embed one request of 1..n queries.
