@@ -64,7 +64,7 @@ def plan_affinity(shape: CpuShape, *, cores: int | None = None, per_numa_node: b
 
 
 def _by_numa_node(numa_nodes: Sequence[Sequence[int]], candidates: Sequence[int]) -> list[list[int]]:
-    """The candidates of each NUMA node, highest index first; nodes with the highest cores first; empty ones left out."""
+    """The candidates of each NUMA node, highest index first; the nodes likewise; those without any are left out."""
     chosen = set(candidates)
     groups = [sorted(chosen.intersection(node), reverse=True) for node in numa_nodes]
     known = {core for group in groups for core in group}
@@ -75,7 +75,8 @@ def _by_numa_node(numa_nodes: Sequence[Sequence[int]], candidates: Sequence[int]
 def _pick(groups: Sequence[Sequence[int]], candidates: Sequence[int], wanted: int) -> tuple[int, ...]:
     if not 1 <= wanted <= len(candidates):
         raise SettingsError(
-            "cpu.cores", f"{wanted} cores were asked for, but {len(candidates)} are free for an instance on this machine"
+            "args.cpu.cores",
+            f"{wanted} cores were asked for, but {len(candidates)} are free for an instance here",
         )
     for group in groups:
         if len(group) >= wanted:  # one node is enough: do not cross
@@ -85,7 +86,7 @@ def _pick(groups: Sequence[Sequence[int]], candidates: Sequence[int], wanted: in
 
 
 def read_cpu_shape(root: Path = Path("/")) -> CpuShape:
-    """This process's cores, their NUMA nodes (sysfs) and the cgroup's CPU limit (v2 `cpu.max`, v1 `cpu.cfs_*`)."""
+    """The cores of this process, their NUMA nodes (sysfs) and the cgroup's CPU limit (v2 `cpu.max`, v1 `cpu.cfs_*`)."""
     if hasattr(os, "sched_getaffinity"):
         allowed = tuple(sorted(os.sched_getaffinity(0)))
     else:  # macOS: no affinity, no cgroup
@@ -113,17 +114,18 @@ def _cgroup_quota(root: Path) -> float | None:
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:  # v2
-            base, names = root / "sys/fs/cgroup", ("cpu.max",)
+            base, names = root / "sys/fs/cgroup", ["cpu.max"]
         elif "cpu" in controllers.split(","):
-            base, names = root / "sys/fs/cgroup/cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            base, names = root / "sys/fs/cgroup/cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
         else:
             continue
         parts = [part for part in path.split("/") if part]
         for end in range(len(parts), -1, -1):
             folder = base.joinpath(*parts[:end])
             values = " ".join(_read(folder / name) for name in names).split()
-            if len(values) == len(("quota", "period")) and values[0] not in {"max", "-1"}:
-                limits.append(int(values[0]) / int(values[1]))
+            if len(values) == 2 and values[0] not in {"max", "-1"}:
+                quota_us, period_us = map(int, values)
+                limits.append(quota_us / period_us)
     return min(limits, default=None)
 
 

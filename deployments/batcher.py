@@ -2,8 +2,9 @@
 
 The rule. A replica that is idle gets what waits, but not before the arrivals pause: a burst cut in two pays beta twice
 (first query alone, the rest after it: alpha*C + 2*beta). The pause is a small share of beta, smallest for a lone
-query, which loses next to nothing; a burst that fills the pool goes at once, since nobody can join it. A replica that is busy gets a
-second batch ahead of time only if that batch is full; a smaller one waits here, where it can grow or be cancelled.
+query, which loses next to nothing; a burst that fills the pool goes at once, since nobody can join it. A replica that
+is busy gets a second batch ahead of time only if that batch is full; a smaller one waits here, where it can grow or be
+cancelled.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import numpy.typing as npt
 from deployments.queue_manager import Permit
 
 _MAX_OUT = 2  # batches out at one replica: one runs, one is ready
-_PAUSE_SHARE = 0.02  # of beta, for each query that waits, up to _PAUSE_QUERIES of them
-_PAUSE_QUERIES = 3  # a lone query is hardly held back; several at once are a burst, and more patience saves a beta
+_PAUSE_SHARE = 0.015  # of beta, for each query that waits, up to _PAUSE_QUERIES of them
+_PAUSE_QUERIES = 4  # a lone query is hardly held back; several at once are a burst, and more patience saves a beta
 _LONGEST_WAIT_SHARE = 0.25  # of beta: the most that a stream without pauses holds back an idle device
 _SHORTEST_PAUSE_S = 0.001  # about three arrivals of one burst through the HTTP path
 _LARGEST_PAUSE_SHARE = 0.1  # of beta, where beta is so small that the shortest pause would matter
@@ -88,9 +89,7 @@ Reply = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], float]
 class Send(Protocol):
     """Runs one batch on one replica: (unit vectors float32 [n, dimension], norms float32 [n], engine seconds)."""
 
-    def __call__(
-        self, replica: str, batch_id: str, queries: Sequence[npt.NDArray[np.int32]]
-    ) -> Awaitable[Reply]: ...
+    def __call__(self, replica: str, batch_id: str, queries: Sequence[npt.NDArray[np.int32]]) -> Awaitable[Reply]: ...
 
 
 class Timer(Protocol):
@@ -107,7 +106,7 @@ class Counters:
     largest_batch: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False, eq=False)
 class Batcher:
     """Batches of one pool. All methods are called from the event loop's own thread."""
 
@@ -115,7 +114,7 @@ class Batcher:
     send: Send
     abandon: Callable[[str, str], None]  # (replica, batch_id): nobody waits for that batch any more
     is_full: Callable[[], bool]  # no further query can be admitted to the pool
-    grace_s: float = 20.0  # how long a replica that has left may still answer what it runs
+    grace_s: float = 10.0  # how long a replica that has left may still answer what it runs
     max_batch: int = 0  # queries; 0: as many as the depth admits
     depth: int = 1
     pacing: Pacing = Pacing()
@@ -294,6 +293,8 @@ class Batcher:
             reply = await self.send(batch.replica, batch.id, [job.ids for job in batch.jobs])
         except asyncio.CancelledError as cancelled:
             self._end(batch, batch.lost or cancelled)
+            if batch.lost is None:  # the loop is closing
+                raise
         except Exception as error:  # noqa: BLE001 - it belongs to the batch's queries, each of which raises it
             self._end(batch, batch.lost or error)
         else:
@@ -315,7 +316,8 @@ class Batcher:
             self.counters.failed_batches += 1
             for job in batch.jobs:
                 _finish(job, error)
-        self._pump()
+        if not isinstance(error, asyncio.CancelledError):
+            self._pump()
 
 
 def _finish(job: Job, outcome: Answer | BaseException) -> None:

@@ -54,9 +54,7 @@ def decide_topology(accelerators: int, cpu_instances: int, *, heterogeneous: boo
         )
         return Topology((ACCELERATOR,), {ACCELERATOR: accelerators}, heterogeneous=False, reason=reason)
     if cpu_instances:
-        return Topology(
-            (CPU,), {CPU: cpu_instances}, heterogeneous=False, reason="no accelerator was found: CPU only"
-        )
+        return Topology((CPU,), {CPU: cpu_instances}, heterogeneous=False, reason="no accelerator was found: CPU only")
     raise ValueError("neither an accelerator nor a CPU instance is available")
 
 

@@ -173,7 +173,7 @@ class Embedder:
         batch = TokenBatch.merge([call.batch for call in calls])
         try:
             unit, norms = await asyncio.get_running_loop().run_in_executor(self._thread, self._embed, batch, run.stop)
-        except Exception as error:  # noqa: BLE001 - whatever the device raises belongs to these calls alone
+        except Exception as error:
             if not isinstance(error, Stopped):
                 logger.exception("%s: a run of %d queries failed", self._pool, len(batch))
             for call in calls:

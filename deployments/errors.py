@@ -1,16 +1,16 @@
 """The error tree. Each error knows its HTTP status and its gRPC status; only the edge turns one into a response.
 
-    WindveError
-    ├── SettingsError           refuses to start; names the key
-    ├── InvalidInput            400  INVALID_ARGUMENT     the client must change the request
-    │   ├── EmptyInput          400  INVALID_ARGUMENT
-    │   ├── UnknownModel        404  NOT_FOUND
-    │   └── BodyTooLarge        413  INVALID_ARGUMENT
-    ├── Busy                    429  RESOURCE_EXHAUSTED   both queues are full; says when to come back
-    ├── EngineFailed            500  INTERNAL             the model run failed; the query was good
-    └── Unavailable             503  UNAVAILABLE          no pool can answer now
-        ├── ReplicaLost         503  UNAVAILABLE          the replica died with the query; the Router tries once more
-        └── TimedOut            503  UNAVAILABLE
+WindveError
+├── SettingsError           refuses to start; names the key
+├── InvalidInput            400  INVALID_ARGUMENT     the client must change the request
+│   ├── EmptyInput          400  INVALID_ARGUMENT
+│   ├── UnknownModel        404  NOT_FOUND
+│   └── BodyTooLarge        413  INVALID_ARGUMENT
+├── Busy                    429  RESOURCE_EXHAUSTED   both queues are full; says when to come back
+├── EngineFailed            500  INTERNAL             the model run failed; the query was good
+└── Unavailable             503  UNAVAILABLE          no pool can answer now
+    ├── ReplicaLost         503  UNAVAILABLE          the replica died with the query; the Router tries once more
+    └── TimedOut            503  UNAVAILABLE
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ class Pool:
     def __init__(
         self,
         name: str,
+        *,
         deployment: str,
         handle: DeploymentHandle[Any],
         queue: QueueManager,
@@ -44,9 +46,9 @@ class Pool:
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         # What crosses is bytes and arrays: plain pickle does it without looking for closures.
-        serialised = {"request_serialization": "pickle", "response_serialization": "pickle"}
-        self._embed = handle.options(method_name="embed", **serialised)
-        self._abandon = handle.options(method_name="abandon", **serialised)
+        pickled = handle.options(request_serialization="pickle", response_serialization="pickle")
+        self._embed = pickled.options(method_name="embed")
+        self._abandon = pickled.options(method_name="abandon")
         self._errands: set[asyncio.Task[None]] = set()
         self.batcher = Batcher(name, self._send, self._call_off, self._is_full)
 
@@ -110,9 +112,7 @@ class Pool:
     def _lost(self, replica: str) -> ReplicaLost:
         return ReplicaLost(f"the {self.name} pool lost replica {replica} while the query was on it; please try again")
 
-    async def _send(
-        self, replica: str, batch_id: str, queries: Sequence[npt.NDArray[np.int32]]
-    ) -> Reply:
+    async def _send(self, replica: str, batch_id: str, queries: Sequence[npt.NDArray[np.int32]]) -> Reply:
         from ray.exceptions import RayActorError, RayTaskError
 
         batch = TokenBatch.pack(list(queries))
@@ -156,8 +156,6 @@ class Pool:
             self._set_members({**self.members, replica: member}, None)
 
     def _spawn(self, errand: Any) -> None:
-        import contextvars
-
         task = self._loop.create_task(errand, context=contextvars.Context())
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)

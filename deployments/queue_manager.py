@@ -133,7 +133,11 @@ class QueueManager:
 
     def _bulk_limit(self, queue: _Queue) -> int:
         limit = int(queue.capacity * self.bulk_share)
-        if limit == 0 and queue is self._first_open() and all(int(q.capacity * self.bulk_share) == 0 for q in self._order):
+        if (
+            limit == 0
+            and queue is self._first_open()
+            and all(int(q.capacity * self.bulk_share) == 0 for q in self._order)
+        ):
             return 1
         return limit
 

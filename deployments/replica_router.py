@@ -38,7 +38,5 @@ class ReplicaRouter(RequestRouter):
         self._publish(died=replica_id.unique_id)
 
     def _publish(self, died: str | None = None) -> None:
-        members = {
-            replica.replica_id.unique_id: replica.replica_metadata for replica in self.curr_replicas.values()
-        }
+        members = {replica.replica_id.unique_id: replica.replica_metadata for replica in self.curr_replicas.values()}
         membership.publish(self._deployment_id.name, members, died)

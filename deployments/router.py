@@ -114,7 +114,14 @@ class Router:
 
     def _connect(self) -> None:
         for name, (deployment, handle) in self._handles.items():
-            self.pools[name] = Pool(name, deployment, handle, self._queue, self._replica, self._on_release)
+            self.pools[name] = Pool(
+                name,
+                deployment=deployment,
+                handle=handle,
+                queue=self._queue,
+                router=self._replica,
+                on_change=self._on_release,
+            )
             self.pools[name].connect()
 
     async def embed(self, queries: Sequence[Query], *, truncate: bool | None = None, bulk: bool = False) -> Embedded:
@@ -154,7 +161,7 @@ class Router:
             return self._token_ids(queries, cut)
         return await asyncio.to_thread(self._token_ids, queries, cut)
 
-    def _token_ids(self, queries: Sequence[Query], truncate: bool) -> list[TokenIds]:  # noqa: FBT001 - to_thread
+    def _token_ids(self, queries: Sequence[Query], truncate: bool) -> list[TokenIds]:
         if all(isinstance(query, str) for query in queries):
             return self._tokenizer.encode(queries, truncate=truncate)  # type: ignore[arg-type]
         return [
@@ -167,7 +174,7 @@ class Router:
     async def _embed_at_once(self, token_ids: Sequence[TokenIds]) -> list[Answer]:
         """Admit all queries in one decision or none. Those whose replica died with them are admitted once more."""
         answers: dict[int, Answer] = {}
-        left = range(len(token_ids))
+        left = list(range(len(token_ids)))
         lost: ReplicaLost | None = None
         for _ in range(_TRIES):
             permits = self._queue.admit(len(left))
@@ -187,9 +194,7 @@ class Router:
         assert lost is not None
         raise lost
 
-    async def _run(
-        self, token_ids: Sequence[TokenIds], permits: Sequence[Permit]
-    ) -> list[Answer | BaseException]:
+    async def _run(self, token_ids: Sequence[TokenIds], permits: Sequence[Permit]) -> list[Answer | BaseException]:
         """Hand admitted queries to their pools' batchers and wait for all; if the caller goes, so do they."""
         loop = asyncio.get_running_loop()
         jobs = [Job(ids, permit, loop.create_future()) for ids, permit in zip(token_ids, permits, strict=True)]

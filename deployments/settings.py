@@ -38,7 +38,7 @@ class ModelSettings(_Strict):
 
 
 class EmulatedDevice(_Strict):
-    """A device that is not on anyone's desk: answers after `alpha_s * n + beta_s`, with unit vectors that mean nothing."""
+    """A device that is not at hand: answers after `alpha_s * n + beta_s`, with unit vectors that mean nothing."""
 
     alpha_s: Annotated[float, Field(ge=0)]
     beta_s: Annotated[float, Field(ge=0)]
@@ -99,11 +99,13 @@ class Settings(_Strict):
 
     @model_validator(mode="after")
     def _emulated_and_real_never_mix(self) -> Self:
-        used = [self.cpu] if self.heterogeneous or self.accelerator.device == "none" else []
+        used: list[_PoolSettings] = [self.cpu] if self.heterogeneous or self.accelerator.device == "none" else []
         if self.accelerator.device != "none":
             used.append(self.accelerator)
         if len({pool.engine == "emulated" for pool in used}) > 1:
-            raise ValueError("accelerator.engine and cpu.engine: emulated and real engines never mix in one application")
+            raise ValueError(
+                "accelerator.engine and cpu.engine: emulated and real engines never mix in one application"
+            )
         return self
 
     @property

@@ -1,6 +1,6 @@
 """Composition root: settings -> bound Serve application. The only `.bind()`.
 
-    args of the Serve config -> Settings -> what the cluster has -> Topology -> Router(embedders)
+args of the Serve config -> Settings -> what the cluster has -> Topology -> Router(embedders)
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ import math
 from typing import Any
 
 import ray
-from starlette.types import ASGIApp
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from starlette.types import ASGIApp
 
 from deployments.device_detector import ACCELERATOR, CPU, Machine, Topology, decide_topology, probe_machine
 from deployments.embedder import Embedder
 from deployments.errors import SettingsError
-from deployments.replica_router import ReplicaRouter
 from deployments.router import Router
 from deployments.settings import Settings
 
 _DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
+_SEND_WHERE_TOLD = RequestRouterConfig(request_router_class="deployments.replica_router.ReplicaRouter")  # type: ignore[arg-type]
 _RESOURCES = {"npu": "NPU", "cuda": "GPU"}
 _FRAMEWORK_CPUS = 0.1  # what the scheduler books for a process whose work is elsewhere
 
@@ -31,15 +31,15 @@ class Ingress(Router):
     """The Router with its routes: what answers HTTP."""
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        from serve_app.http_api import build_api
+        from serve_app.http_api import HttpApi
 
-        return build_api(self)
+        return HttpApi(self)
 
 
 def build(args: dict[str, Any]) -> Application:
     """Serve calls this with the config's `args`. Raises SettingsError that names the key."""
     settings = Settings.parse(args)
-    nodes = [node for node in ray.nodes() if node["Alive"]]
+    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     device, topology = plan_application(settings, nodes)
     embedders = {}
     for pool in topology.pools:
@@ -47,25 +47,24 @@ def build(args: dict[str, Any]) -> Application:
         embedders[pool] = (
             _DEPLOYMENTS[pool],
             serve.deployment(
-                Embedder,
                 name=_DEPLOYMENTS[pool],
                 num_replicas=topology.replicas[pool],
                 max_ongoing_requests=1000,  # the queue manager admits; a replica never refuses
-                request_router_config=RequestRouterConfig(request_router_class=ReplicaRouter),
-                health_check_period_s=5,
-                health_check_timeout_s=10,
+                request_router_config=_SEND_WHERE_TOLD,
+                health_check_period_s=2,
+                health_check_timeout_s=5,  # three in a row, and the replica is replaced
                 max_constructor_retry_count=3,
                 **options,
-            ).bind(pool, settings, device if pool == ACCELERATOR else CPU),
+            )(Embedder).bind(pool, settings, device if pool == ACCELERATOR else CPU),
         )
     router = serve.deployment(
-        serve.ingress()(Ingress),
         name="Router",
         max_ongoing_requests=10_000,  # must exceed all depths together, or overload waits in the proxy instead
         max_constructor_retry_count=3,
         ray_actor_options={"num_cpus": _FRAMEWORK_CPUS},
-    )
-    return router.bind(settings, topology, embedders)
+    )(serve.ingress()(Ingress))
+    application: Application = router.bind(settings, topology, embedders)
+    return application
 
 
 def plan_application(settings: Settings, nodes: list[dict[str, Any]]) -> tuple[str, Topology]:

@@ -55,12 +55,19 @@ def check_config(config: dict[str, Any]) -> None:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise SettingsError(".".join(map(str, first["loc"])), str(first["msg"])) from None
-    ours = [application for application in applications if application.get("import_path") == IMPORT_PATH]
-    if not ours:
+    if not settings_of(config):
         raise SettingsError("applications", f"none has import_path: {IMPORT_PATH}")
-    for application in ours:
-        Settings.parse(application.get("args"))
+    for application in _ours(config):
         RouterConfig.parse(router_config(application))
+
+
+def settings_of(config: dict[str, Any]) -> list[Settings]:
+    """The settings of each windve application in a Serve config. Raises SettingsError."""
+    return [Settings.parse(application.get("args")) for application in _ours(config)]
+
+
+def _ours(config: dict[str, Any]) -> list[dict[str, Any]]:
+    return [found for found in config.get("applications") or [] if found.get("import_path") == IMPORT_PATH]
 
 
 def router_config(application: dict[str, Any]) -> dict[str, Any] | None:

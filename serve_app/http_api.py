@@ -13,7 +13,7 @@ import numpy.typing as npt
 import orjson
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from deployments.errors import BodyTooLarge, Busy, EmptyInput, InvalidInput, Unavailable, WindveError
 from deployments.router import Embedded, Router
@@ -28,72 +28,43 @@ _OPENAI_PREFIX = "/v1/"
 Vector = npt.NDArray[np.float32]
 
 
-def build_api(router: Router) -> ASGIApp:
+class HttpApi:
     """The ASGI application of one Router replica.
 
     FastAPI documents all routes and answers the rare ones. The ones that carry queries are dispatched before it: its
     layers, which these handlers do not use, cost about as much as all else that the Router does for a query.
     """
-    api = FastAPI(
-        title="windve", version=VERSION, summary="Embeddings: accelerator first, CPU for the overflow, else busy."
-    )
-    limits = router.settings.limits
-    rules = Rules(router.card.name, router.card.dimension, limits.max_inputs_per_request)
-    headers = {"x-windve-emulated": "true"} if router.settings.emulated else {}
 
-    async def openai_embeddings(request: Request) -> Response:
-        asked = parse_openai(await _body(request, limits.max_body_bytes), rules)
-        done = await router.embed(asked.queries, truncate=asked.truncate, bulk=_is_bulk(request))
-        vectors = shape_vectors(done, unit=router.card.normalize, dimensions=asked.dimensions)
-        encode = _base64 if asked.encoding_format == "base64" else _same
-        return _json(
-            {
-                "object": "list",
-                "data": [
-                    {"object": "embedding", "index": index, "embedding": encode(vector)}
-                    for index, vector in enumerate(vectors)
-                ],
-                "model": router.card.name,
-                "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
-            },
-            headers={**headers, **_timing(done)},
-        )
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        limits = router.settings.limits
+        self._max_body_bytes = limits.max_body_bytes
+        self._rules = Rules(router.card.name, router.card.dimension, limits.max_inputs_per_request)
+        self._headers = {"x-windve-emulated": "true"} if router.settings.emulated else {}
+        self._hot = {
+            "/v1/embeddings": self.openai_embeddings,
+            "/embeddings": self.openai_embeddings,
+            "/embed": self.tei_embed,
+            "/": self.tei_embed,
+        }
+        self._api = self._document()
 
-    async def tei_embed(request: Request) -> Response:
-        asked = parse_tei(await _body(request, limits.max_body_bytes), rules)
-        done = await router.embed(asked.queries, truncate=asked.truncate, bulk=_is_bulk(request))
-        vectors = shape_vectors(done, unit=asked.normalize, dimensions=asked.dimensions)
-        return _json(vectors, headers={**headers, **_timing(done)})
+    def _document(self) -> FastAPI:
+        api = FastAPI(title="windve", version=VERSION, summary="Embeddings: accelerator first, CPU for the overflow.")
+        for path, handler in self._hot.items():
+            api.post(path, **(openapi.OPENAI if handler == self.openai_embeddings else openapi.TEI))(handler)
+        api.get("/v1/models", **openapi.MODELS)(self.models)
+        api.get("/info", **openapi.INFO)(self.info)
+        api.get("/health", **openapi.HEALTH)(self.health)
+        api.get("/ping", **openapi.PING)(self.ping)
+        api.add_exception_handler(WindveError, _on_error)
+        api.add_exception_handler(HTTPException, _on_http_exception)
+        return api
 
-    async def models() -> Response:
-        model = {"id": router.card.name, "object": "model", "created": int(router.started), "owned_by": "windve"}
-        return _json({"object": "list", "data": [model]})
-
-    async def info() -> Response:
-        return _json(describe(router))
-
-    async def health() -> Response:
-        if not router.can_answer:
-            raise Unavailable("no pool can answer now: no live replica with a queue depth above 0")
-        return Response()
-
-    async def ping() -> Response:
-        return Response()
-
-    hot = {"/v1/embeddings": openai_embeddings, "/embeddings": openai_embeddings, "/embed": tei_embed, "/": tei_embed}
-    for path, handler in hot.items():
-        api.post(path, **(openapi.OPENAI if handler is openai_embeddings else openapi.TEI))(handler)
-    api.get("/v1/models", **openapi.MODELS)(models)
-    api.get("/info", **openapi.INFO)(info)
-    api.get("/health", **openapi.HEALTH)(health)
-    api.get("/ping", **openapi.PING)(ping)
-    api.add_exception_handler(WindveError, _on_error)
-    api.add_exception_handler(HTTPException, _on_http_exception)
-
-    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
-        handler = hot.get(_path(scope)) if scope["type"] == "http" and scope["method"] == "POST" else None
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = self._hot.get(_path(scope)) if scope["type"] == "http" and scope["method"] == "POST" else None
         if handler is None:
-            await api(scope, receive, send)
+            await self._api(scope, receive, send)
             return
         request = Request(scope, receive)
         try:
@@ -102,7 +73,45 @@ def build_api(router: Router) -> ASGIApp:
             response = await _on_error(request, error)
         await response(scope, receive, send)
 
-    return dispatch
+    async def openai_embeddings(self, request: Request) -> Response:
+        asked = parse_openai(await _body(request, self._max_body_bytes), self._rules)
+        done = await self._router.embed(asked.queries, truncate=asked.truncate, bulk=_is_bulk(request))
+        vectors = shape_vectors(done, unit=self._router.card.normalize, dimensions=asked.dimensions)
+        encode = _base64 if asked.encoding_format == "base64" else np.ascontiguousarray
+        return _json(
+            {
+                "object": "list",
+                "data": [
+                    {"object": "embedding", "index": index, "embedding": encode(vector)}
+                    for index, vector in enumerate(vectors)
+                ],
+                "model": self._rules.model,
+                "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
+            },
+            headers={**self._headers, **_timing(done)},
+        )
+
+    async def tei_embed(self, request: Request) -> Response:
+        asked = parse_tei(await _body(request, self._max_body_bytes), self._rules)
+        done = await self._router.embed(asked.queries, truncate=asked.truncate, bulk=_is_bulk(request))
+        vectors = shape_vectors(done, unit=asked.normalize, dimensions=asked.dimensions)
+        return _json([np.ascontiguousarray(vector) for vector in vectors], headers={**self._headers, **_timing(done)})
+
+    async def models(self) -> Response:
+        created = int(self._router.started)
+        model = {"id": self._rules.model, "object": "model", "created": created, "owned_by": "windve"}
+        return _json({"object": "list", "data": [model]})
+
+    async def info(self) -> Response:
+        return _json(describe(self._router))
+
+    async def health(self) -> Response:
+        if not self._router.can_answer:
+            raise Unavailable("no pool can answer now: no live replica with a queue depth above 0")
+        return Response()
+
+    async def ping(self) -> Response:
+        return Response()
 
 
 def _path(scope: Scope) -> str:
@@ -202,10 +211,6 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
     return Response(body, status, dict(headers or {}), media_type=_JSON)
 
 
-def _same(vector: Vector) -> Vector:
-    return np.ascontiguousarray(vector)
-
-
 def _base64(vector: Vector) -> str:
     return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode("ascii")
 
@@ -262,9 +267,5 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         message = str(error.detail)
     headers = dict(error.headers or {})
     if is_openai(path):
-        return _json(
-            _openai_error(error.status_code, message, "wrong_route", None), error.status_code, headers
-        )
+        return _json(_openai_error(error.status_code, message, "wrong_route", None), error.status_code, headers)
     return _json({"error": message, "error_type": "Validation"}, error.status_code, headers)
-
-

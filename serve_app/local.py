@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import secrets
 import signal
@@ -23,6 +24,7 @@ from rich.table import Table
 from deployments.affinity import read_cpu_shape
 from deployments.device_detector import Machine, probe_machine
 from deployments.errors import SettingsError, WindveError
+from deployments.model_files import read_model_card
 
 _START_TIMEOUT_S = 600.0  # a large model from a slow disk or hub
 _OBJECT_STORE_BYTES = 200 * 2**20  # batches travel by gRPC; the store holds next to nothing
@@ -42,10 +44,12 @@ def serve_until_interrupted(path: Path) -> None:
     stop = _stop_on_signals()
     with tempfile.TemporaryDirectory(prefix="windve-") as scratch:
         _set_ray_environment(Path(scratch), console)  # before ray is imported for the first time: it reads it there
-        from serve_app.config_file import load_config
+        from serve_app.config_file import load_config, settings_of
 
         config = load_config(path)
         address = _http_address(config)
+        for settings in settings_of(config):
+            read_model_card(settings.model)  # a wrong name, or a download, shows here and not in a replica's log
         show_machine(console, probe_machine())
         with _local_ray(console) as dashboard:
             _deploy(dashboard, config)
@@ -132,13 +136,13 @@ def _local_ray(console: Console) -> Iterator[str]:
         include_dashboard=True,
         dashboard_host=_LOOPBACK,
         _node_ip_address=_LOOPBACK,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         log_to_driver=False,
     )
     try:
         yield f"http://{context.dashboard_url}"
     finally:
-        serve.shutdown()
+        serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
 
 
@@ -207,7 +211,7 @@ def _show_service(console: Console, address: str, dashboard: str) -> None:
     for column in ("pool", "replicas", "depth", "device", "dtype", "cores", "seconds for C queries"):
         table.add_column(column)
     for name, pool in ours["pools"].items():
-        member = next(iter(pool["replicas"].values()), {})
+        member: dict[str, Any] = next(iter(pool["replicas"].values()), {})
         model = pool["latency_model"]
         table.add_row(
             name,
@@ -225,5 +229,3 @@ def _show_service(console: Console, address: str, dashboard: str) -> None:
     console.print(f"{token}serve deploy CONFIG -a {dashboard}", soft_wrap=True)
     console.print(f"\nserving on {address} (routes: {address}/docs); Ctrl-C stops it. Try:", soft_wrap=True)
     console.print(f"curl -s {address}/v1/embeddings -H 'content-type: application/json' -d {body}\n", soft_wrap=True)
-
-

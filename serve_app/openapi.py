@@ -68,7 +68,10 @@ def _responses(error: dict[str, Any], *statuses: int) -> dict[int | str, dict[st
 
 def _body(properties: dict[str, Any], required: str) -> dict[str, Any]:
     schema = {"type": "object", "properties": properties, "required": [required]}
-    return {"parameters": [_BULK], "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return {
+        "parameters": [_BULK],
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+    }
 
 
 OPENAI: dict[str, Any] = {

@@ -52,7 +52,7 @@ def parse_openai(body: bytes, rules: Rules) -> EmbeddingsRequest:
             raise InvalidInput(f"model must be a string, not {_name(model)}", param="model")
         raise UnknownModel(f"there is no model '{model}' here; this server has '{rules.model}'", param="model")
     encoding = fields.get("encoding_format")
-    if encoding not in {None, "float", "base64"}:
+    if encoding not in (None, "float", "base64"):
         raise InvalidInput(f"encoding_format must be 'float' or 'base64', not {encoding!r}", param="encoding_format")
     return EmbeddingsRequest(
         queries=_queries(fields, "input", rules),

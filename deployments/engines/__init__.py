@@ -55,7 +55,7 @@ class EngineInfo:
     agreement: float | None = None
 
 
-class Stopped(Exception):  # noqa: N818 - not an error: the callers have all gone
+class Stopped(Exception):
     """Raised by `embed` when `stop` was set between two passes of the model."""
 
 
@@ -65,7 +65,10 @@ class Engine(Protocol):
     info: EngineInfo
 
     def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
-        """Pooled vectors float32 [queries, dimension], not normalised, in the order of `batch`. Raises Stopped once `stop` is set."""
+        """Pooled vectors float32 [queries, dimension], not normalised, in the order of `batch`.
+
+        Raises Stopped once `stop` is set.
+        """
         ...
 
     def probe(self) -> None:

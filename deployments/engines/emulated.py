@@ -32,11 +32,11 @@ class EmulatedEngine:
     def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
         ends = time.monotonic() + self._latency_s(len(batch))
         seeds = np.array([zlib.crc32(query.tobytes()) % 9973 for query in batch.queries()], dtype=np.float32)
-        vectors = np.cos(np.outer(seeds + 1, self._waves) * np.float32(1e-3))
+        vectors: Vectors = np.cos(np.outer(seeds + 1, self._waves) * np.float32(1e-3))
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         if stop.wait(max(0.0, ends - time.monotonic())):
             raise Stopped
-        return vectors.astype(np.float32, copy=False)
+        return vectors
 
     def probe(self) -> None:
         """An emulated device is always there."""

@@ -31,9 +31,7 @@ _PROBE_LENGTHS = (3, 8, 24, 75, 200)  # tokens; the comparison's inputs
 class TorchEngine:
     """A transformer and its pooling on one device, in the quickest dtype that agrees with float32."""
 
-    def __init__(
-        self, card: ModelCard, settings: AcceleratorSettings | CpuSettings, device: str, threads: int
-    ) -> None:
+    def __init__(self, card: ModelCard, settings: AcceleratorSettings | CpuSettings, device: str, threads: int) -> None:
         self._torch = _import_torch(device)
         self._card = card
         self._device = _open_device(self._torch, device)
@@ -66,7 +64,7 @@ class TorchEngine:
         """A small product on the device, waited for: a hung device hangs here, a lost one raises."""
         with self._torch.inference_mode():
             ones = self._torch.ones((8, 8), device=self._device)
-            assert float((ones @ ones).sum().item()) == 512.0  # noqa: PLR2004 - 8 * 8 * 8
+            assert float((ones @ ones).sum().item()) == 512.0
 
     def _passes(self, lengths: np.ndarray[Any, np.dtype[np.int32]]) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
         """Indices of the queries of each pass: of like length together, at most `max_batch_tokens` padded tokens."""
@@ -111,7 +109,7 @@ class TorchEngine:
         from transformers import AutoModel
         from transformers.utils import logging as transformers_logging
 
-        transformers_logging.disable_progress_bar()  # one line in the log, not a bar
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one line in the log, not a bar
         logger.info("loading %s from %s", self._card.name, self._card.folder)
         try:
             model = AutoModel.from_pretrained(
@@ -164,7 +162,7 @@ class TorchEngine:
         if self._device.type == "cuda":
             return f"{self._device}, {self._torch.cuda.get_device_name(self._device)}"
         if self._device.type == "npu":
-            return f"{self._device}, {self._torch.npu.get_device_name(self._device)}"  # type: ignore[attr-defined]
+            return f"{self._device}, {self._torch.npu.get_device_name(self._device)}"
         return f"cpu, {threads} thread{'s' if threads > 1 else ''}"
 
 
@@ -184,8 +182,9 @@ def _import_torch(device: str) -> ModuleType:
     return torch
 
 
-def _open_device(torch: ModuleType, device: str) -> torch.device:
-    opened: torch.device = torch.device(device)
+def _open_device(torch: ModuleType, device: str) -> Any:
+    """The torch.device, looked for. Raises SettingsError where torch does not see it."""
+    opened = torch.device(device)
     backend = getattr(torch, opened.type)
     if opened.type != "cpu" and not backend.is_available():
         raise SettingsError("args.accelerator.device", f"{opened.type}: torch {torch.__version__} sees no such device")

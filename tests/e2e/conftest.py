@@ -1,4 +1,4 @@
-"""A real service for the end-to-end tests: `python -m serve_app CONFIG`, as `make serve` starts it, on its own ports."""
+"""A real service for the end-to-end tests: `python -m serve_app CONFIG`, as `make serve` starts it."""
 
 from __future__ import annotations
 
@@ -88,17 +88,18 @@ class Service:
     def router(self):
         return self.application["deployments"][0]["user_config"]
 
-    def deploy(self):
-        """`serve deploy`, with the command and the token that the terminal shows. Returns its output."""
-        self.write()
+    def serve(self, *words):
+        """Ray's own `serve` command, with the address and the token that our terminal shows. Returns what it prints."""
         line = next(line for line in self.log.read_text().splitlines() if "serve deploy CONFIG" in line)
-        words = line.replace("CONFIG", str(self.file)).split()
-        environment = dict(word.split("=", 1) for word in words if re.match(r"RAY_\w+=", word))
-        command = [word for word in words if word.partition("=")[0] not in environment]
-        command[0] = str(Path(sys.executable).parent / "serve")
-        done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+        token = dict(word.split("=", 1) for word in line.split() if re.match(r"RAY_\w+=", word))
+        command = [Path(sys.executable).parent / "serve", *words, "-a", line.split()[-1]]
+        done = subprocess.run(command, env={**os.environ, **token}, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def deploy(self):
+        self.write()
+        return self.serve("deploy", str(self.file))
 
     def get(self, path):
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:

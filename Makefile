@@ -1,0 +1,52 @@
+# make serve    set up, start, serve real embeddings until Ctrl-C     make serve CONFIG=serve_app/rehearsal.yaml
+# make test     set up, run all tests                                 make test TESTS=tests/unit
+# make check    ruff and mypy
+
+PYTHON ?= python3
+CONFIG ?= serve_app/config.yaml
+TESTS  ?= tests
+VENV   := .venv
+BIN    := $(VENV)/bin
+# An Ascend machine gets torch-npu as well.
+EXTRAS := demo$(if $(wildcard /dev/davinci0),$(shell echo ,npu))
+SOURCES := serve_app deployments tests
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test check format clean
+
+help:
+	@sed -n 's/^# //p' Makefile | head -3
+
+# exec: Ctrl-C reaches the service itself, and make does not print an error over its last words.
+serve: $(VENV)/.serve
+	@exec $(BIN)/python -m serve_app $(CONFIG)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(TESTS)
+
+check: $(VENV)/.test
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "windve needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "the venv module is missing (on Debian: apt-get install python3-venv)"; exit 1; }
+
+$(VENV)/.serve: pyproject.toml constraints.txt | $(VENV)/bin/python
+	@echo "installing windve and what it needs (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.serve
+	@echo "installing what the tests need"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS),test]'
+	@touch $@

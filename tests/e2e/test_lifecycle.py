@@ -1,0 +1,107 @@
+"""Starting, refusing to start, and leaving nothing behind."""
+
+from __future__ import annotations
+
+import copy
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT, free_port, load_yaml, running
+
+
+def stray_files():
+    places = [Path(tempfile.gettempdir()), Path.home()]
+    names = {path for place in places for path in place.iterdir()}
+    return {path for path in names if path.name != "ray" and not path.name.startswith("pytest-of-")}
+
+
+def test_ctrl_c_takes_down_exactly_what_was_started(tmp_path, figure):
+    before = stray_files()
+    with running(load_yaml("rehearsal.yaml"), tmp_path) as service:
+        shown = service.log.read_text()
+        assert any("haproxy" in process.name() for process in service.family)
+        started = time.monotonic()
+        status = service.press_ctrl_c()
+        figure(f"Ctrl-C: exit status {status} after {time.monotonic() - started:.1f} s")
+        assert status == 0, service.log.read_text()
+        assert service.leftovers() == []
+        assert "Traceback" not in service.log.read_text()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", service.port)) != 0
+    assert stray_files() - before == set()
+    for word in ("machine:", "topology: accelerator first, CPU for the overflow", "SLO 2.0 s", "EMULATED", "curl -s"):
+        assert word in shown
+
+
+def change(config, where, value):
+    changed = copy.deepcopy(config)
+    place = changed
+    for key in where[:-1]:
+        place = place[key]
+    place[where[-1]] = value
+    return changed
+
+
+ARGS = ("applications", 0, "args")
+LIVE = ("applications", 0, "deployments", 0, "user_config")
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "sentence"),
+    [
+        ((*ARGS, "modle"), {"id": "x"}, "args.modle: there is no such setting"),
+        ((*ARGS, "cpu", "cores"), "two", "args.cpu.cores: should be 'auto' or a valid integer, not 'two'"),
+        ((*LIVE, "cpu"), {"queue_depth": -3}, "user_config.cpu.queue_depth: should be greater than or equal to 0"),
+        ((*LIVE, "slo"), 1, "user_config.slo: there is no such setting"),
+        ((*ARGS, "model", "id"), "/no/such/folder", "args.model.id: there is no folder /no/such/folder"),
+        ((*ARGS, "accelerator", "device"), "npu", "args.accelerator.device: npu was asked for, but no node"),
+        ((*LIVE[:-1], "max_ongoing_request"), 3, "did you mean max_ongoing_requests?"),
+        (("http_options", "port"), 1, "http_options.port: 127.0.0.1:1 cannot be opened"),
+    ],
+)
+def test_bad_settings_refuse_to_start_and_name_the_key(tmp_path, where, value, sentence):
+    if where[-1] == "port":
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            refuse(tmp_path, change(load_yaml("config.yaml"), where, taken.getsockname()[1]), "cannot be opened")
+        return
+    config = change(load_yaml("config.yaml"), ("http_options", "port"), free_port())
+    refuse(tmp_path, change(config, where, value), sentence)
+
+
+def refuse(folder, config, sentence):
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(config))
+    done = subprocess.run(
+        [sys.executable, "-m", "serve_app", str(file)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_bad_config_is_refused_by_a_cluster_too(tmp_path):
+    """`serve deploy` does not run our checks first: the application refuses, and names the key in its status."""
+    with running(load_yaml("rehearsal.yaml"), tmp_path) as service:
+        service.application["args"]["heterogenous"] = True
+        service.deploy()
+        message = wait_for_failure(service)
+        assert "args.heterogenous: there is no such setting" in message
+
+
+def wait_for_failure(service):
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends:
+        status = yaml.safe_load(service.serve("status"))["applications"]["windve"]
+        if status["status"] == "DEPLOY_FAILED":
+            return status["message"]
+        time.sleep(0.5)
+    raise AssertionError(status)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.affinity import CpuShape, parse_core_list, plan_affinity, read_cpu_shape
+from deployments.errors import SettingsError
+
+
+def shape(*numa_nodes, allowed=None, quota=None):
+    nodes = tuple(tuple(node) for node in numa_nodes)
+    cores = tuple(sorted(core for node in nodes for core in node)) if allowed is None else tuple(allowed)
+    return CpuShape(cores, nodes, quota)
+
+
+KUNPENG = shape(range(32), range(32, 64), range(64, 96), range(96, 128))  # 2 x Kunpeng 920
+
+
+def test_low_quarter_is_left_and_high_cores_come_first():
+    plan = plan_affinity(KUNPENG)
+    assert plan.reserved == tuple(range(32))
+    assert plan.instances[0][:3] == (127, 126, 125)
+    assert sorted(plan.instances[0]) == list(range(32, 128))
+
+
+def test_no_numa_node_is_crossed_if_one_is_enough():
+    assert plan_affinity(KUNPENG, cores=32).instances == (tuple(range(127, 95, -1)),)
+
+
+def test_whole_nodes_are_filled_where_one_is_not_enough():
+    assert sorted(plan_affinity(KUNPENG, cores=40).instances[0]) == [*range(88, 128)]
+
+
+def test_one_instance_per_numa_node():
+    plan = plan_affinity(KUNPENG, per_numa_node=True)
+    assert [instance[0] for instance in plan.instances] == [127, 95, 63]
+    assert all(len(instance) == 32 for instance in plan.instances)
+
+
+def test_interleaved_nodes():
+    """Two sockets whose cores alternate, as Xeons number them."""
+    plan = plan_affinity(shape(range(0, 16, 2), range(1, 16, 2)), cores=5)
+    assert plan.instances == ((15, 13, 11, 9, 7),)
+
+
+@pytest.mark.parametrize(("cores", "kept", "reserved"), [(1, 1, 0), (2, 2, 0), (3, 3, 0), (4, 3, 1), (8, 6, 2)])
+def test_small_machines(cores, kept, reserved):
+    plan = plan_affinity(shape(range(cores)))
+    assert (len(plan.instances[0]), len(plan.reserved)) == (kept, reserved)
+
+
+def test_process_affinity_is_respected():
+    plan = plan_affinity(shape(range(8), allowed=(2, 3, 4, 5)))
+    assert plan.instances == ((5, 4, 3),)
+    assert plan.reserved == (2,)
+
+
+def test_cgroup_quota_is_respected():
+    """A container with 4 CPUs on a machine of 64 gets 3 threads, not 48."""
+    plan = plan_affinity(shape(range(64), quota=4.0))
+    assert plan.instances == ((63, 62, 61),)
+    assert len(plan_affinity(shape(range(64), quota=0.5)).instances[0]) == 1
+
+
+def test_more_cores_than_there_are():
+    with pytest.raises(SettingsError, match=r"args.cpu.cores: 9 cores were asked for, but 6 are free"):
+        plan_affinity(shape(range(8)), cores=9)
+
+
+@given(st.integers(1, 64), st.integers(1, 8), st.one_of(st.none(), st.floats(0.1, 80)), st.booleans())
+def test_instances_are_disjoint_allowed_and_never_reserved(cores, nodes, quota, per_node):
+    numa = [tuple(range(node, cores, nodes)) for node in range(min(nodes, cores))]
+    plan = plan_affinity(shape(*numa, quota=quota), per_numa_node=per_node)
+    used = [core for instance in plan.instances for core in instance]
+    assert len(used) == len(set(used)) >= 1
+    assert set(used) <= set(range(cores)) - set(plan.reserved)
+    assert len(used) + len(plan.reserved) == (min(cores, max(1, int(quota))) if quota else cores)
+
+
+def test_kernel_lists():
+    assert parse_core_list("0-3,8,10-11\n") == (0, 1, 2, 3, 8, 10, 11)
+    assert parse_core_list("") == ()
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"proc/self/cgroup": "0::/pod/box\n", "sys/fs/cgroup/pod/box/cpu.max": "150000 100000\n"}, 1.5),
+        ({"proc/self/cgroup": "0::/pod/box\n", "sys/fs/cgroup/pod/cpu.max": "200000 100000\n"}, 2.0),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/docker\n",
+                "sys/fs/cgroup/cpu/docker/cpu.cfs_quota_us": "300000",
+                "sys/fs/cgroup/cpu/docker/cpu.cfs_period_us": "100000",
+            },
+            3.0,
+        ),
+        ({}, None),
+    ],
+)
+def test_cgroup_files(tmp_path, files, quota):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert read_cpu_shape(tmp_path).quota == quota

@@ -1,0 +1,58 @@
+"""Settings and a cluster's nodes -> device and pools."""
+
+from __future__ import annotations
+
+import pytest
+
+from deployments.errors import SettingsError
+from deployments.settings import Settings
+from serve_app.app import plan_application
+
+NPU_NODE = {"Alive": True, "NodeID": "a", "Resources": {"CPU": 128, "NPU": 8}}
+GPU_NODE = {"Alive": True, "NodeID": "b", "Resources": {"CPU": 48, "GPU": 2}}
+CPU_NODE = {"Alive": True, "NodeID": "c", "Resources": {"CPU": 16}}
+HEAD = {"Alive": True, "NodeID": "d", "Resources": {"memory": 1}}  # KubeRay: num-cpus 0
+EMULATED = {"engine": "emulated", "emulated": {"alpha_s": 0.1, "beta_s": 0.2}}
+
+
+def plan(nodes, **args):
+    return plan_application(Settings.parse({"model": {"id": "x"}, **args}), nodes)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "args", "device", "replicas"),
+    [
+        ([HEAD, NPU_NODE, NPU_NODE], {}, "npu:0", {"accelerator": 16, "cpu": 2}),
+        ([GPU_NODE], {}, "cuda:0", {"accelerator": 2, "cpu": 1}),
+        ([GPU_NODE], {"heterogeneous": False}, "cuda:0", {"accelerator": 2}),
+        ([GPU_NODE], {"accelerator": {"replicas": 1}}, "cuda:0", {"accelerator": 1, "cpu": 1}),
+        ([NPU_NODE, GPU_NODE], {}, "npu:0", {"accelerator": 8, "cpu": 2}),
+        ([NPU_NODE, GPU_NODE], {"accelerator": {"device": "cuda"}}, "cuda:0", {"accelerator": 2, "cpu": 2}),
+        ([GPU_NODE], {"accelerator": {"device": "none"}}, "none", {"cpu": 1}),
+        ([CPU_NODE, CPU_NODE], {}, "none", {"cpu": 2}),
+        ([CPU_NODE], {"heterogeneous": False}, "none", {"cpu": 1}),
+        ([CPU_NODE], {"accelerator": {"device": "cpu"}}, "cpu", {"accelerator": 1, "cpu": 1}),
+        ([CPU_NODE], {"accelerator": EMULATED, "cpu": EMULATED}, "emulated", {"accelerator": 1, "cpu": 1}),
+        ([GPU_NODE, CPU_NODE], {"cpu": {"replicas": 1}}, "cuda:0", {"accelerator": 2, "cpu": 1}),
+    ],
+)
+def test_topology_follows_the_cluster_and_the_settings(nodes, args, device, replicas):
+    found, topology = plan(nodes, **args)
+    assert found == device
+    assert dict(topology.replicas) == replicas
+
+
+@pytest.mark.parametrize(
+    ("nodes", "args", "sentence"),
+    [
+        ([CPU_NODE], {"accelerator": {"device": "npu"}}, "args.accelerator.device: npu was asked for, but no node"),
+        ([GPU_NODE], {"accelerator": {"device": "npu"}}, "args.accelerator.device: npu was asked for, but no node"),
+        ([GPU_NODE], {"accelerator": {"replicas": 3}}, "args.accelerator.replicas: 3 were asked for, but the cluster"),
+        ([CPU_NODE], {"cpu": {"replicas": 2}}, "args.cpu.replicas: 2 were asked for, but 1 machines take 1"),
+        ([HEAD], {}, "args.accelerator.device: neither an accelerator nor a CPU instance is available"),
+    ],
+)
+def test_what_the_cluster_lacks_is_refused(nodes, args, sentence):
+    with pytest.raises(SettingsError) as caught:
+        plan(nodes, **args)
+    assert str(caught.value).startswith(sentence)

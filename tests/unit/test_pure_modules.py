@@ -1,0 +1,28 @@
+"""The pure modules decide; they import neither ray nor torch. Shown in a fresh interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+PURE = [
+    "deployments.affinity",
+    "deployments.batcher",
+    "deployments.device_detector",
+    "deployments.errors",
+    "deployments.membership",
+    "deployments.model_files",
+    "deployments.queue_manager",
+    "deployments.settings",
+    "deployments.tokenizer",
+    "serve_app.requests",
+]
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_imports_neither_ray_nor_torch(module):
+    code = f"import sys, {module}; print([name for name in ('ray', 'torch', 'transformers') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from deployments.queue_manager import Full, QueueManager
+
+
+def manager(accelerator=2, cpu=1, pools=("accelerator", "cpu")):
+    made = QueueManager(pools)
+    for pool, depth in zip(pools, (accelerator, cpu), strict=False):
+        made.set_depth(pool, depth)
+        made.set_replicas(pool, 1)
+    return made
+
+
+def pools(permits):
+    return [permit.pool for permit in permits]
+
+
+def test_accelerator_first_then_cpu_then_busy():
+    queue = manager()
+    assert [pools(queue.admit()) for _ in range(3)] == [["accelerator"], ["accelerator"], ["cpu"]]
+    assert queue.admit() == Full(asked=1, free=0)
+
+
+def test_heterogeneous_off_is_one_pool():
+    queue = manager(pools=("accelerator",))
+    assert pools(queue.admit(2)) == ["accelerator", "accelerator"]
+    assert queue.admit() == Full(1, 0)
+
+
+def test_one_request_is_one_decision():
+    queue = manager(accelerator=2, cpu=2)
+    assert pools(queue.admit(3)) == ["accelerator", "accelerator", "cpu"]
+    assert queue.admit(2) == Full(asked=2, free=1)
+    assert queue.in_flight("cpu") == 1  # nothing was kept of the refused request
+
+
+def test_a_released_place_is_taken_again_accelerator_first():
+    queue = manager()
+    first, *_ = queue.admit(3)
+    first.release()
+    assert pools(queue.admit()) == ["accelerator"]
+
+
+def test_a_second_release_is_a_bug_and_changes_nothing():
+    queue = manager()
+    (permit,) = queue.admit()
+    permit.release()
+    with pytest.raises(RuntimeError, match="released twice"):
+        permit.release()
+    assert queue.in_flight("accelerator") == 0
+
+
+def test_depth_may_shrink_below_what_is_in_flight():
+    queue = manager(accelerator=5, cpu=0)
+    permits = queue.admit(5)
+    queue.set_depth("accelerator", 2)
+    for expected in (4, 3, 2):
+        assert queue.admit() == Full(1, 0)
+        permits.pop().release()
+        assert queue.in_flight("accelerator") == expected
+    permits.pop().release()
+    assert pools(queue.admit()) == ["accelerator"]
+
+
+def test_replicas_multiply_the_depth_and_their_loss_closes_the_pool():
+    queue = manager(accelerator=2, cpu=1)
+    queue.set_replicas("accelerator", 3)
+    assert queue.capacity == 7
+    queue.set_replicas("accelerator", 0)
+    assert pools(queue.admit()) == ["cpu"]
+    assert queue.admit() == Full(1, 0)
+
+
+def test_bulk_leaves_room_for_single_queries():
+    queue = manager(accelerator=20, cpu=8)
+    assert len(queue.admit_bulk(1000)) == 14
+    assert queue.admit_bulk(1000) == []
+    assert pools(queue.admit(10)) == ["accelerator"] * 10
+
+
+def test_bulk_gets_through_the_smallest_depths():
+    queue = manager(accelerator=1, cpu=1)
+    assert pools(queue.admit_bulk(9)) == ["accelerator"]
+    assert queue.admit_bulk(9) == []
+
+
+def test_release_is_announced():
+    told = []
+    queue = QueueManager(["cpu"], on_release=lambda: told.append(1))
+    queue.set_depth("cpu", 1)
+    queue.set_replicas("cpu", 1)
+    queue.admit()[0].release()
+    assert told == [1]
+
+
+def test_nonsense_is_refused():
+    with pytest.raises(ValueError, match="at least one pool"):
+        QueueManager([])
+    with pytest.raises(ValueError, match="cannot be -1"):
+        manager().set_depth("cpu", -1)
+
+
+class Interleavings(RuleBasedStateMachine):
+    """Any order of requests, releases, depth changes, replicas joining and leaving."""
+
+    def __init__(self):
+        super().__init__()
+        self.queue = manager(accelerator=3, cpu=2)
+        self.held = []
+
+    def check_admission(self, permits, before):
+        for pool in self.queue.pools:
+            granted = sum(permit.pool == pool for permit in permits)
+            assert self.queue.in_flight(pool) == before[pool] + granted
+            if granted:
+                assert self.queue.in_flight(pool) <= self.queue.capacity_of(pool)
+        self.held.extend(permits)
+
+    def before(self):
+        return {pool: self.queue.in_flight(pool) for pool in self.queue.pools}
+
+    @rule(queries=st.integers(1, 12))
+    def request(self, queries):
+        before = self.before()
+        free = sum(max(0, self.queue.capacity_of(pool) - before[pool]) for pool in self.queue.pools)
+        answer = self.queue.admit(queries)
+        if isinstance(answer, Full):
+            assert queries > free
+            assert self.before() == before
+            return
+        assert len(answer) == queries <= free
+        room = max(0, self.queue.capacity_of("accelerator") - before["accelerator"])
+        assert pools(answer).count("accelerator") == min(queries, room)
+        self.check_admission(answer, before)
+
+    @rule(queries=st.integers(1, 12))
+    def bulk(self, queries):
+        before = self.before()
+        self.check_admission(self.queue.admit_bulk(queries), before)
+
+    @rule(data=st.data())
+    def finish(self, data):
+        if self.held:
+            self.held.pop(data.draw(st.integers(0, len(self.held) - 1))).release()
+
+    @rule(data=st.data())
+    def release_twice(self, data):
+        if self.held:
+            permit = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+            permit.release()
+            with pytest.raises(RuntimeError):
+                permit.release()
+
+    @rule(pool=st.sampled_from(["accelerator", "cpu"]), depth=st.integers(0, 6))
+    def change_depth(self, pool, depth):
+        self.queue.set_depth(pool, depth)
+
+    @rule(pool=st.sampled_from(["accelerator", "cpu"]), replicas=st.integers(0, 3))
+    def change_replicas(self, pool, replicas):
+        self.queue.set_replicas(pool, replicas)
+
+    @invariant()
+    def counts_are_what_is_held(self):
+        for pool in self.queue.pools:
+            assert self.queue.in_flight(pool) == sum(permit.pool == pool for permit in self.held)
+
+
+Interleavings.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestInterleavings = Interleavings.TestCase

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import yaml
+
+import serve_app
+from deployments.errors import SettingsError
+from deployments.settings import RouterConfig, Settings
+from serve_app.config_file import check_config, load_config
+
+MODEL = {"model": {"id": "x"}}
+EMULATED = {"engine": "emulated", "emulated": {"alpha_s": 0.1, "beta_s": 0.2}}
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        (None, "args: missing; the Serve config must give it"),
+        ([], "args: should be a mapping of settings, not a list"),
+        ({}, "args.model: missing"),
+        ({"model": {"id": ""}}, "args.model.id: must not be empty"),
+        ({**MODEL, "foo": 1}, "args.foo: there is no such setting"),
+        ({**MODEL, "cpu": {"cores": "two"}}, "args.cpu.cores: should be 'auto' or a valid integer, not 'two'"),
+        ({**MODEL, "cpu": {"cores": 0}}, "args.cpu.cores: should be 'auto' or greater than or equal to 1, not 0"),
+        ({**MODEL, "cpu": {"engine": "emulated"}}, "args.cpu: engine: emulated needs"),
+        ({**MODEL, "cpu": {"emulated": EMULATED["emulated"]}}, "args.cpu: `emulated` is given but the engine is torch"),
+        ({**MODEL, "cpu": EMULATED}, "args: accelerator.engine and cpu.engine: emulated and real engines never mix"),
+        ({**MODEL, "accelerator": {"device": "tpu"}}, "args.accelerator.device: should be 'auto', 'npu', 'cuda'"),
+        ({**MODEL, "heterogeneous": "yes"}, "args.heterogeneous: should be a valid boolean, not 'yes'"),
+    ],
+)
+def test_bad_args_name_the_key(raw, sentence):
+    with pytest.raises(SettingsError) as caught:
+        Settings.parse(raw)
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        (None, "user_config: missing"),
+        ({"slo_s": 1}, "user_config.cpu.queue_depth: missing, but the application has a pool named cpu"),
+        ({"slo_s": 1, "cpu": {"queue_depth": -1}}, "user_config.cpu.queue_depth: should be greater than or equal to 0"),
+        ({"slo_s": 1, "cpu": {"queue_depth": 1.5}}, "user_config.cpu.queue_depth: should be a valid integer, not 1.5"),
+        (
+            {"slo_s": 1, "cpu": {"queue_depth": True}},
+            "user_config.cpu.queue_depth: should be a valid integer, not True",
+        ),
+        ({"slo_s": 1, "cpu": {"queue_dept": 1}}, "user_config.cpu.queue_dept: there is no such setting"),
+        ({"slo_s": 1, "cpu": {"queue_depth": 0}}, "user_config.cpu.queue_depth: 0 closes a pool, and this leaves none"),
+        ({"slo_s": 0, "cpu": {"queue_depth": 1}}, "user_config.slo_s: should be greater than 0, not 0"),
+        ({"slo_s": float("nan"), "cpu": {"queue_depth": 1}}, "user_config.slo_s: should be a finite number, not nan"),
+    ],
+)
+def test_bad_user_config_names_the_key(raw, sentence):
+    with pytest.raises(SettingsError) as caught:
+        RouterConfig.parse(raw, ("cpu",))
+    assert str(caught.value).startswith(sentence)
+
+
+def test_a_depth_for_a_pool_that_is_not_there_is_fine():
+    """One file runs on any machine."""
+    config = RouterConfig.parse({"slo_s": 1, "accelerator": {"queue_depth": 9}, "cpu": {"queue_depth": 3}}, ("cpu",))
+    assert config.cpu.queue_depth == 3
+
+
+def test_the_error_survives_the_way_from_a_replica():
+    error = pickle.loads(pickle.dumps(SettingsError("a.b", "is wrong")))
+    assert (str(error), error.key) == ("a.b: is wrong", "a.b")
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "rehearsal.yaml"])
+def test_shipped_configs_are_good(name):
+    load_config(Path(serve_app.__file__).parent / name)
+
+
+def shipped():
+    return yaml.safe_load((Path(serve_app.__file__).parent / "config.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("where", "sentence"),
+    [
+        ((), "aplications: Serve has no such setting and would ignore it; did you mean applications?"),
+        (("http_options",), "http_options.aplications: Serve has no such setting"),
+        (("applications", 0), "applications[0].aplications: Serve has no such setting"),
+        (
+            ("applications", 0, "deployments", 0),
+            "applications[0].deployments[0].aplications: Serve has no such setting",
+        ),
+    ],
+)
+def test_keys_that_serve_would_ignore_are_refused(where, sentence):
+    config = place = shipped()
+    for key in where:
+        place = place[key]
+    place["aplications"] = 1
+    with pytest.raises(SettingsError) as caught:
+        check_config(config)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_a_config_without_our_application():
+    config = shipped()
+    config["applications"][0]["import_path"] = "somebody.elses:app"
+    with pytest.raises(SettingsError, match="applications: none has import_path"):
+        check_config(config)
+
+
+@pytest.mark.parametrize(("text", "problem"), [("a: [", "is not valid YAML"), ("3", "is not a Serve config")])
+def test_broken_files(tmp_path, text, problem):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(SettingsError, match=problem):
+        load_config(tmp_path / "c.yaml")
+    with pytest.raises(SettingsError, match="cannot be read: No such file"):
+        load_config(tmp_path / "none.yaml")
