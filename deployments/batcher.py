@@ -23,8 +23,8 @@ import numpy.typing as npt
 from deployments.queue_manager import Permit
 
 _MAX_OUT = 2  # batches out at one replica: one runs, one is ready
-_PAUSE_SHARE = 0.015  # of beta, for each query that waits, up to _PAUSE_QUERIES of them
-_PAUSE_QUERIES = 4  # a lone query is hardly held back; several at once are a burst, and more patience saves a beta
+_PAUSE_SHARE = 0.02  # of beta, for each query that waits, up to _PAUSE_QUERIES of them
+_PAUSE_QUERIES = 3  # a lone query is hardly held back; several at once are a burst, and more patience saves a beta
 _LONGEST_WAIT_SHARE = 0.25  # of beta: the most that a stream without pauses holds back an idle device
 _SHORTEST_PAUSE_S = 0.001  # about three arrivals of one burst through the HTTP path
 _LARGEST_PAUSE_SHARE = 0.1  # of beta, where beta is so small that the shortest pause would matter

@@ -97,6 +97,11 @@ class QueueManager:
         """All depths together, over live replicas: the largest request that is not bulk."""
         return sum(queue.capacity for queue in self._order)
 
+    @property
+    def free(self) -> int:
+        """Places free in all pools together."""
+        return sum(queue.free for queue in self._order)
+
     def capacity_of(self, pool: str) -> int:
         return self._queues[pool].capacity
 
@@ -117,7 +122,7 @@ class QueueManager:
                     queue.in_flight += 1
                     return [Permit(self, queue, bulk=False)]
             return Full(1, 0)
-        free = sum(queue.free for queue in self._order)
+        free = self.free
         if queries > free:
             return Full(queries, free)
         return self._take(queries, ((queue, queue.free) for queue in self._order), bulk=False)

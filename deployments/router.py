@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from deployments.batcher import Answer, Job
 from deployments.device_detector import Topology
-from deployments.errors import Busy, ReplicaLost, SettingsError, TimedOut, Unavailable
+from deployments.errors import Busy, ReplicaLost, SettingsError, TimedOut, Unavailable, WindveError
 from deployments.model_files import ModelCard, read_model_card
 from deployments.pool import Pool
 from deployments.queue_manager import Full, Permit, QueueManager
@@ -133,14 +133,14 @@ class Router:
         assert self.config is not None
         started = time.monotonic()
         timeout_s = self.config.request_timeout_s
+        bulk = bulk or len(queries) > self._queue.capacity
+        if not bulk and len(queries) > self._queue.free:
+            raise self._refusal(Full(len(queries), self._queue.free))  # before any expensive work
         try:
             async with asyncio.timeout(timeout_s):
                 token_ids = await self._tokenise(queries, truncate=truncate)
                 tokenised = time.monotonic()
-                if bulk or len(token_ids) > self._queue.capacity:
-                    answers = await self._embed_bulk(token_ids)
-                else:
-                    answers = await self._embed_at_once(token_ids)
+                answers = await (self._embed_bulk(token_ids) if bulk else self._embed_at_once(token_ids))
         except TimeoutError:
             raise TimedOut(f"no answer within {timeout_s:g} s (request_timeout_s); please try again later") from None
         return Embedded(
@@ -203,7 +203,11 @@ class Router:
             if mine:
                 pool.submit(mine)
         try:
+            if len(jobs) == 1:  # the common case, without a gather
+                return [await jobs[0].answer]
             return await asyncio.gather(*(job.answer for job in jobs), return_exceptions=True)
+        except WindveError as error:
+            return [error]
         except asyncio.CancelledError:
             for name, pool in self.pools.items():
                 pool.batcher.leave([job for job in jobs if job.permit.pool == name])

@@ -13,7 +13,7 @@ from deployments.batcher import Answer, Batcher, Job, Pacing
 from deployments.queue_manager import QueueManager
 
 BETA_S = 0.27
-PAUSE_S = 0.015 * BETA_S
+PAUSE_S = 0.02 * BETA_S
 
 
 @dataclass
@@ -321,7 +321,7 @@ async def test_a_pool_without_replicas_ends_what_waits():
 
 
 @pytest.mark.parametrize(
-    ("beta_s", "pause_s"), [(None, 0), (0.0, 0), (0.27, 0.00405), (0.85, 0.01275), (0.02, 0.001), (0.004, 0.0004)]
+    ("beta_s", "pause_s"), [(None, 0), (0.0, 0), (0.27, 0.0054), (0.85, 0.017), (0.02, 0.001), (0.004, 0.0004)]
 )
 def test_the_pause_is_a_small_share_of_beta(beta_s, pause_s):
     assert Pacing.from_beta(beta_s).pause_s == pytest.approx(pause_s)
