@@ -51,7 +51,7 @@ class EmulatedDevice(_Strict):
 
 class _PoolSettings(_Strict):
     replicas: Auto | PositiveInt = "auto"
-    engine: Literal["torch", "emulated"] = "torch"
+    engine: str = "torch"
     dtype: Dtype = "auto"  # auto: the quickest that keeps cosine >= 0.999 to float32 here
     max_batch_tokens: PositiveInt = 16_384  # padded tokens in one pass of the model: bounds memory, not admission
     stuck_after_s: Seconds = 60.0  # one engine run longer than this is a hung device: the replica is replaced
@@ -70,11 +70,13 @@ class AcceleratorSettings(_PoolSettings):
     """`device: auto` takes what the cluster has (NPU before GPU); `cpu` is for development; `none` leaves it unused."""
 
     device: Literal["auto", "npu", "cuda", "cpu", "none"] = "auto"
+    engine: Literal["torch", "emulated"] = "torch"
 
 
 class CpuSettings(_PoolSettings):
     """One instance a machine by default, on the high three quarters of its cores (Section IV-D)."""
 
+    engine: Literal["torch", "openvino", "emulated"] = "torch"
     instance_per: Literal["machine", "numa_node"] = "machine"
     cores: Auto | PositiveInt = "auto"  # for each instance
     num_cpus: Auto | Annotated[float, Field(ge=0)] = "auto"  # what Ray's scheduler books for each instance

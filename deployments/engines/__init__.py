@@ -83,6 +83,10 @@ def create_engine(card: ModelCard, settings: AcceleratorSettings | CpuSettings, 
 
         assert settings.emulated is not None
         return EmulatedEngine(card, settings.emulated)
+    if settings.engine == "openvino":
+        from deployments.engines.openvino_engine import OpenVinoEngine
+
+        return OpenVinoEngine(card, settings, threads)
     from deployments.engines.torch_engine import TorchEngine
 
     return TorchEngine(card, settings, device, threads)

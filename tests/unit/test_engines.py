@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from deployments.engines import Stopped, TokenBatch
+from deployments.engines import Stopped, TokenBatch, create_engine
 from deployments.engines.emulated import EmulatedEngine
 from deployments.engines.torch_engine import TorchEngine
 from deployments.errors import EmptyInput, InvalidInput
@@ -45,17 +45,22 @@ def test_pack_and_split(queries):
         assert np.array_equal(one, other)
 
 
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
 @pytest.mark.parametrize(("dtype", "max_batch_tokens"), [("float32", 16384), ("float32", 300), ("bfloat16", 16384)])
-def test_same_vector_alone_in_a_batch_and_in_small_passes(card, queries, exact, dtype, max_batch_tokens):
-    engine = TorchEngine(card, CpuSettings(dtype=dtype, max_batch_tokens=max_batch_tokens), "cpu", 1)
+def test_same_vector_alone_in_a_batch_and_in_small_passes(card, queries, exact, engine, dtype, max_batch_tokens):
+    settings = CpuSettings(engine=engine, dtype=dtype, max_batch_tokens=max_batch_tokens)
+    engine = create_engine(card, settings, "cpu", 1)
+    engine.probe()
     together = unit(engine.embed(TokenBatch.pack(queries), NEVER))
     alone = unit(np.concatenate([exact.embed(TokenBatch.pack([query]), NEVER) for query in queries]))
     agreement = float(np.min(np.sum(together * alone, axis=1)))
     assert agreement >= (0.9999 if dtype == "float32" else 0.999)
 
 
-def test_auto_dtype_says_why(card):
-    info = TorchEngine(card, CpuSettings(), "cpu", 1).info
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
+def test_auto_dtype_says_why(card, engine):
+    info = create_engine(card, CpuSettings(engine=engine), "cpu", 1).info
+    assert info.engine.startswith(engine)
     assert info.dtype in {"bfloat16", "float32"}
     assert info.agreement is None or info.agreement >= 0.999
     assert info.why
@@ -91,10 +96,6 @@ def test_a_run_that_nobody_waits_for_stops(card, exact, queries):
     stop.set()
     with pytest.raises(Stopped):
         exact.embed(TokenBatch.pack(queries), stop)
-
-
-def test_probe(exact):
-    exact.probe()
 
 
 def test_emulated_time_and_vectors(card, queries):

@@ -1,0 +1,105 @@
+"""OpenVINO on the CPU: the same torch module, exported once at start and compiled for this machine's instructions."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any
+
+import numpy as np
+
+from deployments.engines import EngineInfo, Stopped, TokenBatch, Vectors
+from deployments.engines.torch_engine import import_torch
+from deployments.errors import SettingsError
+from deployments.model_files import ModelCard
+from deployments.settings import AcceleratorSettings, CpuSettings
+
+_PRECISION = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+
+
+class OpenVinoEngine:
+    """A transformer and its pooling, compiled by OpenVINO with exactly `threads` threads."""
+
+    def __init__(self, card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads: int) -> None:
+        try:
+            import openvino
+        except ImportError:
+            raise SettingsError("args.cpu.engine", "openvino is not installed (pip install windve[openvino])") from None
+        self._card = card
+        self._max_batch_tokens = settings.max_batch_tokens
+        self._threads = threads
+        self._core = openvino.Core()
+        self._model, self._reference = self._export(openvino)
+        self._request, dtype, why, cosine = self._choose_dtype(settings.dtype)
+        from deployments.engines.pooled_model import describe_threads
+
+        self.info = EngineInfo(
+            engine=f"openvino {openvino.__version__.split('-')[0]}",
+            device=describe_threads(threads),
+            dtype=dtype,
+            dimension=card.dimension,
+            emulated=False,
+            why=why,
+            agreement=cosine,
+        )
+
+    def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
+        from deployments.engines.pooled_model import pad, passes
+
+        queries = batch.queries()
+        vectors = np.empty((len(queries), self._card.dimension), dtype=np.float32)
+        for chosen in passes(batch.lengths, self._max_batch_tokens):
+            if stop.is_set():
+                raise Stopped
+            vectors[chosen] = self._request.infer(list(pad([queries[i] for i in chosen])))[0]
+        return vectors
+
+    def probe(self) -> None:
+        """One short query through the compiled model."""
+        self.embed(TokenBatch.pack([np.zeros(2, np.int32)]), threading.Event())
+
+    def _export(self, openvino: Any) -> tuple[Any, Vectors]:
+        """torch.export with free batch and length (TorchScript tracing fails in transformers' attention masks), and
+        torch's own float32 vectors of the probe inputs.
+        """
+        torch = import_torch("cpu")
+        from deployments.engines.pooled_model import PooledModel, pad, probe_batch
+
+        torch.set_num_threads(self._threads)
+        model = PooledModel(self._card, attention="eager")
+        ids = torch.ones((3, 7), dtype=torch.int64)
+        mask = ids.clone()
+        mask[1, 4:] = 0  # transformers leaves the mask out of the graph where nothing is padded
+        free = {0: torch.export.Dim("queries", min=1), 1: torch.export.Dim("tokens", min=2, max=self._card.max_tokens)}
+        with torch.inference_mode(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's export warns of its own insides
+            reference = model(*map(torch.from_numpy, pad(probe_batch(self._card).queries()))).numpy()
+            exported = torch.export.export(model, (ids, mask), dynamic_shapes=(free, free), strict=False)
+            return openvino.convert_model(exported), reference
+
+    def _compile(self, dtype: str) -> Any:
+        compiled = self._core.compile_model(
+            self._model,
+            "CPU",
+            {
+                "INFERENCE_PRECISION_HINT": _PRECISION[dtype],
+                "INFERENCE_NUM_THREADS": self._threads,
+                "NUM_STREAMS": 1,
+                "ENABLE_CPU_PINNING": False,  # the thread that calls is bound already, and its children with it
+            },
+        )
+        return compiled.create_infer_request()
+
+    def _choose_dtype(self, wanted: str) -> tuple[Any, str, str, float | None]:
+        """(infer request, dtype, why, smallest cosine to float32 on the probe inputs)."""
+        from deployments.engines.pooled_model import AGREEMENT, agreement, probe_batch, quick_cpu_dtype
+
+        candidate, reason = (wanted, "set by hand") if wanted != "auto" else quick_cpu_dtype()
+        probe = probe_batch(self._card)
+        for dtype in dict.fromkeys((candidate, "float32")):
+            self._request = self._compile(dtype)
+            cosine = agreement(self._reference, self.embed(probe, threading.Event()))
+            if cosine >= AGREEMENT or (dtype == wanted and dtype != "float32"):
+                return self._request, dtype, f"{reason}; cosine to torch in float32 {cosine:.5f}", cosine
+            reason = f"{dtype} differs too much from torch in float32 here (cosine {cosine:.5f})"
+        raise SettingsError("args.cpu.engine", f"openvino: {reason}; use torch")

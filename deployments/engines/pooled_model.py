@@ -1,0 +1,121 @@
+"""The transformer with its pooling, as one torch module, and how queries are padded for it. Imports torch.
+
+Shared by the engines: one runs this module, the other exports it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import AutoModel
+from transformers.utils import logging as transformers_logging
+
+from deployments.engines import TokenBatch, Vectors
+from deployments.errors import SettingsError
+from deployments.model_files import ModelCard
+
+logger = logging.getLogger("ray.serve")
+
+AGREEMENT = 0.999  # smallest cosine to float32 that a default may have
+_PROBE_LENGTHS = (3, 8, 24, 75, 200)  # tokens; the inputs of the comparison
+_SMALL_PASS = 8  # queries; splitting further costs more in passes than the padding does
+
+Ids = npt.NDArray[np.int64]  # shape [queries, tokens], padded on the right
+Lengths = npt.NDArray[np.int32]
+
+
+class PooledModel(torch.nn.Module):
+    """(ids, mask) int64 [queries, tokens], padded on the right -> float32 [queries, dimension], not normalised."""
+
+    def __init__(self, card: ModelCard, attention: str | None = None) -> None:
+        """Load float32 weights. Raises SettingsError where the model's files cannot be loaded."""
+        super().__init__()
+        self._pooling = card.pooling
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one line in the log, not a bar
+        logger.info("loading %s from %s", card.name, card.folder)
+        try:
+            self.transformer = AutoModel.from_pretrained(
+                card.folder,
+                dtype=torch.float32,
+                use_safetensors=True,
+                trust_remote_code=card.trust_remote_code,
+                **({"attn_implementation": attention} if attention else {}),
+            ).eval()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise SettingsError("args.model.id", f"{card.folder} cannot be loaded: {error}") from error
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.transformer(input_ids=ids, attention_mask=mask).last_hidden_state
+        if self._pooling == "cls":
+            return hidden[:, 0].float()
+        if self._pooling == "last":
+            last = (mask.sum(1) - 1).view(-1, 1, 1).expand(-1, 1, hidden.shape[-1])
+            return hidden.gather(1, last).squeeze(1).float()
+        weights = mask.unsqueeze(-1).float()
+        return (hidden.float() * weights).sum(1) / weights.sum(1)
+
+
+def passes(lengths: Lengths, max_batch_tokens: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Indices of the queries of each pass: of like length together, at most `max_batch_tokens` padded tokens."""
+    order = np.argsort(-lengths, kind="stable")
+    start = 0
+    while start < len(order):
+        longest = int(lengths[order[start]])
+        end = start + max(1, max_batch_tokens // longest)
+        # A pass ends where its queries would waste more than half of the padded tokens.
+        wasteful = np.nonzero(lengths[order[start:end]] * 2 < longest)[0]
+        if len(wasteful):
+            end = min(end, start + max(int(wasteful[0]), _SMALL_PASS))
+        yield order[start:end]
+        start = end
+
+
+def pad(queries: Sequence[npt.NDArray[np.int32]]) -> tuple[Ids, Ids]:
+    """(ids, mask) of queries of any length."""
+    longest = max(map(len, queries))
+    ids = np.zeros((len(queries), longest), dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for row, query in enumerate(queries):
+        ids[row, : len(query)] = query
+        mask[row, : len(query)] = 1
+    return ids, mask
+
+
+def probe_batch(card: ModelCard) -> TokenBatch:
+    """Fixed pseudo-random token ids, several lengths in one batch: what two number formats are compared on."""
+    random = np.random.default_rng(0)
+    lengths = [min(length, card.max_tokens) for length in _PROBE_LENGTHS]
+    return TokenBatch.pack([random.integers(0, card.vocab_size, length, dtype=np.int32) for length in lengths])
+
+
+def agreement(one: Vectors, other: Vectors) -> float:
+    """Smallest cosine between rows; NaN where a vector is not a number."""
+    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+    return float(np.min(np.sum(one * other, axis=1) / norms))
+
+
+def cpu_flags() -> set[str]:
+    """Instruction-set names of the first core: x86 `flags`, ARM `Features`."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123 - line by line, stops early
+            for line in file:
+                if line.startswith(("flags", "Features")):
+                    return set(line.split(":", 1)[1].split())
+    except OSError:
+        logger.info("no /proc/cpuinfo: bfloat16 instructions are not looked for")
+    return set()
+
+
+def quick_cpu_dtype() -> tuple[str, str]:
+    """The narrow dtype that this CPU computes quickly, and the reason."""
+    if cpu_flags() & {"amx_bf16", "avx512_bf16", "bf16"}:
+        return "bfloat16", "the CPU has bfloat16 instructions"
+    return "float32", "the CPU has no bfloat16 instructions"
+
+
+def describe_threads(threads: int) -> str:
+    return f"cpu, {threads} thread{'s' if threads > 1 else ''}"
