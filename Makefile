@@ -4,7 +4,7 @@
 
 PYTHON ?= python3
 CONFIG ?= serve_app/config.yaml
-TESTS  ?= tests
+TESTS  ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 # An Ascend machine gets torch-npu as well.

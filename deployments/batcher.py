@@ -3,14 +3,15 @@
 The rule. A replica that is idle gets what waits, but not before the arrivals pause: a burst cut in two pays beta twice
 (first query alone, the rest after it: alpha*C + 2*beta). The pause is a small share of beta, smallest for a lone
 query, which loses next to nothing; a burst that fills the pool goes at once, since nobody can join it. A replica that
-is busy gets a second batch ahead of time only if that batch is full; a smaller one waits here, where it can grow or be
-cancelled.
+is busy gets a second batch ahead of time only if nobody can join it any more; until then it waits here, where it can
+grow or be cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -20,10 +21,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from deployments.errors import EngineFailed
 from deployments.queue_manager import Permit
 
 _MAX_OUT = 2  # batches out at one replica: one runs, one is ready
-_PAUSE_SHARE = 0.02  # of beta, for each query that waits, up to _PAUSE_QUERIES of them
+_PAUSE_SHARE = 0.024  # of beta, for each query that waits, up to _PAUSE_QUERIES of them
 _PAUSE_QUERIES = 3  # a lone query is hardly held back; several at once are a burst, and more patience saves a beta
 _LONGEST_WAIT_SHARE = 0.25  # of beta: the most that a stream without pauses holds back an idle device
 _SHORTEST_PAUSE_S = 0.001  # about three arrivals of one burst through the HTTP path
@@ -59,7 +61,6 @@ class _Batch:
     jobs: list[Job]
     started: float
     task: asyncio.Task[None] | None = None
-    lost: BaseException | None = None
     called_off: bool = False
 
 
@@ -115,7 +116,6 @@ class Batcher:
     abandon: Callable[[str, str], None]  # (replica, batch_id): nobody waits for that batch any more
     is_full: Callable[[], bool]  # no further query can be admitted to the pool
     grace_s: float = 10.0  # how long a replica that has left may still answer what it runs
-    max_batch: int = 0  # queries; 0: as many as the depth admits
     depth: int = 1
     pacing: Pacing = Pacing()
     clock: Callable[[], float] = time.monotonic
@@ -202,8 +202,8 @@ class Batcher:
         """A replica that is not live any more will not answer: what it runs ends with `error`, at once."""
         if replica in self._live:
             return
-        for batch in self._out.get(replica, ()):
-            batch.lost = error
+        for batch in list(self._out.get(replica, ())):
+            self._end(batch, error)
             if batch.task is not None:
                 batch.task.cancel()
 
@@ -225,22 +225,20 @@ class Batcher:
                     return
                 self._dispatch(idle[0], -(-self._live_waiting // len(idle)))
                 continue
-            if not self._dispatch_ahead():
+            if not (self.is_full() and self._dispatch_ahead()):
                 return
 
     def _wait_s(self) -> float:
-        if self.is_full() or (self.max_batch and self._live_waiting >= self.max_batch):
+        if self.is_full():
             return 0.0
         return self.pacing.wait_s(self._live_waiting, now=self.clock(), first=self._first, last=self._last)
 
     def _dispatch_ahead(self) -> bool:
-        """A second batch for a busy replica, if it is full already."""
-        if not self.max_batch or self._live_waiting < self.max_batch:
-            return False
+        """A second batch for a busy replica: it starts the moment the first ends, without the way there and back."""
         for replica, batches in self._out.items():
             room = self.depth - sum(len(batch.jobs) for batch in batches)
-            if replica in self._live and len(batches) < _MAX_OUT and room >= self.max_batch:
-                self._dispatch(replica, self.max_batch)
+            if replica in self._live and len(batches) < _MAX_OUT and room > 0:
+                self._dispatch(replica, room)
                 return True
         return False
 
@@ -267,7 +265,7 @@ class Batcher:
 
     def _dispatch(self, replica: str, most: int) -> None:
         room = max(1, self.depth - sum(len(batch.jobs) for batch in self._out[replica]))
-        count = min(most, room, self.max_batch or room, self._live_waiting)
+        count = min(most, room, self._live_waiting)
         jobs = list(self._take(count))
         now = self.clock()
         self._first = now
@@ -291,24 +289,32 @@ class Batcher:
     async def _run(self, batch: _Batch) -> None:
         try:
             reply = await self.send(batch.replica, batch.id, [job.ids for job in batch.jobs])
-        except asyncio.CancelledError as cancelled:
-            self._end(batch, batch.lost or cancelled)
-            if batch.lost is None:  # the loop is closing
-                raise
+        except asyncio.CancelledError as cancelled:  # given up, and ended already; or the loop is closing
+            self._end(batch, cancelled)
+            raise
         except Exception as error:  # noqa: BLE001 - it belongs to the batch's queries, each of which raises it
-            self._end(batch, batch.lost or error)
+            self._end(batch, error)
         else:
             self._answer(batch, reply)
             self._end(batch)
 
     def _answer(self, batch: _Batch, reply: Reply) -> None:
+        if batch not in self._out.get(batch.replica, ()):
+            return  # given up meanwhile
         vectors, norms, compute_s = reply
         away_s = max(0.0, self.clock() - batch.started - compute_s)
         for job, vector, norm in zip(batch.jobs, vectors, norms.tolist(), strict=True):
-            _finish(job, Answer(vector, norm, self.pool, batch.started - job.submitted + away_s, compute_s))
+            if math.isfinite(norm):
+                queue_s = batch.started - job.submitted + away_s
+                _finish(job, Answer(vector, norm, self.pool, queue_s, compute_s))
+            else:
+                _finish(job, EngineFailed(f"the {self.pool} engine gave no finite vector for this input"))
 
     def _end(self, batch: _Batch, error: BaseException | None = None) -> None:
-        batches = self._out[batch.replica]
+        """Exactly once for each batch; a second call does nothing."""
+        batches = self._out.get(batch.replica, [])
+        if batch not in batches:
+            return
         batches.remove(batch)
         if not batches and batch.replica not in self._live:
             del self._out[batch.replica]

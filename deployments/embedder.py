@@ -18,7 +18,7 @@ import numpy.typing as npt
 from deployments.affinity import pin_thread, plan_affinity, read_cpu_shape, thread_environment
 from deployments.device_detector import CPU
 from deployments.engines import Engine, Stopped, TokenBatch, Vectors, create_engine
-from deployments.errors import ReplicaLost
+from deployments.errors import EngineFailed, ReplicaLost
 from deployments.model_files import ModelCard, read_model_card
 from deployments.settings import Settings
 
@@ -128,7 +128,7 @@ class Embedder:
         """One call of a Router: packed int32 token ids and lengths -> vectors.
 
         Calls that wait while the engine runs are merged into its next run. Raises ReplicaLost where the call was
-        meant for another replica (which has gone), or where the Router has abandoned it.
+        meant for another replica (which has gone), Stopped where the Router has abandoned it, and EngineFailed.
         """
         if replica != self._replica:
             raise ReplicaLost(f"replica {replica} has gone")
@@ -176,6 +176,9 @@ class Embedder:
         except Exception as error:
             if not isinstance(error, Stopped):
                 logger.exception("%s: a run of %d queries failed", self._pool, len(batch))
+                # Text only: the Router would have to import the engine's library to unpickle its exception.
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                error = EngineFailed(f"the {self._pool} engine failed: {reason}")
             for call in calls:
                 _fail(call, error)
             return
@@ -227,4 +230,4 @@ def _choose_cores(pool: str, settings: Settings, local_rank: int) -> tuple[int, 
     if pool == CPU:
         return plan.instances[local_rank % len(plan.instances)]
     helped = settings.heterogeneous and settings.accelerator.device != "cpu"
-    return plan.reserved if helped and plan.reserved else shape.allowed
+    return plan.reserved if helped and plan.reserved else shape.allowed[-shape.usable :]

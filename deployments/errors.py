@@ -15,6 +15,8 @@ WindveError
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class WindveError(Exception):
     """Root of all errors that windve raises on purpose. Its text is one plain sentence for the person who reads it."""
@@ -75,6 +77,13 @@ class Busy(WindveError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> tuple[Any, tuple[str, float]]:
+        return _busy, (self.message, self.retry_after_s)
+
+
+def _busy(message: str, retry_after_s: float) -> Busy:
+    return Busy(message, retry_after_s=retry_after_s)
 
 
 class EngineFailed(WindveError):

@@ -55,13 +55,16 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
     if dense:
         raise SettingsError("args.model.id", f"the model needs the module {dense[0]['type']}, which is not supported")
     text = config.get("text_config", config)  # multimodal models nest the text model's numbers
+    dimension = text.get("hidden_size") or text.get("dim") or text.get("d_model")
+    if not dimension or "vocab_size" not in text:
+        raise SettingsError("args.model.id", f"{folder}/config.json gives no hidden_size or vocab_size")
     sentence = _json(folder / "sentence_bert_config.json")
     return ModelCard(
         name=settings.name or settings.id,
         folder=folder,
         revision=revision,
         model_type=str(config.get("model_type", "unknown")),
-        dimension=int(text.get("hidden_size") or text["dim"]),
+        dimension=int(dimension),
         vocab_size=int(text["vocab_size"]),
         max_tokens=_max_tokens(folder, text, sentence, settings.max_tokens),
         pooling=_pooling(folder, settings.pooling),
@@ -77,6 +80,8 @@ _KNOWN_MODULES = {"Transformer", "Pooling", "Normalize"}
 
 
 def _find(settings: ModelSettings) -> tuple[Path, str | None]:
+    if settings.revision and (settings.id.startswith("package:") or Path(settings.id).expanduser().is_dir()):
+        raise SettingsError("args.model.revision", "only a model from the hub has revisions")
     if settings.id.startswith("package:"):
         return _in_package(settings.id.removeprefix("package:")), None
     folder = Path(settings.id).expanduser()

@@ -14,14 +14,17 @@ import numpy.typing as npt
 from deployments import membership
 from deployments.batcher import Batcher, Job, Pacing, Reply
 from deployments.engines import TokenBatch
-from deployments.errors import EngineFailed, ReplicaLost
+from deployments.errors import EngineFailed, ReplicaLost, WindveError
 from deployments.queue_manager import QueueManager
+from deployments.retry_after import PoolLoad
 from deployments.settings import PoolConfig
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 logger = logging.getLogger("ray.serve")
+
+_FIRST_GREETING_S, _LAST_GREETING_S = 0.2, 5.0  # between greetings of a replica that is in doubt
 
 
 class Pool:
@@ -83,12 +86,11 @@ class Pool:
     def calibrated(self) -> bool:
         return self.config.alpha_s is not None and self.config.beta_s is not None
 
-    def room_in_s(self) -> float:
-        """Seconds until this pool's next batch should end, by the latency model: when room comes free."""
+    def load(self, share: float = 1.0) -> PoolLoad:
+        """What this pool runs and holds; `share` of its capacity is open to who asks."""
         alpha_s, beta_s = self.latency_model
-        remaining = [alpha_s * queries + beta_s - elapsed_s for queries, elapsed_s in self.batcher.running()]
-        waiting_s = alpha_s * self.batcher.waiting + beta_s if not remaining else 0.0
-        return max(0.0, min(remaining, default=waiting_s))
+        capacity = int(self._queue.capacity_of(self.name) * share)
+        return PoolLoad(alpha_s, beta_s, capacity, tuple(self.batcher.running()), self.batcher.waiting)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         self.batcher.submit(jobs)
@@ -120,13 +122,13 @@ class Pool:
             reply: Reply = await self._embed.remote(
                 replica, f"{self._router}:{batch_id}", batch.ids.tobytes(), batch.lengths.tobytes()
             )
-        except ReplicaLost:
+        except WindveError:
             raise
         except RayActorError:
             self._doubt(replica)
             raise self._lost(replica) from None
         except RayTaskError as error:
-            if isinstance(error.cause, ReplicaLost):
+            if isinstance(error.cause, WindveError):
                 raise error.cause from None
             raise EngineFailed(f"the {self.name} engine failed: {_first_line(error.cause)}") from error
         except Exception as error:
@@ -152,8 +154,15 @@ class Pool:
             self._spawn(self._greet(replica, member))
 
     async def _greet(self, replica: str, member: Mapping[str, Any]) -> None:
-        if await self._call_abandon(replica, "none") and replica not in self.members:
-            self._set_members({**self.members, replica: member}, None)
+        """Until it answers, or Serve counts it out."""
+        wait_s = _FIRST_GREETING_S
+        while replica in membership.current(self._deployment) and replica not in self.members:
+            if await self._call_abandon(replica, "none"):
+                if replica in membership.current(self._deployment):
+                    self._set_members({**self.members, replica: member}, None)
+                return
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LAST_GREETING_S)
 
     def _spawn(self, errand: Any) -> None:
         task = self._loop.create_task(errand, context=contextvars.Context())

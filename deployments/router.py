@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from deployments.errors import Busy, ReplicaLost, SettingsError, TimedOut, Unava
 from deployments.model_files import ModelCard, read_model_card
 from deployments.pool import Pool
 from deployments.queue_manager import Full, Permit, QueueManager
+from deployments.retry_after import retry_after_s
 from deployments.settings import RouterConfig, Settings
 from deployments.tokenizer import Query, TokenIds, Tokenizer
 
@@ -29,7 +30,6 @@ logger = logging.getLogger("ray.serve")
 
 # Tokenising this many characters takes about a millisecond: more than that leaves the event loop.
 _CHARACTERS_ON_LOOP = 4_000
-_SHORTEST_RETRY_S = 0.01
 _TRIES = 2  # a query whose replica died is admitted once more
 
 
@@ -52,10 +52,11 @@ class Embedded:
 
 @dataclass(slots=True, eq=False)
 class _BulkRequest:
-    """A bulk request in the waiting room: it wants `missing` more permits."""
+    """A bulk request: the queries that wait for a permit, those that have one, and word that it should look again."""
 
-    missing: int
-    room: asyncio.Event
+    missing: deque[int]
+    news: asyncio.Event
+    jobs: dict[Job, int] = field(default_factory=dict)
 
 
 class Router:
@@ -67,7 +68,8 @@ class Router:
         from ray import serve
 
         context = serve.get_replica_context()
-        if context.world_size > 1:
+        deployed = context._deployment_config  # noqa: SLF001 - the public world_size does not show autoscaling
+        if deployed.num_replicas != 1 or deployed.autoscaling_config is not None:
             raise SettingsError(
                 "deployments.Router.num_replicas", "one Router holds the depths; more than one would exceed them"
             )
@@ -132,17 +134,18 @@ class Router:
         """
         assert self.config is not None
         started = time.monotonic()
-        timeout_s = self.config.request_timeout_s
         bulk = bulk or len(queries) > self._queue.capacity
         if not bulk and len(queries) > self._queue.free:
             raise self._refusal(Full(len(queries), self._queue.free))  # before any expensive work
+        timeout_s = self.config.bulk.timeout_s if bulk else self.config.request_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 token_ids = await self._tokenise(queries, truncate=truncate)
                 tokenised = time.monotonic()
                 answers = await (self._embed_bulk(token_ids) if bulk else self._embed_at_once(token_ids))
         except TimeoutError:
-            raise TimedOut(f"no answer within {timeout_s:g} s (request_timeout_s); please try again later") from None
+            key = "bulk.timeout_s" if bulk else "request_timeout_s"
+            raise TimedOut(f"no answer within {timeout_s:g} s ({key}); please try again later") from None
         return Embedded(
             vectors=[answer.vector for answer in answers],
             norms=[answer.norm for answer in answers],
@@ -196,12 +199,7 @@ class Router:
 
     async def _run(self, token_ids: Sequence[TokenIds], permits: Sequence[Permit]) -> list[Answer | BaseException]:
         """Hand admitted queries to their pools' batchers and wait for all; if the caller goes, so do they."""
-        loop = asyncio.get_running_loop()
-        jobs = [Job(ids, permit, loop.create_future()) for ids, permit in zip(token_ids, permits, strict=True)]
-        for name, pool in self.pools.items():
-            mine = [job for job in jobs if job.permit.pool == name]
-            if mine:
-                pool.submit(mine)
+        jobs = self._submit(token_ids, permits)
         try:
             if len(jobs) == 1:  # the common case, without a gather
                 return [await jobs[0].answer]
@@ -209,9 +207,26 @@ class Router:
         except WindveError as error:
             return [error]
         except asyncio.CancelledError:
-            for name, pool in self.pools.items():
-                pool.batcher.leave([job for job in jobs if job.permit.pool == name])
+            self._leave(jobs)
             raise
+
+    def _submit(self, token_ids: Sequence[TokenIds], permits: Sequence[Permit]) -> list[Job]:
+        """From here on each permit is its job's, and the batcher releases it."""
+        loop = asyncio.get_running_loop()
+        jobs = [Job(ids, permit, loop.create_future()) for ids, permit in zip(token_ids, permits, strict=True)]
+        for name, pool in self.pools.items():
+            mine = [job for job in jobs if job.permit.pool == name]
+            if mine:
+                pool.submit(mine)
+        return jobs
+
+    def _leave(self, jobs: Sequence[Job]) -> None:
+        """Nobody waits for these jobs any more."""
+        for job in jobs:
+            if not job.answer.cancel() and not job.answer.cancelled():
+                job.answer.exception()  # seen, so that asyncio does not complain
+        for name, pool in self.pools.items():
+            pool.batcher.leave([job for job in jobs if job.permit.pool == name])
 
     async def _embed_bulk(self, token_ids: Sequence[TokenIds]) -> list[Answer]:
         """Let the queries in as room comes free, after the single ones, first come first served among bulk."""
@@ -220,60 +235,66 @@ class Router:
             raise self._unavailable()
         if self._bulk_waiting + len(token_ids) > self.config.bulk.max_waiting:
             self.refused += 1
+            share = self.config.bulk.share
             raise Busy(
                 f"{self._bulk_waiting} bulk queries wait already (bulk.max_waiting: {self.config.bulk.max_waiting}); "
                 "please send fewer at once or come back later",
-                retry_after_s=self._retry_after_s(self._bulk_waiting + len(token_ids)),
+                retry_after_s=self._retry_after_s(self._bulk_waiting + len(token_ids), share=share),
             )
-        request = _BulkRequest(len(token_ids), asyncio.Event())
-        self._bulk.append(request)
-        self._bulk_waiting += len(token_ids)
-        self._on_release()
-        running: list[asyncio.Task[list[Answer]]] = []
+        request = _BulkRequest(deque(range(len(token_ids))), asyncio.Event())
+        self._enter_waiting_room(request)
         try:
-            async with asyncio.TaskGroup() as group:
-                while request.missing:
-                    permits = await self._bulk_permits(request)
-                    start = len(token_ids) - request.missing
-                    request.missing -= len(permits)
-                    self._bulk_waiting -= len(permits)
-                    part = token_ids[start : start + len(permits)]
-                    running.append(group.create_task(self._run_part(part, permits)))
-                self._bulk.remove(request)
-                self._on_release()
-        except ExceptionGroup as failed:
-            raise failed.exceptions[0] from None
+            return await self._fill(request, token_ids)
         finally:
-            if request in self._bulk:
-                self._bulk.remove(request)
-            self._bulk_waiting -= request.missing
-        return [answer for task in running for answer in task.result()]
+            self._leave(list(request.jobs))
+            self._leave_waiting_room(request)
 
-    async def _bulk_permits(self, request: _BulkRequest) -> list[Permit]:
-        """At least one permit for the bulk request that is first in the waiting room."""
-        while True:
-            if self._bulk[0] is request:
-                permits = self._queue.admit_bulk(request.missing)
-                if permits:
-                    return permits
-            request.room.clear()
-            await request.room.wait()
+    async def _fill(self, request: _BulkRequest, token_ids: Sequence[TokenIds]) -> list[Answer]:
+        """Submit what gets permits, collect what is answered, take up again what a dead replica lost, until all is."""
+        answers: dict[int, Answer] = {}
+        tries = [0] * len(token_ids)
+        while len(answers) < len(token_ids):
+            request.news.clear()
+            if request.missing and self._bulk[0] is request:
+                permits = self._queue.admit_bulk(len(request.missing))
+                indices = [request.missing.popleft() for _ in permits]
+                self._bulk_waiting -= len(indices)
+                for index, job in zip(indices, self._submit([token_ids[i] for i in indices], permits), strict=True):
+                    tries[index] += 1
+                    request.jobs[job] = index
+                    job.answer.add_done_callback(lambda _: request.news.set())
+                if not request.missing:
+                    self._leave_waiting_room(request)
+            for job in [job for job in request.jobs if job.answer.done()]:
+                index = request.jobs.pop(job)
+                failed = job.answer.exception()
+                if failed is None:
+                    answers[index] = job.answer.result()
+                elif isinstance(failed, ReplicaLost) and tries[index] < _TRIES:
+                    request.missing.append(index)
+                    self._bulk_waiting += 1
+                else:
+                    raise failed
+            if request.missing and request not in self._bulk:
+                self._bulk.append(request)
+            elif len(answers) < len(token_ids):
+                await request.news.wait()
+        return [answers[index] for index in range(len(token_ids))]
 
-    async def _run_part(self, token_ids: Sequence[TokenIds], permits: Sequence[Permit]) -> list[Answer]:
-        """A bulk request's part; if a replica died with it, the part is admitted once more as a small request."""
-        outcomes = await self._run(token_ids, permits)
-        answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
-        if len(answers) == len(outcomes):
-            return answers
-        failed = next(outcome for outcome in outcomes if isinstance(outcome, BaseException))
-        if isinstance(failed, ReplicaLost):
-            return await self._embed_at_once(token_ids)
-        raise failed
+    def _enter_waiting_room(self, request: _BulkRequest) -> None:
+        self._bulk.append(request)
+        self._bulk_waiting += len(request.missing)
+
+    def _leave_waiting_room(self, request: _BulkRequest) -> None:
+        if request in self._bulk:
+            self._bulk.remove(request)
+            self._bulk_waiting -= len(request.missing)
+            self._on_release()
 
     def _on_release(self) -> None:
         """Room may have come free, or replicas have changed: the first bulk request looks again."""
         if self._bulk:
-            self._bulk[0].room.set()
+            self._bulk[0].news.set()
 
     def _refusal(self, full: Full) -> Busy | Unavailable:
         if not self._queue.capacity:
@@ -289,14 +310,8 @@ class Router:
     def _unavailable(self) -> Unavailable:
         return Unavailable("no pool can answer now: no live replica with a queue depth above 0; please try again later")
 
-    def _retry_after_s(self, queries: int) -> float:
-        """When enough should have come free: the next batch's end, and a round for each time the depths are filled."""
-        pools = [pool for name, pool in self.pools.items() if self._queue.capacity_of(name)]
-        soonest = min((pool.room_in_s() for pool in pools), default=1.0)
-        rounds = (queries - 1) // max(1, self._queue.capacity)
-        alpha_s, beta_s = pools[0].latency_model if pools else (0.0, 0.0)
-        round_s = alpha_s * pools[0].config.queue_depth + beta_s if pools else 0.0
-        return max(_SHORTEST_RETRY_S, soonest + rounds * round_s)
+    def _retry_after_s(self, queries: int, *, share: float = 1.0) -> float:
+        return retry_after_s(queries, self._queue.free, [pool.load(share) for pool in self.pools.values()])
 
     @property
     def can_answer(self) -> bool:

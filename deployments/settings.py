@@ -54,7 +54,7 @@ class _PoolSettings(_Strict):
     engine: str = "torch"
     dtype: Dtype = "auto"  # auto: the quickest that keeps cosine >= 0.999 to float32 here
     max_batch_tokens: PositiveInt = 16_384  # padded tokens in one pass of the model: bounds memory, not admission
-    stuck_after_s: Seconds = 60.0  # one engine run longer than this is a hung device: the replica is replaced
+    stuck_after_s: Seconds = 30.0  # one engine run longer than this is a hung device: the replica is replaced
     emulated: EmulatedDevice | None = None
 
     @model_validator(mode="after")
@@ -101,19 +101,23 @@ class Settings(_Strict):
 
     @model_validator(mode="after")
     def _emulated_and_real_never_mix(self) -> Self:
-        used: list[_PoolSettings] = [self.cpu] if self.heterogeneous or self.accelerator.device == "none" else []
-        if self.accelerator.device != "none":
-            used.append(self.accelerator)
-        if len({pool.engine == "emulated" for pool in used}) > 1:
+        if len({pool.engine == "emulated" for pool in self._used_pools()}) > 1:
             raise ValueError(
                 "accelerator.engine and cpu.engine: emulated and real engines never mix in one application"
             )
         return self
 
+    def _used_pools(self) -> list[_PoolSettings]:
+        """The pools that may come to be, on whatever cluster."""
+        used: list[_PoolSettings] = [self.accelerator] if self.accelerator.device != "none" else []
+        may_lack_accelerator = self.accelerator.device in {"auto", "none"} and self.accelerator.engine != "emulated"
+        if self.heterogeneous or may_lack_accelerator:
+            used.append(self.cpu)
+        return used
+
     @property
     def emulated(self) -> bool:
-        pool = self.cpu if self.accelerator.device == "none" else self.accelerator
-        return pool.engine == "emulated"
+        return self._used_pools()[0].engine == "emulated"
 
     @property
     def model_name(self) -> str:
@@ -132,12 +136,19 @@ class PoolConfig(_Strict):
     alpha_s: Annotated[float, Field(ge=0)] | None = None
     beta_s: Annotated[float, Field(ge=0)] | None = None
 
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> Self:
+        if (self.alpha_s is None) != (self.beta_s is None):
+            raise ValueError("alpha_s and beta_s belong together: give both or neither")
+        return self
+
 
 class BulkConfig(_Strict):
     """Requests with more queries than all depths together, or marked `x-windve-priority: bulk`."""
 
     share: Share = 0.5  # of each pool's depth; the rest stays free for single queries
     max_waiting: PositiveInt = 20_000  # queries; past that a bulk request is answered busy
+    timeout_s: Seconds = 600.0  # in place of request_timeout_s: a thousand texts take their time on a slow device
 
 
 class RouterConfig(_Strict):

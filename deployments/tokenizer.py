@@ -45,7 +45,11 @@ class Tokenizer:
                     special = sum(encoding.special_tokens_mask)
                     cut = sum(len(piece.ids) - special for piece in encoding.overflowing)
                     raise self._too_long(index, len(encoding.ids) + cut)
-        return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        token_ids = [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        for index, ids in enumerate(token_ids):
+            if not len(ids):
+                raise EmptyInput(f"input {index} holds nothing that the model's tokenizer knows", param="input")
+        return token_ids
 
     def check(self, ids: Sequence[int], index: int, *, truncate: bool) -> TokenIds:
         """Token ids as a client sent them, taken as they are. Raises EmptyInput or InvalidInput."""

@@ -59,7 +59,8 @@ def build(args: dict[str, Any]) -> Application:
         )
     router = serve.deployment(
         name="Router",
-        max_ongoing_requests=10_000,  # must exceed all depths together, or overload waits in the proxy instead
+        user_config={},  # what is missing is then said by name, not met by the first query
+        max_ongoing_requests=1_000_000,  # must exceed all depths together, or overload waits in the proxy instead
         max_constructor_retry_count=3,
         ray_actor_options={"num_cpus": _FRAMEWORK_CPUS},
     )(serve.ingress()(Ingress))

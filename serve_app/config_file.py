@@ -57,16 +57,17 @@ def check_config(config: dict[str, Any]) -> None:
         raise SettingsError(".".join(map(str, first["loc"])), str(first["msg"])) from None
     if not settings_of(config):
         raise SettingsError("applications", f"none has import_path: {IMPORT_PATH}")
-    for application in _ours(config):
+    for application in ours(config):
         RouterConfig.parse(router_config(application))
 
 
 def settings_of(config: dict[str, Any]) -> list[Settings]:
     """The settings of each windve application in a Serve config. Raises SettingsError."""
-    return [Settings.parse(application.get("args")) for application in _ours(config)]
+    return [Settings.parse(application.get("args")) for application in ours(config)]
 
 
-def _ours(config: dict[str, Any]) -> list[dict[str, Any]]:
+def ours(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The windve applications of a Serve config."""
     return [found for found in config.get("applications") or [] if found.get("import_path") == IMPORT_PATH]
 
 

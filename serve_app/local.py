@@ -28,6 +28,7 @@ from deployments.model_files import read_model_card
 
 _START_TIMEOUT_S = 600.0  # a large model from a slow disk or hub
 _OBJECT_STORE_BYTES = 200 * 2**20  # batches travel by gRPC; the store holds next to nothing
+_PROXY_TIMEOUT_S = 15.0
 _LOOPBACK = "127.0.0.1"
 _TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 
@@ -69,6 +70,8 @@ def _stop_on_signals() -> threading.Event:
 
 
 def _http_address(config: dict[str, Any]) -> str:
+    from serve_app.config_file import ours
+
     options = config.get("http_options") or {}
     host, port = options.get("host", _LOOPBACK), options.get("port", 8000)
     with socket.socket() as probe:
@@ -77,7 +80,8 @@ def _http_address(config: dict[str, Any]) -> str:
             probe.bind((host, port))
         except OSError as error:
             raise SettingsError("http_options.port", f"{host}:{port} cannot be opened: {error.strerror}") from None
-    return f"http://{_LOOPBACK if host == '0.0.0.0' else host}:{port}"  # noqa: S104 - a comparison
+    prefix = ours(config)[0].get("route_prefix", "/").rstrip("/")
+    return f"http://{_LOOPBACK if host == '0.0.0.0' else host}:{port}{prefix}"  # noqa: S104 - a comparison
 
 
 def _set_ray_environment(scratch: Path, console: Console) -> None:
@@ -196,9 +200,21 @@ def show_machine(console: Console, machine: Machine) -> None:
         console.print(f"[yellow]{machine.npu_problem}[/yellow]")
 
 
+def _get_json(url: str) -> Any:
+    """The answer of our own service; for a moment after the start its proxy may not know the way yet."""
+    ends = time.monotonic() + _PROXY_TIMEOUT_S
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - our own address
+                return orjson.loads(answer.read())
+        except OSError as error:
+            if time.monotonic() > ends:
+                raise StartFailed(f"the application runs, but {url} does not answer: {error}") from None
+            time.sleep(0.1)
+
+
 def _show_service(console: Console, address: str, dashboard: str) -> None:
-    with urllib.request.urlopen(f"{address}/info", timeout=30) as answer:  # noqa: S310 - our own address
-        info = orjson.loads(answer.read())
+    info = _get_json(f"{address}/info")
     ours = info["windve"]
     console.print(
         f"model: {info['model_id']}, {ours['dimension']} numbers, {info['max_input_length']} tokens, "

@@ -38,18 +38,28 @@ class PooledModel(torch.nn.Module):
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one line in the log, not a bar
         logger.info("loading %s from %s", card.name, card.folder)
         try:
-            self.transformer = AutoModel.from_pretrained(
+            transformer, report = AutoModel.from_pretrained(
                 card.folder,
                 dtype=torch.float32,
                 use_safetensors=True,
                 trust_remote_code=card.trust_remote_code,
+                output_loading_info=True,
                 **({"attn_implementation": attention} if attention else {}),
-            ).eval()
+            )
         except (OSError, ValueError, RuntimeError) as error:
             raise SettingsError("args.model.id", f"{card.folder} cannot be loaded: {error}") from error
+        absent = [key for key in (*report["missing_keys"], *report["mismatched_keys"]) if "pooler." not in str(key)]
+        if absent:  # transformers fills them with random numbers
+            raise SettingsError(
+                "args.model.id",
+                f"{len(absent)} weights of a {card.model_type} model are missing in {card.folder} ({absent[0]}); if it "
+                "comes with code of its own, set args.model.trust_remote_code",
+            )
+        self.transformer = transformer.eval()
+        self._options = {"use_cache": False} if hasattr(transformer.config, "use_cache") else {}
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        hidden: torch.Tensor = self.transformer(input_ids=ids, attention_mask=mask).last_hidden_state
+        hidden: torch.Tensor = self.transformer(input_ids=ids, attention_mask=mask, **self._options).last_hidden_state
         if self._pooling == "cls":
             return hidden[:, 0].float()
         if self._pooling == "last":

@@ -89,8 +89,8 @@ def test_vectors_agree_with_float32_alone_and_in_mixed_batches_from_both_pools(r
             worst(vectors([reply]), reference[first : first + 28]) for reply, first in both
         ),
     }
-    for name, figure in figures.items():
-        figure(f"smallest cosine to float32, 50 texts, {name}: {figure:.6f}")
+    for name, cosine in figures.items():
+        figure(f"smallest cosine to float32, 50 texts, {name}: {cosine:.6f}")
     assert min(figures.values()) >= 0.999
 
 

@@ -13,7 +13,7 @@ from deployments.batcher import Answer, Batcher, Job, Pacing
 from deployments.queue_manager import QueueManager
 
 BETA_S = 0.27
-PAUSE_S = 0.02 * BETA_S
+PAUSE_S = 0.024 * BETA_S
 
 
 @dataclass
@@ -33,10 +33,10 @@ class Desk:
     depth: int = 10
     replicas: tuple[str, ...] = ("r1",)
     beta_s: float = BETA_S
-    max_batch: int = 0
     now: float = 0.0
     timers: list[FakeTimer] = field(default_factory=list)
     sent: list[tuple[str, int, asyncio.Future]] = field(default_factory=list)
+    queries: list[list[int]] = field(default_factory=list)
     abandoned: list[str] = field(default_factory=list)
 
     def __post_init__(self):
@@ -48,7 +48,6 @@ class Desk:
             self.send,
             lambda _replica, batch: self.abandoned.append(batch),
             lambda: self.queue.in_flight("cpu") >= self.queue.capacity_of("cpu"),
-            max_batch=self.max_batch,
             depth=self.depth,
             pacing=Pacing.from_beta(self.beta_s),
             clock=lambda: self.now,
@@ -63,6 +62,7 @@ class Desk:
 
     async def send(self, replica, _batch_id, queries):
         answer = asyncio.get_running_loop().create_future()
+        self.queries.append([int(query[0]) for query in queries])
         self.sent.append((replica, len(queries), answer))
         return await answer
 
@@ -73,7 +73,8 @@ class Desk:
     async def submit(self, count, *, bulk=False):
         permits = self.queue.admit_bulk(count) if bulk else self.queue.admit(count)
         loop = asyncio.get_running_loop()
-        jobs = [Job(np.array([101, 102], np.int32), permit, loop.create_future()) for permit in permits]
+        ids = np.array([7 if bulk else 1], np.int32)
+        jobs = [Job(ids, permit, loop.create_future()) for permit in permits]
         self.batcher.submit(jobs)
         await settle()
         return jobs
@@ -118,12 +119,12 @@ async def test_lone_query_waits_for_a_percent_or_two_of_beta():
 @run
 async def test_a_burst_goes_as_one_batch():
     desk = Desk(depth=100)
-    for _ in range(12):
+    for _ in range(10):
         await desk.submit(1)
         await desk.advance(0.9 * PAUSE_S)
     assert desk.sizes == []
     await desk.advance(4 * PAUSE_S)
-    assert desk.sizes == [12]
+    assert desk.sizes == [10]
 
 
 @run
@@ -176,17 +177,17 @@ async def test_what_comes_while_the_device_runs_goes_together_when_it_is_free():
 
 
 @run
-async def test_a_full_batch_goes_ahead_of_time_and_a_third_does_not():
-    desk = Desk(depth=100, max_batch=4)
-    await desk.submit(4)
+async def test_a_batch_that_nobody_can_join_goes_ahead_of_time():
+    desk = Desk(depth=10)
+    await desk.submit(6)
+    await desk.advance(4 * PAUSE_S)
     await desk.submit(3)
-    assert desk.sizes == [4]
+    assert desk.sizes == [6]  # one place is free: the three may still become four
     await desk.submit(1)
-    assert desk.sizes == [4, 4]
-    await desk.submit(8)
-    assert desk.sizes == [4, 4]
+    assert desk.sizes == [6, 4]
     await desk.answer(0)
-    assert desk.sizes == [4, 4, 4]
+    await desk.submit(6)
+    assert desk.sizes == [6, 4, 6]
 
 
 @run
@@ -207,15 +208,41 @@ async def test_no_replica_gets_more_than_its_depth():
 
 @run
 async def test_single_queries_go_before_bulk():
-    desk = Desk(depth=10, max_batch=2)
-    bulk = await desk.submit(5, bulk=True)  # half of the depth
-    single = await desk.submit(2)
-    assert desk.sizes == [2, 2]  # bulk, bulk: the device was idle
+    desk = Desk(depth=10)
+    await desk.submit(1)
+    await desk.advance(PAUSE_S)
+    await desk.submit(3, bulk=True)
+    await desk.submit(2)
+    await desk.advance(0.1)
     await desk.answer(0)
-    assert desk.sizes == [2, 2, 2]
-    await desk.answer(2)
-    assert [job.answer.done() for job in single] == [True, True]
-    assert [job.answer.done() for job in bulk] == [True, True, False, False, False]
+    assert desk.queries == [[1], [1, 1, 7, 7, 7]]
+
+
+@run
+async def test_a_vector_that_is_not_finite_fails_its_query_alone():
+    desk = Desk()
+    jobs = await desk.submit(2)
+    await desk.advance(4 * PAUSE_S)
+    _, _, future = desk.sent[0]
+    future.set_result((np.eye(2, 4, dtype=np.float32), np.array([np.nan, 1], np.float32), 0.1))
+    await settle()
+    assert "no finite vector" in str(jobs[0].answer.exception())
+    assert jobs[1].answer.result().norm == 1
+    assert desk.queue.in_flight("cpu") == 0
+
+
+@run
+async def test_a_batch_given_up_before_its_task_began_leaves_no_permit_behind():
+    desk = Desk()
+    permits = desk.queue.admit(10)
+    loop = asyncio.get_running_loop()
+    jobs = [Job(np.array([1], np.int32), permit, loop.create_future()) for permit in permits]
+    desk.batcher.submit(jobs)  # full: dispatched, but the task has not run yet
+    desk.batcher.set_replicas([], lambda name: RuntimeError(f"lost {name}"))
+    desk.batcher.give_up("r1", RuntimeError("died"))
+    await settle()
+    assert desk.queue.in_flight("cpu") == 0
+    assert {str(job.answer.exception()) for job in jobs} == {"died"}
 
 
 @run
@@ -321,7 +348,7 @@ async def test_a_pool_without_replicas_ends_what_waits():
 
 
 @pytest.mark.parametrize(
-    ("beta_s", "pause_s"), [(None, 0), (0.0, 0), (0.27, 0.0054), (0.85, 0.017), (0.02, 0.001), (0.004, 0.0004)]
+    ("beta_s", "pause_s"), [(None, 0), (0.0, 0), (0.27, 0.00648), (0.85, 0.0204), (0.02, 0.001), (0.004, 0.0004)]
 )
 def test_the_pause_is_a_small_share_of_beta(beta_s, pause_s):
     assert Pacing.from_beta(beta_s).pause_s == pytest.approx(pause_s)

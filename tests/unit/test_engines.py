@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from deployments.engines import Stopped, TokenBatch, create_engine
 from deployments.engines.emulated import EmulatedEngine
 from deployments.engines.torch_engine import TorchEngine
-from deployments.errors import EmptyInput, InvalidInput
+from deployments.errors import EmptyInput, InvalidInput, SettingsError
 from deployments.model_files import read_model_card
 from deployments.settings import CpuSettings, EmulatedDevice, ModelSettings
 from deployments.tokenizer import Tokenizer
@@ -96,6 +98,18 @@ def test_a_run_that_nobody_waits_for_stops(card, exact, queries):
     stop.set()
     with pytest.raises(Stopped):
         exact.embed(TokenBatch.pack(queries), stop)
+
+
+def test_weights_that_are_not_there_are_not_made_up(card, tmp_path):
+    """transformers would fill them with random numbers and say so in its log only."""
+    folder = tmp_path / "model"
+    shutil.copytree(card.folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["encoder.layer.0.attention.self.other.weight"] = weights.pop("encoder.layer.0.attention.self.query.weight")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    broken = read_model_card(ModelSettings(id=str(folder)))
+    with pytest.raises(SettingsError, match=r"1 weights of a bert model are missing .*trust_remote_code"):
+        TorchEngine(broken, CpuSettings(), "cpu", 1)
 
 
 def test_emulated_time_and_vectors(card, queries):

@@ -74,6 +74,7 @@ def test_length_limits(tmp_path, files, settings, expected):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        ({"config": {"model_type": "t5"}}, "args.model.id: {}/config.json gives no hidden_size or vocab_size"),
         ({"config": None}, "args.model.id: {} holds no config.json"),
         ({"modules": [POOLING, DENSE]}, "args.model.id: the model needs the module sentence_transformers.models.Dense"),
         ({"modules": []}, "args.model.pooling: the model's files do not say how it pools"),
@@ -86,6 +87,11 @@ def test_models_that_are_refused(tmp_path, changes, sentence):
     with pytest.raises(SettingsError) as caught:
         card(path)
     assert str(caught.value).startswith(sentence.format(path))
+
+
+def test_a_folder_has_no_revisions(tmp_path):
+    with pytest.raises(SettingsError, match=r"args\.model\.revision: only a model from the hub"):
+        card(model(tmp_path, pooling={"pooling_mode": "cls"}), revision="main")
 
 
 def test_pickled_weights_are_not_loaded(tmp_path):

@@ -15,6 +15,7 @@ PURE = [
     "deployments.membership",
     "deployments.model_files",
     "deployments.queue_manager",
+    "deployments.retry_after",
     "deployments.settings",
     "deployments.tokenizer",
     "serve_app.requests",

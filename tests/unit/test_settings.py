@@ -28,6 +28,7 @@ EMULATED = {"engine": "emulated", "emulated": {"alpha_s": 0.1, "beta_s": 0.2}}
         ({**MODEL, "cpu": {"engine": "emulated"}}, "args.cpu: engine: emulated needs"),
         ({**MODEL, "cpu": {"emulated": EMULATED["emulated"]}}, "args.cpu: `emulated` is given but the engine is torch"),
         ({**MODEL, "cpu": EMULATED}, "args: accelerator.engine and cpu.engine: emulated and real engines never mix"),
+        ({**MODEL, "cpu": EMULATED, "heterogeneous": False}, "args: accelerator.engine and cpu.engine: emulated and"),
         ({**MODEL, "accelerator": {"device": "tpu"}}, "args.accelerator.device: should be 'auto', 'npu', 'cuda'"),
         ({**MODEL, "heterogeneous": "yes"}, "args.heterogeneous: should be a valid boolean, not 'yes'"),
     ],
@@ -52,6 +53,10 @@ def test_bad_args_name_the_key(raw, sentence):
         ),
         ({"slo_s": 1, "cpu": {"queue_dept": 1}}, "user_config.cpu.queue_dept: there is no such setting"),
         ({"slo_s": 1, "cpu": {"queue_depth": 0}}, "user_config.cpu.queue_depth: 0 closes a pool, and this leaves none"),
+        (
+            {"slo_s": 1, "cpu": {"queue_depth": 1, "alpha_s": 0.1}},
+            "user_config.cpu: alpha_s and beta_s belong together",
+        ),
         ({"slo_s": 0, "cpu": {"queue_depth": 1}}, "user_config.slo_s: should be greater than 0, not 0"),
         ({"slo_s": float("nan"), "cpu": {"queue_depth": 1}}, "user_config.slo_s: should be a finite number, not nan"),
     ],

@@ -1,0 +1,58 @@
+"""When a refused client should come back: computed from what the pools run and hold. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_OVERDUE_SHARE = 0.25  # of what a batch has taken so far: how long one that is past its time is thought to need still
+_SHORTEST_S = 0.01
+_UNKNOWN_S = 1.0  # nothing runs and nothing is known
+
+
+@dataclass(frozen=True, slots=True)
+class PoolLoad:
+    """One pool's latency model (Eq. 12), its capacity (depth times live replicas), and what it runs and holds.
+
+    `running`: (queries, seconds since it was sent) of each batch; `waiting`: queries for the batches after those.
+    """
+
+    alpha_s: float
+    beta_s: float
+    capacity: int
+    running: Sequence[tuple[int, float]]
+    waiting: int
+
+
+def retry_after_s(asked: int, free: int, pools: Sequence[PoolLoad]) -> float:
+    """Seconds until `asked` places should be free, given `free` now: batches end in order and free their places.
+
+    More than the pools hold at once takes as many full rounds as it fills them.
+    """
+    pools = [pool for pool in pools if pool.capacity]
+    capacity = sum(pool.capacity for pool in pools)
+    if not capacity:
+        return _UNKNOWN_S
+    full_round_s = max(pool.alpha_s * pool.capacity + pool.beta_s for pool in pools)
+    rounds, missing = divmod(max(0, asked - free), capacity)
+    soonest_s = 0.0
+    for ends_s, places in sorted(end for pool in pools for end in _ends(pool)):
+        if missing <= 0:
+            break
+        missing -= places
+        soonest_s = ends_s
+    if missing > 0:
+        rounds += 1
+    return max(_SHORTEST_S, soonest_s + rounds * full_round_s)
+
+
+def _ends(pool: PoolLoad) -> list[tuple[float, int]]:
+    """(seconds from now, places freed) of each batch of the pool, the one that waits included."""
+    ends = []
+    for queries, elapsed_s in pool.running:
+        left_s = pool.alpha_s * queries + pool.beta_s - elapsed_s
+        ends.append((left_s if left_s > 0 else _OVERDUE_SHARE * max(elapsed_s, pool.beta_s), queries))
+    if pool.waiting:
+        first_s = min((left_s for left_s, _ in ends), default=0.0)
+        ends.append((first_s + pool.alpha_s * pool.waiting + pool.beta_s, pool.waiting))
+    return ends
