@@ -8,6 +8,7 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -200,6 +201,12 @@ def show_machine(console: Console, machine: Machine) -> None:
         console.print(f"[yellow]{machine.npu_problem}[/yellow]")
 
 
+def _serve_command() -> str:
+    """Ray's `serve`, as one types it here."""
+    command = Path(sys.executable).parent / "serve"
+    return os.path.relpath(command) if command.is_relative_to(Path.cwd()) else str(command)
+
+
 def _get_json(url: str) -> Any:
     """The answer of our own service; for a moment after the start its proxy may not know the way yet."""
     ends = time.monotonic() + _PROXY_TIMEOUT_S
@@ -242,6 +249,6 @@ def _show_service(console: Console, address: str, dashboard: str) -> None:
     body = '\'{"input": "Where does the overflow go?"}\''
     token = "".join(f"{name}={os.environ[name]} " for name in _TOKEN if name in os.environ)
     console.print("\nchange the depths in place, from another terminal (edit user_config, then):")
-    console.print(f"{token}serve deploy CONFIG -a {dashboard}", soft_wrap=True)
+    console.print(f"{token}{_serve_command()} deploy CONFIG -a {dashboard}", soft_wrap=True)
     console.print(f"\nserving on {address} (routes: {address}/docs); Ctrl-C stops it. Try:", soft_wrap=True)
     console.print(f"curl -s {address}/v1/embeddings -H 'content-type: application/json' -d {body}\n", soft_wrap=True)

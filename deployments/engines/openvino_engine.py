@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deployments.engines import EngineInfo, Stopped, TokenBatch, Vectors
+from deployments.engines import EngineInfo, TokenBatch, Vectors
 from deployments.engines.torch_engine import import_torch
 from deployments.errors import SettingsError
 from deployments.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
+
+if TYPE_CHECKING:
+    from deployments.engines.pooled_model import Ids
 
 _PRECISION = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
@@ -44,14 +47,12 @@ class OpenVinoEngine:
         )
 
     def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
-        from deployments.engines.pooled_model import pad, passes
+        from deployments.engines.pooled_model import embed_in_passes
 
-        queries = batch.queries()
-        vectors = np.empty((len(queries), self._card.dimension), dtype=np.float32)
-        for chosen in passes(batch.lengths, self._max_batch_tokens):
-            if stop.is_set():
-                raise Stopped
-            vectors[chosen] = self._request.infer(list(pad([queries[i] for i in chosen])))[0]
+        return embed_in_passes(batch, self._card.dimension, self._max_batch_tokens, stop, self._run)
+
+    def _run(self, ids: Ids, mask: Ids) -> Vectors:
+        vectors: Vectors = self._request.infer([ids, mask])[0]
         return vectors
 
     def probe(self) -> None:

@@ -6,7 +6,8 @@ Shared by the engines: one runs this module, the other exports it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ import torch
 from transformers import AutoModel
 from transformers.utils import logging as transformers_logging
 
-from deployments.engines import TokenBatch, Vectors
+from deployments.engines import Stopped, TokenBatch, Vectors
 from deployments.errors import SettingsError
 from deployments.model_files import ModelCard
 
@@ -82,6 +83,23 @@ def passes(lengths: Lengths, max_batch_tokens: int) -> Iterator[npt.NDArray[np.i
             end = min(end, start + max(int(wasteful[0]), _SMALL_PASS))
         yield order[start:end]
         start = end
+
+
+def embed_in_passes(
+    batch: TokenBatch,
+    dimension: int,
+    max_batch_tokens: int,
+    stop: threading.Event,
+    run: Callable[[Ids, Ids], Vectors],
+) -> Vectors:
+    """`run` the batch in passes; vectors in the order of the batch. Raises Stopped once `stop` is set."""
+    queries = batch.queries()
+    vectors = np.empty((len(queries), dimension), dtype=np.float32)
+    for chosen in passes(batch.lengths, max_batch_tokens):
+        if stop.is_set():
+            raise Stopped
+        vectors[chosen] = run(*pad([queries[i] for i in chosen]))
+    return vectors
 
 
 def pad(queries: Sequence[npt.NDArray[np.int32]]) -> tuple[Ids, Ids]:

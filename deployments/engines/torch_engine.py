@@ -10,15 +10,13 @@ import threading
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from deployments.engines import EngineInfo, Stopped, TokenBatch, Vectors
+from deployments.engines import EngineInfo, TokenBatch, Vectors
 from deployments.errors import SettingsError
 from deployments.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
 
 if TYPE_CHECKING:
-    from deployments.engines.pooled_model import PooledModel
+    from deployments.engines.pooled_model import Ids, PooledModel
 
 
 class TorchEngine:
@@ -44,16 +42,13 @@ class TorchEngine:
         )
 
     def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
-        from deployments.engines.pooled_model import pad, passes
+        from deployments.engines.pooled_model import embed_in_passes
 
-        queries = batch.queries()
-        vectors = np.empty((len(queries), self._card.dimension), dtype=np.float32)
         with self._torch.inference_mode():
-            for chosen in passes(batch.lengths, self._max_batch_tokens):
-                if stop.is_set():
-                    raise Stopped
-                ids, mask = (self._to_device(array) for array in pad([queries[i] for i in chosen]))
-                vectors[chosen] = self._model(ids, mask).cpu().numpy()
+            return embed_in_passes(batch, self._card.dimension, self._max_batch_tokens, stop, self._run)
+
+    def _run(self, ids: Ids, mask: Ids) -> Vectors:
+        vectors: Vectors = self._model(self._to_device(ids), self._to_device(mask)).cpu().numpy()
         return vectors
 
     def probe(self) -> None:
@@ -63,7 +58,7 @@ class TorchEngine:
             if float((ones @ ones).sum().item()) != 8 * 8 * 8:
                 raise RuntimeError(f"{self._device} computes wrong numbers")
 
-    def _to_device(self, array: Any) -> Any:
+    def _to_device(self, array: Ids) -> Any:
         return self._torch.from_numpy(array).to(self._device, non_blocking=True)
 
     def _load(self) -> PooledModel:
