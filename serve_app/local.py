@@ -29,7 +29,13 @@ from deployments.model_files import read_model_card
 
 _START_TIMEOUT_S = 600.0  # a large model from a slow disk or hub
 _OBJECT_STORE_BYTES = 200 * 2**20  # batches travel by gRPC; the store holds next to nothing
-_PROXY_TIMEOUT_S = 15.0
+_PROXY_TIMEOUT_S = 15.0  # for what listens a moment after it is said to be there
+_PROXY_PORTS = {  # Ray's own defaults
+    "HAPROXY_STATS_PORT": 8404,
+    "HAPROXY_METRICS_PORT": 9101,
+    "FALLBACK_PROXY_HTTP_PORT": 8500,
+    "FALLBACK_PROXY_GRPC_PORT": 9500,
+}
 _LOOPBACK = "127.0.0.1"
 _TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 
@@ -114,17 +120,22 @@ def _set_ray_environment(scratch: Path, console: Console) -> None:
         "METRICS_SOCKET_PATH": "metrics.sock",
     }
     os.environ.update({f"RAY_SERVE_HAPROXY_{name}": str(scratch / file) for name, file in files.items()})
-    for name in ("HAPROXY_STATS_PORT", "HAPROXY_METRICS_PORT", "FALLBACK_PROXY_HTTP_PORT", "FALLBACK_PROXY_GRPC_PORT"):
-        os.environ.setdefault(f"RAY_SERVE_{name}", str(_free_port()))  # so that two services can run side by side
+    for name, first in _PROXY_PORTS.items():
+        os.environ.setdefault(f"RAY_SERVE_{name}", str(_free_port(first)))  # so that two services can run side by side
     os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
     os.environ["RAY_SERVE_HAPROXY_NBTHREAD"] = str(min(4, read_cpu_shape().usable))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _free_port(first: int) -> int:
+    """The first free port from `first` on; below the range from which Ray and clients get theirs while we start."""
+    for port in range(first, first + 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
+    raise StartFailed(f"no port from {first} to {first + 99} is free")
 
 
 @contextmanager
@@ -134,16 +145,21 @@ def _local_ray(console: Console) -> Iterator[str]:
     from ray import serve
 
     console.print("starting Ray")
-    context = ray.init(
-        address="local",
-        num_cpus=read_cpu_shape().usable,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        include_dashboard=True,
-        dashboard_host=_LOOPBACK,
-        _node_ip_address=_LOOPBACK,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
+    try:
+        context = ray.init(
+            address="local",
+            num_cpus=read_cpu_shape().usable,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=True,
+            dashboard_host=_LOOPBACK,
+            _node_ip_address=_LOOPBACK,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+    except Exception as error:
+        ray.shutdown()
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise StartFailed(f"Ray did not start: {reason} (its logs: /tmp/ray/session_latest/logs)") from error
     try:
         yield f"http://{context.dashboard_url}"
     finally:
@@ -155,10 +171,18 @@ def _deploy(dashboard: str, config: dict[str, Any]) -> None:
     """The same call that `serve deploy` makes, with the cluster's token if it has one."""
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
-    try:
-        ServeSubmissionClient(dashboard).deploy_applications(config)
-    except RuntimeError as error:
-        raise StartFailed(f"Ray Serve refused the config: {first_reason([str(error)])}") from None
+    ends = time.monotonic() + _PROXY_TIMEOUT_S
+    while True:
+        try:
+            ServeSubmissionClient(dashboard).deploy_applications(config)
+        except RuntimeError as error:
+            raise StartFailed(f"Ray Serve refused the config: {first_reason([str(error)])}") from None
+        except ConnectionError as error:  # the dashboard listens a moment after Ray says that it is there
+            if time.monotonic() > ends:
+                raise StartFailed(f"Ray's dashboard at {dashboard} does not answer: {error}") from None
+            time.sleep(0.2)
+        else:
+            return
 
 
 def _wait_until_running(stop: threading.Event) -> bool:

@@ -29,9 +29,12 @@ def pytest_collection_modifyitems(items):
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below the range from which Ray and clients get theirs while the service starts."""
+    for port in range(18000, 18100):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise AssertionError("no free port")
 
 
 class Service:
@@ -59,8 +62,8 @@ class Service:
             )  # fmt: skip
         ends = time.monotonic() + START_TIMEOUT_S
         while "curl -s" not in self.log.read_text():
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < ends, self.log.read_text()
+            assert self.process.poll() is None, f"the service did not start:\n{self.log.read_text()[-3000:]}"
+            assert time.monotonic() < ends, f"the service is not up in time:\n{self.log.read_text()[-3000:]}"
             time.sleep(0.1)
         self.family = psutil.Process(self.process.pid).children(recursive=True)
 
