@@ -195,7 +195,7 @@ def _wait_until_running(stop: threading.Event) -> bool:
         if applications and all(application.status == "RUNNING" for application in applications.values()):
             return True
         for application in applications.values():
-            if application.status in {"DEPLOY_FAILED", "UNHEALTHY"}:
+            if application.status == "DEPLOY_FAILED":  # UNHEALTHY may pass: Serve replaces what is
                 details = [deployment.message for deployment in application.deployments.values()]
                 raise StartFailed(first_reason([application.message, *details]))
         if time.monotonic() > ends:
