@@ -25,10 +25,11 @@ from deployments.errors import EngineFailed
 from deployments.queue_manager import Permit
 
 _MAX_OUT = 2  # batches out at one replica: one runs, one is ready
-_PAUSE_SHARE = 0.024  # of beta, for each query that waits, up to _PAUSE_QUERIES of them
+_PAUSE_SHARE = 0.022  # of beta, for each query that waits, up to _PAUSE_QUERIES of them
 _PAUSE_QUERIES = 3  # a lone query is hardly held back; several at once are a burst, and more patience saves a beta
 _LONGEST_WAIT_SHARE = 0.25  # of beta: the most that a stream without pauses holds back an idle device
 _SHORTEST_PAUSE_S = 0.001  # about three arrivals of one burst through the HTTP path
+_LATE_S = 0.002  # a timer later than this was kept waiting by a busy loop
 _LARGEST_PAUSE_SHARE = 0.1  # of beta, where beta is so small that the shortest pause would matter
 
 
@@ -257,11 +258,12 @@ class Batcher:
     def _on_timer(self) -> None:
         self._timer = None
         # A loop that was too busy to fire in time has arrivals in its sockets that it has not looked at yet: what
-        # seems a pause is none. Count it from now, still bounded by the longest wait.
-        now = self.clock()
-        if now - self._timer_due > self.pacing.pause_s / 2:
-            self._last = now
-        self._pump()
+        # seems a pause may be none. Look once more after the sockets have been read.
+        late_s = self.clock() - self._timer_due
+        if late_s > _LATE_S and self.clock() - self._first < self.pacing.longest_wait_s:
+            self._arm(self.pacing.pause_s / 2)
+        else:
+            self._pump()
 
     def _dispatch(self, replica: str, most: int) -> None:
         room = max(1, self.depth - sum(len(batch.jobs) for batch in self._out[replica]))

@@ -13,7 +13,7 @@ from deployments.batcher import Answer, Batcher, Job, Pacing
 from deployments.queue_manager import QueueManager
 
 BETA_S = 0.27
-PAUSE_S = 0.024 * BETA_S
+PAUSE_S = 0.022 * BETA_S
 
 
 @dataclass
@@ -152,7 +152,7 @@ async def test_a_late_timer_means_a_busy_loop_and_no_pause():
     await desk.submit(1)
     await desk.advance(PAUSE_S, late=PAUSE_S)
     assert desk.sizes == []
-    await desk.advance(PAUSE_S)
+    await desk.advance(PAUSE_S / 2)
     assert desk.sizes == [1]
 
 
@@ -348,7 +348,7 @@ async def test_a_pool_without_replicas_ends_what_waits():
 
 
 @pytest.mark.parametrize(
-    ("beta_s", "pause_s"), [(None, 0), (0.0, 0), (0.27, 0.00648), (0.85, 0.0204), (0.02, 0.001), (0.004, 0.0004)]
+    ("beta_s", "pause_s"), [(None, 0), (0.0, 0), (0.27, 0.00594), (0.85, 0.0187), (0.02, 0.001), (0.004, 0.0004)]
 )
 def test_the_pause_is_a_small_share_of_beta(beta_s, pause_s):
     assert Pacing.from_beta(beta_s).pause_s == pytest.approx(pause_s)
