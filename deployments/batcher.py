@@ -139,10 +139,6 @@ class Batcher:
         """Queries that wait for a device."""
         return self._live_waiting
 
-    @property
-    def replicas(self) -> tuple[str, ...]:
-        return tuple(self._live)
-
     def running(self) -> Iterator[tuple[int, float]]:
         """(queries, seconds since it was sent) of each batch that is out."""
         now = self.clock()
@@ -244,10 +240,9 @@ class Batcher:
         return False
 
     def _arm(self, wait_s: float) -> None:
-        due = self.clock() + wait_s
         if self._timer is not None:
             return  # it looks again when it fires
-        self._timer_due = due
+        self._timer_due = self.clock() + wait_s
         self._timer = self._later(wait_s, self._on_timer)
 
     def _later(self, delay_s: float, callback: Callable[[], None]) -> Timer:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments import membership
-from deployments.batcher import Batcher, Job, Pacing, Reply
+from deployments.batcher import Batcher, Pacing, Reply
 from deployments.engines import TokenBatch
 from deployments.errors import EngineFailed, ReplicaLost, WindveError
 from deployments.queue_manager import QueueManager
@@ -77,23 +77,18 @@ class Pool:
         """(alpha_s, beta_s): calibrated if the config has them, else what a replica measured while it warmed up."""
         if self.config.alpha_s is not None and self.config.beta_s is not None:
             return self.config.alpha_s, self.config.beta_s
-        for member in self.members.values():
-            warm_up = member["warm_up"]
-            return warm_up["alpha_s"], warm_up["beta_s"]
-        return 0.0, 0.0
+        warm_up = next((member["warm_up"] for member in self.members.values()), {"alpha_s": 0.0, "beta_s": 0.0})
+        return warm_up["alpha_s"], warm_up["beta_s"]
 
     @property
     def calibrated(self) -> bool:
-        return self.config.alpha_s is not None and self.config.beta_s is not None
+        return self.config.alpha_s is not None  # and beta_s with it: the settings see to that
 
     def load(self, share: float = 1.0) -> PoolLoad:
         """What this pool runs and holds; `share` of its capacity is open to who asks."""
         alpha_s, beta_s = self.latency_model
         capacity = int(self._queue.capacity_of(self.name) * share)
         return PoolLoad(alpha_s, beta_s, capacity, tuple(self.batcher.running()), self.batcher.waiting)
-
-    def submit(self, jobs: Sequence[Job]) -> None:
-        self.batcher.submit(jobs)
 
     def _is_full(self) -> bool:
         return self._queue.in_flight(self.name) >= self._queue.capacity_of(self.name)

@@ -108,9 +108,6 @@ class QueueManager:
     def in_flight(self, pool: str) -> int:
         return self._queues[pool].in_flight
 
-    def depth(self, pool: str) -> int:
-        return self._queues[pool].depth
-
     def admit(self, queries: int = 1) -> list[Permit] | Full:
         """One decision for one request of `queries` >= 1 queries: a permit for each, or `Full` and none.
 

@@ -84,7 +84,6 @@ class Router:
         self._tokenizer.encode(["warm"], truncate=True)
         self._queue = QueueManager(topology.pools, self._on_release)
         self._bulk: deque[_BulkRequest] = deque()
-        self._bulk_waiting = 0
         self._handles = handles
         self._replica = context.replica_tag
         self.pools: dict[str, Pool] = {}
@@ -217,7 +216,7 @@ class Router:
         for name, pool in self.pools.items():
             mine = [job for job in jobs if job.permit.pool == name]
             if mine:
-                pool.submit(mine)
+                pool.batcher.submit(mine)
         return jobs
 
     def _leave(self, jobs: Sequence[Job]) -> None:
@@ -233,16 +232,17 @@ class Router:
         assert self.config is not None
         if not self._queue.capacity:
             raise self._unavailable()
-        if self._bulk_waiting + len(token_ids) > self.config.bulk.max_waiting:
+        waiting = sum(len(request.missing) for request in self._bulk)
+        if waiting + len(token_ids) > self.config.bulk.max_waiting:
             self.refused += 1
             share = self.config.bulk.share
             raise Busy(
-                f"{self._bulk_waiting} bulk queries wait already (bulk.max_waiting: {self.config.bulk.max_waiting}); "
+                f"{waiting} bulk queries wait already (bulk.max_waiting: {self.config.bulk.max_waiting}); "
                 "please send fewer at once or come back later",
-                retry_after_s=self._retry_after_s(self._bulk_waiting + len(token_ids), share=share),
+                retry_after_s=self._retry_after_s(waiting + len(token_ids), share=share),
             )
         request = _BulkRequest(deque(range(len(token_ids))), asyncio.Event())
-        self._enter_waiting_room(request)
+        self._bulk.append(request)
         try:
             return await self._fill(request, token_ids)
         finally:
@@ -258,7 +258,6 @@ class Router:
             if request.missing and self._bulk[0] is request:
                 permits = self._queue.admit_bulk(len(request.missing))
                 indices = [request.missing.popleft() for _ in permits]
-                self._bulk_waiting -= len(indices)
                 for index, job in zip(indices, self._submit([token_ids[i] for i in indices], permits), strict=True):
                     tries[index] += 1
                     request.jobs[job] = index
@@ -272,7 +271,6 @@ class Router:
                     answers[index] = job.answer.result()
                 elif isinstance(failed, ReplicaLost) and tries[index] < _TRIES:
                     request.missing.append(index)
-                    self._bulk_waiting += 1
                 else:
                     raise failed
             if request.missing and request not in self._bulk:
@@ -281,14 +279,9 @@ class Router:
                 await request.news.wait()
         return [answers[index] for index in range(len(token_ids))]
 
-    def _enter_waiting_room(self, request: _BulkRequest) -> None:
-        self._bulk.append(request)
-        self._bulk_waiting += len(request.missing)
-
     def _leave_waiting_room(self, request: _BulkRequest) -> None:
         if request in self._bulk:
             self._bulk.remove(request)
-            self._bulk_waiting -= len(request.missing)
             self._on_release()
 
     def _on_release(self) -> None:

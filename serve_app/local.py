@@ -98,7 +98,6 @@ def _set_ray_environment(scratch: Path, console: Console) -> None:
         RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE="1",  # nothing is logged for each query, so write at once what is
         RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S="0",  # no load balancer to wait for at the desk
         RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S="0.1",
-        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # a replica without a GPU leaves the variable as it is
         RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # Ray's switch for a node that lives on loopback, on any system
         RAY_USAGE_STATS_ENABLED="0",
         RAY_DEDUP_LOGS="0",
@@ -159,7 +158,7 @@ def _local_ray(console: Console) -> Iterator[str]:
     except Exception as error:
         ray.shutdown()
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise StartFailed(f"Ray did not start: {reason} (its logs: /tmp/ray/session_latest/logs)") from error
+        raise StartFailed(f"Ray did not start: {reason}; see session_latest/logs in Ray's temp directory") from error
     try:
         yield f"http://{context.dashboard_url}"
     finally:
