@@ -1,4 +1,5 @@
 # make serve    set up, start, serve real embeddings until Ctrl-C     make serve CONFIG=serve_app/rehearsal.yaml
+# make calibrate SLO=1   find the depths of what `make serve` serves, write and apply them     (SLO in seconds)
 # make test     set up, run all tests                                 make test TESTS=tests/unit
 # make check    ruff and mypy
 
@@ -9,17 +10,20 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # An Ascend machine gets torch-npu as well.
 EXTRAS := demo$(if $(wildcard /dev/davinci0),$(shell echo ,npu))
-SOURCES := serve_app deployments tests
+SOURCES := serve_app deployments calibration tests
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test check format clean
+.PHONY: help serve calibrate test check format clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -3
+	@sed -n 's/^# //p' Makefile | head -4
 
 # exec: Ctrl-C reaches the service itself, and make does not print an error over its last words.
 serve: $(VENV)/.serve
 	@exec $(BIN)/python -m serve_app $(CONFIG)
+
+calibrate: $(VENV)/.calibration
+	@$(BIN)/python -m calibration --config $(CONFIG) --apply $(if $(SLO),--slo $(SLO)) $(ARGS)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(TESTS)
@@ -44,6 +48,11 @@ $(VENV)/bin/python:
 $(VENV)/.serve: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing windve and what it needs (a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+$(VENV)/.calibration: $(VENV)/.serve
+	@echo "installing what the calibration needs"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS),calibration]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve

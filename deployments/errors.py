@@ -6,6 +6,7 @@ WindveError
 │   ├── EmptyInput          400  INVALID_ARGUMENT
 │   ├── UnknownModel        404  NOT_FOUND
 │   └── BodyTooLarge        413  INVALID_ARGUMENT
+├── Forbidden               403  PERMISSION_DENIED    not for whom asks
 ├── Busy                    429  RESOURCE_EXHAUSTED   both queues are full; says when to come back
 ├── EngineFailed            500  INTERNAL             the model run failed; the query was good
 └── Unavailable             503  UNAVAILABLE          no pool can answer now
@@ -65,6 +66,12 @@ class UnknownModel(InvalidInput):
 class BodyTooLarge(InvalidInput):
     status = 413
     code = "body_too_large"
+
+
+class Forbidden(WindveError):
+    status = 403
+    grpc_status = "PERMISSION_DENIED"
+    code = "forbidden"
 
 
 class Busy(WindveError):

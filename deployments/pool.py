@@ -53,7 +53,7 @@ class Pool:
         self._embed = pickled.options(method_name="embed")
         self._abandon = pickled.options(method_name="abandon")
         self._errands: set[asyncio.Task[None]] = set()
-        self.batcher = Batcher(name, self._send, self._call_off, self._is_full)
+        self.batcher = Batcher(name, self._send, self._call_off, lambda: queue.is_full(name))
 
     def connect(self) -> None:
         """Follow the pool's replicas from now on."""
@@ -72,6 +72,10 @@ class Pool:
         self.batcher.depth = config.queue_depth
         self.batcher.pacing = Pacing.from_beta(self.latency_model[1])
 
+    def try_depth(self, depth: int | None) -> None:
+        """Batch as at this `depth`, while a trial runs; None: as at the depth in force."""
+        self.batcher.depth = self.config.queue_depth if depth is None else depth
+
     @property
     def latency_model(self) -> tuple[float, float]:
         """(alpha_s, beta_s): calibrated if the config has them, else what a replica measured while it warmed up."""
@@ -89,9 +93,6 @@ class Pool:
         alpha_s, beta_s = self.latency_model
         capacity = int(self._queue.capacity_of(self.name) * share)
         return PoolLoad(alpha_s, beta_s, capacity, tuple(self.batcher.running()), self.batcher.waiting)
-
-    def _is_full(self) -> bool:
-        return self._queue.in_flight(self.name) >= self._queue.capacity_of(self.name)
 
     def _set_members(self, members: membership.Members, died: str | None) -> None:
         if set(members) != set(self.members):

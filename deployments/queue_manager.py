@@ -6,7 +6,7 @@ pool and grants permits. It never estimates depths, and it never waits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -52,6 +52,7 @@ class _Queue:
     replicas: int = 0
     in_flight: int = 0
     bulk_in_flight: int = 0
+    trial_depth: int | None = None
 
     @property
     def capacity(self) -> int:
@@ -60,6 +61,10 @@ class _Queue:
     @property
     def free(self) -> int:
         return max(0, self.depth * self.replicas - self.in_flight)
+
+    @property
+    def trial_free(self) -> int:
+        return max(0, (self.trial_depth or 0) * self.replicas - self.in_flight)
 
 
 class QueueManager:
@@ -123,6 +128,31 @@ class QueueManager:
         if queries > free:
             return Full(queries, free)
         return self._take(queries, ((queue, queue.free) for queue in self._order), bulk=False)
+
+    def set_trial(self, depths: Mapping[str, int] | None) -> None:
+        """From now on `admit_trial` admits by these `depths` (a pool that is not named is closed). None: by none."""
+        for queue in self._order:
+            queue.trial_depth = None if depths is None else depths.get(queue.name, 0)
+
+    def admit_trial(self, queries: int = 1) -> list[Permit] | Full:
+        """As `admit`, by the depths of `set_trial`. What is in flight counts for both, so that a trial takes room from
+        the other queries and never lets one of them in above the depths in force.
+        """
+        free = self.trial_free
+        if queries > free:
+            return Full(queries, free)
+        return self._take(queries, ((queue, queue.trial_free) for queue in self._order), bulk=False)
+
+    @property
+    def trial_free(self) -> int:
+        """Places free in all pools together, by the depths of `set_trial`."""
+        return sum(queue.trial_free for queue in self._order)
+
+    def is_full(self, pool: str) -> bool:
+        """Nothing more can be admitted to `pool`: what is there may start, since nobody can join it."""
+        queue = self._queues[pool]
+        depth = queue.depth if queue.trial_depth is None else queue.trial_depth
+        return queue.in_flight >= depth * queue.replicas
 
     def admit_bulk(self, queries: int) -> list[Permit]:
         """Permits for as many of `queries` bulk queries as may enter now, possibly none.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from deployments.queue_manager import Full, Permit, QueueManager
 from deployments.retry_after import retry_after_s
 from deployments.settings import RouterConfig, Settings
 from deployments.tokenizer import Query, TokenIds, Tokenizer
+from deployments.trial import Trial
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -30,6 +32,7 @@ logger = logging.getLogger("ray.serve")
 
 # Tokenising this many characters takes about a millisecond: more than that leaves the event loop.
 _CHARACTERS_ON_LOOP = 4_000
+_TRIAL_LEASE_S = 10.0  # trial depths lapse so long after the last trial query: a run that was killed leaves nothing
 _TRIES = 2  # a query whose replica died is admitted once more
 
 
@@ -84,6 +87,8 @@ class Router:
         self._tokenizer.encode(["warm"], truncate=True)
         self._queue = QueueManager(topology.pools, self._on_release)
         self._bulk: deque[_BulkRequest] = deque()
+        self.trial_depths: Mapping[str, int] | None = None
+        self._trial_ends = 0.0
         self._handles = handles
         self._replica = context.replica_tag
         self.pools: dict[str, Pool] = {}
@@ -110,6 +115,7 @@ class Router:
             pool_config = config.pool(name)
             assert pool_config is not None
             pool.configure(pool_config)
+        self._try_depths(None)
         logger.info("depths in force: %s", {name: pool.config.queue_depth for name, pool in self.pools.items()})
         self._on_release()
 
@@ -125,23 +131,36 @@ class Router:
             )
             self.pools[name].connect()
 
-    async def embed(self, queries: Sequence[Query], *, truncate: bool | None = None, bulk: bool = False) -> Embedded:
+    async def embed(
+        self,
+        queries: Sequence[Query],
+        *,
+        truncate: bool | None = None,
+        bulk: bool = False,
+        trial: Trial | None = None,
+    ) -> Embedded:
         """Embed one request of 1..n queries.
 
-        `truncate` cuts too long inputs (None: as `limits.auto_truncate` says); `bulk` asks to be treated as bulk.
-        Raises InvalidInput, Busy, Unavailable, TimedOut or EngineFailed.
+        `truncate` cuts too long inputs (None: as `limits.auto_truncate` says); `bulk` asks to be treated as bulk;
+        `trial` asks to be admitted by other depths, and is never bulk.
+        Raises InvalidInput, Forbidden, Busy, Unavailable, TimedOut or EngineFailed.
         """
         assert self.config is not None
         started = time.monotonic()
-        bulk = bulk or len(queries) > self._queue.capacity
-        if not bulk and len(queries) > self._queue.free:
-            raise self._refusal(Full(len(queries), self._queue.free))  # before any expensive work
+        if trial is not None:
+            self._enter_trial(trial)
+            admit, free, bulk = self._queue.admit_trial, self._queue.trial_free, False
+        else:
+            admit, free = self._queue.admit, self._queue.free
+            bulk = bulk or len(queries) > self._queue.capacity
+        if not bulk and len(queries) > free:
+            raise self._refusal(Full(len(queries), free))  # before any expensive work
         timeout_s = self.config.bulk.timeout_s if bulk else self.config.request_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 token_ids = await self._tokenise(queries, truncate=truncate)
                 tokenised = time.monotonic()
-                answers = await (self._embed_bulk(token_ids) if bulk else self._embed_at_once(token_ids))
+                answers = await (self._embed_bulk(token_ids) if bulk else self._embed_at_once(token_ids, admit))
         except TimeoutError:
             key = "bulk.timeout_s" if bulk else "request_timeout_s"
             raise TimedOut(f"no answer within {timeout_s:g} s ({key}); please try again later") from None
@@ -156,6 +175,30 @@ class Router:
             compute_s=max(answer.compute_s for answer in answers),
             total_s=time.monotonic() - started,
         )
+
+    def _enter_trial(self, trial: Trial) -> None:
+        """Raises Forbidden or InvalidInput."""
+        assert self.config is not None
+        trial.check(self.config.trial, self.topology.pools, time.time())
+        loop = asyncio.get_running_loop()
+        self._trial_ends = loop.time() + _TRIAL_LEASE_S
+        if self.trial_depths is None:
+            loop.call_at(self._trial_ends, self._end_trial, context=contextvars.Context())
+        if trial.depths != self.trial_depths:
+            self._try_depths(trial.depths)
+
+    def _end_trial(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self.trial_depths is not None and loop.time() < self._trial_ends:
+            loop.call_at(self._trial_ends, self._end_trial, context=contextvars.Context())
+        else:
+            self._try_depths(None)
+
+    def _try_depths(self, depths: Mapping[str, int] | None) -> None:
+        self.trial_depths = depths
+        self._queue.set_trial(depths)
+        for name, pool in self.pools.items():
+            pool.try_depth(None if depths is None else depths.get(name, 0))
 
     async def _tokenise(self, queries: Sequence[Query], *, truncate: bool | None) -> list[TokenIds]:
         cut = self.settings.limits.auto_truncate if truncate is None else truncate
@@ -173,13 +216,15 @@ class Router:
             for index, query in enumerate(queries)
         ]
 
-    async def _embed_at_once(self, token_ids: Sequence[TokenIds]) -> list[Answer]:
+    async def _embed_at_once(
+        self, token_ids: Sequence[TokenIds], admit: Callable[[int], list[Permit] | Full]
+    ) -> list[Answer]:
         """Admit all queries in one decision or none. Those whose replica died with them are admitted once more."""
         answers: dict[int, Answer] = {}
         left = list(range(len(token_ids)))
         lost: ReplicaLost | None = None
         for _ in range(_TRIES):
-            permits = self._queue.admit(len(left))
+            permits = admit(len(left))
             if isinstance(permits, Full):
                 raise self._refusal(permits)
             outcomes = dict(zip(left, await self._run([token_ids[i] for i in left], permits), strict=True))

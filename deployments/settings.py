@@ -151,6 +151,27 @@ class BulkConfig(_Strict):
     timeout_s: Seconds = 600.0  # in place of request_timeout_s: a thousand texts take their time on a slow device
 
 
+class CalibrationRecord(_Strict):
+    """Where depths come from: written by the calibration beside them, shown by `/info`, read by people."""
+
+    at: str  # UTC, ISO 8601
+    where: str  # the machine and its devices
+    shape: Literal["burst", "steady"]  # the traffic that the depths are for
+    slo_s: Seconds
+    tokens: PositiveInt  # of each query
+    quantile: Share  # of a burst's latencies that meets the SLO; 1: the slowest
+    r2: dict[str, float]  # of each pool's fit
+    verified: str  # what was admitted in the last run, and how much of it in time
+    heterogeneous: str | None = None  # why the CPU does not help, where it does not
+
+
+class TrialPass(_Strict):
+    """Lets the holder of a secret, a calibration run, have its own queries admitted by depths that it names itself."""
+
+    secret_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    expires_at: Annotated[float, Field(ge=0)]  # Unix time, s: a run that was killed leaves nothing open
+
+
 class RouterConfig(_Strict):
     """The Router's `user_config`: what calibration writes and an operator turns, live."""
 
@@ -159,6 +180,8 @@ class RouterConfig(_Strict):
     accelerator: PoolConfig | None = None
     cpu: PoolConfig | None = None
     bulk: BulkConfig = BulkConfig()
+    calibration: CalibrationRecord | None = None
+    trial: TrialPass | None = None
 
     def pool(self, name: str) -> PoolConfig | None:
         pools: dict[str, PoolConfig | None] = {"accelerator": self.accelerator, "cpu": self.cpu}

@@ -15,14 +15,17 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from deployments.errors import BodyTooLarge, Busy, EmptyInput, InvalidInput, Unavailable, WindveError
+from deployments import trial
+from deployments.errors import BodyTooLarge, Busy, EmptyInput, Forbidden, InvalidInput, Unavailable, WindveError
 from deployments.router import Embedded, Router
+from deployments.trial import Trial
 from serve_app import openapi
 from serve_app.requests import Rules, parse_openai, parse_tei
 
 VERSION = importlib.metadata.version("windve")
 _JSON = "application/json"
-_PRIORITY = "x-windve-priority"
+_PRIORITY = b"x-windve-priority"
+_TRIAL = trial.HEADER.encode()
 _OPENAI_PREFIX = "/v1/"
 
 Vector = npt.NDArray[np.float32]
@@ -75,7 +78,7 @@ class HttpApi:
 
     async def openai_embeddings(self, request: Request) -> Response:
         asked = parse_openai(await _body(request, self._max_body_bytes), self._rules)
-        done = await self._router.embed(asked.queries, truncate=asked.truncate, bulk=_is_bulk(request))
+        done = await self._router.embed(asked.queries, truncate=asked.truncate, **_admission(request))
         vectors = shape_vectors(done, unit=self._router.card.normalize, dimensions=asked.dimensions)
         encode = _base64 if asked.encoding_format == "base64" else np.ascontiguousarray
         return _json(
@@ -93,7 +96,7 @@ class HttpApi:
 
     async def tei_embed(self, request: Request) -> Response:
         asked = parse_tei(await _body(request, self._max_body_bytes), self._rules)
-        done = await self._router.embed(asked.queries, truncate=asked.truncate, bulk=_is_bulk(request))
+        done = await self._router.embed(asked.queries, truncate=asked.truncate, **_admission(request))
         vectors = shape_vectors(done, unit=asked.normalize, dimensions=asked.dimensions)
         return _json([np.ascontiguousarray(vector) for vector in vectors], headers={**self._headers, **_timing(done)})
 
@@ -160,6 +163,8 @@ def describe(router: Router) -> dict[str, Any]:
             "parameters": card.parameters,
             "busy_answers": router.refused,
             "config_problem": router.config_problem,
+            "calibration": config.calibration.model_dump() if config and config.calibration else None,
+            "trial_depths": router.trial_depths,
             "pools": pools,
         },
     }
@@ -181,11 +186,18 @@ async def _body(request: Request, largest: int) -> bytes:
     return b"".join(chunks)
 
 
-def _is_bulk(request: Request) -> bool:
-    wanted = request.headers.get(_PRIORITY)
-    if wanted not in {None, "bulk", "normal"}:
-        raise InvalidInput(f"the header {_PRIORITY} may be 'bulk' or 'normal', not '{wanted}'")
-    return wanted == "bulk"
+def _admission(request: Request) -> dict[str, Any]:
+    """How the request asks to be admitted, beyond what is usual: as bulk, or by the depths of a trial."""
+    asked: dict[str, Any] = {}
+    for name, value in request.scope["headers"]:
+        if name == _PRIORITY:
+            if value not in {b"bulk", b"normal"}:
+                given = value.decode("latin-1")
+                raise InvalidInput(f"the header {_PRIORITY.decode()} may be 'bulk' or 'normal', not '{given}'")
+            asked["bulk"] = value == b"bulk"
+        elif name == _TRIAL:
+            asked["trial"] = Trial.parse(value.decode("latin-1"))
+    return asked
 
 
 def _timing(done: Embedded) -> dict[str, str]:
@@ -242,6 +254,8 @@ def _tei_status(error: WindveError) -> tuple[int, str]:
         return 400, "Empty"
     if isinstance(error, BodyTooLarge):
         return 413, "Validation"
+    if isinstance(error, Forbidden):
+        return 403, "Forbidden"
     if isinstance(error, InvalidInput):
         return 422, "Validation"
     if isinstance(error, Busy):

@@ -26,6 +26,7 @@ from deployments.affinity import read_cpu_shape
 from deployments.device_detector import Machine, probe_machine
 from deployments.errors import SettingsError, WindveError
 from deployments.model_files import read_model_card
+from serve_app.local_service import LocalService
 
 _START_TIMEOUT_S = 600.0  # a large model from a slow disk or hub
 _OBJECT_STORE_BYTES = 200 * 2**20  # batches travel by gRPC; the store holds next to nothing
@@ -64,8 +65,14 @@ def serve_until_interrupted(path: Path) -> None:
             with console.status("starting: loading the model, warming up"):
                 if not _wait_until_running(stop):
                     return
-            _show_service(console, address, dashboard)
-            stop.wait()
+            environment = {name: os.environ[name] for name in _TOKEN if name in os.environ}
+            service = LocalService(os.getpid(), dashboard, environment)
+            service.announce()
+            try:
+                _show_service(console, address, dashboard)
+                stop.wait()
+            finally:
+                service.withdraw()
             console.print("stopping")
 
 

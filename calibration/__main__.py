@@ -1,0 +1,217 @@
+"""`python -m calibration`: find, prove, write and apply the depths. `python -m calibration plan`: what they save."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import resource
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from deployments.errors import SettingsError, WindveError
+
+if TYPE_CHECKING:
+    from calibration.run import ConfigFile, Wishes
+
+_DEFAULT_OUT = Path("reports/calibration")
+_INTERRUPTED = 130  # as a shell says of a command that Ctrl-C ended
+
+
+def main() -> int:
+    """Exit status: 0 calibrated, 1 refused (one sentence says why, nothing is written), 130 interrupted."""
+    arguments = _parser().parse_args()
+    console = Console(highlight=False)
+    try:
+        if arguments.command == "plan":
+            from calibration import plan
+
+            return plan.run(arguments, console)
+        return _calibrate(arguments, console)
+    except WindveError as error:
+        print(f"calibration: {error}", file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print(
+            "calibration: interrupted, nothing was written; the same command goes on from what was measured",
+            file=sys.stderr,
+        )
+        return _INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    from calibration import plan
+
+    parser = argparse.ArgumentParser(
+        prog="python -m calibration",
+        description=(
+            "Measure each pool of a running windve application with bursts of queries, fit latency = alpha*C +\n"
+            "beta, fine-tune the queue depths with all pools at work, verify them, write them into the Serve\n"
+            "config, apply them live. Leaves a report (HTML, pictures, JSON). Calibrate when it is quiet: while it\n"
+            "runs, clients are told busy more often."
+        ),
+        epilog=(
+            "examples:\n"
+            "  make calibrate SLO=1\n"
+            "  python -m calibration --slo 1 --config serve_app/config.yaml --apply\n"
+            "  ray job submit --working-dir . -- python -m calibration --slo 1 --apply"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--slo", type=float, metavar="S", help="seconds in which an admitted query is answered (default: what runs)")
+    add(
+        "--shape",
+        choices=("burst", "steady"),
+        default="burst",
+        help="traffic that the depths are for. burst: all at once, alpha*C + beta, as in the paper; steady: at any "
+        "moment, a query may wait for a running batch: alpha*C + 2*beta, so depths are smaller (default: %(default)s)",
+    )
+    add("--tokens", type=int, default=75, help="length of a query; longer ones cost depth (default: %(default)s)")
+    add(
+        "--quantile",
+        type=float,
+        default=1.0,
+        help="share of each burst that has to meet the SLO; 1 is the slowest query (default: %(default)s)",
+    )
+    add("--config", type=Path, help="Serve config or RayService manifest to write the depths into; none: not written")
+    add("--dry-run", action="store_true", help="measure and show the change of the config as a diff; write nothing")
+    add("--apply", action="store_true", help="update the running application in place, without a restart")
+    add("--out", type=Path, default=_DEFAULT_OUT, help="folder of the report (default: %(default)s)")
+    add("--fresh", action="store_true", help="forget what an interrupted run has measured")
+    add("--most", type=int, default=2048, help="never more queries at once for one replica (default: %(default)s)")
+    add("--stress-step", type=int, default=0, metavar="N", help="also run a stress test by steps of N, for comparison")
+    add("--seed", type=int, default=0, help="of the texts that are sent (default: %(default)s)")
+    add("--application", metavar="NAME", help="which application, if several run")
+    add("--url", help="where it answers, if not where its config says")
+    add(
+        "--dashboard",
+        metavar="URL",
+        help="Ray's dashboard (default: this Ray job's, what `make serve` started, or http://127.0.0.1:8265); a token "
+        "comes from RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="plan")
+    plan.add_arguments(commands.add_parser("plan", help="devices and money that a calibrated report saves"))
+    return parser
+
+
+def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
+    from calibration.application import Application
+
+    _check(arguments)
+    _allow_connections(2 * arguments.most)
+    # Before anything imports ray: finding a local service sets Ray's token, which ray reads when it is imported.
+    application = Application.find(dashboard=arguments.dashboard, name=arguments.application, url=arguments.url)
+    from calibration.journal import Journal
+    from calibration.progress import Progress
+    from calibration.run import Calibration, ConfigFile
+
+    config = ConfigFile.read(arguments.config, application) if arguments.config else None
+    wishes = _wishes(arguments, application.router_config().get("slo_s"))
+    run = Calibration(application, wishes, Progress(console))
+    if config and config.differs(application):
+        console.print(f"[yellow]{config.path} has other args than what runs: the depths are for what runs[/yellow]")
+    console.print(
+        f"calibrating {application.name} at {application.address} for an SLO of {wishes.slo_s:g} s, {wishes.shape} "
+        f"traffic, {wishes.tokens} tokens a query"
+    )
+    journal = Journal(arguments.out, run.about, fresh=arguments.fresh)
+    if journal.resumed:
+        console.print(f"going on from {journal.resumed} bursts of an interrupted run (--fresh starts over)")
+    written: dict[str, Any] = {"config": None, "backup": None, "applied": False}
+    try:
+        _run_until_signal(run.measure(journal))
+        changes = run.changes()
+        if config is not None:
+            _write(config, changes, console, None if arguments.dry_run else written)
+        if (
+            arguments.apply and not arguments.dry_run
+        ):  # last: a run killed before leaves a good file, the old depths live
+            application.apply(changes)
+            written["applied"] = True
+            console.print("applied: /info shows the new depths")
+    except WindveError as error:
+        _report(run.report(str(error), written), arguments.out, console)
+        journal.finish()
+        raise
+    except BaseException:
+        journal.close()
+        raise
+    _report(run.report(None, written), arguments.out, console)
+    journal.finish()
+    return 0
+
+
+def _write(config: ConfigFile, changes: dict[str, Any], console: Console, written: dict[str, Any] | None) -> None:
+    """Show the change as a diff; write it unless `written`, which then says where, is None."""
+    from calibration import serve_config
+
+    edited = config.edited(changes)
+    console.print(serve_config.unified_diff(config.text, edited, str(config.path)), markup=False, soft_wrap=True)
+    if written is not None:
+        written["backup"] = str(serve_config.write_atomically(config.path, config.text, edited))
+        written["config"] = str(config.path)
+        console.print(f"written: {config.path} (before: {written['backup']})", soft_wrap=True)
+
+
+def _report(told: dict[str, Any], folder: Path, console: Console) -> None:
+    from calibration import report
+
+    page = report.write(folder, told)
+    report.show(console, told)
+    console.print(f"report: {page}", soft_wrap=True)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raises SettingsError that names the option."""
+    if arguments.slo is not None and not 0 < arguments.slo < 3600:
+        raise SettingsError("--slo", f"should be seconds above 0, not {arguments.slo:g}")
+    if not 0 < arguments.quantile <= 1:
+        raise SettingsError("--quantile", f"should be above 0 and at most 1, not {arguments.quantile:g}")
+    for option, least in (("tokens", 3), ("most", 1), ("stress_step", 0)):
+        if getattr(arguments, option) < least:
+            raise SettingsError(f"--{option.replace('_', '-')}", f"should be at least {least}")
+
+
+def _wishes(arguments: argparse.Namespace, configured_slo_s: float | None) -> Wishes:
+    from calibration.run import Wishes
+
+    slo_s = arguments.slo or configured_slo_s
+    if not slo_s:
+        raise SettingsError("--slo", "missing: the running application has none either")
+    return Wishes(
+        slo_s=float(slo_s),
+        shape=arguments.shape,
+        tokens=arguments.tokens,
+        quantile=arguments.quantile,
+        most=arguments.most,
+        seed=arguments.seed,
+        stress_step=arguments.stress_step,
+    )
+
+
+def _allow_connections(wanted: int) -> None:
+    """A connection is an open file, and the usual limit is 1,024 of them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < wanted + 256:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted + 256, hard), hard))
+
+
+def _run_until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Run to the end, or until SIGINT or SIGTERM: then what has to be put back is put back."""
+
+    async def run() -> None:
+        task = asyncio.ensure_future(work)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        await task
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

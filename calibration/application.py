@@ -1,0 +1,215 @@
+"""The running application as a calibration meets it: `/info` over HTTP, and its config through Ray Serve's REST API."""
+
+from __future__ import annotations
+
+import copy
+import os
+import secrets
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+
+from calibration.load import Address
+from deployments.errors import SettingsError, WindveError
+from deployments.trial import hash_secret
+from serve_app import local_service
+
+_DEFAULT_DASHBOARD = "http://127.0.0.1:8265"
+_IMPORT_PATH = "serve_app.app:build"
+_CONFIG_KEYS = ("proxy_location", "http_options", "grpc_options", "target_capacity")
+_ALL_INTERFACES = {"0.0.0.0", "::", ""}  # noqa: S104 - compared with, not bound
+_PASS_S = 3600.0  # how long a trial pass is good for: a run that was killed leaves nothing open for longer
+_IN_FORCE_S = 30.0  # for a new user_config to arrive at the Router
+ROUTER = "Router"
+
+
+class CalibrationFailed(WindveError):
+    """The run cannot go on or must not write; the text is one sentence with the reason."""
+
+    code = "calibration_failed"
+
+
+@dataclass(slots=True)
+class Application:
+    """One windve application on a Ray cluster. `deployed` is its Serve config as it was found."""
+
+    name: str
+    dashboard: str
+    address: Address
+    deployed: dict[str, Any]
+
+    @classmethod
+    def find(cls, *, dashboard: str | None, name: str | None, url: str | None) -> Application:
+        """Ask Ray Serve at `dashboard` (None: the cluster of this Ray job, or what `make serve` started here).
+
+        Raises CalibrationFailed where there is none, SettingsError where it must be chosen.
+        """
+        dashboard = _dashboard(dashboard)
+        details = _details(dashboard)
+        ours = {
+            key: found["deployed_app_config"]
+            for key, found in details["applications"].items()
+            if (found.get("deployed_app_config") or {}).get("import_path") == _IMPORT_PATH
+        }
+        if not ours:
+            there = ", ".join(details["applications"]) or "none at all"
+            raise CalibrationFailed(
+                f"no windve application was deployed from a Serve config at {dashboard} (applications there: {there}); "
+                "start one with `make serve` or `serve deploy`"
+            )
+        if name is None and len(ours) > 1:
+            raise SettingsError("--application", f"several run there, choose one: {', '.join(sorted(ours))}")
+        name = name or next(iter(ours))
+        if name not in ours:
+            raise SettingsError("--application", f"there is no windve application named {name}, only {', '.join(ours)}")
+        where = url or _url(details, ours[name], dashboard)
+        return cls(name, dashboard, Address.parse(where), ours[name])
+
+    def info(self) -> dict[str, Any]:
+        """What `/info` says. Raises CalibrationFailed where it does not answer."""
+        try:
+            with urllib.request.urlopen(f"{self.address}/info", timeout=30) as answer:  # noqa: S310 - checked: http(s)
+                found: dict[str, Any] = orjson.loads(answer.read())
+        except (OSError, ValueError) as error:
+            raise CalibrationFailed(
+                f"the application does not answer at {self.address}/info: {error}; say where it is with --url"
+            ) from None
+        if "windve" not in found:
+            raise CalibrationFailed(f"what answers at {self.address}/info is not windve")
+        return found
+
+    def router_config(self) -> dict[str, Any]:
+        """The Router's `user_config` as it was found."""
+        return dict(_router(self.deployed).get("user_config") or {})
+
+    def issue_pass(self) -> str:
+        """Let the holder of the secret that is returned name depths for its own queries, for a while."""
+        secret = secrets.token_urlsafe(24)
+        allowed = {"secret_sha256": hash_secret(secret), "expires_at": time.time() + _PASS_S}
+        self._change(_with_router(self.deployed, {"user_config": {**self.router_config(), "trial": allowed}}))
+        return secret
+
+    def withdraw_pass(self) -> None:
+        """Put back what was found, unless somebody has deployed another config meanwhile."""
+        if self._is_as_found():
+            self._change(self.deployed)
+
+    def apply(self, changes: Mapping[str, Any]) -> None:
+        """Merge `changes` into the Router's entry and wait until `/info` shows the depths. Raises CalibrationFailed."""
+        if not self._is_as_found():
+            raise CalibrationFailed(
+                "the application's config changed while the calibration ran: nothing was applied; please run it again"
+            )
+        user_config = {**self.router_config(), **changes["user_config"]}
+        user_config.pop("trial", None)
+        changed = _with_router(self.deployed, {**changes, "user_config": user_config})
+        self._change(changed)
+        self.deployed = changed
+        self._wait_until_in_force(user_config)
+
+    def _wait_until_in_force(self, user_config: Mapping[str, Any]) -> None:
+        ends = time.monotonic() + _IN_FORCE_S
+        while True:
+            told = self.info()["windve"]
+            depths = {pool: found["queue_depth"] for pool, found in told["pools"].items()}
+            if all(user_config[pool]["queue_depth"] == depth for pool, depth in depths.items()):
+                return
+            if told["config_problem"] or time.monotonic() > ends:
+                reason = told["config_problem"] or f"/info still shows {depths}"
+                raise CalibrationFailed(f"the application did not take the new depths over: {reason}")
+            time.sleep(0.1)
+
+    def _is_as_found(self) -> bool:
+        now = _details(self.dashboard)["applications"].get(self.name, {}).get("deployed_app_config") or {}
+        return _without_trial(now) == _without_trial(self.deployed)
+
+    def _change(self, application: Mapping[str, Any]) -> None:
+        """Deploy the cluster's Serve config as it is now, with this application in place of what it was."""
+        from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
+        details = _details(self.dashboard)
+        config = {key: details[key] for key in _CONFIG_KEYS if details.get(key) is not None}
+        config["applications"] = [
+            application if name == self.name else found["deployed_app_config"]
+            for name, found in details["applications"].items()
+            if found.get("deployed_app_config")
+        ]
+        try:
+            ServeSubmissionClient(self.dashboard).deploy_applications(config)
+        except (RuntimeError, OSError) as error:
+            raise CalibrationFailed(f"Ray Serve at {self.dashboard} refused the config: {_first_line(error)}") from None
+
+
+def _dashboard(given: str | None) -> str:
+    if given or "RAY_DASHBOARD_ADDRESS" in os.environ:
+        return given or os.environ["RAY_DASHBOARD_ADDRESS"]
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        return _dashboard_of_this_job()
+    service = local_service.find()
+    if service is None:
+        return _DEFAULT_DASHBOARD
+    os.environ.update(service.environment)  # before ray is imported: it reads it there
+    return service.dashboard
+
+
+def _dashboard_of_this_job() -> str:
+    import logging
+
+    import ray
+
+    with ray.init(logging_level=logging.ERROR, log_to_driver=False) as context:
+        return f"http://{context.dashboard_url}"
+
+
+def _details(dashboard: str) -> dict[str, Any]:
+    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
+    try:
+        found: dict[str, Any] = ServeSubmissionClient(dashboard).get_serve_details()
+    except ValueError:
+        raise SettingsError("--dashboard", f"should look like {_DEFAULT_DASHBOARD}, not '{dashboard}'") from None
+    except (RuntimeError, OSError) as error:
+        raise CalibrationFailed(
+            f"Ray's dashboard does not answer at {dashboard}: {_first_line(error)}; start the application, or say "
+            "where it runs with --dashboard"
+        ) from None
+    return found
+
+
+def _url(details: Mapping[str, Any], application: Mapping[str, Any], dashboard: str) -> str:
+    options = details.get("http_options") or {}
+    host = options.get("host") or ""
+    if host in _ALL_INTERFACES:
+        host = urlsplit(dashboard).hostname
+    prefix = (application.get("route_prefix") or "/").rstrip("/")
+    return f"http://{host}:{options.get('port', 8000)}{prefix}"
+
+
+def _router(application: Mapping[str, Any]) -> dict[str, Any]:
+    for deployment in application.get("deployments") or []:
+        if deployment.get("name") == ROUTER:
+            found: dict[str, Any] = deployment
+            return found
+    raise CalibrationFailed(f"the application's config has no deployment named {ROUTER}, so there is nothing to set")
+
+
+def _with_router(application: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    changed = copy.deepcopy(dict(application))
+    _router(changed).update(changes)
+    return changed
+
+
+def _without_trial(application: Mapping[str, Any]) -> dict[str, Any]:
+    bare = copy.deepcopy(dict(application))
+    for deployment in bare.get("deployments") or []:
+        (deployment.get("user_config") or {}).pop("trial", None)
+    return bare
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,312 @@
+"""What a deployment costs and what the CPU saves (Section III), and why (Section IV-B.3). Pure arithmetic.
+
+Names: a query is one text; an instance is all replicas of all pools that serve together; its capacity is the number of
+queries it may have in flight. The paper writes T both for an instance's throughput (Eq. 5) and for the longest latency
+allowed (Eq. 7-11): here they are `throughput` (queries/s) and `slo_s`. Costs are in the currency and for the period of
+the price that is put in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Shape = Literal["burst", "steady"]
+"""burst: all queries at once, alpha*C + beta. steady: at any moment, so that a query may wait for a running batch and
+then run in the next one, alpha*C + 2*beta.
+"""
+SLO_FACTORS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
+CORE_FACTORS = (0.5, 1.0, 1.5, 2.0, 4.0)
+PARALLEL_SHARE = 0.95  # an assumption, not a measurement
+_NEARLY = 1e-9  # (2.0 - 0.2) / 0.1 is 18 queries, whatever the floats say
+_FLAT_S = 1e-9  # seconds per query: a slope below this is none
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Eq. 12: `alpha_s` seconds more for each query in flight, `beta_s` seconds for a run whatever its size."""
+
+    alpha_s: float
+    beta_s: float
+
+    @property
+    def rises(self) -> bool:
+        """False where the latency does not grow with concurrency: such a line has no depth."""
+        return self.alpha_s > _FLAT_S
+
+    def latency_s(self, depth: float, shape: Shape = "burst") -> float:
+        """Seconds until the slowest of `depth` queries is answered."""
+        return self.alpha_s * depth + _runs(shape) * self.beta_s
+
+    def unrounded_depth(self, slo_s: float, shape: Shape = "burst") -> float:
+        """Eq. 12 solved for C: concurrency at which the latency is just `slo_s`; 0 where beta alone is longer."""
+        if self.alpha_s <= 0:
+            raise ValueError("a latency that does not rise has no depth")
+        return max(0.0, (slo_s - _runs(shape) * self.beta_s) / self.alpha_s)
+
+    def depth(self, slo_s: float, shape: Shape = "burst") -> int:
+        """Eq. 7-10 on the curve: most queries in flight on one replica that are all answered within `slo_s`."""
+        return _floor(self.unrounded_depth(slo_s, shape))
+
+    def times(self, factor: float) -> Curve:
+        """The curve of a device on which everything takes `factor` times as long."""
+        return Curve(self.alpha_s * factor, self.beta_s * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """One kind of device in an instance: `replicas`, each with the calibrated `depth` and the fitted `curve`."""
+
+    curve: Curve
+    depth: int
+    replicas: int = 1
+
+    @property
+    def capacity(self) -> int:
+        """Queries in flight on all replicas, C of Eq. 6."""
+        return self.depth * self.replicas
+
+    def capacity_at(self, slo_s: float, shape: Shape = "burst") -> int:
+        """Queries in flight on all replicas that meet `slo_s` by the curve, whatever the calibrated depth."""
+        return self.curve.depth(slo_s, shape) * self.replicas
+
+    def throughput(self, shape: Shape = "burst") -> float:
+        """Queries/s, T of Eq. 5, with every place taken all the time: depth over latency, for each replica."""
+        return self.capacity / self.curve.latency_s(self.depth, shape) if self.depth else 0.0
+
+
+# Section III: what it costs
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Whole instances, the devices in them, and their price."""
+
+    instances: int
+    devices: int
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """A demand met by the accelerators alone, and by the same instances with the CPU's help.
+
+    `saved_share` is of whole devices. `saved_share_limit` is what it tends to for a large demand, where rounding up to
+    whole instances no longer matters.
+    """
+
+    demand: float
+    each_alone: float
+    each_together: float
+    alone: Deployment
+    together: Deployment
+    saved_share_limit: float
+
+    @property
+    def saved_devices(self) -> int:
+        return self.alone.devices - self.together.devices
+
+    @property
+    def saved_cost(self) -> float:
+        return self.alone.cost - self.together.cost
+
+    @property
+    def saved_share(self) -> float:
+        return self.saved_devices / self.alone.devices
+
+
+def queries_per_window(slo_s: float, processing_s: float) -> int:
+    """Eq. 4: other queries that are processed while one waits as long as it may, `slo_s - processing_s`.
+
+    Our reading: `processing_s` is the average time an instance is busy for one query, 1/T, so that n + 1 queries leave
+    within the SLO at the throughput T of Eq. 5. The paper calls it the average processing time and does not tie it to
+    T; with the latency of a full batch in its place, n counts batches. It rounds up, so the last of the n may still be
+    running when the wait ends. 0 where a query alone takes longer than the SLO.
+    """
+    return max(0, _ceil((slo_s - processing_s) / processing_s))
+
+
+def deployment(demand: float, each: float, devices_per_instance: int, price: float) -> Deployment:
+    """Eq. 5 and 6: Cost = demand / each * D * P, with `demand / each` rounded up to whole instances.
+
+    Eq. 5 deploys for the average: `demand` is N in queries/s, `each` an instance's throughput T in queries/s. Eq. 6
+    deploys for the peak: `demand` is N_peak in queries at once, `each` an instance's capacity C. The paper prints the
+    quotients without rounding; nobody sells 0.4 of a device.
+    """
+    instances = max(1, _ceil(demand / each))
+    return Deployment(instances, instances * devices_per_instance, instances * devices_per_instance * price)
+
+
+def size(demand: float, alone: float, added: float, devices_per_instance: int, price: float) -> Sizing:
+    """Eq. 5 or 6 twice: instances that do `alone` each, and the same with the CPUs in their servers adding `added`.
+
+    The CPUs are there anyway, so they cost nothing more (Section III-A).
+    """
+    return Sizing(
+        demand,
+        alone,
+        alone + added,
+        deployment(demand, alone, devices_per_instance, price),
+        deployment(demand, alone + added, devices_per_instance, price),
+        saved_share(added / alone),
+    )
+
+
+def gain(accelerator: float, cpu: float) -> float | None:
+    """C_cpu / C_acc, the improvement of Tables I and II; by Section III-B also the most the average throughput gains.
+
+    None where the accelerator takes nothing: then there is nothing to improve on.
+    """
+    return cpu / accelerator if accelerator else None
+
+
+def saved_share(gain: float) -> float:
+    """Share of the cost that is saved where an instance does `gain` times more: gain / (1 + gain).
+
+    On the peak (Eq. 6) that is C_cpu / (C_cpu + C_acc), as Section III-B has it. On the average (Eq. 5) the paper
+    prints the gain C_cpu / C_acc itself as the largest decrement of cost, 22.3 % where it is 18.6 %: an instance that
+    does 1.229 times the work makes 1 - 1/1.229 of the instances needless, no more.
+    """
+    return gain / (1.0 + gain)
+
+
+# Section IV-B.3: what the gain depends on
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Eq. 19 for one instance: `limit` is alpha_acc / alpha_cpu, `measured` is C_cpu / C_acc by the calibrated depths.
+
+    Both count all replicas. `premise` says whether Eq. 15 holds, beta_cpu > beta_acc: only then is `limit` a bound.
+    Depths that were tuned on the device and lie off the fitted line may pass it even so, as the paper's own do
+    (22 / 96 = 0.229 against 0.21).
+    """
+
+    limit: float
+    measured: float
+    premise: bool
+
+    @property
+    def below(self) -> bool:
+        return self.measured < self.limit
+
+
+def gain_bound(accelerator: Pool, cpu: Pool) -> Bound:
+    """Eq. 19. Needs an accelerator that takes queries and a CPU whose latency rises."""
+    per_replica = accelerator.curve.alpha_s / cpu.curve.alpha_s
+    return Bound(
+        limit=per_replica * cpu.replicas / accelerator.replicas,
+        measured=cpu.capacity / accelerator.capacity,
+        premise=cpu.curve.beta_s > accelerator.curve.beta_s,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SloRow:
+    """Queries at once that an instance's pools answer within `slo_s`, by the curves; None: there is no such pool."""
+
+    slo_s: float
+    accelerator: int | None
+    cpu: int | None
+    gain: float | None
+    unrounded_gain: float | None
+
+
+def slo_effect(accelerator: Pool | None, cpu: Pool | None, slos_s: Iterable[float], shape: Shape) -> list[SloRow]:
+    """Eq. 23: a looser SLO gives the CPU a larger share, as long as beta_cpu > beta_acc (Eq. 15).
+
+    Strictly so for `unrounded_gain`, C_cpu / C_acc of the curves themselves; whole queries let the gain of a row differ
+    from it by up to one query of either pool.
+    """
+    pools = {name: pool for name, pool in (("accelerator", accelerator), ("cpu", cpu)) if pool is not None}
+
+    def row(slo_s: float) -> SloRow:
+        counts = {name: pool.capacity_at(slo_s, shape) for name, pool in pools.items()}
+        first, second = counts.get("accelerator"), counts.get("cpu")
+        if first is None or second is None:
+            return SloRow(slo_s, first, second, None, None)
+        exact = [pool.curve.unrounded_depth(slo_s, shape) * pool.replicas for pool in pools.values()]
+        return SloRow(slo_s, first, second, gain(first, second), gain(*exact))
+
+    return [row(slo_s) for slo_s in slos_s]
+
+
+# Figure 6: what more cores would do. A model, not a measurement
+
+
+@dataclass(frozen=True, slots=True)
+class CoresRow:
+    """An extrapolation to `factor` times the CPU's cores, `cores` per replica where the count is known.
+
+    `depth` is in queries at once on all CPU replicas.
+    """
+
+    factor: float
+    cores: int | None
+    curve: Curve
+    depth: int
+    gain: float | None
+
+
+def slowdown(factor: float, parallel_share: float = PARALLEL_SHARE) -> float:
+    """Amdahl's law: time on `factor` times the cores over the time now. `parallel_share`, in (0, 1], goes by cores."""
+    return (1.0 - parallel_share) + parallel_share / factor
+
+
+def cores_effect(
+    cpu: Pool,
+    accelerator_capacity: int | None,
+    *,
+    slo_s: float,
+    shape: Shape,
+    cores: int | None,
+    factors: Sequence[float] = CORE_FACTORS,
+    parallel_share: float = PARALLEL_SHARE,
+) -> list[CoresRow]:
+    """Figure 6 by a model: alpha and beta of the CPU both follow `slowdown`. Nothing here was measured.
+
+    It assumes `parallel_share` of both, although beta is mostly loading the model (Eq. 13), which memory bandwidth
+    bounds whatever the cores. So it flatters large factors: the paper found a border past which cores add nothing. It
+    flatters small ones too, see `least_factor`. `cores` are those of one replica; where they are known, factors are
+    moved to whole cores. `accelerator_capacity` is what the gain is measured against.
+    """
+    rows: dict[float, CoresRow] = {}
+    for asked in factors:
+        count = None if cores is None else max(1, round(cores * asked))
+        factor = asked if cores is None or count is None else count / cores
+        curve = cpu.curve.times(slowdown(factor, parallel_share))
+        depth = curve.depth(slo_s, shape) * cpu.replicas
+        gained = None if accelerator_capacity is None else gain(accelerator_capacity, depth)
+        rows[factor] = CoresRow(factor, count, curve, depth, gained)
+    return list(rows.values())
+
+
+def least_factor(curve: Curve, slo_s: float, shape: Shape, parallel_share: float = PARALLEL_SHARE) -> float | None:
+    """Fewest cores, as a factor of those measured, with which the CPU answers one query within `slo_s` (Eq. 11).
+
+    Solves `slowdown(factor) * latency(1) = slo_s`; None where the serial part alone takes longer. By this model the
+    paper's 48 Xeon cores may shrink to 19 at 1 s and to 10 at 2 s; Figure 6 found no gain below 44 and 36. Below what
+    was measured, take it as the best case.
+    """
+    room = slo_s / curve.latency_s(1, shape) - (1.0 - parallel_share)
+    return parallel_share / room if room > 0 else None
+
+
+def least_cores(cores: int, factor: float) -> int:
+    """`factor` in whole cores, one at least."""
+    return max(1, _ceil(cores * factor))
+
+
+def _runs(shape: Shape) -> int:
+    """Batches that the slowest query sits through."""
+    return 2 if shape == "steady" else 1
+
+
+def _floor(value: float) -> int:
+    return math.floor(value + _NEARLY * max(1.0, abs(value)))
+
+
+def _ceil(value: float) -> int:
+    return math.ceil(value - _NEARLY * max(1.0, abs(value)))

@@ -1,0 +1,112 @@
+"""Fine-tuning: from estimated depths to those at which the SLO just holds with both pools at work. Pure.
+
+`fine_tune` is a generator: it yields the depths to try, and is sent which pools held the SLO there. All decisions are
+here; the bursts are somebody else's. So a run that was interrupted is replayed by sending it the same results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+
+from deployments.device_detector import ACCELERATOR, CPU
+
+Depths = Mapping[str, int]
+Held = Mapping[str, bool]
+Tuning = Generator[dict[str, int], Held, "Tuned"]
+
+_NO_LOSS = 50  # the accelerator has lost nothing if it holds its estimate to the query, or to one in fifty
+_EXACT = 100  # depths up to here are found to the query; larger ones to one in a hundred
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The depths at which the SLO just holds, and what was noticed on the way, for people."""
+
+    depths: dict[str, int]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Bracket:
+    """The largest depth known to hold and the smallest known not to; `next` is tried next: away from the estimate in
+    growing steps until both are known, then in the middle between them.
+    """
+
+    holds: int
+    fails: int | None
+    next: int
+    step: int
+    most: int
+
+    @classmethod
+    def around(cls, estimate: int, most: int) -> Bracket:
+        return cls(0, None, min(estimate, most), max(1, estimate // 50), most)
+
+    @property
+    def done(self) -> bool:
+        if self.fails is None:
+            return self.holds >= self.most
+        return self.fails - self.holds <= max(1, self.holds // _EXACT)
+
+    def after(self, *, held: bool) -> Bracket:
+        """The bracket after a trial of `next`."""
+        holds, fails = (self.next, self.fails) if held else (self.holds, self.next)
+        if fails is None:
+            return replace(self, holds=holds, next=min(self.most, holds + self.step), step=2 * self.step)
+        if not holds:
+            return replace(self, fails=fails, next=max(1, fails - self.step), step=2 * self.step)
+        return replace(self, holds=holds, fails=fails, next=(holds + fails) // 2)
+
+
+def fine_tune(estimates: Depths, most: int) -> Tuning:
+    """Yields depths to try (for each live replica), is sent which pools held, returns the depths that hold.
+
+    Both pools move at the same time, each by its own results. If the accelerator loses depth to the CPU's work, the
+    CPU gives way: the accelerator keeps what it holds alone, and the CPU gets what is left, possibly nothing.
+    """
+    brackets = {pool: Bracket.around(depth, most) for pool, depth in estimates.items() if depth > 0}
+    closed = {pool: 0 for pool, depth in estimates.items() if depth == 0}
+    brackets = yield from _search(brackets, closed)
+    depths = {**{pool: bracket.holds for pool, bracket in brackets.items()}, **closed}
+    wanted = estimates.get(ACCELERATOR, 0)
+    if not depths.get(CPU) or depths.get(ACCELERATOR, 0) >= wanted - max(1, wanted // _NO_LOSS):
+        return Tuned(depths)
+    return (yield from _protect_accelerator(wanted, depths))
+
+
+def _search(brackets: dict[str, Bracket], fixed: Depths) -> Generator[dict[str, int], Held, dict[str, Bracket]]:
+    while not all(bracket.done for bracket in brackets.values()):
+        trial = {pool: bracket.holds if bracket.done else bracket.next for pool, bracket in brackets.items()}
+        held = yield {**trial, **fixed}
+        brackets = {
+            pool: bracket if bracket.done else bracket.after(held=held[pool]) for pool, bracket in brackets.items()
+        }
+    return brackets
+
+
+def _protect_accelerator(estimate: int, together: Depths) -> Tuning:
+    """With both pools at work the accelerator holds less than was estimated from it alone: find out who costs it."""
+    alone = yield from _search({ACCELERATOR: Bracket.around(estimate, estimate)}, {CPU: 0})
+    most = alone[ACCELERATOR].holds
+    if most <= together[ACCELERATOR]:
+        return Tuned(dict(together), (f"the accelerator's estimate of {estimate} was too high, by itself too",))
+    low, high = 0, together[CPU] + 1  # the CPU's largest depth beside which the accelerator still holds `most`
+    while high - low > 1:
+        middle = (low + high) // 2
+        held = yield {ACCELERATOR: most, CPU: middle}
+        if held[ACCELERATOR] and held[CPU]:
+            low = middle
+        else:
+            high = middle
+    lost = f"beside {together[CPU]} queries on the CPU the accelerator would hold {together[ACCELERATOR]}, not {most}"
+    gives_way = f"the CPU gives way and gets {low}" if low else "the CPU is left out"
+    return Tuned(
+        {ACCELERATOR: most, CPU: low},
+        (f"{lost}: {gives_way}; fewer cores for the CPU pool (args.cpu.cores) may leave room for more",),
+    )
+
+
+def step_down(depth: int) -> int:
+    """The next smaller depth to verify after one that was late."""
+    return max(0, depth - max(1, depth // _EXACT))

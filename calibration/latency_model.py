@@ -1,0 +1,203 @@
+"""The latency model of WindVE, `t = alpha*C + beta` (Eq. 12), fitted to measured bursts, and the depth it allows. Pure.
+
+The fit is robust: a first line is drawn through the most consistent share of the samples, what lies far from it is left
+out, and the rest is fitted by weighted least squares with alpha, beta >= 0. Device noise grows with the latency, so all
+residuals are relative to the line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Shape = Literal["burst", "steady"]
+"""burst: all at once, alpha*C + beta. steady: at any moment, so that a query may wait for a running batch and then run
+in the next one: alpha*C + 2*beta.
+"""
+CONFIDENCE = 0.985  # one-sided: the depth is too large in one of forty calibrations, before it is fine-tuned
+NOT_LINEAR = 0.07  # a level that lies further from the line than this share of it does not belong to a line
+_CONSISTENT = 0.7  # share of the samples that the first line is drawn through
+_FAR = 4.0  # standard deviations from the first line: an outlier
+_FAR_AT_LEAST = 0.10
+_NOISE_BEFORE = 0.01  # what is believed of the noise before any sample, worth _BEFORE_WORTH samples: a few samples that
+_BEFORE_WORTH = 2  # happen to lie on a line are no proof that there is no noise
+_SCALE_AT_LEAST = 0.005
+_MOST_PAIRS = 4000
+
+Floats = npt.NDArray[np.float64]
+
+
+class NotLinear(ValueError):
+    """The latencies are not those of `alpha*C + beta`: no depth can be read off a line. Its text is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One burst: `concurrency` queries at once (for each replica), and the latency that counts of it, s."""
+
+    concurrency: int
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyModel:
+    """`alpha_s` seconds for each query, `beta_s` for each batch; both >= 0 (Eq. 12)."""
+
+    alpha_s: float
+    beta_s: float
+
+    def latency_s(self, concurrency: float) -> float:
+        return self.alpha_s * concurrency + self.beta_s
+
+    def worst_s(self, concurrency: float, shape: Shape) -> float:
+        """What the slowest of `concurrency` queries takes, s."""
+        return self.latency_s(concurrency) + (self.beta_s if shape == "steady" else 0.0)
+
+    def depth(self, slo_s: float, shape: Shape = "burst", most: int = 100_000) -> int:
+        """The largest concurrency that meets the SLO (Eq. 7-10); 0 if not even one query does (Eq. 11)."""
+        return _largest(lambda concurrency: self.worst_s(concurrency, shape), slo_s, most)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A fitted line, how sure it is, and which samples it leaves out.
+
+    `noise` is the standard deviation of a burst's latency, a share of it. `outliers` are indices of samples.
+    """
+
+    model: LatencyModel
+    r2: float
+    noise: float
+    outliers: frozenset[int]
+    covariance: Floats  # of (alpha, beta), s^2, [2, 2]
+    quantile: float  # of Student's t at CONFIDENCE
+
+    def margin_s(self, concurrency: float, shape: Shape = "burst") -> float:
+        """Half of the confidence interval of the line at `concurrency`, s."""
+        where = np.array([concurrency, 2.0 if shape == "steady" else 1.0])
+        return self.quantile * math.sqrt(max(0.0, float(where @ self.covariance @ where)))
+
+    def safe_depth(self, slo_s: float, shape: Shape = "burst", most: int = 100_000) -> int:
+        """As `LatencyModel.depth`, by the upper side of the confidence interval."""
+        return _largest(lambda c: self.model.worst_s(c, shape) + self.margin_s(c, shape), slo_s, most)
+
+
+def fit(samples: Sequence[Sample]) -> Fit:
+    """The line through `samples` (three or more, at two or more levels of concurrency). Raises ValueError if fewer."""
+    concurrency = np.array([sample.concurrency for sample in samples], dtype=np.float64)
+    latency = np.array([sample.latency_s for sample in samples], dtype=np.float64)
+    if len(samples) < 3 or len(set(concurrency)) < 2:
+        raise ValueError("a line needs three samples at two levels of concurrency")
+    residuals = _relative(_consistent_line(concurrency, latency), concurrency, latency)
+    limit = max(_FAR * _scale(residuals), _FAR_AT_LEAST)
+    near = np.abs(residuals) <= limit
+    if len(set(concurrency[near])) < 2:
+        near = np.ones(len(samples), dtype=bool)
+    # Weights from the line itself rather than from the samples: a low sample must not weigh more for being low.
+    weights = 1 / np.square(latency)
+    for _ in range(3):
+        model = _least_squares(concurrency[near], latency[near], weights[near])
+        weights = 1 / np.square(np.maximum(model.alpha_s * concurrency + model.beta_s, 1e-9))
+    return _describe(model, concurrency, latency, near, weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """A level of concurrency none of whose samples lies near the line: if there are several, it is no outlier."""
+
+    concurrency: int
+    problem: str
+
+
+def misfit(samples: Sequence[Sample], fitted: Fit) -> Misfit | None:
+    """The level that is furthest from the line, further than NOT_LINEAR and than noise explains; None if all fit."""
+    away: dict[int, float] = {}
+    for sample in samples:
+        residual = sample.latency_s / fitted.model.latency_s(sample.concurrency) - 1
+        away[sample.concurrency] = min(away.get(sample.concurrency, math.inf), residual, key=abs)
+    level, residual = max(away.items(), key=lambda item: abs(item[1]))
+    if abs(residual) <= max(NOT_LINEAR, 3 * fitted.noise):
+        return None
+    line_s = fitted.model.latency_s(level)
+    return Misfit(
+        level,
+        f"latency is not linear in concurrency: {level} at once take {line_s * (1 + residual):.3g} s where the line "
+        f"through the other bursts says {line_s:.3g} s (R2 {fitted.r2:.3f}); is other work on the device?",
+    )
+
+
+def _consistent_line(concurrency: Floats, latency: Floats) -> LatencyModel:
+    """Least trimmed squares over the lines through all pairs of samples: a third of them may lie anywhere."""
+    first, second = np.triu_indices(len(latency), 1)
+    apart = concurrency[first] != concurrency[second]
+    first, second = first[apart], second[apart]
+    if len(first) > _MOST_PAIRS:
+        chosen = np.linspace(0, len(first) - 1, _MOST_PAIRS).astype(int)
+        first, second = first[chosen], second[chosen]
+    alpha = np.maximum(0.0, (latency[second] - latency[first]) / (concurrency[second] - concurrency[first]))
+    beta = latency[first] - alpha * concurrency[first]
+    negative = beta < 0  # through the origin and the larger of the two, then
+    larger = np.maximum(concurrency[first], concurrency[second])
+    alpha = np.where(negative, np.where(concurrency[first] == larger, latency[first], latency[second]) / larger, alpha)
+    beta = np.maximum(0.0, beta)
+    residuals = np.square(latency / (np.outer(alpha, concurrency) + beta[:, None] + 1e-12) - 1)
+    consistent = max(2, math.ceil(_CONSISTENT * len(latency)))
+    trimmed = np.sort(residuals, axis=1)[:, :consistent].sum(axis=1)
+    best = int(np.argmin(trimmed))
+    return LatencyModel(float(alpha[best]), float(beta[best]))
+
+
+def _least_squares(concurrency: Floats, latency: Floats, weights: Floats) -> LatencyModel:
+    from sklearn.linear_model import LinearRegression
+
+    line = LinearRegression(positive=True, fit_intercept=False)  # the intercept is a column, so that it is bounded too
+    line.fit(np.column_stack([concurrency, np.ones_like(concurrency)]), latency, sample_weight=weights)
+    return LatencyModel(float(line.coef_[0]), float(line.coef_[1]))
+
+
+def _describe(
+    model: LatencyModel, concurrency: Floats, latency: Floats, near: npt.NDArray[np.bool_], weights: Floats
+) -> Fit:
+    from scipy.stats import t as student
+
+    columns = np.column_stack([concurrency, np.ones_like(concurrency)])[near]
+    residuals = _relative(model, concurrency, latency)[near]
+    freedom = int(near.sum()) - 2
+    variance = (float(residuals @ residuals) + _BEFORE_WORTH * _NOISE_BEFORE**2) / (freedom + _BEFORE_WORTH)
+    covariance = np.asarray(np.linalg.pinv(columns.T @ (columns * weights[near][:, None])), np.float64) * variance
+    spread = float(np.sum(np.square(latency[near] - latency[near].mean())))
+    unexplained = float(np.sum(np.square(latency[near] - columns @ [model.alpha_s, model.beta_s])))
+    return Fit(
+        model,
+        r2=1 - unexplained / spread if spread > 0 else 0.0,
+        noise=math.sqrt(float(residuals @ residuals) / max(1, freedom)),
+        outliers=frozenset(int(index) for index in np.flatnonzero(~near)),
+        covariance=covariance,
+        quantile=float(student.ppf(CONFIDENCE, freedom + _BEFORE_WORTH)),
+    )
+
+
+def _relative(model: LatencyModel, concurrency: Floats, latency: Floats) -> Floats:
+    return latency / np.maximum(model.alpha_s * concurrency + model.beta_s, 1e-9) - 1
+
+
+def _scale(residuals: Floats) -> float:
+    """The standard deviation of the residuals' middle part."""
+    return max(_SCALE_AT_LEAST, 1.4826 * float(np.median(np.abs(residuals))))
+
+
+def _largest(latency_s: Callable[[int], float], slo_s: float, most: int) -> int:
+    """The largest concurrency in 0..most whose latency, which grows with it, is at most `slo_s`."""
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if latency_s(middle) <= slo_s:
+            low = middle
+        else:
+            high = middle
+    return low

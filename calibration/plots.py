@@ -1,0 +1,227 @@
+"""The report's pictures: Figure 4 of the paper for each pool, and the latencies of the verification.
+
+PNG as bytes, drawn through matplotlib's object API: no pyplot, no window, no global state. The colours are Okabe and
+Ito's, apart for colour-blind eyes; line styles, markers and hatches differ too, so that a grey print still reads.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+Floats = npt.NDArray[np.floating[Any]]
+POOLS = {"accelerator": "accelerator", "cpu": "CPU"}  # in order of preference, and as they are written
+ALPHA, BETA = "\N{GREEK SMALL LETTER ALPHA}", "\N{GREEK SMALL LETTER BETA}"
+COLOURS = {"accelerator": "#0072B2", "cpu": "#D55E00"}
+OUTLIER, SLO, DEPTH, INK, GREY = "#AA4499", "#111111", "#00795A", "#222222", "#666666"
+DOTS_PER_INCH = 150
+BINS_TO_SLO = 40
+LATEST = 1.5  # of the SLO: slower queries are counted at the histogram's right edge
+LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
+
+
+def fit(report: Mapping[str, Any], name: str) -> bytes:
+    """Figure 4 for one pool: latency in s over concurrency, the fitted line, the SLO, and the chosen depth."""
+    pool, settings = report["pools"][name], report["settings"]
+    figure, axes = _canvas(height_in=5.0)
+    edge = 1.1 * max([sample["concurrency"] for sample in pool["samples"]] + [pool["fine_tuned"] or 0, 3])
+    top = max([1.18 * settings["slo_s"]] + [1.08 * sample["latency_s"] for sample in pool["samples"]])
+    axes.set(xlim=(0, edge), ylim=(0, top))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("concurrency C (queries at once" + (", per replica)" if _replicas(pool) > 1 else ")"))
+    axes.set_ylabel(f"{_which_query(settings['quantile'])} (s)")
+    _samples(axes, pool["samples"], COLOURS[name])
+    if pool["alpha_s"] is not None and pool["beta_s"] is not None:
+        _lines(axes, pool, settings["shape"], edge, COLOURS[name])
+    _slo(axes, settings["slo_s"])
+    _depth(axes, pool, edge)
+    _titles(axes, f"{POOLS[name]}: {_devices(report, pool)}", _equation(pool))
+    return _png(figure, legend=bool(pool["samples"]) or pool["alpha_s"] is not None)
+
+
+def verification(report: Mapping[str, Any]) -> bytes | None:
+    """How long each pool's queries took in the verification, s; None where no burst of it holds a latency."""
+    verified = [burst for burst in report["bursts"] if burst["stage"] == "verify"]
+    # Attempts at larger depths, which did not hold, come before the last one.
+    bursts = [burst["latencies_s"] for burst in verified if burst["depths"] == verified[-1]["depths"]]
+    taken = {name: [latency for burst in bursts for latency in burst.get(name, ())] for name in POOLS}
+    taken = {name: latencies for name, latencies in taken.items() if latencies}
+    if not taken:
+        return None
+    slo_s = report["settings"]["slo_s"]
+    edges = _bins(np.concatenate(list(taken.values())), slo_s)
+    figure = Figure(figsize=(8.0, 1.6 + 1.5 * len(taken)), dpi=DOTS_PER_INCH, layout="constrained")
+    rows = figure.subplots(len(taken), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (name, latencies) in zip(rows, taken.items(), strict=True):
+        _histogram(axes, name, np.asarray(latencies), edges, slo_s)
+    rows[-1].set_xlabel("latency of a query, as its client saw it (s)")
+    rows[0].set_title(
+        f"Verification: {len(bursts)} bursts at the final depths{_emulated(report)}",
+        loc="left", fontsize=12, fontweight="bold", color=INK, pad=22,
+    )  # fmt: skip
+    return _png(figure, legend=False)
+
+
+def _canvas(height_in: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(8.0, height_in), dpi=DOTS_PER_INCH, layout="constrained")
+    axes = figure.subplots()
+    _plain(axes)
+    return figure, axes
+
+
+def _plain(axes: Axes) -> None:
+    """Two spines, quiet ticks, a faint grid behind the data."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(colors=GREY, labelcolor=INK)
+    axes.grid(visible=True, color="#E4E4E4", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def _lines(axes: Axes, pool: Mapping[str, Any], shape: str, edge: float, colour: str) -> None:
+    """Eq. 12 from C = 0, where it shows beta; the confidence region; under steady load the line the SLO is held to."""
+    concurrency = np.array([0.0, edge])
+    latency_s = pool["alpha_s"] * concurrency + pool["beta_s"]
+    axes.plot(concurrency, latency_s, color=colour, linewidth=1.8, label=f"fit: {ALPHA} C + {BETA}")
+    if pool.get("band"):
+        at, low_s, high_s = np.asarray(pool["band"], dtype=float).T
+        axes.fill_between(at, low_s, high_s, color=colour, alpha=0.22, linewidth=0, label="confidence region")
+    if shape == "steady":
+        label = f"steady load: {ALPHA} C + 2 {BETA}, held to the SLO"
+        axes.plot(concurrency, latency_s + pool["beta_s"], color=INK, linewidth=1.8, linestyle="-.", label=label)
+
+
+def _samples(axes: Axes, samples: list[Mapping[str, Any]], colour: str) -> None:
+    kept = [sample for sample in samples if not sample["outlier"]]
+    outliers = [sample for sample in samples if sample["outlier"]]
+    if kept:
+        axes.scatter(*_points(kept), s=34, color=colour, edgecolors="white", linewidths=0.7, zorder=4, label="measured")
+    if outliers:
+        label = "outlier, left out of the fit"
+        style: dict[str, Any] = {"marker": "D", "facecolors": "white", "edgecolors": OUTLIER, "linewidths": 1.6}
+        axes.scatter(*_points(outliers), s=46, zorder=4, label=label, **style)
+    if not samples:
+        axes.text(0.5, 0.5, "no measurement", transform=axes.transAxes, ha="center", color=GREY, fontsize=13)
+
+
+def _points(samples: list[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    return [sample["concurrency"] for sample in samples], [sample["latency_s"] for sample in samples]
+
+
+def _slo(axes: Axes, slo_s: float) -> None:
+    axes.axhline(slo_s, color=SLO, linewidth=1.4, linestyle=(0, (6, 3)), zorder=3)
+    axes.annotate(
+        f"SLO {slo_s:g} s", (0.01, slo_s), xycoords=("axes fraction", "data"), xytext=(0, 4),
+        textcoords="offset points", va="bottom", fontweight="bold", color=SLO, bbox=LABEL_BOX, zorder=5,
+    )  # fmt: skip
+
+
+def _depth(axes: Axes, pool: Mapping[str, Any], edge: float) -> None:
+    """A vertical line at the fine-tuned depth, or, where tuning was not reached, at the estimate."""
+    word, depth = ("depth", pool["fine_tuned"]) if pool["fine_tuned"] is not None else ("estimate", pool["estimate"])
+    if depth is None:
+        return
+    axes.axvline(depth, color=DEPTH, linewidth=1.8, linestyle=(0, (1, 1.2)), zorder=3)
+    right = depth < edge / 2
+    axes.annotate(
+        f"{word} {depth}", (depth, 0.04), xycoords=("data", "axes fraction"), xytext=(7 if right else -7, 0),
+        textcoords="offset points", ha="left" if right else "right", fontsize=12, fontweight="bold", color=DEPTH,
+        bbox=LABEL_BOX, zorder=5,
+    )  # fmt: skip
+
+
+def _bins(latencies_s: Floats, slo_s: float) -> Floats:
+    """Edges in s, the SLO one of them; from 0, or from just below the quickest where nothing was quick."""
+    quickest_s, slowest_s = float(latencies_s.min()), float(latencies_s.max())
+    start_s = 0.0 if quickest_s < 0.5 * slo_s else max(0.0, min(1.3 * quickest_s - 0.3 * slo_s, 0.9 * slo_s))
+    width_s = (slo_s - start_s) / BINS_TO_SLO
+    end_s = max(slo_s + 0.15 * (slo_s - start_s), min(slowest_s, LATEST * slo_s))
+    edges: Floats = start_s + width_s * np.arange(BINS_TO_SLO + math.ceil((end_s - slo_s) / width_s) + 1)
+    return edges
+
+
+def _histogram(axes: Axes, name: str, latencies_s: Floats, edges: Floats, slo_s: float) -> None:
+    """Queries per bin, the late ones hatched; the numbers above in words."""
+    _plain(axes)
+    shown = np.clip(latencies_s, edges[0], edges[-1])
+    late = latencies_s > slo_s
+    _bars(axes, shown[~late], edges, color=COLOURS[name], edgecolor="white", linewidth=0.6)
+    _bars(axes, shown[late], edges, color="white", edgecolor=OUTLIER, hatch="////", linewidth=1.0)
+    axes.axvline(slo_s, color=SLO, linewidth=1.4, linestyle=(0, (6, 3)), zorder=3)
+    axes.annotate(
+        f"SLO {slo_s:g} s", (slo_s, 0.95), xycoords=("data", "axes fraction"), xytext=(5, 0),
+        textcoords="offset points", va="top", fontweight="bold", color=SLO, bbox=LABEL_BOX, zorder=5,
+    )  # fmt: skip
+    if (beyond := int((latencies_s > edges[-1]).sum())) > 0:
+        words = f"{beyond} beyond"
+        axes.text(0.995, 0.5, words, transform=axes.transAxes, ha="right", color=OUTLIER, fontweight="bold")
+    p50_s, p99_s, slowest_s = np.quantile(latencies_s, (0.5, 0.99, 1))
+    axes.text(
+        0, 1.03, f"{POOLS[name]}: {len(latencies_s)} queries, {int(late.sum())} late; "
+        f"p50 {p50_s:.3f} s, p99 {p99_s:.3f} s, slowest {slowest_s:.3f} s",
+        transform=axes.transAxes, va="bottom", color=INK, fontsize=10.5,
+    )  # fmt: skip
+    axes.set(xlim=(edges[0], edges[-1]), ylabel="queries")
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
+
+
+def _bars(axes: Axes, latencies_s: Floats, edges: Floats, **style: Any) -> None:
+    """The bins that are not empty."""
+    counts, _ = np.histogram(latencies_s, edges)
+    axes.bar(edges[:-1][counts > 0], counts[counts > 0], np.diff(edges)[counts > 0], align="edge", **style)
+
+
+def _titles(axes: Axes, device: str, equation: str) -> None:
+    """The device's name, foreign text in which `$` is no formula, above the fitted numbers."""
+    style: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom", "color": INK}
+    axes.annotate(
+        device, (0, 1), xytext=(0, 26), fontsize=12.5, fontweight="bold", parse_math=False, **style,
+    )  # fmt: skip
+    axes.annotate(equation, (0, 1), xytext=(0, 9), fontsize=10.5, **style)
+
+
+def _equation(pool: Mapping[str, Any]) -> str:
+    if pool["alpha_s"] is None or pool["beta_s"] is None:
+        return "no line was fitted"
+    r2 = "" if pool["r2"] is None else f"     R\N{SUPERSCRIPT TWO} = {pool['r2']:.4f}"
+    return f"{ALPHA} = {1000 * pool['alpha_s']:.4g} ms per query     {BETA} = {pool['beta_s']:.3g} s{r2}"
+
+
+def _which_query(quantile: float) -> str:
+    """The latency a burst is known by: that of its slowest query, or a quantile of them all."""
+    return "latency of the slowest query" if quantile >= 1 else f"{100 * quantile:g} % quantile of latency"
+
+
+def _devices(report: Mapping[str, Any], pool: Mapping[str, Any]) -> str:
+    """The first device by name, the others counted; what the font may lack becomes a question mark."""
+    first, *others = pool["devices"] or ["no device"]
+    latin = str(first).encode("latin-1", "replace").decode("latin-1")
+    name = "".join(sign if sign.isprintable() else "?" for sign in latin)
+    short = name if len(name) <= 64 else name[:61] + "..."
+    return short + (f" and {len(others)} more" if others else "") + _emulated(report)
+
+
+def _emulated(report: Mapping[str, Any]) -> str:
+    return " (emulated)" if report["application"]["emulated"] else ""
+
+
+def _replicas(pool: Mapping[str, Any]) -> int:
+    return int(pool["replicas"] or 1)
+
+
+def _png(figure: Figure, *, legend: bool) -> bytes:
+    """The figure as PNG, the legend below it, where no data can be."""
+    if legend:
+        entries = len(figure.axes[0].get_legend_handles_labels()[1])
+        figure.legend(loc="outside lower center", ncols=3 if entries > 4 else 4, frameon=False, fontsize=9.5)
+    held = io.BytesIO()
+    figure.savefig(held, format="png", facecolor="white")
+    return held.getvalue()

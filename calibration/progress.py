@@ -1,0 +1,70 @@
+"""What a person sees of a long run: a live line on a terminal, plain lines in a job's log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+
+class Task:
+    """A stage whose end is known."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def count(self, done: int, total: int) -> None:
+        self._progress.advance(done, total)
+
+
+class Progress:
+    """One stage at a time."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._live = console.is_terminal
+        self._bars = Bars(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[news]}"),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+        )
+        self._name = ""
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[Task]:
+        self._name = name
+        if not self._live:
+            self.console.print(name)
+            yield Task(self)
+            return
+        self._bars.start()
+        bar = self._bars.add_task(name, total=None, news="")
+        try:
+            yield Task(self)
+        finally:
+            self._bars.remove_task(bar)
+            self._bars.stop()
+
+    def advance(self, done: int, total: int) -> None:
+        if self._live:
+            self._bars.update(self._bars.task_ids[-1], completed=done, total=total, news=f"{done} of {total}")
+        else:
+            self.console.print(f"  {done} of {total}")
+
+    def say(self, news: str) -> None:
+        """What has just happened; the next news takes its place on a terminal."""
+        if self._live:
+            self._bars.update(self._bars.task_ids[-1], news=news)
+        else:
+            self.console.print(f"  {news}")
+
+    def done(self, result: str) -> None:
+        """A line that stays."""
+        self.console.print(result)

@@ -1,0 +1,177 @@
+"""Both pools under load together: fine-tuning, and the verification without which nothing is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from calibration.application import CalibrationFailed
+from calibration.fine_tune import Held, Tuned, Tuning, step_down
+from calibration.journal import Burst
+from calibration.levels import Aim
+from calibration.trials import Trials
+
+REQUIRED = 0.99  # of what is admitted, within the SLO
+_DECIDED = 2  # bursts that hold or fail, before the others: one slow burst proves nothing
+_QUERIES, _FEWEST_BURSTS, _MOST_BURSTS = 300, 5, 30  # of a verification
+_OVERLOAD = 0.1  # queries more than there are places, so that the verification sees busy answers too
+_ATTEMPTS = 8  # at smaller and smaller depths
+_STEADY_TRIAL, _STEADY_PROOF = 4, 10  # windows, in SLOs
+_SHORTEST_WINDOW_S = 3.0
+_STEADY_CLIENTS, _STEADY_PAUSE = 0.5, 0.25  # clients more than places; a client's pause, in SLOs
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What has to hold: `quantile` of the queries of each burst within the SLO of `aim`."""
+
+    aim: Aim
+    quantile: float
+
+    @property
+    def required(self) -> float:
+        return min(REQUIRED, self.quantile)
+
+    def within(self, latencies_s: list[float]) -> int:
+        return sum(latency <= self.aim.slo_s for latency in latencies_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One trial of fine-tuning, for the report."""
+
+    depths: Mapping[str, int]
+    slowest_s: Mapping[str, float]
+    held: Held
+
+
+async def tune(trials: Trials, tuning: Tuning, promise: Promise, on_step: Callable[[Step], None]) -> Tuned:
+    """Carry out the trials that `tuning` asks for."""
+    try:
+        depths = next(tuning)
+        while True:
+            step = await _try(trials, depths, promise)
+            on_step(step)
+            depths = tuning.send(step.held)
+    except StopIteration as done:
+        tuned: Tuned = done.value
+        return tuned
+
+
+async def _try(trials: Trials, depths: Mapping[str, int], promise: Promise) -> Step:
+    """Until each pool has held or failed often enough."""
+    open_pools = [pool for pool, depth in depths.items() if depth]
+    good, bad, slowest = (dict.fromkeys(open_pools, 0), dict.fromkeys(open_pools, 0), dict.fromkeys(open_pools, 0.0))
+    decided = _DECIDED if promise.aim.shape == "burst" else 1
+    while any(max(good[pool], bad[pool]) < decided for pool in open_pools):
+        burst = await _load(trials, "fine-tune", depths, promise, _STEADY_TRIAL)
+        for pool in open_pools:
+            latencies = burst.latencies_s[pool]
+            if not latencies:
+                raise CalibrationFailed(f"the {pool} pool answered nothing at a depth of {depths[pool]}")
+            slowest[pool] = max(slowest[pool], *latencies)
+            if max(good[pool], bad[pool]) < decided:
+                (good if _holds(latencies, promise) else bad)[pool] += 1
+    held = {pool: good.get(pool, 0) >= decided or not depth for pool, depth in depths.items()}
+    return Step(dict(depths), slowest, held)
+
+
+def _holds(latencies_s: list[float], promise: Promise) -> bool:
+    if promise.aim.shape == "steady":
+        return promise.within(latencies_s) >= promise.required * len(latencies_s)
+    return promise.within(latencies_s) >= promise.quantile * len(latencies_s)
+
+
+async def _load(trials: Trials, stage: str, depths: Mapping[str, int], promise: Promise, windows: int) -> Burst:
+    places = sum(depth * trials.replicas[pool] for pool, depth in depths.items())
+    slo_s = promise.aim.slo_s
+    if promise.aim.shape == "steady":
+        extra = math.ceil(_STEADY_CLIENTS * places)
+        window_s = max(_SHORTEST_WINDOW_S, windows * slo_s)
+        return await trials.steady(stage, depths, extra, window_s, _STEADY_PAUSE * slo_s)
+    return await trials.burst(stage, depths, math.ceil(_OVERLOAD * places) if stage == "verify" else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The last run at the final depths. `late[pool]` of `admitted[pool]` queries were answered after the SLO."""
+
+    depths: dict[str, int]
+    bursts: tuple[Burst, ...]
+    admitted: dict[str, int]
+    late: dict[str, int]
+    required: float
+
+    @property
+    def share(self) -> float:
+        """Of the admitted queries, within the SLO."""
+        admitted = sum(self.admitted.values())
+        return 1 - sum(self.late.values()) / admitted if admitted else 0.0
+
+    @property
+    def failed(self) -> int:
+        return sum(burst.failed for burst in self.bursts)
+
+    def late_pools(self) -> list[str]:
+        """The pools that do not hold; all of them if only their sum does not."""
+        allowed = 1 - self.required
+        late = [pool for pool, count in self.late.items() if count > allowed * self.admitted[pool]]
+        return late or ([pool for pool, count in self.late.items() if count] if 1 - self.share > allowed else [])
+
+
+async def verify(
+    trials: Trials, depths: Mapping[str, int], promise: Promise, on_burst: Callable[[int, int], None]
+) -> Verification:
+    """Load beyond these depths; if too much is late, step the late pool down and verify again.
+
+    Raises CalibrationFailed after some attempts, or where a pool is left with nothing.
+    """
+    depths = dict(depths)
+    for _ in range(_ATTEMPTS):
+        verification = await _verify_once(trials, depths, promise, on_burst)
+        if verification.failed:
+            raise CalibrationFailed(f"{verification.failed} queries failed in the verification: nothing was written")
+        late = verification.late_pools()
+        if not late:
+            return verification
+        depths = {pool: step_down(depth) if pool in late else depth for pool, depth in depths.items()}
+        if not next(iter(depths.values())):
+            break
+    raise CalibrationFailed(
+        f"the depths did not hold: {verification.share:.2%} of the admitted queries were answered within "
+        f"{promise.aim.slo_s:g} s, {promise.required:.0%} are needed; nothing was written. The device or the machine "
+        "is too unsteady for this SLO: calibrate when it is quiet, or loosen the SLO"
+    )
+
+
+async def _verify_once(
+    trials: Trials, depths: dict[str, int], promise: Promise, on_burst: Callable[[int, int], None]
+) -> Verification:
+    places = sum(depth * trials.replicas[pool] for pool, depth in depths.items())
+    wanted = max(_FEWEST_BURSTS, min(_MOST_BURSTS, math.ceil(_QUERIES / places)))
+    planned = 1 if promise.aim.shape == "steady" else wanted
+    bursts: list[Burst] = []
+    for number in range(planned):
+        bursts.append(await _load(trials, "verify", depths, promise, _STEADY_PROOF))
+        on_burst(number + 1, planned)
+        found = _sum_up(depths, bursts, promise)
+        if promise.aim.shape == "burst":
+            late = any(
+                count > (1 - promise.required) * depths[pool] * trials.replicas[pool] * planned
+                for pool, count in found.late.items()
+            )
+            if late:
+                break  # nothing that follows can make it good
+    return found
+
+
+def _sum_up(depths: dict[str, int], bursts: list[Burst], promise: Promise) -> Verification:
+    by_pool = {pool: [latency for burst in bursts for latency in burst.latencies_s[pool]] for pool in depths}
+    return Verification(
+        depths=dict(depths),
+        bursts=tuple(bursts),
+        admitted={pool: len(latencies) for pool, latencies in by_pool.items()},
+        late={pool: len(latencies) - promise.within(latencies) for pool, latencies in by_pool.items()},
+        required=promise.required,
+    )

@@ -1,0 +1,85 @@
+"""One pool measured alone: bursts at levels chosen as it goes, until its line is known; and the stress test spared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from calibration.application import CalibrationFailed
+from calibration.journal import Burst
+from calibration.latency_model import Fit, Sample, fit
+from calibration.levels import Aim, next_level
+from calibration.trials import Trials
+
+_AGAIN = 2  # times that a burst is sent again because others took its places
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a sweep found, with `queries` spent on it. `line` is None where not one query meets the SLO (Eq. 11)."""
+
+    pool: str
+    samples: tuple[Sample, ...]
+    line: Fit | None
+    depth: int
+    queries: int
+    lone_s: float
+
+    def smallest_slo_s(self, aim: Aim) -> float:
+        """The smallest SLO that one query meets, s."""
+        if self.line is None:
+            return self.lone_s
+        return max(self.lone_s, self.line.model.worst_s(1, aim.shape) + self.line.margin_s(1, aim.shape))
+
+
+def what_counts(burst: Burst, pool: str, quantile: float) -> float:
+    """The latency of a burst that the SLO speaks of, s: its slowest query's, or the given quantile."""
+    return float(np.quantile(burst.latencies_s[pool], quantile, method="higher"))
+
+
+async def sweep(
+    trials: Trials, pool: str, aim: Aim, quantile: float, on_sample: Callable[[list[Sample]], None]
+) -> Estimate:
+    """Measure `pool` alone until its depth is known. Raises NotLinear, or CalibrationFailed where others disturb it."""
+    samples: list[Sample] = []
+    while (level := next_level(samples, aim)) is not None:
+        samples.append(await _measure(trials, "sweep", pool, level, quantile))
+        on_sample(samples)
+    lone_s = float(np.median([sample.latency_s for sample in samples if sample.concurrency == 1]))
+    queries = sum(sample.concurrency for sample in samples) * trials.replicas[pool]
+    if max(sample.concurrency for sample in samples) == 1:
+        return Estimate(pool, tuple(samples), None, 0, queries, lone_s)
+    line = fit(samples)
+    depth = line.safe_depth(aim.slo_s, aim.shape, aim.most)
+    if not depth and line.model.depth(aim.slo_s, aim.shape, aim.most):
+        depth = 1  # the line allows it, its margin does not: fine-tuning will tell
+    return Estimate(pool, tuple(samples), line, depth, queries, lone_s)
+
+
+async def stress_test(trials: Trials, pool: str, aim: Aim, quantile: float, step: int) -> tuple[int, int]:
+    """What the estimator spares (Eq. 7-10): more and more queries at once, by `step`, until the SLO is missed.
+
+    Returns the largest concurrency that met it, and the queries spent.
+    """
+    level, spent = 0, 0
+    while level + step <= aim.most:
+        spent += level + step
+        sample = await _measure(trials, "stress test", pool, level + step, quantile)
+        if sample.latency_s > aim.slo_s:
+            break
+        level += step
+    return level, spent * trials.replicas[pool]
+
+
+async def _measure(trials: Trials, stage: str, pool: str, level: int, quantile: float) -> Sample:
+    alone = {name: level if name == pool else 0 for name in trials.replicas}
+    for _ in range(1 + _AGAIN):
+        burst = await trials.burst(stage, alone)
+        if not burst.busy and not burst.failed:
+            return Sample(level, what_counts(burst, pool, quantile))
+    raise CalibrationFailed(
+        f"{burst.busy} of {burst.sent} queries found no place on the {pool} pool and {burst.failed} failed: other "
+        "traffic is served at the same time, or a replica was lost; calibrate when it is quiet"
+    )

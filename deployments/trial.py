@@ -1,0 +1,61 @@
+"""Trial depths: how a calibration tries a depth on a running application without changing what others get. Pure.
+
+A trial query carries the run's secret and the depths by which it asks to be admitted:
+
+    x-windve-trial: SECRET accelerator=40 cpu=0
+
+Its own queries are admitted, batched and refused as they would be at these depths; all others by the depths in force.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from deployments.errors import Forbidden, InvalidInput
+from deployments.settings import TrialPass
+
+HEADER = "x-windve-trial"
+_FORM = f"the header {HEADER} should look like 'SECRET accelerator=40 cpu=0'"
+_LARGEST = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What one trial query asks for: `depths` for each live replica of a pool; a pool that is not named is closed."""
+
+    secret: str
+    depths: Mapping[str, int]
+
+    @classmethod
+    def parse(cls, header: str) -> Trial:
+        """Raises InvalidInput."""
+        secret, *words = header.split()
+        depths = {}
+        for word in words:
+            pool, _, depth = word.partition("=")
+            if not (depth.isascii() and depth.isdigit() and int(depth) <= _LARGEST) or pool in depths:
+                raise InvalidInput(f"{_FORM}; '{word}' does not")
+            depths[pool] = int(depth)
+        return cls(secret, depths)
+
+    def header(self) -> str:
+        return " ".join([self.secret, *(f"{pool}={depth}" for pool, depth in self.depths.items())])
+
+    def check(self, allowed: TrialPass | None, pools: tuple[str, ...], now: float) -> None:
+        """Raises Forbidden unless `allowed` knows the secret and `now` (Unix time, s) is before its end; InvalidInput
+        for a pool that does not exist.
+        """
+        if allowed is None or now >= allowed.expires_at:
+            raise Forbidden(f"{HEADER}: no calibration is running")
+        if not hmac.compare_digest(hash_secret(self.secret), allowed.secret_sha256):
+            raise Forbidden(f"{HEADER}: the secret is not that of the calibration that runs")
+        for pool in self.depths:
+            if pool not in pools:
+                raise InvalidInput(f"{HEADER}: there is no pool named {pool}, only {' and '.join(pools)}")
+
+
+def hash_secret(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

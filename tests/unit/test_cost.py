@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from calibration.cost import (
+    SLO_FACTORS,
+    Curve,
+    Pool,
+    cores_effect,
+    deployment,
+    gain,
+    gain_bound,
+    least_cores,
+    least_factor,
+    queries_per_window,
+    saved_share,
+    size,
+    slo_effect,
+    slowdown,
+)
+
+V100, XEON = Curve(0.0180, 0.27), Curve(0.0858, 0.32)  # Section V-B and Table III
+ATLAS, KUNPENG = Curve(0.00904, 0.24), Curve(0.0752, 0.85)
+PAIRS = [(V100, XEON), (ATLAS, KUNPENG)]
+
+curves = st.builds(Curve, st.floats(1e-4, 10), st.floats(0, 10))
+slos_s = st.floats(0.01, 60)
+shapes = st.sampled_from(["burst", "steady"])
+counts = st.integers(1, 500)
+
+
+@pytest.mark.parametrize(
+    ("curve", "at_1s", "at_2s"),
+    [(V100, 40, 96), (XEON, 7, 19), (ATLAS, 84, 194), (KUNPENG, 1, 15)],
+)
+def test_depths_of_the_papers_curves(curve, at_1s, at_2s):
+    assert (curve.depth(1.0), curve.depth(2.0)) == (at_1s, at_2s)
+
+
+def test_steady_traffic_pays_beta_twice():
+    assert XEON.depth(2.0, "steady") == math.floor((2.0 - 2 * 0.32) / 0.0858) == 15
+    assert V100.latency_s(10, "steady") == pytest.approx(0.18 + 0.54)
+
+
+def test_beta_longer_than_the_slo_leaves_no_depth():
+    assert KUNPENG.depth(0.8) == 0
+    assert KUNPENG.depth(1.6, "steady") == 0
+
+
+def test_a_depth_that_is_whole_is_not_lost_to_floats():
+    assert Curve(0.1, 0.2).depth(2.0) == 18
+    assert Curve(0.1, 0.0).depth(0.3) == 3  # 0.3 / 0.1 is 2.9999999999999996
+
+
+def test_a_flat_latency_has_no_depth():
+    assert not Curve(0.0, 0.3).rises
+    with pytest.raises(ValueError, match="does not rise"):
+        Curve(0.0, 0.3).depth(2.0)
+
+
+@given(curves, slos_s, shapes)
+def test_depth_is_the_most_that_meets_the_slo(curve, slo_s, shape):
+    depth = curve.depth(slo_s, shape)
+    assert depth >= 0
+    assert depth == 0 or curve.latency_s(depth, shape) <= slo_s * (1 + 1e-6)  # Eq. 7, 9
+    assert curve.latency_s(depth + 1, shape) > slo_s * (1 - 1e-6)  # Eq. 8, 10
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "cpu", "percent"),
+    [
+        *[(44, 8, 18.2), (96, 22, 22.9), (84, 1, 1.2), (172, 8, 4.7)],  # Table I; 22.9 is printed as 22.3, a slip
+        *[(48, 11, 22.9), (112, 30, 26.8), (128, 6, 4.7), (256, 20, 7.8)],  # Table II; it cuts off: 26.7 and 4.6
+    ],
+)
+def test_gains_of_tables_1_and_2(accelerator, cpu, percent):
+    assert round(100 * gain(accelerator, cpu), 1) == percent
+
+
+def test_no_gain_over_nothing():
+    assert gain(0, 5) is None
+    assert gain(5, 0) == 0
+
+
+@pytest.mark.parametrize(("accelerator", "cpu", "percent"), [(96, 22, 18.6), (112, 30, 21.1)])
+def test_saved_on_the_peak_as_in_section_v_b(accelerator, cpu, percent):
+    sized = size(1e9, accelerator, cpu, devices_per_instance=1, price=1.0)
+    assert round(100 * sized.saved_share_limit, 1) == percent
+    assert sized.saved_share == pytest.approx(cpu / (cpu + accelerator), abs=1e-6)
+
+
+def test_a_gain_in_throughput_saves_less_than_itself():
+    assert saved_share(22 / 96) == pytest.approx(22 / 118)  # not the 22.9 % that Section III-B would have
+    assert saved_share(0.0) == 0.0
+
+
+@given(st.floats(0, 1e6))
+def test_saved_share_is_the_instances_that_become_needless(gained):
+    assert 0 <= saved_share(gained) <= 1
+    assert 1 - saved_share(gained) == pytest.approx(1 / (1 + gained))
+
+
+def test_equation_6_in_whole_instances():
+    bought = deployment(1000, 96, devices_per_instance=2, price=1500.0)
+    assert (bought.instances, bought.devices, bought.cost) == (11, 22, 33_000.0)
+    assert deployment(960, 96, 1, 1.0).instances == 10  # just enough is enough
+    assert deployment(0.1, 96, 1, 1.0).instances == 1
+
+
+def test_equation_5_by_throughput():
+    pool = Pool(V100, 96, replicas=2)
+    assert pool.throughput() == pytest.approx(2 * 96 / (0.018 * 96 + 0.27))
+    assert pool.throughput("steady") == pytest.approx(2 * 96 / (0.018 * 96 + 0.54))
+    assert Pool(V100, 0).throughput() == 0.0
+    sized = size(400, Pool(V100, 96).throughput(), Pool(XEON, 19).throughput(), 1, 1000.0)
+    assert (sized.alone.instances, sized.together.instances) == (9, 7)
+    assert (sized.saved_devices, sized.saved_cost, sized.saved_share) == (2, 2000.0, 2 / 9)
+
+
+@given(st.integers(1, 10**6), counts, st.integers(0, 500), st.integers(1, 8))
+def test_help_never_costs_and_instances_suffice(demand, alone, added, devices):
+    sized = size(demand, alone, added, devices, price=3.0)
+    assert sized.together.instances <= sized.alone.instances
+    assert (sized.alone.instances - 1) * alone < demand <= sized.alone.instances * alone
+    assert sized.together.instances * (alone + added) >= demand
+    assert sized.together.devices == sized.together.instances * devices
+    assert sized.saved_cost == pytest.approx(3.0 * sized.saved_devices)
+
+
+@pytest.mark.parametrize(
+    ("slo_s", "processing_s", "others"),
+    [(2.0, 0.5, 3), (2.0, 0.1, 19), (1.0, 0.3, 3), (1.0, 1.0, 0), (1.0, 1.5, 0), (1.0, 100.0, 0)],
+)
+def test_equation_4(slo_s, processing_s, others):
+    assert queries_per_window(slo_s, processing_s) == others
+
+
+def test_equation_4_agrees_with_the_throughput_of_equation_5():
+    processing_s = 1 / Pool(V100, 96).throughput()
+    assert queries_per_window(1.998, processing_s) == 95  # the burst of 96 takes just that: the one, and 95 others
+    assert queries_per_window(2.0, processing_s) == 96  # 2 ms more: one more is begun
+
+
+# Section IV-B.3
+
+
+@pytest.mark.parametrize(("pair", "ratio"), [(PAIRS[0], 0.21), (PAIRS[1], 0.12)])
+@pytest.mark.parametrize("slo_s", [1.0, 2.0])
+def test_equation_19_with_the_papers_ratios(pair, ratio, slo_s):
+    first, second = (Pool(curve, curve.depth(slo_s)) for curve in pair)
+    bound = gain_bound(first, second)
+    assert round(bound.limit, 2) == ratio
+    assert bound.premise
+    assert bound.below
+    assert bound.measured == second.depth / first.depth
+
+
+def test_the_papers_own_tuned_depths_pass_its_bound():
+    bound = gain_bound(Pool(V100, 96), Pool(XEON, 22))
+    assert bound.premise
+    assert not bound.below
+
+
+def test_without_the_premise_the_bound_need_not_hold():
+    quick_start = Curve(0.0858, 0.10)
+    bound = gain_bound(Pool(V100, V100.depth(2.0)), Pool(quick_start, quick_start.depth(2.0)))
+    assert not bound.premise
+    assert not bound.below
+
+
+def test_the_bound_counts_replicas():
+    assert gain_bound(Pool(V100, 96, replicas=4), Pool(XEON, 19, replicas=2)).limit == pytest.approx(
+        0.5 * 0.0180 / 0.0858
+    )
+
+
+@given(curves, curves, slos_s, counts, counts, shapes)
+def test_equation_19_holds_on_curves_whenever_its_premise_does(first, second, slo_s, many, few, shape):
+    accelerator, cpu = Pool(first, 1, many), Pool(second, 1, few)
+    (row,) = slo_effect(accelerator, cpu, [slo_s], shape)
+    assume(row.unrounded_gain is not None)
+    bound = gain_bound(accelerator, cpu)
+    if bound.premise:
+        assert row.unrounded_gain <= bound.limit * (1 + 1e-9)
+    elif second.beta_s < first.beta_s:
+        assert row.unrounded_gain >= bound.limit * (1 - 1e-9)
+
+
+@pytest.mark.parametrize(("accelerator", "cpu"), PAIRS)
+@pytest.mark.parametrize("shape", ["burst", "steady"])
+def test_equation_23_a_looser_slo_lets_the_cpu_add_more(accelerator, cpu, shape):
+    slos = [2.0 * factor for factor in SLO_FACTORS]
+    rows = slo_effect(Pool(accelerator, 1), Pool(cpu, 1), slos, shape)
+    gains = [row.unrounded_gain for row in rows]
+    assert gains == sorted(gains)
+    assert len(set(gains[1:])) == len(gains) - 1  # strictly, once the CPU takes anything
+    assert gains[-1] < accelerator.alpha_s / cpu.alpha_s
+    for row in rows:  # whole queries: off by one at most
+        assert abs(row.cpu - row.unrounded_gain * row.accelerator) <= 1
+        assert row.gain == row.cpu / row.accelerator
+
+
+def test_slo_rows_of_the_first_pair():
+    rows = slo_effect(Pool(V100, 96), Pool(XEON, 22), [1.0, 2.0], "burst")
+    assert [(row.accelerator, row.cpu) for row in rows] == [(40, 7), (96, 19)]
+    assert rows[0].gain == 7 / 40
+
+
+def test_slo_rows_of_one_pool_only():
+    (row,) = slo_effect(None, Pool(XEON, 19, replicas=2), [2.0], "burst")
+    assert (row.accelerator, row.cpu, row.gain, row.unrounded_gain) == (None, 38, None, None)
+    (row,) = slo_effect(Pool(V100, 96), None, [0.1], "burst")
+    assert (row.accelerator, row.cpu, row.gain) == (0, None, None)
+
+
+@given(curves, curves, st.floats(0.01, 30), st.floats(0.01, 30), shapes)
+def test_equation_23_needs_its_premise(first, second, slo_s, more_s, shape):
+    rows = slo_effect(Pool(first, 1), Pool(second, 1), [slo_s, slo_s + more_s], shape)
+    before, after = (row.unrounded_gain for row in rows)
+    assume(before is not None)
+    if second.beta_s >= first.beta_s:
+        assert after >= before * (1 - 1e-9)
+    else:
+        assert after <= before * (1 + 1e-9)
+
+
+# Figure 6
+
+
+def test_slowdown_is_amdahls_law():
+    assert slowdown(1.0) == pytest.approx(1.0)
+    assert slowdown(0.5, 1.0) == 2.0
+    assert slowdown(4.0, 0.5) == 0.625
+    assert slowdown(1e12, 0.95) == pytest.approx(0.05)
+
+
+def test_cores_of_the_xeon():
+    rows = cores_effect(Pool(XEON, 22), 96, slo_s=2.0, shape="burst", cores=48)
+    assert [row.cores for row in rows] == [24, 48, 72, 96, 192]
+    depths = [row.depth for row in rows]
+    assert depths == sorted(depths)
+    assert depths[1] == 19  # as measured: nothing is extrapolated there
+    assert rows[1].curve == Curve(pytest.approx(0.0858), pytest.approx(0.32))
+    assert rows[1].gain == 19 / 96
+
+
+def test_cores_are_whole_and_factors_follow():
+    rows = cores_effect(Pool(XEON, 19), None, slo_s=2.0, shape="burst", cores=1)
+    assert [(row.factor, row.cores) for row in rows] == [(1.0, 1), (2.0, 2), (4.0, 4)]  # x 0.5 and x 1 are one row
+    assert {row.gain for row in rows} == {None}
+    unknown = cores_effect(Pool(XEON, 19, replicas=3), None, slo_s=2.0, shape="burst", cores=None, factors=(1.0,))
+    assert [(row.factor, row.cores, row.depth) for row in unknown] == [(1.0, None, 57)]
+
+
+@pytest.mark.parametrize(("slo_s", "model", "figure_6"), [(1.0, 19, 44), (2.0, 10, 36)])
+def test_the_model_is_rosier_than_figure_6(slo_s, model, figure_6):
+    least = least_cores(48, least_factor(XEON, slo_s, "burst"))
+    assert least == model
+    assert least < figure_6
+
+
+def test_some_cpus_never_help():
+    assert least_factor(Curve(1.0, 100.0), 2.0, "burst") is None
+    assert least_factor(Curve(1.0, 100.0), 2.0, "burst", parallel_share=1.0) == pytest.approx(50.5)
+    assert least_cores(4, 0.01) == 1
+
+
+@given(curves, slos_s, shapes, st.floats(0.05, 1.0))
+def test_the_fewest_cores_just_answer_one_query(curve, slo_s, shape, share):
+    factor = least_factor(curve, slo_s, shape, share)
+    if factor is None:
+        assert curve.times(1 - share).latency_s(1, shape) >= slo_s * (1 - 1e-9)  # with any number of cores
+        return
+    assume(factor < 1e6)  # beyond, the serial part is all but the SLO and floats decide
+    assert curve.times(slowdown(factor * 1.001, share)).depth(slo_s, shape) >= 1
+    assert curve.times(slowdown(factor * 0.9, share)).latency_s(1, shape) > slo_s * (1 - 1e-9)

@@ -1,0 +1,369 @@
+from __future__ import annotations
+
+import argparse
+import copy
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from calibration import plan
+from deployments.errors import SettingsError
+
+REPORT = {
+    "format": 1,
+    "outcome": "calibrated",
+    "reason": None,
+    "application": {"name": "windve", "model": "emulated", "emulated": True, "url": "http://127.0.0.1:8000"},
+    "settings": {"slo_s": 2.0, "shape": "burst", "tokens": 75, "quantile": 1.0},
+    "pools": {
+        "accelerator": {"devices": ["V100"], "replicas": 1, "cores": None, "alpha_s": 0.018, "beta_s": 0.27}
+        | {"r2": 0.9998, "regression_depth": 96, "estimate": 96, "fine_tuned": 96},
+        "cpu": {"devices": ["2 x Xeon"], "replicas": 1, "cores": 48, "alpha_s": 0.0858, "beta_s": 0.32}
+        | {"r2": 0.999, "regression_depth": 20, "estimate": 19, "fine_tuned": 22},
+    },
+    "heterogeneous": {"used": True, "reason": None},
+}
+ASKED = ["--peak", "1000", "--average", "400", "--price", "2000"]
+CPU, ACCELERATOR = ("pools", "cpu"), ("pools", "accelerator")
+IDLE = (("heterogeneous",), {"used": False, "reason": "heterogeneous computing is switched off."})
+
+
+def changed(*changes):
+    """The report with `(path, value)` set, or deleted where the value is Ellipsis."""
+    report = copy.deepcopy(REPORT)
+    for path, value in changes:
+        *parents, last = path
+        place = report
+        for key in parents:
+            place = place[key]
+        if value is ...:
+            del place[last]
+        else:
+            place[last] = value
+    return report
+
+
+@pytest.fixture
+def planned(tmp_path, capsys):
+    """Run the sub-command on a report; what it prints."""
+
+    def run(report=REPORT, asked=ASKED, target="report.json", width=100):
+        (tmp_path / "report.json").write_text(json.dumps(report), encoding="utf-8")
+        return call([str(tmp_path / target), *asked], capsys, width)
+
+    return run
+
+
+def call(words, capsys, width=100):
+    parser = argparse.ArgumentParser()
+    plan.add_arguments(parser)
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    assert plan.run(parser.parse_args(words), console) == 0
+    return console.file.getvalue() or capsys.readouterr().out
+
+
+def as_json(planned, report=REPORT, asked=ASKED):
+    return json.loads(planned(report, [*asked, "--json"]))
+
+
+def test_the_papers_best_case(planned):
+    found = as_json(planned)
+    peak, average = found["peak"], found["average"]
+    assert (peak["alone"]["devices"], peak["together"]["devices"]) == (11, 9)
+    assert peak["saved"] == {"devices": 2, "cost": 4000.0, "share": 2 / 11, "share_limit": pytest.approx(22 / 118)}
+    assert average["alone"]["each"] == pytest.approx(96 / 1.998)
+    assert average["together"]["each"] == pytest.approx(96 / 1.998 + 22 / (22 * 0.0858 + 0.32))
+    assert (average["alone"]["instances"], average["together"]["instances"]) == (9, 7)
+    assert average["queries_per_window_alone"] == 96
+    assert found["bound"]["limit"] == pytest.approx(0.21, abs=0.005)
+    assert found["bound"]["measured"] == 22 / 96
+    assert found["bound"]["premise"] is True
+    assert found["bound"]["below"] is False  # tuned above the line, as in the paper
+    assert [row["slo_s"] for row in found["slos"]] == [1, 2, 3, 4, 6, 8]
+    assert [(row["accelerator"], row["cpu"]) for row in found["slos"][:2]] == [(40, 7), (96, 19)]
+    assert found["cores"]["measured"] is False
+    assert found["cores"]["least_cores"] == 10
+    assert [row["cores"] for row in found["cores"]["rows"]] == [24, 48, 72, 96, 192]
+    assert found["cpu_helps"] is True
+
+
+def test_the_tables_lead_with_the_conclusion(planned):
+    lines = planned().splitlines()
+    assert " ".join(line.strip() for line in lines[:2]) == (
+        "For a peak of 1,000 queries at once, the CPU's help saves 2 of 11 devices (4,000 EUR, 18.2 %); "
+        "for an average of 400 queries/s, 2 of 9 devices (4,000 EUR, 22.2 %)."
+    )
+    text = "\n".join(lines)
+    assert plan.EMULATED in text
+    for title in ("What to buy", "How much the CPU can add", "(Eq. 23)", "EXTRAPOLATED, not measured"):
+        assert title in text
+    assert "nears 18.6 % (peak)" in text
+    assert "The tuned depths pass the limit" in text
+    assert max(map(len, lines)) <= 100
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("changes", [[], [((*CPU, "fine_tuned"), 0)], [((*CPU, "beta_s"), 0.1)], [(CPU, ...), IDLE]])
+def test_a_terminal_of_100_columns_is_wide_enough(planned, changes):
+    narrow, wide = (planned(changed(*changes), width=width) for width in (100, 300))
+    assert narrow[narrow.index("What to buy") :] == wide[wide.index("What to buy") :]
+
+
+def test_a_folder_is_as_good_as_the_file(planned):
+    assert planned(target=".").splitlines()[:2] == planned().splitlines()[:2]
+
+
+def test_the_currency_is_only_a_word(planned):
+    text = planned(asked=[*ASKED[:4], "--price", "1999.5", "--currency", "[red]USD\x1b[0m"])
+    assert "3,999 [red]USD" in text
+    assert "\x1b" not in text
+
+
+def test_devices_per_instance(planned):
+    found = as_json(planned, asked=[*ASKED, "--devices-per-instance", "4"])
+    assert (found["peak"]["alone"]["instances"], found["peak"]["alone"]["devices"]) == (11, 44)
+    assert found["peak"]["alone"]["cost"] == 44 * 2000
+
+
+def test_an_instance_is_all_replicas_of_the_report(planned):
+    report = changed(((*ACCELERATOR, "replicas"), 4), ((*CPU, "replicas"), 2))
+    found = as_json(planned, report)
+    assert (found["devices_per_instance"], found["peak"]["alone"]["each"]) == (4, 384)
+    assert found["peak"]["together"]["each"] == 384 + 44
+    assert found["bound"]["measured"] == 44 / 384
+    assert found["slos"][1]["cpu"] == 2 * 19
+    assert "All replicas counted: 2 on CPUs beside 4 on accelerators." in planned(report)
+
+
+def test_below_one_instance_nothing_is_saved(planned):
+    text = " ".join(planned(asked=["--peak", "1", "--average", "0.5", "--price", "2000"]).split())
+    assert text.startswith("For a peak of 1 query at once, the CPU's help saves nothing (1 device either way);")
+
+
+def test_an_average_above_the_peak(planned):
+    text = planned(asked=["--peak", "10", "--average", "400", "--price", "2000"])
+    assert "deploy for the average" in text
+
+
+def test_real_devices_need_no_warning(planned):
+    assert "EMULATED" not in planned(changed((("application", "emulated"), False)))
+
+
+def test_steady_traffic(planned):
+    report = changed((("settings", "shape"), "steady"), ((*ACCELERATOR, "fine_tuned"), 81), ((*CPU, "fine_tuned"), 15))
+    found = as_json(planned, report)
+    assert found["average"]["alone"]["each"] == pytest.approx(81 / (81 * 0.018 + 0.54))
+    assert (found["slos"][1]["accelerator"], found["slos"][1]["cpu"]) == (81, 15)
+
+
+def test_where_beta_of_the_cpu_is_lower_the_bound_says_so(planned):
+    report = changed(((*CPU, "beta_s"), 0.1), ((*CPU, "fine_tuned"), 22))
+    assert as_json(planned, report)["bound"]["premise"] is False
+    assert "The premise does not hold" in planned(report)
+
+
+def test_within_the_bound(planned):
+    assert "lets this CPU add more than 21.0 %" in planned(changed(((*CPU, "fine_tuned"), 19)))
+
+
+# one kind of device
+
+
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        (changed((CPU, ...), IDLE), "heterogeneous computing is switched off"),
+        (changed((CPU, ...), (("heterogeneous",), {"used": False, "reason": None})), "the report has no CPU pool"),
+        (changed(IDLE), "heterogeneous computing is switched off"),
+        (changed((("heterogeneous", "used"), False)), "it was not in use when the report was made"),
+        (changed(((*CPU, "fine_tuned"), 0), (("heterogeneous", "used"), False)), "its queue depth is 0"),
+        (changed(((*CPU, "fine_tuned"), 0)), "its queue depth is 0"),
+        (
+            changed(((*CPU, "fine_tuned"), 0), ((*CPU, "beta_s"), 2.2)),
+            "a single query takes it up to 2.29 s, longer than the SLO of 2 s (Eq. 11)",
+        ),
+        (
+            changed(
+                ((*CPU, "fine_tuned"), None),
+                ((*CPU, "alpha_s"), None),
+                ((*CPU, "beta_s"), None),
+                (("heterogeneous",), {"used": False, "reason": "one query took 3.1 s"}),
+            ),
+            "one query took 3.1 s",
+        ),
+    ],
+)
+def test_a_cpu_that_does_not_help_and_why(planned, report, why):
+    text = " ".join(planned(report).split())
+    assert text.startswith("The accelerators alone need 11 devices (22,000 EUR) for a peak of 1,000 queries at once")
+    assert f"the CPU does not help: {why}." in text
+    assert "with the CPU's help" not in text
+    found = as_json(planned, report)
+    assert found["cpu_helps"] is False
+    assert found["cpu_idle_reason"] == why
+    assert found["peak"]["together"] is found["peak"]["saved"] is None
+    assert found["peak"]["alone"]["devices"] == 11
+
+
+def test_an_slo_from_which_the_cpu_would_help(planned):
+    text = planned(changed(((*CPU, "fine_tuned"), 0), ((*CPU, "beta_s"), 2.2)))
+    assert "The CPU answers a first query from an SLO of 2.29 s on (Eq. 11)." in text
+    assert "By it, the CPU meets the SLO from 56 cores on." in text
+
+
+def test_a_cpu_that_no_cores_can_help(planned):
+    report = changed(((*CPU, "fine_tuned"), 0), ((*CPU, "beta_s"), 99.0))
+    assert "no number of cores" in planned(report)
+    assert as_json(planned, report)["cores"]["least_factor"] is None
+
+
+def test_cores_unknown(planned):
+    report = changed(((*CPU, "cores"), None))
+    assert as_json(planned, report)["cores"]["least_cores"] is None
+    assert "of its cores on" in planned(report)
+
+
+@pytest.mark.parametrize("emulated", [True, False])
+def test_cpu_only(planned, emulated):
+    report = changed(
+        (ACCELERATOR, ...),
+        (("heterogeneous",), {"used": False, "reason": "no accelerator was found: CPU only"}),
+        (("application", "emulated"), emulated),
+    )
+    text = " ".join(planned(report).split())
+    assert text.startswith("Without an accelerator in the report, the CPU alone serves: 46 devices (92,000 EUR)")
+    found = as_json(planned, report)
+    assert (found["planned_by"], found["cpu_helps"], found["bound"]) == ("cpu", False, None)
+    assert {row["accelerator"] for row in found["slos"]} == {None}
+    assert {row["gain"] for row in found["cores"]["rows"]} == {None}
+
+
+def test_a_latency_that_does_not_rise_is_planned_without_extrapolation(planned):
+    report = changed(((*ACCELERATOR, "alpha_s"), 0.0))
+    found = as_json(planned, report)
+    assert (found["slos"], found["bound"]) == ([], None)
+    assert found["average"]["alone"]["each"] == pytest.approx(96 / 0.27)
+    assert "does not rise" in planned(report)
+    assert as_json(planned, changed(((*CPU, "alpha_s"), 0)))["cores"] is None
+
+
+# mistakes
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        *[("--peak", "0"), ("--peak", "-3"), ("--peak", "9" * 400), ("--average", "0"), ("--average", "nan")],
+        *[("--average", "inf"), ("--price", "0"), ("--price", "-1"), ("--devices-per-instance", "0")],
+    ],
+)
+def test_numbers_that_cannot_be(planned, option, value):
+    with pytest.raises(SettingsError, match=r"must be above 0") as caught:
+        planned(asked=[*ASKED, option, value])
+    assert caught.value.key == option
+    assert len(str(caught.value)) < 150
+
+
+@pytest.mark.parametrize(
+    ("report", "problem"),
+    [
+        (changed((("outcome",), "refused"), (("reason",), "latency is not linear.")), "refused: latency is not linear"),
+        (changed((("outcome",), "refused")), "refused: it gives no reason"),
+        (changed((("format",), 2)), "has format 2, but this version reads format 1"),
+        (changed((("format",), ...)), "not a report of the calibration"),
+        (changed((("outcome",), ...)), "not a report of the calibration"),
+        ([], "not a report of the calibration"),
+        (changed((("settings",), ...)), "settings.shape .* is missing"),
+        (changed((("settings",), 5)), "settings.shape .* is missing"),
+        (changed((("settings", "shape"), ["burst"])), "settings.shape .* is neither burst nor steady"),
+        (changed((("settings", "slo_s"), 0)), "settings.slo_s .* is not above 0"),
+        (changed((("settings", "slo_s"), "2")), "settings.slo_s .* is no sensible number"),
+        (changed((("settings", "slo_s"), True)), "settings.slo_s .* is no sensible number"),
+        (changed((("settings", "slo_s"), float("nan"))), "settings.slo_s .* is no sensible number"),
+        (changed((("pools",), [])), "pools .* is no object"),
+        (changed((("pools",), {})), "pools .* has neither"),
+        (changed((("pools",), {"cpu": 7})), "pools.cpu.fine_tuned .* is missing"),
+        (changed((("application",), None)), "application .* is no object"),
+        (changed((("heterogeneous",), ...)), "heterogeneous .* is missing"),
+        (changed(((*ACCELERATOR, "alpha_s"), None)), "pools.accelerator.alpha_s .* is no sensible number"),
+        (changed(((*ACCELERATOR, "alpha_s"), -1)), "pools.accelerator.alpha_s .* is no sensible number"),
+        (changed(((*ACCELERATOR, "alpha_s"), []), ((*ACCELERATOR, "fine_tuned"), 0)), "no sensible number"),
+        (changed(((*ACCELERATOR, "alpha_s"), 0), ((*ACCELERATOR, "beta_s"), 0)), "takes no time"),
+        (changed(((*ACCELERATOR, "fine_tuned"), 1.5)), "fine_tuned .* is no whole number"),
+        (changed(((*ACCELERATOR, "replicas"), 0)), "replicas .* is no whole number from 1 on"),
+        (changed(((*CPU, "cores"), "2")), "cores .* is no sensible number"),
+        (changed(((*ACCELERATOR, "fine_tuned"), 0)), "gives the accelerator depth 0 at an SLO of 2 s"),
+        (changed((ACCELERATOR, ...), ((*CPU, "fine_tuned"), 0)), "gives the CPU depth 0 at an SLO of 2 s"),
+    ],
+)
+def test_reports_that_cannot_be_planned_with(planned, report, problem):
+    with pytest.raises(SettingsError, match=problem) as caught:
+        planned(report)
+    assert caught.value.key == "REPORT"
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        *[(b"", "no JSON"), (b"{", "no JSON"), (b"[" * 100_000, "no JSON"), (b"9" * 5000, "no JSON")],
+        *[(b"\xff\xfe\x00\x9f\x92", "no JSON"), (b"\x1f\x8b\x08\x00\x80", "not text")],
+    ],
+)
+def test_files_that_are_no_report(tmp_path, capsys, content, problem):
+    (tmp_path / "report.json").write_bytes(content)
+    with pytest.raises(SettingsError, match=problem):
+        call([str(tmp_path), *ASKED], capsys)
+
+
+@pytest.mark.parametrize("name", ["absent.json", "", "a" * 5000])
+def test_files_that_are_not_there(tmp_path, capsys, name):
+    with pytest.raises(SettingsError, match=r"REPORT: .* cannot be read: "):
+        call([str(tmp_path / name), *ASKED], capsys)
+
+
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+anything = plain | st.lists(plain, max_size=2) | st.dictionaries(st.sampled_from(["cpu", "used", "slo_s"]), plain)
+PLACES = [(key,) for key in REPORT] + [
+    place
+    for key, value in REPORT.items()
+    if isinstance(value, dict)
+    for inner, below in value.items()
+    for place in [(key, inner), *((key, inner, last) for last in (below if isinstance(below, dict) else ()))]
+]
+
+
+@given(st.sampled_from(PLACES), anything | st.just(...))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_spoilt_report_is_planned_or_refused_in_one_sentence(planned, place, value):
+    report = changed((place, value))
+    try:
+        planned(report)
+        as_json(planned, report)
+    except SettingsError as error:
+        sentence = str(error)
+    else:
+        sentence = ""
+    assert "\n" not in sentence
+
+
+def test_help_teaches(capsys):
+    parser = argparse.ArgumentParser(prog="python -m calibration plan")
+    plan.add_arguments(parser)
+    text = " ".join(parser.format_help().split())
+    assert "example: " in text
+    for option in ("--peak N", "--average N", "--price P", "--devices-per-instance D", "--currency", "--json"):
+        assert option in text
+
+
+def test_needs_neither_numpy_nor_plots_nor_ray():
+    names = ("ray", "torch", "numpy", "sklearn", "matplotlib")
+    code = f"import sys, calibration.plan; print([name for name in {names} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
