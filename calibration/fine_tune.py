@@ -107,6 +107,6 @@ def _protect_accelerator(estimate: int, together: Depths) -> Tuning:
     )
 
 
-def step_down(depth: int) -> int:
-    """The next smaller depth to verify after one that was late."""
-    return max(0, depth - max(1, depth // _EXACT))
+def step_down(depth: int, attempt: int) -> int:
+    """The smaller depth to verify after attempt number `attempt` (0, 1, ...) was late: a little at first, then more."""
+    return max(0, depth - max(1, depth // _EXACT) * 2 ** max(0, attempt - 1))

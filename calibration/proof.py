@@ -16,7 +16,7 @@ REQUIRED = 0.99  # of what is admitted, within the SLO
 _DECIDED = 2  # bursts that hold or fail, before the others: one slow burst proves nothing
 _QUERIES, _FEWEST_BURSTS, _MOST_BURSTS = 300, 5, 30  # of a verification
 _OVERLOAD = 0.1  # queries more than there are places, so that the verification sees busy answers too
-_ATTEMPTS = 8  # at smaller and smaller depths
+_ATTEMPTS = 7  # at smaller and smaller depths
 _STEADY_TRIAL, _STEADY_PROOF = 4, 10  # windows, in SLOs
 _SHORTEST_WINDOW_S = 3.0
 _STEADY_CLIENTS, _STEADY_PAUSE = 0.5, 0.25  # clients more than places; a client's pause, in SLOs
@@ -128,14 +128,14 @@ async def verify(
     Raises CalibrationFailed after some attempts, or where a pool is left with nothing.
     """
     depths = dict(depths)
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         verification = await _verify_once(trials, depths, promise, on_burst)
         if verification.failed:
             raise CalibrationFailed(f"{verification.failed} queries failed in the verification: nothing was written")
         late = verification.late_pools()
         if not late:
             return verification
-        depths = {pool: step_down(depth) if pool in late else depth for pool, depth in depths.items()}
+        depths = {pool: step_down(depth, attempt) if pool in late else depth for pool, depth in depths.items()}
         if not next(iter(depths.values())):
             break
     raise CalibrationFailed(

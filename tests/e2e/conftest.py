@@ -97,11 +97,15 @@ class Service:
     def router(self):
         return self.application["deployments"][0]["user_config"]
 
+    def token_and_dashboard(self):
+        """What our terminal shows for other commands: Ray's token in the environment, and the dashboard's address."""
+        line = next(line for line in self.log.read_text().splitlines() if "serve deploy CONFIG" in line)
+        return dict(word.split("=", 1) for word in line.split() if re.match(r"RAY_\w+=", word)), line.split()[-1]
+
     def serve(self, *words):
         """Ray's own `serve` command, with the address and the token that our terminal shows. Returns what it prints."""
-        line = next(line for line in self.log.read_text().splitlines() if "serve deploy CONFIG" in line)
-        token = dict(word.split("=", 1) for word in line.split() if re.match(r"RAY_\w+=", word))
-        command = [Path(sys.executable).parent / "serve", *words, "-a", line.split()[-1]]
+        token, dashboard = self.token_and_dashboard()
+        command = [Path(sys.executable).parent / "serve", *words, "-a", dashboard]
         done = subprocess.run(command, env={**os.environ, **token}, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

@@ -1,0 +1,257 @@
+"""The calibration job against the real application over the paper's emulated V100 and Xeon."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT, load_yaml, running
+
+from calibration.load import burst, request_bytes
+
+SLO_S = 1.0
+TRUE = {"accelerator": 40, "cpu": 7}  # floor((1 - beta) / alpha); the way through the application takes its part of it
+TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with running(load_yaml("rehearsal.yaml"), tmp_path_factory.mktemp("calibration")) as service:
+        yield service
+
+
+class Job:
+    """`python -m calibration` in a folder of its own, on a copy of rehearsal.yaml with its comments."""
+
+    def __init__(self, service, folder):
+        self.service, self.folder = service, folder
+        self.config = folder / "serve.yaml"
+        self.config.write_text((ROOT / "serve_app" / "rehearsal.yaml").read_text())
+        self.out = folder / "report"
+        self.token, self.dashboard = service.token_and_dashboard()
+
+    def command(self, *words):
+        return [
+            *(sys.executable, "-m", "calibration", "--dashboard", self.dashboard),
+            *("--config", str(self.config), "--out", str(self.out), *words),
+        ]
+
+    @property
+    def environment(self):
+        return {**os.environ, **self.token, "COLUMNS": "200"}
+
+    def run(self, *words):
+        return subprocess.run(
+            self.command(*words), cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False
+        )
+
+    def start(self, *words):
+        return subprocess.Popen(
+            self.command(*words), cwd=ROOT, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+
+    def stages(self):
+        """The stages of the bursts that have landed."""
+        try:
+            lines = (self.out / "unfinished.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return None
+        return re.findall(r'"stage":"([^"]+)"', "\n".join(lines))
+
+
+@pytest.fixture
+def job(service, tmp_path):
+    return Job(service, tmp_path)
+
+
+def depths(service):
+    return {name: pool["queue_depth"] for name, pool in service.pools().items()}
+
+
+def written(config):
+    router = yaml.safe_load(config.read_text())["applications"][0]["deployments"][0]
+    return router["user_config"]
+
+
+def assert_serves(service):
+    reply = burst(service.address, [request_bytes({"input": TEXT})])[0]
+    assert reply.status == 200
+
+
+def test_depths_are_found_proven_written_and_live(service, job, figure):
+    before = job.config.read_text()
+    started = time.monotonic()
+    done = job.run("--slo", str(SLO_S), "--apply")
+    seconds = time.monotonic() - started
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = depths(service)
+    report = json.loads((job.out / "report.json").read_text())
+    figure(
+        f"calibration at 1 s: {found}, true {TRUE}, in {seconds:.0f} s; {report['verification']['share']:.2%} in time"
+    )
+    for pool, depth in found.items():
+        assert 0.7 * TRUE[pool] <= depth <= TRUE[pool]
+
+    config = written(job.config)
+    assert {pool: config[pool]["queue_depth"] for pool in found} == found
+    assert config["slo_s"] == SLO_S
+    assert service.get("/info")["windve"]["calibration"] == {**config["calibration"], "heterogeneous": None}
+    assert (config["calibration"]["shape"], config["calibration"]["tokens"]) == ("burst", 75)
+    ours = re.compile(r"^ +(slo_s|accelerator: \{queue|cpu: \{queue|calibration:|max_ongoing_requests)|^ {12}\w+: ")
+    kept = [line for line in before.splitlines() if not ours.match(line)]
+    lines = iter(job.config.read_text().splitlines())
+    assert all(line in lines for line in kept), "a line that is not ours was changed, or has moved"
+    backups = list(job.folder.glob("serve.yaml.bak-*"))
+    assert [backup.read_text() for backup in backups] == [before]
+
+    assert report["verification"]["share"] >= 0.99
+    assert report["written"] == {"config": str(job.config), "backup": str(backups[0]), "applied": True}
+    assert {name.name for name in job.out.iterdir()} >= {"report.html", "fit-accelerator.png", "verification.png"}
+    assert "fine-tuned" in done.stdout
+    assert service.get("/info")["windve"]["trial_depths"] is None
+
+    replies = burst(service.address, [request_bytes({"input": f"{TEXT}{n}"}) for n in range(60)])
+    answered = {pool: sum(reply.pool == pool for reply in replies if reply.status == 200) for pool in found}
+    assert answered == found
+
+
+def test_as_a_ray_job(service, job, figure):
+    """From the head node: the dashboard and the application are found by the job itself."""
+    command = [
+        *(Path(sys.executable).parent / "ray", "job", "submit", "--address", job.dashboard, "--working-dir", "."),
+        *("--", sys.executable, "-m", "calibration", "--slo", "0.6", "--apply", "--out", str(job.out)),
+    ]
+    done = subprocess.run(command, cwd=ROOT, env=job.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "succeeded" in done.stdout
+    record = service.get("/info")["windve"]["calibration"]
+    assert record["slo_s"] == 0.6
+    figure(f"as a Ray job at 0.6 s: {depths(service)}")
+    assert 12 <= depths(service)["accelerator"] <= 18
+    assert (job.out / "report.html").exists()
+
+
+POINTS = {
+    "before the first burst": lambda stages: stages is not None,
+    "while a pool is measured": lambda stages: stages and len(stages) >= 4,
+    "while fine-tuning": lambda stages: stages and "fine-tune" in stages,
+    "while verifying": lambda stages: stages and "verify" in stages,
+    "when the file is written": None,
+}
+
+
+def test_killed_at_any_point_leaves_the_config_whole_and_the_application_serving(service, job, figure):
+    """SIGKILL at five points. Each run goes on from what the one before has measured."""
+    before, live = job.config.read_bytes(), depths(service)
+    resumed = []
+    for point, reached in POINTS.items():
+        process = job.start("--slo", "0.6", "--apply")
+        try:
+            while process.poll() is None:
+                if reached(job.stages()) if reached else job.config.read_bytes() != before:
+                    break
+                time.sleep(0.001)
+            assert process.poll() is None, f"it ended before it could be killed {point}"
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        resumed.append(len(job.stages() or ()))
+        content = job.config.read_bytes()
+        if reached:
+            assert content == before, point
+        else:
+            assert written(job.config)["calibration"]["slo_s"] == 0.6
+        assert depths(service) in (live, {name: written(job.config)[name]["queue_depth"] for name in live}), point
+        assert not [name for name in job.folder.iterdir() if "tmp" in name.name], "a half-written file is left"
+        assert_serves(service)
+    figure(f"killed at {len(POINTS)} points, {resumed} bursts kept for the next run")
+    assert resumed == sorted(resumed)
+    assert resumed[1] >= 4
+    service.wait_for(
+        lambda _: service.get("/info")["windve"]["trial_depths"] is None, 15, "the end of the trial depths"
+    )
+
+
+def test_a_dry_run_shows_the_change_and_makes_none(service, job):
+    before, live = job.config.read_bytes(), depths(service)
+    done = job.run("--slo", "0.6", "--dry-run", "--apply")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^\+ +accelerator: \{queue_depth: \d+, alpha_s: 0\.01", done.stdout, re.MULTILINE)
+    assert (job.config.read_bytes(), depths(service)) == (before, live)
+    assert list(job.folder.glob("*.bak*")) == []
+
+
+def test_an_slo_that_cannot_be_met_is_refused_with_the_smallest_that_can(service, job):
+    before, live = job.config.read_bytes(), depths(service)
+    done = job.run("--slo", "0.2", "--apply")
+    assert done.returncode == 1
+    smallest = float(re.search(r"smallest SLO that works here is about ([\d.]+) s", done.stderr)[1])
+    assert 0.288 < smallest < 0.5
+    assert (job.config.read_bytes(), depths(service)) == (before, live)
+
+
+def test_a_config_that_changes_meanwhile_is_not_touched(service, job):
+    live = depths(service)
+    process = job.start("--slo", "0.6", "--apply")
+    while "fine-tune" not in (job.stages() or ()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    with job.config.open("a") as file:
+        file.write("# somebody else was here\n")
+    changed = job.config.read_bytes()
+    assert process.wait() == 1
+    assert "changed while the calibration ran" in json.loads((job.out / "report.json").read_text())["reason"]
+    assert (job.config.read_bytes(), depths(service)) == (changed, live)
+
+
+def test_an_application_that_is_deployed_anew_meanwhile_is_not_touched(service, job):
+    process = job.start("--slo", "0.6", "--apply")
+    while "fine-tune" not in (job.stages() or ()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    service.router["accelerator"]["queue_depth"] = 33
+    service.deploy()
+    assert process.wait() == 1
+    assert depths(service)["accelerator"] == 33
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--slo", "-1"], "--slo: should be seconds above 0"),
+        (["--tokens", "5000"], "--tokens: the model takes at most 256, not 5000"),
+        (["--application", "other"], "--application: there is no windve application named other, only windve"),
+        (["--dashboard", "http://127.0.0.1:1"], "Ray's dashboard does not answer at http://127.0.0.1:1"),
+        (["--config", "Makefile"], "Makefile"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+    ],
+)
+def test_bad_input_gets_one_sentence(job, words, problem):
+    done = job.run(*words)
+    assert done.returncode == 1
+    assert problem in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_trial_depths_are_for_the_holder_of_the_secret_only(service):
+    request = request_bytes({"input": TEXT}, headers=[("x-windve-trial", "guessed accelerator=1000 cpu=1000")])
+    assert burst(service.address, [request])[0].status == 403
+    bad = urllib.request.Request(
+        f"{service.address}/embed", b'{"inputs": "x"}', {"x-windve-trial": "guessed accelerator=many"}
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(bad, timeout=10)
+    assert refused.value.code == 422
+    assert "accelerator=many" in refused.value.read().decode()
+    assert service.get("/info")["windve"]["trial_depths"] is None
