@@ -1,5 +1,6 @@
 # make serve    set up, start, serve real embeddings until Ctrl-C     make serve CONFIG=serve_app/rehearsal.yaml
 # make calibrate SLO=1   find the depths of what `make serve` serves, write and apply them     (SLO in seconds)
+# make paper    replay the paper's tables and figures (half an hour)   make paper ARGS='--only tables'
 # make test     set up, run all tests                                 make test TESTS=tests/unit
 # make check    ruff and mypy
 
@@ -10,13 +11,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # An Ascend machine gets torch-npu as well.
 EXTRAS := demo$(if $(wildcard /dev/davinci0),$(shell echo ,npu))
-SOURCES := serve_app deployments calibration tests
+SOURCES := serve_app deployments calibration benchmarks tests
 
 .DEFAULT_GOAL := help
-.PHONY: help serve calibrate test check format clean
+.PHONY: help serve calibrate paper test check format clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -4
+	@sed -n 's/^# //p' Makefile | head -5
 
 # exec: Ctrl-C reaches the service itself, and make does not print an error over its last words.
 serve: $(VENV)/.serve
@@ -24,6 +25,9 @@ serve: $(VENV)/.serve
 
 calibrate: $(VENV)/.calibration
 	@$(BIN)/python -m calibration --config $(CONFIG) --apply $(if $(SLO),--slo $(SLO)) $(ARGS)
+
+paper: $(VENV)/.calibration
+	@$(BIN)/python -m benchmarks.paper $(ARGS)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(TESTS)

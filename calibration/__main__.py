@@ -80,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--config", type=Path, help="Serve config or RayService manifest to write the depths into; none: not written")
     add("--dry-run", action="store_true", help="measure and show the change of the config as a diff; write nothing")
+    add("--estimate-only", action="store_true", help="stop after the fit: no fine-tuning, no proof, nothing written")
     add("--apply", action="store_true", help="update the running application in place, without a restart")
     add("--out", type=Path, default=_DEFAULT_OUT, help="folder of the report (default: %(default)s)")
     add("--fresh", action="store_true", help="forget what an interrupted run has measured")
@@ -124,8 +125,8 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
         console.print(f"going on from {journal.resumed} bursts of an interrupted run (--fresh starts over)")
     written: dict[str, Any] = {"config": None, "backup": None, "applied": False}
     try:
-        _run_until_signal(run.measure(journal))
-        changes = run.changes()
+        _run_until_signal(run.measure(journal, estimate_only=arguments.estimate_only))
+        changes = {} if arguments.estimate_only else run.changes()
         if config is not None:
             _write(config, changes, console, None if arguments.dry_run else written)
         if (
@@ -172,6 +173,10 @@ def _check(arguments: argparse.Namespace) -> None:
         raise SettingsError("--slo", f"should be seconds above 0, not {arguments.slo:g}")
     if not 0 < arguments.quantile <= 1:
         raise SettingsError("--quantile", f"should be above 0 and at most 1, not {arguments.quantile:g}")
+    if arguments.estimate_only and (arguments.config or arguments.apply):
+        raise SettingsError(
+            "--estimate-only", "an estimate is not proven, so not written: leave --config and --apply out"
+        )
     for option, least in (("tokens", 3), ("most", 1), ("stress_step", 0)):
         if getattr(arguments, option) < least:
             raise SettingsError(f"--{option.replace('_', '-')}", f"should be at least {least}")

@@ -15,7 +15,8 @@ Depths = Mapping[str, int]
 Held = Mapping[str, bool]
 Tuning = Generator[dict[str, int], Held, "Tuned"]
 
-_NO_LOSS = 50  # the accelerator has lost nothing if it holds its estimate to the query, or to one in fifty
+_NO_LOSS = 50  # the accelerator has lost nothing if it holds its estimate to one in fifty,
+_NO_LOSS_QUERY = 20  # or to the query, where that is about as little
 _EXACT = 100  # depths up to here are found to the query; larger ones to one in a hundred
 
 
@@ -50,7 +51,9 @@ class Bracket:
         return self.fails - self.holds <= max(1, self.holds // _EXACT)
 
     def after(self, *, held: bool) -> Bracket:
-        """The bracket after a trial of `next`."""
+        """The bracket after a trial of `next`; if it was done, of `holds`, which fails now that the other has grown."""
+        if self.done:
+            return replace(self, holds=0, fails=self.holds, next=max(1, self.holds - self.step))
         holds, fails = (self.next, self.fails) if held else (self.holds, self.next)
         if fails is None:
             return replace(self, holds=holds, next=min(self.most, holds + self.step), step=2 * self.step)
@@ -70,7 +73,7 @@ def fine_tune(estimates: Depths, most: int) -> Tuning:
     brackets = yield from _search(brackets, closed)
     depths = {**{pool: bracket.holds for pool, bracket in brackets.items()}, **closed}
     wanted = estimates.get(ACCELERATOR, 0)
-    if not depths.get(CPU) or depths.get(ACCELERATOR, 0) >= wanted - max(1, wanted // _NO_LOSS):
+    if not depths.get(CPU) or depths.get(ACCELERATOR, 0) >= wanted - max(wanted >= _NO_LOSS_QUERY, wanted // _NO_LOSS):
         return Tuned(depths)
     return (yield from _protect_accelerator(wanted, depths))
 
@@ -80,7 +83,8 @@ def _search(brackets: dict[str, Bracket], fixed: Depths) -> Generator[dict[str, 
         trial = {pool: bracket.holds if bracket.done else bracket.next for pool, bracket in brackets.items()}
         held = yield {**trial, **fixed}
         brackets = {
-            pool: bracket if bracket.done else bracket.after(held=held[pool]) for pool, bracket in brackets.items()
+            pool: bracket if bracket.done and held[pool] else bracket.after(held=held[pool])
+            for pool, bracket in brackets.items()
         }
     return brackets
 
@@ -109,4 +113,4 @@ def _protect_accelerator(estimate: int, together: Depths) -> Tuning:
 
 def step_down(depth: int, attempt: int) -> int:
     """The smaller depth to verify after attempt number `attempt` (0, 1, ...) was late: a little at first, then more."""
-    return max(0, depth - max(1, depth // _EXACT) * 2 ** max(0, attempt - 1))
+    return max(0, depth - max(1, depth // _EXACT) * (1 << max(0, attempt - 1)))

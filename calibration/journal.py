@@ -31,37 +31,46 @@ class Burst:
 
 class Journal:
     """A file of lines: first what the run is about, then its bursts. Bursts are asked for in order: those of an
-    interrupted run about the same thing come first, while they are what is asked for.
+    interrupted run about the same thing come first, while they are what is asked for; the first that is not cuts off
+    the rest.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any], *, fresh: bool) -> None:
         self._path = folder / "unfinished.jsonl"
         self.bursts: list[Burst] = []
-        old = [] if fresh else _read(self._path, about)
-        self._replay = deque(old)
-        self.resumed = len(old)
+        head = orjson.dumps(dict(about)) + b"\n"
+        self._replay = deque([] if fresh else _read(self._path, head))
+        self.resumed = len(self._replay)
+        self._end = len(head)  # of what this run stands on, in bytes
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file: IO[bytes] = self._path.open("wb")
+            self._file: IO[bytes] = self._path.open("r+b" if self._replay else "wb")
         except OSError as error:
             raise SettingsError("--out", f"{folder} cannot be written: {error.strerror}") from None
-        self._write(dict(about))
+        if not self._replay:
+            self._write(head)
 
     def replayed(self, stage: str, depths: Mapping[str, int], sent: int) -> Burst | None:
         """The next burst of the interrupted run, if it is this one."""
         if not self._replay:
             return None
-        burst = self._replay.popleft()
+        burst, end = self._replay.popleft()
         if (burst.stage, burst.depths, burst.sent) != (stage, dict(depths), sent):
             self._replay.clear()
             return None
-        self.add(burst)
+        self.bursts.append(burst)
+        self._end = end
         return burst
 
     def add(self, burst: Burst) -> None:
         """On the disk before the next burst is sent."""
+        self._replay.clear()
+        self._file.seek(self._end)
+        self._file.truncate()
+        line = orjson.dumps(asdict(burst)) + b"\n"
+        self._write(line)
+        self._end += len(line)
         self.bursts.append(burst)
-        self._write(asdict(burst))
 
     def finish(self) -> None:
         """Nothing is left to resume; the report holds the bursts."""
@@ -71,24 +80,29 @@ class Journal:
     def close(self) -> None:
         self._file.close()
 
-    def _write(self, line: Mapping[str, Any]) -> None:
-        self._file.write(orjson.dumps(line) + b"\n")
+    def _write(self, line: bytes) -> None:
+        self._file.write(line)
         self._file.flush()
         os.fsync(self._file.fileno())
 
 
-def _read(path: Path, about: Mapping[str, Any]) -> list[Burst]:
-    """The bursts of an interrupted run about the same thing; a last line that was cut off is left out."""
+def _read(path: Path, head: bytes) -> list[tuple[Burst, int]]:
+    """The bursts of an interrupted run about the same thing, each with where its line ends; a line that was cut off by
+    the interruption is left out.
+    """
     try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
+        first, *lines = path.read_bytes().splitlines(keepends=True)
+    except (OSError, ValueError):
         return []
-    found = []
+    found: list[tuple[Burst, int]] = []
+    if first != head:
+        return found
+    end = len(head)
     for line in lines:
         try:
-            found.append(orjson.loads(line))
+            burst = Burst(**orjson.loads(line))
         except orjson.JSONDecodeError:
             break
-    if not found or found[0] != orjson.loads(orjson.dumps(dict(about))):
-        return []
-    return [Burst(**line) for line in found[1:]]
+        end += len(line)
+        found.append((burst, end))
+    return found

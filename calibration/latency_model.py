@@ -21,6 +21,7 @@ in the next one: alpha*C + 2*beta.
 """
 CONFIDENCE = 0.985  # one-sided: the depth is too large in one of forty calibrations, before it is fine-tuned
 NOT_LINEAR = 0.07  # a level that lies further from the line than this share of it does not belong to a line
+TOO_NOISY = 0.25  # standard deviation of a burst's latency, a share of it: no line says anything then
 _CONSISTENT = 0.7  # share of the samples that the first line is drawn through
 _FAR = 4.0  # standard deviations from the first line: an outlier
 _FAR_AT_LEAST = 0.10

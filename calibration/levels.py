@@ -43,7 +43,7 @@ def next_level(samples: Sequence[Sample], aim: Aim) -> int | None:
     lone = [sample.latency_s for sample in samples if sample.concurrency == 1]
     if len(lone) < LONE or (len(lone) < LONE_TOO_SLOW and min(lone) > aim.slo_s):
         return 1
-    if min(lone) > aim.slo_s:
+    if min(lone) > aim.slo_s or aim.most == 1:
         return None
     highest = max(sample.concurrency for sample in samples)
     if highest == 1:  # at least slo/(alpha + beta) fit: alpha*C + beta <= C * (alpha + beta)

@@ -43,7 +43,8 @@ class Address:
         return cls(parts.hostname, port, parts.path.rstrip("/"), parts.scheme == "https")
 
     def __str__(self) -> str:
-        return f"{'https' if self.tls else 'http'}://{self.host}:{self.port}{self.prefix}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.prefix}"
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Raises OSError."""

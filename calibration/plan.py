@@ -241,6 +241,8 @@ def _checked(path: Path, content: bytes) -> Mapping[str, Any]:
         raise SettingsError(
             "REPORT", f"{path} has format {_plain(document['format'])}, but this version reads format {FORMAT}"
         )
+    if document["outcome"] == "estimated":
+        raise SettingsError("REPORT", f"{path} holds estimates that were not proven: calibrate without --estimate-only")
     if document["outcome"] != "calibrated":
         reason = _plain(document.get("reason") or "it gives no reason").rstrip(".")
         raise SettingsError("REPORT", f"{path} has no depths to plan with, the calibration refused: {reason}")

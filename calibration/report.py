@@ -95,6 +95,9 @@ def verdict(report: Mapping[str, Any]) -> str:
     """The result in one sentence."""
     if _refused(report):
         return f"refused: {_text(report['reason'])}"
+    if report["outcome"] == "estimated":
+        estimates = " + ".join(f"{POOLS[name]} {_number(pool['estimate'])}" for name, pool in _pools(report).items())
+        return f"estimated, not proven: {estimates} at an SLO of {report['settings']['slo_s']:g} s"
     slo, pools = f"at an SLO of {report['settings']['slo_s']:g} s", _pools(report)
     counted = {name: _concurrency(report, name) for name in pools}
     open_pools = [name for name in pools if counted[name]] or list(pools)[:1]
@@ -108,7 +111,7 @@ def verdict(report: Mapping[str, Any]) -> str:
 
 
 def _refused(report: Mapping[str, Any]) -> bool:
-    return bool(report["outcome"] != "calibrated")
+    return bool(report["outcome"] == "refused")
 
 
 def _pools(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -32,6 +32,7 @@ from deployments.errors import SettingsError
 
 _MAX_ONGOING = 1_000_000  # requests at the Router: above all depths, or overload would wait in the proxy unrefused
 _PLACES_BEFORE_PROXY = 10  # times all depths together, at least
+_NOISY = 0.08  # standard deviation of a burst's latency, a share of it: worth a word
 _DIGITS = 6  # of alpha and beta
 
 
@@ -102,8 +103,11 @@ class Calibration:
         replicas = {name: sorted(pool["replicas"]) for name, pool in self.pools.items()}
         return {"application": self._application.name, "replicas": replicas, "wishes": asdict(self._wishes)}
 
-    async def measure(self, journal: Journal) -> None:
-        """Find and prove the depths. Raises CalibrationFailed or SettingsError; what was found until then is kept."""
+    async def measure(self, journal: Journal, *, estimate_only: bool = False) -> None:
+        """Find the depths, and prove them unless `estimate_only`.
+
+        Raises CalibrationFailed or SettingsError; what was found until then is kept.
+        """
         secret = await asyncio.to_thread(self._application.issue_pass)
         replicas = {name: pool["live_replicas"] for name, pool in self.pools.items()}
         wishes = self._wishes
@@ -114,8 +118,9 @@ class Calibration:
             for pool in self.pools:
                 await self._sweep(trials, pool)
             estimates = self._usable_estimates()
-            await self._tune(trials, estimates)
-            await self._verify(trials)
+            if not estimate_only:
+                await self._tune(trials, estimates)
+                await self._verify(trials)
         finally:
             trials.close()
             await asyncio.shield(asyncio.to_thread(self._application.withdraw_pass))
@@ -132,6 +137,11 @@ class Calibration:
             except NotLinear as error:
                 raise CalibrationFailed(f"the {pool} pool: {error}") from None
         self.found.estimates[pool] = estimate
+        if estimate.line is not None and estimate.line.noise > _NOISY:
+            self._note(
+                f"the {pool} pool's latencies scatter by {estimate.line.noise:.0%}: is other work on the device or the "
+                "machine? A calibration when it is quiet finds larger depths"
+            )
         line = estimate.line
         if line is None:
             self._progress.done(f"{pool}: one query takes {estimate.lone_s:.3f} s, more than the SLO")
@@ -260,7 +270,7 @@ class Calibration:
             "started": _utc(self.started),
             "finished": _utc(finished),
             "seconds": round(finished - self.started, 1),
-            "outcome": "calibrated" if problem is None else "refused",
+            "outcome": "refused" if problem is not None else "calibrated" if self.found.verification else "estimated",
             "reason": problem,
             "notes": self.found.notes,
             "application": {

@@ -9,7 +9,7 @@ import numpy as np
 
 from calibration.application import CalibrationFailed
 from calibration.journal import Burst
-from calibration.latency_model import Fit, Sample, fit
+from calibration.latency_model import TOO_NOISY, Fit, NotLinear, Sample, fit
 from calibration.levels import Aim, next_level
 from calibration.trials import Trials
 
@@ -50,8 +50,13 @@ async def sweep(
     lone_s = float(np.median([sample.latency_s for sample in samples if sample.concurrency == 1]))
     queries = sum(sample.concurrency for sample in samples) * trials.replicas[pool]
     if max(sample.concurrency for sample in samples) == 1:
-        return Estimate(pool, tuple(samples), None, 0, queries, lone_s)
+        return Estimate(pool, tuple(samples), None, int(lone_s <= aim.slo_s), queries, lone_s)  # 1 where --most is 1
     line = fit(samples)
+    if line.noise > TOO_NOISY:
+        raise NotLinear(
+            f"latencies scatter by {line.noise:.0%} around any line (R2 {line.r2:.2f}); is other work on the device or "
+            "the machine? Calibrate when it is quiet"
+        )
     depth = line.safe_depth(aim.slo_s, aim.shape, aim.most)
     if not depth and line.model.depth(aim.slo_s, aim.shape, aim.most):
         depth = 1  # the line allows it, its margin does not: fine-tuning will tell

@@ -44,7 +44,7 @@ class EmulatedDevice(_Strict):
     beta_s: Annotated[float, Field(ge=0)]
     noise: Annotated[float, Field(ge=0, lt=1)] = 0.0  # standard deviation, share of the latency
     outlier_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
-    outlier_factor: Annotated[float, Field(ge=1)] = 3.0
+    outlier_factor: Annotated[float, Field(ge=1)] = 3.0  # on average; uniform within a third of it: 2 to 4
     seed: int = 0
     time_scale: Seconds = 1.0  # 0.1 lets a second pass in a tenth
 

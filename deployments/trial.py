@@ -20,6 +20,7 @@ from deployments.settings import TrialPass
 HEADER = "x-windve-trial"
 _FORM = f"the header {HEADER} should look like 'SECRET accelerator=40 cpu=0'"
 _LARGEST = 100_000
+_DIGITS = len(str(_LARGEST))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,16 @@ class Trial:
     @classmethod
     def parse(cls, header: str) -> Trial:
         """Raises InvalidInput."""
-        secret, *words = header.split()
+        secret, *words = header.split() or [""]
+        if not secret:
+            raise InvalidInput(f"{_FORM}; it is empty")
         depths = {}
         for word in words:
             pool, _, depth = word.partition("=")
-            if not (depth.isascii() and depth.isdigit() and int(depth) <= _LARGEST) or pool in depths:
+            if (
+                not (depth.isascii() and depth.isdigit() and len(depth) <= _DIGITS and int(depth) <= _LARGEST)
+                or pool in depths
+            ):
                 raise InvalidInput(f"{_FORM}; '{word}' does not")
             depths[pool] = int(depth)
         return cls(secret, depths)

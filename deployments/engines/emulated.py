@@ -48,5 +48,5 @@ class EmulatedEngine:
         if device.noise:
             latency_s *= max(0.0, 1 + device.noise * float(self._random.standard_normal()))
         if device.outlier_rate and self._random.random() < device.outlier_rate:
-            latency_s *= device.outlier_factor
+            latency_s *= device.outlier_factor * float(self._random.uniform(2 / 3, 4 / 3))
         return latency_s * device.time_scale

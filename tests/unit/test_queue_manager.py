@@ -98,6 +98,88 @@ def test_release_is_announced():
     assert told == [1]
 
 
+def test_a_trial_is_admitted_by_its_own_depths():
+    queue = manager(accelerator=2, cpu=1)
+    queue.set_trial({"accelerator": 4, "cpu": 2})
+    assert pools(queue.admit_trial(5)) == ["accelerator"] * 4 + ["cpu"]
+    assert queue.admit_trial(2) == Full(asked=2, free=1)
+    assert pools(queue.admit_trial()) == ["cpu"]
+
+
+def test_a_trial_may_try_less_than_the_depths_in_force():
+    queue = manager(accelerator=2, cpu=1)
+    queue.set_trial({"accelerator": 1})  # the CPU is not named: closed
+    assert pools(queue.admit_trial()) == ["accelerator"]
+    assert queue.admit_trial() == Full(1, 0)
+    assert pools(queue.admit(2)) == ["accelerator", "cpu"]
+
+
+def test_trial_depths_are_for_each_live_replica():
+    queue = manager(accelerator=2, cpu=1)
+    queue.set_replicas("accelerator", 3)
+    queue.set_trial({"accelerator": 4, "cpu": 0})
+    assert len(queue.admit_trial(12)) == 12
+    assert queue.trial_free == 0
+
+
+@pytest.mark.parametrize(
+    "never", [lambda queue: None, lambda queue: queue.set_trial({"cpu": 3}) or queue.set_trial(None)]
+)
+def test_without_trial_depths_no_trial_is_admitted(never):
+    queue = manager()
+    never(queue)
+    assert queue.admit_trial() == Full(1, 0)
+    assert len(queue.admit(3)) == 3
+
+
+def test_others_are_not_let_in_above_the_depths_in_force_by_a_trial():
+    queue = manager(accelerator=2, cpu=1)
+    queue.set_trial({"accelerator": 10, "cpu": 10})
+    first, *others = queue.admit_trial(3)
+    assert pools(queue.admit()) == ["cpu"]
+    assert queue.admit() == Full(1, 0)
+    assert queue.admit_bulk(9) == []
+    first.release()
+    assert queue.admit() == Full(1, 0)  # two trial queries fill the accelerator still
+    others[0].release()
+    assert pools(queue.admit()) == ["accelerator"]
+
+
+def test_others_take_room_from_a_trial():
+    queue = manager(accelerator=2, cpu=1)
+    queue.admit(3)
+    queue.set_trial({"accelerator": 3, "cpu": 1})
+    assert queue.trial_free == 1
+    assert queue.admit_trial(2) == Full(2, 1)
+
+
+def test_full_is_what_the_trial_depths_say_while_there_are_any():
+    queue = manager(accelerator=2, cpu=1)
+    queue.admit(2)
+    assert queue.is_full("accelerator")
+    queue.set_trial({"accelerator": 3})
+    assert not queue.is_full("accelerator")
+    assert queue.is_full("cpu")  # closed for the trial
+    queue.admit_trial()
+    assert queue.is_full("accelerator")
+    queue.set_trial({"accelerator": 1})
+    assert queue.is_full("accelerator")
+    queue.set_trial(None)
+    assert queue.is_full("accelerator")
+    assert not queue.is_full("cpu")
+
+
+def test_a_permit_of_a_trial_is_released_once_even_after_its_end():
+    queue = manager()
+    queue.set_trial({"accelerator": 5})
+    (permit,) = queue.admit_trial()
+    queue.set_trial(None)
+    permit.release()
+    with pytest.raises(RuntimeError, match="released twice"):
+        permit.release()
+    assert queue.in_flight("accelerator") == 0
+
+
 def test_nonsense_is_refused():
     with pytest.raises(ValueError, match="at least one pool"):
         QueueManager([])
@@ -172,3 +254,68 @@ class Interleavings(RuleBasedStateMachine):
 
 Interleavings.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
 TestInterleavings = Interleavings.TestCase
+
+
+class Trials(RuleBasedStateMachine):
+    """Ordinary, bulk and trial queries in any order, under trial depths that come, change and go."""
+
+    depths = {"accelerator": 3, "cpu": 2}  # noqa: RUF012 - never changed
+    replicas = 2
+
+    def __init__(self):
+        super().__init__()
+        self.queue = manager(**self.depths)
+        self.tried = {}
+        self.ordinary, self.trial = [], []
+        for pool in self.depths:
+            self.queue.set_replicas(pool, self.replicas)
+
+    def before(self):
+        return {pool: self.queue.in_flight(pool) for pool in self.depths}
+
+    def check_admission(self, answer, queries, depths, before):
+        """By `depths`, the accelerator first; the granted permits."""
+        room = {pool: max(0, depths.get(pool, 0) * self.replicas - before[pool]) for pool in self.depths}
+        if queries > sum(room.values()):
+            assert answer == Full(queries, sum(room.values()))
+            assert self.before() == before
+            return []
+        first = min(queries, room["accelerator"])
+        assert pools(answer) == ["accelerator"] * first + ["cpu"] * (queries - first)
+        return answer
+
+    @rule(queries=st.integers(1, 8))
+    def request(self, queries):
+        before = self.before()
+        self.ordinary += self.check_admission(self.queue.admit(queries), queries, self.depths, before)
+
+    @rule(queries=st.integers(1, 30))
+    def request_of_a_trial(self, queries):
+        before = self.before()
+        self.trial += self.check_admission(self.queue.admit_trial(queries), queries, self.tried, before)
+
+    @rule(queries=st.integers(1, 12))
+    def bulk(self, queries):
+        self.ordinary += self.queue.admit_bulk(queries)
+
+    @rule(depths=st.none() | st.dictionaries(st.sampled_from(["accelerator", "cpu"]), st.integers(0, 12)))
+    def change_trial(self, depths):
+        self.queue.set_trial(depths)
+        self.tried = depths or {}
+
+    @rule(kind=st.sampled_from(["ordinary", "trial"]), data=st.data())
+    def finish(self, kind, data):
+        held = getattr(self, kind)
+        if held:
+            held.pop(data.draw(st.integers(0, len(held) - 1))).release()
+
+    @invariant()
+    def ordinary_queries_never_exceed_the_depths_in_force(self):
+        for pool, depth in self.depths.items():
+            ordinary = pools(self.ordinary).count(pool)
+            assert ordinary <= depth * self.replicas
+            assert self.queue.in_flight(pool) == ordinary + pools(self.trial).count(pool)
+
+
+Trials.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestTrials = Trials.TestCase

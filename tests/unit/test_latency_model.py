@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibration.latency_model import LatencyModel, Sample, fit, misfit
+
+# SLO 1 s and 2 s, burst and steady: floor((slo - beta) / alpha) and floor((slo - 2 * beta) / alpha).
+V100 = LatencyModel(0.018, 0.27)
+XEON = LatencyModel(0.0858, 0.32)
+ATLAS = LatencyModel(0.00904, 0.24)
+KUNPENG = LatencyModel(0.0752, 0.85)
+
+LEVELS = (1, 1, 6, 36, 40)
+CONCURRENCY = st.integers(1, 2048)
+ANY_SAMPLES = st.lists(st.builds(Sample, CONCURRENCY, st.floats(1e-4, 1e3)), min_size=3, max_size=40).filter(
+    lambda samples: len({sample.concurrency for sample in samples}) > 1
+)
+SHAPES = st.sampled_from(["burst", "steady"])
+few = settings(max_examples=50, deadline=None)  # a fit takes milliseconds
+
+
+def on(model, levels=LEVELS, factors=None):
+    """Samples on the line, each times its factor."""
+    factors = factors or [1.0] * len(levels)
+    return [Sample(level, factor * model.latency_s(level)) for level, factor in zip(levels, factors, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [V100, XEON, ATLAS, KUNPENG, LatencyModel(0.0, 0.5), LatencyModel(0.02, 0.0)],
+    ids=["V100", "Xeon", "Atlas", "Kunpeng", "alpha 0", "beta 0"],
+)
+def test_a_line_is_found_exactly(model):
+    found = fit(on(model))
+    assert found.model.alpha_s == pytest.approx(model.alpha_s, rel=1e-9, abs=1e-12)
+    assert found.model.beta_s == pytest.approx(model.beta_s, rel=1e-9, abs=1e-12)
+    assert found.noise == pytest.approx(0, abs=1e-9)
+    assert not found.outliers
+
+
+@few
+@given(ANY_SAMPLES)
+def test_alpha_and_beta_are_never_negative(samples):
+    model = fit(samples).model
+    assert model.alpha_s >= 0
+    assert model.beta_s >= 0
+    assert model.latency_s(1) > 0
+
+
+def test_where_free_least_squares_would_go_below_zero_the_line_goes_through_the_origin():
+    model = fit([Sample(10, 0.5), Sample(20, 1.2), Sample(40, 2.6)]).model  # alpha 0.07, beta -0.2
+    assert model.beta_s == 0
+    assert 0.05 < model.alpha_s < 0.07
+
+
+@few
+@given(
+    alpha_s=st.floats(0, 0.2),
+    beta_s=st.floats(0.001, 2),
+    levels=st.lists(st.integers(1, 200), min_size=5, max_size=10).filter(lambda at: max(Counter(at).values()) <= 2),
+    factor=st.floats(2, 4),
+    data=st.data(),
+)
+def test_one_slow_burst_anywhere_does_not_move_the_line(alpha_s, beta_s, levels, factor, data):
+    model = LatencyModel(alpha_s, beta_s)
+    slow = data.draw(st.integers(0, len(levels) - 1), label="slow")
+    found = fit(on(model, levels, [factor if index == slow else 1.0 for index in range(len(levels))]))
+    assert found.outliers == {slow}
+    for level in levels:
+        assert found.model.latency_s(level) == pytest.approx(model.latency_s(level), rel=1e-6)
+
+
+@pytest.mark.parametrize("samples", [on(V100, (1, 6)), on(V100, (6, 6, 6))], ids=["two samples", "one level"])
+def test_too_little_for_a_line_is_refused(samples):
+    with pytest.raises(ValueError, match="three samples at two levels"):
+        fit(samples)
+
+
+@pytest.mark.parametrize(
+    ("model", "slo_s", "burst", "steady"),
+    [
+        (V100, 1, 40, 25),
+        (V100, 2, 96, 81),
+        (XEON, 1, 7, 4),
+        (XEON, 2, 19, 15),
+        (ATLAS, 1, 84, 57),
+        (ATLAS, 2, 194, 168),
+        (KUNPENG, 1, 1, 0),
+        (KUNPENG, 2, 15, 3),
+        (KUNPENG, 0.9, 0, 0),  # one query takes 0.925 s: not at all (Eq. 11)
+        (LatencyModel(0.25, 0.5), 1, 2, 0),  # the SLO met to the dot
+        (LatencyModel(0.0, 0.5), 1, 100_000, 100_000),
+        (LatencyModel(0.0, 1.5), 1, 0, 0),
+    ],
+)
+def test_depth_is_what_the_line_leaves_within_the_slo(model, slo_s, burst, steady):
+    assert model.depth(slo_s) == burst
+    assert model.depth(slo_s, "steady") == steady
+    assert model.depth(slo_s, most=10) == min(burst, 10)
+
+
+@settings(deadline=None)
+@given(alpha_s=st.floats(1e-4, 1), beta_s=st.floats(0, 5), slo_s=st.floats(0.01, 10), shape=SHAPES)
+def test_one_query_more_than_the_depth_misses_the_slo(alpha_s, beta_s, slo_s, shape):
+    depth = LatencyModel(alpha_s, beta_s).depth(slo_s, shape, most=1_000_000)
+    waits = beta_s if shape == "burst" else 2 * beta_s
+    assert depth == 0 or alpha_s * depth + waits <= slo_s * (1 + 1e-9)
+    assert alpha_s * (depth + 1) + waits >= slo_s * (1 - 1e-9)
+
+
+@few
+@given(ANY_SAMPLES, st.floats(0.01, 100), SHAPES, st.integers(1, 3000))
+def test_the_safe_depth_is_never_above_the_depth(samples, slo_s, shape, most):
+    found = fit(samples)
+    assert 0 <= found.safe_depth(slo_s, shape, most) <= found.model.depth(slo_s, shape, most) <= most
+
+
+def test_a_few_samples_on_a_line_are_no_proof_that_there_is_no_noise():
+    assert fit(on(V100)).margin_s(96) > 0
+    assert 0.95 * 40 <= fit(on(V100)).safe_depth(1) < 40
+
+
+@few
+@given(st.lists(st.floats(0.98, 1.02), min_size=5, max_size=5), st.integers(1, 200), SHAPES)
+def test_the_margin_shrinks_with_more_samples(factors, concurrency, shape):
+    samples = on(V100, LEVELS, factors)
+    margins = [fit(times * samples).margin_s(concurrency, shape) for times in (1, 2, 4)]
+    assert margins == sorted(margins, reverse=True)
+    assert margins[2] < 0.6 * margins[0]
+
+
+def test_the_margin_grows_with_the_noise():
+    quiet, loud = (fit(on(V100, LEVELS, [1, 1 + by, 1 - by, 1 + by, 1 - by])) for by in (0.01, 0.04))
+    assert quiet.noise < loud.noise
+    assert all(quiet.margin_s(at) < loud.margin_s(at) for at in (1, 40, 96))
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.85, 1.2, 3.0])
+def test_a_level_far_from_the_line_is_named(factor):
+    samples = on(V100, (*LEVELS, *LEVELS, 20, 20), [*[1.0] * 10, factor, factor])
+    odd = misfit(samples, fit(samples))
+    assert odd is not None
+    assert odd.concurrency == 20
+    assert "20 at once take" in odd.problem
+
+
+@pytest.mark.parametrize(
+    "factors", [[1.0] * 5, [1.0, 3.0, 1.0, 1.0, 1.0], [1.02, 0.98, 1.01, 0.99, 1.0]], ids=["on", "outlier", "noise"]
+)
+def test_a_line_a_slow_burst_and_noise_are_no_misfit(factors):
+    samples = on(V100, LEVELS, factors)
+    assert misfit(samples, fit(samples)) is None
+
+
+@few
+@given(ANY_SAMPLES)
+def test_a_misfit_is_at_one_of_the_levels(samples):
+    odd = misfit(samples, fit(samples))
+    if odd is not None:
+        assert odd.concurrency in {sample.concurrency for sample in samples}
+        assert odd.problem.startswith(f"latency is not linear in concurrency: {odd.concurrency} at once take ")

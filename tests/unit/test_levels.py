@@ -1,0 +1,205 @@
+"""The goals of the estimator, on devices with the papers' lines: how near it comes, and how little it sends."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibration.latency_model import NotLinear, Sample, fit
+from calibration.levels import Aim, next_level
+
+NOISE, OUTLIERS, SEEDS = 0.03, 0.05, 100
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of Table III: a device, an SLO, and the depth that the device's line truly allows."""
+
+    device: str
+    alpha_s: float
+    beta_s: float
+    slo_s: int
+    depth: int
+
+    def __str__(self):
+        return f"{self.device} at {self.slo_s} s"
+
+    def latency_s(self, concurrency):
+        return self.alpha_s * concurrency + self.beta_s
+
+    def noisy(self, seed):
+        chance = np.random.default_rng(seed)
+
+        def latency_s(concurrency):
+            found = self.latency_s(concurrency) * (1 + NOISE * chance.standard_normal())
+            return found * chance.uniform(2, 4) if chance.random() < OUTLIERS else found
+
+        return latency_s
+
+    def is_good(self, estimate):
+        """Within 5 % or one query of the truth, and never above."""
+        return self.depth - max(1, 0.05 * self.depth) <= estimate <= self.depth
+
+    @property
+    def stress_queries(self):
+        """What a stress test by steps of 8 sends, up to and including the first level that misses the SLO."""
+        levels = range(8, self.depth + 9, 8)
+        return sum(levels)
+
+
+COLUMNS = [
+    Column(device, alpha_s, beta_s, slo_s, depth)
+    for device, alpha_s, beta_s, depths in [
+        ("V100", 0.018, 0.27, (40, 96)),
+        ("Xeon", 0.0858, 0.32, (7, 19)),
+        ("Atlas", 0.00904, 0.24, (84, 194)),
+        ("Kunpeng", 0.0752, 0.85, (1, 15)),
+    ]
+    for slo_s, depth in zip((1, 2), depths, strict=True)
+]
+columns = pytest.mark.parametrize("column", COLUMNS, ids=str)
+
+
+def sweep(latency_s, aim):
+    samples = []
+    while (level := next_level(samples, aim)) is not None:
+        samples.append(Sample(level, latency_s(level)))
+    return samples
+
+
+def levels(samples):
+    return [sample.concurrency for sample in samples]
+
+
+def queries(samples):
+    return sum(levels(samples))
+
+
+@columns
+def test_without_noise_the_estimate_is_near_and_never_above(column):
+    samples = sweep(column.latency_s, Aim(column.slo_s))
+    assert column.is_good(fit(samples).safe_depth(column.slo_s))
+    if column.depth >= 80:
+        assert queries(samples) <= column.stress_queries / 3
+
+
+def test_all_columns_together_cost_a_third_of_stress_tests_at_most(figure):
+    spent = sum(queries(sweep(column.latency_s, Aim(column.slo_s))) for column in COLUMNS)
+    stress = sum(column.stress_queries for column in COLUMNS)
+    figure(f"estimator, no noise, all columns of Table III: {spent} queries; stress tests by steps of 8: {stress}")
+    assert spent <= stress / 3
+
+
+@columns
+def test_with_noise_and_outliers_it_is_near_and_not_above_in_95_of_100(column, figure):
+    estimates, spent = [], 0
+    for seed in range(SEEDS):
+        samples = sweep(column.noisy(seed), Aim(column.slo_s))
+        estimates.append(fit(samples).safe_depth(column.slo_s))
+        spent += queries(samples)
+    good = sum(map(column.is_good, estimates))
+    above = sum(estimate > column.depth for estimate in estimates)
+    figure(
+        f"estimator, {NOISE:.0%} noise, {OUTLIERS:.0%} outliers, {column}: {good} of {SEEDS} good, {above} above, "
+        f"{SEEDS - good - above} below, {spent / SEEDS:.0f} queries on average"
+    )
+    assert good >= 0.95 * SEEDS
+
+
+def test_a_lone_query_slower_than_the_slo_ends_it_after_three():
+    assert levels(sweep(lambda _: 1.01, Aim(1))) == [1, 1, 1]
+
+
+def test_one_slow_lone_query_proves_nothing():
+    answers = iter([1.6, *[0.288] * 40])
+    samples = sweep(lambda level: next(answers) if level == 1 else 0.018 * level + 0.27, Aim(1))
+    assert 38 <= fit(samples).safe_depth(1) <= 40
+
+
+@pytest.mark.parametrize("slo_s", [1, 2])
+@pytest.mark.parametrize(
+    "latency_s",
+    [
+        lambda level: 0.27 + 0.0005 * level**2,
+        lambda level: 0.27 + 0.01 * level**2,
+        lambda level: (0.27 + 0.018 * level) * (2 if level > 4 else 1),
+        lambda level: (0.27 + 0.018 * level) * (2 if level > 30 else 1),
+    ],
+    ids=["a flat parabola", "a steep parabola", "doubles above 4", "doubles above 30"],
+)
+def test_what_is_no_line_is_refused_and_a_level_named(latency_s, slo_s):
+    measured = []
+    with pytest.raises(NotLinear, match="is other work on the device") as refused:
+        sweep(lambda level: measured.append(level) or latency_s(level), Aim(slo_s))
+    (named,) = re.findall(r"(\d+) at once take", str(refused.value))
+    assert min(Counter(measured).values()) >= 2
+    assert Counter(measured)[int(named)] >= 4  # no verdict from one burst
+
+
+def test_a_step_beyond_what_the_slo_allows_is_none_of_its_business():
+    samples = sweep(lambda level: (0.27 + 0.018 * level) * (2 if level > 50 else 1), Aim(1))
+    assert 38 <= fit(samples).safe_depth(1) <= 40
+
+
+def test_steady_traffic_is_measured_less_deep():
+    column = COLUMNS[1]
+    samples = sweep(column.latency_s, Aim(column.slo_s, "steady"))
+    assert 77 <= fit(samples).safe_depth(column.slo_s, "steady") <= 81  # (2 - 2 * 0.27) / 0.018
+    assert max(levels(samples)) == 81
+
+
+def test_a_device_quicker_than_all_that_may_be_sent_is_done_at_the_most():
+    samples = sweep(lambda level: 0.0001 * level + 0.01, Aim(1, most=64))
+    assert max(levels(samples)) == 64
+    assert fit(samples).safe_depth(1, most=64) == 64
+
+
+AIMS = st.builds(
+    Aim, st.floats(0.1, 5), st.sampled_from(["burst", "steady"]), most=st.integers(2, 2048), bursts=st.integers(3, 40)
+)
+CURVES = st.one_of(
+    st.tuples(st.floats(0, 0.2), st.floats(0, 2), st.floats(0, 0.01)).map(
+        lambda made: lambda level, _: made[0] * level + made[1] + made[2] * level**2
+    ),
+    st.tuples(st.floats(0.001, 0.2), st.integers(1, 300), st.floats(0.1, 4)).map(
+        lambda made: lambda level, _: made[0] * level * (made[2] if level > made[1] else 1)
+    ),
+    st.floats(0, 0.1).map(lambda alpha_s: lambda level, by: (alpha_s * level + 0.2) * by),  # any noise
+    st.just(lambda _, by: by),  # nothing but noise
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(curve=CURVES, aim=AIMS, seed=st.integers(0, 2**32), spread=st.floats(0, 2))
+def test_it_ends_whatever_the_latencies_are_and_never_sends_more_than_it_may(curve, aim, seed, spread):
+    chance = np.random.default_rng(seed)
+    sent = []
+
+    def latency_s(level):
+        sent.append(level)
+        assert 1 <= level <= aim.most
+        assert len(sent) <= aim.bursts + 4 * len(set(sent))  # every level may be repeated four times before a verdict
+        return max(1e-6, curve(level, np.exp(spread * chance.standard_normal())))
+
+    try:
+        assert levels(sweep(latency_s, aim)) == sent
+    except NotLinear as refused:
+        assert re.search(r"\d+ at once take", str(refused))  # noqa: PT017 - either end is a good one
+
+
+def test_it_ends_where_one_query_at_once_is_the_most():
+    lone = [Sample(1, 0.3)] * 50
+    assert next_level(lone, Aim(1, most=1)) is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_same_samples_give_the_same_next_level(seed):
+    aim = Aim(2)
+    samples = sweep(COLUMNS[1].noisy(seed), aim)
+    assert [next_level(samples[:done], aim) for done in range(len(samples) + 1)] == [*levels(samples), None]

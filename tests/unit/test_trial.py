@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.errors import Forbidden, InvalidInput
+from deployments.settings import TrialPass
+from deployments.trial import Trial, hash_secret
+
+SECRET = "3q2-a_Secret"
+POOLS = ("accelerator", "cpu")
+NOW = 1_700_000_000.0
+ALLOWED = TrialPass(secret_sha256=hash_secret(SECRET), expires_at=NOW + 60)
+
+
+@pytest.mark.parametrize(
+    ("header", "depths"),
+    [
+        (f"{SECRET} accelerator=40 cpu=0", {"accelerator": 40, "cpu": 0}),
+        (f"{SECRET} cpu=7", {"cpu": 7}),
+        (f"  {SECRET}\taccelerator=007  ", {"accelerator": 7}),
+        (f"{SECRET} cpu=100000", {"cpu": 100_000}),
+        (SECRET, {}),
+    ],
+)
+def test_good_headers(header, depths):
+    assert Trial.parse(header) == Trial(SECRET, depths)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("cpu", "cpu=", "cpu=-1", "cpu=+1", "cpu=1.5", "cpu=1e3", "cpu=1_0", "cpu=100001", "cpu==1"),
+        *("cpu=٣", "cpu=²", "=", "cpu:1", "accelerator=2"),  # a second accelerator
+    ],
+)
+def test_a_bad_word_is_named(word):
+    with pytest.raises(InvalidInput) as refused:
+        Trial.parse(f"{SECRET} accelerator=40 {word}")
+    assert f"'{word}' does not" in str(refused.value)
+    assert "x-windve-trial should look like 'SECRET accelerator=40 cpu=0'" in str(refused.value)
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize("header", ["", "  ", f"{SECRET} cpu={'9' * 5000}"], ids=["empty", "blank", "5,000 digits"])
+def test_headers_that_end_in_an_error_of_python(header):
+    with pytest.raises(InvalidInput):
+        Trial.parse(header)
+
+
+@settings(deadline=None)
+@given(
+    secret=st.text(st.characters(categories=["L", "N", "P"]), min_size=1),
+    depths=st.dictionaries(st.sampled_from(POOLS), st.integers(0, 100_000)),
+)
+def test_a_header_says_what_it_is_made_of(secret, depths):
+    assert Trial.parse(Trial(secret, depths).header()) == Trial(secret, depths)
+
+
+def test_the_pass_lets_its_holder_in():
+    for depths in ({"accelerator": 40, "cpu": 0}, {"cpu": 1}, {}):
+        Trial(SECRET, depths).check(ALLOWED, POOLS, NOW)
+
+
+@pytest.mark.parametrize(
+    ("trial", "allowed", "now", "error", "problem"),
+    [
+        (Trial(SECRET, {"cpu": 1}), None, NOW, Forbidden, "no calibration is running"),
+        (Trial(SECRET, {"cpu": 1}), ALLOWED, NOW + 60, Forbidden, "no calibration is running"),
+        (Trial(SECRET + "x", {"cpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the calibration"),
+        (Trial(SECRET[:-1], {"cpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the calibration"),
+        (Trial("", {"cpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the calibration"),
+        (Trial("é", {"cpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the calibration"),
+        (Trial(ALLOWED.secret_sha256, {}), ALLOWED, NOW, Forbidden, "the secret is not that of the calibration"),
+        (Trial(SECRET, {"gpu": 1}), ALLOWED, NOW, InvalidInput, "no pool named gpu, only accelerator and cpu"),
+        (Trial("wrong", {"gpu": 1}), ALLOWED, NOW, Forbidden, "the secret is not that of the calibration"),
+    ],
+    ids=["no pass", "expired", "longer", "shorter", "empty", "not ASCII", "its hash", "unknown pool", "nothing told"],
+)
+def test_others_are_turned_away(trial, allowed, now, error, problem):
+    with pytest.raises(error, match=problem) as refused:
+        trial.check(allowed, POOLS, now)
+    for secret in (SECRET, ALLOWED.secret_sha256):
+        assert secret not in str(refused.value)
+
+
+def test_a_pool_that_is_not_there_is_unknown():
+    with pytest.raises(InvalidInput, match="no pool named accelerator, only cpu"):
+        Trial(SECRET, {"accelerator": 1}).check(ALLOWED, ("cpu",), NOW)
