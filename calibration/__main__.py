@@ -16,7 +16,8 @@ from rich.console import Console
 from deployments.errors import SettingsError, WindveError
 
 if TYPE_CHECKING:
-    from calibration.run import ConfigFile, Wishes
+    from calibration.config_file import ConfigFile
+    from calibration.findings import Wishes
 
 _DEFAULT_OUT = Path("reports/calibration")
 _INTERRUPTED = 130  # as a shell says of a command that Ctrl-C ended
@@ -107,9 +108,10 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
     _allow_connections(2 * arguments.most)
     # Before anything imports ray: finding a local service sets Ray's token, which ray reads when it is imported.
     application = Application.find(dashboard=arguments.dashboard, name=arguments.application, url=arguments.url)
+    from calibration.config_file import ConfigFile
     from calibration.journal import Journal
     from calibration.progress import Progress
-    from calibration.run import Calibration, ConfigFile
+    from calibration.run import Calibration
 
     config = ConfigFile.read(arguments.config, application) if arguments.config else None
     wishes = _wishes(arguments, application.router_config().get("slo_s"))
@@ -126,35 +128,34 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
     written: dict[str, Any] = {"config": None, "backup": None, "applied": False}
     try:
         _run_until_signal(run.measure(journal, estimate_only=arguments.estimate_only))
-        changes = {} if arguments.estimate_only else run.changes()
+        changes = {} if arguments.estimate_only else run.found.changes()
         if config is not None:
             _write(config, changes, console, None if arguments.dry_run else written)
-        if (
-            arguments.apply and not arguments.dry_run
-        ):  # last: a run killed before leaves a good file, the old depths live
+        # Last: a run that is killed before leaves a good file, and the old depths live.
+        if arguments.apply and not arguments.dry_run:
             application.apply(changes)
             written["applied"] = True
             console.print("applied: /info shows the new depths")
     except WindveError as error:
-        _report(run.report(str(error), written), arguments.out, console)
+        _report(run.found.report(str(error), written), arguments.out, console)
         journal.finish()
         raise
     except BaseException:
         journal.close()
         raise
-    _report(run.report(None, written), arguments.out, console)
+    _report(run.found.report(None, written), arguments.out, console)
     journal.finish()
     return 0
 
 
 def _write(config: ConfigFile, changes: dict[str, Any], console: Console, written: dict[str, Any] | None) -> None:
     """Show the change as a diff; write it unless `written`, which then says where, is None."""
-    from calibration import serve_config
+    from calibration.config_file import unified_diff, write_atomically
 
     edited = config.edited(changes)
-    console.print(serve_config.unified_diff(config.text, edited, str(config.path)), markup=False, soft_wrap=True)
+    console.print(unified_diff(config.text, edited, str(config.path)), markup=False, soft_wrap=True)
     if written is not None:
-        written["backup"] = str(serve_config.write_atomically(config.path, config.text, edited))
+        written["backup"] = str(write_atomically(config.path, config.text, edited))
         written["config"] = str(config.path)
         console.print(f"written: {config.path} (before: {written['backup']})", soft_wrap=True)
 
@@ -183,7 +184,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _wishes(arguments: argparse.Namespace, configured_slo_s: float | None) -> Wishes:
-    from calibration.run import Wishes
+    from calibration.findings import Wishes
 
     slo_s = arguments.slo or configured_slo_s
     if not slo_s:

@@ -4,25 +4,19 @@ Comments, order, quoting, number formats and line ends survive byte for byte: Py
 only those slices of the text are replaced. Each result is read back and compared before anyone sees it, so that a bug
 here refuses the edit and never damages a file.
 
-Pure but for the file functions at the end: no ray, no torch.
+Pure: no ray, no torch, no files.
 """
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import math
-import os
 import re
-import tempfile
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import accumulate, pairwise
 from numbers import Integral, Real
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -619,95 +613,3 @@ def _is_plain(value: str) -> bool:
 def _quoted(value: str) -> str:
     dumped = yaml.safe_dump(value, default_style='"', allow_unicode=True, width=math.inf)
     return str(dumped).removesuffix("\n")
-
-
-# Files.
-
-
-def unified_diff(before: str, after: str, name: str) -> str:
-    """What the edit changes, as `diff -u` says it; empty if nothing."""
-    old, new = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (before, after))
-    lines = difflib.unified_diff(old, new, name, name)
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
-
-
-def read_text(path: Path) -> str:
-    """The text of a file, with its line ends as they are. Raises SettingsError: unreadable, or not UTF-8."""
-    try:
-        return path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise SettingsError(str(path), f"cannot be read: {_reason(error)}") from None
-    except UnicodeDecodeError:
-        raise SettingsError(str(path), "is not UTF-8 text") from None
-
-
-def write_atomically(path: Path, before: str, after: str) -> Path:
-    """Put `after` in the place of `before`, whole or not at all; the returned path is that of a backup of `before`.
-
-    A link stays a link: its target is replaced, and the backup lies beside the target. Permissions stay; the owner
-    too, where we may set it. Raises SettingsError: the file no longer holds `before`, or cannot be written; the
-    original is untouched then, and nothing is left beside it.
-    """
-    made: list[Path] = []
-    try:
-        target = path.resolve(strict=True)
-        _check_holds(path, before)
-        status = target.stat()
-        number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-        made.append(Path(name))
-        _fill(number, after, status)
-        number, backup = _create_backup(target)
-        made.append(backup)
-        _fill(number, before, status)
-        _check_holds(path, before)
-        Path(name).replace(target)
-        made.clear()
-    except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself, before Python 3.13
-        raise SettingsError(str(path), f"cannot be written: {_reason(error)}") from None
-    finally:
-        for leftover in made:
-            with contextlib.suppress(OSError):
-                leftover.unlink()
-    _sync_folder(target.parent)
-    return backup
-
-
-def _check_holds(path: Path, before: str) -> None:
-    if path.read_bytes() != before.encode("utf-8"):
-        raise SettingsError(str(path), "changed while the calibration ran; nothing was written, please run it again")
-
-
-def _fill(number: int, text: str, like: os.stat_result) -> None:
-    """Write an open file, with the permissions of another, and wait until it is on the disk."""
-    with os.fdopen(number, "wb") as file:
-        with contextlib.suppress(OSError):  # only root may give files away
-            os.fchown(number, like.st_uid, like.st_gid)
-        os.fchmod(number, like.st_mode & 0o7777)
-        file.write(text.encode("utf-8"))
-        file.flush()
-        os.fsync(number)
-
-
-def _create_backup(target: Path) -> tuple[int, Path]:
-    """A new file beside the target, open for writing, under the first name that is free."""
-    stem = f"{target.name}.bak-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-    attempt = 0
-    while True:
-        backup = target.with_name(f"{stem}-{attempt}" if attempt else stem)
-        with contextlib.suppress(FileExistsError):
-            return os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), backup
-        attempt += 1
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable. It has happened already, so that a file system without this is no failure."""
-    with contextlib.suppress(OSError):
-        number = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
-
-
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

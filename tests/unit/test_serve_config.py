@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 import calibration.serve_config as module
 import serve_app
-from calibration.serve_config import edit, read_text, unified_diff, write_atomically
+from calibration import config_file
+from calibration.config_file import read_text, unified_diff, write_atomically
+from calibration.serve_config import edit
 from deployments.errors import SettingsError
 
 SHIPPED = Path(serve_app.__file__).parent
@@ -890,12 +892,12 @@ def test_written_with_a_backup_beside_it(file):
 
 
 def test_a_backup_never_replaces_another(file, monkeypatch):
-    class Stopped(module.datetime):
+    class Stopped(config_file.datetime):
         @classmethod
         def now(cls, tz=None):
             return cls(2026, 11, 20, 23, 59, 0, tzinfo=tz)
 
-    monkeypatch.setattr(module, "datetime", Stopped)
+    monkeypatch.setattr(config_file, "datetime", Stopped)
     backups = [write_atomically(file, before, after).name for before, after in (("a\r\n", "b"), ("b", "c"), ("c", "d"))]
     stem = "c.yaml.bak-20261120T235900Z"
     assert backups == [stem, f"{stem}-1", f"{stem}-2"]
@@ -919,13 +921,13 @@ def test_a_file_that_changed_meanwhile_is_left_alone(file):
 
 
 def test_a_file_that_changes_at_the_last_moment_is_left_alone(file, monkeypatch):
-    original = module._create_backup
+    original = config_file._create_backup
 
     def create(target):
         file.write_bytes(b"theirs")
         return original(target)
 
-    monkeypatch.setattr(module, "_create_backup", create)
+    monkeypatch.setattr(config_file, "_create_backup", create)
     with pytest.raises(SettingsError, match="changed while the calibration ran"):
         write_atomically(file, "a\r\n", "b")
     assert modes(file.parent) == {"c.yaml": (b"theirs", 0o640)}

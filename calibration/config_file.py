@@ -1,0 +1,143 @@
+"""The file with the Serve config: as it was before anything was measured, and as it is written, whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from calibration.application import Application
+from calibration.serve_config import edit
+from deployments.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """The Serve config, or the RayService manifest that carries one, that is to be written; its text as it was."""
+
+    path: Path
+    text: str
+    application: str
+
+    @classmethod
+    def read(cls, path: Path, application: Application) -> ConfigFile:
+        """Raises SettingsError where it cannot be edited: said before anything is measured."""
+        found = cls(path, read_text(path), application.name)
+        found.edited({"user_config": {"slo_s": 1.0}})
+        return found
+
+    def edited(self, changes: Mapping[str, Any]) -> str:
+        """Raises SettingsError that names the file and the key."""
+        try:
+            return edit(self.text, self.application, changes)
+        except SettingsError as error:
+            key = str(self.path) if error.key == "<config>" else f"{self.path}: {error.key}"
+            raise SettingsError(key, error.problem) from None
+
+    def differs(self, application: Application) -> bool:
+        """The file describes another application than the one that runs: its depths may not be for it."""
+        for document in yaml.safe_load_all(self.text):
+            inner = (document or {}).get("spec", {}).get("serveConfigV2")
+            config = yaml.safe_load(inner) if isinstance(inner, str) else document
+            for found in (config or {}).get("applications") or []:
+                if found.get("name", "default") == self.application:
+                    return bool(found.get("args") != application.deployed.get("args"))
+        return False
+
+
+def unified_diff(before: str, after: str, name: str) -> str:
+    """What the edit changes, as `diff -u` says it; empty if nothing."""
+    old, new = (re.findall(r"[^\n]*\n|[^\n]+", text) for text in (before, after))
+    lines = difflib.unified_diff(old, new, name, name)
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, with its line ends as they are. Raises SettingsError: unreadable, or not UTF-8."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise SettingsError(str(path), f"cannot be read: {_reason(error)}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(str(path), "is not UTF-8 text") from None
+
+
+def write_atomically(path: Path, before: str, after: str) -> Path:
+    """Put `after` in the place of `before`, whole or not at all; the returned path is that of a backup of `before`.
+
+    A link stays a link: its target is replaced, and the backup lies beside the target. Permissions stay; the owner
+    too, where we may set it. Raises SettingsError: the file no longer holds `before`, or cannot be written; the
+    original is untouched then, and nothing is left beside it.
+    """
+    made: list[Path] = []
+    try:
+        target = path.resolve(strict=True)
+        _check_holds(path, before)
+        status = target.stat()
+        number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+        made.append(Path(name))
+        _fill(number, after, status)
+        number, backup = _create_backup(target)
+        made.append(backup)
+        _fill(number, before, status)
+        _check_holds(path, before)
+        Path(name).replace(target)
+        made.clear()
+    except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself, before Python 3.13
+        raise SettingsError(str(path), f"cannot be written: {_reason(error)}") from None
+    finally:
+        for leftover in made:
+            with contextlib.suppress(OSError):
+                leftover.unlink()
+    _sync_folder(target.parent)
+    return backup
+
+
+def _check_holds(path: Path, before: str) -> None:
+    if path.read_bytes() != before.encode("utf-8"):
+        raise SettingsError(str(path), "changed while the calibration ran; nothing was written, please run it again")
+
+
+def _fill(number: int, text: str, like: os.stat_result) -> None:
+    """Write an open file, with the permissions of another, and wait until it is on the disk."""
+    with os.fdopen(number, "wb") as file:
+        with contextlib.suppress(OSError):  # only root may give files away
+            os.fchown(number, like.st_uid, like.st_gid)
+        os.fchmod(number, like.st_mode & 0o7777)
+        file.write(text.encode("utf-8"))
+        file.flush()
+        os.fsync(number)
+
+
+def _create_backup(target: Path) -> tuple[int, Path]:
+    """A new file beside the target, open for writing, under the first name that is free."""
+    stem = f"{target.name}.bak-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+    attempt = 0
+    while True:
+        backup = target.with_name(f"{stem}-{attempt}" if attempt else stem)
+        with contextlib.suppress(FileExistsError):
+            return os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), backup
+        attempt += 1
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the rename itself durable. It has happened already, so that a file system without this is no failure."""
+    with contextlib.suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
