@@ -19,7 +19,7 @@ LONE_TOO_SLOW = 3  # as many that are all too slow settle that the pool cannot b
 CLIMB = 6  # at most so many times the level before
 _SURE_SHARE = 0.02  # of the depth: an interval as narrow as this is good enough
 _SURE_QUERIES = 0.5
-_ENOUGH, _ENOUGH_CHEAP, _CHEAP = 5, 8, 16  # samples; where the depth is small, a few more cost next to nothing
+_ENOUGH, _ENOUGH_CHEAP, _CHEAP = 4, 8, 16  # samples; where the depth is small, a few more cost next to nothing
 _REPEATS = 4  # of every level, before the latency is called not linear
 
 
