@@ -42,6 +42,7 @@ class Application:
     dashboard: str
     address: Address
     deployed: dict[str, Any]
+    _pass: dict[str, Any] | None = None
 
     @classmethod
     def find(cls, *, dashboard: str | None, name: str | None, url: str | None) -> Application:
@@ -68,7 +69,7 @@ class Application:
         if name not in ours:
             raise SettingsError("--application", f"there is no windve application named {name}, only {', '.join(ours)}")
         where = url or _url(details, ours[name], dashboard)
-        return cls(name, dashboard, Address.parse(where), ours[name])
+        return cls(name, dashboard, Address.parse(where), _without_trial(ours[name]))
 
     def info(self) -> dict[str, Any]:
         """What `/info` says. Raises CalibrationFailed where it does not answer."""
@@ -90,23 +91,24 @@ class Application:
     def issue_pass(self) -> str:
         """Let the holder of the secret that is returned name depths for its own queries, for a while."""
         secret = secrets.token_urlsafe(24)
-        allowed = {"secret_sha256": hash_secret(secret), "expires_at": time.time() + _PASS_S}
-        self._change(_with_router(self.deployed, {"user_config": {**self.router_config(), "trial": allowed}}))
+        self._pass = {"secret_sha256": hash_secret(secret), "expires_at": time.time() + _PASS_S}
+        self._change(_with_router(self.deployed, {"user_config": {**self.router_config(), "trial": self._pass}}))
         return secret
 
     def withdraw_pass(self) -> None:
-        """Put back what was found, unless somebody has deployed another config meanwhile."""
-        if self._is_as_found():
+        """Put back what was found, unless somebody has deployed another config, or issued another pass, meanwhile."""
+        now = self._deployed_now()
+        there = [(one.get("user_config") or {}).get("trial") for one in now.get("deployments") or []]
+        if _without_trial(now) == self.deployed and self._pass in there:
             self._change(self.deployed)
 
     def apply(self, changes: Mapping[str, Any]) -> None:
         """Merge `changes` into the Router's entry and wait until `/info` shows the depths. Raises CalibrationFailed."""
-        if not self._is_as_found():
+        if _without_trial(self._deployed_now()) != self.deployed:
             raise CalibrationFailed(
                 "the application's config changed while the calibration ran: nothing was applied; please run it again"
             )
         user_config = {**self.router_config(), **changes["user_config"]}
-        user_config.pop("trial", None)
         changed = _with_router(self.deployed, {**changes, "user_config": user_config})
         self._change(changed)
         self.deployed = changed
@@ -124,9 +126,9 @@ class Application:
                 raise CalibrationFailed(f"the application did not take the new depths over: {reason}")
             time.sleep(0.1)
 
-    def _is_as_found(self) -> bool:
-        now = _details(self.dashboard)["applications"].get(self.name, {}).get("deployed_app_config") or {}
-        return _without_trial(now) == _without_trial(self.deployed)
+    def _deployed_now(self) -> dict[str, Any]:
+        found: dict[str, Any] = _details(self.dashboard)["applications"].get(self.name, {})
+        return found.get("deployed_app_config") or {}
 
     def _change(self, application: Mapping[str, Any]) -> None:
         """Deploy the cluster's Serve config as it is now, with this application in place of what it was."""

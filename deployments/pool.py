@@ -73,8 +73,8 @@ class Pool:
         self.batcher.pacing = Pacing.from_beta(self.latency_model[1])
 
     def try_depth(self, depth: int | None) -> None:
-        """Batch as at this `depth`, while a trial runs; None: as at the depth in force."""
-        self.batcher.depth = self.config.queue_depth if depth is None else depth
+        """Let batches be as large as a trial's `depth` allows; for the others, never smaller than the depth in force."""
+        self.batcher.depth = max(self.config.queue_depth, depth or 0)
 
     @property
     def latency_model(self) -> tuple[float, float]:

@@ -151,8 +151,7 @@ class QueueManager:
     def is_full(self, pool: str) -> bool:
         """Nothing more can be admitted to `pool`: what is there may start, since nobody can join it."""
         queue = self._queues[pool]
-        depth = queue.depth if queue.trial_depth is None else queue.trial_depth
-        return queue.in_flight >= depth * queue.replicas
+        return queue.in_flight >= (queue.trial_depth or queue.depth) * queue.replicas
 
     def admit_bulk(self, queries: int) -> list[Permit]:
         """Permits for as many of `queries` bulk queries as may enter now, possibly none.

@@ -159,7 +159,7 @@ def test_full_is_what_the_trial_depths_say_while_there_are_any():
     assert queue.is_full("accelerator")
     queue.set_trial({"accelerator": 3})
     assert not queue.is_full("accelerator")
-    assert queue.is_full("cpu")  # closed for the trial
+    assert not queue.is_full("cpu")  # closed for the trial, open for the others
     queue.admit_trial()
     assert queue.is_full("accelerator")
     queue.set_trial({"accelerator": 1})
