@@ -73,7 +73,7 @@ class Pool:
         self.batcher.pacing = Pacing.from_beta(self.latency_model[1])
 
     def try_depth(self, depth: int | None) -> None:
-        """Let batches be as large as a trial's `depth` allows; for the others, never smaller than the depth in force."""
+        """Let batches be as large as a trial's `depth` allows, and never smaller than the depth in force does."""
         self.batcher.depth = max(self.config.queue_depth, depth or 0)
 
     @property
