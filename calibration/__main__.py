@@ -38,7 +38,7 @@ def main() -> int:
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(
-            "calibration: interrupted, nothing was written; the same command goes on from what was measured",
+            "calibration: interrupted; the same command goes on from what was measured",
             file=sys.stderr,
         )
         return _INTERRUPTED
@@ -102,10 +102,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
-    from calibration.application import Application
+    from calibration.application import Application, CalibrationFailed
 
     _check(arguments)
-    _allow_connections(2 * arguments.most)
     # Before anything imports ray: finding a local service sets Ray's token, which ray reads when it is imported.
     application = Application.find(dashboard=arguments.dashboard, name=arguments.application, url=arguments.url)
     from calibration.config_file import ConfigFile
@@ -116,8 +115,9 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
     config = ConfigFile.read(arguments.config, application) if arguments.config else None
     wishes = _wishes(arguments, application.router_config().get("slo_s"))
     run = Calibration(application, wishes, Progress(console))
-    if config and config.differs(application):
-        console.print(f"[yellow]{config.path} has other args than what runs: the depths are for what runs[/yellow]")
+    if config is not None:
+        config.check_describes(application)
+    _allow_connections(2 * arguments.most * run.found.most_replicas)
     console.print(
         f"calibrating {application.name} at {application.address} for an SLO of {wishes.slo_s:g} s, {wishes.shape} "
         f"traffic, {wishes.tokens} tokens a query"
@@ -128,7 +128,17 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
     written: dict[str, Any] = {"config": None, "backup": None, "applied": False}
     try:
         _run_until_signal(run.measure(journal, estimate_only=arguments.estimate_only))
+    except CalibrationFailed as error:
+        _report(run.found.report(str(error), written), arguments.out, console)
+        journal.finish()
+        raise
+    except BaseException:
+        journal.close()
+        raise
+    try:
         changes = {} if arguments.estimate_only else run.found.changes()
+        if arguments.apply:
+            application.check_unchanged()
         if config is not None:
             _write(config, changes, console, None if arguments.dry_run else written)
         # Last: a run that is killed before leaves a good file, and the old depths live.
@@ -137,14 +147,11 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
             written["applied"] = True
             console.print("applied: /info shows the new depths")
     except WindveError as error:
+        journal.close()  # not lost: the same command goes on from what was measured
         _report(run.found.report(str(error), written), arguments.out, console)
-        journal.finish()
         raise
-    except BaseException:
-        journal.close()
-        raise
-    _report(run.found.report(None, written), arguments.out, console)
     journal.finish()
+    _report(run.found.report(None, written), arguments.out, console)
     return 0
 
 
@@ -172,8 +179,8 @@ def _check(arguments: argparse.Namespace) -> None:
     """Raises SettingsError that names the option."""
     if arguments.slo is not None and not 0 < arguments.slo < 3600:
         raise SettingsError("--slo", f"should be seconds above 0, not {arguments.slo:g}")
-    if not 0 < arguments.quantile <= 1:
-        raise SettingsError("--quantile", f"should be above 0 and at most 1, not {arguments.quantile:g}")
+    if not 0.99 <= arguments.quantile <= 1:
+        raise SettingsError("--quantile", f"should be 0.99 to 1, not {arguments.quantile:g}: less is not proven")
     if arguments.estimate_only and (arguments.config or arguments.apply):
         raise SettingsError(
             "--estimate-only", "an estimate is not proven, so not written: leave --config and --apply out"

@@ -9,6 +9,7 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,7 +24,7 @@ _DEFAULT_DASHBOARD = "http://127.0.0.1:8265"
 _IMPORT_PATH = "serve_app.app:build"
 _CONFIG_KEYS = ("proxy_location", "http_options", "grpc_options", "target_capacity")
 _ALL_INTERFACES = {"0.0.0.0", "::", ""}  # noqa: S104 - compared with, not bound
-_PASS_S = 3600.0  # how long a trial pass is good for: a run that was killed leaves nothing open for longer
+_PASS_S = 24 * 3600.0  # how long a pass is good for; nobody else ever knows the secret of a run that was killed
 _IN_FORCE_S = 30.0  # for a new user_config to arrive at the Router
 ROUTER = "Router"
 
@@ -76,7 +77,7 @@ class Application:
         try:
             with urllib.request.urlopen(f"{self.address}/info", timeout=30) as answer:  # noqa: S310 - checked: http(s)
                 found: dict[str, Any] = orjson.loads(answer.read())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             raise CalibrationFailed(
                 f"the application does not answer at {self.address}/info: {error}; say where it is with --url"
             ) from None
@@ -91,6 +92,7 @@ class Application:
     def issue_pass(self) -> str:
         """Let the holder of the secret that is returned name depths for its own queries, for a while."""
         secret = secrets.token_urlsafe(24)
+        self.check_unchanged()
         self._pass = {"secret_sha256": hash_secret(secret), "expires_at": time.time() + _PASS_S}
         self._change(_with_router(self.deployed, {"user_config": {**self.router_config(), "trial": self._pass}}))
         return secret
@@ -104,15 +106,19 @@ class Application:
 
     def apply(self, changes: Mapping[str, Any]) -> None:
         """Merge `changes` into the Router's entry and wait until `/info` shows the depths. Raises CalibrationFailed."""
-        if _without_trial(self._deployed_now()) != self.deployed:
-            raise CalibrationFailed(
-                "the application's config changed while the calibration ran: nothing was applied; please run it again"
-            )
+        self.check_unchanged()
         user_config = {**self.router_config(), **changes["user_config"]}
         changed = _with_router(self.deployed, {**changes, "user_config": user_config})
         self._change(changed)
         self.deployed = changed
         self._wait_until_in_force(user_config)
+
+    def check_unchanged(self) -> None:
+        """Raises CalibrationFailed where another config was deployed since this one was found."""
+        if _without_trial(self._deployed_now()) != self.deployed:
+            raise CalibrationFailed(
+                "the application's config changed while the calibration ran: nothing was applied; please run it again"
+            )
 
     def _wait_until_in_force(self, user_config: Mapping[str, Any]) -> None:
         ends = time.monotonic() + _IN_FORCE_S
@@ -133,6 +139,7 @@ class Application:
     def _change(self, application: Mapping[str, Any]) -> None:
         """Deploy the cluster's Serve config as it is now, with this application in place of what it was."""
         from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+        from ray.exceptions import RayError
 
         details = _details(self.dashboard)
         config = {key: details[key] for key in _CONFIG_KEYS if details.get(key) is not None}
@@ -143,16 +150,19 @@ class Application:
         ]
         try:
             ServeSubmissionClient(self.dashboard).deploy_applications(config)
-        except (RuntimeError, OSError) as error:
+        except (RayError, RuntimeError, OSError) as error:
             raise CalibrationFailed(f"Ray Serve at {self.dashboard} refused the config: {_first_line(error)}") from None
 
 
 def _dashboard(given: str | None) -> str:
-    if given or "RAY_DASHBOARD_ADDRESS" in os.environ:
-        return given or os.environ["RAY_DASHBOARD_ADDRESS"]
+    service = local_service.find()
+    given = given or os.environ.get("RAY_DASHBOARD_ADDRESS")
+    if given:
+        if service is not None and service.dashboard == given and "RAY_AUTH_MODE" not in os.environ:
+            os.environ.update(service.environment)
+        return given
     if "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
         return _dashboard_of_this_job()
-    service = local_service.find()
     if service is None:
         return _DEFAULT_DASHBOARD
     os.environ.update(service.environment)  # before ray is imported: it reads it there
@@ -170,11 +180,16 @@ def _dashboard_of_this_job() -> str:
 
 def _details(dashboard: str) -> dict[str, Any]:
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+    from ray.exceptions import AuthenticationError
 
     try:
         found: dict[str, Any] = ServeSubmissionClient(dashboard).get_serve_details()
     except ValueError:
         raise SettingsError("--dashboard", f"should look like {_DEFAULT_DASHBOARD}, not '{dashboard}'") from None
+    except AuthenticationError:
+        raise CalibrationFailed(
+            f"Ray's dashboard at {dashboard} wants its cluster's token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+        ) from None
     except (RuntimeError, OSError) as error:
         raise CalibrationFailed(
             f"Ray's dashboard does not answer at {dashboard}: {_first_line(error)}; start the application, or say "
@@ -188,8 +203,11 @@ def _url(details: Mapping[str, Any], application: Mapping[str, Any], dashboard: 
     host = options.get("host") or ""
     if host in _ALL_INTERFACES:
         host = urlsplit(dashboard).hostname
+    if ":" in (host or ""):
+        host = f"[{host}]"
+    scheme = "https" if options.get("ssl_keyfile") else "http"
     prefix = (application.get("route_prefix") or "/").rstrip("/")
-    return f"http://{host}:{options.get('port', 8000)}{prefix}"
+    return f"{scheme}://{host}:{options.get('port', 8000)}{prefix}"
 
 
 def _router(application: Mapping[str, Any]) -> dict[str, Any]:

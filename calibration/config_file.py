@@ -13,10 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from calibration.application import Application
-from calibration.serve_config import edit
+from calibration.serve_config import edit, router_application
 from deployments.errors import SettingsError
 
 
@@ -32,7 +30,12 @@ class ConfigFile:
     def read(cls, path: Path, application: Application) -> ConfigFile:
         """Raises SettingsError where it cannot be edited: said before anything is measured."""
         found = cls(path, read_text(path), application.name)
-        found.edited({"user_config": {"slo_s": 1.0}})
+        pool = {"queue_depth": 1, "alpha_s": 0.1, "beta_s": 0.1}
+        record = {"at": "now", "r2": {"cpu": 1.0}}
+        user_config = {"slo_s": 1.0, "accelerator": pool, "cpu": pool, "calibration": record}
+        found.edited({"max_ongoing_requests": 1, "user_config": user_config})
+        if not os.access(path.resolve().parent, os.W_OK):
+            raise SettingsError(str(path), "cannot be written: its folder is not ours to write in")
         return found
 
     def edited(self, changes: Mapping[str, Any]) -> str:
@@ -43,15 +46,14 @@ class ConfigFile:
             key = str(self.path) if error.key == "<config>" else f"{self.path}: {error.key}"
             raise SettingsError(key, error.problem) from None
 
-    def differs(self, application: Application) -> bool:
-        """The file describes another application than the one that runs: its depths may not be for it."""
-        for document in yaml.safe_load_all(self.text):
-            inner = (document or {}).get("spec", {}).get("serveConfigV2")
-            config = yaml.safe_load(inner) if isinstance(inner, str) else document
-            for found in (config or {}).get("applications") or []:
-                if found.get("name", "default") == self.application:
-                    return bool(found.get("args") != application.deployed.get("args"))
-        return False
+    def check_describes(self, application: Application) -> None:
+        """Raises SettingsError where the file describes another application than the one that runs."""
+        if router_application(self.text, self.application).get("args") != application.deployed.get("args"):
+            raise SettingsError(
+                "--config",
+                f"{self.path} describes another application than the one that runs (its args differ); give the file "
+                "that was deployed, or deploy this one first",
+            )
 
 
 def unified_diff(before: str, after: str, name: str) -> str:

@@ -73,6 +73,11 @@ class Findings:
         return pools
 
     @property
+    def most_replicas(self) -> int:
+        """Replicas of all pools together."""
+        return sum(pool["live_replicas"] for pool in self.pools.values())
+
+    @property
     def verified(self) -> str:
         """The verification in one phrase."""
         proof = self.verification

@@ -43,8 +43,12 @@ class Address:
         return cls(parts.hostname, port, parts.path.rstrip("/"), parts.scheme == "https")
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.prefix}"
+        return f"{'https' if self.tls else 'http'}://{self.netloc}{self.prefix}"
+
+    @property
+    def netloc(self) -> str:
+        """Host and port, as the header `host` has them: a gateway may go by it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Raises OSError."""
@@ -69,16 +73,21 @@ class Reply:
         return json.loads(self.body)
 
 
-def request_bytes(payload: Any, path: str = "/v1/embeddings", headers: Iterable[tuple[str, str]] = ()) -> bytes:
+def request_bytes(
+    payload: Any,
+    path: str = "/v1/embeddings",
+    headers: Iterable[tuple[str, str]] = (),
+    host: str = "windve",
+) -> bytes:
     """A POST of `payload` as JSON, ready to be sent."""
     body = json.dumps(payload).encode()
-    lines = [f"POST {path} HTTP/1.1", "host: windve", "content-type: application/json", f"content-length: {len(body)}"]
+    lines = [f"POST {path} HTTP/1.1", f"host: {host}", "content-type: application/json", f"content-length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def get_bytes(path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nhost: windve\r\n\r\n".encode()
+def get_bytes(path: str, host: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()
 
 
 class Connection:
@@ -123,14 +132,24 @@ class Connection:
 
 async def connect(address: Address, connections: int) -> list[Connection]:
     """Open them all and use each once, so that nothing is left to set up when the burst comes."""
-    opened = await _some_at_a_time([lambda: Connection.open(address)] * connections)
-    await ping(opened, address)
+    opened: list[Connection] = []
+
+    async def open_one() -> None:
+        opened.append(await Connection.open(address))
+
+    try:
+        await _some_at_a_time([open_one] * connections)
+        await ping(opened, address)
+    except BaseException:
+        for connection in opened:
+            connection.hang_up()
+        raise
     return opened
 
 
 async def ping(connections: Sequence[Connection], address: Address) -> None:
     """Use each once. Raises OSError or EOFError where the server has closed one."""
-    request = get_bytes(f"{address.prefix}/ping")
+    request = get_bytes(f"{address.prefix}/ping", address.netloc)
     await _some_at_a_time([lambda connection=connection: connection.ask(request) for connection in connections])  # type: ignore[misc]
 
 

@@ -14,12 +14,16 @@ from calibration.findings import Findings, Wishes
 from calibration.fine_tune import fine_tune
 from calibration.journal import Journal
 from calibration.latency_model import NotLinear, Sample
+from calibration.levels import Aim
 from calibration.progress import Progress
 from calibration.proof import Promise, Step, tune, verify
-from calibration.sweep import stress_test, sweep
+from calibration.sweep import Estimate, stress_test, sweep
 from calibration.trials import Trials
 from deployments.device_detector import ACCELERATOR, CPU
+from deployments.settings import RouterConfig
 
+_TIMEOUT_MARGIN_S = 30.0  # beyond the application's own: then it does not answer at all
+_LAPSE_S = 15.0  # the Router's own lease of trial depths, and a bit
 _NOISY = 0.08  # standard deviation of a burst's latency, a share of it: worth a word
 
 
@@ -33,6 +37,14 @@ class Calibration:
         self._check_ready()
 
     def _check_ready(self) -> None:
+        told, slo_s = self.found.info["windve"], self.found.wishes.slo_s
+        if told["config_problem"]:
+            raise CalibrationFailed(f"the application has refused its own config: {told['config_problem']}")
+        if slo_s >= self._request_timeout_s:
+            raise CalibrationFailed(
+                f"an SLO of {slo_s:g} s cannot be measured: the application gives up on a query after "
+                f"{self._request_timeout_s:g} s (user_config.request_timeout_s)"
+            )
         for name, pool in self.found.pools.items():
             if not pool["live_replicas"]:
                 raise CalibrationFailed(f"the {name} pool has no live replica: see `serve status`, then run it again")
@@ -45,6 +57,11 @@ class Calibration:
                 self.found.note("other traffic is being served: latencies include it, and its clients are told busy")
 
     @property
+    def _request_timeout_s(self) -> float:
+        default = RouterConfig.model_fields["request_timeout_s"].default
+        return float(self._application.router_config().get("request_timeout_s", default))
+
+    @property
     def about(self) -> dict[str, Any]:
         """What makes another run the same: an interrupted one is resumed only then."""
         replicas = {name: sorted(pool["replicas"]) for name, pool in self.found.pools.items()}
@@ -55,12 +72,14 @@ class Calibration:
 
         Raises CalibrationFailed or SettingsError; what was found until then is kept.
         """
-        secret = await asyncio.to_thread(self._application.issue_pass)
         replicas = {name: pool["live_replicas"] for name, pool in self.found.pools.items()}
         wishes = self.found.wishes
-        trials = Trials(self._application.address, secret, journal, replicas, wishes.tokens, wishes.seed)
+        timeout_s = self._request_timeout_s + _TIMEOUT_MARGIN_S
+        trials = Trials(self._application.address, "", journal, replicas, wishes.tokens, wishes.seed, timeout_s)
         self.found.bursts = journal.bursts
         try:
+            await self._wait_for_another_run()
+            trials.secret = await asyncio.to_thread(self._application.issue_pass)
             await trials.prepare(self.found.info["max_input_length"])
             for pool in self.found.pools:
                 await self._sweep(trials, pool)
@@ -70,7 +89,21 @@ class Calibration:
                 await self._verify(trials)
         finally:
             trials.close()
-            await asyncio.shield(asyncio.to_thread(self._application.withdraw_pass))
+            await asyncio.shield(asyncio.to_thread(self._withdraw_pass))
+
+    async def _wait_for_another_run(self) -> None:
+        """The trial depths of a run that was killed lapse by themselves; those of one that goes on do not."""
+        ends = time.monotonic() + _LAPSE_S
+        while (await asyncio.to_thread(self._application.info))["windve"]["trial_depths"] is not None:
+            if time.monotonic() > ends:
+                raise CalibrationFailed("another calibration of this application is running: wait until it has ended")
+            await asyncio.sleep(0.2)
+
+    def _withdraw_pass(self) -> None:
+        try:
+            self._application.withdraw_pass()
+        except CalibrationFailed as error:
+            self.found.note(f"the pass for trials was not withdrawn, and ends by itself within a day: {error}")
 
     async def _sweep(self, trials: Trials, pool: str) -> None:
         aim, quantile = self.found.wishes.aim, self.found.wishes.quantile
@@ -91,7 +124,7 @@ class Calibration:
             )
         line = estimate.line
         if line is None:
-            self._progress.done(f"{pool}: one query takes {estimate.lone_s:.3f} s, more than the SLO")
+            self._progress.done(f"{pool}: one query takes {estimate.lone_s:.3f} s")
         else:
             self._progress.done(
                 f"{pool}: {line.model.alpha_s:.5f} C + {line.model.beta_s:.4f} s, R2 {line.r2:.4f}, depth about "
@@ -109,14 +142,13 @@ class Calibration:
         slo_s, aim = self.found.wishes.slo_s, self.found.wishes.aim
         if not first.depth:
             raise CalibrationFailed(
-                f"an SLO of {slo_s:g} s cannot be met: one query on the {first.pool} pool takes {first.lone_s:.3g} s; "
+                f"an SLO of {slo_s:g} s cannot be met: one query on the {first.pool} pool {_takes(first, aim)}; "
                 f"the smallest SLO that works here is about {_round_up(first.smallest_slo_s(aim)):g} s"
             )
         for estimate in others:
             if not estimate.depth:
                 self.found.leave_cpu_out(
-                    f"one query on the {estimate.pool} pool takes {estimate.lone_s:.3g} s, more than the SLO of "
-                    f"{slo_s:g} s (Eq. 11)"
+                    f"one query on the {estimate.pool} pool {_takes(estimate, aim)}, the SLO is {slo_s:g} s (Eq. 11)"
                 )
         return {pool: estimate.depth for pool, estimate in self.found.estimates.items()}
 
@@ -160,6 +192,13 @@ class Calibration:
 
 def _depths_text(depths: Mapping[str, int]) -> str:
     return " + ".join(f"{pool} {depth}" for pool, depth in depths.items())
+
+
+def _takes(estimate: Estimate, aim: Aim) -> str:
+    """How long one query takes."""
+    if aim.shape == "steady" and estimate.line is not None:
+        return f"takes up to {estimate.smallest_slo_s(aim):.3g} s where it may wait for a running batch"
+    return f"takes {estimate.lone_s:.3g} s"
 
 
 def _round_up(seconds: float) -> float:

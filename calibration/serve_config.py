@@ -72,6 +72,13 @@ def edit(text: str, application: str, changes: Mapping[str, Any]) -> str:
     return after
 
 
+def router_application(text: str, application: str) -> dict[str, Any]:
+    """The application that `edit` would edit, as it stands in the text. Raises SettingsError as `edit` does."""
+    place = _find(_load(text, _CONFIG), application)
+    found: dict[str, Any] = place.config["applications"][place.application]
+    return found
+
+
 # Where the values stand.
 
 

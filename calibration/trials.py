@@ -18,7 +18,7 @@ from deployments.trial import HEADER, Trial
 
 T = TypeVar("T")
 
-_TIMEOUT_S = 120.0
+_ROOM_FOR_OTHERS = 1000  # the depth by which the first query is admitted, whatever else is in flight
 _PASS_ARRIVES_S = 15.0  # the new user_config is on its way to the Router
 _WORDS = (
     *("river", "stone", "window", "garden", "market", "paper", "light", "winter", "road", "music", "water", "house"),
@@ -49,6 +49,7 @@ class Trials:
     replicas: Mapping[str, int]
     tokens: int
     seed: int
+    timeout_s: float
     on_burst: Callable[[Burst], None] = lambda _: None
     _words: int = 0
     _connections: list[Connection] = field(default_factory=list)
@@ -62,62 +63,76 @@ class Trials:
         if self.tokens > most_tokens:
             raise SettingsError("--tokens", f"the model takes at most {most_tokens}, not {self.tokens}")
         self._words = self.tokens
-        self._connections = await connect(self.address, 1)
-        ends = time.monotonic() + _PASS_ARRIVES_S
-        everywhere = dict.fromkeys(self.replicas, 1)
-        while (reply := await self._ask(0, everywhere)).status != 200:
-            if reply.status != 403 or time.monotonic() > ends:
-                raise CalibrationFailed(f"the application did not answer a trial query: {_problem(reply)}")
-            await asyncio.sleep(0.1)
         for _ in range(8):  # most words are one token; other vocabularies need a few steps
-            found = (await self._ask(0, everywhere)).json()["usage"]["prompt_tokens"]
+            found = (await self._first_answer()).json()["usage"]["prompt_tokens"]
             if found == self.tokens:
                 return
             self._words = max(1, self._words + self.tokens - found)
         if abs(found - self.tokens) > 0.1 * self.tokens:
             raise SettingsError("--tokens", f"no text of {self.tokens} tokens was found, only one of {found}")
 
+    async def _first_answer(self) -> Reply:
+        """An answered query: until the pass is in force, and while others take the places, it is sent again."""
+        ends = time.monotonic() + _PASS_ARRIVES_S
+        depths = dict.fromkeys(self.replicas, _ROOM_FOR_OTHERS)
+        while True:
+            await self._connect(1)
+            (reply,) = await self._answers(ask_all(self._connections[:1], [self._request(depths)], self.timeout_s))
+            if reply.status == 200:
+                return reply
+            if reply.status not in {403, 429} or time.monotonic() > ends:
+                raise CalibrationFailed(f"the application did not answer a trial query: {_problem(reply)}")
+            await asyncio.sleep(0.1)
+
     async def burst(self, stage: str, depths: Mapping[str, int], extra: int = 0) -> Burst:
-        """As many queries at once as fill these depths, and `extra` more. Answered before it returns."""
-        sent = sum(depth * self.replicas[pool] for pool, depth in depths.items()) + extra
-        done = self.journal.replayed(stage, depths, sent)
+        """As many queries at once for each pool as fill its depth, and `extra` more for any. All answered when it
+        returns.
+        """
+        aims = self._aims(depths, extra)
+        done = self.journal.replayed(stage, depths, len(aims))
         if done is None:
-            await self._connect(sent)
-            requests = [self._request(depths) for _ in range(sent)]
+            await self._connect(len(aims))
+            requests = [self._request(depths, only) for only in aims]
             at = time.time()
-            replies = await self._answers(ask_all(self._connections[:sent], requests, _TIMEOUT_S))
-            done = self._collect(stage, at, depths, replies)
+            replies = await self._answers(ask_all(self._connections[: len(aims)], requests, self.timeout_s))
+            done = self._collect(stage, at, depths, list(zip(aims, replies, strict=True)), len(aims))
             self.journal.add(done)
         self.on_burst(done)
         return done
 
     async def steady(self, stage: str, depths: Mapping[str, int], extra: int, seconds: float, pause_s: float) -> Burst:
-        """Keep these depths full for `seconds`, with queries that arrive at any moment: each client asks again after a
-        random pause of `pause_s` on average. `extra` clients more than there are places.
+        """Keep these depths full for `seconds`, with queries that arrive at any moment: a client for each place, and
+        `extra` more for any; each asks again after a random pause of `pause_s` on average.
         """
-        clients = sum(depth * self.replicas[pool] for pool, depth in depths.items()) + extra
-        done = self.journal.replayed(stage, depths, clients)
+        aims = self._aims(depths, extra)
+        done = self.journal.replayed(stage, depths, len(aims))
         if done is None:
-            await self._connect(clients)
+            await self._connect(len(aims))
             at, ends = time.time(), time.monotonic() + seconds
             # How long a client pauses is nobody's secret: `random`, with a seed, so that a run can be repeated.
             chance = random.Random(self.seed)  # noqa: S311
 
-            async def ask_again_and_again(connection: Connection) -> list[Reply]:
+            async def ask_again_and_again(connection: Connection, only: str | None) -> list[tuple[str | None, Reply]]:
                 replies = []
                 await asyncio.sleep(chance.random() * pause_s)
                 while time.monotonic() < ends:
-                    replies.append(await connection.ask(self._request(depths), _TIMEOUT_S))
+                    replies.append((only, await connection.ask(self._request(depths, only), self.timeout_s)))
                     await asyncio.sleep(chance.expovariate(1 / pause_s))
                 return replies
 
-            answers = await self._answers(
-                asyncio.gather(*(ask_again_and_again(connection) for connection in self._connections[:clients]))
-            )
-            done = self._collect(stage, at, depths, [reply for replies in answers for reply in replies], clients)
+            clients = zip(self._connections[: len(aims)], aims, strict=True)
+            answers = await self._answers(asyncio.gather(*(ask_again_and_again(*client) for client in clients)))
+            done = self._collect(stage, at, depths, [pair for pairs in answers for pair in pairs], len(aims))
             self.journal.add(done)
         self.on_burst(done)
         return done
+
+    def _aims(self, depths: Mapping[str, int], extra: int) -> list[str | None]:
+        """Each place gets a query aimed at its pool: a quick accelerator would otherwise answer some before the burst
+        has arrived, take the CPU's share too, and leave the CPU's depth untried.
+        """
+        places = [pool for pool, depth in depths.items() for _ in range(depth * self.replicas[pool])]
+        return [*places, *[None] * extra]
 
     def close(self) -> None:
         for connection in self._connections:
@@ -140,35 +155,45 @@ class Trials:
         try:
             return await asking
         except (OSError, EOFError, TimeoutError) as error:
-            reason = str(error) or f"no answer within {_TIMEOUT_S:.0f} s"
+            reason = str(error) or f"no answer within {self.timeout_s:.0f} s"
             raise CalibrationFailed(
                 f"a connection to {self.address} broke in the middle of a burst: {reason}"
             ) from None
 
-    def _request(self, depths: Mapping[str, int]) -> bytes:
+    def _request(self, depths: Mapping[str, int], only: str | None = None) -> bytes:
         number = next(self._number)
         words = random.Random(self.seed * 1_000_003 + number).choices(_WORDS, k=self._words)  # noqa: S311 - texts
         payload = {"input": " ".join(words), "encoding_format": "base64"}
-        path = f"{self.address.prefix}/v1/embeddings"
-        return request_bytes(payload, path, [(HEADER, Trial(self.secret, depths).header())])
-
-    async def _ask(self, connection: int, depths: Mapping[str, int]) -> Reply:
-        return await self._connections[connection].ask(self._request(depths), _TIMEOUT_S)
+        header = Trial(self.secret, depths, only).header()
+        return request_bytes(payload, f"{self.address.prefix}/v1/embeddings", [(HEADER, header)], self.address.netloc)
 
     def _collect(
-        self, stage: str, at: float, depths: Mapping[str, int], replies: Sequence[Reply], sent: int | None = None
+        self,
+        stage: str,
+        at: float,
+        depths: Mapping[str, int],
+        answers: Sequence[tuple[str | None, Reply]],
+        sent: int,
     ) -> Burst:
+        """A query that the application gave up on counts as late on its pool. Raises CalibrationFailed if all fail."""
         latencies: dict[str, list[float]] = {pool: [] for pool in depths}
-        for reply in replies:
-            if reply.status == 200 and reply.pool in latencies:
-                latencies[reply.pool].append(round(reply.seconds, 6))
-        answered = sum(map(len, latencies.values()))
-        busy = sum(reply.status == 429 for reply in replies)
-        failed = len(replies) - answered - busy
-        if failed and not answered:
-            problem = next(reply for reply in replies if reply.status not in {200, 429})
+        busy = failed = 0
+        for only, reply in answers:
+            pool = reply.pool if reply.status == 200 else only if _timed_out(reply) else None
+            if pool in latencies:
+                latencies[pool].append(round(reply.seconds, 6))
+            elif reply.status == 429:
+                busy += 1
+            else:
+                failed += 1
+        if failed and failed + busy == len(answers):
+            problem = next(reply for _, reply in answers if reply.status not in {200, 429})
             raise CalibrationFailed(f"the application fails: {_problem(problem)}")
-        return Burst(stage, at, dict(depths), len(replies) if sent is None else sent, busy, failed, latencies)
+        return Burst(stage, at, dict(depths), sent, busy, failed, latencies)
+
+
+def _timed_out(reply: Reply) -> bool:
+    return reply.status == 503 and b'"timed_out"' in reply.body
 
 
 def _problem(reply: Reply) -> str:

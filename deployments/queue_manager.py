@@ -13,12 +13,13 @@ from dataclasses import dataclass
 class Permit:
     """The right of one query to be in flight on `pool`. Released exactly once; a second release is a bug and raises."""
 
-    __slots__ = ("_manager", "_queue", "bulk", "released")
+    __slots__ = ("_manager", "_queue", "bulk", "released", "trial")
 
     def __init__(self, manager: QueueManager, queue: _Queue, bulk: bool) -> None:
         self._manager = manager
         self._queue = queue
         self.bulk = bulk
+        self.trial = False
         self.released = False
 
     @property
@@ -33,6 +34,8 @@ class Permit:
         self._queue.in_flight -= 1
         if self.bulk:
             self._queue.bulk_in_flight -= 1
+        if self.trial:
+            self._queue.trial_in_flight -= 1
         if self._manager.on_release is not None:
             self._manager.on_release()
 
@@ -53,6 +56,7 @@ class _Queue:
     in_flight: int = 0
     bulk_in_flight: int = 0
     trial_depth: int | None = None
+    trial_in_flight: int = 0
 
     @property
     def capacity(self) -> int:
@@ -134,24 +138,32 @@ class QueueManager:
         for queue in self._order:
             queue.trial_depth = None if depths is None else depths.get(queue.name, 0)
 
-    def admit_trial(self, queries: int = 1) -> list[Permit] | Full:
-        """As `admit`, by the depths of `set_trial`. What is in flight counts for both, so that a trial takes room from
-        the other queries and never lets one of them in above the depths in force.
+    def admit_trial(self, queries: int = 1, only: str | None = None) -> list[Permit] | Full:
+        """As `admit`, by the depths of `set_trial`, in all pools or in one `only`. What is in flight counts for both: a
+        trial takes room from the other queries, and never lets one of them in above the depths in force.
         """
-        free = self.trial_free
+        free = self.trial_free(only)
         if queries > free:
             return Full(queries, free)
-        return self._take(queries, ((queue, queue.trial_free) for queue in self._order), bulk=False)
+        rooms = [(queue, queue.trial_free) for queue in self._order if only in {None, queue.name}]
+        permits = self._take(queries, rooms, bulk=False)
+        for permit in permits:
+            permit.trial = True
+            self._queues[permit.pool].trial_in_flight += 1
+        return permits
 
-    @property
-    def trial_free(self) -> int:
-        """Places free in all pools together, by the depths of `set_trial`."""
-        return sum(queue.trial_free for queue in self._order)
+    def trial_free(self, only: str | None = None) -> int:
+        """Places free in all pools together, or in one `only`, by the depths of `set_trial`."""
+        return sum(queue.trial_free for queue in self._order if only in {None, queue.name})
 
     def is_full(self, pool: str) -> bool:
         """Nothing more can be admitted to `pool`: what is there may start, since nobody can join it."""
         queue = self._queues[pool]
-        return queue.in_flight >= (queue.trial_depth or queue.depth) * queue.replicas
+        depth = queue.depth
+        if queue.trial_depth:  # others that are in flight too may be joined up to the depth in force
+            only_trial = queue.in_flight == queue.trial_in_flight
+            depth = queue.trial_depth if only_trial else max(depth, queue.trial_depth)
+        return queue.in_flight >= depth * queue.replicas
 
     def admit_bulk(self, queries: int) -> list[Permit]:
         """Permits for as many of `queries` bulk queries as may enter now, possibly none.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import logging
 import time
 from collections import deque
@@ -147,9 +148,11 @@ class Router:
         """
         assert self.config is not None
         started = time.monotonic()
+        admit: Callable[[int], list[Permit] | Full]
         if trial is not None:
             self._enter_trial(trial)
-            admit, free, bulk = self._queue.admit_trial, self._queue.trial_free, False
+            admit, bulk = functools.partial(self._queue.admit_trial, only=trial.only), False
+            free = self._queue.trial_free(trial.only)
         else:
             admit, free = self._queue.admit, self._queue.free
             bulk = bulk or len(queries) > self._queue.capacity

@@ -2,9 +2,11 @@
 
 A trial query carries the run's secret and the depths by which it asks to be admitted:
 
-    x-windve-trial: SECRET accelerator=40 cpu=0
+    x-windve-trial: SECRET accelerator=40 cpu=7
+    x-windve-trial: SECRET accelerator=40 cpu=7 only=cpu
 
-Its own queries are admitted, batched and refused as they would be at these depths; all others by the depths in force.
+Its own queries are admitted and refused as they would be at these depths, or on one pool `only`; all others by the
+depths in force.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from deployments.errors import Forbidden, InvalidInput
 from deployments.settings import TrialPass
 
 HEADER = "x-windve-trial"
-_FORM = f"the header {HEADER} should look like 'SECRET accelerator=40 cpu=0'"
+_FORM = f"the header {HEADER} should look like 'SECRET accelerator=40 cpu=7' or '... only=cpu'"
+_ONLY = "only"
 _LARGEST = 100_000
 _DIGITS = len(str(_LARGEST))
 
@@ -29,6 +32,7 @@ class Trial:
 
     secret: str
     depths: Mapping[str, int]
+    only: str | None = None
 
     @classmethod
     def parse(cls, header: str) -> Trial:
@@ -36,7 +40,10 @@ class Trial:
         secret, *words = header.split() or [""]
         if not secret:
             raise InvalidInput(f"{_FORM}; it is empty")
-        depths = {}
+        depths: dict[str, int] = {}
+        only = None
+        if words and words[-1].startswith(f"{_ONLY}="):
+            only = words.pop().partition("=")[2]
         for word in words:
             pool, _, depth = word.partition("=")
             if (
@@ -45,10 +52,11 @@ class Trial:
             ):
                 raise InvalidInput(f"{_FORM}; '{word}' does not")
             depths[pool] = int(depth)
-        return cls(secret, depths)
+        return cls(secret, depths, only)
 
     def header(self) -> str:
-        return " ".join([self.secret, *(f"{pool}={depth}" for pool, depth in self.depths.items())])
+        words = [self.secret, *(f"{pool}={depth}" for pool, depth in self.depths.items())]
+        return " ".join(words if self.only is None else [*words, f"{_ONLY}={self.only}"])
 
     def check(self, allowed: TrialPass | None, pools: tuple[str, ...], now: float) -> None:
         """Raises Forbidden unless `allowed` knows the secret and `now` (Unix time, s) is before its end; InvalidInput
@@ -58,7 +66,7 @@ class Trial:
             raise Forbidden(f"{HEADER}: no calibration is running")
         if not hmac.compare_digest(hash_secret(self.secret), allowed.secret_sha256):
             raise Forbidden(f"{HEADER}: the secret is not that of the calibration that runs")
-        for pool in self.depths:
+        for pool in (*self.depths, *([] if self.only is None else [self.only])):
             if pool not in pools:
                 raise InvalidInput(f"{HEADER}: there is no pool named {pool}, only {' and '.join(pools)}")
 

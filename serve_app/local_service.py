@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import stat
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+_NAME = "service.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,12 @@ class LocalService:
 
     def announce(self) -> None:
         """Only this user can read or change it. The last service that starts is the one that is found."""
-        path = _path()
+        folder = _folder()
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        if not _is_private(folder):
+            return  # somebody else's: other commands are not told where we are, and must be told by hand
+        path = folder / _NAME
         path.unlink(missing_ok=True)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -27,20 +36,28 @@ class LocalService:
 
     def withdraw(self) -> None:
         if find() == self:
-            _path().unlink(missing_ok=True)
+            (_folder() / _NAME).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                _folder().rmdir()
 
 
 def find() -> LocalService | None:
     """The service that was announced last by this user, if its process still runs."""
     try:
-        if _path().stat().st_uid != os.getuid():
+        if not _is_private(_folder()):
             return None
-        found = LocalService(**json.loads(_path().read_text(encoding="utf-8")))
+        found = LocalService(**json.loads((_folder() / _NAME).read_text(encoding="utf-8")))
         os.kill(found.pid, 0)
     except (OSError, ValueError, TypeError):
         return None
     return found
 
 
-def _path() -> Path:
-    return Path(tempfile.gettempdir()) / f"windve-service-{os.getuid()}.json"
+def _folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"windve-service-{os.getuid()}"
+
+
+def _is_private(folder: Path) -> bool:
+    """A real folder of this user's, which nobody else can put anything into."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077

@@ -218,6 +218,7 @@ def test_a_config_that_changes_meanwhile_is_not_touched(service, job):
 
 
 def test_an_application_that_is_deployed_anew_meanwhile_is_not_touched(service, job):
+    before = job.config.read_bytes()
     process = job.start("--slo", "0.6", "--apply")
     while "fine-tune" not in (job.stages() or ()):
         assert process.poll() is None
@@ -226,6 +227,7 @@ def test_an_application_that_is_deployed_anew_meanwhile_is_not_touched(service, 
     service.deploy()
     assert process.wait() == 1
     assert depths(service)["accelerator"] == 33
+    assert job.config.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -233,6 +235,9 @@ def test_an_application_that_is_deployed_anew_meanwhile_is_not_touched(service, 
     [
         (["--slo", "-1"], "--slo: should be seconds above 0"),
         (["--tokens", "5000"], "--tokens: the model takes at most 256, not 5000"),
+        (["--quantile", "0.5"], "--quantile: should be 0.99 to 1"),
+        (["--slo", "60"], "the application gives up on a query after 60 s"),
+        (["--config", "serve_app/config.yaml"], "describes another application than the one that runs"),
         (["--application", "other"], "--application: there is no windve application named other, only windve"),
         (["--dashboard", "http://127.0.0.1:1"], "Ray's dashboard does not answer at http://127.0.0.1:1"),
         (["--config", "Makefile"], "Makefile"),

@@ -119,7 +119,7 @@ def test_trial_depths_are_for_each_live_replica():
     queue.set_replicas("accelerator", 3)
     queue.set_trial({"accelerator": 4, "cpu": 0})
     assert len(queue.admit_trial(12)) == 12
-    assert queue.trial_free == 0
+    assert queue.trial_free() == 0
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_others_take_room_from_a_trial():
     queue = manager(accelerator=2, cpu=1)
     queue.admit(3)
     queue.set_trial({"accelerator": 3, "cpu": 1})
-    assert queue.trial_free == 1
+    assert queue.trial_free() == 1
     assert queue.admit_trial(2) == Full(2, 1)
 
 

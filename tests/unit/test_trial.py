@@ -39,8 +39,16 @@ def test_a_bad_word_is_named(word):
     with pytest.raises(InvalidInput) as refused:
         Trial.parse(f"{SECRET} accelerator=40 {word}")
     assert f"'{word}' does not" in str(refused.value)
-    assert "x-windve-trial should look like 'SECRET accelerator=40 cpu=0'" in str(refused.value)
+    assert "x-windve-trial should look like 'SECRET accelerator=40 cpu=7'" in str(refused.value)
     assert SECRET not in str(refused.value)
+
+
+def test_a_trial_may_be_aimed_at_one_pool():
+    trial = Trial.parse(f"{SECRET} accelerator=40 cpu=7 only=cpu")
+    assert trial == Trial(SECRET, {"accelerator": 40, "cpu": 7}, "cpu")
+    assert trial.header() == f"{SECRET} accelerator=40 cpu=7 only=cpu"
+    with pytest.raises(InvalidInput, match="no pool named npu"):
+        Trial.parse(f"{SECRET} cpu=7 only=npu").check(ALLOWED, POOLS, NOW)
 
 
 @pytest.mark.parametrize("header", ["", "  ", f"{SECRET} cpu={'9' * 5000}"], ids=["empty", "blank", "5,000 digits"])

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import os
+import tempfile
+
+import pytest
+
+from serve_app import local_service
+from serve_app.local_service import LocalService
+
+HERE = LocalService(os.getpid(), "http://127.0.0.1:8265", {"RAY_AUTH_MODE": "token"})
+
+
+@pytest.fixture(autouse=True)
+def scratch(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_what_is_announced_is_found_until_it_is_withdrawn(scratch):
+    assert local_service.find() is None
+    HERE.announce()
+    assert local_service.find() == HERE
+    HERE.withdraw()
+    assert local_service.find() is None
+    assert list(scratch.iterdir()) == []
+
+
+def test_the_last_one_is_found_and_only_its_own_is_withdrawn():
+    HERE.announce()
+    other = LocalService(os.getpid(), "http://127.0.0.1:8266", {})
+    other.announce()
+    HERE.withdraw()
+    assert local_service.find() == other
+
+
+def test_a_service_that_has_died_is_not_found():
+    LocalService(2**22 + 1, "http://127.0.0.1:8265", {}).announce()
+    assert local_service.find() is None
+
+
+def test_a_folder_that_others_can_write_to_is_not_trusted(scratch):
+    HERE.announce()
+    (folder,) = scratch.iterdir()
+    folder.chmod(0o777)
+    assert local_service.find() is None
+    LocalService(os.getpid(), "http://127.0.0.1:1", {}).announce()
+    assert "8265" in (folder / "service.json").read_text()
