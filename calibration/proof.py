@@ -125,8 +125,8 @@ class Verification:
 async def verify(
     trials: Trials, depths: Mapping[str, int], promise: Promise, on_burst: Callable[[int, int], None]
 ) -> Verification:
-    """Load beyond these depths; if too much is late, step the late pool down and verify again. REQUIRED must be in time;
-    for a step or two, all is aimed at.
+    """Load beyond these depths; if too much is late, step the late pool down and verify again. REQUIRED must be in
+    time; for a step or two, all is aimed at.
 
     Raises CalibrationFailed after some attempts, or where a pool is left with nothing.
     """
