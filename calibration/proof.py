@@ -14,7 +14,7 @@ from calibration.trials import Trials
 
 REQUIRED = 0.99  # of what is admitted, within the SLO
 _DECIDED = 2  # bursts that hold or fail, before the others: one slow burst proves nothing
-_QUERIES, _FEWEST_BURSTS, _MOST_BURSTS = 300, 5, 30  # of a verification
+_QUERIES, _FEWEST_BURSTS, _MOST_BURSTS = 200, 5, 30  # of a verification
 _OVERLOAD = 0.1  # queries more than there are places, so that the verification sees busy answers too
 _POLISHED = 2  # times that depths are stepped down though they hold, so that nothing at all is late
 _ATTEMPTS = 7  # at smaller and smaller depths

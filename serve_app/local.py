@@ -50,7 +50,8 @@ def serve_until_interrupted(path: Path) -> None:
     behind.
     """
     console = Console(highlight=False)
-    stop = _stop_on_signals()
+    stop = threading.Event()
+    _stop_on_signals(stop)
     with tempfile.TemporaryDirectory(prefix="windve-") as scratch:
         _set_ray_environment(Path(scratch), console)  # before ray is imported for the first time: it reads it there
         from serve_app.config_file import load_config, settings_of
@@ -61,6 +62,7 @@ def serve_until_interrupted(path: Path) -> None:
             read_model_card(settings.model)  # a wrong name, or a download, shows here and not in a replica's log
         show_machine(console, probe_machine())
         with _local_ray(console) as dashboard:
+            _stop_on_signals(stop)  # again: Ray has put its own in place, which end the process where it stands
             _deploy(dashboard, config)
             with console.status("starting: loading the model, warming up"):
                 if not _wait_until_running(stop):
@@ -76,11 +78,9 @@ def serve_until_interrupted(path: Path) -> None:
             console.print("stopping")
 
 
-def _stop_on_signals() -> threading.Event:
-    stop = threading.Event()
+def _stop_on_signals(stop: threading.Event) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    return stop
 
 
 def _http_address(config: dict[str, Any]) -> str:
