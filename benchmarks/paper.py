@@ -263,7 +263,7 @@ def _markdown(found: dict[str, Any], sheets: Sequence[Sheet]) -> str:
     lines = ["# The paper's tables, replayed", "", f"By `make paper` on {found['machine']}.", ""]
     if "tables" in found:
         lines += [
-            f"Tables: the whole application over emulated devices, their time stretched {found['tables']['scale']:g}-fold.",
+            f"Tables: the whole application over emulated devices, time stretched {found['tables']['scale']:g}-fold.",
             f"Noisy: stretched {found['noise']['scale']:g}-fold." if "noise" in found else "",
             "True: floor((SLO - beta) / alpha) of the emulated curve, without what the application itself takes.",
             "",
