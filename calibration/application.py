@@ -16,17 +16,16 @@ from urllib.parse import urlsplit
 import orjson
 
 from calibration.load import Address
+from calibration.serve_config import DEPLOYMENT, IMPORT_PATH
 from deployments.errors import SettingsError, WindveError
 from deployments.trial import hash_secret
 from serve_app import local_service
 
 _DEFAULT_DASHBOARD = "http://127.0.0.1:8265"
-_IMPORT_PATH = "serve_app.app:build"
 _CONFIG_KEYS = ("proxy_location", "http_options", "grpc_options", "target_capacity")
 _ALL_INTERFACES = {"0.0.0.0", "::", ""}  # noqa: S104 - compared with, not bound
 _PASS_S = 24 * 3600.0  # how long a pass is good for; nobody else ever knows the secret of a run that was killed
 _IN_FORCE_S = 30.0  # for a new user_config to arrive at the Router
-ROUTER = "Router"
 
 
 class CalibrationFailed(WindveError):
@@ -56,7 +55,7 @@ class Application:
         ours = {
             key: found["deployed_app_config"]
             for key, found in details["applications"].items()
-            if (found.get("deployed_app_config") or {}).get("import_path") == _IMPORT_PATH
+            if (found.get("deployed_app_config") or {}).get("import_path") == IMPORT_PATH
         }
         if not ours:
             there = ", ".join(details["applications"]) or "none at all"
@@ -99,6 +98,8 @@ class Application:
 
     def withdraw_pass(self) -> None:
         """Put back what was found, unless somebody has deployed another config, or issued another pass, meanwhile."""
+        if self._pass is None:
+            return
         now = self._deployed_now()
         there = [(one.get("user_config") or {}).get("trial") for one in now.get("deployments") or []]
         if _without_trial(now) == self.deployed and self._pass in there:
@@ -212,10 +213,10 @@ def _url(details: Mapping[str, Any], application: Mapping[str, Any], dashboard: 
 
 def _router(application: Mapping[str, Any]) -> dict[str, Any]:
     for deployment in application.get("deployments") or []:
-        if deployment.get("name") == ROUTER:
+        if deployment.get("name") == DEPLOYMENT:
             found: dict[str, Any] = deployment
             return found
-    raise CalibrationFailed(f"the application's config has no deployment named {ROUTER}, so there is nothing to set")
+    raise CalibrationFailed(f"the application's config has no deployment named {DEPLOYMENT}, so there is nothing to set")
 
 
 def _with_router(application: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
@@ -50,7 +50,6 @@ class Trials:
     tokens: int
     seed: int
     timeout_s: float
-    on_burst: Callable[[Burst], None] = lambda _: None
     _words: int = 0
     _connections: list[Connection] = field(default_factory=list)
     _number: count[int] = field(default_factory=count)
@@ -97,7 +96,6 @@ class Trials:
             replies = await self._answers(ask_all(self._connections[: len(aims)], requests, self.timeout_s))
             done = self._collect(stage, at, depths, list(zip(aims, replies, strict=True)), len(aims))
             self.journal.add(done)
-        self.on_burst(done)
         return done
 
     async def steady(self, stage: str, depths: Mapping[str, int], extra: int, seconds: float, pause_s: float) -> Burst:
@@ -124,7 +122,6 @@ class Trials:
             answers = await self._answers(asyncio.gather(*(ask_again_and_again(*client) for client in clients)))
             done = self._collect(stage, at, depths, [pair for pairs in answers for pair in pairs], len(aims))
             self.journal.add(done)
-        self.on_burst(done)
         return done
 
     def _aims(self, depths: Mapping[str, int], extra: int) -> list[str | None]:
