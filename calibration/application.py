@@ -216,7 +216,7 @@ def _router(application: Mapping[str, Any]) -> dict[str, Any]:
         if deployment.get("name") == DEPLOYMENT:
             found: dict[str, Any] = deployment
             return found
-    raise CalibrationFailed(f"the application's config has no deployment named {DEPLOYMENT}, so there is nothing to set")
+    raise CalibrationFailed(f"the application's config has no deployment named {DEPLOYMENT}: there is nothing to set")
 
 
 def _with_router(application: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
