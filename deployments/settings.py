@@ -53,7 +53,7 @@ class _PoolSettings(_Strict):
     replicas: Auto | PositiveInt = "auto"
     engine: str = "torch"
     dtype: Dtype = "auto"  # auto: the quickest that keeps cosine >= 0.999 to float32 here
-    max_batch_tokens: PositiveInt = 16_384  # padded tokens in one pass of the model: bounds memory, not admission
+    max_batch_tokens: PositiveInt = 16_384  # most tokens in one pass of the model: bounds memory, not admission
     stuck_after_s: Seconds = 30.0  # one engine run longer than this is a hung device: the replica is replaced
     emulated: EmulatedDevice | None = None
 
@@ -76,7 +76,7 @@ class AcceleratorSettings(_PoolSettings):
 class CpuSettings(_PoolSettings):
     """One instance a machine by default, on the high three quarters of its cores (Section IV-D)."""
 
-    engine: Literal["torch", "openvino", "emulated"] = "torch"
+    engine: Literal["auto", "torch", "openvino", "emulated"] = "auto"  # auto: the quickest of those installed
     instance_per: Literal["machine", "numa_node"] = "machine"
     cores: Auto | PositiveInt = "auto"  # for each instance
     num_cpus: Auto | Annotated[float, Field(ge=0)] = "auto"  # what Ray's scheduler books for each instance

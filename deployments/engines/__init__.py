@@ -53,6 +53,7 @@ class EngineInfo:
     emulated: bool
     why: str
     agreement: float | None = None
+    queries_per_s: float | None = None  # of 75 tokens, 16 at once, at start
 
 
 class Stopped(Exception):
@@ -89,4 +90,9 @@ def create_engine(card: ModelCard, settings: AcceleratorSettings | CpuSettings, 
         return OpenVinoEngine(card, settings, threads)
     from deployments.engines.torch_engine import TorchEngine
 
-    return TorchEngine(card, settings, device, threads)
+    engine = TorchEngine(card, settings, device, threads)
+    if settings.engine == "auto":
+        from deployments.engines.quickest import quickest
+
+        return quickest(engine, card, settings, threads)
+    return engine

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from deployments.engines import EngineInfo, TokenBatch, Vectors
+from deployments.engines import EngineInfo, Stopped, TokenBatch, Vectors
+from deployments.engines.passes import longest_first, padded_passes
 from deployments.engines.torch_engine import import_torch
 from deployments.errors import SettingsError
 from deployments.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
 
-if TYPE_CHECKING:
-    from deployments.engines.pooled_model import Ids
-
+_PASS_TOKENS = 2048  # padded; larger passes leave the caches and are slower
 _PRECISION = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -29,30 +28,35 @@ class OpenVinoEngine:
         except ImportError:
             raise SettingsError("args.cpu.engine", "openvino is not installed (pip install windve[openvino])") from None
         self._card = card
-        self._max_batch_tokens = settings.max_batch_tokens
+        self._pass_tokens = min(settings.max_batch_tokens, _PASS_TOKENS)
         self._threads = threads
         self._core = openvino.Core()
         self._model, self._reference = self._export(openvino)
         self._request, dtype, why, cosine = self._choose_dtype(settings.dtype)
-        from deployments.engines.pooled_model import describe_threads
+        from deployments.engines.pooled_model import describe_threads, queries_per_s
 
+        speed = queries_per_s(self.embed, card)
         self.info = EngineInfo(
             engine=f"openvino {openvino.__version__.split('-')[0]}",
             device=describe_threads(threads),
             dtype=dtype,
             dimension=card.dimension,
             emulated=False,
-            why=why,
+            why=f"{why}; {speed:.0f} queries/s of 75 tokens",
             agreement=cosine,
+            queries_per_s=round(speed, 1),
         )
 
     def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
-        from deployments.engines.pooled_model import embed_in_passes
+        from deployments.engines.pooled_model import pad
 
-        return embed_in_passes(batch, self._card.dimension, self._max_batch_tokens, stop, self._run)
-
-    def _run(self, ids: Ids, mask: Ids) -> Vectors:
-        vectors: Vectors = self._request.infer([ids, mask])[0]
+        order, ordered = longest_first(batch)
+        queries = ordered.queries()
+        vectors = np.empty((len(order), self._card.dimension), dtype=np.float32)
+        for chosen in padded_passes(ordered.lengths, self._pass_tokens):
+            if stop.is_set():
+                raise Stopped
+            vectors[order[chosen]] = self._request.infer(list(pad(queries[chosen])))[0]
         return vectors
 
     def probe(self) -> None:

@@ -163,6 +163,7 @@ def real(tmp_path_factory):
     config = load_yaml("config.yaml")
     args = config["applications"][0]["args"]
     args["accelerator"] = {"device": "cpu"}
+    args["cpu"]["engine"] = "torch"  # no race with OpenVINO at each start
     user_config = config["applications"][0]["deployments"][0]["user_config"]
     user_config["accelerator"] = {"queue_depth": 20}
     user_config["cpu"] = {"queue_depth": 8}

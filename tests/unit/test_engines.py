@@ -59,10 +59,20 @@ def test_same_vector_alone_in_a_batch_and_in_small_passes(card, queries, exact, 
     assert agreement >= (0.9999 if dtype == "float32" else 0.999)
 
 
-@pytest.mark.parametrize("engine", ["torch", "openvino"])
-def test_auto_dtype_says_why(card, engine):
+def test_vectors_do_not_depend_on_how_many_cores_share_the_work(card, queries):
+    batch = TokenBatch.pack(queries)
+    one, two = (create_engine(card, CpuSettings(engine="torch"), "cpu", threads) for threads in (1, 2))
+    cosines = np.sum(unit(one.embed(batch, NEVER)) * unit(two.embed(batch, NEVER)), axis=1)
+    assert cosines.min() >= 0.9999  # not bit for bit: other queries share a pass, and its products round otherwise
+
+
+@pytest.mark.parametrize("engine", ["auto", "torch", "openvino"])
+def test_auto_says_why(card, engine):
     info = create_engine(card, CpuSettings(engine=engine), "cpu", 1).info
-    assert info.engine.startswith(engine)
+    assert info.engine.startswith("" if engine == "auto" else engine)
+    assert "queries/s" in info.why
+    assert ("packed" in info.why and "padded" in info.why) == (engine != "openvino")
+    assert ("openvino" in info.why or "openvino" in info.engine) == (engine != "torch")
     assert info.dtype in {"bfloat16", "float32"}
     assert info.agreement is None or info.agreement >= 0.999
     assert info.why

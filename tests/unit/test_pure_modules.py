@@ -11,6 +11,7 @@ PURE = [
     "deployments.affinity",
     "deployments.batcher",
     "deployments.device_detector",
+    "deployments.engines.passes",
     "deployments.errors",
     "deployments.membership",
     "deployments.model_files",
