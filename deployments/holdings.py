@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deployments.leases import Order, Word
+from deployments.leases import Depth, Order, Word
 
 ALL = sys.maxsize
 
@@ -33,6 +33,7 @@ class Holdings:
     out: Callable[[str], int]
     in_flight: Callable[[], int]
     waiting: Callable[[], int]
+    depth: Depth = field(default=Depth(0, 0))  # in force
     whole: int = 0  # what a sole holding counts for: the depth, or a trial's where that is more
     trial: bool = False  # this Router has trial depths in force
     reserved: int = 0  # granted for certain queries that are not in flight yet
@@ -81,15 +82,18 @@ class Holdings:
             holding.held += order.granted
         elif order.sole:
             holding.sole = True
-        elif holding.sole:
-            keep = self._kept(replica, order.share)
+        else:  # it was sole, if only for a moment that this Router has not heard of
+            keep = self._kept(replica, order.share) if holding.sole else holding.held
             holding.held, holding.sole = keep, False
         holding.term, holding.ceiling, holding.exact = order.term, order.ceiling, order.exact
         if order.wanted and not holding.sole and keep is None:
             idle = self.idle_at(replica)
             given = min(order.wanted, max(0, idle - protected), -(-idle // 2) if order.gently else idle)
             holding.held -= given
-        return Word(order.term, order.recall, given, keep, self.in_flight(), self.waiting())
+        return self.word(order.term, order.recall, given, keep)
+
+    def word(self, term: int, recall: int = 0, given: int = 0, keep: int | None = None) -> Word:
+        return Word(term, self.depth, recall, given, keep, self.in_flight(), self.waiting())
 
     def _kept(self, replica: str, share: int) -> int:
         """Of a queue that was this Router's as a whole: what is in flight, or its fair share if that is more."""

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from deployments.leases import Ask, Leases, Order, Word
+from deployments.leases import Ask, Depth, Leases, Order, Word
 
 _POLL_S = 10.0  # a poll without news ends then: a replica that shuts down waits for its calls
 _ANSWER_S = 0.2  # a recall that is not answered by then is not waited for any more
@@ -56,7 +56,7 @@ class LeaseOffice:
             )
         }  # fmt: skip
 
-    async def join(self, router: str, actor: str, depth: int, in_flight: int) -> Order:
+    async def join(self, router: str, actor: str, depth: Depth, in_flight: int) -> Order:
         """A Router begins here, or begins anew. What it replaces may be dead: look at all others."""
         self._actors[router] = actor
         self._silent.discard(router)
@@ -111,7 +111,7 @@ class LeaseOffice:
         self.leases.give(router, term, count)
         self._deliver()
 
-    async def tell_depth(self, router: str, term: int, depth: int) -> None:
+    async def tell_depth(self, router: str, term: int, depth: Depth) -> None:
         self._heard(router)
         self.leases.tell_depth(router, term, depth)
         self._deliver()

@@ -14,7 +14,15 @@ because those above their share are given a `ceiling`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Depth(NamedTuple):
+    """The depth in force at a Router, and how many it has had: words overtake each other, and the latest counts."""
+
+    changes: int
+    places: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +46,8 @@ class Word:
     the pool as a whole.
     """
 
-    term: int = 0
+    term: int
+    depth: Depth
     recall: int = 0
     given: int = 0
     keep: int | None = None
@@ -55,7 +64,7 @@ class Ask:
     """
 
     term: int
-    depth: int
+    depth: Depth
     want: int
     back: int = 0
     trial_depth: int | None = None
@@ -65,7 +74,7 @@ class Ask:
 @dataclass(slots=True)
 class _Account:
     term: int
-    depth: int
+    depth: Depth
     held: int
     sole: bool = False
     parting: bool = False  # sole until it has answered that it shares
@@ -80,7 +89,7 @@ class _Account:
     gently: bool = False
     told: Order | None = None
     exact_known: bool = False  # it has answered since it was told of a trial
-    word: Word = field(default_factory=Word)
+    word: Word | None = None
 
     @property
     def counts(self) -> bool:
@@ -127,7 +136,7 @@ class Leases:
     @property
     def depth(self) -> int:
         """While a new depth is on its way to the Routers, the smaller one holds."""
-        return min((account.depth for account in self._accounts.values()), default=0)
+        return min((account.depth.places for account in self._accounts.values()), default=0)
 
     @property
     def total(self) -> int:
@@ -155,27 +164,27 @@ class Leases:
 
     def words(self) -> dict[str, Word]:
         """What each Router said last."""
-        return {router: account.word for router, account in self._accounts.items()}
+        return {router: account.word for router, account in self._accounts.items() if account.word is not None}
 
     # --- what Routers do ---------------------------------------------------------------------------------------------
 
-    def join(self, router: str, depth: int, in_flight: int) -> Order:
+    def join(self, router: str, depth: Depth, in_flight: int) -> Order:
         """A Router begins, or begins anew after its connection broke, with `in_flight` queries on this replica."""
         self._accounts.pop(router, None)
         account = self._accounts[router] = _Account(self._next_term(), depth, in_flight)
         for other in self._others(router):
             self._unmake_sole(other)
-        account.short, account.short_since = depth, self._next_event()
+        account.short, account.short_since = depth.places, self._next_event()
         self._settle()
         order = self.take_order(router)
         assert order is not None
         return order
 
-    def tell_depth(self, router: str, term: int, depth: int, back: int = 0) -> None:
+    def tell_depth(self, router: str, term: int, depth: Depth, back: int = 0) -> None:
         """The depth in force at a Router, which gives `back` places."""
         account = self._account(router, term)
         if account is not None and account.counts:
-            account.depth = depth
+            account.depth = max(account.depth, depth)
             account.held -= back
             self._settle()
 
@@ -246,6 +255,7 @@ class Leases:
         if account is None:
             return
         account.word = word
+        account.depth = max(account.depth, word.depth)
         if account.told is not None:
             account.exact_known = account.told.exact
         if word.keep is not None and account.parting:

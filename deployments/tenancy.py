@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from deployments.holdings import ALL, Holding, Holdings
-from deployments.leases import Ask, Order, Word
+from deployments.leases import Ask, Depth, Order, Word
 from deployments.queue_manager import QueueManager
 
 _PATIENCE_S = 0.8  # an owner that takes longer hangs: its answer counts when it comes
@@ -25,7 +25,7 @@ _AMPLE_SHARE = 1 / 8  # of what is held: when less is free, more is asked for in
 class Call(Protocol):
     """Calls the lease office of a replica. Returns None where it is not reached."""
 
-    def __call__(self, replica: str, what: str, *words: Any) -> Awaitable[Any]: ...
+    def __call__(self, replica: str, what: str, *words: Any) -> Coroutine[Any, Any, Any]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,6 @@ class Tenancy:
     holdings: Holdings
     on_change: Callable[[], None]  # places have come, or may be asked for again
     on_doubt: Callable[[str], None]  # this replica does not know us, or is not reached
-    depth: int = 0
     trial_depth: int | None = None
     asks: int = 0  # since the start
     _polls: dict[str, asyncio.Task[None]] = field(default_factory=dict)
@@ -64,7 +63,9 @@ class Tenancy:
 
     async def join(self, replica: str) -> bool:
         """Whether it answered: from now on its places count."""
-        order = await self.call(replica, "join", self.router, self.actor, self.depth, self.holdings.out(replica))
+        order = await self.call(
+            replica, "join", self.router, self.actor, self.holdings.depth, self.holdings.out(replica)
+        )
         if order is None:
             return False
         self.holdings.join(replica, order)
@@ -85,11 +86,11 @@ class Tenancy:
             self.drop(replica)
 
     def set_depth(self, depth: int) -> None:
-        self.depth = depth
+        self.holdings.depth = Depth(self.holdings.depth.changes + 1, depth)
         self._set_whole()
         for replica, holding in self.holdings.replicas.items():
             if not holding.sole:
-                self._spawn(self.call(replica, "tell_depth", self.router, holding.term, depth))
+                self._spawn(self.call(replica, "tell_depth", self.router, holding.term, self.holdings.depth))
 
     def set_trial(self, depth: int | None) -> None:
         """The trial's depth for this pool; None: this Router has no trial depths in force."""
@@ -98,7 +99,7 @@ class Tenancy:
         self._set_whole()
 
     def _set_whole(self) -> None:
-        self.holdings.whole = max(self.depth, self.trial_depth or 0)
+        self.holdings.whole = max(self.holdings.depth.places, self.trial_depth or 0)
         self.update()
 
     # --- what the queue manager goes by ------------------------------------------------------------------------------
@@ -135,13 +136,13 @@ class Tenancy:
     # --- listening ---------------------------------------------------------------------------------------------------
 
     async def _listen(self, replica: str, holding: Holding) -> None:
-        word = Word(holding.term, in_flight=self.holdings.in_flight(), waiting=self.holdings.waiting())
+        word = self.holdings.word(holding.term)
         while self.holdings.replicas.get(replica) is holding:
             order = await self.call(replica, "poll", self.router, word)
             if self.holdings.replicas.get(replica) is not holding:
                 return
             if order is None:
-                word = Word(holding.term, in_flight=self.holdings.in_flight(), waiting=self.holdings.waiting())
+                word = self.holdings.word(holding.term)
             elif not order.term:
                 self.on_doubt(replica)
                 return
@@ -242,7 +243,9 @@ class Tenancy:
             holding.held -= back
         term = holding.term
         self.asks += 1
-        granted = await self.call(replica, "ask", self.router, Ask(term, self.depth, want, back, trial_depth, patient))
+        granted = await self.call(
+            replica, "ask", self.router, Ask(term, self.holdings.depth, want, back, trial_depth, patient)
+        )
         if not granted or self.holdings.replicas.get(replica) is not holding or holding.term != term:
             return 0
         holding.held += granted
@@ -264,13 +267,9 @@ class Tenancy:
             self._dry = None
         self.update()
 
-    def _spawn(self, errand: Awaitable[Any]) -> asyncio.Task[Any]:
+    def _spawn(self, errand: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """In an empty context: the call must not be cancelled with the HTTP request that happens to be at hand."""
-
-        async def run() -> Any:
-            return await errand
-
-        task = asyncio.get_running_loop().create_task(run(), context=contextvars.Context())
+        task = asyncio.get_running_loop().create_task(errand, context=contextvars.Context())
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
         return task

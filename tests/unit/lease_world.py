@@ -138,7 +138,7 @@ class Router:
     def dispatch(self, pool):
         for replica in self.world.pools[pool]:
             room = self.tenancies[pool].holdings.at(replica) - self.out.get(replica, 0)
-            room = min(room, self.world.largest[pool] - self.out.get(replica, 0))
+            room = min(room, self.world.most(pool) - self.out.get(replica, 0))
             while room > 0 and self.waiting[pool]:
                 go = self.waiting[pool].pop(0)
                 if not go.done():
@@ -166,7 +166,6 @@ class World:
 
     def __init__(self, pools, depths, seed=0, slowest_s=0.01):
         self.pools, self.depths = pools, dict(depths)
-        self.largest = dict(depths)  # depth or trial depth: what a replica may ever run
         self.random = random.Random(seed)
         self.slowest_s = slowest_s
         self.owners = {replica: Owner(self, replica) for replicas in pools.values() for replica in replicas}
@@ -201,8 +200,12 @@ class World:
         orphans = sum(self.owners[replica].orphans for replica in self.pools[pool])
         return dead + orphans + sum(router.queue.in_flight(pool) for router in self.live)
 
+    def most(self, pool):
+        """What a replica may run."""
+        return max(self.depths[pool], self.trial.get(pool, 0))
+
     def capacity(self, pool):
-        return max(self.depths[pool], self.trial.get(pool, 0)) * len(self.pools[pool])
+        return self.most(pool) * len(self.pools[pool])
 
     def check(self):
         """The bound, at the Routers and at the engines."""
@@ -212,7 +215,7 @@ class World:
             assert self.in_flight(pool) <= self.capacity(pool), (pool, self.in_flight(pool), self.capacity(pool))
             for replica in replicas:
                 owner = self.owners[replica]
-                assert owner.total <= max(self.depths[pool], self.trial.get(pool, 0)), (replica, owner.running)
+                assert owner.total <= self.most(pool), (replica, owner.running)
 
     def check_accounts(self):
         """Once all messages have arrived both sides agree, and no place is lost."""
