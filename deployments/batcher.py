@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -116,6 +117,7 @@ class Batcher:
     send: Send
     abandon: Callable[[str, str], None]  # (replica, batch_id): nobody waits for that batch any more
     is_full: Callable[[], bool]  # no further query can be admitted to the pool
+    places: Callable[[str], int] = lambda _: sys.maxsize  # at that replica, which this Router holds
     grace_s: float = 10.0  # how long a replica that has left may still answer what it runs
     depth: int = 1
     pacing: Pacing = Pacing()
@@ -145,6 +147,14 @@ class Batcher:
         for batches in self._out.values():
             for batch in batches:
                 yield len(batch.jobs), now - batch.started
+
+    def out(self, replica: str) -> int:
+        """Queries in the batches that are out at this replica."""
+        return sum(len(batch.jobs) for batch in self._out.get(replica, ()))
+
+    def look_again(self) -> None:
+        """Places have come: what waits may go where it could not."""
+        self._pump()
 
     def submit(self, jobs: Iterable[Job]) -> None:
         """Take admitted queries in; they go out by the rule above."""
@@ -214,7 +224,11 @@ class Batcher:
 
     def _pump(self) -> None:
         while self._live_waiting:
-            idle = [replica for replica, batches in self._out.items() if not batches and replica in self._live]
+            idle = [
+                replica
+                for replica, batches in self._out.items()
+                if not batches and replica in self._live and self.places(replica) > 0
+            ]
             if idle:
                 wait_s = self._wait_s()
                 if wait_s > 0:
@@ -233,7 +247,7 @@ class Batcher:
     def _dispatch_ahead(self) -> bool:
         """A second batch for a busy replica: it starts the moment the first ends, without the way there and back."""
         for replica, batches in self._out.items():
-            room = self.depth - sum(len(batch.jobs) for batch in batches)
+            room = min(self.depth, self.places(replica)) - sum(len(batch.jobs) for batch in batches)
             if replica in self._live and len(batches) < _MAX_OUT and room > 0:
                 self._dispatch(replica, room)
                 return True
@@ -261,7 +275,8 @@ class Batcher:
             self._pump()
 
     def _dispatch(self, replica: str, most: int) -> None:
-        room = max(1, self.depth - sum(len(batch.jobs) for batch in self._out[replica]))
+        out = self.out(replica)
+        room = min(max(1, self.depth - out), self.places(replica) - out)
         count = min(most, room, self._live_waiting)
         jobs = list(self._take(count))
         now = self.clock()

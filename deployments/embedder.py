@@ -19,6 +19,8 @@ from deployments.affinity import pin_thread, plan_affinity, read_cpu_shape, thre
 from deployments.device_detector import CPU
 from deployments.engines import Engine, Stopped, TokenBatch, Vectors, create_engine
 from deployments.errors import EngineFailed, ReplicaLost
+from deployments.lease_office import LeaseOffice
+from deployments.liveness import actor_lives
 from deployments.model_files import ModelCard, read_model_card
 from deployments.settings import Settings
 
@@ -42,9 +44,11 @@ class Reply(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Call:
+    router: str
     batch: TokenBatch
     answer: asyncio.Future[Reply]
     abandoned: bool = False
+    orphaned: bool = False  # its Router is dead: its places are free once the engine is done with it
 
 
 @dataclass(slots=True)
@@ -75,6 +79,8 @@ class Embedder:
         self._calls: dict[str, _Call] = {}
         self._run: _Run | None = None
         self._runs_task: asyncio.Task[None] | None = None
+        self._office = LeaseOffice(actor_lives, self._orphan)
+        self._most_queries = 0
         self._engine: Engine
         self._card: ModelCard
         self._engine, self._card = self._in_thread(lambda: self._load(settings, device))
@@ -133,9 +139,10 @@ class Embedder:
         if replica != self._replica:
             raise ReplicaLost(f"replica {replica} has gone")
         batch = TokenBatch(np.frombuffer(ids, dtype=np.int32), np.frombuffer(lengths, dtype=np.int32))
-        call = _Call(batch, asyncio.get_running_loop().create_future())
+        call = _Call(batch_id.rpartition(":")[0], batch, asyncio.get_running_loop().create_future())
         self._inbox.append(call)
         self._calls[batch_id] = call
+        self._count_queries()
         if self._runs_task is None:
             self._runs_task = asyncio.create_task(self._run_inbox())
         try:
@@ -158,6 +165,32 @@ class Embedder:
         elif self._run is not None and all(other.abandoned for other in self._run.calls):
             self._run.stop.set()
         return True
+
+    async def lease(self, replica: str, what: str, *words: Any) -> Any:
+        """A Router's word to the office that leases the places of this replica's queue (see `LeaseOffice`).
+
+        Raises ReplicaLost where it was meant for another replica.
+        """
+        if replica != self._replica:
+            raise ReplicaLost(f"replica {replica} has gone")
+        told = await self._office.calls[what](*words)
+        return {**told, "most_queries": self._most_queries} if what == "census" else told
+
+    def _count_queries(self) -> None:
+        calls = [*self._inbox, *(self._run.calls if self._run else ())]
+        self._most_queries = max(self._most_queries, sum(len(call.batch) for call in calls))
+
+    def _orphan(self, router: str) -> int:
+        """A Router is dead: what waits here of its queries is dropped. Returns how many run on."""
+        for call in [call for call in self._inbox if call.router == router]:
+            self._inbox.remove(call)
+            _fail(call, Stopped())
+        running = [call for call in (self._run.calls if self._run else ()) if call.router == router]
+        for call in running:
+            call.abandoned = call.orphaned = True
+        if self._run is not None and all(call.abandoned for call in self._run.calls):
+            self._run.stop.set()
+        return sum(len(call.batch) for call in running)
 
     async def _run_inbox(self) -> None:
         """Run what waits, merged, until nothing waits."""
@@ -184,6 +217,7 @@ class Embedder:
             return
         finally:
             self._run = None
+            self._office.end_lingering(sum(len(call.batch) for call in calls if call.orphaned))
         compute_s = time.monotonic() - run.started
         start = 0
         for call in calls:

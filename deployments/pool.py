@@ -15,9 +15,11 @@ from deployments import membership
 from deployments.batcher import Batcher, Pacing, Reply
 from deployments.engines import TokenBatch
 from deployments.errors import EngineFailed, ReplicaLost, WindveError
+from deployments.holdings import Holdings
 from deployments.queue_manager import QueueManager
 from deployments.retry_after import PoolLoad
 from deployments.settings import PoolConfig
+from deployments.tenancy import Tenancy
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -38,7 +40,8 @@ class Pool:
         handle: DeploymentHandle[Any],
         queue: QueueManager,
         router: str,
-        on_change: Callable[[], None],  # called whenever replicas have come or gone
+        actor: str,  # the Router's own
+        on_change: Callable[[], None],  # called whenever replicas or places have come or gone
     ) -> None:
         self.name = name
         self.members: Mapping[str, Mapping[str, Any]] = {}
@@ -52,14 +55,21 @@ class Pool:
         pickled = handle.options(request_serialization="pickle", response_serialization="pickle")
         self._embed = pickled.options(method_name="embed")
         self._abandon = pickled.options(method_name="abandon")
+        self._lease = pickled.options(method_name="lease")
         self._errands: set[asyncio.Task[None]] = set()
+        self._joining: set[str] = set()
         self.batcher = Batcher(name, self._send, self._call_off, lambda: queue.is_full(name))
+        holdings = Holdings(self.batcher.out, lambda: queue.in_flight(name), lambda: self.batcher.waiting)
+        self.batcher.places = holdings.at
+        self.tenancy = Tenancy(
+            name, router, actor, self._call_lease, queue, holdings, self._places_changed, self._doubt
+        )
 
     def connect(self) -> None:
         """Follow the pool's replicas from now on."""
 
         def changed(members: membership.Members, died: str | None) -> None:
-            self._loop.call_soon_threadsafe(self._set_members, members, died)
+            self._loop.call_soon_threadsafe(self._follow, members, died)
 
         membership.watch(self._deployment, changed)
         # A handle starts to follow its deployment with its first call: make one that means nothing.
@@ -69,12 +79,16 @@ class Pool:
         """Take a new depth and latency model over, in place."""
         self.config = config
         self._queue.set_depth(self.name, config.queue_depth)
+        self.tenancy.set_depth(config.queue_depth)
         self.batcher.depth = config.queue_depth
         self.batcher.pacing = Pacing.from_beta(self.latency_model[1])
 
     def try_depth(self, depth: int | None) -> None:
-        """Let batches be as large as a trial's `depth` allows, and never smaller than the depth in force does."""
+        """Let batches be as large as a trial's `depth` allows, and never smaller than the depth in force does. None: no
+        trial.
+        """
         self.batcher.depth = max(self.config.queue_depth, depth or 0)
+        self.tenancy.set_trial(depth)
 
     @property
     def latency_model(self) -> tuple[float, float]:
@@ -94,17 +108,34 @@ class Pool:
         capacity = int(self._queue.capacity_of(self.name) * share)
         return PoolLoad(alpha_s, beta_s, capacity, tuple(self.batcher.running()), self.batcher.waiting)
 
-    def _set_members(self, members: membership.Members, died: str | None) -> None:
+    async def census(self) -> dict[str, dict[str, Any]]:
+        """What the owners of the places say, replica by replica: who has how much (see `LeaseOffice.census`)."""
+        replicas = list(self.members)
+        told = await asyncio.gather(*(self._call_lease(replica, "census") for replica in replicas))
+        return {replica: found for replica, found in zip(replicas, told, strict=True) if found is not None}
+
+    def _follow(self, members: membership.Members, died: str | None) -> None:
+        """Serve says which replicas live. One is used as soon as it has told which of its places are ours."""
+        for replica in set(members) - set(self.members) - self._joining:
+            self._joining.add(replica)
+            self._spawn(self._join(replica))
+        self._set_members({replica: members[replica] for replica in self.members if replica in members}, died)
+
+    def _set_members(self, members: membership.Members, died: str | None = None) -> None:
         if set(members) != set(self.members):
             logger.info("the %s pool has %d live replicas", self.name, len(members))
-        for replica in set(members) - set(self.members):
-            self._spawn(self._call_abandon(replica, "none"))  # opens the channel before the first query needs it
+        for replica in set(self.members) - set(members):
+            self.tenancy.drop(replica)
         self.members = members
         self._queue.set_replicas(self.name, len(members))
         self.batcher.pacing = Pacing.from_beta(self.latency_model[1])
         self.batcher.set_replicas(members, self._lost)
         if died is not None:
             self.batcher.give_up(died, self._lost(died))
+        self.tenancy.update()
+
+    def _places_changed(self) -> None:
+        self.batcher.look_again()
         self._on_change()
 
     def _lost(self, replica: str) -> ReplicaLost:
@@ -142,23 +173,42 @@ class Pool:
             return False
         return there
 
-    def _doubt(self, replica: str) -> None:
-        """A call to it broke: nothing is sent there until it answers a greeting, or Serve says what became of it."""
-        member = self.members.get(replica)
-        if member is not None:
-            self._set_members({name: told for name, told in self.members.items() if name != replica}, None)
-            self._spawn(self._greet(replica, member))
+    async def _call_lease(self, replica: str, what: str, *words: Any) -> Any:
+        """A word to the office that leases this replica's places, and its answer; None where it is not reached."""
+        response = self._lease.remote(replica, what, *words)
+        try:
+            return await response
+        except asyncio.CancelledError:
+            response.cancel()  # type: ignore[no-untyped-call]
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, its places are not counted on until it answers
+            logger.info("the %s pool did not reach replica %s: %s", self.name, replica, _first_line(error))
+            self._doubt(replica)
+            return None
 
-    async def _greet(self, replica: str, member: Mapping[str, Any]) -> None:
+    def _doubt(self, replica: str) -> None:
+        """A call to it broke: nothing is sent there until it answers, or Serve says what became of it."""
+        if replica in self.members and replica not in self._joining:
+            self._joining.add(replica)
+            self._set_members({name: told for name, told in self.members.items() if name != replica})
+            self._spawn(self._join(replica))
+
+    async def _join(self, replica: str) -> None:
         """Until it answers, or Serve counts it out."""
         wait_s = _FIRST_GREETING_S
-        while replica in membership.current(self._deployment) and replica not in self.members:
-            if await self._call_abandon(replica, "none"):
-                if replica in membership.current(self._deployment):
-                    self._set_members({**self.members, replica: member}, None)
-                return
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LAST_GREETING_S)
+        try:
+            while replica in membership.current(self._deployment):
+                if await self.tenancy.join(replica):
+                    break
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _LAST_GREETING_S)
+        finally:
+            self._joining.discard(replica)
+        now = membership.current(self._deployment)
+        if replica in now:
+            self._set_members({**self.members, replica: now[replica]})
+        else:
+            self.tenancy.drop(replica)
 
     def _spawn(self, errand: Any) -> None:
         task = self._loop.create_task(errand, context=contextvars.Context())

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +19,10 @@ from deployments.device_detector import Topology
 from deployments.errors import Busy, ReplicaLost, SettingsError, TimedOut, Unavailable, WindveError
 from deployments.model_files import ModelCard, read_model_card
 from deployments.pool import Pool
-from deployments.queue_manager import Full, Permit, QueueManager
+from deployments.queue_manager import Full, Permit, QueueManager, Short
 from deployments.retry_after import retry_after_s
 from deployments.settings import RouterConfig, Settings
+from deployments.shortage import Shortage
 from deployments.tokenizer import Query, TokenIds, Tokenizer
 from deployments.trial import Trial
 
@@ -71,12 +71,8 @@ class Router:
     ) -> None:
         from ray import serve
 
+        self.pools: dict[str, Pool] = {}
         context = serve.get_replica_context()
-        deployed = context._deployment_config  # noqa: SLF001 - the public world_size does not show autoscaling
-        if deployed.num_replicas != 1 or deployed.autoscaling_config is not None:
-            raise SettingsError(
-                "deployments.Router.num_replicas", "one Router holds the depths; more than one would exceed them"
-            )
         self.settings = settings
         self.topology = topology
         self.card: ModelCard = read_model_card(settings.model)
@@ -86,13 +82,16 @@ class Router:
         self.refused = 0
         self._tokenizer = Tokenizer(self.card)
         self._tokenizer.encode(["warm"], truncate=True)
-        self._queue = QueueManager(topology.pools, self._on_release)
+        self._queue = QueueManager(topology.pools, self._on_release, self._on_low)
         self._bulk: deque[_BulkRequest] = deque()
         self.trial_depths: Mapping[str, int] | None = None
         self._trial_ends = 0.0
         self._handles = handles
-        self._replica = context.replica_tag
-        self.pools: dict[str, Pool] = {}
+        self.replica = context.replica_tag
+        self._actor = context.replica_id.to_full_id_str()
+        self._shortage = Shortage(self._queue, {})
+        self._shares = False  # there are other Routers
+        self._census: dict[str, dict[str, Any]] = {}
 
     async def reconfigure(self, user_config: Any) -> None:
         """Called by Serve with the `user_config`: at the start, and in place whenever it changes.
@@ -127,10 +126,13 @@ class Router:
                 deployment=deployment,
                 handle=handle,
                 queue=self._queue,
-                router=self._replica,
-                on_change=self._on_release,
+                router=self.replica,
+                actor=self._actor,
+                on_change=self._on_change,
             )
-            self.pools[name].connect()
+        self._shortage.tenancies = {name: pool.tenancy for name, pool in self.pools.items()}
+        for pool in self.pools.values():
+            pool.connect()
 
     async def embed(
         self,
@@ -148,22 +150,21 @@ class Router:
         """
         assert self.config is not None
         started = time.monotonic()
-        admit: Callable[[int], list[Permit] | Full]
         if trial is not None:
             self._enter_trial(trial)
-            admit, bulk = functools.partial(self._queue.admit_trial, only=trial.only), False
+            bulk = False
             free = self._queue.trial_free(trial.only)
         else:
-            admit, free = self._queue.admit, self._queue.free
+            free = self._queue.free
             bulk = bulk or len(queries) > self._queue.capacity
-        if not bulk and len(queries) > free:
+        if not bulk and len(queries) > free and not self._may_ask(trial):
             raise self._refusal(Full(len(queries), free))  # before any expensive work
         timeout_s = self.config.bulk.timeout_s if bulk else self.config.request_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 token_ids = await self._tokenise(queries, truncate=truncate)
                 tokenised = time.monotonic()
-                answers = await (self._embed_bulk(token_ids) if bulk else self._embed_at_once(token_ids, admit))
+                answers = await (self._embed_bulk(token_ids) if bulk else self._embed_at_once(token_ids, trial))
         except TimeoutError:
             key = "bulk.timeout_s" if bulk else "request_timeout_s"
             raise TimedOut(f"no answer within {timeout_s:g} s ({key}); please try again later") from None
@@ -219,15 +220,16 @@ class Router:
             for index, query in enumerate(queries)
         ]
 
-    async def _embed_at_once(
-        self, token_ids: Sequence[TokenIds], admit: Callable[[int], list[Permit] | Full]
-    ) -> list[Answer]:
+    async def _embed_at_once(self, token_ids: Sequence[TokenIds], trial: Trial | None) -> list[Answer]:
         """Admit all queries in one decision or none. Those whose replica died with them are admitted once more."""
         answers: dict[int, Answer] = {}
         left = list(range(len(token_ids)))
         lost: ReplicaLost | None = None
         for _ in range(_TRIES):
-            permits = admit(len(left))
+            permits = self._admit(len(left), trial)
+            if isinstance(permits, Short):  # never where this Router is alone
+                only = None if trial is None else trial.only
+                permits = await self._shortage.decide(len(left), trial=trial is not None, only=only)
             if isinstance(permits, Full):
                 raise self._refusal(permits)
             outcomes = dict(zip(left, await self._run([token_ids[i] for i in left], permits), strict=True))
@@ -243,6 +245,15 @@ class Router:
                 return [answers[i] for i in range(len(token_ids))]
         assert lost is not None
         raise lost
+
+    def _admit(self, queries: int, trial: Trial | None) -> list[Permit] | Full | Short:
+        return self._queue.admit(queries) if trial is None else self._queue.admit_trial(queries, trial.only)
+
+    def _may_ask(self, trial: Trial | None) -> bool:
+        """Other Routers may hold places that this one lacks, and not too many queries wait for these already."""
+        if trial is not None:
+            return self._queue.trial_has_more(trial.only)
+        return self._queue.has_more() and self._shortage.waiting < self._queue.capacity
 
     async def _run(self, token_ids: Sequence[TokenIds], permits: Sequence[Permit]) -> list[Answer | BaseException]:
         """Hand admitted queries to their pools' batchers and wait for all; if the caller goes, so do they."""
@@ -310,7 +321,9 @@ class Router:
                     tries[index] += 1
                     request.jobs[job] = index
                     job.answer.add_done_callback(lambda _: request.news.set())
-                if not request.missing:
+                if request.missing:
+                    self._ask_ahead(len(request.missing))
+                else:
                     self._leave_waiting_room(request)
             for job in [job for job in request.jobs if job.answer.done()]:
                 index = request.jobs.pop(job)
@@ -333,9 +346,25 @@ class Router:
             self._on_release()
 
     def _on_release(self) -> None:
-        """Room may have come free, or replicas have changed: the first bulk request looks again."""
+        """Room may have come free: the first bulk request looks again."""
         if self._bulk:
             self._bulk[0].news.set()
+        if self._shares:
+            self._shortage.serve()
+            for pool in self.pools.values():
+                pool.tenancy.released()
+
+    def _on_change(self) -> None:
+        """Replicas or places have come or gone."""
+        self._shares = any(pool.tenancy.holdings.shared for pool in self.pools.values())
+        self._on_release()
+
+    def _on_low(self, pool: str) -> None:
+        self.pools[pool].tenancy.ask_ahead()
+
+    def _ask_ahead(self, queries: int) -> None:
+        for pool in self.pools.values():
+            pool.tenancy.ask_ahead(queries)
 
     def _refusal(self, full: Full) -> Busy | Unavailable:
         if not self._queue.capacity:
@@ -363,6 +392,17 @@ class Router:
         """Queries that may be in flight at once, all pools together."""
         return self._queue.capacity
 
+    async def take_census(self) -> None:
+        """Before `describe_pools`: what other Routers have in the pools. Costs nothing where there are none."""
+        pools = self.pools if self._shares else {}
+        told = await asyncio.gather(*(pool.census() for pool in pools.values()))
+        self._census = dict(zip(pools, told, strict=True))
+
+    def __del__(self) -> None:
+        """Called by Serve when it shuts this replica down, after the last answer: its places go back."""
+        for pool in self.pools.values():
+            pool.tenancy.leave()
+
     async def check_health(self) -> None:
         """Called by Serve: a Router whose loop turns is healthy; pools have their own checks."""
 
@@ -373,12 +413,18 @@ class Router:
     def _describe(self, pool: Pool) -> dict[str, Any]:
         alpha_s, beta_s = pool.latency_model
         counters = pool.batcher.counters
+        census = self._census.get(pool.name, {})
+        owners = {replica: {"places": told} for replica, told in census.items()}
+        routers = {name: word for told in census.values() for name, word in told["routers"].items()}
+        routers[self.replica] = {"in_flight": self._queue.in_flight(pool.name), "waiting": pool.batcher.waiting}
         return {
             "queue_depth": pool.config.queue_depth,
             "live_replicas": len(pool.members),
             "expected_replicas": self.topology.replicas[pool.name],
-            "in_flight": self._queue.in_flight(pool.name),
-            "waiting": pool.batcher.waiting,
+            # of all Routers; the counters below are this one's
+            "in_flight": sum(router["in_flight"] for router in routers.values()),
+            "waiting": sum(router["waiting"] for router in routers.values()),
+            "routers": routers,
             "latency_model": {
                 "alpha_s": round(alpha_s, 6),
                 "beta_s": round(beta_s, 6),
@@ -388,5 +434,6 @@ class Router:
             "batches": counters.batches,
             "failed_batches": counters.failed_batches,
             "largest_batch": counters.largest_batch,
-            "replicas": {replica: dict(member) for replica, member in pool.members.items()},
+            "questions": pool.tenancy.asks,
+            "replicas": {replica: {**member, **owners.get(replica, {})} for replica, member in pool.members.items()},
         }

@@ -106,6 +106,7 @@ class HttpApi:
         return _json({"object": "list", "data": [model]})
 
     async def info(self) -> Response:
+        await self._router.take_census()
         return _json(describe(self._router))
 
     async def health(self) -> Response:
@@ -161,6 +162,7 @@ def describe(router: Router) -> dict[str, Any]:
             "dimension": card.dimension,
             "normalize": card.normalize,
             "parameters": card.parameters,
+            "router": router.replica,
             "busy_answers": router.refused,
             "config_problem": router.config_problem,
             "calibration": config.calibration.model_dump() if config and config.calibration else None,
