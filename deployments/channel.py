@@ -16,9 +16,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import secrets
-import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -48,11 +48,7 @@ class _Peer(asyncio.Protocol):
         self.largest = _LARGEST_FRAME
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        connected = transport.get_extra_info("socket")
-        if connected is not None:
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's has no such base class
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
@@ -88,10 +84,19 @@ class BatchServer:
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
+    @property
+    def busy(self) -> bool:
+        return bool(self._tasks)
+
     async def drain(self) -> None:
         """Until every batch that has come is answered."""
         while self._tasks:
             await asyncio.wait(self._tasks)
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.close()
 
     def take(self, peer: _Served, batch_id: str, ids: Ids, lengths: Ids) -> None:
         if not len(lengths):

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.affinity import pin_thread, plan_affinity, read_cpu_shape, thread_environment
+from deployments.channel import BatchServer
 from deployments.device_detector import CPU
 from deployments.engines import Engine, Stopped, TokenBatch, Vectors, create_engine
 from deployments.errors import EngineFailed, ReplicaLost
@@ -66,6 +67,7 @@ class Embedder:
     """
 
     def __init__(self, pool: str, settings: Settings, device: str) -> None:
+        import ray
         from ray import serve
 
         context = serve.get_replica_context()
@@ -79,6 +81,8 @@ class Embedder:
         self._calls: dict[str, _Call] = {}
         self._run: _Run | None = None
         self._runs_task: asyncio.Task[None] | None = None
+        self._host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._server = BatchServer(self._host, self._embed_batch, self._abandon_batch)
         self._office = LeaseOffice(actor_lives, self._orphan)
         self._most_queries = 0
         self._engine: Engine
@@ -90,6 +94,10 @@ class Embedder:
             "%s ready: %s on %s, %s (%s), %s cores %s",
             pool, self._card.name, info.device, info.dtype, info.why, len(self._cores), sorted(self._cores),
         )  # fmt: skip
+
+    def __del__(self) -> Awaitable[None] | None:
+        """Called by Serve, and waited for, before the replica ends: batches that came by the channel are answered."""
+        return self._server.drain() if hasattr(self, "_server") and self._server.busy else None
 
     def _in_thread(self, work: Callable[[], T]) -> T:
         return self._thread.submit(work).result()
@@ -121,25 +129,32 @@ class Embedder:
         self._engine.embed(batch, threading.Event())
         return time.perf_counter() - started
 
-    def record_replica_metadata(self) -> dict[str, Any]:
-        """What the Router learns of this replica from Serve: engine, device, cores, warm-up figures."""
+    async def record_replica_metadata(self) -> dict[str, Any]:
+        """What the Router learns of this replica from Serve: engine, device, cores, warm-up figures, its address."""
         return {
             **asdict(self._engine.info),
             "warm_up": self._warm_up,
             "cores": sorted(self._cores),
             "pid": os.getpid(),
+            "channel": {"host": self._host, "port": await self._server.start(), "secret": self._server.secret},
         }
 
     async def embed(self, replica: str, batch_id: str, ids: bytes, lengths: bytes) -> Reply:
-        """One call of a Router: packed int32 token ids and lengths -> vectors.
+        """A batch by way of Serve's handle, for a Router that the channel's port is closed to.
 
-        Calls that wait while the engine runs are merged into its next run. Raises ReplicaLost where the call was
-        meant for another replica (which has gone), Stopped where the Router has abandoned it, and EngineFailed.
+        Raises ReplicaLost where the call was meant for another replica (which has gone); else as `_embed_batch`.
         """
         if replica != self._replica:
             raise ReplicaLost(f"replica {replica} has gone")
-        batch = TokenBatch(np.frombuffer(ids, dtype=np.int32), np.frombuffer(lengths, dtype=np.int32))
-        call = _Call(batch_id.rpartition(":")[0], batch, asyncio.get_running_loop().create_future())
+        return await self._embed_batch(batch_id, np.frombuffer(ids, np.int32), np.frombuffer(lengths, np.int32))
+
+    async def _embed_batch(self, batch_id: str, ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32]) -> Reply:
+        """One batch of a Router: packed token ids and lengths -> vectors.
+
+        Batches that wait while the engine runs are merged into its next run. Raises Stopped where the Router has
+        abandoned it, and EngineFailed.
+        """
+        call = _Call(batch_id.rpartition(":")[0], TokenBatch(ids, lengths), asyncio.get_running_loop().create_future())
         self._inbox.append(call)
         self._calls[batch_id] = call
         self._count_queries()
@@ -155,16 +170,20 @@ class Embedder:
 
         Returns whether this is the replica that was meant, so that the same call serves as a greeting.
         """
-        call = self._calls.get(batch_id) if replica == self._replica else None
+        if replica == self._replica:
+            self._abandon_batch(batch_id)
+        return replica == self._replica
+
+    def _abandon_batch(self, batch_id: str) -> None:
+        call = self._calls.get(batch_id)
         if call is None:
-            return replica == self._replica
+            return
         call.abandoned = True
         if call in self._inbox:
             self._inbox.remove(call)
             _fail(call, Stopped())
         elif self._run is not None and all(other.abandoned for other in self._run.calls):
             self._run.stop.set()
-        return True
 
     async def lease(self, replica: str, what: str, *words: Any) -> Any:
         """A Router's word to the office that leases the places of this replica's queue (see `LeaseOffice`).

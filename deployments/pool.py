@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from deployments import membership
 from deployments.batcher import Batcher, Pacing, Reply
+from deployments.channel import Channel
 from deployments.engines import TokenBatch
 from deployments.errors import EngineFailed, ReplicaLost, WindveError
 from deployments.holdings import Holdings
@@ -56,6 +57,7 @@ class Pool:
         self._embed = pickled.options(method_name="embed")
         self._abandon = pickled.options(method_name="abandon")
         self._lease = pickled.options(method_name="lease")
+        self._channels: dict[str, Channel] = {}
         self._errands: set[asyncio.Task[None]] = set()
         self._joining: set[str] = set()
         self.batcher = Batcher(name, self._send, self._call_off, lambda: queue.is_full(name))
@@ -126,6 +128,7 @@ class Pool:
             logger.info("the %s pool has %d live replicas", self.name, len(members))
         for replica in set(self.members) - set(members):
             self.tenancy.drop(replica)
+            self._channels.pop(replica, None)  # it closes with the replica, which may still answer what it runs
         self.members = members
         self._queue.set_replicas(self.name, len(members))
         self.batcher.pacing = Pacing.from_beta(self.latency_model[1])
@@ -144,14 +147,17 @@ class Pool:
     async def _send(self, replica: str, batch_id: str, queries: Sequence[npt.NDArray[np.int32]]) -> Reply:
         from ray.exceptions import RayActorError, RayTaskError
 
-        batch = TokenBatch.pack(list(queries))
+        channel = self._channels.get(replica)
         try:
+            if channel is not None:
+                return await channel.embed(f"{self._router}:{batch_id}", queries)
+            batch = TokenBatch.pack(list(queries))
             reply: Reply = await self._embed.remote(
                 replica, f"{self._router}:{batch_id}", batch.ids.tobytes(), batch.lengths.tobytes()
             )
         except WindveError:
             raise
-        except RayActorError:
+        except (RayActorError, ConnectionError):
             self._doubt(replica)
             raise self._lost(replica) from None
         except RayTaskError as error:
@@ -163,7 +169,24 @@ class Pool:
         return reply
 
     def _call_off(self, replica: str, batch_id: str) -> None:
-        self._spawn(self._call_abandon(replica, f"{self._router}:{batch_id}"))
+        channel = self._channels.get(replica)
+        if channel is not None:
+            channel.abandon(f"{self._router}:{batch_id}")
+        else:
+            self._spawn(self._call_abandon(replica, f"{self._router}:{batch_id}"))
+
+    async def _open_channel(self, replica: str) -> None:
+        """Where its port is closed to us, Serve's handle carries the batches: slower, and said once."""
+        at = membership.current(self._deployment).get(replica, {}).get("channel")
+        if at is None:
+            return  # gone meanwhile
+        try:
+            self._channels[replica] = await Channel.open(at["host"], at["port"], at["secret"])
+        except (OSError, TimeoutError) as error:
+            logger.warning(
+                "the %s pool's replica %s cannot be reached at %s:%s (%s): batches go through Serve's handle, slower",
+                self.name, replica, at["host"], at["port"], _first_line(error),
+            )  # fmt: skip
 
     async def _call_abandon(self, replica: str, batch_id: str) -> bool:
         try:
@@ -199,6 +222,7 @@ class Pool:
         try:
             while replica in membership.current(self._deployment):
                 if await self.tenancy.join(replica):
+                    await self._open_channel(replica)
                     break
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _LAST_GREETING_S)

@@ -435,5 +435,8 @@ class Router:
             "failed_batches": counters.failed_batches,
             "largest_batch": counters.largest_batch,
             "questions": pool.tenancy.asks,
-            "replicas": {replica: {**member, **owners.get(replica, {})} for replica, member in pool.members.items()},
+            "replicas": {
+                replica: {**member, **owners.get(replica, {}), "channel": f"port {member['channel']['port']}"}
+                for replica, member in pool.members.items()  # the channel's secret stays here
+            },
         }

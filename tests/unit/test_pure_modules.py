@@ -10,6 +10,7 @@ import pytest
 PURE = [
     "deployments.affinity",
     "deployments.batcher",
+    "deployments.channel",
     "deployments.device_detector",
     "deployments.engines.passes",
     "deployments.errors",

@@ -1,0 +1,158 @@
+"""The wire between Router and embedder, over real sockets on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from deployments.channel import BatchServer, Channel
+from deployments.errors import EngineFailed, ReplicaLost
+
+HOST = "127.0.0.1"
+QUERIES = [np.array([1, 2, 3], np.int32), np.array([7], np.int32)]
+
+
+async def echo(batch_id, ids, lengths):
+    """Row by row: the first id and the number of ids."""
+    starts = np.cumsum(lengths) - lengths
+    unit = np.stack([ids[starts], lengths], axis=1).astype(np.float32)
+    return unit, lengths.astype(np.float32), 0.25
+
+
+def run(use, embed=echo, abandon=lambda batch_id: None):
+    async def whole():
+        server = BatchServer(HOST, embed, abandon)
+        port = await server.start()
+        channel = await Channel.open(HOST, port, server.secret)
+        try:
+            async with asyncio.timeout(20):
+                return await use(server, port, channel)
+        finally:
+            channel.close()
+            server.close()
+            for task in server._tasks:
+                task.cancel()
+            await asyncio.sleep(0.01)
+
+    return asyncio.run(whole())
+
+
+def test_a_batch_and_its_answer():
+    async def use(server, port, channel):
+        return await channel.embed("router:1", QUERIES)
+
+    unit, norms, seconds = run(use)
+    assert unit.tolist() == [[1, 3], [7, 1]]
+    assert norms.tolist() == [3, 1]
+    assert (unit.dtype, norms.dtype, seconds) == (np.float32, np.float32, 0.25)
+
+
+def test_many_batches_of_any_size_at_once_are_not_mixed_up():
+    async def use(server, port, channel):
+        random = np.random.default_rng(0)
+        sizes = [int(size) for size in random.integers(1, 400, 60)]
+        batches = [
+            [random.integers(0, 30_000, random.integers(1, 300), dtype=np.int32) for _ in range(n)] for n in sizes
+        ]
+        answers = await asyncio.gather(*(channel.embed(f"r:{i}", batch) for i, batch in enumerate(batches)))
+        for batch, (unit, norms, _) in zip(batches, answers, strict=True):
+            assert unit[:, 0].tolist() == [query[0] for query in batch]
+            assert norms.tolist() == [len(query) for query in batch]
+
+    run(use)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [(EngineFailed("out of memory"), EngineFailed), (ReplicaLost("gone"), ReplicaLost), (KeyError("x"), EngineFailed)],
+)
+def test_an_error_comes_back_with_its_sentence(raised, kind):
+    async def fail(batch_id, ids, lengths):
+        raise raised
+
+    async def use(server, port, channel):
+        with pytest.raises(kind) as caught:
+            await channel.embed("r:1", QUERIES)
+        assert type(caught.value) is kind
+        assert str(caught.value) == str(raised)
+
+    run(use, embed=fail)
+
+
+def test_abandon_arrives_after_the_batch_it_means():
+    seen = []
+    called_off = asyncio.Event()
+
+    async def hang(batch_id, ids, lengths):
+        seen.append(batch_id)
+        await asyncio.sleep(3600)
+
+    def abandon(batch_id):
+        seen.append(f"not {batch_id}")
+        called_off.set()
+
+    async def use(server, port, channel):
+        asking = asyncio.create_task(channel.embed("r:1", QUERIES))
+        await asyncio.sleep(0)
+        channel.abandon("r:1")
+        await called_off.wait()
+        await asyncio.sleep(0)
+        asking.cancel()
+
+    run(use, embed=hang, abandon=abandon)
+    assert set(seen) == {"r:1", "not r:1"}
+
+
+def test_a_connection_that_breaks_fails_what_waits_and_what_comes():
+    async def hang(batch_id, ids, lengths):
+        await asyncio.sleep(3600)
+
+    async def use(server, port, channel):
+        asking = asyncio.create_task(channel.embed("r:1", QUERIES))
+        await asyncio.sleep(0.05)
+        channel.transport.abort()
+        with pytest.raises(ConnectionError):
+            await asking
+        with pytest.raises(ConnectionError):
+            await channel.embed("r:2", QUERIES)
+        channel.abandon("r:1")  # nothing to call off, nothing raised
+
+    run(use, embed=hang)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\x00\x00\x00\x00", b"GET / HTTP/1.1\r\n\r\n", (68).to_bytes(4, "little") + b"0" * 64, b"\xff" * 4]
+)
+def test_who_does_not_know_the_secret_gets_nowhere(sent):
+    async def use(server, port, channel):
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(sent)
+        if not sent:
+            writer.write_eof()
+        assert await reader.read() == b""  # closed
+        writer.close()
+        assert (await channel.embed("r:1", QUERIES))[2] == 0.25  # nobody else is touched
+
+    run(use)
+
+
+def test_draining_waits_for_what_has_come():
+    release = asyncio.Event()
+
+    async def slow(batch_id, ids, lengths):
+        await release.wait()
+        return await echo(batch_id, ids, lengths)
+
+    async def use(server, port, channel):
+        asking = asyncio.create_task(channel.embed("r:1", QUERIES))
+        await asyncio.sleep(0.05)
+        assert server.busy
+        draining = asyncio.create_task(server.drain())
+        release.set()
+        await draining
+        assert not server.busy
+        assert (await asking)[2] == 0.25
+
+    run(use, embed=slow)
