@@ -89,7 +89,6 @@ class _Account:
     wanted: int = 0
     gently: bool = False
     told: Order | None = None
-    exact_known: bool = False  # it has answered since it was told of a trial
     word: Word | None = None
 
     @property
@@ -239,11 +238,12 @@ class Leases:
     def recall(self, wants: Mapping[str, int], *, gently: bool = False) -> list[str]:
         """Ask the Routers that want nothing to give back what those want who do. Returns whose answers to wait for."""
         total = sum(wants.values())
+        deepest = max((account.depth.places for account in self._accounts.values()), default=0)
         asked = []
         for router, account in self._accounts.items():
             if account.answered != account.recall:  # still to answer: to share, or an earlier recall
                 asked.append(router)
-            elif router not in wants and account.held and not (self.on_trial and account.exact_known):
+            elif router not in wants and (account.held or account.depth.places < deepest):  # it stands in the way
                 self._recall(account, min(account.held, total), gently=gently)
                 asked.append(router)
         return asked
@@ -261,8 +261,6 @@ class Leases:
             return
         account.word = word
         account.depth = max(account.depth, word.depth)
-        if account.told is not None:
-            account.exact_known = account.told.exact
         if word.keep is not None and account.parting:
             account.sole = account.parting = False
             self._hold(account, word.keep)
