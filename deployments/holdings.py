@@ -63,6 +63,14 @@ class Holdings:
     def idle(self) -> int:
         return max(0, self.places - self.reserved - self.in_flight())
 
+    @property
+    def lacking(self) -> int:
+        """Queries that wait and have no place anywhere: that of theirs has gone with its replica."""
+        if not self.shared or any(holding.sole for holding in self.replicas.values()):
+            return 0
+        room = sum(max(0, holding.held - self.out(replica)) for replica, holding in self.replicas.items())
+        return max(0, self.waiting() - room)
+
     def at(self, replica: str) -> int:
         """Most queries that batches may carry to this replica at once."""
         holding = self.replicas.get(replica)

@@ -132,6 +132,7 @@ class LeaseOffice:
         return {
             "held": {router: self.leases.held(router) for router in self.leases.routers},
             "most_held": self.leases.most_held,
+            "trial_depth": self.leases.trial_depth,
             "routers": {
                 router: {"in_flight": word.in_flight, "waiting": word.waiting}
                 for router, word in self.leases.words().items()

@@ -83,12 +83,12 @@ class _Account:
     short_since: int = 0  # in order of events
     ceiling: int | None = None
     granted: int = 0  # not told yet
-    recall: int = 0  # the last one sent
+    recall: int = 0  # the last one
+    sent: int = 0  # the last one that was sent
     answered: int = 0  # the last one answered
     wanted: int = 0
     gently: bool = False
     told: Order | None = None
-    exact_known: bool = False  # it has answered since it was told of a trial
     word: Word | None = None
 
     @property
@@ -122,7 +122,7 @@ class Leases:
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
         self._lingering = 0  # queries of dead Routers that the engine still runs
-        self._trial = False
+        self.trial_depth: int | None = None  # of the last question, while a trial is in force
         self._last_term = 0
         self._events = 0
         self.most_held = 0
@@ -142,6 +142,10 @@ class Leases:
     def total(self) -> int:
         """Places that are not free, those of a sole Router aside."""
         return self._lingering + sum(account.held for account in self._accounts.values())
+
+    @property
+    def on_trial(self) -> bool:
+        return self.trial_depth is not None
 
     def held(self, router: str) -> int:
         account = self._accounts.get(router)
@@ -197,8 +201,8 @@ class Leases:
         if account is None:
             return 0
         account.asking += 1
-        if trial_depth is not None and not account.sole and not self._trial:
-            self._trial = True
+        if trial_depth is not None and not account.sole:
+            self.trial_depth = trial_depth
             self._settle()
         return self._grant(account, want, trial_depth)
 
@@ -234,11 +238,12 @@ class Leases:
     def recall(self, wants: Mapping[str, int], *, gently: bool = False) -> list[str]:
         """Ask the Routers that want nothing to give back what those want who do. Returns whose answers to wait for."""
         total = sum(wants.values())
+        deepest = max((account.depth.places for account in self._accounts.values()), default=0)
         asked = []
         for router, account in self._accounts.items():
             if account.answered != account.recall:  # still to answer: to share, or an earlier recall
                 asked.append(router)
-            elif router not in wants and account.held and not (self._trial and account.exact_known):
+            elif router not in wants and (account.held or account.depth.places < deepest):  # it stands in the way
                 self._recall(account, min(account.held, total), gently=gently)
                 asked.append(router)
         return asked
@@ -256,8 +261,6 @@ class Leases:
             return
         account.word = word
         account.depth = max(account.depth, word.depth)
-        if account.told is not None:
-            account.exact_known = account.told.exact
         if word.keep is not None and account.parting:
             account.sole = account.parting = False
             self._hold(account, word.keep)
@@ -277,16 +280,16 @@ class Leases:
         self._settle()
 
     def end_trial(self) -> None:
-        self._trial = False
+        self.trial_depth = None
         self._settle()
 
     def take_order(self, router: str) -> Order | None:
         """What the Router has to be told that it has not been told yet."""
         account = self._accounts[router]
         told = account.told
-        recall = account.recall if account.recall > (told.recall if told else 0) else 0
+        recall = account.recall if account.recall > account.sent else 0
         sole = account.sole and not account.parting
-        exact = self._trial and not sole
+        exact = self.on_trial and not sole
         state = (account.term, sole, account.ceiling, exact)
         if told and state == (told.term, told.sole, told.ceiling, told.exact) and not (account.granted or recall):
             return None
@@ -302,6 +305,7 @@ class Leases:
             gently=account.gently,
         )
         account.granted = account.wanted = 0
+        account.sent = account.recall
         account.told = order
         return order
 
@@ -364,17 +368,17 @@ class Leases:
         shares = self._shares()
         for name in sorted(self._accounts, key=lambda name: self._accounts[name].short_since):
             account = self._accounts[name]
-            if account.short and not account.asking and not self._trial:
+            if account.short and not account.asking and not self.on_trial:
                 more = min(account.short, max(0, shares[name] - account.held), self.free())
                 account.granted += more
                 account.short -= more
                 self._hold(account, more)
-            if account.held >= shares[name] or self._trial:
+            if account.held >= shares[name] or self.on_trial:
                 account.short = 0
         lacking = sum(shares[name] - account.held for name, account in self._accounts.items() if account.short)
         lacking = max(0, lacking - self.free()) + max(0, self.total - self.depth)
         for name, account in self._accounts.items():
-            if self._trial:
+            if self.on_trial:
                 account.ceiling = 0
             elif lacking and account.held > shares[name]:
                 account.ceiling = max(shares[name], account.held - lacking)
@@ -388,4 +392,4 @@ class Leases:
             account.short = account.granted = account.wanted = 0
             account.answered = account.recall
             account.ceiling = None
-            self._trial = False
+            self.trial_depth = None

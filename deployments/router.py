@@ -84,7 +84,7 @@ class Router:
         self._tokenizer.encode(["warm"], truncate=True)
         self._queue = QueueManager(topology.pools, self._on_release, self._on_low)
         self._bulk: deque[_BulkRequest] = deque()
-        self.trial_depths: Mapping[str, int] | None = None
+        self._trial_depths: Mapping[str, int] | None = None
         self._trial_ends = 0.0
         self._handles = handles
         self.replica = context.replica_tag
@@ -186,20 +186,20 @@ class Router:
         trial.check(self.config.trial, self.topology.pools, time.time())
         loop = asyncio.get_running_loop()
         self._trial_ends = loop.time() + _TRIAL_LEASE_S
-        if self.trial_depths is None:
+        if self._trial_depths is None:
             loop.call_at(self._trial_ends, self._end_trial, context=contextvars.Context())
-        if trial.depths != self.trial_depths:
+        if trial.depths != self._trial_depths:
             self._try_depths(trial.depths)
 
     def _end_trial(self) -> None:
         loop = asyncio.get_running_loop()
-        if self.trial_depths is not None and loop.time() < self._trial_ends:
+        if self._trial_depths is not None and loop.time() < self._trial_ends:
             loop.call_at(self._trial_ends, self._end_trial, context=contextvars.Context())
         else:
             self._try_depths(None)
 
     def _try_depths(self, depths: Mapping[str, int] | None) -> None:
-        self.trial_depths = depths
+        self._trial_depths = depths
         self._queue.set_trial(depths)
         for name, pool in self.pools.items():
             pool.try_depth(None if depths is None else depths.get(name, 0))
@@ -382,6 +382,19 @@ class Router:
 
     def _retry_after_s(self, queries: int, *, share: float = 1.0) -> float:
         return retry_after_s(queries, self._queue.free, [pool.load(share) for pool in self.pools.values()])
+
+    @property
+    def trial_depths(self) -> Mapping[str, int] | None:
+        """Trial depths in force here, or at another Router (by the last census)."""
+        if self._trial_depths is not None:
+            return self._trial_depths
+        tried = {
+            pool: told["trial_depth"]
+            for pool, census in self._census.items()
+            for told in census.values()
+            if told["trial_depth"] is not None
+        }
+        return tried or None
 
     @property
     def can_answer(self) -> bool:

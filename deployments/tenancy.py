@@ -58,6 +58,7 @@ class Tenancy:
     _protected: int = 0
     _giving: bool = False
     _asking_ahead: bool = False
+    _replacing: bool = False
 
     # --- which replicas, which depths --------------------------------------------------------------------------------
 
@@ -117,6 +118,9 @@ class Tenancy:
                 ample = admits - max(1, int(admits * _AMPLE_SHARE))
             self.queue.set_places(self.pool, admits, more=more, exact=exact, ample=ample)
             self.released()
+            if self._dry is None and not self._replacing and holdings.lacking:
+                self._replacing = True
+                self._spawn(self._replace())
         self.on_change()
 
     def released(self) -> None:
@@ -209,6 +213,16 @@ class Tenancy:
             self._asking_ahead = True
             self.update()
             self._spawn(self._ask_ahead(want or max(1, self.queue.capacity_of(self.pool) // 8)))
+
+    async def _replace(self) -> None:
+        """Places for queries whose replica has gone with theirs."""
+        try:
+            lacking = self.holdings.lacking
+            if await self._ask_all(lacking, None, False, _Claim(reserves=False)) < lacking:
+                self._run_dry()
+        finally:
+            self._replacing = False
+            self.update()
 
     async def _ask_ahead(self, want: int) -> None:
         try:

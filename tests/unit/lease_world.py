@@ -97,13 +97,15 @@ class Router:
             tenancy.set_trial(None if depths is None else depths.get(pool, 0))
 
     def kill(self):
-        """In mid-sentence: nothing more is heard of it, and what its batches run ends only at the owners."""
+        """In mid-sentence: nothing more is heard of it, and what its batches run ends at the owners."""
         self.alive = False
         for tenancy in self.tenancies.values():
             for replica in list(tenancy.holdings.replicas):
                 tenancy.drop(replica)
         for task in self.tasks:
             task.cancel()
+        for owner in self.world.owners.values():
+            asyncio.get_running_loop().call_later(1, owner.running.pop, self.name, None)
 
     def send(self, hold_s, *, trial=False, queries=1):
         task = asyncio.ensure_future(self.query(hold_s, trial=trial, queries=queries))
@@ -224,4 +226,5 @@ class World:
                 leases = self.owners[replica].office.leases
                 for router in self.live:
                     assert leases.is_sole(router.name) or leases.held(router.name) == router.held(pool)[replica]
-                assert leases.total <= self.depths[pool] or leases.is_sole(self.live[0].name)
+                found = {router.name for router in self.live} == set(leases.routers)  # who is dead, by those who asked
+                assert not found or leases.total <= self.depths[pool] or leases.is_sole(self.live[0].name)

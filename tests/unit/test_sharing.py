@@ -172,6 +172,41 @@ def test_a_router_that_leaves_gives_everything_back():
     run(test())
 
 
+def test_queries_whose_replica_has_gone_get_places_elsewhere():
+    async def test():
+        world = await world_of(2, {"accelerator": ["a1", "a2"]}, {"accelerator": 4})
+        one, other = world.live
+        world.depths["accelerator"] = 0  # what is admitted waits
+        world.settling = True
+        waiting = [one.send(0.1) for _ in range(8)]
+        await asyncio.sleep(0.3)
+        assert (one.queue.in_flight("accelerator"), one.held("accelerator")) == (8, {"a1": 4, "a2": 4})
+        del world.pools["accelerator"][0]
+        one.tenancies["accelerator"].drop("a1")
+        other.tenancies["accelerator"].drop("a1")
+        world.depths["accelerator"] = 4
+        for router in world.live:
+            router.queue.set_replicas("accelerator", 1)
+            router.tenancies["accelerator"].update()
+        assert None not in await asyncio.gather(*waiting)
+        # The same where the other holds what is left.
+        world.depths["accelerator"] = 0
+        waiting = [one.send(0.1) for _ in range(2)]
+        beside = [other.send(0.1) for _ in range(2)]
+        await asyncio.sleep(0.3)
+        held = one.tenancies["accelerator"].holdings.replicas["a2"]
+        world.owners["a2"].office.leases.give(one.name, held.term, held.held)
+        held.held = 0
+        await other.tenancies["accelerator"].ask(4)
+        assert one.tenancies["accelerator"].holdings.lacking == 2
+        world.depths["accelerator"] = 4
+        for router in world.live:
+            router.tenancies["accelerator"].update()
+        assert None not in await asyncio.gather(*waiting, *beside)
+
+    run(test())
+
+
 def test_depths_change_for_all():
     async def test():
         world = await world_of(3)

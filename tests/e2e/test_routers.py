@@ -1,0 +1,234 @@
+"""Several Router replicas share the depths: counts at the clients and at the engines, over emulated devices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import signal
+import time
+import urllib.request
+from collections import Counter
+from http.client import HTTPException
+
+import psutil
+import pytest
+import yaml
+from conftest import load_yaml, running
+
+from calibration.load import Address, Connection, burst, connect, request_bytes
+
+DEPTHS = {"accelerator": 40, "cpu": 8}
+SLOWER = 4  # no batch ends while a burst still arrives
+ROUTERS = 3
+FULL = {"accelerator": 40, "cpu": 8, 429: 52}  # of 100 at once
+TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    config = load_yaml("rehearsal.yaml")
+    application = config["applications"][0]
+    router = application["deployments"][0]
+    router["num_replicas"] = ROUTERS
+    for pool, depth in DEPTHS.items():
+        application["args"][pool]["emulated"]["time_scale"] = SLOWER
+        router["user_config"][pool] = {"queue_depth": depth}
+    with running(config, tmp_path_factory.mktemp("routers")) as service:
+        wait_for_routers(service, ROUTERS)
+        yield service
+
+
+def queries(count):
+    return [request_bytes({"input": f"{TEXT}{number}"}) for number in range(count)]
+
+
+def outcome(replies):
+    return Counter(reply.pool if reply.status == 200 else reply.status for reply in replies)
+
+
+def get_info(address):
+    with urllib.request.urlopen(f"{address}/info", timeout=10) as answer:
+        return json.load(answer)
+
+
+def routers(service):
+    """Each Router's process and its own address, past the proxy."""
+    found = {}
+    for process in psutil.Process(service.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error, OSError):
+            if "Router" not in " ".join(process.cmdline()):
+                continue
+            for connection in process.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    with contextlib.suppress(OSError, ValueError, HTTPException):
+                        address = Address("127.0.0.1", connection.laddr.port)
+                        found[process.pid] = (address, get_info(address)["windve"]["router"])
+    return {pid: address for pid, (address, _) in found.items()}
+
+
+def wait_for_routers(service, count, timeout_s=120):
+    ends = time.monotonic() + timeout_s
+    while time.monotonic() < ends:
+        application = yaml.safe_load(service.serve("status"))["applications"]["windve"]
+        states = application["deployments"]["Router"]["replica_states"]
+        if application["status"] == "RUNNING" and states == {"RUNNING": count} and len(routers(service)) == count:
+            return
+        time.sleep(0.5)
+    raise AssertionError((application, routers(service)))
+
+
+def wait_until_idle(service):
+    service.wait_until_idle()
+    time.sleep(1)  # places that were kept for refused queries are free again
+
+
+def places(service):
+    """What the owners have counted: the most places held, and the most queries that were in an engine's hands."""
+    return {
+        name: [(found["places"]["most_held"], found["places"]["most_queries"]) for found in pool["replicas"].values()]
+        for name, pool in service.pools().items()
+    }
+
+
+def check_bound(service):
+    for name, counted in places(service).items():
+        assert all(most <= DEPTHS[name] for counts in counted for most in counts), (name, counted)
+
+
+def test_a_burst_at_one_router_uses_all_places_that_the_others_hold_idle(three, figure):
+    for address in routers(three).values():
+        wait_until_idle(three)
+        replies = burst(address, queries(100))
+        slowest_busy = max(reply.seconds for reply in replies if reply.status == 429)
+        figure(f"burst of 100 at one of {ROUTERS} Routers: {dict(outcome(replies))}, busy {slowest_busy:.3f} s")
+        assert outcome(replies) == FULL
+    check_bound(three)
+
+
+def test_a_burst_over_all_routers_fills_the_queues_and_no_more(three, figure):
+    wait_until_idle(three)
+    replies = burst(three.address, queries(100))
+    figure(f"burst of 100 through the proxy: {dict(outcome(replies))}")
+    assert outcome(replies) == FULL
+    check_bound(three)
+
+
+def hammer(address, seconds, clients, results):
+    """One client process: so many connections that ask again and again."""
+
+    async def run():
+        connections = await connect(address, clients)
+        statuses = Counter()
+        ends = time.monotonic() + seconds
+
+        async def ask(connection):
+            new = False
+            while time.monotonic() < ends:
+                try:
+                    reply = await connection.ask(queries(1)[0])
+                except (OSError, EOFError):
+                    # The proxy closes kept connections when its servers change; HTTP clients try a new one, once.
+                    if new:
+                        statuses["broken"] += 1
+                        return
+                    connection.hang_up()
+                    connection, new = await Connection.open(address), True
+                    continue
+                new = False
+                statuses[reply.status] += 1
+                if reply.status != 200:
+                    await asyncio.sleep(0.1)
+            connection.hang_up()
+
+        await asyncio.gather(*map(ask, connections))
+        return statuses
+
+    results.put(asyncio.run(run()))
+
+
+@contextlib.contextmanager
+def hammering(address, seconds, processes=4, clients=25):
+    """Client processes beside what is done meanwhile; their statuses are in the counter once it is left."""
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    started = [context.Process(target=hammer, args=(address, seconds, clients, results)) for _ in range(processes)]
+    for process in started:
+        process.start()
+    statuses = Counter()
+    yield statuses
+    for _ in started:
+        statuses.update(results.get(timeout=seconds + 120))
+    for process in started:
+        process.join()
+
+
+def test_the_bound_holds_while_several_processes_hammer(three, figure):
+    wait_until_idle(three)
+    before = {address: get_info(address)["windve"]["pools"]["accelerator"] for address in routers(three).values()}
+    with hammering(three.address, 20) as statuses:
+        pass
+    after = {address: get_info(address)["windve"]["pools"]["accelerator"] for address in before}
+    answered = [after[address]["queries"] - before[address]["queries"] for address in before]
+    asked = [after[address]["questions"] - before[address]["questions"] for address in before]
+    figure(
+        f"4 processes, 100 clients, 20 s: {dict(statuses)}; by Router {answered}, questions {asked}; {places(three)}"
+    )
+    assert set(statuses) == {200, 429}
+    assert min(answered) > 0
+    assert sum(asked) < 20 * 60
+    check_bound(three)
+
+
+def test_a_killed_router_gives_its_places_and_the_others_lose_nothing(three, figure):
+    wait_until_idle(three)
+    (dying, its), (_, other), (_, third) = routers(three).items()
+
+    async def kill_mid_burst():
+        connections = [await connect(address, 12) for address in (its, other, third)]
+        asking = [
+            [asyncio.create_task(c.ask(r)) for c, r in zip(some, queries(12), strict=True)] for some in connections
+        ]
+        await asyncio.sleep(0.5)
+        os.kill(dying, signal.SIGKILL)
+        lost = await asyncio.gather(*asking[0], return_exceptions=True)
+        replies = [reply for some in asking[1:] for reply in await asyncio.gather(*some)]
+        for connection in itertools.chain(*connections):
+            connection.hang_up()
+        return lost, replies
+
+    lost, replies = asyncio.run(kill_mid_burst())
+    assert all(isinstance(one, Exception) for one in lost)
+    assert {reply.status for reply in replies} == {200}
+    after = burst(other, queries(100))
+    figure(f"kill -9 of a Router: the others' queries {dict(outcome(replies))}; a burst then {dict(outcome(after))}")
+    assert outcome(after) == FULL
+    wait_for_routers(three, ROUTERS)
+    wait_until_idle(three)
+    assert outcome(burst(three.address, queries(100))) == FULL
+    check_bound(three)
+
+
+def scale(service, count):
+    service.application["deployments"][0]["num_replicas"] = count
+    service.deploy()
+    wait_for_routers(service, count)
+
+
+def test_scaling_in_place_under_load(three, figure):
+    """Last in this file: three, one, three, one."""
+    for count in (1, ROUTERS, 1):
+        with hammering(three.address, 25, processes=2, clients=30) as statuses:
+            time.sleep(2)
+            scale(three, count)
+        figure(f"scaled to {count} Routers under load: {dict(statuses)}")
+        assert set(statuses) == {200, 429}
+        wait_until_idle(three)
+        assert outcome(burst(three.address, queries(100))) == FULL
+    wait_until_idle(three)
+    asked = [pool["questions"] for pool in three.pools().values()]
+    assert outcome(burst(three.address, queries(100))) == FULL
+    assert [pool["questions"] for pool in three.pools().values()] == asked, "a lone Router asks nobody"
