@@ -47,7 +47,7 @@ class Service:
 @contextmanager
 def serving(config: Mapping[str, Any]) -> Iterator[Service]:
     """`python -m serve_app` on this Serve config until the block ends. Raises RuntimeError if it does not start."""
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="windve-bench-") as folder:
         file, log = Path(folder) / "config.yaml", Path(folder) / "log.txt"
         file.write_text(
@@ -57,7 +57,7 @@ def serving(config: Mapping[str, Any]) -> Iterator[Service]:
             process = subprocess.Popen(  # noqa: S603 - our own command
                 [sys.executable, "-m", "serve_app", str(file)],
                 cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, "COLUMNS": "200"},
+                env={**os.environ, "COLUMNS": "200", "PYTHONPATH": str(ROOT)},  # this tree, wherever it is run from
             )  # fmt: skip
         try:
             yield _wait(process, log, port)
@@ -78,7 +78,7 @@ def _wait(process: subprocess.Popen[bytes], log: Path, port: int) -> Service:
     return Service(f"http://127.0.0.1:{port}", words[-1], environment)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     for port in _PORTS:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) != 0:
