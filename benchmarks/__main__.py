@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -23,6 +24,7 @@ _INTERRUPTED = 130
 def main() -> int:
     """Exit status: 0 measured, 1 something could not be (a sentence says what), 130 interrupted."""
     arguments = _parser().parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what runs is taken down, as on Ctrl-C
     console = Console(highlight=False, soft_wrap=True)
     partial = arguments.quick or arguments.only
     out: Path = arguments.out or (_SCRATCH if partial else _RESULTS)

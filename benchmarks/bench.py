@@ -29,7 +29,7 @@ _AT_REST = 0.12  # busy share of all cores
 
 
 class NotAvailable(Exception):
-    """This cannot be measured here; the text says why."""
+    """What cannot be measured here; the text says why."""
 
 
 @dataclass(slots=True)
@@ -55,6 +55,12 @@ class Bench:
         self.found["samples"].append({**about, **figures})
         self.save()
         self.console.print(f"{', '.join(map(str, about.values()))}: {show}")
+
+    def missing(self, contestant: str, why: str) -> None:
+        """One could not be measured; the others go on."""
+        self.found.setdefault("missing", {})[contestant] = why.splitlines()[-1]
+        self.save()
+        self.console.print(f"[yellow]{contestant} could not be measured: {why}[/yellow]")
 
     def save(self) -> None:
         self.out.mkdir(parents=True, exist_ok=True)
@@ -126,8 +132,10 @@ def values_of(found: Found, figure: str, **about: Any) -> list[float]:
     return [sample[figure] for sample in samples if sample.get(figure) is not None]
 
 
-def settle(most_s: float = 45.0) -> float:
-    """Wait until the machine is at rest: what was just started or loaded works on for a while. The busy share that is left."""
+def settle(most_s: float = 4.0) -> float:
+    """Wait until the machine is at rest: what was just started or loaded works on for a while. The busy share that is
+    left.
+    """
     ends = time.monotonic() + most_s
     while (busy := psutil.cpu_percent(interval=1) / 100) > _AT_REST and time.monotonic() < ends:
         pass

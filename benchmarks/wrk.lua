@@ -1,10 +1,19 @@
--- POST the file named in the first argument, again and again; tell what was seen as one line of JSON.
+-- POST the lines of the file named in the first argument, one after the other; tell what was seen as one line of JSON.
 function init(args)
-  local file = assert(io.open(args[1], "rb"))
   wrk.method = "POST"
-  wrk.body = file:read("*a")
   wrk.headers["content-type"] = "application/json"
-  file:close()
+  local requests = {}
+  for line in io.lines(args[1]) do
+    wrk.body = line
+    requests[#requests + 1] = wrk.format()
+  end
+  if #requests > 1 then
+    local last = 0
+    request = function()
+      last = last % #requests + 1
+      return requests[last]
+    end
+  end
 end
 
 function done(summary, latency, requests)

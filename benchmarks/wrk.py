@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,14 @@ def ensure() -> None:
     raise WrkMissing("wrk is missing: apt-get install wrk (Debian, Ubuntu), dnf install wrk, brew install wrk")
 
 
-def post(url: str, payload: Any, *, connections: int, seconds: float) -> dict[str, Any]:
-    """POST `payload` as JSON on so many connections, each as soon as it has its answer: requests_s, p50_ms, p99_ms,
-    and what they come from. Raises RuntimeError if a request fails.
+def post(url: str, payloads: Sequence[Any], *, connections: int, seconds: float) -> dict[str, Any]:
+    """POST the payloads as JSON, one after the other, on so many connections, each as soon as it has its answer:
+    requests_s, p50_ms, p99_ms, and what they come from. Raises RuntimeError if a request fails.
     """
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as body:
-        json.dump(payload, body)
+        body.writelines(json.dumps(payload) + "\n" for payload in payloads)
         body.flush()
-        command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "30s"]
+        command = ["wrk", "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "60s"]
         done = subprocess.run(  # noqa: S603 - our own command
             [*command, "-s", str(_SCRIPT), url, "--", body.name], capture_output=True, text=True, check=False
         )

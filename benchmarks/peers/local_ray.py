@@ -1,5 +1,5 @@
-"""`python -m benchmarks.peers.local_ray MODULE PORT`: a Ray on loopback with Serve's own defaults, which serves what MODULE's
-`build()` gives until it is told to stop.
+"""`python -m benchmarks.peers.local_ray MODULE PORT`: a Ray on loopback with Serve's own defaults, which serves what
+MODULE's `build()` gives until it is told to stop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 def main(module: str, port: int) -> None:
-    """Nothing is tuned: what is set keeps Ray on loopback, behind a token, and quiet. Ray reads it when it is imported."""
+    """Nothing is tuned. What is set keeps Ray on loopback, behind a token, and quiet; Ray reads it when imported."""
     for name in [name for name in os.environ if name.startswith("RAY_SERVE_")]:
         del os.environ[name]
     with tempfile.TemporaryDirectory(prefix="windve-peer-") as scratch:

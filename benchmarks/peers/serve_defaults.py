@@ -1,6 +1,8 @@
-"""An ingress that calls an embedder once for each query, written as Ray Serve's documentation does, under Serve's defaults. The
+"""An ingress that calls an embedder once for each query, as in Ray Serve's documentation, under Serve's defaults. The
 embedder does nothing: what is left is the path.
 """
+
+# No `from __future__ import annotations`: FastAPI reads the annotations of a class's routes as they stand.
 
 from typing import Any
 
@@ -16,7 +18,7 @@ _DIMENSION = 384
 api = FastAPI()
 
 
-@serve.deployment
+@serve.deployment(max_ongoing_requests=1000)  # at its default of 5, requests wait in the proxy and back off
 class Embedder:
     def __init__(self) -> None:
         vector = np.random.default_rng(0).standard_normal(_DIMENSION)
@@ -27,7 +29,7 @@ class Embedder:
         return self._vector
 
 
-@serve.deployment
+@serve.deployment(max_ongoing_requests=1000)
 @serve.ingress(api)
 class Ingress:
     def __init__(self, embedder: DeploymentHandle[Embedder]) -> None:
@@ -45,6 +47,5 @@ class Ingress:
 
 
 def build() -> Application:
-    application: Application = Ingress.bind(Embedder.bind())
+    application: Application = Ingress.bind(Embedder.bind())  # type: ignore[attr-defined]
     return application
-
