@@ -19,13 +19,15 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from benchmarks.others import OtherWork
 from benchmarks.serving import ROOT
 from deployments.device_detector import probe_machine
 
 Found = dict[str, Any]  # what is kept as JSON: name, machine, quick, samples, and what a comparison adds
 
 
-_AT_REST = 0.12  # busy share of all cores
+QUIET = 0.12  # share of all cores' time that others take
+_ATTEMPTS = 2
 
 
 class NotAvailable(Exception):
@@ -74,12 +76,17 @@ class Bench:
                 fcntl.flock(held.enter_context(self.turns.open("a", encoding="utf-8")), fcntl.LOCK_EX)
             yield
 
-    def settle(self) -> None:
-        """Wait until the machine is at rest. What is not, is said and kept: it speaks against the next samples."""
-        busy = settle()
-        self.found["busiest_before"] = max(busy, self.found.get("busiest_before", 0.0))
-        if busy > _AT_REST:
-            self.console.print(f"[yellow]other work takes {busy:.0%} of this machine[/yellow]")
+    def measure(self, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What `call` finds on a machine at rest; where others worked meanwhile, once more, and the quieter of the two."""
+        found: list[dict[str, Any]] = []
+        for _ in range(_ATTEMPTS):
+            settle()
+            with OtherWork() as others:
+                told = call()
+            found.append({**told, "others": others.share})
+            if others.share <= QUIET:
+                break
+        return min(found, key=lambda told: float(told["others"]))
 
     @contextmanager
     def steps(self, total: int) -> Iterator[Callable[[str], None]]:
@@ -119,6 +126,16 @@ def machine_line(found: Found) -> str:
     )
 
 
+def noise_line(found: Found) -> str:
+    """How quiet the machine was."""
+    shares = [sample["others"] for sample in found["samples"] if "others" in sample]
+    noisy = sum(share > QUIET for share in shares)
+    return (
+        f"In {noisy} of {len(shares)} samples others took more than {QUIET:.0%} of the machine; they are left out where "
+        "there are quieter ones."
+    )
+
+
 def median(found: Found, figure: str, **about: Any) -> float | None:
     """Over the samples that are about this; None where there are none."""
     values = values_of(found, figure, **about)
@@ -126,20 +143,21 @@ def median(found: Found, figure: str, **about: Any) -> float | None:
 
 
 def values_of(found: Found, figure: str, **about: Any) -> list[float]:
-    """A figure of each sample that is about this, in the order in which they were taken."""
+    """A figure of each sample that is about this, in the order in which they were taken. Those in which others took
+    much of the machine are left out where there are quiet ones.
+    """
     wanted = about.items()
     samples = [sample for sample in found["samples"] if all(sample.get(key) == value for key, value in wanted)]
-    return [sample[figure] for sample in samples if sample.get(figure) is not None]
+    samples = [sample for sample in samples if sample.get(figure) is not None]
+    quiet = [sample for sample in samples if sample.get("others", 0.0) <= QUIET]
+    return [sample[figure] for sample in quiet or samples]
 
 
-def settle(most_s: float = 4.0) -> float:
-    """Wait until the machine is at rest: what was just started or loaded works on for a while. The busy share that is
-    left.
-    """
+def settle(most_s: float = 4.0) -> None:
+    """Wait until the machine is at rest: what was just started or loaded works on for a while."""
     ends = time.monotonic() + most_s
-    while (busy := psutil.cpu_percent(interval=1) / 100) > _AT_REST and time.monotonic() < ends:
+    while psutil.cpu_percent(interval=0.5) / 100 > QUIET and time.monotonic() < ends:
         pass
-    return busy
 
 
 def _changed() -> bool:

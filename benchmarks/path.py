@@ -37,7 +37,7 @@ _ROUTE = "/v1/embeddings"
 
 def run(bench: Bench) -> None:
     wrk.ensure()
-    rounds, seconds = (1, 2.0) if bench.quick else (3, 5.0)
+    rounds, seconds = (1, 2.0) if bench.quick else (5, 5.0)
     wanted = [name for name in CONTESTANTS if bench.wants(name)]
     with ExitStack() as running_now:
         with bench.turn():
@@ -51,8 +51,11 @@ def run(bench: Bench) -> None:
                 with bench.turn():
                     for connections, name in product(CONNECTIONS, order):
                         step(f"{name}, {connections} connections")
-                        bench.settle()
-                        told = wrk.post(urls[name], [_payload(name)], connections=connections, seconds=seconds)
+                        told = bench.measure(
+                            lambda name=name, connections=connections: wrk.post(  # type: ignore[misc]
+                                urls[name], [_payload(name)], connections=connections, seconds=seconds
+                            )
+                        )
                         about = {"contestant": name, "connections": connections, "round": number}
                         shown = f"{told['requests_s']:.0f} requests/s, {told['p50_ms']:.2f} ms"
                         bench.sample(about, told, f"{shown} (p99 {told['p99_ms']:.2f})")

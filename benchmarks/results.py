@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.bench import Found, machine_line
+from benchmarks.bench import Found, machine_line, noise_line
 from benchmarks.goal import goal_sheet
 from benchmarks.registry import ABOUT, comparison
 
@@ -20,7 +20,9 @@ def write(out: Path, found: Found, console: Console) -> None:
     compared = comparison(name)
     sheets = [*compared.sheets(found), goal_sheet(compared.goals(found))]
     lines = [f"# {name}: {ABOUT[name]}", "", f"By `make bench ARGS={name}` on {machine_line(found)}"]
-    lines += ["Quick: fewer and shorter rounds." if found["quick"] else "", f"![{name}]({name}.png)", ""]
+    lines += ["", noise_line(found)]
+    lines += ["", "Quick: fewer and shorter rounds."] if found["quick"] else []
+    lines += ["", f"![{name}]({name}.png)", ""]
     for sheet in sheets:
         console.print(sheet.rich())
         lines += sheet.markdown()

@@ -31,8 +31,7 @@ def run(bench: Bench) -> None:
         for number in range(rounds):
             with bench.turn():
                 step("one admission decision")
-                bench.settle()
-                told = admission()
+                told = bench.measure(admission)
                 shown = f"p50 {told['p50_us']:.2f} us, p99 {told['p99_us']:.2f} us"
                 bench.sample({"what": "admission", "round": number}, told, shown)
             for routers in ROUTERS[number % len(ROUTERS) :] + ROUTERS[: number % len(ROUTERS)]:
@@ -77,8 +76,7 @@ def _throughput(bench: Bench, routers: int, number: int, seconds: float) -> None
             url = f"{service.url}/v1/embeddings"
             wait_until_answered(url, payloads[0])
             wrk.post(url, payloads, connections=CONNECTIONS, seconds=2)
-            bench.settle()
-            told = wrk.post(url, payloads, connections=CONNECTIONS, seconds=seconds)
+            told = bench.measure(lambda: wrk.post(url, payloads, connections=CONNECTIONS, seconds=seconds))
     except RuntimeError as error:
         bench.missing(str(routers), str(error))
         return

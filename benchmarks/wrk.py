@@ -44,7 +44,9 @@ def post(url: str, payloads: Sequence[Any], *, connections: int, seconds: float)
     if done.returncode:
         raise RuntimeError(f"wrk failed: {(done.stderr or done.stdout).strip()}")
     told = json.loads(done.stdout.strip().splitlines()[-1])
-    if told["failed"] or not told["requests"]:
+    if not told["requests"]:
+        raise RuntimeError(f"{url}: no answer within {seconds:g} s under {connections} at once")
+    if told["failed"]:
         raise RuntimeError(f"{url}: {told['failed']} requests of {told['requests']} failed under {connections} at once")
     percentiles = told["percentiles_us"]
     return {
