@@ -56,7 +56,9 @@ class Bench:
         """Keep what was measured, and show it in a line: `about` says what was measured, `show` what was found."""
         self.found["samples"].append({**about, **figures})
         self.save()
-        self.console.print(f"{', '.join(map(str, about.values()))}: {show}")
+        others = float(figures.get("others", 0.0))
+        noise = f" [yellow](others took {others:.0%} of the machine)[/yellow]" if others > QUIET else ""
+        self.console.print(f"{', '.join(map(str, about.values()))}: {show}{noise}")
 
     def missing(self, contestant: str, why: str) -> None:
         """One could not be measured; the others go on."""
@@ -77,7 +79,7 @@ class Bench:
             yield
 
     def measure(self, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What `call` finds on a machine at rest; where others worked meanwhile, once more, and the quieter of the two."""
+        """What `call` finds on a machine at rest; the quieter of two attempts where others worked in the first."""
         found: list[dict[str, Any]] = []
         for _ in range(_ATTEMPTS):
             settle()
@@ -131,8 +133,8 @@ def noise_line(found: Found) -> str:
     shares = [sample["others"] for sample in found["samples"] if "others" in sample]
     noisy = sum(share > QUIET for share in shares)
     return (
-        f"In {noisy} of {len(shares)} samples others took more than {QUIET:.0%} of the machine; they are left out where "
-        "there are quieter ones."
+        f"In {noisy} of {len(shares)} samples others took more than {QUIET:.0%} of the machine; those are left out "
+        "where there are quieter ones."
     )
 
 
