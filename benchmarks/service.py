@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks import wrk
 from benchmarks.bench import Bench, Found, median, values_of
+from benchmarks.closed_loop import ask_again_and_again
 from benchmarks.contestants import NAMES, ROUTE, WINDVE, contestant, model_variables
 from benchmarks.environments import binaries
 from benchmarks.goal import Goal, ratio
@@ -55,7 +55,6 @@ LOADS = (SAME, MIXED, MANY)
 
 
 def run(bench: Bench) -> None:
-    wrk.ensure()
     rounds, seconds = (1, 3.0) if bench.quick else (2, 6.0)
     wanted = [name for name in NAMES if bench.wants(name)]
     with bench.turn():
@@ -86,14 +85,13 @@ def _measure(
         raise RuntimeError(f"its vectors are not the reference's: cosine {agreement:.3f}")
     guess = 32.0
     for load in LOADS:
-        payloads = load.payloads()
-        lasting = max(seconds, 6.0) if load.texts > 1 else seconds
-        wrk.post(url + ROUTE, payloads, connections=min(32, load.connections[-1]), seconds=lasting / 2)
+        requests = [request_bytes(payload, ROUTE) for payload in load.payloads()]
+        ask_again_and_again(url, requests, connections=min(32, load.connections[-1]), seconds=seconds / 3)
         for connections in load.connections:
             step(f"{name}: {load.name}, {connections} at once")
             told = bench.measure(
-                lambda connections=connections, payloads=payloads, seconds=lasting: wrk.post(  # type: ignore[misc]
-                    url + ROUTE, payloads, connections=connections, seconds=seconds
+                lambda connections=connections, requests=requests: ask_again_and_again(  # type: ignore[misc]
+                    url, requests, connections=connections, seconds=seconds
                 )
             )
             told["queries_s"] = told["requests_s"] * load.texts
