@@ -66,13 +66,19 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("names", nargs="*", choices=[*ABOUT, []], metavar="NAME", help="which comparisons (default: all)")
+    add("names", nargs="*", type=_name, metavar="NAME", help="which comparisons (default: all)")
     add("--quick", action="store_true", help="shorter and fewer rounds; to try things, not to quote")
     add("--only", action="append", metavar="CONTESTANT", help="leave the other contestants out; may be given often")
     add("--out", type=Path, help="folder (default: benchmarks/results; reports/bench with --quick or --only)")
     add("--show", action="store_true", help="measure nothing: tables and pictures from what was kept")
     add("--take-turns", type=Path, metavar="FILE", help="lock FILE while measuring, where others measure too")
     return parser
+
+
+def _name(word: str) -> str:
+    if word not in ABOUT:
+        raise argparse.ArgumentTypeError(f"there is no comparison '{word}'; there are {', '.join(ABOUT)}")
+    return word
 
 
 if __name__ == "__main__":
