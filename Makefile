@@ -1,6 +1,7 @@
 # make serve    set up, start, serve real embeddings until Ctrl-C     make serve CONFIG=serve_app/rehearsal.yaml
 # make calibrate SLO=1   find the depths of what `make serve` serves, write and apply them     (SLO in seconds)
 # make paper    replay the paper's tables and figures (half an hour)   make paper ARGS='--only tables'
+# make bench    beside a floor, peers and itself (40 minutes)         make bench ARGS='path service --quick'
 # make test     set up, run all tests                                 make test TESTS=tests/unit
 # make check    ruff and mypy
 
@@ -14,10 +15,10 @@ EXTRAS := demo$(if $(wildcard /dev/davinci0),$(shell echo ,npu))
 SOURCES := serve_app deployments calibration benchmarks tests
 
 .DEFAULT_GOAL := help
-.PHONY: help serve calibrate paper test check format clean
+.PHONY: help serve calibrate paper bench test check format clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -5
+	@sed -n 's/^# //p' Makefile | head -6
 
 # exec: Ctrl-C reaches the service itself, and make does not print an error over its last words.
 serve: $(VENV)/.serve
@@ -28,6 +29,9 @@ calibrate: $(VENV)/.calibration
 
 paper: $(VENV)/.calibration
 	@$(BIN)/python -m benchmarks.paper $(ARGS)
+
+bench: $(VENV)/.calibration
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest $(TESTS)

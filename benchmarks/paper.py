@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.service import ROOT, Service, serving
+from benchmarks.serving import ROOT, Service, serving
 from calibration.latency_model import LatencyModel
 from deployments.affinity import read_cpu_shape
 from deployments.device_detector import ACCELERATOR, CPU, probe_machine

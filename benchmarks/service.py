@@ -1,86 +1,251 @@
-"""A windve service of one's own for a measurement, on a free port of loopback."""
+"""The whole service on the CPU against its peers: the same weights, the same texts, one server at a time.
+
+A round starts each contestant once; rounds repeat, so that what else the machine does hits all alike. Before it is
+measured, a contestant's vectors are held against sentence-transformers in float32.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
+import math
 import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import yaml
+import numpy as np
+from matplotlib.figure import Figure
 
-ROOT = Path(__file__).parents[1]
-_START_TIMEOUT_S = 300.0
-_STOP_TIMEOUT_S = 90.0
-_PORTS = range(18100, 18200)  # below those that the system gives to clients
+from benchmarks.bench import Bench, Found, median, values_of
+from benchmarks.closed_loop import ask_again_and_again
+from benchmarks.contestants import NAMES, ROUTE, WINDVE, contestant, model_variables
+from benchmarks.environments import binaries
+from benchmarks.goal import Goal, ratio
+from benchmarks.serving import ROOT
+from benchmarks.sheet import Sheet
+from benchmarks.texts import lengths_like_rag, of_tokens
+from calibration.load import Address, burst, request_bytes
+
+SLO_S = 1.0
+_AGREEMENT = 0.99
+_TRIES = 3  # of a burst; most of them must meet the SLO
+_PRECISION = 0.04
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
-    """A running service. `environment` lets Ray's clients in."""
+class Load:
+    """Requests of `texts` texts each, on so many connections at once."""
 
-    url: str
-    dashboard: str
-    environment: Mapping[str, str]
+    name: str
+    connections: Sequence[int]
+    texts: int
+    lengths: Sequence[int]
 
-    def calibrate(self, out: Path, *words: str) -> dict[str, Any]:
-        """Run `python -m calibration` and return its report. Raises RuntimeError with the reason if it is refused."""
-        command = [sys.executable, "-m", "calibration", "--dashboard", self.dashboard, "--out", str(out), *words]
+    def payloads(self) -> list[dict[str, Any]]:
+        texts = [of_tokens(length, seed) for seed, length in enumerate(self.lengths)]
+        if self.texts == 1:
+            return [{"input": text} for text in texts]
+        return [{"input": texts[first : first + self.texts]} for first in range(0, len(texts), self.texts)]
+
+
+SAME = Load("75 tokens", (1, 32, 128), 1, (75,) * 512)
+MIXED = Load("8 to 500 tokens", (1, 32, 128), 1, tuple(lengths_like_rag(512)))
+MANY = Load("32 texts a call", (1, 8), 32, (75,) * 512)
+LOADS = (SAME, MIXED, MANY)
+
+
+def run(bench: Bench) -> None:
+    rounds, seconds = (1, 3.0) if bench.quick else (2, 6.0)
+    wanted = [name for name in NAMES if bench.wants(name)]
+    with bench.turn():
+        reference = _Reference()
+    steps = len(wanted) * (sum(len(load.connections) for load in LOADS) + 2)
+    with bench.steps(rounds * steps) as step:
+        for number in range(rounds):
+            for name in wanted[number % len(wanted) :] + wanted[: number % len(wanted)]:
+                with bench.turn():
+                    step(f"{name}: starting")
+                    try:
+                        with contestant(name) as url:
+                            _measure(
+                                bench, reference, {"contestant": name, "round": number}, url, seconds=seconds, step=step
+                            )
+                    except RuntimeError as error:
+                        bench.missing(name, str(error))
+
+
+def _measure(
+    bench: Bench, reference: _Reference, about: dict[str, Any], url: str, *, seconds: float, step: Callable[[str], None]
+) -> None:
+    """One contestant in one round. Raises RuntimeError where it answers nonsense, or not."""
+    name = about["contestant"]
+    agreement = reference.agreement(url)
+    bench.sample({**about, "load": "agreement"}, {"cosine": agreement}, f"smallest cosine {agreement:.5f}")
+    if agreement < _AGREEMENT:
+        raise RuntimeError(f"its vectors are not the reference's: cosine {agreement:.3f}")
+    guess = 32.0
+    for load in LOADS:
+        requests = [request_bytes(payload, ROUTE) for payload in load.payloads()]
+        ask_again_and_again(url, requests, connections=min(32, load.connections[-1]), seconds=seconds / 3)
+        for connections in load.connections:
+            step(f"{name}: {load.name}, {connections} at once")
+            told = bench.measure(
+                lambda connections=connections, requests=requests: ask_again_and_again(  # type: ignore[misc]
+                    url, requests, connections=connections, seconds=seconds
+                )
+            )
+            told["queries_s"] = told["requests_s"] * load.texts
+            show = f"{told['queries_s']:.1f} queries/s, {told['p50_ms']:.1f} ms (p99 {told['p99_ms']:.1f})"
+            bench.sample({**about, "load": load.name, "connections": connections}, told, show)
+            if load is SAME:
+                guess = told["queries_s"]
+    step(f"{name}: largest burst")
+    told = bench.measure(lambda: _largest_burst(url, max(8, int(guess * SLO_S))))
+    bench.sample({**about, "load": "burst"}, told, f"{told['largest']} at once in {SLO_S:g} s")
+
+
+class _Reference:
+    """Texts and their vectors, from sentence-transformers in float32."""
+
+    def __init__(self) -> None:
+        self._texts = [of_tokens(length, seed=length) for length in (8, 75, 200, 256, 500)]
+        self._texts += ["Wohin fliesst der Ueberlauf?", "溢出的请求去了哪里?"]
         done = subprocess.run(  # noqa: S603 - our own command
-            command, cwd=ROOT, env={**os.environ, **self.environment}, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(done.stderr.strip().splitlines()[-1])
-        report: dict[str, Any] = json.loads((out / "report.json").read_text(encoding="utf-8"))
-        return report
+            [binaries("mosec") / "python", "-m", "benchmarks.peers.reference"],
+            input=json.dumps(self._texts), capture_output=True, text=True, check=True, cwd=ROOT,
+            env={**model_variables(), "HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
+        self._vectors = np.array(json.loads(done.stdout))
+
+    def agreement(self, url: str) -> float:
+        """The smallest cosine to the contestant's vectors; texts go one by one and then all in one call."""
+        asked = [*([text] for text in self._texts), self._texts]
+        wanted = np.concatenate([self._vectors, self._vectors])
+        replies = burst(Address.parse(url), [request_bytes({"input": texts}, ROUTE) for texts in asked])
+        if any(reply.status != 200 for reply in replies):
+            raise RuntimeError(f"it answers {sorted({reply.status for reply in replies})}")
+        found = np.array([item["embedding"] for reply in replies for item in reply.json()["data"]])
+        norms = np.linalg.norm(found, axis=1) * np.linalg.norm(wanted, axis=1)
+        return float(((found * wanted).sum(axis=1) / norms).min())
 
 
-@contextmanager
-def serving(config: Mapping[str, Any]) -> Iterator[Service]:
-    """`python -m serve_app` on this Serve config until the block ends. Raises RuntimeError if it does not start."""
-    port = _free_port()
-    with tempfile.TemporaryDirectory(prefix="windve-bench-") as folder:
-        file, log = Path(folder) / "config.yaml", Path(folder) / "log.txt"
-        file.write_text(
-            yaml.safe_dump({**config, "http_options": {"host": "127.0.0.1", "port": port}}), encoding="utf-8"
-        )
-        with log.open("w", encoding="utf-8") as output:
-            process = subprocess.Popen(  # noqa: S603 - our own command
-                [sys.executable, "-m", "serve_app", str(file)],
-                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, "COLUMNS": "200"},
-            )  # fmt: skip
-        try:
-            yield _wait(process, log, port)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGINT)
-                process.wait(_STOP_TIMEOUT_S)
+def _largest_burst(url: str, guess: int) -> dict[str, Any]:
+    """The most queries at once of which the slowest is answered within the SLO, in most tries; to a few per cent."""
+    tried: list[dict[str, Any]] = []
+    requests = [request_bytes(payload, ROUTE) for payload in SAME.payloads()]
+    address = Address.parse(url)
+
+    def holds(level: int) -> bool:
+        met = 0
+        for number in range(_TRIES):
+            replies = burst(address, (requests * math.ceil(level / len(requests)))[:level])
+            slowest = max(reply.seconds for reply in replies)
+            fine = slowest <= SLO_S and all(reply.status == 200 for reply in replies)
+            tried.append({"level": level, "slowest_s": slowest, "fine": fine})
+            met += fine
+            if met * 2 > _TRIES or (number + 1 - met) * 2 > _TRIES:
+                break
+        return met * 2 > _TRIES
+
+    low, high = 0, guess
+    while holds(high):
+        low, high = high, math.ceil(high * 1.3)
+    while high - low > max(1, _PRECISION * high):
+        middle = (low + high) // 2 if low else max(1, int(high * 0.75))
+        low, high = (middle, high) if holds(middle) else (low, middle)
+        if high == 1:
+            break
+    return {"largest": low, "tried": tried}
 
 
-def _wait(process: subprocess.Popen[bytes], log: Path, port: int) -> Service:
-    ends = time.monotonic() + _START_TIMEOUT_S
-    while "curl -s" not in (told := log.read_text(encoding="utf-8")):
-        if process.poll() is not None or time.monotonic() > ends:
-            raise RuntimeError(f"the service did not start: {told.strip().splitlines()[-1]}")
-        time.sleep(0.1)
-    words = next(line for line in told.splitlines() if "serve deploy CONFIG" in line).split()
-    environment = dict(word.split("=", 1) for word in words if word.startswith("RAY_"))
-    return Service(f"http://127.0.0.1:{port}", words[-1], environment)
+def sheets(found: Found) -> list[Sheet]:
+    shown = [name for name in NAMES if values_of(found, "cosine", contestant=name)]
+    made = []
+    for load in LOADS:
+        head = ["", *(f"queries/s at {connections}" for connections in load.connections)]
+        head += ["p50 alone, ms", "p99 alone, ms", f"p99 at {load.connections[-1]}, ms", "windve is faster by"]
+        rows = []
+        for name in shown:
+            rates = [_rate(found, name, load, connections) for connections in load.connections]
+            alone = [_figure(found, key, name, load, 1) for key in ("p50_ms", "p99_ms")]
+            tail = _figure(found, "p99_ms", name, load, load.connections[-1])
+            times = ratio(_rate(found, WINDVE, load, load.connections[-1]), rates[-1])
+            row = [*(_cell(rate, 1) for rate in rates), *(_cell(figure, 1) for figure in [*alone, tail])]
+            rows.append([name, *row, _cell(times, 2)])
+        made.append(Sheet(f"{load.name}", head, rows))
+    head = ["", f"largest burst within {SLO_S:g} s", "windve's is larger by", "smallest cosine to float32"]
+    rows = []
+    for name in shown:
+        largest = median(found, "largest", contestant=name)
+        times = ratio(median(found, "largest", contestant=WINDVE), largest)
+        cosine = min(values_of(found, "cosine", contestant=name))
+        rows.append([name, _cell(largest, 0), _cell(times, 2), f"{cosine:.4f}"])
+    made.append(Sheet("75 tokens, all at once, connections opened before", head, rows))
+    if found.get("missing"):
+        made.append(Sheet("Not measured", ["", "why"], [[name, why] for name, why in found["missing"].items()]))
+    return made
 
 
-def _free_port() -> int:
-    for port in _PORTS:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
-    raise RuntimeError(f"no port in {_PORTS} is free")
+def goals(found: Found) -> list[Goal]:
+    peers = NAMES[1:]
+    mine = _rate(found, WINDVE, SAME)
+    wanted = {"mosec bf16": 1.4, "Infinity bf16": 2.3, "Infinity fp32": 4.0, "@serve.batch bf16": 2.0}
+    made = [
+        Goal(f"75 tokens, 128 at once, against {name}", least, ratio(mine, _rate(found, name, SAME)))
+        for name, least in wanted.items()
+    ]
+    mixed = _best(max, [_rate(found, name, MIXED) for name in peers])
+    bursts = _best(max, [median(found, "largest", contestant=name) for name in peers])
+    alone = _best(min, [_figure(found, "p50_ms", name, SAME, 1) for name in peers])
+    return [
+        *made,
+        Goal("8 to 500 tokens, 128 at once, against the best peer", 2.0, ratio(_rate(found, WINDVE, MIXED), mixed)),
+        Goal(
+            "p50 alone, against the quickest peer",
+            1.0,
+            ratio(_figure(found, "p50_ms", WINDVE, SAME, 1), alone),
+            at_most=True,
+        ),
+        Goal(
+            f"largest burst within {SLO_S:g} s, against the best peer",
+            1.4,
+            ratio(median(found, "largest", contestant=WINDVE), bursts),
+        ),
+    ]
+
+
+def plot(found: Found) -> Figure:
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    shown = [name for name in reversed(NAMES) if values_of(found, "cosine", contestant=name)]
+    panels: list[tuple[str, str, dict[str, Any]]] = [
+        ("75 tokens: queries/s, 128 at once", "queries_s", {"load": SAME.name, "connections": 128}),
+        ("8 to 500 tokens: queries/s, 128 at once", "queries_s", {"load": MIXED.name, "connections": 128}),
+        (f"largest burst within {SLO_S:g} s", "largest", {"load": "burst"}),
+    ]
+    for axes, (title, key, about) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        for place, name in enumerate(shown):
+            values = values_of(found, key, contestant=name, **about)
+            colour = "#0072B2" if name == WINDVE else "#999999"
+            axes.barh(place, median(found, key, contestant=name, **about) or 0, color=colour)
+            axes.plot(values, [place] * len(values), "k.", markersize=4)
+        axes.set_yticks(range(len(shown)), shown if axes is figure.axes[0] else [])
+        axes.set_xlabel(title)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _rate(found: Found, name: str, load: Load, connections: int | None = None) -> float | None:
+    return _figure(found, "queries_s", name, load, connections or load.connections[-1])
+
+
+def _figure(found: Found, key: str, name: str, load: Load, connections: int) -> float | None:
+    return median(found, key, contestant=name, load=load.name, connections=connections)
+
+
+def _best(pick: Callable[[list[float]], float], figures: Sequence[float | None]) -> float | None:
+    known = [figure for figure in figures if figure is not None]
+    return pick(known) if known else None
+
+
+def _cell(figure: float | None, digits: int) -> str:
+    return "-" if figure is None else f"{figure:,.{digits}f}"

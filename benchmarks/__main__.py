@@ -1,0 +1,85 @@
+"""`python -m benchmarks`: windve beside its floor, its peers and itself. Each comparison is one run on one machine."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import results
+from benchmarks.bench import Bench, NotAvailable
+from benchmarks.registry import ABOUT, comparison
+from benchmarks.serving import ROOT
+from benchmarks.wrk import WrkMissing
+
+_RESULTS = ROOT / "benchmarks" / "results"
+_SCRATCH = ROOT / "reports" / "bench"
+_INTERRUPTED = 130
+
+
+def main() -> int:
+    """Exit status: 0 measured, 1 something could not be (a sentence says what), 130 interrupted."""
+    arguments = _parser().parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what runs is taken down, as on Ctrl-C
+    console = Console(highlight=False, soft_wrap=True)
+    partial = arguments.quick or arguments.only
+    out: Path = arguments.out or (_SCRATCH if partial else _RESULTS)
+    failed = False
+    for name in arguments.names or ABOUT:
+        console.rule(name)
+        try:
+            if not arguments.show:
+                bench = Bench(
+                    name, console, out, arguments.quick, frozenset(arguments.only or ()), arguments.take_turns
+                )
+                comparison(name).run(bench)
+                bench.save()
+            results.write(out, json.loads((out / f"{name}.json").read_text(encoding="utf-8")), console)
+        except (NotAvailable, WrkMissing, RuntimeError, FileNotFoundError) as error:
+            print(f"benchmarks: {name}: {error}", file=sys.stderr)
+            failed = True
+        except KeyboardInterrupt:
+            print(f"benchmarks: interrupted; what landed is in {out}", file=sys.stderr)
+            return _INTERRUPTED
+        results.write_summary(out)
+    console.print(f"kept: {out}")
+    return int(failed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=f"{__doc__}\n\ncomparisons:\n"
+        + "\n".join(f"  {name:<10}{about}" for name, about in ABOUT.items())
+        + "\n  paper     the paper's tables and figures: python -m benchmarks.paper",
+        epilog=(
+            "examples:\n"
+            "  make bench                              all of them, about 40 minutes\n"
+            "  make bench ARGS=path                    one\n"
+            "  make bench ARGS='path service --quick'  shorter and fewer rounds, kept in reports/bench\n"
+            "  make bench ARGS=--show                  write tables and pictures again from what was kept"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("names", nargs="*", type=_name, metavar="NAME", help="which comparisons (default: all)")
+    add("--quick", action="store_true", help="shorter and fewer rounds; to try things, not to quote")
+    add("--only", action="append", metavar="CONTESTANT", help="leave the other contestants out; may be given often")
+    add("--out", type=Path, help="folder (default: benchmarks/results; reports/bench with --quick or --only)")
+    add("--show", action="store_true", help="measure nothing: tables and pictures from what was kept")
+    add("--take-turns", type=Path, metavar="FILE", help="lock FILE while measuring, where others measure too")
+    return parser
+
+
+def _name(word: str) -> str:
+    if word not in ABOUT:
+        raise argparse.ArgumentTypeError(f"there is no comparison '{word}'; there are {', '.join(ABOUT)}")
+    return word
+
+
+if __name__ == "__main__":
+    sys.exit(main())

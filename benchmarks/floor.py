@@ -1,0 +1,69 @@
+"""Ingress deployments that answer by themselves: what HTTP and Serve take before anything is embedded.
+
+Plain ASGI, as light as it can be; under the same Ray, proxy and options as windve's Router.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import orjson
+from ray import serve
+from ray.serve import Application
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+TINY = b"{}"
+_DIMENSION = 384
+
+
+class Answer:
+    """An ASGI application that gives each request the same bytes, once all of it has been read."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+        self._headers = ((b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode()))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            for stage in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{stage}.complete"})
+            return
+        while (await receive()).get("more_body"):
+            pass
+        headers = list(self._headers)  # Serve adds its own to the list
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": self._answer})
+
+
+class Floor:
+    """The ingress, as windve's Router is one."""
+
+    def __init__(self, answer: bytes) -> None:
+        self._answer = answer
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return Answer(self._answer)
+
+
+def build(args: dict[str, Any]) -> Application:
+    """Serve calls this with the config's `args`: `answer` is `tiny` or `vector`."""
+    floor = serve.deployment(name="Floor", max_ongoing_requests=1_000_000, ray_actor_options={"num_cpus": 0.1})
+    application: Application = floor(serve.ingress()(Floor)).bind(TINY if args["answer"] == "tiny" else vector_bytes())
+    return application
+
+
+def vector_bytes() -> bytes:
+    """An answer as windve gives it to one query: 384 numbers of a unit vector in OpenAI's shape."""
+    vector = np.random.default_rng(0).standard_normal(_DIMENSION)
+    unit = (vector / np.linalg.norm(vector)).astype(np.float32)
+    return orjson.dumps(
+        {
+            "object": "list",
+            "data": [{"object": "embedding", "index": 0, "embedding": unit}],
+            "model": "emulated",
+            "usage": {"prompt_tokens": 8, "total_tokens": 8},
+        },
+        option=orjson.OPT_SERIALIZE_NUMPY,
+    )

@@ -1,0 +1,37 @@
+"""LitServe with sentence-transformers, after its documentation: one worker, batches of up to 64."""
+
+# No `from __future__ import annotations`: LitServe reads the annotations of decode_request as they stand.
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import litserve
+
+from benchmarks.peers.model import Model
+
+
+class Embedder(litserve.LitAPI):  # type: ignore[misc] # not installed here
+    def setup(self, device: str) -> None:
+        assert device == "cpu"
+        self._model = Model()
+
+    def decode_request(self, request: Any) -> Any:
+        return request
+
+    def batch(self, inputs: list[Any]) -> list[Any]:
+        return inputs
+
+    def predict(self, bodies: list[Any]) -> list[dict[str, Any]]:
+        return self._model.answer_all(bodies)
+
+    def unbatch(self, output: list[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        return output
+
+    def encode_response(self, output: dict[str, Any]) -> dict[str, Any]:
+        return output
+
+
+if __name__ == "__main__":
+    api = Embedder(max_batch_size=64, batch_timeout=0.001, api_path="/v1/embeddings")
+    server = litserve.LitServer(api, accelerator="cpu", timeout=60)
+    server.run(host="127.0.0.1", port=int(sys.argv[1]), generate_client_file=False, log_level="warning")

@@ -1,0 +1,36 @@
+"""The comparisons by name. A new one is a module with the four functions of `Comparison`, and a line here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from matplotlib.figure import Figure
+
+from benchmarks.bench import Bench, Found
+from benchmarks.goal import Goal
+from benchmarks.sheet import Sheet
+
+ABOUT = {
+    "path": "windve over an engine that does nothing, against an ingress that answers by itself and Serve's defaults",
+    "service": "windve on the CPU against Infinity, mosec, LitServe and @serve.batch: same weights, same texts",
+    "router": "one admission decision, and the throughput of 1, 2 and 4 Router replicas",
+}
+
+
+class Comparison(Protocol):
+    """Measuring is one thing, showing another: all but `run` work on what was kept."""
+
+    def run(self, bench: Bench) -> None:
+        """Measure; `bench.sample` keeps what is found. Raises NotAvailable where that cannot be done here."""
+
+    def sheets(self, found: Found) -> Sequence[Sheet]: ...
+
+    def goals(self, found: Found) -> Sequence[Goal]: ...
+
+    def plot(self, found: Found) -> Figure: ...
+
+
+def comparison(name: str) -> Comparison:
+    return cast("Comparison", importlib.import_module(f"benchmarks.{name}"))

@@ -1,0 +1,46 @@
+"""What is written beside a comparison's JSON: its tables, its picture, and the summary of all comparisons."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.bench import Found, machine_line, noise_line
+from benchmarks.goal import goal_sheet
+from benchmarks.registry import ABOUT, comparison
+
+_DOTS_PER_INCH = 130
+
+
+def write(out: Path, found: Found, console: Console) -> None:
+    """NAME.md and NAME.png beside NAME.json; the tables are shown too."""
+    name = found["name"]
+    compared = comparison(name)
+    sheets = [*compared.sheets(found), goal_sheet(compared.goals(found))]
+    lines = [f"# {name}: {ABOUT[name]}", "", f"By `make bench ARGS={name}` on {machine_line(found)}"]
+    lines += ["", noise_line(found)]
+    lines += ["", "Quick: fewer and shorter rounds."] if found["quick"] else []
+    lines += ["", f"![{name}]({name}.png)", ""]
+    for sheet in sheets:
+        console.print(sheet.rich())
+        lines += sheet.markdown()
+    (out / f"{name}.md").write_text("\n".join(lines), encoding="utf-8")
+    compared.plot(found).savefig(out / f"{name}.png", dpi=_DOTS_PER_INCH)
+
+
+def write_summary(out: Path) -> None:
+    """README.md: each comparison's goals and what was reached."""
+    out.mkdir(parents=True, exist_ok=True)
+    lines = ["# What was measured", "", "By `make bench` and `make paper`. Raw samples are in the JSON files.", ""]
+    for name in ABOUT:
+        file = out / f"{name}.json"
+        if not file.exists():
+            continue
+        found = json.loads(file.read_text(encoding="utf-8"))
+        lines += goal_sheet(comparison(name).goals(found), f"[{name}]({name}.md): {ABOUT[name]}").markdown()
+        lines += [machine_line(found), ""]
+    if (out / "paper.md").exists():
+        lines += ["## [paper](paper.md): the paper's tables and figures, replayed", ""]
+    (out / "README.md").write_text("\n".join(lines), encoding="utf-8")

