@@ -28,7 +28,10 @@ _PRIORITY = b"x-windve-priority"
 _TRIAL = trial.HEADER.encode()
 _OPENAI_PREFIX = "/v1/"
 
+_CONTENT_TYPE = (b"content-type", _JSON.encode())
+
 Vector = npt.NDArray[np.float32]
+Headers = list[tuple[bytes, bytes]]
 
 
 class HttpApi:
@@ -43,7 +46,7 @@ class HttpApi:
         limits = router.settings.limits
         self._max_body_bytes = limits.max_body_bytes
         self._rules = Rules(router.card.name, router.card.dimension, limits.max_inputs_per_request)
-        self._headers = {"x-windve-emulated": "true"} if router.settings.emulated else {}
+        self._headers = [(b"x-windve-emulated", b"true")] if router.settings.emulated else []
         self._hot = {
             "/v1/embeddings": self.openai_embeddings,
             "/embeddings": self.openai_embeddings,
@@ -55,7 +58,7 @@ class HttpApi:
     def _document(self) -> FastAPI:
         api = FastAPI(title="windve", version=VERSION, summary="Embeddings: accelerator first, CPU for the overflow.")
         for path, handler in self._hot.items():
-            api.post(path, **(openapi.OPENAI if handler == self.openai_embeddings else openapi.TEI))(handler)
+            api.post(path, **(openapi.OPENAI if handler == self.openai_embeddings else openapi.TEI))(_answered_before)
         api.get("/v1/models", **openapi.MODELS)(self.models)
         api.get("/info", **openapi.INFO)(self.info)
         api.get("/health", **openapi.HEALTH)(self.health)
@@ -69,36 +72,36 @@ class HttpApi:
         if handler is None:
             await self._api(scope, receive, send)
             return
-        request = Request(scope, receive)
         try:
-            response = await handler(request)
+            headers, body = await handler(scope["headers"], receive)
         except WindveError as error:
-            response = await _on_error(request, error)
-        await response(scope, receive, send)
+            await (await _on_error(Request(scope), error))(scope, receive, send)
+            return
+        headers += ((b"content-length", b"%d" % len(body)), _CONTENT_TYPE, *self._headers)
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
-    async def openai_embeddings(self, request: Request) -> Response:
-        asked = parse_openai(await _body(request, self._max_body_bytes), self._rules)
-        done = await self._router.embed(asked.queries, truncate=asked.truncate, **_admission(request))
+    async def openai_embeddings(self, headers: Headers, receive: Receive) -> tuple[Headers, bytes]:
+        asked = parse_openai(await _body(headers, receive, self._max_body_bytes), self._rules)
+        done = await self._router.embed(asked.queries, truncate=asked.truncate, **_admission(headers))
         vectors = shape_vectors(done, unit=self._router.card.normalize, dimensions=asked.dimensions)
         encode = _base64 if asked.encoding_format == "base64" else np.ascontiguousarray
-        return _json(
-            {
-                "object": "list",
-                "data": [
-                    {"object": "embedding", "index": index, "embedding": encode(vector)}
-                    for index, vector in enumerate(vectors)
-                ],
-                "model": self._rules.model,
-                "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
-            },
-            headers={**self._headers, **_timing(done)},
-        )
+        answer = {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": index, "embedding": encode(vector)}
+                for index, vector in enumerate(vectors)
+            ],
+            "model": self._rules.model,
+            "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
+        }
+        return _timing(done), _dumps(answer)
 
-    async def tei_embed(self, request: Request) -> Response:
-        asked = parse_tei(await _body(request, self._max_body_bytes), self._rules)
-        done = await self._router.embed(asked.queries, truncate=asked.truncate, **_admission(request))
+    async def tei_embed(self, headers: Headers, receive: Receive) -> tuple[Headers, bytes]:
+        asked = parse_tei(await _body(headers, receive, self._max_body_bytes), self._rules)
+        done = await self._router.embed(asked.queries, truncate=asked.truncate, **_admission(headers))
         vectors = shape_vectors(done, unit=asked.normalize, dimensions=asked.dimensions)
-        return _json([np.ascontiguousarray(vector) for vector in vectors], headers={**self._headers, **_timing(done)})
+        return _timing(done), _dumps([np.ascontiguousarray(vector) for vector in vectors])
 
     async def models(self) -> Response:
         created = int(self._router.started)
@@ -172,26 +175,35 @@ def describe(router: Router) -> dict[str, Any]:
     }
 
 
-async def _body(request: Request, largest: int) -> bytes:
+async def _answered_before(request: Request) -> Response:
+    """Documents a route that `HttpApi` answers itself."""
+    raise AssertionError(request.url)
+
+
+async def _body(headers: Headers, receive: Receive, largest: int) -> bytes:
     """The request's body, refused as soon as it is known to be larger than `largest` bytes."""
-    declared = request.headers.get("content-length", "")
     problem = f"the body is larger than this server takes ({largest} bytes); send fewer texts at once"
-    if declared.isdigit() and int(declared) > largest:
-        raise BodyTooLarge(problem)
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit() and int(value) > largest:
+            raise BodyTooLarge(problem)
     chunks: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise InvalidInput("the connection closed before the body had come")  # nobody reads it
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
         if size > largest:
             raise BodyTooLarge(problem)
-        chunks.append(chunk)
-    return b"".join(chunks)
+        more = message.get("more_body", False)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def _admission(request: Request) -> dict[str, Any]:
+def _admission(headers: Headers) -> dict[str, Any]:
     """How the request asks to be admitted, beyond what is usual: as bulk, or by the depths of a trial."""
     asked: dict[str, Any] = {}
-    for name, value in request.scope["headers"]:
+    for name, value in headers:
         if name == _PRIORITY:
             if value not in {b"bulk", b"normal"}:
                 given = value.decode("latin-1")
@@ -202,27 +214,31 @@ def _admission(request: Request) -> dict[str, Any]:
     return asked
 
 
-def _timing(done: Embedded) -> dict[str, str]:
+def _timing(done: Embedded) -> Headers:
     """Which pool answered, and TEI's headers: milliseconds, whole."""
-    return {
-        "x-windve-pool": ",".join(done.pools),
-        "x-compute-time": _ms(done.total_s),
-        "x-compute-characters": str(done.characters),
-        "x-compute-tokens": str(done.tokens),
-        "x-total-time": _ms(done.total_s),
-        "x-tokenization-time": _ms(done.tokenization_s),
-        "x-queue-time": _ms(done.queue_s),
-        "x-inference-time": _ms(done.compute_s),
-    }
+    total = _ms(done.total_s)
+    return [
+        (b"x-windve-pool", ",".join(done.pools).encode()),
+        (b"x-compute-time", total),
+        (b"x-compute-characters", b"%d" % done.characters),
+        (b"x-compute-tokens", b"%d" % done.tokens),
+        (b"x-total-time", total),
+        (b"x-tokenization-time", _ms(done.tokenization_s)),
+        (b"x-queue-time", _ms(done.queue_s)),
+        (b"x-inference-time", _ms(done.compute_s)),
+    ]
 
 
-def _ms(seconds: float) -> str:
-    return str(round(seconds * 1000))
+def _ms(seconds: float) -> bytes:
+    return b"%d" % round(seconds * 1000)
 
 
 def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    body = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Response(body, status, dict(headers or {}), media_type=_JSON)
+    return Response(_dumps(content), status, dict(headers or {}), media_type=_JSON)
+
+
+def _dumps(content: Any) -> bytes:
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _base64(vector: Vector) -> str:
