@@ -30,7 +30,7 @@ calibrate: $(VENV)/.calibration
 paper: $(VENV)/.calibration
 	@$(BIN)/python -m benchmarks.paper $(ARGS)
 
-bench: $(VENV)/.calibration
+bench: $(VENV)/.bench
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 test: $(VENV)/.test
@@ -61,6 +61,11 @@ $(VENV)/.serve: pyproject.toml constraints.txt | $(VENV)/bin/python
 $(VENV)/.calibration: $(VENV)/.serve
 	@echo "installing what the calibration needs"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS),calibration]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.calibration
+	@echo "installing what the benchmarks compare with"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS),bench]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve

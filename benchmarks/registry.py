@@ -15,6 +15,7 @@ from benchmarks.sheet import Sheet
 ABOUT = {
     "path": "windve over an engine that does nothing, against an ingress that answers by itself and Serve's defaults",
     "service": "windve on the CPU against Infinity, mosec, LitServe and @serve.batch: same weights, same texts",
+    "engine": "engines and number formats alone, by batch and length, against what the cores can multiply; memory",
     "router": "one admission decision, and the throughput of 1, 2 and 4 Router replicas",
 }
 

@@ -60,6 +60,17 @@ class TorchEngine:
             queries_per_s=round(speed, 1),
         )
 
+    @property
+    def form(self) -> str:
+        """What the engine runs: the "packed" or the "padded" form of the model."""
+        return "padded" if self._encoder.padded else "packed"
+
+    def use_padded(self, dtype: str) -> None:
+        """Run the model in the transformers library's own code whatever is quicker: to compare with."""
+        from deployments.engines.pooled_model import PaddedModel, PooledModel
+
+        self._encoder = PaddedModel(PooledModel(self._card), getattr(self._torch, dtype), self._device)
+
     def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
         order, ordered = longest_first(batch)
         vectors = np.empty((len(order), self._card.dimension), dtype=np.float32)

@@ -1,0 +1,230 @@
+"""Engines alone, each in a process of its own: queries/s by batch and length, resident memory, and how near they come to
+what the machine's cores can multiply.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+from matplotlib.figure import Figure
+
+from benchmarks.bench import Bench, Found, median, values_of
+from benchmarks.goal import Goal, ratio
+from benchmarks.shapes import bge_large_folder
+from benchmarks.sheet import Sheet
+from benchmarks.texts import model_folder
+from deployments.affinity import read_cpu_shape
+from deployments.engines import Engine, TokenBatch, create_engine
+from deployments.engines.openvino_engine import OpenVinoEngine
+from deployments.engines.torch_engine import TorchEngine
+from deployments.model_files import ModelCard, read_model_card
+from deployments.settings import CpuSettings, ModelSettings
+
+MINILM, LARGE = "MiniLM-L6", "BERT-large shape"
+_BATCHES, _LENGTHS = {MINILM: (1, 8, 32, 128), LARGE: (1, 8)}, {MINILM: (16, 75, 256), LARGE: (75, 512)}
+_SOAK_QUERIES, _SOAK_BATCH, _SETTLED_AFTER = 100_000, 100, 0.1
+_ALLOWED_GROWTH_MB = 50.0
+_PRODUCT = {MINILM: (1200, 384, 1536), LARGE: (1200, 1024, 4096)}  # rows, and a layer's largest weights
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to compute: an engine, a number format, and for torch the form (packed or padded)."""
+
+    engine: str
+    dtype: str
+    form: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(word for word in (self.engine, self.dtype, self.form) if word)
+
+
+PACKED = Way("torch", "bfloat16", "packed")
+WAYS = {
+    MINILM: (
+        PACKED,
+        Way("torch", "bfloat16", "padded"),
+        Way("openvino", "bfloat16"),
+        Way("torch", "float32", "packed"),
+        Way("torch", "float32", "padded"),
+        Way("openvino", "float32"),
+    ),
+    LARGE: (PACKED, Way("torch", "bfloat16", "padded"), Way("openvino", "bfloat16")),
+}
+
+
+def run(bench: Bench) -> None:
+    rounds, seconds, soak = (1, 0.5, 2_000) if bench.quick else (2, 1.5, _SOAK_QUERIES)
+    plan = [(model, way) for model, ways in WAYS.items() for way in ways if bench.wants(str(way))]
+    with bench.steps(rounds * len(plan) + 1) as step:
+        for number in range(rounds):
+            for model, way in plan:
+                step(f"{model}, {way}")
+                with bench.turn():
+                    for found in _in_a_process(_measure, model, way, seconds):
+                        about = {"model": model, "way": str(way), "round": number}
+                        bench.sample({**about, **found["about"]}, found["figures"], found["show"])
+        step("memory")
+        with bench.turn():
+            grown = _in_a_process(_soak, soak)
+            shown = f"{grown['settled_mb']:.0f} MB after the first tenth, {grown['mb']:.0f} MB at the end"
+            bench.sample({"way": str(PACKED), "queries": soak}, grown, shown)
+
+
+def _in_a_process(work: Any, *words: Any) -> Any:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *words).result()
+
+
+def _load(model: str, way: Way) -> tuple[ModelCard, Engine]:
+    folder = model_folder() if model == MINILM else bge_large_folder()
+    card = read_model_card(ModelSettings(id=str(folder)))
+    settings = CpuSettings.model_validate({"engine": way.engine, "dtype": way.dtype})
+    engine = create_engine(card, settings, "cpu", read_cpu_shape().usable)
+    if isinstance(engine, TorchEngine) and way.form == "padded":
+        engine.use_padded(way.dtype)
+    assert isinstance(engine, OpenVinoEngine) or engine.form == way.form, way
+    return card, engine
+
+
+def _measure(model: str, way: Way, seconds: float) -> list[dict[str, Any]]:
+    """The machine's ceiling in this moment, and each batch and length."""
+    before = _resident_mb()
+    card, engine = _load(model, way)
+    loaded_mb = _resident_mb() - before
+    ceiling = _gflops(way.dtype, *_PRODUCT[model])
+    found = [
+        {
+            "about": {"what": "ceiling"},
+            "figures": {"gflops": ceiling, "resident_mb": loaded_mb},
+            "show": f"{ceiling:.0f} GFLOP/s in one product, {loaded_mb:.0f} MB resident",
+        }
+    ]
+    random = np.random.default_rng(0)
+    for length in _LENGTHS[model]:
+        for queries in _BATCHES[model]:
+            batch = TokenBatch.pack(
+                [random.integers(1000, card.vocab_size, length, dtype=np.int32) for _ in range(queries)]
+            )
+            times = _times(engine, batch, seconds)
+            rate = queries / float(np.median(times))
+            reached = rate * length * _flops_per_token(card, length) / 1e9
+            found.append(
+                {
+                    "about": {"what": "rate", "tokens": length, "queries": queries},
+                    "figures": {"queries_s": rate, "tokens_s": rate * length, "gflops": reached, "times_s": times},
+                    "show": f"{rate:.1f} queries/s, {reached:.0f} GFLOP/s ({reached / ceiling:.0%} of the ceiling)",
+                }
+            )
+    return found
+
+
+def _times(engine: Engine, batch: TokenBatch, seconds: float) -> list[float]:
+    times: list[float] = []
+    engine.embed(batch, threading.Event())
+    ends = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < ends:
+        started = time.perf_counter()
+        engine.embed(batch, threading.Event())
+        times.append(time.perf_counter() - started)
+    return times
+
+
+def _flops_per_token(card: ModelCard, length: int) -> float:
+    """Two for each weight of the layers (12 h^2 where the intermediate size is 4 h), and the attention's 4 L h."""
+    hidden = card.dimension
+    return card.layers * (2 * 12 * hidden**2 + 4 * length * hidden)
+
+
+def _gflops(dtype: str, rows: int, width: int, height: int) -> float:
+    """What torch's own product reaches with all cores, the best of some."""
+    import torch
+
+    torch.set_num_threads(read_cpu_shape().usable)
+    left, right = (torch.randn(shape).to(getattr(torch, dtype)) for shape in ((rows, width), (height, width)))
+    best = float("inf")
+    with torch.inference_mode():
+        for _ in range(60):
+            started = time.perf_counter()
+            torch.nn.functional.linear(left, right)
+            best = min(best, time.perf_counter() - started)
+    return 2 * rows * width * height / best / 1e9
+
+
+def _soak(queries: int) -> dict[str, Any]:
+    """Resident memory while batches of every shape go through."""
+    card, engine = _load(MINILM, PACKED)
+    random = np.random.default_rng(0)
+    curve = []
+    for done in range(0, queries, _SOAK_BATCH):
+        lengths = random.integers(3, 40, _SOAK_BATCH)
+        engine.embed(
+            TokenBatch.pack([random.integers(1000, card.vocab_size, length, dtype=np.int32) for length in lengths]),
+            threading.Event(),
+        )
+        if done % (queries // 20) == 0:
+            curve.append(_resident_mb())
+    settled = curve[int(len(curve) * _SETTLED_AFTER)]
+    return {"settled_mb": settled, "mb": _resident_mb(), "growth_mb": _resident_mb() - settled, "curve_mb": curve}
+
+
+def _resident_mb() -> float:
+    return float(psutil.Process().memory_info().rss / 2**20)
+
+
+def sheets(found: Found) -> list[Sheet]:
+    made = []
+    for model, ways in WAYS.items():
+        shapes = [(length, queries) for length in _LENGTHS[model] for queries in _BATCHES[model]]
+        head = ["queries/s", *(f"{queries} of {length}" for length, queries in shapes), "of the ceiling", "MB"]
+        rows = []
+        for way in map(str, ways):
+            rates = [_rate(found, model, way, *shape) for shape in shapes]
+            if None in rates:
+                continue
+            about = {"model": model, "way": way}
+            best = max(values_of(found, "gflops", what="rate", **about))
+            share = ratio(best, median(found, "gflops", what="ceiling", **about))
+            memory = median(found, "resident_mb", what="ceiling", **about)
+            row = [f"{rate:,.1f}" for rate in rates if rate is not None]
+            rows.append([way, *row, f"{share:.0%}" if share else "-", f"{memory:.0f}" if memory else "-"])
+        made.append(Sheet(f"{model}: queries/s by batch and tokens of each query", head, rows))
+    return made
+
+
+def goals(found: Found) -> list[Goal]:
+    others = [str(way) for way in WAYS[MINILM] if way != PACKED]
+    rates = [_rate(found, MINILM, way, 75, 32) for way in others]
+    best = max((rate for rate in rates if rate is not None), default=None)
+    growth = median(found, "growth_mb", way=str(PACKED))
+    return [
+        Goal("MiniLM, 32 of 75 tokens, packed against the best other way", 1.0,
+             ratio(_rate(found, MINILM, str(PACKED), 75, 32), best)),
+        Goal("memory growth over 100,000 queries", _ALLOWED_GROWTH_MB, growth, "MB", at_most=True),
+    ]  # fmt: skip
+
+
+def plot(found: Found) -> Figure:
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    for axes, (model, length) in zip(figure.subplots(1, 2), ((MINILM, 75), (LARGE, 75)), strict=True):
+        for way in map(str, WAYS[model]):
+            rates = [_rate(found, model, way, length, queries) for queries in _BATCHES[model]]
+            if None not in rates:
+                axes.plot(range(len(rates)), rates, "o-", label=way)
+        axes.set_xticks(range(len(_BATCHES[model])), list(map(str, _BATCHES[model])))
+        axes.set(title=f"{model}, {length} tokens", xlabel="queries in the batch", ylabel="queries/s", ylim=(0, None))
+        axes.legend(fontsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _rate(found: Found, model: str, way: str, tokens: int, queries: int) -> float | None:
+    return median(found, "queries_s", model=model, way=way, tokens=tokens, queries=queries)
+
