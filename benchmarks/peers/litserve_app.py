@@ -1,6 +1,5 @@
 """LitServe with sentence-transformers, after its documentation: one worker, batches of up to 64."""
 
-# No `from __future__ import annotations`: LitServe reads the annotations of decode_request as they stand.
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +13,6 @@ class Embedder(litserve.LitAPI):  # type: ignore[misc] # not installed here
     def setup(self, device: str) -> None:
         assert device == "cpu"
         self._model = Model()
-
-    def decode_request(self, request: Any) -> Any:
-        return request
 
     def batch(self, inputs: list[Any]) -> list[Any]:
         return inputs
