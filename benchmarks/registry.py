@@ -16,7 +16,9 @@ ABOUT = {
     "path": "windve over an engine that does nothing, against an ingress that answers by itself and Serve's defaults",
     "service": "windve on the CPU against Infinity, mosec, LitServe and @serve.batch: same weights, same texts",
     "router": "one admission decision, and the throughput of 1, 2 and 4 Router replicas",
+    "gpu": "windve on an NVIDIA GPU: its engine against the card's peak and sentence-transformers, and the CPU's help",
 }
+OPTIONAL = {"gpu"}  # left out of a run of all where the machine lacks the device
 
 
 class Comparison(Protocol):
