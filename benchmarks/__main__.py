@@ -12,7 +12,7 @@ from rich.console import Console
 
 from benchmarks import results
 from benchmarks.bench import Bench, NotAvailable
-from benchmarks.registry import ABOUT, comparison
+from benchmarks.registry import ABOUT, OPTIONAL, comparison
 from benchmarks.serving import ROOT
 from benchmarks.wrk import WrkMissing
 
@@ -29,7 +29,7 @@ def main() -> int:
     partial = arguments.quick or arguments.only
     out: Path = arguments.out or (_SCRATCH if partial else _RESULTS)
     failed = False
-    for name in arguments.names or ABOUT:
+    for name in arguments.names or _all(out, show=arguments.show):
         console.rule(name)
         try:
             if not arguments.show:
@@ -40,6 +40,9 @@ def main() -> int:
                 bench.save()
             results.write(out, json.loads((out / f"{name}.json").read_text(encoding="utf-8")), console)
         except (NotAvailable, WrkMissing, RuntimeError, FileNotFoundError) as error:
+            if isinstance(error, NotAvailable) and name in OPTIONAL and not arguments.names:
+                console.print(f"left out: {error}")
+                continue
             print(f"benchmarks: {name}: {error}", file=sys.stderr)
             failed = True
         except KeyboardInterrupt:
@@ -48,6 +51,11 @@ def main() -> int:
         results.write_summary(out)
     console.print(f"kept: {out}")
     return int(failed)
+
+
+def _all(out: Path, *, show: bool) -> list[str]:
+    """Every comparison; those that not every machine can measure are shown where they were."""
+    return [name for name in ABOUT if not (show and name in OPTIONAL) or (out / f"{name}.json").exists()]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,0 +1,536 @@
+"""What windve makes of an NVIDIA GPU: its engine against the card's own peak and sentence-transformers in float16, and
+the depths of the real pair, the GPU and the CPU beside it. The model has bge-large's true shape.
+
+TFLOP/s counts, for each token, 2 for each weight of the layers and 4 * tokens * hidden for each layer's attention.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import statistics
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks.bench import Bench, Found, NotAvailable, median, values_of
+from benchmarks.goal import Goal, ratio
+from benchmarks.others import OtherWork
+from benchmarks.serving import serving
+from benchmarks.shapes import BGE_LARGE, BertShape, bge_large_folder
+from benchmarks.sheet import Sheet
+from benchmarks.texts import of_tokens
+from deployments.device_detector import ACCELERATOR, CPU
+from deployments.engines import TokenBatch, Vectors
+from deployments.engines.torch_engine import TorchEngine, import_torch
+from deployments.errors import WindveError
+from deployments.model_files import read_model_card
+from deployments.settings import AcceleratorSettings, ModelSettings
+from deployments.tokenizer import Tokenizer
+
+WINDVE, WINDVE_IDS = "windve", "windve, from token ids"
+PEER, PEER_WHOLE, PEER_FORWARD = (
+    "sentence-transformers, batches of 32",
+    "sentence-transformers, one batch",
+    "sentence-transformers, forward alone",
+)
+OURS, PEERS = (WINDVE, WINDVE_IDS), (PEER, PEER_WHOLE, PEER_FORWARD)
+CONTESTANTS = (*OURS, *PEERS)
+PEAK, PAIR = "peak", "pair"  # the other parts, for --only
+LENGTHS = (75, 512)
+BATCHES = (1, 8, 32, 128, 256)
+SLOS = (1.0, 2.0)
+
+_PEER_BATCH = 32  # what sentence-transformers' encode takes unless told otherwise
+_PASS_TOKENS = 16_384  # of a pass of windve's engine, and so the rows of the model's products
+_SQUARE = 8192
+_WARM_UP = 3
+_FEWEST = 5  # calls or products that a sample is made of
+_MOST = 8192  # queries at once for the GPU while it is calibrated
+_DEPTHS = {ACCELERATOR: 256, CPU: 16}  # until it is
+_AGREEMENT = 0.99
+
+Call = Callable[[], Vectors]
+Product = tuple[int, int, int]  # [rows, inner] by [inner, columns]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured, on which device. A sample lasts `least_s` or longer."""
+
+    device: str
+    dtype: str  # sentence-transformers'; windve chooses its own
+    rounds: int
+    least_s: float
+    lengths: Sequence[int] = LENGTHS
+    batches: Sequence[int] = BATCHES
+    square: int = _SQUARE
+    rows: int = _PASS_TOKENS
+
+
+def run(bench: Bench) -> None:
+    torch = import_torch("cuda")
+    if not torch.cuda.is_available():
+        raise NotAvailable(f"no CUDA device: PyTorch {torch.__version__} sees none")
+    plan = Plan("cuda:0", "float16", *((1, 0.2) if bench.quick else (3, 0.5)))
+    bench.found["gpu"] = _describe(torch, plan.device)
+    with bench.turn():
+        folder = bge_large_folder()
+        measure(bench, plan, BGE_LARGE, folder)
+        if bench.wants(PAIR):
+            pair(bench, folder, SLOS[:1] if bench.quick else SLOS)
+
+
+def _describe(torch: Any, device: str) -> dict[str, Any]:
+    told = torch.cuda.get_device_properties(device)
+    return {
+        "name": told.name,
+        "memory_gib": round(told.total_memory / 2**30, 1),
+        "capability": f"{told.major}.{told.minor}",
+        "multiprocessors": told.multi_processor_count,
+        "cuda": torch.version.cuda,
+        "count": torch.cuda.device_count(),
+    }
+
+
+def measure(bench: Bench, plan: Plan, shape: BertShape, folder: Path) -> None:
+    """The products and the contestants, interleaved; the device is free again at the end."""
+    torch = import_torch(plan.device)
+    contestants = _load(bench, plan, folder)
+    agree(bench, plan, contestants)
+    cells = [(tokens, batch) for tokens in plan.lengths for batch in plan.batches]
+    with bench.steps(plan.rounds * (1 + len(cells))) as step:
+        for number in range(plan.rounds):
+            step("products")
+            if bench.wants(PEAK):
+                _products(bench, plan, shape, number)
+            for tokens, batch in cells:
+                step(f"{batch} queries of {tokens} tokens")
+                _compare(bench, plan, contestants, shape.operations(tokens), (tokens, batch, number))
+    contestants.clear()
+    gc.collect()
+    if torch.device(plan.device).type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def products(plan: Plan, shape: BertShape) -> Iterator[tuple[str, Product]]:
+    """A large square one, and those of the model's layers."""
+    hidden, intermediate = shape.hidden, shape.intermediate
+    yield "square", (plan.square, plan.square, plan.square)
+    yield "query, key, value", (plan.rows, hidden, 3 * hidden)
+    yield "attention's output", (plan.rows, hidden, hidden)
+    yield "up", (plan.rows, hidden, intermediate)
+    yield "down", (plan.rows, intermediate, hidden)
+
+
+def _products(bench: Bench, plan: Plan, shape: BertShape, number: int) -> None:
+    for name, product in products(plan, shape):
+        about = {"what": "product", "product": name, "size": " x ".join(map(str, product)), "round": number}
+        try:
+            told = product_speed(product, plan.device, plan.least_s)
+        except RuntimeError as error:
+            bench.missing(f"product, {name}", str(error))
+            continue
+        bench.sample(about, told, f"{told['tflops']:.1f} TFLOP/s")
+
+
+def product_speed(product: Product, device: str, least_s: float) -> dict[str, Any]:
+    """TFLOP/s of one product in bfloat16, laid out as a model's layer has it: many in a row, several times."""
+    torch = import_torch(device)
+    rows, inner, columns = product
+    with torch.inference_mode():
+        x = torch.randn(rows, inner, device=device, dtype=torch.bfloat16)
+        weight = torch.randn(columns, inner, device=device, dtype=torch.bfloat16)
+
+        def multiply(times: int) -> None:
+            for _ in range(times):
+                torch.nn.functional.linear(x, weight)
+
+        multiply(_WARM_UP)
+        once = device_seconds(lambda: multiply(_FEWEST), device) / _FEWEST
+        times = max(_FEWEST, round(least_s / _FEWEST / once)) if once else _FEWEST
+        seconds = [device_seconds(lambda: multiply(times), device) / times for _ in range(_FEWEST)]
+    return {"tflops": 2 * rows * inner * columns / statistics.median(seconds) / 1e12, "seconds": seconds}
+
+
+def device_seconds(call: Callable[[], object], device: str) -> float:
+    """How long the device works on it: between two events on a GPU, by the clock elsewhere."""
+    torch = import_torch(device)
+    if torch.device(device).type != "cuda":
+        started = perf_counter()
+        call()
+        return perf_counter() - started
+    with torch.cuda.device(device):
+        begins, ends = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begins.record()
+        call()
+        ends.record()
+        ends.synchronize()
+    return float(begins.elapsed_time(ends)) / 1000
+
+
+class Windve:
+    """The accelerator's engine as the settings have it: packed, in the dtype that it chooses itself."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        card = read_model_card(ModelSettings(id=str(folder)))
+        self.tokenizer = Tokenizer(card)
+        self.engine = TorchEngine(card, AcceleratorSettings(), device, 1)
+
+    def calls(self, texts: Sequence[str]) -> dict[str, Call]:
+        """From texts as a replica gets there, Router and HTTP left out; and from token ids, pooled vectors alone."""
+        ready = TokenBatch.pack(self.tokenizer.encode(texts, truncate=True))
+        never = threading.Event()
+
+        def whole() -> Vectors:
+            batch = TokenBatch.pack(self.tokenizer.encode(texts, truncate=True))
+            return _unit(self.engine.embed(batch, never))
+
+        return {WINDVE: whole, WINDVE_IDS: lambda: self.engine.embed(ready, never)}
+
+
+class Peer:
+    """sentence-transformers, whose answers are copied back too."""
+
+    def __init__(self, folder: Path, device: str, dtype: str) -> None:
+        from sentence_transformers import SentenceTransformer
+
+        self._torch = import_torch(device)
+        wanted = {"dtype": getattr(self._torch, dtype)}
+        self._model = SentenceTransformer(str(folder), device=device, model_kwargs=wanted, local_files_only=True)
+        self._model.eval()
+        self._device = device
+
+    def calls(self, texts: Sequence[str]) -> dict[str, Call]:
+        """`encode` as a user calls it, with its own batches and with one; and what it does to tensors made ready."""
+        features = self.features(texts)
+
+        def encode(batch: int) -> Vectors:
+            found: Vectors = self._model.encode(list(texts), batch_size=batch, show_progress_bar=False)
+            return found
+
+        def forward() -> Vectors:
+            with self._torch.inference_mode():
+                answer = self._model(dict(features))["sentence_embedding"]
+                found: Vectors = answer.cpu().numpy()
+            return found
+
+        found: dict[str, Call] = {PEER: lambda: encode(_PEER_BATCH), PEER_FORWARD: forward}
+        if len(texts) > _PEER_BATCH:
+            found[PEER_WHOLE] = lambda: encode(len(texts))
+        return found
+
+    def features(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Tensors on the device."""
+        made = self._model.preprocess(list(texts))
+        return {
+            name: value.to(self._device) if isinstance(value, self._torch.Tensor) else value
+            for name, value in made.items()
+        }
+
+
+def _unit(vectors: Vectors) -> Vectors:
+    found: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return found
+
+
+def _load(bench: Bench, plan: Plan, folder: Path) -> dict[str, Windve | Peer]:
+    """Those that are wanted and can be loaded."""
+    found: dict[str, Windve | Peer] = {}
+    if any(map(bench.wants, OURS)):
+        try:
+            windve = Windve(folder, plan.device)
+            info = windve.engine.info
+            bench.found["engine"] = {"dtype": info.dtype, "device": info.device, "why": info.why}
+            bench.console.print(f"windve: {info.dtype}; {info.why}")
+            found["windve"] = windve
+        except (RuntimeError, WindveError, OSError) as error:
+            bench.missing("windve", _said(error))
+    if any(map(bench.wants, PEERS)):
+        if importlib.util.find_spec("sentence_transformers") is None:
+            bench.missing("sentence-transformers", "not installed: pip install -c constraints.txt '.[test]'")
+            return found
+        try:
+            found["sentence-transformers"] = Peer(folder, plan.device, plan.dtype)
+        except (RuntimeError, ValueError, OSError, TypeError) as error:
+            bench.missing("sentence-transformers", _said(error))
+    return found
+
+
+def agree(bench: Bench, plan: Plan, contestants: dict[str, Windve | Peer]) -> None:
+    """Both must compute the same from as many tokens: the smallest cosine between their vectors. Else the peer goes."""
+    windve, peer = contestants.get("windve"), contestants.get("sentence-transformers")
+    if not isinstance(windve, Windve) or not isinstance(peer, Peer):
+        return
+    for tokens in plan.lengths:
+        texts = [of_tokens(tokens, seed) for seed in range(8)]
+        seen = peer.features(texts)["input_ids"].shape[-1]
+        ours, theirs = windve.calls(texts)[WINDVE](), _unit(peer.calls(texts)[PEER]().astype(np.float32))
+        cosine = float((ours * theirs).sum(axis=1).min())
+        figures = {"cosine": cosine, "peer_tokens": seen}
+        bench.sample({"what": "agreement", "tokens": tokens}, figures, f"smallest cosine {cosine:.5f}")
+        if seen != tokens or not cosine >= _AGREEMENT:  # a NaN disagrees too
+            why = f"computes something else: {seen} tokens instead of {tokens}, cosine {cosine:.4f}"
+            bench.missing("sentence-transformers", why)
+            contestants.pop("sentence-transformers", None)
+            return
+
+
+def _compare(
+    bench: Bench, plan: Plan, contestants: Mapping[str, Windve | Peer], operations: int, cell: tuple[int, int, int]
+) -> None:
+    """All contestants on a batch, each round beginning with another one."""
+    tokens, batch, number = cell
+    texts = [of_tokens(tokens, seed) for seed in range(batch)]
+    calls: dict[str, Call] = {}
+    for name, contestant in contestants.items():
+        try:
+            calls |= contestant.calls(texts)
+        except RuntimeError as error:
+            bench.missing(f"{name}, {batch} x {tokens} tokens", _said(error))
+    wanted = [name for name in CONTESTANTS if name in calls and bench.wants(name)]
+    first = number % max(1, len(wanted))
+    for name in wanted[first:] + wanted[:first]:
+        try:
+            told = timed(calls[name], plan.least_s, batch, tokens, operations)
+        except RuntimeError as error:
+            bench.missing(f"{name}, {batch} x {tokens} tokens", _said(error))
+            continue
+        about = {"contestant": name, "tokens": tokens, "batch": batch, "round": number}
+        shown = f"{told['queries_s']:.1f} queries/s, {told['tflops']:.1f} TFLOP/s, p50 {told['p50_ms']:.2f} ms"
+        bench.sample(about, told, shown)
+
+
+def timed(call: Call, least_s: float, batch: int, tokens: int, operations: int) -> dict[str, Any]:
+    """Call after call for `least_s`; each returns once its vectors are in the host's memory."""
+    for _ in range(_WARM_UP):
+        call()
+    seconds: list[float] = []
+    with OtherWork() as others:
+        while len(seconds) < _FEWEST or sum(seconds) < least_s:
+            started = perf_counter()
+            call()
+            seconds.append(perf_counter() - started)
+    rate = batch * len(seconds) / sum(seconds)
+    return {
+        "queries_s": rate,
+        "tokens_s": rate * tokens,
+        "tflops": rate * operations / 1e12,
+        "p50_ms": statistics.median(seconds) * 1000,
+        "seconds": seconds,
+        "others": others.share,
+    }
+
+
+def pair(bench: Bench, folder: Path, slos: Sequence[float]) -> None:
+    """One GPU and the CPU beside it, served and calibrated."""
+    try:
+        with serving(pair_config(folder)) as service:
+            for slo_s in slos:
+                with tempfile.TemporaryDirectory(prefix="windve-gpu-") as scratch:
+                    try:
+                        report = service.calibrate(Path(scratch), "--slo", f"{slo_s:g}", "--most", str(_MOST))
+                        told = pair_figures(report)
+                    except (RuntimeError, LookupError, OSError) as error:
+                        bench.missing(f"{PAIR} at {slo_s:g} s", _said(error))
+                        continue
+                shown = f"{told['accelerator_depth']} + {told['cpu_depth']}, {told['gain']:+.1%}"
+                bench.sample({"what": PAIR, "slo_s": slo_s}, told, shown)
+    except (RuntimeError, LookupError, OSError) as error:
+        bench.missing(PAIR, _said(error))
+
+
+def pair_config(folder: Path) -> dict[str, Any]:
+    """A Serve config as an operator writes it."""
+    depths = {pool: {"queue_depth": depth} for pool, depth in _DEPTHS.items()}
+    application = {
+        "name": "windve",
+        "route_prefix": "/",
+        "import_path": "serve_app.app:build",
+        "args": {
+            "model": {"id": str(folder), "name": "bge-large-random"},
+            "accelerator": {"device": "auto", "replicas": 1},
+        },
+        "deployments": [{"name": "Router", "user_config": {"slo_s": SLOS[0], **depths}}],
+        "logging_config": {"enable_access_log": False},
+    }
+    return {"proxy_location": "EveryNode", "applications": [application]}
+
+
+def pair_figures(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a calibration's report. A CPU that is left out adds nothing. Raises RuntimeError where no accelerator ran."""
+    pools = report["pools"]
+    if ACCELERATOR not in pools:
+        raise RuntimeError("Ray found no accelerator, so that only the CPU was served")
+    mix = report["heterogeneous"]
+    depths = {pool: int(pools[pool]["fine_tuned"] or 0) if pool in pools else 0 for pool in (ACCELERATOR, CPU)}
+    if not mix["used"]:
+        depths[CPU] = 0
+    if not depths[ACCELERATOR]:
+        raise RuntimeError("the accelerator's depth is 0")
+    keys = ("devices", "dtype", "cores", "alpha_s", "beta_s", "r2", "estimate", "fine_tuned", "samples")
+    return {
+        "accelerator_depth": depths[ACCELERATOR],
+        "cpu_depth": depths[CPU],
+        "gain": depths[CPU] / depths[ACCELERATOR],
+        "most": report["settings"]["most"],
+        "why_without_cpu": mix["reason"],
+        "verification": report["verification"],
+        "seconds": report["seconds"],
+        "pools": {pool: {key: told.get(key) for key in keys} for pool, told in pools.items()},
+    }
+
+
+def _said(error: Exception) -> str:
+    """The first line of what it says."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def sheets(found: Found) -> list[Sheet]:
+    made = [_products_sheet(found), *(_length_sheet(found, tokens) for tokens in LENGTHS), _ratios_sheet(found)]
+    made.append(_pair_sheet(found))
+    if found.get("missing"):
+        made.append(Sheet("Not measured", ["", "why"], [[name, why] for name, why in found["missing"].items()]))
+    return made
+
+
+def _products_sheet(found: Found) -> Sheet:
+    gpu = found.get("gpu", {})
+    sizes = {sample["product"]: sample["size"] for sample in found["samples"] if sample.get("what") == "product"}
+    rows = []
+    for name, size in sizes.items():
+        values = values_of(found, "tflops", what="product", product=name)
+        spread = f"{min(values):.1f} to {max(values):.1f}"
+        rows.append([name, size, f"{statistics.median(values):.1f}", spread])
+    title = (
+        f"bfloat16 products on {gpu.get('name', 'a GPU')} ({gpu.get('memory_gib', '-')} GiB, CUDA {gpu.get('cuda')})"
+    )
+    return Sheet(f"{title}: the largest median is the peak", ["product", "size", "TFLOP/s", "all rounds"], rows)
+
+
+def _length_sheet(found: Found, tokens: int) -> Sheet:
+    rows = []
+    for batch in BATCHES:
+        for name in CONTESTANTS:
+            about = {"contestant": name, "tokens": tokens, "batch": batch}
+            rate, per_token, tflops, p50 = (
+                median(found, key, **about) for key in ("queries_s", "tokens_s", "tflops", "p50_ms")
+            )
+            if rate is None:
+                continue
+            share = ratio(tflops, peak(found))
+            cells = [_cell(rate, 1), _cell(per_token, 0), _cell(tflops, 1), "-" if share is None else f"{share:.0%}"]
+            rows.append([str(batch), name, *cells, _cell(p50, 2)])
+    head = ["queries", "", "queries/s", "tokens/s", "TFLOP/s", "of the peak", "p50, ms"]
+    dtype = found.get("engine", {}).get("dtype", "-")
+    rounds = len({sample["round"] for sample in found["samples"] if "contestant" in sample})
+    title = f"{tokens} tokens; windve in {dtype}, sentence-transformers in float16; medians of {rounds} rounds"
+    return Sheet(f"{title}, interleaved", head, rows)
+
+
+def _ratios_sheet(found: Found) -> Sheet:
+    rows = []
+    for tokens in LENGTHS:
+        for batch in BATCHES:
+            whole, forward = against_encode(found, tokens, batch), against_forward(found, tokens, batch)
+            cosine = median(found, "cosine", what="agreement", tokens=tokens)
+            if whole is not None or forward is not None:
+                cells = [_cell(whole, 2), _cell(forward, 2), _cell(cosine, 5)]
+                rows.append([str(tokens), str(batch), *cells])
+    head = ["tokens", "queries", "texts to vectors", "token ids to vectors", "smallest cosine"]
+    return Sheet("windve is faster than sentence-transformers (the quicker of its batches) by", head, rows)
+
+
+def _pair_sheet(found: Found) -> Sheet:
+    rows = []
+    for sample in (sample for sample in found["samples"] if sample.get("what") == PAIR):
+        fits = [
+            f"{told['alpha_s'] * 1000:.3f} C + {told['beta_s'] * 1000:.1f}" if told["alpha_s"] is not None else "-"
+            for told in (sample["pools"].get(pool) or {"alpha_s": None} for pool in (ACCELERATOR, CPU))
+        ]
+        depth = f"{sample['accelerator_depth']:,}" + (
+            " (most)" if sample["accelerator_depth"] >= sample["most"] else ""
+        )
+        cells = [depth, f"{sample['cpu_depth']:,}", f"{sample['gain']:+.1%}"]
+        rows.append([f"{sample['slo_s']:g} s", *cells, *fits, sample["why_without_cpu"] or ""])
+    head = ["SLO", "accelerator's depth", "CPU's depth", "gain", "accelerator, ms", "CPU, ms", ""]
+    return Sheet("One GPU and the CPU beside it, 75 tokens, calibrated over HTTP", head, rows)
+
+
+def goals(found: Found) -> list[Goal]:
+    tokens, batch = LENGTHS[-1], BATCHES[-1]
+    mine = median(found, "tflops", contestant=WINDVE_IDS, tokens=tokens, batch=batch)
+    forward = against_forward(found, tokens, batch)
+    beside = "not available" if forward is None else f"{forward:.2f} x"
+    many = f"{batch} queries of {tokens} tokens"
+    return [
+        Goal(f"{many} from token ids, of the measured bfloat16 peak", 0.5, ratio(mine, peak(found)), "of it"),
+        Goal(
+            f"{many}, texts to vectors, against sentence-transformers float16 (from token ids: {beside})",
+            2.0,
+            against_encode(found, tokens, batch),
+        ),
+    ]
+
+
+def plot(found: Found) -> Figure:
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    styles = {WINDVE: ("#0072B2", "-"), WINDVE_IDS: ("#0072B2", "--"), PEER: ("#777777", "-")}
+    styles |= {PEER_WHOLE: ("#777777", ":"), PEER_FORWARD: ("#777777", "--")}
+    drawn = figure.subplots(1, len(LENGTHS), sharey=True)
+    for axes, tokens in zip(drawn, LENGTHS, strict=True):
+        for name, (colour, style) in styles.items():
+            points = [
+                (batch, median(found, "tflops", contestant=name, tokens=tokens, batch=batch)) for batch in BATCHES
+            ]
+            known = [(batch, tflops) for batch, tflops in points if tflops is not None]
+            if not known:
+                continue
+            axes.plot(*zip(*known, strict=True), style, color=colour, marker="o", markersize=3, label=name)
+            for batch, _ in known:
+                values = values_of(found, "tflops", contestant=name, tokens=tokens, batch=batch)
+                axes.plot([batch] * len(values), values, ".", color=colour, markersize=3, alpha=0.6)
+        most = peak(found)
+        if most is not None:
+            axes.axhline(most, color="#D55E00", linewidth=1, label="measured peak")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(BATCHES, list(map(str, BATCHES)))
+        axes.set(xlabel=f"queries of {tokens} tokens at once", ylabel="TFLOP/s" if axes is drawn[0] else "")
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    labelled = drawn[-1].get_legend_handles_labels()
+    if labelled[0]:
+        figure.legend(*labelled, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    return figure
+
+
+def peak(found: Found) -> float | None:
+    """The best product's median, TFLOP/s."""
+    names = {sample["product"] for sample in found["samples"] if sample.get("what") == "product"}
+    return max((median(found, "tflops", what="product", product=name) or 0.0 for name in names), default=None)
+
+
+def against_encode(found: Found, tokens: int, batch: int) -> float | None:
+    """Texts to vectors, tokenisation counted on both sides, against the quicker of `encode`'s two ways."""
+    rates = [_rate(found, name, tokens, batch) for name in (PEER, PEER_WHOLE)]
+    return ratio(_rate(found, WINDVE, tokens, batch), max((rate for rate in rates if rate is not None), default=None))
+
+
+def against_forward(found: Found, tokens: int, batch: int) -> float | None:
+    """Token ids to vectors."""
+    return ratio(_rate(found, WINDVE_IDS, tokens, batch), _rate(found, PEER_FORWARD, tokens, batch))
+
+
+def _rate(found: Found, name: str, tokens: int, batch: int) -> float | None:
+    return median(found, "queries_s", contestant=name, tokens=tokens, batch=batch)
+
+
+def _cell(figure: float | None, digits: int) -> str:
+    return "-" if figure is None else f"{figure:,.{digits}f}"
