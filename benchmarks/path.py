@@ -38,7 +38,7 @@ _ROUTE = "/v1/embeddings"
 
 def run(bench: Bench) -> None:
     wrk.ensure()
-    rounds, seconds = (1, 2.0) if bench.quick else (5, 5.0)
+    rounds, seconds = (1, 2.0) if bench.quick else (3, 4.0)
     wanted = [name for name in CONTESTANTS if bench.wants(name)]
     with ExitStack() as running_now:
         with bench.turn():

@@ -26,7 +26,7 @@ _DECISIONS = 200_000
 
 def run(bench: Bench) -> None:
     wrk.ensure()
-    rounds, seconds = (1, 2.0) if bench.quick else (3, 5.0)
+    rounds, seconds = (1, 2.0) if bench.quick else (2, 5.0)
     with bench.steps(rounds * (1 + len(ROUTERS))) as step:
         for number in range(rounds):
             with bench.turn():

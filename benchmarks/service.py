@@ -55,7 +55,7 @@ LOADS = (SAME, MIXED, MANY)
 
 
 def run(bench: Bench) -> None:
-    rounds, seconds = (1, 3.0) if bench.quick else (2, 6.0)
+    rounds, seconds = (1, 3.0) if bench.quick else (2, 4.0)
     wanted = [name for name in NAMES if bench.wants(name)]
     with bench.turn():
         reference = _Reference()
