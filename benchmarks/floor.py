@@ -5,6 +5,7 @@ Plain ASGI, as light as it can be; under the same Ray, proxy and options as wind
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from typing import Any
 
@@ -19,10 +20,10 @@ _DIMENSION = 384
 
 
 class Answer:
-    """An ASGI application that gives each request the same bytes, once all of it has been read."""
+    """An ASGI application that gives each request the same bytes, once all of it has been read, and `wait_s` later."""
 
-    def __init__(self, answer: bytes) -> None:
-        self._answer = answer
+    def __init__(self, answer: bytes, wait_s: float) -> None:
+        self._answer, self._wait_s = answer, wait_s
         self._headers = ((b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode()))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -33,6 +34,8 @@ class Answer:
             return
         while (await receive()).get("more_body"):
             pass
+        if self._wait_s:
+            await asyncio.sleep(self._wait_s)
         headers = list(self._headers)  # Serve adds its own to the list
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": self._answer})
@@ -41,17 +44,18 @@ class Answer:
 class Floor:
     """The ingress, as windve's Router is one."""
 
-    def __init__(self, answer: bytes) -> None:
-        self._answer = answer
+    def __init__(self, answer: bytes, wait_s: float) -> None:
+        self._answer, self._wait_s = answer, wait_s
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return Answer(self._answer)
+        return Answer(self._answer, self._wait_s)
 
 
 def build(args: dict[str, Any]) -> Application:
-    """Serve calls this with the config's `args`: `answer` is `tiny` or `vector`."""
+    """Serve calls this with the config's `args`: `answer` is `tiny` or `vector`, `wait_s` how long it takes."""
     floor = serve.deployment(name="Floor", max_ongoing_requests=1_000_000, ray_actor_options={"num_cpus": 0.1})
-    application: Application = floor(serve.ingress()(Floor)).bind(TINY if args["answer"] == "tiny" else vector_bytes())
+    answer = TINY if args["answer"] == "tiny" else vector_bytes()
+    application: Application = floor(serve.ingress()(Floor)).bind(answer, args["wait_s"])
     return application
 
 

