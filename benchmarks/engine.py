@@ -107,12 +107,9 @@ def _measure(model: str, way: Way, seconds: float) -> list[dict[str, Any]]:
             "show": f"{ceiling:.0f} GFLOP/s in one product, {loaded_mb:.0f} MB resident",
         }
     ]
-    random = np.random.default_rng(0)
     for length in _LENGTHS[model]:
         for queries in _BATCHES[model]:
-            batch = TokenBatch.pack(
-                [random.integers(1000, card.vocab_size, length, dtype=np.int32) for _ in range(queries)]
-            )
+            batch = TokenBatch.random(card.vocab_size, [length] * queries, seed=0)
             times = _times(engine, batch, seconds)
             rate = queries / float(np.median(times))
             reached = rate * length * _flops_per_token(card, length) / 1e9
@@ -170,11 +167,8 @@ def _soak(queries: int) -> dict[str, Any]:
     random = np.random.default_rng(0)
     curve = []
     for done in range(0, queries, _SOAK_BATCH):
-        lengths = random.integers(3, 40, _SOAK_BATCH)
-        engine.embed(
-            TokenBatch.pack([random.integers(1000, card.vocab_size, length, dtype=np.int32) for length in lengths]),
-            threading.Event(),
-        )
+        lengths = random.integers(3, 40, _SOAK_BATCH).tolist()
+        engine.embed(TokenBatch.random(card.vocab_size, lengths, seed=done), threading.Event())
         if done % (queries // 20) == 0:
             curve.append(_resident_mb())
     settled = curve[int(len(curve) * _SETTLED_AFTER)]

@@ -119,10 +119,7 @@ class Embedder:
 
     def _time(self, queries: int) -> float:
         tokens = min(_WARM_UP_TOKENS, self._card.max_tokens)
-        random = np.random.default_rng(queries)
-        batch = TokenBatch.pack(
-            [random.integers(0, self._card.vocab_size, tokens, dtype=np.int32) for _ in range(queries)]
-        )
+        batch = TokenBatch.random(self._card.vocab_size, [tokens] * queries, seed=queries)
         if not self._engine.info.emulated:
             self._engine.embed(batch, threading.Event())  # the first run of a shape pays for allocations
         started = time.perf_counter()
@@ -165,16 +162,13 @@ class Embedder:
         finally:
             self._calls.pop(batch_id, None)
 
-    async def abandon(self, replica: str, batch_id: str) -> bool:
-        """Nobody waits for this call any more: drop it if it waits, stop the run if nobody waits for any of it.
-
-        Returns whether this is the replica that was meant, so that the same call serves as a greeting.
-        """
+    async def abandon(self, replica: str, batch_id: str) -> None:
+        """`_abandon_batch` by way of Serve's handle."""
         if replica == self._replica:
             self._abandon_batch(batch_id)
-        return replica == self._replica
 
     def _abandon_batch(self, batch_id: str) -> None:
+        """Nobody waits for this batch any more: drop it if it waits, stop the run if nobody waits for any of it."""
         call = self._calls.get(batch_id)
         if call is None:
             return

@@ -188,13 +188,11 @@ class Pool:
                 self.name, replica, at["host"], at["port"], _first_line(error),
             )  # fmt: skip
 
-    async def _call_abandon(self, replica: str, batch_id: str) -> bool:
+    async def _call_abandon(self, replica: str, batch_id: str) -> None:
         try:
-            there: bool = await self._abandon.remote(replica, batch_id)
+            await self._abandon.remote(replica, batch_id)
         except Exception as error:  # noqa: BLE001 - a replica that has gone has nothing to abandon
             logger.info("the %s pool did not reach replica %s: %s", self.name, replica, _first_line(error))
-            return False
-        return there
 
     async def _call_lease(self, replica: str, what: str, *words: Any) -> Any:
         """A word to the office that leases this replica's places, and its answer; None where it is not reached."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,6 +33,12 @@ class TokenBatch:
     @classmethod
     def pack(cls, queries: list[npt.NDArray[np.int32]]) -> TokenBatch:
         return cls(np.concatenate(queries), np.array([len(query) for query in queries], dtype=np.int32))
+
+    @classmethod
+    def random(cls, vocab_size: int, lengths: Sequence[int], seed: int) -> TokenBatch:
+        """Queries of these lengths that mean nothing, the same for the same seed: what engines are tried on."""
+        random = np.random.default_rng(seed)
+        return cls.pack([random.integers(0, vocab_size, length, dtype=np.int32) for length in lengths])
 
     @classmethod
     def merge(cls, batches: list[TokenBatch]) -> TokenBatch:

@@ -30,7 +30,7 @@ def packed_passes(lengths: Lengths, most_tokens: int, at_once: int = 1) -> Itera
     """
     ends = np.cumsum(lengths)
     passes = max(-(-int(ends[-1]) // most_tokens), at_once)
-    passes = min(-(-passes // at_once) * at_once, len(lengths))
+    passes = -(-passes // at_once) * at_once  # some may turn out empty: a query longer than a pass is one by itself
     middles = ends - lengths / 2
     owner = np.minimum((middles * passes / ends[-1]).astype(np.intp), passes - 1)
     cuts = [0, *(np.nonzero(np.diff(owner))[0] + 1).tolist(), len(lengths)]

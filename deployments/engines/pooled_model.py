@@ -103,18 +103,14 @@ def pad(queries: Sequence[npt.NDArray[np.int32]]) -> tuple[Ids, Ids]:
 
 def probe_batch(card: ModelCard) -> TokenBatch:
     """Fixed pseudo-random token ids, several lengths in one batch: what two number formats are compared on."""
-    random = np.random.default_rng(0)
     lengths = [min(length, card.max_tokens) for length in _PROBE_LENGTHS]
-    return TokenBatch.pack([random.integers(0, card.vocab_size, length, dtype=np.int32) for length in lengths])
+    return TokenBatch.random(card.vocab_size, lengths, seed=0)
 
 
 def queries_per_s(embed: Callable[[TokenBatch, threading.Event], Vectors], card: ModelCard) -> float:
     """How quickly `embed` computes a batch of the paper's queries; the quickest of a few times counts."""
-    random = np.random.default_rng(1)
     length = min(_TIMED_TOKENS, card.max_tokens)
-    batch = TokenBatch.pack(
-        [random.integers(0, card.vocab_size, length, dtype=np.int32) for _ in range(_TIMED_QUERIES)]
-    )
+    batch = TokenBatch.random(card.vocab_size, [length] * _TIMED_QUERIES, seed=1)
     seconds = []
     for _ in range(_TIMES):
         started = time.perf_counter()
