@@ -85,8 +85,12 @@ class _Queue:
         return max(0, self.limit - self.in_flight)
 
     @property
+    def trial_capacity(self) -> int:
+        return (self.trial_depth or 0) * self.replicas
+
+    @property
     def trial_free(self) -> int:
-        return max(0, min((self.trial_depth or 0) * self.replicas, self.places) - self.in_flight)
+        return max(0, min(self.trial_capacity, self.places) - self.in_flight)
 
     @property
     def trial_more(self) -> bool:
@@ -147,9 +151,13 @@ class QueueManager:
     def trial_has_more(self, only: str | None = None) -> bool:
         return any(queue.trial_more for queue in self._order if only in {None, queue.name})
 
-    def room(self, pool: str, *, trial: bool = False) -> int:
-        """Places that are free without asking."""
-        return self._queues[pool].trial_free if trial else self._queues[pool].free
+    def room(self, pool: str, *, trial: bool = False, claimed: int = 0) -> int:
+        """Places that are free without asking. `claimed` ones come on top of those that this Router may use freely,
+        and never lift what is in flight above the depth.
+        """
+        queue = self._queues[pool]
+        free, capacity = (queue.trial_free, queue.trial_capacity) if trial else (queue.free, queue.capacity)
+        return min(free + claimed, max(0, capacity - queue.in_flight))
 
     def take(self, queries: int, rooms: Mapping[str, int], *, trial: bool = False) -> list[Permit]:
         """Permits for `queries`, in at most so many places of each pool: those that are free, or were asked for."""

@@ -69,8 +69,7 @@ class Shortage:
         return {pool: self._room(pool, decision) for pool in pools if decision.may_use(pool)}
 
     def _room(self, pool: str, decision: _Decision) -> int:
-        local = self.queue.room(pool, trial=decision.trial)
-        return local + self._claimed.get((pool, decision.trial), 0)
+        return self.queue.room(pool, trial=decision.trial, claimed=self._claimed.get((pool, decision.trial), 0))
 
     def _take(self, decision: _Decision, rooms: dict[str, int]) -> list[Permit]:
         taken = self.queue.take(decision.queries, rooms, trial=decision.trial)

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+# The same examples in each run: whoever runs the tests learns of what they changed. To look for what nobody has seen:
+# make test TESTS='tests/unit --hypothesis-profile=default'
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 _figures: list[str] = []
 

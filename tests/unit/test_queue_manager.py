@@ -153,6 +153,19 @@ def test_others_take_room_from_a_trial():
     assert queue.admit_trial(2) == Full(2, 1)
 
 
+def test_claimed_places_come_on_top_of_those_that_are_held_and_never_of_the_depth():
+    queue = manager(accelerator=10)
+    queue.set_places("accelerator", 2, more=True)
+    queue.admit()
+    assert (queue.room("accelerator"), queue.room("accelerator", claimed=3)) == (1, 4)
+    queue.set_places("accelerator", 0, exact=True)
+    assert (queue.room("accelerator"), queue.room("accelerator", claimed=3)) == (0, 3)
+    queue.set_places("accelerator", None)  # alone now: what was claimed is among what it holds
+    assert queue.room("accelerator", claimed=3) == 9
+    queue.set_trial({"accelerator": 12})
+    assert queue.room("accelerator", trial=True, claimed=3) == 11
+
+
 def test_full_is_what_the_trial_depths_say_while_there_are_any():
     queue = manager(accelerator=2, cpu=1)
     queue.admit(2)

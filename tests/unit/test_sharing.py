@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lease_world import World
 from virtual_time import run
@@ -269,7 +269,13 @@ def test_a_trial_is_exact_over_all_routers():
     ),
     slowest_s=st.sampled_from([0.001, 0.02, 0.15]),
 )
-@settings(max_examples=300, deadline=None)
+@example(  # a Router that claims places for a trial turns out to be alone
+    seed=0,
+    depths=(2, 0),
+    steps=[("burst", 0, 1), ("start", 0, 0), ("burst", 0, 1), ("burst", 0, 1), ("kill", 1, 0), ("trial", 0, 2)],
+    slowest_s=0.001,
+)
+@settings(max_examples=1000, deadline=None)
 def test_in_any_order_the_bound_holds_and_no_place_is_lost(seed, depths, steps, slowest_s):
     async def test():
         depth = dict(zip(("accelerator", "cpu"), depths, strict=True))
