@@ -1,4 +1,4 @@
-"""Text -> token ids, with the model's own fast tokenizer; token ids that a client sends are checked, not changed."""
+"""Text -> token ids, with the model's own fast tokenizer; token ids that a client sends are checked."""
 
 from __future__ import annotations
 
@@ -15,6 +15,10 @@ from deployments.model_files import ModelCard
 TokenIds = npt.NDArray[np.int32]  # shape [tokens]
 Query = str | Sequence[int]  # what a client sends: a text, or its token ids
 
+_FOREIGN = (
+    "ids of another tokenizer mean other words here (in LangChain set check_embedding_ctx_length=False to send text)"
+)
+
 
 class Tokenizer:
     """Thread-safe: the encoding releases the GIL and keeps no state."""
@@ -26,6 +30,7 @@ class Tokenizer:
         self._fast = _load(card.folder)
         self._fast.no_padding()
         self._fast.enable_truncation(card.max_tokens)  # on the right, the special tokens kept; what is cut is reported
+        self._first, self._last = self._special_ids()
 
     def encode(self, texts: Sequence[str], *, truncate: bool) -> list[TokenIds]:
         """One int32 array of token ids for each text, special tokens included.
@@ -52,20 +57,41 @@ class Tokenizer:
         return token_ids
 
     def check(self, ids: Sequence[int], index: int, *, truncate: bool) -> TokenIds:
-        """Token ids as a client sent them, taken as they are. Raises EmptyInput or InvalidInput."""
+        """Token ids as a client sent them, the special tokens included; cut as a text is.
+
+        Raises EmptyInput, and InvalidInput for ids that the model's tokenizer does not make: they would be computed
+        without an error, and mean other words (a short English text's in OpenAI's cl100k_base are mostly small enough).
+        """
         if not ids:
             raise EmptyInput(f"input {index} is an empty list of token ids; leave it out", param="input")
         largest, smallest = max(ids), min(ids)
         if smallest < 0 or largest >= self._vocab_size:
             wrong = smallest if smallest < 0 else largest
             raise InvalidInput(
-                f"token id {wrong} in input {index} is outside this model's vocabulary of {self._vocab_size}; the ids "
-                "come from another tokenizer (in LangChain set check_embedding_ctx_length=False to send text)",
+                f"token id {wrong} in input {index} is outside this model's vocabulary of {self._vocab_size}: "
+                f"{_FOREIGN}",
                 param="input",
             )
-        if len(ids) > self._max_tokens and not truncate:
-            raise self._too_long(index, len(ids))
-        return np.array(ids[: self._max_tokens], dtype=np.int32)
+        content = len(ids) - len(self._last)
+        if list(ids[: len(self._first)]) != self._first or list(ids[content:]) != self._last:
+            raise InvalidInput(
+                f"the token ids of input {index} should begin with {self._first} and end with {self._last}, "
+                f"this model's special tokens: {_FOREIGN}",
+                param="input",
+            )
+        if len(ids) > self._max_tokens:
+            if not truncate:
+                raise self._too_long(index, len(ids))
+            ids = [*ids[: self._max_tokens - len(self._last)], *self._last]
+        return np.array(ids, dtype=np.int32)
+
+    def _special_ids(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer puts before and after every text; nothing where a tokenizer adds none."""
+        encoding = self._fast.encode("a")
+        content = [place for place, special in enumerate(encoding.special_tokens_mask) if not special]
+        if not content:
+            return [], []
+        return encoding.ids[: content[0]], encoding.ids[content[-1] + 1 :]
 
     def _too_long(self, index: int, tokens: int) -> InvalidInput:
         return InvalidInput(
