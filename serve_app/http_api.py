@@ -35,6 +35,7 @@ from serve_app.requests import (
 _WITHOUT_KEY = frozenset({"/health", "/ping"})  # what a load balancer asks
 _MODEL = "/v1/models/"
 _NOT_HERE = {  # what other servers have, and people look for
+    "/embed_all": "the vectors of single tokens are not served, only a text's: see /embed",
     "/metrics": "Prometheus metrics are Ray's, on each node's metrics port, of all replicas; counters are in /info",
 }
 

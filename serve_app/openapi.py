@@ -175,7 +175,7 @@ class _Builder:
         return self._tei_model_route("similarity", "Cosines of a source sentence and others", fields, _NUMBERS)
 
     def _tokenize(self) -> dict[str, Any]:
-        fields = {
+        fields: dict[str, Schema] = {
             "inputs": {"anyOf": [_TEXT, _many(_TEXT, self._rules.max_inputs)]},
             "add_special_tokens": {"type": ["boolean", "null"], "default": True},
             "prompt_name": self._prompt,
@@ -184,7 +184,7 @@ class _Builder:
         return self._tei_tokenizer_route("tokenize", "Texts -> tokens", fields, "inputs", answer)
 
     def _decode(self) -> dict[str, Any]:
-        fields = {
+        fields: dict[str, Schema] = {
             "ids": {"anyOf": [self._ids, _many(self._ids, self._rules.max_inputs)]},
             "skip_special_tokens": {"type": ["boolean", "null"], "default": True},
         }
