@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 from conftest import ROOT
+from loopback import only_loopback
 from reference import MODEL, worst
 from texts import TEXTS
 from transformers import AutoTokenizer
@@ -17,7 +18,6 @@ from wiretap import Wiretap
 pytestmark = [
     pytest.mark.usefixtures("loopback_only"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # few of them close what they open
-    pytest.mark.filterwarnings("ignore:`langchain-community` is being sunset:DeprecationWarning"),
 ]
 
 SECTION = (ROOT / "README.md").read_text().partition("\n## Clients\n")[2].partition("\n## ")[0]
@@ -55,6 +55,12 @@ def agree(vectors, reference):
     """Vectors of README's texts, of any length."""
     found = np.array(vectors, np.float32)
     return worst(found / np.linalg.norm(found, axis=1, keepdims=True), reference[SHOWN]) >= 0.999
+
+
+@pytest.fixture(scope="module")
+def loopback_only():
+    with only_loopback():
+        yield
 
 
 @pytest.fixture
