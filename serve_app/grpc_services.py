@@ -1,0 +1,57 @@
+"""The gRPC services that are offered: TEI's, and the standard health check. `grpc_api.py` answers them.
+
+The Serve config names `add_to_server` under `grpc_options.grpc_servicer_functions`. Serve calls it in each process that
+listens, its proxies included, so this module stays light; it routes a call to the ingress's method of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
+
+from deployments.errors import InvalidInput
+from serve_app.proto import tei_pb2
+
+_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_TEI = tuple(tei_pb2.DESCRIPTOR.services_by_name.values())
+# Health has Watch too, but an open watch would count as a request and hold up a Router's replacement.
+_OFFERED = (*((service, tuple(service.methods)) for service in _TEI), (_HEALTH, (_HEALTH.methods_by_name["Check"],)))
+
+METHODS = tuple(method.name for _, methods in _OFFERED for method in methods)
+SERVICES = tuple(service.full_name for service in _TEI)
+
+
+def add_to_server(servicer: Any, server: grpc.aio.Server) -> None:
+    """What the generated `add_..._to_server` functions do, for all services at once, and with `reader`."""
+    for service, methods in _OFFERED:
+        handlers = {method.name: _handler(servicer, method) for method in methods}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+
+
+def _handler(servicer: Any, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
+    streams = method.client_streaming and method.server_streaming
+    make = grpc.stream_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+    return make(
+        getattr(servicer, method.name),
+        request_deserializer=reader(GetMessageClass(method.input_type)),
+        response_serializer=GetMessageClass(method.output_type).SerializeToString,
+    )
+
+
+def reader(kind: type[Message]) -> Callable[[bytes], Message | InvalidInput]:
+    """Bytes -> message, or the error as a value: an exception here would be answered UNKNOWN, and a traceback logged."""
+    name = kind.DESCRIPTOR.full_name
+
+    def read(raw: bytes) -> Message | InvalidInput:
+        try:
+            return kind.FromString(raw)
+        except DecodeError:
+            return InvalidInput(f"these {len(raw)} bytes are not a {name}: no protobuf, or a text that is not UTF-8")
+
+    return read
