@@ -16,7 +16,15 @@ import numpy.typing as npt
 
 from deployments.batcher import Answer, Job
 from deployments.device_detector import Topology
-from deployments.errors import Busy, ReplicaLost, SettingsError, TimedOut, Unavailable, WindveError
+from deployments.errors import (
+    Busy,
+    DeadlineExceeded,
+    ReplicaLost,
+    SettingsError,
+    TimedOut,
+    Unavailable,
+    WindveError,
+)
 from deployments.model_files import ModelCard, read_model_card
 from deployments.pool import Pool
 from deployments.queue_manager import Full, Permit, QueueManager, Short
@@ -141,15 +149,19 @@ class Router:
         truncate: bool | None = None,
         bulk: bool = False,
         trial: Trial | None = None,
+        timeout_s: float | None = None,
     ) -> Embedded:
         """Embed one request of 1..n queries.
 
         `truncate` cuts too long inputs (None: as `limits.auto_truncate` says); `bulk` asks to be treated as bulk;
-        `trial` asks to be admitted by other depths, and is never bulk.
-        Raises InvalidInput, Forbidden, Busy, Unavailable, TimedOut or EngineFailed.
+        `trial` asks to be admitted by other depths, and is never bulk; `timeout_s` is how long the caller will wait,
+        where that is less than the settings allow: queries that still wait then are given up, and no device sees them.
+        Raises InvalidInput, Forbidden, Busy, Unavailable, TimedOut, DeadlineExceeded or EngineFailed.
         """
         assert self.config is not None
         started = time.monotonic()
+        if timeout_s is not None and timeout_s <= 0:
+            raise self._too_late(timeout_s)
         if trial is not None:
             self._enter_trial(trial)
             bulk = False
@@ -159,15 +171,17 @@ class Router:
             bulk = bulk or len(queries) > self._queue.capacity
         if not bulk and len(queries) > free and not self._may_ask(trial):
             raise self._refusal(Full(len(queries), free))  # before any expensive work
-        timeout_s = self.config.bulk.timeout_s if bulk else self.config.request_timeout_s
+        most_s = self.config.bulk.timeout_s if bulk else self.config.request_timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(most_s if timeout_s is None else min(timeout_s, most_s)):
                 token_ids = await self._tokenise(queries, truncate=truncate)
                 tokenised = time.monotonic()
                 answers = await (self._embed_bulk(token_ids) if bulk else self._embed_at_once(token_ids, trial))
         except TimeoutError:
+            if timeout_s is not None and timeout_s < most_s:
+                raise self._too_late(timeout_s) from None
             key = "bulk.timeout_s" if bulk else "request_timeout_s"
-            raise TimedOut(f"no answer within {timeout_s:g} s ({key}); please try again later") from None
+            raise TimedOut(f"no answer within {most_s:g} s ({key}); please try again later") from None
         return Embedded(
             vectors=[answer.vector for answer in answers],
             norms=[answer.norm for answer in answers],
@@ -178,6 +192,12 @@ class Router:
             queue_s=max(answer.queue_s for answer in answers),
             compute_s=max(answer.compute_s for answer in answers),
             total_s=time.monotonic() - started,
+        )
+
+    @staticmethod
+    def _too_late(timeout_s: float) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"no answer within the {timeout_s:g} s that the request allows; allow more, or send less"
         )
 
     def _enter_trial(self, trial: Trial) -> None:

@@ -16,17 +16,30 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from deployments import trial
-from deployments.errors import BodyTooLarge, Busy, EmptyInput, Forbidden, InvalidInput, Unavailable, WindveError
+from deployments.errors import (
+    BodyTooLarge,
+    Busy,
+    DeadlineExceeded,
+    EmptyInput,
+    Forbidden,
+    InvalidInput,
+    Unauthorized,
+    Unavailable,
+    WindveError,
+)
 from deployments.router import Embedded, Router
 from deployments.trial import Trial
 from serve_app import openapi
-from serve_app.requests import Rules, parse_openai, parse_tei
+from serve_app.api_keys import ApiKeys
+from serve_app.requests import Rules, parse_openai, parse_tei, parse_timeout
 
 VERSION = importlib.metadata.version("windve")
 _JSON = "application/json"
 _PRIORITY = b"x-windve-priority"
 _TRIAL = trial.HEADER.encode()
+_TIMEOUT = b"x-request-timeout-ms"
 _OPENAI_PREFIX = "/v1/"
+_WITHOUT_KEY = frozenset({"/health", "/ping"})  # what a load balancer asks
 
 _CONTENT_TYPE = (b"content-type", _JSON.encode())
 
@@ -41,8 +54,9 @@ class HttpApi:
     layers, which these handlers do not use, cost about as much as all else that the Router does for a query.
     """
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, api_keys: ApiKeys | None = None) -> None:
         self._router = router
+        self._api_keys = api_keys
         limits = router.settings.limits
         self._max_body_bytes = limits.max_body_bytes
         self._rules = Rules(router.card.name, router.card.dimension, limits.max_inputs_per_request)
@@ -68,11 +82,17 @@ class HttpApi:
         return api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        handler = self._hot.get(_path(scope)) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if handler is None:
+        if scope["type"] != "http":
             await self._api(scope, receive, send)
             return
+        path = _path(scope)
+        handler = self._hot.get(path) if scope["method"] == "POST" else None
         try:
+            if self._api_keys is not None and path not in _WITHOUT_KEY:
+                self._api_keys.check(_header(scope["headers"], b"authorization"))
+            if handler is None:
+                await self._api(scope, receive, send)
+                return
             headers, body = await handler(scope["headers"], receive)
         except WindveError as error:
             await (await _on_error(Request(scope), error))(scope, receive, send)
@@ -200,8 +220,12 @@ async def _body(headers: Headers, receive: Receive, largest: int) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
+def _header(headers: Headers, wanted: bytes) -> str | None:
+    return next((value.decode("latin-1") for name, value in headers if name == wanted), None)
+
+
 def _admission(headers: Headers) -> dict[str, Any]:
-    """How the request asks to be admitted, beyond what is usual: as bulk, or by the depths of a trial."""
+    """What the request asks for beyond what is usual: as bulk, by the depths of a trial, within a time."""
     asked: dict[str, Any] = {}
     for name, value in headers:
         if name == _PRIORITY:
@@ -211,6 +235,8 @@ def _admission(headers: Headers) -> dict[str, Any]:
             asked["bulk"] = value == b"bulk"
         elif name == _TRIAL:
             asked["trial"] = Trial.parse(value.decode("latin-1"))
+        elif name == _TIMEOUT:
+            asked["timeout_s"] = parse_timeout(value)
     return asked
 
 
@@ -256,6 +282,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     elif isinstance(error, Unavailable):
         headers["retry-after"] = "1"
+    elif isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
     if is_openai(_path(request.scope)):
         return _json(_openai_error(error.status, error.message, error.code, error.param), error.status, headers)
     status, kind = _tei_status(error)
@@ -266,24 +294,26 @@ def is_openai(path: str) -> bool:
     return path.startswith(_OPENAI_PREFIX) or path == "/embeddings"
 
 
+# TEI's own numbers: an empty input is 400, another bad one 422, a failed engine 424. The first that fits counts.
+_TEI_STATUS: tuple[tuple[type[WindveError], int, str], ...] = (
+    (EmptyInput, 400, "Empty"),
+    (BodyTooLarge, 413, "Validation"),
+    (InvalidInput, 422, "Validation"),
+    (Unauthorized, 401, "Unauthorized"),
+    (Forbidden, 403, "Forbidden"),
+    (Busy, 429, "Overloaded"),
+    (DeadlineExceeded, 504, "Timeout"),
+    (Unavailable, 503, "Unhealthy"),
+    (WindveError, 424, "Backend"),
+)
+
+
 def _tei_status(error: WindveError) -> tuple[int, str]:
-    """TEI's own numbers: an empty input is 400, another bad one 422, a failed engine 424."""
-    if isinstance(error, EmptyInput):
-        return 400, "Empty"
-    if isinstance(error, BodyTooLarge):
-        return 413, "Validation"
-    if isinstance(error, Forbidden):
-        return 403, "Forbidden"
-    if isinstance(error, InvalidInput):
-        return 422, "Validation"
-    if isinstance(error, Busy):
-        return 429, "Overloaded"
-    return (503, "Unhealthy") if isinstance(error, Unavailable) else (424, "Backend")
+    return next((status, kind) for fits, status, kind in _TEI_STATUS if isinstance(error, fits))
 
 
 def _openai_error(status: int, message: str, code: str, param: str | None) -> dict[str, Any]:
-    kinds = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
-    kind = kinds.get(status, "invalid_request_error")
+    kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 

@@ -41,6 +41,13 @@ _TRIAL = {
     "schema": {"type": "string"},
     "description": "The secret of a calibration that runs, and the depths by which it wants this request admitted.",
 }
+_TIMEOUT = {
+    "name": "x-request-timeout-ms",
+    "in": "header",
+    "required": False,
+    "schema": {"type": "integer", "minimum": 1, "maximum": 999999999},
+    "description": "How long the client waits: what still waits for a device then is given up, and answered 504.",
+}
 _OPENAI_ERROR = {
     "type": "object",
     "properties": {
@@ -58,6 +65,7 @@ _OPENAI_ERROR = {
 _TEI_ERROR = {"type": "object", "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}}}
 _MEANINGS = {
     400: "The request must change; the sentence says how.",
+    401: "No API key, or none of this service's (only where it wants one).",
     403: "A trial without the secret of a calibration that runs.",
     404: "There is no such model here.",
     413: "The body is larger than the server takes.",
@@ -66,6 +74,7 @@ _MEANINGS = {
     429: "Busy: the accelerator's and the CPU's queues are full. Retry-After and retry-after-ms say when to come back.",
     500: "The model run failed.",
     503: "No pool can answer now.",
+    504: "The time that x-request-timeout-ms allowed has passed.",
 }
 
 
@@ -77,7 +86,7 @@ def _responses(error: dict[str, Any], *statuses: int) -> dict[int | str, dict[st
 def _body(properties: dict[str, Any], required: str) -> dict[str, Any]:
     schema = {"type": "object", "properties": properties, "required": [required]}
     return {
-        "parameters": [_BULK, _TRIAL],
+        "parameters": [_BULK, _TRIAL, _TIMEOUT],
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
     }
 
@@ -85,7 +94,7 @@ def _body(properties: dict[str, Any], required: str) -> dict[str, Any]:
 OPENAI: dict[str, Any] = {
     "summary": "Embed texts (OpenAI)",
     "tags": ["embed"],
-    "responses": _responses(_OPENAI_ERROR, 400, 403, 404, 413, 429, 500, 503),
+    "responses": _responses(_OPENAI_ERROR, 400, 401, 403, 404, 413, 429, 500, 503, 504),
     "openapi_extra": _body(
         {
             "input": _TEXTS,
@@ -101,7 +110,7 @@ OPENAI: dict[str, Any] = {
 TEI: dict[str, Any] = {
     "summary": "Embed texts (text-embeddings-inference)",
     "tags": ["embed"],
-    "responses": _responses(_TEI_ERROR, 400, 403, 413, 422, 424, 429, 503),
+    "responses": _responses(_TEI_ERROR, 400, 401, 403, 413, 422, 424, 429, 503, 504),
     "openapi_extra": _body(
         {
             "inputs": _TEXTS,

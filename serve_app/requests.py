@@ -12,6 +12,7 @@ from deployments.errors import EmptyInput, InvalidInput, UnknownModel
 from deployments.tokenizer import Query
 
 _LARGEST_ID = 2**31 - 1
+_TIMEOUT_DIGITS = 9  # eleven days
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,15 @@ def parse_tei(body: bytes, rules: Rules) -> EmbedRequest:
         dimensions=_dimensions(fields, rules),
         truncate=_flag(fields, "truncate"),
     )
+
+
+def parse_timeout(header: bytes) -> float:
+    """The header `x-request-timeout-ms` in seconds. Raises InvalidInput."""
+    if not (header.isdigit() and len(header) <= _TIMEOUT_DIGITS and int(header)):
+        raise InvalidInput(
+            f"the header x-request-timeout-ms should be whole milliseconds from 1, not '{header.decode('latin-1')}'"
+        )
+    return int(header) / 1000
 
 
 def _object(body: bytes) -> dict[str, Any]:

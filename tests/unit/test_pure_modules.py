@@ -31,6 +31,7 @@ PURE = [
     "calibration.latency_model",
     "calibration.levels",
     "calibration.serve_config",
+    "serve_app.api_keys",
     "serve_app.requests",
 ]
 
