@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import lru_cache, wraps
 from typing import Any, TypeVar
@@ -15,18 +15,35 @@ import numpy as np
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
-from ray.serve._private.constants import RAY_SERVE_ENABLE_DIRECT_INGRESS
 from ray.serve.grpc_util import RayServegRPCContext
 
-from deployments.errors import BodyTooLarge, Busy, InvalidInput, Unavailable, WindveError
+from deployments.errors import BodyTooLarge, Busy, EmptyInput, InvalidInput, Unavailable, WindveError
 from deployments.router import Embedded, Router
+from deployments.tokenizer import Side, Token
 from serve_app.api_keys import ApiKeys
 from serve_app.grpc_services import SERVICES
 from serve_app.http_api import _admission, describe, shape_vectors
-from serve_app.proto.tei_pb2 import EmbedRequest, EmbedResponse, InfoRequest, InfoResponse, ModelType
+from serve_app.proto.tei_pb2 import (
+    DecodeRequest,
+    DecodeResponse,
+    EmbedRequest,
+    EmbedResponse,
+    EncodeRequest,
+    EncodeResponse,
+    InfoRequest,
+    InfoResponse,
+    ModelType,
+    SimpleToken,
+    TruncationDirection,
+)
+from serve_app.requests import check_dimensions
 
 _LARGEST_DETAILS = 2_000  # bytes; each may take three in an HTTP/2 header, and clients take 8 KiB of headers
 _UNAVAILABLE_RETRY_S = 1.0
+_SIDES: dict[int, Side] = {
+    TruncationDirection.TRUNCATION_DIRECTION_RIGHT: "right",
+    TruncationDirection.TRUNCATION_DIRECTION_LEFT: "left",
+}
 
 Received = Message | InvalidInput  # what `grpc_services.reader` makes of a client's bytes
 Request = TypeVar("Request", bound=Message)
@@ -51,7 +68,7 @@ def _unary(method: Method[Request]) -> Callable[[GrpcApi, Received, RayServegRPC
 def _stream(
     method: Method[Request],
 ) -> Callable[[GrpcApi, AsyncIterator[Received], RayServegRPCContext], AsyncGenerator[Message, None]]:
-    """A call with many requests, each answered by `method`, in their order. The first that is refused ends it."""
+    """A call with many requests, answered by `method` in their order. The first that is refused ends it."""
 
     @wraps(method)
     async def call(
@@ -67,8 +84,7 @@ def _stream(
                     yield message
         except WindveError as error:
             set_status(grpc_context, error)
-            if not RAY_SERVE_ENABLE_DIRECT_INGRESS:  # Serve's own proxy looks at a stream's status only with an error
-                raise
+            raise  # Serve's own proxy looks at what was set only then, and would end the stream as if all were answered
 
     return call
 
@@ -98,6 +114,22 @@ class GrpcApi:
         """Bulk, unless the client says otherwise: a stream waits for room, and leaves half of it to others."""
         return embed_response(await self._embed(request, {"bulk": True, **_asked(grpc_context)}), request)
 
+    @_unary
+    async def Tokenize(self, request: EncodeRequest, grpc_context: RayServegRPCContext) -> EncodeResponse:
+        return await self._tokenize(request)
+
+    @_stream
+    async def TokenizeStream(self, request: EncodeRequest, grpc_context: RayServegRPCContext) -> EncodeResponse:
+        return await self._tokenize(request)
+
+    @_unary
+    async def Decode(self, request: DecodeRequest, grpc_context: RayServegRPCContext) -> DecodeResponse:
+        return await self._decode(request)
+
+    @_stream
+    async def DecodeStream(self, request: DecodeRequest, grpc_context: RayServegRPCContext) -> DecodeResponse:
+        return await self._decode(request)
+
     async def Check(self, request: Received, grpc_context: RayServegRPCContext) -> Message:
         """The standard health check (grpc.health.v1). It needs no key, as `/health` needs none."""
         if not isinstance(request, HealthCheckRequest) or request.service not in {"", *SERVICES}:
@@ -108,7 +140,29 @@ class GrpcApi:
         return HealthCheckResponse(status=status)
 
     async def _embed(self, request: EmbedRequest, asked: dict[str, Any]) -> Embedded:
-        return await self._router.embed([request.inputs], truncate=request.truncate, **asked)
+        side = _SIDES.get(request.truncation_direction)
+        if side is None:
+            raise InvalidInput(f"truncation_direction must be 0 (right) or 1 (left), not {request.truncation_direction}")
+        check_dimensions(_given(request, "dimensions"), self._router.card.dimension)
+        return await self._router.embed(
+            [_text(request.inputs)],
+            truncate=request.truncate,
+            truncation_direction=side,
+            prompt_name=_given(request, "prompt_name"),
+            **asked,
+        )
+
+    async def _tokenize(self, request: EncodeRequest) -> EncodeResponse:
+        (tokens,) = await self._router.tokenize(
+            [_text(request.inputs)],
+            special_tokens=request.add_special_tokens,
+            prompt_name=_given(request, "prompt_name"),
+        )
+        return encode_response(tokens)
+
+    async def _decode(self, request: DecodeRequest) -> DecodeResponse:
+        (text,) = await self._router.decode([list(request.ids)], skip_special_tokens=request.skip_special_tokens)
+        return DecodeResponse(text=text)
 
     @property
     def window(self) -> int:
@@ -174,9 +228,8 @@ def set_status(context: RayServegRPCContext, error: WindveError) -> None:
 
 def embed_response(done: Embedded, request: EmbedRequest) -> EmbedResponse:
     """A query's vector, bit for bit, and where its time went."""
-    unit = request.normalize if request.HasField("normalize") else True
-    dimensions = request.dimensions if request.HasField("dimensions") else None
-    (vector,) = shape_vectors(done, unit=unit, dimensions=dimensions)
+    unit = _given(request, "normalize") is not False
+    (vector,) = shape_vectors(done, unit=unit, dimensions=_given(request, "dimensions"))
     # A vector is in memory as protobuf has packed floats on the wire; number by number it would take 40 times as long.
     answer = EmbedResponse.FromString(_field_head(len(vector)) + vector.astype("<f4", copy=False).tobytes())
     metadata = answer.metadata
@@ -195,6 +248,16 @@ def _field_head(numbers: int) -> bytes:
     return EmbedResponse(embeddings=np.zeros(numbers)).SerializeToString()[: -4 * numbers]
 
 
+def encode_response(tokens: Sequence[Token]) -> EncodeResponse:
+    """A text's tokens; a special one has no place in it."""
+    return EncodeResponse(
+        tokens=[
+            SimpleToken(id=token.id, text=token.text, special=token.special, start=token.start, stop=token.stop)
+            for token in tokens
+        ]
+    )
+
+
 def info_response(info: dict[str, Any]) -> InfoResponse:
     """What `/info` says, as TEI's message has it."""
     shared = ("version", "model_id", "max_concurrent_requests", "max_input_length", "max_batch_tokens",
@@ -205,6 +268,17 @@ def info_response(info: dict[str, Any]) -> InfoResponse:
         model_dtype=info["model_dtype"] or "",
         model_type=ModelType.MODEL_TYPE_EMBEDDING,
     )
+
+
+def _text(inputs: str) -> str:
+    if not inputs:
+        raise EmptyInput("inputs is an empty string; send text")
+    return inputs
+
+
+def _given(request: Message, field: str) -> Any:
+    """An optional field's value, or None."""
+    return getattr(request, field) if request.HasField(field) else None
 
 
 def _ns(seconds: float) -> int:
