@@ -19,6 +19,7 @@ from deployments.device_detector import Topology
 from deployments.errors import (
     Busy,
     DeadlineExceeded,
+    InvalidInput,
     ReplicaLost,
     SettingsError,
     TimedOut,
@@ -31,7 +32,7 @@ from deployments.queue_manager import Full, Permit, QueueManager, Short
 from deployments.retry_after import retry_after_s
 from deployments.settings import RouterConfig, Settings
 from deployments.shortage import Shortage
-from deployments.tokenizer import Query, TokenIds, Tokenizer
+from deployments.tokenizer import Query, Side, Token, TokenIds, Tokenizer, check_texts
 from deployments.trial import Trial
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ logger = logging.getLogger("ray.serve")
 
 # Tokenising this many characters takes about a millisecond: more than that leaves the event loop.
 _CHARACTERS_ON_LOOP = 4_000
+_CHARACTERS_TO_TOKENIZE = 250_000  # each token that is told costs some hundred bytes, and time of the interpreter
 _TRIAL_LEASE_S = 10.0  # trial depths lapse so long after the last trial query: a run that was killed leaves nothing
 _TRIES = 2  # a query whose replica died is admitted once more
 
@@ -147,13 +149,16 @@ class Router:
         queries: Sequence[Query],
         *,
         truncate: bool | None = None,
+        truncation_direction: Side = "right",
+        prompt_name: str | None = None,
         bulk: bool = False,
         trial: Trial | None = None,
         timeout_s: float | None = None,
     ) -> Embedded:
         """Embed one request of 1..n queries.
 
-        `truncate` cuts too long inputs (None: as `limits.auto_truncate` says); `bulk` asks to be treated as bulk;
+        `truncate` cuts too long inputs (None: as `limits.auto_truncate` says) on the side that `truncation_direction`
+        says; `prompt_name` is the prompt to put before each (None: the default, if any); `bulk` asks to be bulk;
         `trial` asks to be admitted by other depths, and is never bulk; `timeout_s` is how long the caller will wait,
         where that is less than the settings allow: queries that still wait then are given up, and no device sees them.
         Raises InvalidInput, Forbidden, Busy, Unavailable, TimedOut, DeadlineExceeded or EngineFailed.
@@ -162,6 +167,7 @@ class Router:
         started = time.monotonic()
         if timeout_s is not None and timeout_s <= 0:
             raise self._too_late(timeout_s)
+        prompt = self._prompt(prompt_name)
         if trial is not None:
             self._enter_trial(trial)
             bulk = False
@@ -174,7 +180,8 @@ class Router:
         most_s = self.config.bulk.timeout_s if bulk else self.config.request_timeout_s
         try:
             async with asyncio.timeout(most_s if timeout_s is None else min(timeout_s, most_s)):
-                token_ids = await self._tokenise(queries, truncate=truncate)
+                cut = self.settings.limits.auto_truncate if truncate is None else truncate
+                token_ids = await self._tokenise(queries, prompt, cut, truncation_direction)
                 tokenised = time.monotonic()
                 answers = await (self._embed_bulk(token_ids) if bulk else self._embed_at_once(token_ids, trial))
         except TimeoutError:
@@ -193,6 +200,37 @@ class Router:
             compute_s=max(answer.compute_s for answer in answers),
             total_s=time.monotonic() - started,
         )
+
+    async def tokenize(
+        self, texts: Sequence[str], *, special_tokens: bool = True, prompt_name: str | None = None
+    ) -> list[list[Token]]:
+        """Each text's tokens, its prompt's too, nothing cut. Raises EmptyInput or InvalidInput."""
+        prompt = self._prompt(prompt_name)
+        characters = sum(map(len, texts)) + len(prompt) * len(texts)
+        if characters > _CHARACTERS_TO_TOKENIZE:
+            raise InvalidInput(
+                f"the inputs have {characters} characters and {_CHARACTERS_TO_TOKENIZE} are tokenized in one request; "
+                "send fewer at once",
+                param="inputs",
+            )
+        check_texts(texts)
+        prompted = [prompt + text for text in texts]
+        return await asyncio.to_thread(self._tokenizer.tokens, prompted, special_tokens=special_tokens)
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        """Token ids back into texts. Raises EmptyInput or InvalidInput."""
+        return await asyncio.to_thread(self._tokenizer.decode, ids, skip_special_tokens=skip_special_tokens)
+
+    def _prompt(self, name: str | None) -> str:
+        """What is put before a text. Raises InvalidInput."""
+        prompts = self.card.prompts
+        name = self.card.default_prompt_name if name is None else name
+        if name is None:
+            return ""
+        if name not in prompts:
+            there = f"only {', '.join(prompts)}" if prompts else "the model has none"
+            raise InvalidInput(f"there is no prompt named '{name}': {there}", param="prompt_name")
+        return prompts[name]
 
     @staticmethod
     def _too_late(timeout_s: float) -> DeadlineExceeded:
@@ -224,21 +262,29 @@ class Router:
         for name, pool in self.pools.items():
             pool.try_depth(None if depths is None else depths.get(name, 0))
 
-    async def _tokenise(self, queries: Sequence[Query], *, truncate: bool | None) -> list[TokenIds]:
-        cut = self.settings.limits.auto_truncate if truncate is None else truncate
-        if sum(map(len, queries)) <= _CHARACTERS_ON_LOOP:
-            return self._token_ids(queries, cut)
-        return await asyncio.to_thread(self._token_ids, queries, cut)
+    async def _tokenise(self, queries: Sequence[Query], prompt: str, truncate: bool, side: Side) -> list[TokenIds]:
+        if sum(map(len, queries)) + len(prompt) * len(queries) <= _CHARACTERS_ON_LOOP:
+            return self._token_ids(queries, prompt, truncate, side)
+        return await asyncio.to_thread(self._token_ids, queries, prompt, truncate, side)
 
-    def _token_ids(self, queries: Sequence[Query], truncate: bool) -> list[TokenIds]:
+    def _token_ids(self, queries: Sequence[Query], prompt: str, truncate: bool, side: Side) -> list[TokenIds]:
+        if prompt:
+            queries = [prompt + self._text(query, index) for index, query in enumerate(queries)]
         if all(isinstance(query, str) for query in queries):
-            return self._tokenizer.encode(queries, truncate=truncate)  # type: ignore[arg-type]
+            return self._tokenizer.encode(queries, truncate=truncate, side=side)  # type: ignore[arg-type]
         return [
-            self._tokenizer.encode([query], truncate=truncate)[0]
+            self._tokenizer.encode([query], truncate=truncate, side=side, first=index)[0]
             if isinstance(query, str)
-            else self._tokenizer.check(query, index, truncate=truncate)
+            else self._tokenizer.check(query, index, truncate=truncate, side=side)
             for index, query in enumerate(queries)
         ]
+
+    def _text(self, query: Query, index: int) -> str:
+        """A query that gets a prompt as text; token ids become the text that they stand for, as with TEI."""
+        if isinstance(query, str):
+            check_texts([query], index)
+            return query
+        return self._tokenizer.decode([query], skip_special_tokens=True)[0]
 
     async def _embed_at_once(self, token_ids: Sequence[TokenIds], trial: Trial | None) -> list[Answer]:
         """Admit all queries in one decision or none. Those whose replica died with them are admitted once more."""

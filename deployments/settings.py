@@ -34,6 +34,7 @@ class ModelSettings(_Strict):
     trust_remote_code: bool = False  # true runs Python code that comes with the model
     pooling: Literal["auto", "cls", "mean", "last"] = "auto"
     normalize: Auto | bool = "auto"
+    default_prompt_name: str | None = None  # of the model's prompts, for texts whose request names none; none: its own
     max_tokens: PositiveInt | None = None  # lowers the model's own limit, never raises it
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import threading
 import time
@@ -7,6 +8,7 @@ import time
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer as FastTokenizer
 
 from deployments.engines import Stopped, TokenBatch, create_engine
 from deployments.engines.emulated import EmulatedEngine
@@ -157,10 +159,58 @@ def test_tokenizer(card):
         tokenizer.encode(["a", ""], truncate=True)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("most", [3, 4, 9, 256])
+def test_too_long_texts_are_cut_as_by_the_library(card, side, most):
+    library = FastTokenizer.from_file(str(card.folder / "tokenizer.json"))
+    library.no_padding()
+    library.enable_truncation(most, direction=side)
+    ours = Tokenizer(dataclasses.replace(card, max_tokens=most))
+    texts = [
+        "a",
+        "one two three four five six seven",
+        "[SEP] the [CLS] in a text [MASK]",
+        "队列深度" * 200,
+        "word " * 400,
+    ]
+    cut = ours.encode(texts, truncate=True, side=side)
+    assert [ids.tolist() for ids in cut] == [library.encode(text).ids for text in texts]
+
+
+def test_too_little_room_is_refused_at_the_start(card):
+    with pytest.raises(SettingsError, match=r"args\.model\.max_tokens: 2 leaves no room beside the special tokens"):
+        Tokenizer(dataclasses.replace(card, max_tokens=2))
+
+
+def test_tokens_are_told_with_their_bytes(card):
+    tokenizer = Tokenizer(card)
+    text = "Été: 队列 👍 unbelievableness"
+    told, bare = (tokenizer.tokens([text], special_tokens=special)[0] for special in (True, False))
+    assert told[1:-1] == bare
+    assert [(token.id, token.text, token.special, token.start) for token in (told[0], told[-1])] == [
+        (101, "[CLS]", True, None),
+        (102, "[SEP]", True, None),
+    ]
+    assert [token.text for token in bare] == ["Été", ":", "队", "列", "👍", "unbelievable", "ness"]
+    for token in bare:
+        assert text.encode()[token.start : token.stop].decode() == token.text
+    assert len(tokenizer.tokens(["word " * 400], special_tokens=True)[0]) == 402
+
+
+def test_token_ids_are_read_back(card):
+    tokenizer = Tokenizer(card)
+    ids = [[101, 7592, 2088, 102], [7592]]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == ["hello world", "hello"]
+    assert tokenizer.decode(ids, skip_special_tokens=False) == ["[CLS] hello world [SEP]", "hello"]
+    with pytest.raises(InvalidInput, match=r"token id 30522 in ids\[1\] is outside"):
+        tokenizer.decode([[1], [30522]], skip_special_tokens=True)
+
+
 def test_token_ids_are_checked(card):
     tokenizer = Tokenizer(card)
     assert tokenizer.check([5, 6], 0, truncate=True).tolist() == [5, 6]
     assert len(tokenizer.check([5] * 300, 0, truncate=True)) == 256
+    assert tokenizer.check([*range(300)], 0, truncate=True, side="left").tolist() == [*range(44, 300)]
     with pytest.raises(InvalidInput, match="input 2 has 300 tokens"):
         tokenizer.check([5] * 300, 2, truncate=False)
     with pytest.raises(InvalidInput, match=r"token id 30522 in input 1 .*check_embedding_ctx_length=False"):
