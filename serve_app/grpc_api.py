@@ -1,4 +1,4 @@
-"""TEI's gRPC calls, and the standard health check. All that carry queries end in `Router.embed`, as in `http_api.py`."""
+"""TEI's gRPC calls, and the standard health check. What carries queries ends in `Router.embed`, as in `http_api.py`."""
 
 from __future__ import annotations
 
@@ -142,7 +142,9 @@ class GrpcApi:
     async def _embed(self, request: EmbedRequest, asked: dict[str, Any]) -> Embedded:
         side = _SIDES.get(request.truncation_direction)
         if side is None:
-            raise InvalidInput(f"truncation_direction must be 0 (right) or 1 (left), not {request.truncation_direction}")
+            raise InvalidInput(
+                f"truncation_direction must be 0 (right) or 1 (left), not {request.truncation_direction}"
+            )
         check_dimensions(_given(request, "dimensions"), self._router.card.dimension)
         return await self._router.embed(
             [_text(request.inputs)],
@@ -180,7 +182,9 @@ class GrpcApi:
         if isinstance(request, InvalidInput):
             raise request
         if request.ByteSize() > self._max_bytes:
-            raise BodyTooLarge(f"the message is larger than this server takes ({self._max_bytes} bytes); send less text")
+            raise BodyTooLarge(
+                f"the message is larger than this server takes ({self._max_bytes} bytes); send less text"
+            )
         return request
 
 
@@ -204,7 +208,7 @@ async def in_order(
             while answers and answers[0].done():
                 yield answers.popleft().result()
     finally:
-        left = [*answers, *([coming] if coming else [])]
+        left: list[asyncio.Future[Any]] = [*answers, *([coming] if coming else [])]
         for future in left:
             future.cancel()
         await asyncio.gather(*left, return_exceptions=True)
@@ -212,8 +216,10 @@ async def in_order(
 
 def _asked(context: RayServegRPCContext) -> dict[str, Any]:
     """What a call's metadata ask for beyond what is usual: the same names as HTTP's headers. Raises InvalidInput."""
-    metadata: list[tuple[str, str | bytes]] = context.invocation_metadata()
-    return _admission([(key.encode(), v.encode() if isinstance(v, str) else v) for key, v in metadata])
+    metadata: Sequence[tuple[str, str | bytes]] = context.invocation_metadata()
+    return _admission(
+        [(key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata]
+    )
 
 
 def set_status(context: RayServegRPCContext, error: WindveError) -> None:

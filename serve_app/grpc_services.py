@@ -45,7 +45,7 @@ def _handler(servicer: Any, method: MethodDescriptor) -> grpc.RpcMethodHandler[A
 
 
 def reader(kind: type[Message]) -> Callable[[bytes], Message | InvalidInput]:
-    """Bytes -> message, or the error as a value: an exception here would be answered UNKNOWN, and a traceback logged."""
+    """Bytes -> message, or the error as a value: what is raised here gRPC answers with UNKNOWN, and logs."""
     name = kind.DESCRIPTOR.full_name
 
     def read(raw: bytes) -> Message | InvalidInput:

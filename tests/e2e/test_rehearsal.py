@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
 from collections import Counter
 
+import grpc
+import pytest
+import tei_wire
 import yaml
 
 from calibration.load import burst, connect, request_bytes
@@ -66,6 +70,58 @@ def test_clients_that_hang_up_leave_nothing_in_flight(rehearsal, figure):
     assert idle_after_s < 1.0, "the run that nobody waited for was not called off"
     assert reply.status == 200
     assert reply.seconds < 2 * V100_LONE_S
+
+
+@pytest.fixture
+def tei(rehearsal):
+    rehearsal.wait_until_idle()
+    with tei_wire.connected(rehearsal.grpc_port) as client:
+        yield client
+
+
+def grpc_queries(count):
+    return [tei_wire.request("Embed/Embed", inputs=f"{TEXT}{number}") for number in range(count)]
+
+
+def test_grpc_burst_on_one_connection_is_admitted_by_the_same_rule(tei):
+    calls = [tei.unary("Embed/Embed").future(query, timeout=30) for query in grpc_queries(200)]
+    outcomes = Counter(dict(call.trailing_metadata()).get("x-windve-pool") or call.code().name for call in calls)
+    assert outcomes == {"accelerator": 90, "cpu": 18, "RESOURCE_EXHAUSTED": 92}
+    busy = next(call for call in calls if call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED)
+    told = dict(busy.trailing_metadata())
+    assert 0 < int(told["retry-after-ms"]) <= SLO_S * 1000
+    assert told["grpc-retry-pushback-ms"] == told["retry-after-ms"]
+    assert busy.details().startswith("busy: 1 asked for, 0 places free of accelerator 90 and cpu 18")
+
+
+def test_grpc_s_own_retries_come_back_when_they_are_told(rehearsal, tei):
+    """Backoffs of 10 ms would use up the second try long before a place is free."""
+    policy = {"maxAttempts": 2, "initialBackoff": "0.01s", "maxBackoff": "0.01s", "backoffMultiplier": 1,
+              "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}  # fmt: skip
+    config = {"methodConfig": [{"name": [{"service": "tei.v1.Embed"}], "retryPolicy": policy}]}
+    filling = [tei.unary("Embed/Embed").future(query, timeout=30) for query in grpc_queries(108)]
+    rehearsal.wait_for(lambda pools: sum(pool["in_flight"] for pool in pools.values()) == 108, what="a full house")
+    with tei_wire.connected(rehearsal.grpc_port, [("grpc.service_config", json.dumps(config))]) as patient:
+        assert len(patient.call("Embed/Embed", inputs="patient").embeddings) == 384
+    assert all(call.code() == grpc.StatusCode.OK for call in filling)
+
+
+def test_grpc_clients_that_cancel_or_whose_deadline_passes_leave_nothing_in_flight(rehearsal, tei):
+    calls = [tei.unary("Embed/Embed").future(query, timeout=30) for query in grpc_queries(50)]
+    calls += [tei.unary("Embed/Embed").future(query, timeout=0.6) for query in grpc_queries(50)]
+    stream = tei.stream("Embed/EmbedStream")(iter(grpc_queries(1000)), timeout=60)
+    rehearsal.wait_for(lambda pools: sum(pool["in_flight"] for pool in pools.values()) >= 54, what="a load")
+    for call in (*calls[:50], stream):
+        call.cancel()
+    assert {call.code().name for call in calls[50:]} == {"DEADLINE_EXCEEDED"}
+    assert rehearsal.wait_until_idle() < SLO_S, "a run that nobody waited for was not called off"
+    assert len(tei.call("Embed/Embed", inputs="next").embeddings) == 384
+
+
+def test_grpc_time_that_a_client_names_is_kept(tei):
+    error = tei.refused("Embed/Embed", inputs="x", metadata=[("x-request-timeout-ms", "50")])
+    assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "the 0.05 s that the request allows" in error.details()
 
 
 def test_bulk_request_is_answered_whole_and_single_queries_go_first(rehearsal, figure):
