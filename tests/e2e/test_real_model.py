@@ -240,7 +240,7 @@ def test_2048_inputs_in_one_request(real):
     assert len(reply.json()["data"]) == 2048
 
 
-# --- gRPC, by a client that knows TEI's messages and nothing of windve -------------------------------------------------
+# --- gRPC, by a client that knows TEI and nothing of windve ------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
