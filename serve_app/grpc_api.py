@@ -20,9 +20,9 @@ from ray.serve.grpc_util import RayServegRPCContext
 from deployments.errors import BodyTooLarge, Busy, EmptyInput, InvalidInput, Unavailable, WindveError
 from deployments.router import Embedded, Router
 from deployments.tokenizer import Side, Token
+from serve_app.answers import describe, shape_vectors
 from serve_app.api_keys import ApiKeys
 from serve_app.grpc_services import SERVICES
-from serve_app.http_api import _admission, describe, shape_vectors
 from serve_app.proto.tei_pb2 import (
     DecodeRequest,
     DecodeResponse,
@@ -36,7 +36,7 @@ from serve_app.proto.tei_pb2 import (
     SimpleToken,
     TruncationDirection,
 )
-from serve_app.requests import check_dimensions
+from serve_app.requests import admission, check_dimensions
 
 _LARGEST_DETAILS = 2_000  # bytes; each may take three in an HTTP/2 header, and clients take 8 KiB of headers
 _UNAVAILABLE_RETRY_S = 1.0
@@ -193,22 +193,20 @@ async def in_order(
 ) -> AsyncGenerator[Message, None]:
     """The answers to `requests`, at most `most` of them worked on at once. Raises what the first bad one raises."""
     answers: deque[asyncio.Future[Message]] = deque()
-    coming: asyncio.Future[Received | None] | None = asyncio.ensure_future(anext(requests, None))
+    coming: deque[asyncio.Future[Received | None]] = deque([asyncio.ensure_future(anext(requests, None))])  # or nothing
     try:
         while answers or coming:
-            reads = coming is not None and len(answers) < most
-            watched = ([answers[0]] if answers else []) + ([coming] if reads else [])
-            await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-            if reads and coming.done():
-                request = coming.result()
-                coming = None
+            reads = coming if len(answers) < most else ()
+            await asyncio.wait([*list(answers)[:1], *reads], return_when=asyncio.FIRST_COMPLETED)
+            if reads and coming[0].done():
+                request = coming.popleft().result()
                 if request is not None:
                     answers.append(asyncio.ensure_future(answer(request)))
-                    coming = asyncio.ensure_future(anext(requests, None))
+                    coming.append(asyncio.ensure_future(anext(requests, None)))
             while answers and answers[0].done():
                 yield answers.popleft().result()
     finally:
-        left: list[asyncio.Future[Any]] = [*answers, *([coming] if coming else [])]
+        left: list[asyncio.Future[Any]] = [*answers, *coming]
         for future in left:
             future.cancel()
         await asyncio.gather(*left, return_exceptions=True)
@@ -217,9 +215,7 @@ async def in_order(
 def _asked(context: RayServegRPCContext) -> dict[str, Any]:
     """What a call's metadata ask for beyond what is usual: the same names as HTTP's headers. Raises InvalidInput."""
     metadata: Sequence[tuple[str, str | bytes]] = context.invocation_metadata()
-    return _admission(
-        [(key.encode(), value if isinstance(value, bytes) else value.encode()) for key, value in metadata]
-    )
+    return admission({key.encode(): value.encode() for key, value in metadata if isinstance(value, str)})
 
 
 def set_status(context: RayServegRPCContext, error: WindveError) -> None:

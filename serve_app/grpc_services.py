@@ -6,11 +6,11 @@ listens, its proxies included, so this module stays light; it routes a call to t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import grpc
-from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
@@ -18,18 +18,21 @@ from grpc_health.v1 import health_pb2
 from deployments.errors import InvalidInput
 from serve_app.proto import tei_pb2
 
-_HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
-_TEI = tuple(tei_pb2.DESCRIPTOR.services_by_name.values())
-# Health has Watch too, but an open watch would count as a request and hold up a Router's replacement.
-_OFFERED = (*((service, tuple(service.methods)) for service in _TEI), (_HEALTH, (_HEALTH.methods_by_name["Check"],)))
+_TEI: tuple[ServiceDescriptor, ...] = tuple(tei_pb2.DESCRIPTOR.services_by_name.values())
+_HEALTH = cast("ServiceDescriptor", health_pb2.DESCRIPTOR.services_by_name["Health"])
+_OFFERED: dict[ServiceDescriptor, Sequence[MethodDescriptor]] = {
+    **{service: service.methods for service in _TEI},
+    # It has Watch too, but an open watch would count as a request and hold up a Router's replacement.
+    _HEALTH: [_HEALTH.methods_by_name["Check"]],
+}
 
-METHODS = tuple(method.name for _, methods in _OFFERED for method in methods)
+METHODS = tuple(method.name for methods in _OFFERED.values() for method in methods)
 SERVICES = tuple(service.full_name for service in _TEI)
 
 
 def add_to_server(servicer: Any, server: grpc.aio.Server) -> None:
     """What the generated `add_..._to_server` functions do, for all services at once, and with `reader`."""
-    for service, methods in _OFFERED:
+    for service, methods in _OFFERED.items():
         handlers = {method.name: _handler(servicer, method) for method in methods}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
 
