@@ -6,7 +6,7 @@ listens, its proxies included, so this module stays light; it routes a call to t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import grpc
@@ -26,6 +26,8 @@ _OFFERED: dict[ServiceDescriptor, Sequence[MethodDescriptor]] = {
     _HEALTH: [_HEALTH.methods_by_name["Check"]],
 }
 
+_RETRIED = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+
 METHODS = tuple(method.name for methods in _OFFERED.values() for method in methods)
 SERVICES = tuple(service.full_name for service in _TEI)
 
@@ -33,8 +35,42 @@ SERVICES = tuple(service.full_name for service in _TEI)
 def add_to_server(servicer: Any, server: grpc.aio.Server) -> None:
     """What the generated `add_..._to_server` functions do, for all services at once, and with `reader`."""
     for service, methods in _OFFERED.items():
-        handlers = {method.name: _handler(servicer, method) for method in methods}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+        handlers = {f"/{service.full_name}/{method.name}": _handler(servicer, method) for method in methods}
+        server.add_generic_rpc_handlers((_Handlers(service.full_name, handlers),))
+
+
+class _Handlers(grpc.ServiceRpcHandler):
+    """A service's handlers. Serve puts its own in place of what is in `_method_handlers`, as grpcio calls it.
+
+    Serve sends a refusal as it sends an answer, behind headers, and gRPC's own retries take that for an answer (gRFC A6,
+    "committed"). Sent at once, without headers, it is retried when the refusal says.
+    """
+
+    def __init__(self, name: str, handlers: dict[str, Any]) -> None:
+        self._name = name
+        self._method_handlers = handlers
+        self._ready: dict[str, Any] = {}
+
+    def service_name(self) -> str:
+        return self._name
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        method = handler_call_details.method
+        if method not in self._ready and method in self._method_handlers:
+            handler = self._method_handlers[method]
+            unary = not handler.request_streaming
+            self._ready[method] = handler._replace(unary_unary=_at_once(handler.unary_unary)) if unary else handler
+        return self._ready.get(method)
+
+
+def _at_once(answer: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, Any], Awaitable[bytes]]:
+    async def call(request: Any, context: Any) -> bytes:
+        told = await answer(request, context)
+        if context.code() in _RETRIED:
+            await context.abort(context.code(), context.details(), context.trailing_metadata())
+        return told
+
+    return call
 
 
 def _handler(servicer: Any, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
