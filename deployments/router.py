@@ -42,7 +42,7 @@ logger = logging.getLogger("ray.serve")
 
 # Tokenising this many characters takes about a millisecond: more than that leaves the event loop.
 _CHARACTERS_ON_LOOP = 4_000
-_CHARACTERS_TO_TOKENIZE = 250_000  # each token that is told costs some hundred bytes, and time of the interpreter
+_CHARACTERS_TO_TOKENIZE = 100_000  # each token that is told costs some hundred bytes, and time of the interpreter
 _TRIAL_LEASE_S = 10.0  # trial depths lapse so long after the last trial query: a run that was killed leaves nothing
 _TRIES = 2  # a query whose replica died is admitted once more
 
