@@ -7,6 +7,7 @@ listens, its proxies included, so this module stays light; it routes a call to t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from operator import methodcaller
 from typing import Any, cast
 
 import grpc
@@ -42,8 +43,8 @@ def add_to_server(servicer: Any, server: grpc.aio.Server) -> None:
 class _Handlers(grpc.ServiceRpcHandler):
     """A service's handlers. Serve puts its own in place of what is in `_method_handlers`, as grpcio calls it.
 
-    Serve sends a refusal as it sends an answer, behind headers, and gRPC's own retries take that for an answer (gRFC A6,
-    "committed"). Sent at once, without headers, it is retried when the refusal says.
+    Serve sends a refusal as it sends an answer, behind headers, and gRPC's own retries take that for an answer (gRFC
+    A6, "committed"). Sent at once, without headers, it is retried when the refusal says.
     """
 
     def __init__(self, name: str, handlers: dict[str, Any]) -> None:
@@ -79,7 +80,7 @@ def _handler(servicer: Any, method: MethodDescriptor) -> grpc.RpcMethodHandler[A
     return make(
         getattr(servicer, method.name),
         request_deserializer=reader(GetMessageClass(method.input_type)),
-        response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        response_serializer=methodcaller("SerializeToString"),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import tei_wire
 from google.protobuf import descriptor_pb2
+from google.protobuf.empty_pb2 import Empty
 from grpc_health.v1 import health_pb2
 from virtual_time import run
 
@@ -86,6 +88,39 @@ def test_services_are_added_with_all_calls():
     add_to_server(SimpleNamespace(**dict.fromkeys(METHODS)), Server())
     calls = {f"/tei.v1.{call}" for call in (*tei_wire.UNARY, *tei_wire.STREAMS)}
     assert set(added) == calls | {"/grpc.health.v1.Health/Check"}
+
+
+def test_grpc_s_own_retries_come_back_when_they_are_told():
+    """The client would wait for a minute by itself; it is told 20 ms, and its second try is answered."""
+    tries = []
+
+    async def embed(request, context):
+        tries.append(request.inputs)
+        if len(tries) == 1:
+            set_status(context, Busy("busy", retry_after_s=0.02))
+            return Empty()
+        return tei_pb2.EmbedResponse(embeddings=[1])
+
+    policy = {"maxAttempts": 2, "initialBackoff": "60s", "maxBackoff": "60s", "backoffMultiplier": 1,
+              "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}  # fmt: skip
+    config = {"methodConfig": [{"name": [{"service": "tei.v1.Embed"}], "retryPolicy": policy}]}
+
+    def ask(port):
+        with tei_wire.connected(port, [("grpc.service_config", json.dumps(config))]) as client:
+            return client.call("Embed/Embed", inputs="a").embeddings
+
+    async def main():
+        server = grpc.aio.server()
+        add_to_server(SimpleNamespace(**dict.fromkeys(METHODS, embed)), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            return await asyncio.to_thread(ask, port)
+        finally:
+            await server.stop(None)
+
+    assert list(asyncio.run(main())) == [1]
+    assert tries == ["a", "a"]
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xff\xff", b"\x0a\x05ab", b"\x0a\x01\xff"])  # garbage, cut short, not UTF-8
