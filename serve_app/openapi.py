@@ -126,6 +126,7 @@ class _Builder:
             "/embeddings": {"post": {**openai["post"], "operationId": "embeddings"}},
             "/embed": embed,
             "/": {"post": {**embed["post"], "operationId": "root"}},
+            "/embed_all": {"post": self._embed_all()},
             "/similarity": {"post": self._similarity()},
             "/tokenize": {"post": self._tokenize()},
             "/decode": {"post": self._decode()},
@@ -164,6 +165,11 @@ class _Builder:
             **self._encoding(),
         }
         return self._tei_model_route("embed", "Embed texts", fields, {"type": "array", "items": _NUMBERS})
+
+    def _embed_all(self) -> dict[str, Any]:
+        fields = {"inputs": self._inputs(), **self._encoding()}
+        answer = {"type": "array", "items": {"type": "array", "items": _NUMBERS}}
+        return self._tei_model_route("embed_all", "The vectors of each text's tokens", fields, answer)
 
     def _similarity(self) -> dict[str, Any]:
         most = self._rules.max_inputs - 1

@@ -99,6 +99,12 @@ def parse_embed(body: bytes, rules: Rules) -> EmbedRequest:
     return EmbedRequest(queries, *_encoding(fields), normalize is not False, _dimensions(fields, rules))
 
 
+def parse_embed_all(body: bytes, rules: Rules) -> EncodeRequest:
+    """TEI's `POST /embed_all`. Raises InvalidInput or EmptyInput."""
+    fields = _object(body)
+    return EncodeRequest(_queries(fields, "inputs", rules), *_encoding(fields))
+
+
 def parse_similarity(body: bytes, rules: Rules) -> EncodeRequest:
     """TEI's `POST /similarity`: the source sentence is the first query, the others follow. Raises InvalidInput or
     EmptyInput.

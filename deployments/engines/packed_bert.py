@@ -233,7 +233,9 @@ def _dense_of(linear: Any, cast: Callable[[torch.Tensor], torch.Tensor], activat
 
 
 class PackedBert:
-    """(ids int32 [tokens], lengths [queries]) -> pooled float32 [queries, dimension], not normalised."""
+    """(ids int32 [tokens], lengths [queries]) -> pooled float32 [queries, dimension], not normalised; or the vector of
+    each token, [tokens, dimension].
+    """
 
     padded = False
 
@@ -256,13 +258,14 @@ class PackedBert:
             _Layer(layer, config.num_attention_heads, config.hidden_act, cast) for layer in transformer.encoder.layer
         ]
 
-    def __call__(self, ids: torch.Tensor, lengths: Lengths) -> torch.Tensor:
+    def __call__(self, ids: torch.Tensor, lengths: Lengths, *, each_token: bool = False) -> torch.Tensor:
         layout = Layout.of(lengths, self._device, self._dtype, padded=self._pads)
         positions = torch.cat([self._positions[:length] for length in layout.lengths])
         x = layout.add_spare(self._norm(functional.embedding(ids, self._words) + positions))
         for layer in self._layers:
             x = layer(x, self._attention, layout)
-        return self._pool(x[: layout.tokens], layout)
+        x = x[: layout.tokens]
+        return x.float() if each_token else self._pool(x, layout)
 
     def _pool(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
         if self._pooling == "cls":

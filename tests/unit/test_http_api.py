@@ -73,7 +73,14 @@ def test_what_a_route_asks_of_the_router_and_answers(root):
     headers = [(b"x-request-timeout-ms", b"1500"), (b"x-windve-priority", b"bulk")]
     payload = {"inputs": ["a", "b"], "truncate": True, "truncation_direction": "Left", "prompt_name": "query"}
     reply = post(HttpApi(router), "/embed", payload, headers=headers, root=root)
-    asked = {"truncate": True, "truncation_direction": "left", "prompt_name": "query", "bulk": True, "timeout_s": 1.5}
+    asked = {
+        "each_token": False,
+        "truncate": True,
+        "truncation_direction": "left",
+        "prompt_name": "query",
+        "bulk": True,
+        "timeout_s": 1.5,
+    }
     assert router.asked == (["a", "b"], asked)
     assert np.allclose(json.loads(reply.body), VECTORS)
     assert reply.headers["content-length"] == str(len(reply.body))
@@ -123,7 +130,6 @@ def test_each_error_in_each_shape(error, status, code, tei_status, kind):
     [
         ("GET", "/nowhere", 404, None, "there is no route /nowhere; see /docs"),
         ("GET", "/metrics", 404, None, "Prometheus metrics are Ray's"),
-        ("POST", "/embed_all", 404, None, "the vectors of single tokens are not served"),
         ("POST", "/embed/", 404, None, "there is no route /embed/"),
         ("GET", "/embed", 405, "POST", "GET is not for /embed, only POST"),
         ("GET", "/", 405, "POST", "GET is not for /, only POST"),
