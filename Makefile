@@ -4,6 +4,7 @@
 # make bench    beside a floor, peers and itself (40 minutes)         make bench ARGS='path service --quick'
 # make test     set up, run all tests                                 make test TESTS=tests/unit
 # make check    ruff and mypy
+# make proto    the gRPC messages anew, after a change to serve_app/proto/tei.proto
 
 PYTHON ?= python3
 CONFIG ?= serve_app/config.yaml
@@ -15,10 +16,10 @@ EXTRAS := demo$(if $(wildcard /dev/davinci0),$(shell echo ,npu))
 SOURCES := serve_app deployments calibration benchmarks tests
 
 .DEFAULT_GOAL := help
-.PHONY: help serve calibrate paper bench test check format clean
+.PHONY: help serve calibrate paper bench test check proto format clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -6
+	@sed -n 's/^# //p' Makefile | head -7
 
 # exec: Ctrl-C reaches the service itself, and make does not print an error over its last words.
 serve: $(VENV)/.serve
@@ -40,6 +41,9 @@ check: $(VENV)/.test
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+
+proto: $(VENV)/.test
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. serve_app/proto/tei.proto
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix $(SOURCES)

@@ -10,10 +10,10 @@ WindveError
 ├── Forbidden               403  PERMISSION_DENIED    not for whom asks
 ├── Busy                    429  RESOURCE_EXHAUSTED   both queues are full; says when to come back
 ├── DeadlineExceeded        504  DEADLINE_EXCEEDED    the time that the client itself allowed has passed
-├── EngineFailed            500  INTERNAL             the model run failed; the query was good
+├── EngineFailed            500  FAILED_PRECONDITION  the model run failed; the query was good
 └── Unavailable             503  UNAVAILABLE          no pool can answer now
     ├── ReplicaLost         503  UNAVAILABLE          the replica died with the query; the Router tries once more
-    └── TimedOut            503  UNAVAILABLE          the time that the settings allow has passed
+    └── TimedOut            503  DEADLINE_EXCEEDED        the time that the settings allow has passed
 """
 
 from __future__ import annotations
@@ -108,6 +108,7 @@ class DeadlineExceeded(WindveError):
 
 
 class EngineFailed(WindveError):
+    grpc_status = "FAILED_PRECONDITION"  # as TEI has it
     code = "engine_failed"
 
 
@@ -122,4 +123,5 @@ class ReplicaLost(Unavailable):
 
 
 class TimedOut(Unavailable):
+    grpc_status = "DEADLINE_EXCEEDED"
     code = "timed_out"

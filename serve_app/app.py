@@ -24,6 +24,7 @@ from deployments.errors import SettingsError
 from deployments.router import Router
 from deployments.settings import Settings
 from serve_app.api_keys import ApiKeys
+from serve_app.grpc_services import METHODS
 
 _DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
 _SEND_WHERE_TOLD = RequestRouterConfig(request_router_class="deployments.replica_router.ReplicaRouter")  # type: ignore[arg-type]
@@ -32,13 +33,18 @@ _FRAMEWORK_CPUS = 0.1  # what the scheduler books for a process whose work is el
 
 
 class Ingress(Router):
-    """The Router with its routes: what answers HTTP."""
+    """The Router with its routes and calls: what answers HTTP and gRPC."""
 
     def __init__(
         self, settings: Settings, topology: Topology, handles: Mapping[str, tuple[str, DeploymentHandle[Any]]]
     ) -> None:
         self.api_keys = None if settings.api_keys is None else ApiKeys.read(settings.api_keys)
         super().__init__(settings, topology, handles)
+        from serve_app.grpc_api import GrpcApi
+
+        calls = GrpcApi(self, self.api_keys)
+        for name in METHODS:  # Serve finds what answers a gRPC call by its name
+            setattr(self, name, getattr(calls, name))
 
     async def check_health(self) -> None:
         """Called by Serve every ten seconds or so: the moment to see whether the API keys have changed."""

@@ -38,6 +38,8 @@ _PROXY_PORTS = {  # Ray's own defaults
     "FALLBACK_PROXY_HTTP_PORT": 8500,
     "FALLBACK_PROXY_GRPC_PORT": 9500,
 }
+_REPLICA_GRPC_PORTS = (31_100, 50)  # the first such block that is free: above Serve's for HTTP, below Linux's own
+_STREAMS = 10_000  # calls on one HTTP/2 connection: HAProxy's own 100 would let a client's further ones wait unseen
 _LOOPBACK = "127.0.0.1"
 _TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 
@@ -58,11 +60,12 @@ def serve_until_interrupted(path: Path) -> None:
         from serve_app.config_file import load_config, settings_of
 
         config = load_config(path)
-        address = _http_address(config)
+        address, grpc_address = _http_address(config), _grpc_address(config)
         keys = []
         for settings in settings_of(config):
             read_model_card(settings.model)  # a wrong name, or a download, shows here and not in a replica's log
             keys.append(None if settings.api_keys is None else read_keys(settings.api_keys)[0])
+            _let_messages_be(4 * settings.limits.max_body_bytes)
         show_machine(console, probe_machine())
         with _local_ray(console) as dashboard:
             _stop_on_signals(stop)  # again: Ray has put its own in place, which end the process where it stands
@@ -74,7 +77,7 @@ def serve_until_interrupted(path: Path) -> None:
             service = LocalService(os.getpid(), dashboard, environment)
             service.announce()
             try:
-                _show_service(console, address, dashboard, keys[0])
+                _show_service(console, address, grpc_address, dashboard, keys[0])
                 stop.wait()
             finally:
                 service.withdraw()
@@ -91,14 +94,34 @@ def _http_address(config: dict[str, Any]) -> str:
 
     options = config.get("http_options") or {}
     host, port = options.get("host", _LOOPBACK), options.get("port", 8000)
+    _check_free(host, port, "http_options.port")
+    prefix = ours(config)[0].get("route_prefix", "/").rstrip("/")
+    return f"http://{_reached_at(host)}:{port}{prefix}"
+
+
+def _grpc_address(config: dict[str, Any]) -> str | None:
+    """None where the config offers no gRPC. Its host is HTTP's."""
+    options = config.get("grpc_options") or {}
+    if not options.get("grpc_servicer_functions"):
+        return None
+    host = (config.get("http_options") or {}).get("host", _LOOPBACK)
+    port = options.get("port", 9000)
+    _check_free(host, port, "grpc_options.port")
+    return f"{_reached_at(host)}:{port}"
+
+
+def _check_free(host: str, port: int, key: str) -> None:
+    """Raises SettingsError: whoever listens there would get our clients' queries."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise SettingsError("http_options.port", f"{host}:{port} cannot be opened: {error.strerror}") from None
-    prefix = ours(config)[0].get("route_prefix", "/").rstrip("/")
-    return f"http://{_LOOPBACK if host == '0.0.0.0' else host}:{port}{prefix}"  # noqa: S104 - a comparison
+            raise SettingsError(key, f"{host}:{port} cannot be opened: {error.strerror}") from None
+
+
+def _reached_at(host: str) -> str:
+    return _LOOPBACK if host == "0.0.0.0" else host  # noqa: S104 - a comparison
 
 
 def _set_ray_environment(scratch: Path, console: Console) -> None:
@@ -112,6 +135,10 @@ def _set_ray_environment(scratch: Path, console: Console) -> None:
         RAY_USAGE_STATS_ENABLED="0",
         RAY_DEDUP_LOGS="0",
     )
+    first, ports = _REPLICA_GRPC_PORTS
+    first = _free_port(first, block=ports)  # Serve's gRPC servers would share a port with another service's, unnoticed
+    os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT", str(first))
+    os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT", str(first + ports - 1))
     if "RAY_AUTH_MODE" not in os.environ and not (Path.home() / ".ray" / "auth_token").exists():
         # Ray would leave a token of its own making in the home directory: keep it where it goes with us.
         token = scratch / "ray-token"
@@ -131,20 +158,37 @@ def _set_ray_environment(scratch: Path, console: Console) -> None:
     os.environ.update({f"RAY_SERVE_HAPROXY_{name}": str(scratch / file) for name, file in files.items()})
     for name, first in _PROXY_PORTS.items():
         os.environ.setdefault(f"RAY_SERVE_{name}", str(_free_port(first)))  # so that two services can run side by side
+    for side in ("FE", "BE"):
+        os.environ.setdefault(f"RAY_SERVE_HAPROXY_H2_{side}_MAX_CONCURRENT_STREAMS", str(_STREAMS))
     os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
     os.environ["RAY_SERVE_HAPROXY_NBTHREAD"] = str(min(4, read_cpu_shape().usable))
 
 
-def _free_port(first: int) -> int:
-    """The first free port from `first` on; below the range from which Ray and clients get theirs while we start."""
-    for port in range(first, first + 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-            return port
-    raise StartFailed(f"no port from {first} to {first + 99} is free")
+def _let_messages_be(largest: int) -> None:
+    """Bytes of a gRPC message that Ray's processes will read: more than we take, which is better refused by ourselves,
+    but not Serve's two gigabytes.
+    """
+    name = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
+    os.environ[name] = str(max(largest, int(os.environ.get(name, "0"))))
+
+
+def _free_port(first: int, *, block: int = 1) -> int:
+    """The first of the first `block` ports in a row that are free, from `first` on; below the range from which Ray and
+    clients get theirs while we start.
+    """
+    for start in range(first, first + 100 * block, block):
+        if all(map(_is_free, range(start, start + block))):
+            return start
+    raise StartFailed(f"no {'port' if block == 1 else f'{block} ports'} from {first} on are free")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 @contextmanager
@@ -256,7 +300,9 @@ def _get_json(url: str, api_key: str | None) -> Any:
             time.sleep(0.1)
 
 
-def _show_service(console: Console, address: str, dashboard: str, api_key: str | None) -> None:
+def _show_service(
+    console: Console, address: str, grpc_address: str | None, dashboard: str, api_key: str | None
+) -> None:
     info = _get_json(f"{address}/info", api_key)
     ours = info["windve"]
     console.print(
@@ -287,7 +333,8 @@ def _show_service(console: Console, address: str, dashboard: str, api_key: str |
     token = "".join(f"{name}={os.environ[name]} " for name in _TOKEN if name in os.environ)
     console.print("\nchange the depths in place, from another terminal (edit user_config, then):")
     console.print(f"{token}{_serve_command()} deploy CONFIG -a {dashboard}", soft_wrap=True)
-    console.print(f"\nserving on {address} (routes: {address}/docs); Ctrl-C stops it. Try:", soft_wrap=True)
+    calls = f", gRPC on {grpc_address}" if grpc_address else ""
+    console.print(f"\nserving on {address} (routes: {address}/docs){calls}; Ctrl-C stops it. Try:", soft_wrap=True)
     console.print(
         f"curl -s {address}/v1/embeddings{key} -H 'content-type: application/json' -d {body}\n", soft_wrap=True
     )

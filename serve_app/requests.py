@@ -261,13 +261,15 @@ def _ids(items: list[Any], where: str) -> list[int]:
 
 
 def _dimensions(fields: dict[str, Any], rules: Rules) -> int | None:
-    value = fields.get("dimensions")
-    if value is None:
-        return None
-    if type(value) is not int or not 1 <= value <= rules.dimension:
+    return check_dimensions(fields.get("dimensions"), rules.dimension)
+
+
+def check_dimensions(value: Any, largest: int) -> int | None:
+    """How many numbers of a vector are asked for, if fewer than all. Raises InvalidInput."""
+    if value is not None and (type(value) is not int or not 1 <= value <= largest):
         shown = value if _is_number(value) else _name(value)
         raise InvalidInput(
-            f"dimensions must be a whole number from 1 to {rules.dimension} (this model's own), not {shown}",
+            f"dimensions must be a whole number from 1 to {largest} (this model's own), not {shown}",
             param="dimensions",
         )
     return value

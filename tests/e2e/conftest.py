@@ -35,9 +35,9 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: "real" in getattr(item, "fixturenames", ()))
 
 
-def free_port():
+def free_port(first=18000):
     """Below the range from which Ray and clients get theirs while the service starts."""
-    for port in range(18000, 18100):
+    for port in range(first, first + 100):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) != 0:
                 return port
@@ -48,8 +48,12 @@ class Service:
     """A running service and what a person at its terminal sees of it."""
 
     def __init__(self, config: dict, folder: Path):
-        self.port = free_port()
-        self.config = {**config, "http_options": {"host": "127.0.0.1", "port": self.port}}
+        self.port, self.grpc_port = free_port(), free_port(19000)
+        self.config = {
+            **config,
+            "http_options": {"host": "127.0.0.1", "port": self.port},
+            "grpc_options": {**config["grpc_options"], "port": self.grpc_port},
+        }
         self.file = folder / "config.yaml"
         self.write()
         self.log = folder / "terminal.txt"

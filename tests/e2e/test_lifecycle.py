@@ -63,6 +63,7 @@ LIVE = ("applications", 0, "deployments", 0, "user_config")
         ((*ARGS, "accelerator", "device"), "npu", "args.accelerator.device: npu was asked for, but no node"),
         ((*LIVE[:-1], "max_ongoing_request"), 3, "did you mean max_ongoing_requests?"),
         (("http_options", "port"), 1, "http_options.port: 127.0.0.1:1 cannot be opened"),
+        (("grpc_options", "port"), 1, "grpc_options.port: 127.0.0.1:1 cannot be opened"),
     ],
 )
 def test_bad_settings_refuse_to_start_and_name_the_key(tmp_path, where, value, sentence):
@@ -70,9 +71,11 @@ def test_bad_settings_refuse_to_start_and_name_the_key(tmp_path, where, value, s
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
-            refuse(tmp_path, change(load_yaml("config.yaml"), where, taken.getsockname()[1]), "cannot be opened")
+            config = change(load_yaml("config.yaml"), ("http_options", "port"), free_port())
+            refuse(tmp_path, change(config, where, taken.getsockname()[1]), f"{'.'.join(where)}: 127.0.0.1:")
         return
     config = change(load_yaml("config.yaml"), ("http_options", "port"), free_port())
+    config = change(config, ("grpc_options", "port"), free_port(19000))
     refuse(tmp_path, change(config, where, value), sentence)
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import numpy as np
 import pytest
+import tei_wire
 import yaml
 from loopback import only_loopback
 
@@ -196,6 +199,58 @@ def test_who_gives_up_while_waiting_frees_the_place_and_no_engine_sees_the_query
     assert (beside["in_flight"], beside["waiting"]) == (40, 0)
     assert outcome(done) == {"accelerator": 40}
     assert sent == 40
+
+
+@pytest.fixture
+def tei(rehearsal):
+    rehearsal.wait_until_idle()
+    with tei_wire.connected(rehearsal.grpc_port) as client:
+        yield client
+
+
+def grpc_queries(count):
+    return [tei_wire.request("Embed/Embed", inputs=f"{TEXT}{number}") for number in range(count)]
+
+
+def test_grpc_burst_on_one_connection_is_admitted_by_the_same_rule(tei):
+    calls = [tei.unary("Embed/Embed").future(query, timeout=30) for query in grpc_queries(200)]
+    outcomes = Counter(dict(call.trailing_metadata()).get("x-windve-pool") or call.code().name for call in calls)
+    assert outcomes == {"accelerator": 90, "cpu": 18, "RESOURCE_EXHAUSTED": 92}
+    busy = next(call for call in calls if call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED)
+    told = dict(busy.trailing_metadata())
+    assert 0 < int(told["retry-after-ms"]) <= SLO_S * 1000
+    assert told["grpc-retry-pushback-ms"] == told["retry-after-ms"]
+    assert busy.details().startswith("busy: 1 asked for, 0 places free of accelerator 90 and cpu 18")
+
+
+def test_grpc_s_own_retries_come_back_when_they_are_told(rehearsal, tei):
+    """Backoffs of 10 ms would use up the second try long before a place is free."""
+    policy = {"maxAttempts": 2, "initialBackoff": "0.01s", "maxBackoff": "0.01s", "backoffMultiplier": 1,
+              "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}  # fmt: skip
+    config = {"methodConfig": [{"name": [{"service": "tei.v1.Embed"}], "retryPolicy": policy}]}
+    filling = [tei.unary("Embed/Embed").future(query, timeout=30) for query in grpc_queries(108)]
+    rehearsal.wait_for(lambda pools: sum(pool["in_flight"] for pool in pools.values()) == 108, what="a full house")
+    with tei_wire.connected(rehearsal.grpc_port, [("grpc.service_config", json.dumps(config))]) as patient:
+        assert len(patient.call("Embed/Embed", inputs="patient").embeddings) == 384
+    assert all(call.code() == grpc.StatusCode.OK for call in filling)
+
+
+def test_grpc_clients_that_cancel_or_whose_deadline_passes_leave_nothing_in_flight(rehearsal, tei):
+    calls = [tei.unary("Embed/Embed").future(query, timeout=30) for query in grpc_queries(30)]
+    stream = tei.stream("Embed/EmbedStream")(iter(grpc_queries(1000)), timeout=60)  # takes half of each queue
+    rehearsal.wait_for(lambda pools: sum(pool["in_flight"] for pool in pools.values()) >= 60, what="a load")
+    hurried = [tei.unary("Embed/Embed").future(query, timeout=0.2) for query in grpc_queries(20)]  # beta alone is more
+    assert {call.code().name for call in hurried} == {"DEADLINE_EXCEEDED"}
+    for call in (*calls, stream):
+        call.cancel()
+    assert rehearsal.wait_until_idle() < SLO_S, "a run that nobody waited for was not called off"
+    assert len(tei.call("Embed/Embed", inputs="next").embeddings) == 384
+
+
+def test_grpc_time_that_a_client_names_is_kept(tei):
+    error = tei.refused("Embed/Embed", inputs="x", metadata=[("x-request-timeout-ms", "50")])
+    assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "the 0.05 s that the request allows" in error.details()
 
 
 def test_bulk_request_is_answered_whole_and_single_queries_go_first(rehearsal, figure):

@@ -32,6 +32,7 @@ PURE = [
     "calibration.levels",
     "calibration.serve_config",
     "serve_app.api_keys",
+    "serve_app.grpc_services",
     "serve_app.requests",
 ]
 

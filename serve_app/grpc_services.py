@@ -1,0 +1,97 @@
+"""The gRPC services that are offered: TEI's, and the standard health check. `grpc_api.py` answers them.
+
+The Serve config names `add_to_server` under `grpc_options.grpc_servicer_functions`. Serve calls it in each process that
+listens, its proxies included, so this module stays light; it routes a call to the ingress's method of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from operator import methodcaller
+from typing import Any, cast
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
+
+from deployments.errors import InvalidInput
+from serve_app.proto import tei_pb2
+
+_TEI: tuple[ServiceDescriptor, ...] = tuple(tei_pb2.DESCRIPTOR.services_by_name.values())
+_HEALTH = cast("ServiceDescriptor", health_pb2.DESCRIPTOR.services_by_name["Health"])
+_OFFERED: dict[ServiceDescriptor, Sequence[MethodDescriptor]] = {
+    **{service: service.methods for service in _TEI},
+    # It has Watch too, but an open watch would count as a request and hold up a Router's replacement.
+    _HEALTH: [_HEALTH.methods_by_name["Check"]],
+}
+
+_RETRIED = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+
+METHODS = tuple(method.name for methods in _OFFERED.values() for method in methods)
+SERVICES = tuple(service.full_name for service in _TEI)
+
+
+def add_to_server(servicer: Any, server: grpc.aio.Server) -> None:
+    """What the generated `add_..._to_server` functions do, for all services at once, and with `reader`."""
+    for service, methods in _OFFERED.items():
+        handlers = {f"/{service.full_name}/{method.name}": _handler(servicer, method) for method in methods}
+        server.add_generic_rpc_handlers((_Handlers(service.full_name, handlers),))
+
+
+class _Handlers(grpc.ServiceRpcHandler):
+    """A service's handlers. Serve puts its own in place of what is in `_method_handlers`, as grpcio calls it.
+
+    Serve sends a refusal as it sends an answer, behind headers, and gRPC's own retries take that for an answer (gRFC
+    A6, "committed"). Sent at once, without headers, it is retried when the refusal says.
+    """
+
+    def __init__(self, name: str, handlers: dict[str, Any]) -> None:
+        self._name = name
+        self._method_handlers = handlers
+        self._ready: dict[str, Any] = {}
+
+    def service_name(self) -> str:
+        return self._name
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        method = handler_call_details.method
+        if method not in self._ready and method in self._method_handlers:
+            handler = self._method_handlers[method]
+            unary = not handler.request_streaming
+            self._ready[method] = handler._replace(unary_unary=_at_once(handler.unary_unary)) if unary else handler
+        return self._ready.get(method)
+
+
+def _at_once(answer: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, Any], Awaitable[bytes]]:
+    async def call(request: Any, context: Any) -> bytes:
+        told = await answer(request, context)
+        if context.code() in _RETRIED:
+            await context.abort(context.code(), context.details(), context.trailing_metadata())
+        return told
+
+    return call
+
+
+def _handler(servicer: Any, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
+    streams = method.client_streaming and method.server_streaming
+    make = grpc.stream_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
+    return make(
+        getattr(servicer, method.name),
+        request_deserializer=reader(GetMessageClass(method.input_type)),
+        response_serializer=methodcaller("SerializeToString"),
+    )
+
+
+def reader(kind: type[Message]) -> Callable[[bytes], Message | InvalidInput]:
+    """Bytes -> message, or the error as a value: what is raised here gRPC answers with UNKNOWN, and logs."""
+    name = kind.DESCRIPTOR.full_name
+
+    def read(raw: bytes) -> Message | InvalidInput:
+        try:
+            return kind.FromString(raw)
+        except DecodeError:
+            return InvalidInput(f"these {len(raw)} bytes are not a {name}: no protobuf, or a text that is not UTF-8")
+
+    return read
