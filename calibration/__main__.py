@@ -91,6 +91,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--application", metavar="NAME", help="which application, if several run")
     add("--url", help="where it answers, if not where its config says")
     add(
+        "--api-keys",
+        metavar="WHERE",
+        help="where the key is that the application wants, if not where its config says: file:PATH or env:NAME",
+    )
+    add(
         "--dashboard",
         metavar="URL",
         help="Ray's dashboard (default: this Ray job's, what `make serve` started, or http://127.0.0.1:8265); a token "
@@ -106,7 +111,9 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
 
     _check(arguments)
     # Before anything imports ray: finding a local service sets Ray's token, which ray reads when it is imported.
-    application = Application.find(dashboard=arguments.dashboard, name=arguments.application, url=arguments.url)
+    application = Application.find(
+        dashboard=arguments.dashboard, name=arguments.application, url=arguments.url, api_keys=arguments.api_keys
+    )
     from calibration.config_file import ConfigFile
     from calibration.journal import Journal
     from calibration.progress import Progress

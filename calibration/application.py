@@ -8,7 +8,8 @@ import secrets
 import time
 import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from calibration.serve_config import DEPLOYMENT, IMPORT_PATH
 from deployments.errors import SettingsError, WindveError
 from deployments.trial import hash_secret
 from serve_app import local_service
+from serve_app.api_keys import read_keys
 
 _DEFAULT_DASHBOARD = "http://127.0.0.1:8265"
 _CONFIG_KEYS = ("proxy_location", "http_options", "grpc_options", "target_capacity")
@@ -42,13 +44,17 @@ class Application:
     dashboard: str
     address: Address
     deployed: dict[str, Any]
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # of every request: they hold the API key
     _pass: dict[str, Any] | None = None
 
     @classmethod
-    def find(cls, *, dashboard: str | None, name: str | None, url: str | None) -> Application:
+    def find(
+        cls, *, dashboard: str | None, name: str | None, url: str | None, api_keys: str | None = None
+    ) -> Application:
         """Ask Ray Serve at `dashboard` (None: the cluster of this Ray job, or what `make serve` started here).
 
-        Raises CalibrationFailed where there is none, SettingsError where it must be chosen.
+        `api_keys` says where the key is that the application wants, as its own setting does (None: where that says).
+        Raises CalibrationFailed where there is none, SettingsError where it must be chosen or the key is not there.
         """
         dashboard = _dashboard(dashboard)
         details = _details(dashboard)
@@ -69,14 +75,20 @@ class Application:
         if name not in ours:
             raise SettingsError("--application", f"there is no windve application named {name}, only {', '.join(ours)}")
         where = url or _url(details, ours[name], dashboard)
-        return cls(name, dashboard, Address.parse(where), _without_trial(ours[name]))
+        headers = _authorization(api_keys, ours[name])
+        return cls(name, dashboard, Address.parse(where), _without_trial(ours[name]), headers)
 
     def info(self) -> dict[str, Any]:
         """What `/info` says. Raises CalibrationFailed where it does not answer."""
         try:
-            with urllib.request.urlopen(f"{self.address}/info", timeout=30) as answer:  # noqa: S310 - checked: http(s)
+            request = urllib.request.Request(f"{self.address}/info", headers=dict(self.headers))  # noqa: S310 - checked
+            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - checked: http(s)
                 found: dict[str, Any] = orjson.loads(answer.read())
         except (OSError, ValueError, HTTPException) as error:
+            if getattr(error, "code", None) == HTTPStatus.UNAUTHORIZED:
+                raise CalibrationFailed(
+                    f"the application at {self.address} does not take the key; say where a good one is with --api-keys"
+                ) from None
             raise CalibrationFailed(
                 f"the application does not answer at {self.address}/info: {error}; say where it is with --url"
             ) from None
@@ -153,6 +165,12 @@ class Application:
             ServeSubmissionClient(self.dashboard).deploy_applications(config)
         except (RayError, RuntimeError, OSError) as error:
             raise CalibrationFailed(f"Ray Serve at {self.dashboard} refused the config: {_first_line(error)}") from None
+
+
+def _authorization(api_keys: str | None, application: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The header with the first of the keys, or none where the application wants none. Raises SettingsError."""
+    source = api_keys or (application.get("args") or {}).get("api_keys")
+    return (("authorization", f"Bearer {read_keys(source, '--api-keys')[0]}"),) if source else ()
 
 
 def _dashboard(given: str | None) -> str:

@@ -75,7 +75,8 @@ class Calibration:
         replicas = {name: pool["live_replicas"] for name, pool in self.found.pools.items()}
         wishes = self.found.wishes
         timeout_s = self._request_timeout_s + _TIMEOUT_MARGIN_S
-        trials = Trials(self._application.address, "", journal, replicas, wishes.tokens, wishes.seed, timeout_s)
+        at, headers = self._application.address, self._application.headers
+        trials = Trials(at, headers, "", journal, replicas, wishes.tokens, wishes.seed, timeout_s)
         self.found.bursts = journal.bursts
         try:
             await self._wait_for_another_run()

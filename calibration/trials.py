@@ -44,6 +44,7 @@ class Trials:
     """Bursts and steady streams at depths that are not in force. `replicas[pool]`: depths are for each of them."""
 
     address: Address
+    headers: Sequence[tuple[str, str]]  # of every query, beside the trial's
     secret: str
     journal: Journal
     replicas: Mapping[str, int]
@@ -161,8 +162,8 @@ class Trials:
         number = next(self._number)
         words = random.Random(self.seed * 1_000_003 + number).choices(_WORDS, k=self._words)  # noqa: S311 - texts
         payload = {"input": " ".join(words), "encoding_format": "base64"}
-        header = Trial(self.secret, depths, only).header()
-        return request_bytes(payload, f"{self.address.prefix}/v1/embeddings", [(HEADER, header)], self.address.netloc)
+        headers = [*self.headers, (HEADER, Trial(self.secret, depths, only).header())]
+        return request_bytes(payload, f"{self.address.prefix}/v1/embeddings", headers, self.address.netloc)
 
     def _collect(
         self,

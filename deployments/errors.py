@@ -6,12 +6,14 @@ WindveError
 │   ├── EmptyInput          400  INVALID_ARGUMENT
 │   ├── UnknownModel        404  NOT_FOUND
 │   └── BodyTooLarge        413  INVALID_ARGUMENT
+├── Unauthorized            401  UNAUTHENTICATED      an API key is wanted, and none that is known was given
 ├── Forbidden               403  PERMISSION_DENIED    not for whom asks
 ├── Busy                    429  RESOURCE_EXHAUSTED   both queues are full; says when to come back
+├── DeadlineExceeded        504  DEADLINE_EXCEEDED    the time that the client itself allowed has passed
 ├── EngineFailed            500  INTERNAL             the model run failed; the query was good
 └── Unavailable             503  UNAVAILABLE          no pool can answer now
     ├── ReplicaLost         503  UNAVAILABLE          the replica died with the query; the Router tries once more
-    └── TimedOut            503  UNAVAILABLE
+    └── TimedOut            503  UNAVAILABLE          the time that the settings allow has passed
 """
 
 from __future__ import annotations
@@ -68,6 +70,12 @@ class BodyTooLarge(InvalidInput):
     code = "body_too_large"
 
 
+class Unauthorized(WindveError):
+    status = 401
+    grpc_status = "UNAUTHENTICATED"
+    code = "invalid_api_key"
+
+
 class Forbidden(WindveError):
     status = 403
     grpc_status = "PERMISSION_DENIED"
@@ -91,6 +99,12 @@ class Busy(WindveError):
 
 def _busy(message: str, retry_after_s: float) -> Busy:
     return Busy(message, retry_after_s=retry_after_s)
+
+
+class DeadlineExceeded(WindveError):
+    status = 504
+    grpc_status = "DEADLINE_EXCEEDED"
+    code = "deadline_exceeded"
 
 
 class EngineFailed(WindveError):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,14 @@ class ModelCard:
     trust_remote_code: bool
     layers: int
     parameters: int
+    prompts: Mapping[str, str] = field(default_factory=dict)  # by name: what is put before a text
+    default_prompt_name: str | None = None
 
 
 def read_model_card(settings: ModelSettings) -> ModelCard:
     """Find the model's folder (downloading it if `id` is a hub name) and read its card.
 
-    Raises SettingsError naming `args.model.id` or `args.model.pooling`.
+    Raises SettingsError that names the setting of `args.model` which does not fit.
     """
     folder, revision = _find(settings)
     config = _json(folder / "config.json")
@@ -59,6 +62,7 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
     if not dimension or "vocab_size" not in text:
         raise SettingsError("args.model.id", f"{folder}/config.json gives no hidden_size or vocab_size")
     sentence = _json(folder / "sentence_bert_config.json")
+    prompts, default_prompt_name = _prompts(folder, settings.default_prompt_name)
     return ModelCard(
         name=settings.name or settings.id,
         folder=folder,
@@ -73,6 +77,8 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
         trust_remote_code=settings.trust_remote_code,
         layers=int(text.get("num_hidden_layers") or text.get("n_layers") or 0),
         parameters=sum(map(_count_parameters, weights)),
+        prompts=prompts,
+        default_prompt_name=default_prompt_name,
     )
 
 
@@ -139,18 +145,40 @@ def _modules(folder: Path) -> list[dict[str, str]]:
 def _pooling(folder: Path, wanted: str) -> str:
     if wanted != "auto":
         return wanted
-    for module in _modules(folder):
-        if module["type"].endswith("Pooling"):
-            config = _json(folder / module["path"] / "config.json")
-            named = config.get("pooling_mode")
-            modes = {named} if named else {key for key, on in config.items() if key.startswith("pooling_mode") and on}
-            found = {_POOLING_FLAGS.get(mode, mode) for mode in modes}
-            if len(found) == 1 and found <= {"cls", "mean", "last", "lasttoken"}:
-                return found.pop().replace("lasttoken", "last")
-            raise SettingsError(
-                "args.model.pooling", f"the model pools by {sorted(found)}; of these, one of cls, mean, last is served"
-            )
+    config = _pooling_config(folder)
+    if config is not None:
+        named = config.get("pooling_mode")
+        modes = {named} if named else {key for key, on in config.items() if key.startswith("pooling_mode") and on}
+        found = {_POOLING_FLAGS.get(mode, mode) for mode in modes}
+        if len(found) == 1 and found <= {"cls", "mean", "last", "lasttoken"}:
+            return found.pop().replace("lasttoken", "last")
+        raise SettingsError(
+            "args.model.pooling", f"the model pools by {sorted(found)}; of these, one of cls, mean, last is served"
+        )
     raise SettingsError("args.model.pooling", "the model's files do not say how it pools: set cls, mean or last")
+
+
+def _pooling_config(folder: Path) -> dict[str, Any] | None:
+    paths = [module["path"] for module in _modules(folder) if module["type"].endswith("Pooling")]
+    return _json(folder / paths[0] / "config.json") if paths else None
+
+
+def _prompts(folder: Path, wanted: str | None) -> tuple[dict[str, str], str | None]:
+    """The prompts that sentence-transformers would put before texts, and the name of the one for texts without any."""
+    config = _json(folder / "config_sentence_transformers.json")
+    prompts: dict[str, str] = config.get("prompts") or {}
+    name = wanted or config.get("default_prompt_name")
+    if name is not None and name not in prompts:
+        there = f"only {', '.join(prompts)}" if prompts else "it has none"
+        raise SettingsError("args.model.default_prompt_name", f"the model has no prompt named {name}: {there}")
+    if any(prompts.values()) and not (_pooling_config(folder) or {}).get("include_prompt", True):
+        if name is not None and prompts[name]:
+            raise SettingsError(
+                "args.model.default_prompt_name",
+                "the model leaves its prompts out of the pooling, which is not supported",
+            )
+        return {}, None
+    return prompts, name
 
 
 def _normalize(folder: Path) -> bool:

@@ -16,7 +16,16 @@ import numpy.typing as npt
 
 from deployments.batcher import Answer, Job
 from deployments.device_detector import Topology
-from deployments.errors import Busy, ReplicaLost, SettingsError, TimedOut, Unavailable, WindveError
+from deployments.errors import (
+    Busy,
+    DeadlineExceeded,
+    InvalidInput,
+    ReplicaLost,
+    SettingsError,
+    TimedOut,
+    Unavailable,
+    WindveError,
+)
 from deployments.metrics import RouterMetrics, counted, publish_again_and_again
 from deployments.model_files import ModelCard, read_model_card
 from deployments.pool import Pool
@@ -24,7 +33,7 @@ from deployments.queue_manager import Full, Permit, QueueManager, Short
 from deployments.retry_after import retry_after_s
 from deployments.settings import RouterConfig, Settings
 from deployments.shortage import Shortage
-from deployments.tokenizer import Query, TokenIds, Tokenizer
+from deployments.tokenizer import Query, Side, Token, TokenIds, Tokenizer, check_texts
 from deployments.trial import Trial
 
 if TYPE_CHECKING:
@@ -34,6 +43,7 @@ logger = logging.getLogger("ray.serve")
 
 # Tokenising this many characters takes about a millisecond: more than that leaves the event loop.
 _CHARACTERS_ON_LOOP = 4_000
+_CHARACTERS_TO_TOKENIZE = 100_000  # each token that is told costs some hundred bytes, and time of the interpreter
 _TRIAL_LEASE_S = 10.0  # trial depths lapse so long after the last trial query: a run that was killed leaves nothing
 _TRIES = 2  # a query whose replica died is admitted once more
 
@@ -144,17 +154,25 @@ class Router:
         queries: Sequence[Query],
         *,
         truncate: bool | None = None,
+        truncation_direction: Side = "right",
+        prompt_name: str | None = None,
         bulk: bool = False,
         trial: Trial | None = None,
+        timeout_s: float | None = None,
     ) -> Embedded:
         """Embed one request of 1..n queries, and count it.
 
-        `truncate` cuts too long inputs (None: as `limits.auto_truncate` says); `bulk` asks to be treated as bulk;
-        `trial` asks to be admitted by other depths, and is never bulk.
-        Raises InvalidInput, Forbidden, Busy, Unavailable, TimedOut or EngineFailed.
+        `truncate` cuts too long inputs (None: as `limits.auto_truncate` says) on the side that `truncation_direction`
+        says; `prompt_name` is the prompt to put before each (None: the default, if any); `bulk` asks to be bulk;
+        `trial` asks to be admitted by other depths, and is never bulk; `timeout_s` is how long the caller will wait,
+        where that is less than the settings allow: queries that still wait then are given up, and no device sees them.
+        Raises InvalidInput, Forbidden, Busy, Unavailable, TimedOut, DeadlineExceeded or EngineFailed.
         """
         assert self.config is not None
         started = time.monotonic()
+        if timeout_s is not None and timeout_s <= 0:
+            raise self._too_late(timeout_s)
+        prompt = self._prompt(prompt_name)
         if trial is not None:
             self._enter_trial(trial)
             bulk = False
@@ -164,15 +182,18 @@ class Router:
             bulk = bulk or len(queries) > self._queue.capacity
         if not bulk and len(queries) > free and not self._may_ask(trial):
             raise self._refusal(Full(len(queries), free))  # before any expensive work
-        timeout_s = self.config.bulk.timeout_s if bulk else self.config.request_timeout_s
+        most_s = self.config.bulk.timeout_s if bulk else self.config.request_timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                token_ids = await self._tokenise(queries, truncate=truncate)
+            async with asyncio.timeout(most_s if timeout_s is None else min(timeout_s, most_s)):
+                cut = self.settings.limits.auto_truncate if truncate is None else truncate
+                token_ids = await self._tokenise(queries, prompt, cut, truncation_direction)
                 tokenised = time.monotonic()
                 answers = await (self._embed_bulk(token_ids) if bulk else self._embed_at_once(token_ids, trial))
         except TimeoutError:
+            if timeout_s is not None and timeout_s < most_s:
+                raise self._too_late(timeout_s) from None
             key = "bulk.timeout_s" if bulk else "request_timeout_s"
-            raise TimedOut(f"no answer within {timeout_s:g} s ({key}); please try again later") from None
+            raise TimedOut(f"no answer within {most_s:g} s ({key}); please try again later") from None
         total_s = time.monotonic() - started
         queue_s = max(answer.queue_s for answer in answers)
         self.metrics.answered([answer.pool for answer in answers], tokenization_s=tokenised - started, queue_s=queue_s)
@@ -188,6 +209,43 @@ class Router:
             queue_s=queue_s,
             compute_s=max(answer.compute_s for answer in answers),
             total_s=total_s,
+        )
+
+    async def tokenize(
+        self, texts: Sequence[str], *, special_tokens: bool = True, prompt_name: str | None = None
+    ) -> list[list[Token]]:
+        """Each text's tokens, its prompt's too, nothing cut. Raises EmptyInput or InvalidInput."""
+        prompt = self._prompt(prompt_name)
+        characters = sum(map(len, texts)) + len(prompt) * len(texts)
+        if characters > _CHARACTERS_TO_TOKENIZE:
+            raise InvalidInput(
+                f"the inputs have {characters} characters and {_CHARACTERS_TO_TOKENIZE} are tokenized in one request; "
+                "send fewer at once",
+                param="inputs",
+            )
+        check_texts(texts)
+        prompted = [prompt + text for text in texts]
+        return await asyncio.to_thread(self._tokenizer.tokens, prompted, special_tokens=special_tokens)
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        """Token ids back into texts. Raises EmptyInput or InvalidInput."""
+        return await asyncio.to_thread(self._tokenizer.decode, ids, skip_special_tokens=skip_special_tokens)
+
+    def _prompt(self, name: str | None) -> str:
+        """What is put before a text. Raises InvalidInput."""
+        prompts = self.card.prompts
+        name = self.card.default_prompt_name if name is None else name
+        if name is None:
+            return ""
+        if name not in prompts:
+            there = f"only {', '.join(prompts)}" if prompts else "the model has none"
+            raise InvalidInput(f"there is no prompt named '{name}': {there}", param="prompt_name")
+        return prompts[name]
+
+    @staticmethod
+    def _too_late(timeout_s: float) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"no answer within the {timeout_s:g} s that the request allows; allow more, or send less"
         )
 
     def _enter_trial(self, trial: Trial) -> None:
@@ -214,21 +272,29 @@ class Router:
         for name, pool in self.pools.items():
             pool.try_depth(None if depths is None else depths.get(name, 0))
 
-    async def _tokenise(self, queries: Sequence[Query], *, truncate: bool | None) -> list[TokenIds]:
-        cut = self.settings.limits.auto_truncate if truncate is None else truncate
-        if sum(map(len, queries)) <= _CHARACTERS_ON_LOOP:
-            return self._token_ids(queries, cut)
-        return await asyncio.to_thread(self._token_ids, queries, cut)
+    async def _tokenise(self, queries: Sequence[Query], prompt: str, truncate: bool, side: Side) -> list[TokenIds]:
+        if sum(map(len, queries)) + len(prompt) * len(queries) <= _CHARACTERS_ON_LOOP:
+            return self._token_ids(queries, prompt, truncate, side)
+        return await asyncio.to_thread(self._token_ids, queries, prompt, truncate, side)
 
-    def _token_ids(self, queries: Sequence[Query], truncate: bool) -> list[TokenIds]:
+    def _token_ids(self, queries: Sequence[Query], prompt: str, truncate: bool, side: Side) -> list[TokenIds]:
+        if prompt:
+            queries = [prompt + self._text(query, index) for index, query in enumerate(queries)]
         if all(isinstance(query, str) for query in queries):
-            return self._tokenizer.encode(queries, truncate=truncate)  # type: ignore[arg-type]
+            return self._tokenizer.encode(queries, truncate=truncate, side=side)  # type: ignore[arg-type]
         return [
-            self._tokenizer.encode([query], truncate=truncate)[0]
+            self._tokenizer.encode([query], truncate=truncate, side=side, first=index)[0]
             if isinstance(query, str)
-            else self._tokenizer.check(query, index, truncate=truncate)
+            else self._tokenizer.check(query, index, truncate=truncate, side=side)
             for index, query in enumerate(queries)
         ]
+
+    def _text(self, query: Query, index: int) -> str:
+        """A query that gets a prompt as text; token ids become the text that they stand for, as with TEI."""
+        if isinstance(query, str):
+            check_texts([query], index)
+            return query
+        return self._tokenizer.decode([query], skip_special_tokens=True)[0]
 
     async def _embed_at_once(self, token_ids: Sequence[TokenIds], trial: Trial | None) -> list[Answer]:
         """Admit all queries in one decision or none. Those whose replica died with them are admitted once more."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from deployments.errors import SettingsError
 
@@ -34,6 +34,7 @@ class ModelSettings(_Strict):
     trust_remote_code: bool = False  # true runs Python code that comes with the model
     pooling: Literal["auto", "cls", "mean", "last"] = "auto"
     normalize: Auto | bool = "auto"
+    default_prompt_name: str | None = None  # of the model's prompts, for texts whose request names none; none: its own
     max_tokens: PositiveInt | None = None  # lowers the model's own limit, never raises it
 
 
@@ -94,10 +95,24 @@ class Settings(_Strict):
     """The application's `args`."""
 
     model: ModelSettings
+    api_keys: str | None = None  # where the keys are that clients must show: file:PATH or env:NAME; none: all may ask
     heterogeneous: bool = True  # CPU helps the accelerator; off: the accelerator's queue only
     accelerator: AcceleratorSettings = AcceleratorSettings()
     cpu: CpuSettings = CpuSettings()
     limits: Limits = Limits()
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _keys_are_elsewhere(cls, given: Any) -> Any:
+        """What is wrong here may be a key itself, so it is never shown."""
+        kind, _, where = given.partition(":") if isinstance(given, str) else ("", "", "")
+        if given is not None and (kind not in {"file", "env"} or not where):
+            raise ValueError(
+                "should say where the keys are, file:PATH or env:NAME; the keys themselves stay out of here"
+            )
+        if kind == "file" and not where.startswith(("/", "~")):
+            raise ValueError("file: needs a whole path, /..., as it is read wherever a Router runs")
+        return given
 
     @model_validator(mode="after")
     def _emulated_and_real_never_mix(self) -> Self:

@@ -1,12 +1,16 @@
-"""Text -> token ids, with the model's own fast tokenizer; token ids that a client sends are checked, not changed."""
+"""Text -> token ids, with the model's own fast tokenizer; token ids that a client sends are checked."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
@@ -14,58 +18,102 @@ from deployments.model_files import ModelCard
 
 TokenIds = npt.NDArray[np.int32]  # shape [tokens]
 Query = str | Sequence[int]  # what a client sends: a text, or its token ids
+Side = Literal["left", "right"]  # where a too long input is cut
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token of a text. `start` and `stop` are its place in the text's UTF-8 bytes; a special token has none."""
+
+    id: int
+    text: str
+    special: bool
+    start: int | None
+    stop: int | None
+
+
+_FOREIGN = (
+    "ids of another tokenizer mean other words here (in LangChain set check_embedding_ctx_length=False to send text)"
+)
 
 
 class Tokenizer:
     """Thread-safe: the encoding releases the GIL and keeps no state."""
 
     def __init__(self, card: ModelCard) -> None:
+        """Raises SettingsError where the model's tokenizer cannot be used."""
         self._max_tokens = card.max_tokens
         self._vocab_size = card.vocab_size
         self._lower_case = card.lower_case
         self._fast = _load(card.folder)
         self._fast.no_padding()
-        self._fast.enable_truncation(card.max_tokens)  # on the right, the special tokens kept; what is cut is reported
+        self._fast.no_truncation()  # too long inputs are cut here, on the side that the request says
+        self._first, self._last = _special_ids(self._fast, card)
 
-    def encode(self, texts: Sequence[str], *, truncate: bool) -> list[TokenIds]:
-        """One int32 array of token ids for each text, special tokens included.
+    def encode(self, texts: Sequence[str], *, truncate: bool, side: Side = "right", first: int = 0) -> list[TokenIds]:
+        """One int32 array of token ids for each text, special tokens included; these stay where a text is cut. `first`
+        is the number of the first text, for the errors.
 
         Raises EmptyInput for an empty text, and InvalidInput where a text has more than the model's `max_tokens` and
         `truncate` is off.
         """
-        for index, text in enumerate(texts):
-            if not text:
-                raise EmptyInput(f"input {index} is an empty string; send text or leave it out", param="input")
+        check_texts(texts, first)
         if self._lower_case:
             texts = [text.lower() for text in texts]
         encodings = self._fast.encode_batch_fast(texts)
-        if not truncate:
-            for index, encoding in enumerate(encodings):
-                if encoding.overflowing:
-                    special = sum(encoding.special_tokens_mask)
-                    cut = sum(len(piece.ids) - special for piece in encoding.overflowing)
-                    raise self._too_long(index, len(encoding.ids) + cut)
-        token_ids = [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
-        for index, ids in enumerate(token_ids):
-            if not len(ids):
-                raise EmptyInput(f"input {index} holds nothing that the model's tokenizer knows", param="input")
-        return token_ids
+        return [self._cut(encoding.ids, index, truncate, side) for index, encoding in enumerate(encodings, first)]
 
-    def check(self, ids: Sequence[int], index: int, *, truncate: bool) -> TokenIds:
-        """Token ids as a client sent them, taken as they are. Raises EmptyInput or InvalidInput."""
+    def check(self, ids: Sequence[int], index: int, *, truncate: bool, side: Side = "right") -> TokenIds:
+        """Token ids as a client sent them, the special tokens included; cut as a text is.
+
+        Raises EmptyInput, and InvalidInput for ids that the model's tokenizer does not make: they would be computed
+        without an error, and mean other words (a short English text's in OpenAI's cl100k_base are mostly small enough).
+        """
+        self._check_known(ids, f"input {index}", "input")
+        content = len(ids) - len(self._last)
+        if list(ids[: len(self._first)]) != self._first or list(ids[content:]) != self._last:
+            raise InvalidInput(
+                f"the token ids of input {index} should begin with {self._first} and end with {self._last}, "
+                f"this model's special tokens: {_FOREIGN}",
+                param="input",
+            )
+        return self._cut(ids, index, truncate, side)
+
+    def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
+        """Each text's tokens, nothing cut. Raises EmptyInput for an empty text."""
+        check_texts(texts)
+        if self._lower_case:
+            texts = [text.lower() for text in texts]
+        encodings = self._fast.encode_batch(texts, add_special_tokens=special_tokens)
+        return [_tokens(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+
+    def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        """Token ids back into texts. Raises EmptyInput or InvalidInput."""
+        for index, some in enumerate(ids):
+            self._check_known(some, f"ids[{index}]", "ids")
+        return self._fast.decode_batch(ids, skip_special_tokens=skip_special_tokens)
+
+    def _cut(self, ids: Sequence[int], index: int, truncate: bool, side: Side) -> TokenIds:
         if not ids:
-            raise EmptyInput(f"input {index} is an empty list of token ids; leave it out", param="input")
+            raise EmptyInput(f"input {index} holds nothing that the model's tokenizer knows", param="input")
+        over = len(ids) - self._max_tokens
+        if over > 0:
+            if not truncate:
+                raise self._too_long(index, len(ids))
+            start, end = len(self._first), len(ids) - len(self._last)
+            ids = [*ids[: end - over], *ids[end:]] if side == "right" else [*ids[:start], *ids[start + over :]]
+        return np.array(ids, dtype=np.int32)
+
+    def _check_known(self, ids: Sequence[int], where: str, param: str) -> None:
+        if not ids:
+            raise EmptyInput(f"{where} is an empty list of token ids; leave it out", param=param)
         largest, smallest = max(ids), min(ids)
         if smallest < 0 or largest >= self._vocab_size:
             wrong = smallest if smallest < 0 else largest
             raise InvalidInput(
-                f"token id {wrong} in input {index} is outside this model's vocabulary of {self._vocab_size}; the ids "
-                "come from another tokenizer (in LangChain set check_embedding_ctx_length=False to send text)",
-                param="input",
+                f"token id {wrong} in {where} is outside this model's vocabulary of {self._vocab_size}: {_FOREIGN}",
+                param=param,
             )
-        if len(ids) > self._max_tokens and not truncate:
-            raise self._too_long(index, len(ids))
-        return np.array(ids[: self._max_tokens], dtype=np.int32)
 
     def _too_long(self, index: int, tokens: int) -> InvalidInput:
         return InvalidInput(
@@ -73,6 +121,37 @@ class Tokenizer:
             '"truncate": true to have it cut',
             param="input",
         )
+
+
+def check_texts(texts: Sequence[str], first: int = 0) -> None:
+    """Raises EmptyInput for an empty text; `first` is the number of the first."""
+    for index, text in enumerate(texts, first):
+        if not text:
+            raise EmptyInput(f"input {index} is an empty string; send text or leave it out", param="input")
+
+
+def _special_ids(fast: FastTokenizer, card: ModelCard) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and after every text. Raises SettingsError where that leaves no room for text."""
+    encoding = fast.encode("a")
+    content = [place for place, special in enumerate(encoding.special_tokens_mask) if not special]
+    first, last = (encoding.ids[: content[0]], encoding.ids[content[-1] + 1 :]) if content else ([], [])
+    if len(first) + len(last) != fast.num_special_tokens_to_add(is_pair=False):
+        raise SettingsError("args.model.id", "the tokenizer puts special tokens inside a text, which is not supported")
+    if len(first) + len(last) >= card.max_tokens:
+        raise SettingsError("args.model.max_tokens", f"{card.max_tokens} leaves no room beside the special tokens")
+    return first, last
+
+
+def _tokens(text: str, encoding: Encoding) -> list[Token]:
+    at = list(itertools.accumulate((len(character.encode()) for character in text), initial=0))
+    return [
+        Token(number, token, True, None, None)
+        if special
+        else Token(number, text[start:stop], False, at[start], at[stop])
+        for number, token, special, (start, stop) in zip(
+            encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True
+        )
+    ]
 
 
 def _load(folder: Path) -> FastTokenizer:

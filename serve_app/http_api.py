@@ -1,89 +1,144 @@
-"""The routes: OpenAI's and TEI's for embeddings, and what a server tells of itself. All end in `Router.embed`."""
+"""The routes: OpenAI's and TEI's for embeddings, and what a server tells of itself. All end in the Router.
+
+ASGI messages are written by hand: a framework's layers cost about as much as all else that the Router does for a query.
+"""
 
 from __future__ import annotations
 
 import base64
-import importlib.metadata
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import orjson
-from fastapi import FastAPI, Request, Response
-from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from fastapi.openapi.docs import get_swagger_ui_html
+from starlette.types import Message, Receive, Scope, Send
 
-from deployments import trial
-from deployments.errors import BodyTooLarge, Busy, EmptyInput, Forbidden, InvalidInput, Unavailable, WindveError
+from deployments.errors import BodyTooLarge, InvalidInput, Unavailable, UnknownModel, WindveError
 from deployments.router import Embedded, Router
-from deployments.trial import Trial
 from serve_app import openapi
-from serve_app.requests import Rules, parse_openai, parse_tei
+from serve_app.answers import VERSION, Vector, describe, shape_vectors
+from serve_app.api_keys import ApiKeys
+from serve_app.http_errors import JSON, Headers, NoRoute, WrongMethod, error_answer
+from serve_app.requests import (
+    EncodeRequest,
+    Rules,
+    admission,
+    parse_decode,
+    parse_embed,
+    parse_openai,
+    parse_similarity,
+    parse_tokenize,
+)
 
-VERSION = importlib.metadata.version("windve")
-_JSON = "application/json"
-_PRIORITY = b"x-windve-priority"
-_TRIAL = trial.HEADER.encode()
-_OPENAI_PREFIX = "/v1/"
+_WITHOUT_KEY = frozenset({"/health", "/ping"})  # what a load balancer asks
+_MODEL = "/v1/models/"
+_NOT_HERE = {  # what other servers have, and people look for
+    "/embed_all": "the vectors of single tokens are not served, only a text's: see /embed",
+    "/metrics": "Prometheus metrics are Ray's, on each node's metrics port, of all replicas; counters are in /info",
+}
 
-_CONTENT_TYPE = (b"content-type", _JSON.encode())
+Answer = tuple[Headers, bytes]  # the content type among the headers, the content length not
 
-Vector = npt.NDArray[np.float32]
-Headers = list[tuple[bytes, bytes]]
+
+class Request:
+    """What a handler sees of an HTTP request."""
+
+    __slots__ = ("_receive", "headers", "path", "root")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.root: str = scope.get("root_path", "")  # ASGI puts the application's route prefix there
+        self.path: str = scope["path"].removeprefix(self.root) or "/"
+        self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        self._receive = receive
+
+    async def body(self, largest: int) -> bytes:
+        """Raises BodyTooLarge as soon as it is known to be larger than `largest` bytes."""
+        problem = f"the body is larger than this server takes ({largest} bytes); send fewer texts at once"
+        told = self.headers.get(b"content-length", b"")
+        if told.isdigit() and int(told) > largest:
+            raise BodyTooLarge(problem)
+        chunks: list[bytes] = []
+        size, more = 0, True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise InvalidInput("the connection closed before the body had come")  # nobody reads it
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > largest:
+                raise BodyTooLarge(problem)
+            more = message.get("more_body", False)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+Handler = Callable[[Request], Awaitable[Answer]]
 
 
 class HttpApi:
-    """The ASGI application of one Router replica.
+    """The ASGI application of one Router replica."""
 
-    FastAPI documents all routes and answers the rare ones. The ones that carry queries are dispatched before it: its
-    layers, which these handlers do not use, cost about as much as all else that the Router does for a query.
-    """
-
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, api_keys: ApiKeys | None = None) -> None:
         self._router = router
-        limits = router.settings.limits
+        self._api_keys = api_keys
+        limits, card = router.settings.limits, router.card
         self._max_body_bytes = limits.max_body_bytes
-        self._rules = Rules(router.card.name, router.card.dimension, limits.max_inputs_per_request)
+        self._rules = Rules(card.name, card.dimension, limits.max_inputs_per_request)
         self._headers = [(b"x-windve-emulated", b"true")] if router.settings.emulated else []
-        self._hot = {
-            "/v1/embeddings": self.openai_embeddings,
-            "/embeddings": self.openai_embeddings,
-            "/embed": self.tei_embed,
-            "/": self.tei_embed,
+        self._document = openapi.document(self._rules, VERSION, card, api_keys=api_keys is not None)
+        self._routes: dict[tuple[str, str], Handler] = {
+            ("POST", "/v1/embeddings"): self.openai_embeddings,
+            ("POST", "/embeddings"): self.openai_embeddings,
+            ("POST", "/embed"): self.embed,
+            ("POST", "/"): self.embed,
+            ("POST", "/similarity"): self.similarity,
+            ("POST", "/tokenize"): self.tokenize,
+            ("POST", "/decode"): self.decode,
+            ("GET", "/v1/models"): self.openai_models,
+            ("GET", "/info"): self.info,
+            ("GET", "/health"): self.health,
+            ("GET", "/ping"): self.ping,
+            ("GET", "/docs"): self.docs,
+            ("GET", "/openapi.json"): self.openapi,
         }
-        self._api = self._document()
-
-    def _document(self) -> FastAPI:
-        api = FastAPI(title="windve", version=VERSION, summary="Embeddings: accelerator first, CPU for the overflow.")
-        for path, handler in self._hot.items():
-            api.post(path, **(openapi.OPENAI if handler == self.openai_embeddings else openapi.TEI))(_answered_before)
-        api.get("/v1/models", **openapi.MODELS)(self.models)
-        api.get("/info", **openapi.INFO)(self.info)
-        api.get("/health", **openapi.HEALTH)(self.health)
-        api.get("/ping", **openapi.PING)(self.ping)
-        api.add_exception_handler(WindveError, _on_error)
-        api.add_exception_handler(HTTPException, _on_http_exception)
-        return api
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        handler = self._hot.get(_path(scope)) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if handler is None:
-            await self._api(scope, receive, send)
+        if scope["type"] != "http":
+            await _not_http(scope, receive, send)
             return
+        request = Request(scope, receive)
         try:
-            headers, body = await handler(scope["headers"], receive)
+            if self._api_keys is not None and request.path not in _WITHOUT_KEY:
+                shown = request.headers.get(b"authorization")
+                self._api_keys.check(None if shown is None else shown.decode("latin-1"))
+            handler = self._routes.get((scope["method"], request.path)) or self._rare(scope["method"], request.path)
+            headers, body = await handler(request)
+            status = 200
         except WindveError as error:
-            await (await _on_error(Request(scope), error))(scope, receive, send)
-            return
-        headers += ((b"content-length", b"%d" % len(body)), _CONTENT_TYPE, *self._headers)
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+            status, headers, body = error_answer(error, request.path)
+        headers += ((b"content-length", b"%d" % len(body)), *self._headers)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
-    async def openai_embeddings(self, headers: Headers, receive: Receive) -> tuple[Headers, bytes]:
-        asked = parse_openai(await _body(headers, receive, self._max_body_bytes), self._rules)
-        done = await self._router.embed(asked.queries, truncate=asked.truncate, **_admission(headers))
+    def _rare(self, method: str, path: str) -> Handler:
+        """The handler of what is no plain method and path. Raises NoRoute or WrongMethod."""
+        allowed = [known for known, route in self._routes if route == path]
+        if path.startswith(_MODEL):
+            allowed = ["GET"]
+        allowed += ["HEAD"] if "GET" in allowed else []
+        if not allowed:
+            hint = _NOT_HERE.get(path, "see /docs for those there are")
+            raise NoRoute(f"there is no route {path}; {hint}")
+        if method not in allowed:
+            raise WrongMethod(f"{method} is not for {path}, only {' and '.join(allowed)}", allowed=allowed)
+        if path.startswith(_MODEL):
+            return partial(self.openai_model, path.removeprefix(_MODEL))
+        return self._routes["GET", path]
+
+    async def openai_embeddings(self, request: Request) -> Answer:
+        asked = parse_openai(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked, request)
         vectors = shape_vectors(done, unit=self._router.card.normalize, dimensions=asked.dimensions)
         encode = _base64 if asked.encoding_format == "base64" else np.ascontiguousarray
         answer = {
@@ -97,127 +152,76 @@ class HttpApi:
         }
         return _timing(done), _dumps(answer)
 
-    async def tei_embed(self, headers: Headers, receive: Receive) -> tuple[Headers, bytes]:
-        asked = parse_tei(await _body(headers, receive, self._max_body_bytes), self._rules)
-        done = await self._router.embed(asked.queries, truncate=asked.truncate, **_admission(headers))
+    async def embed(self, request: Request) -> Answer:
+        asked = parse_embed(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked, request)
         vectors = shape_vectors(done, unit=asked.normalize, dimensions=asked.dimensions)
         return _timing(done), _dumps([np.ascontiguousarray(vector) for vector in vectors])
 
-    async def models(self) -> Response:
-        created = int(self._router.started)
-        model = {"id": self._rules.model, "object": "model", "created": created, "owned_by": "windve"}
-        return _json({"object": "list", "data": [model]})
+    async def similarity(self, request: Request) -> Answer:
+        """Cosines of the first query's vector and each other's; all of them are one admission decision."""
+        asked = parse_similarity(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked, request)
+        source, *others = done.vectors
+        return _timing(done), _dumps(np.clip(np.stack(others) @ source, -1, 1))
 
-    async def info(self) -> Response:
+    async def tokenize(self, request: Request) -> Answer:
+        asked = parse_tokenize(await request.body(self._max_body_bytes), self._rules)
+        tokens = await self._router.tokenize(
+            asked.texts, special_tokens=asked.add_special_tokens, prompt_name=asked.prompt_name
+        )
+        return _json(tokens)
+
+    async def decode(self, request: Request) -> Answer:
+        asked = parse_decode(await request.body(self._max_body_bytes), self._rules)
+        return _json(await self._router.decode(asked.ids, skip_special_tokens=asked.skip_special_tokens))
+
+    async def _embed(self, asked: EncodeRequest, request: Request) -> Embedded:
+        return await self._router.embed(
+            asked.queries,
+            truncate=asked.truncate,
+            truncation_direction=asked.truncation_direction,
+            prompt_name=asked.prompt_name,
+            **admission(request.headers),
+        )
+
+    async def openai_models(self, _: Request) -> Answer:
+        return _json({"object": "list", "data": [self._model()]})
+
+    async def openai_model(self, name: str, _: Request) -> Answer:
+        if name != self._rules.model:
+            raise UnknownModel(f"there is no model '{name}' here; this server has '{self._rules.model}'", param="model")
+        return _json(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        created = int(self._router.started)
+        return {"id": self._rules.model, "object": "model", "created": created, "owned_by": "windve"}
+
+    async def info(self, _: Request) -> Answer:
         await self._router.take_census()
         return _json(describe(self._router))
 
-    async def health(self) -> Response:
+    async def health(self, _: Request) -> Answer:
         if not self._router.can_answer:
             raise Unavailable("no pool can answer now: no live replica with a queue depth above 0")
-        return Response()
+        return [], b""
 
-    async def ping(self) -> Response:
-        return Response()
+    async def ping(self, _: Request) -> Answer:
+        return [], b""
 
+    async def docs(self, _: Request) -> Answer:
+        page = get_swagger_ui_html(openapi_url="openapi.json", title="windve")
+        return [(b"content-type", b"text/html; charset=utf-8")], bytes(page.body)
 
-def _path(scope: Scope) -> str:
-    """The path below the application's route prefix (ASGI puts the prefix into root_path)."""
-    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
-    return path or "/"
-
-
-def shape_vectors(done: Embedded, *, unit: bool, dimensions: int | None) -> Sequence[Vector]:
-    """Unit vectors or the model's own lengths; cut to the first `dimensions` numbers (and made unit again)."""
-    vectors = done.vectors
-    if not unit:
-        vectors = [vector * np.float32(norm) for vector, norm in zip(vectors, done.norms, strict=True)]
-    if dimensions is None:
-        return vectors
-    cut = [vector[:dimensions] for vector in vectors]
-    return [vector / np.maximum(np.linalg.norm(vector), np.float32(1e-12)) for vector in cut] if unit else cut
-
-
-def describe(router: Router) -> dict[str, Any]:
-    """`/info`: TEI's fields, and what is particular to windve under `windve`."""
-    card, limits, config = router.card, router.settings.limits, router.config
-    pools = router.describe_pools()
-    members = [member for pool in pools.values() for member in pool["replicas"].values()]
-    return {
-        "model_id": card.name,
-        "model_sha": card.revision,
-        "model_dtype": members[0]["dtype"] if members else None,
-        "served_model_name": card.name,
-        "model_type": {"embedding": {"pooling": card.pooling}},
-        "max_concurrent_requests": router.capacity,
-        "max_input_length": card.max_tokens,
-        "max_batch_tokens": router.settings.accelerator.max_batch_tokens,
-        "max_batch_requests": None,
-        "max_client_batch_size": limits.max_inputs_per_request,
-        "auto_truncate": limits.auto_truncate,
-        "tokenization_workers": 1,
-        "version": VERSION,
-        "windve": {
-            "emulated": router.settings.emulated,
-            "heterogeneous": router.topology.heterogeneous,
-            "topology": router.topology.reason,
-            "slo_s": config.slo_s if config else None,
-            "dimension": card.dimension,
-            "normalize": card.normalize,
-            "parameters": card.parameters,
-            "router": router.replica,
-            "busy_answers": router.refused,
-            "config_problem": router.config_problem,
-            "calibration": config.calibration.model_dump() if config and config.calibration else None,
-            "trial_depths": router.trial_depths,
-            "pools": pools,
-        },
-    }
-
-
-async def _answered_before(request: Request) -> Response:
-    """Documents a route that `HttpApi` answers itself."""
-    raise AssertionError(request.url)
-
-
-async def _body(headers: Headers, receive: Receive, largest: int) -> bytes:
-    """The request's body, refused as soon as it is known to be larger than `largest` bytes."""
-    problem = f"the body is larger than this server takes ({largest} bytes); send fewer texts at once"
-    for name, value in headers:
-        if name == b"content-length" and value.isdigit() and int(value) > largest:
-            raise BodyTooLarge(problem)
-    chunks: list[bytes] = []
-    size, more = 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise InvalidInput("the connection closed before the body had come")  # nobody reads it
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
-        if size > largest:
-            raise BodyTooLarge(problem)
-        more = message.get("more_body", False)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-def _admission(headers: Headers) -> dict[str, Any]:
-    """How the request asks to be admitted, beyond what is usual: as bulk, or by the depths of a trial."""
-    asked: dict[str, Any] = {}
-    for name, value in headers:
-        if name == _PRIORITY:
-            if value not in {b"bulk", b"normal"}:
-                given = value.decode("latin-1")
-                raise InvalidInput(f"the header {_PRIORITY.decode()} may be 'bulk' or 'normal', not '{given}'")
-            asked["bulk"] = value == b"bulk"
-        elif name == _TRIAL:
-            asked["trial"] = Trial.parse(value.decode("latin-1"))
-    return asked
+    async def openapi(self, request: Request) -> Answer:
+        return _json({**self._document, "servers": [{"url": request.root or "/"}]})
 
 
 def _timing(done: Embedded) -> Headers:
     """Which pool answered, and TEI's headers: milliseconds, whole."""
     total = _ms(done.total_s)
     return [
+        JSON,
         (b"x-windve-pool", ",".join(done.pools).encode()),
         (b"x-compute-time", total),
         (b"x-compute-characters", b"%d" % done.characters),
@@ -233,8 +237,8 @@ def _ms(seconds: float) -> bytes:
     return b"%d" % round(seconds * 1000)
 
 
-def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(_dumps(content), status, dict(headers or {}), media_type=_JSON)
+def _json(content: Any) -> Answer:
+    return [JSON], _dumps(content)
 
 
 def _dumps(content: Any) -> bytes:
@@ -245,59 +249,12 @@ def _base64(vector: Vector) -> str:
     return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode("ascii")
 
 
-# --- errors: OpenAI's shape on its routes, TEI's on all others -------------------------------------------------------
-
-
-async def _on_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, WindveError)
-    headers = {}
-    if isinstance(error, Busy):
-        headers["retry-after-ms"] = str(math.ceil(error.retry_after_s * 1000))
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    elif isinstance(error, Unavailable):
-        headers["retry-after"] = "1"
-    if is_openai(_path(request.scope)):
-        return _json(_openai_error(error.status, error.message, error.code, error.param), error.status, headers)
-    status, kind = _tei_status(error)
-    return _json({"error": error.message, "error_type": kind}, status, headers)
-
-
-def is_openai(path: str) -> bool:
-    return path.startswith(_OPENAI_PREFIX) or path == "/embeddings"
-
-
-def _tei_status(error: WindveError) -> tuple[int, str]:
-    """TEI's own numbers: an empty input is 400, another bad one 422, a failed engine 424."""
-    if isinstance(error, EmptyInput):
-        return 400, "Empty"
-    if isinstance(error, BodyTooLarge):
-        return 413, "Validation"
-    if isinstance(error, Forbidden):
-        return 403, "Forbidden"
-    if isinstance(error, InvalidInput):
-        return 422, "Validation"
-    if isinstance(error, Busy):
-        return 429, "Overloaded"
-    return (503, "Unhealthy") if isinstance(error, Unavailable) else (424, "Backend")
-
-
-def _openai_error(status: int, message: str, code: str, param: str | None) -> dict[str, Any]:
-    kinds = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
-    kind = kinds.get(status, "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Starlette's own: an unknown path (404) and a wrong method (405)."""
-    assert isinstance(error, HTTPException)
-    path, method = _path(request.scope), request.method
-    if error.status_code == 405:
-        message = f"{method} is not for {path}; see /docs for the routes and their methods"
-    elif error.status_code == 404:
-        message = f"there is no route {path}; see /docs for those there are"
-    else:
-        message = str(error.detail)
-    headers = dict(error.headers or {})
-    if is_openai(path):
-        return _json(_openai_error(error.status_code, message, "wrong_route", None), error.status_code, headers)
-    return _json({"error": message, "error_type": "Validation"}, error.status_code, headers)
+async def _not_http(scope: Scope, receive: Receive, send: Send) -> None:
+    """The server's start and end are acknowledged; there are no web sockets here."""
+    if scope["type"] != "lifespan":
+        await send({"type": "websocket.close"})
+        return
+    message: Message = {"type": ""}
+    while message["type"] != "lifespan.shutdown":
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})

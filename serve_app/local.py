@@ -26,6 +26,7 @@ from deployments.affinity import read_cpu_shape
 from deployments.device_detector import Machine, probe_machine
 from deployments.errors import SettingsError, WindveError
 from deployments.model_files import read_model_card
+from serve_app.api_keys import read_keys
 from serve_app.local_service import LocalService
 
 _START_TIMEOUT_S = 600.0  # a large model from a slow disk or hub
@@ -59,8 +60,10 @@ def serve_until_interrupted(path: Path) -> None:
 
         config = load_config(path)
         address = _http_address(config)
+        keys = []
         for settings in settings_of(config):
             read_model_card(settings.model)  # a wrong name, or a download, shows here and not in a replica's log
+            keys.append(None if settings.api_keys is None else read_keys(settings.api_keys)[0])
         show_machine(console, probe_machine())
         metrics_port = _free_port(_METRICS_PORT)
         with _local_ray(console, metrics_port) as dashboard:
@@ -73,7 +76,7 @@ def serve_until_interrupted(path: Path) -> None:
             service = LocalService(os.getpid(), dashboard, environment)
             service.announce()
             try:
-                _show_service(console, address, dashboard, metrics_port)
+                _show_service(console, address, dashboard, metrics_port, keys[0])
                 stop.wait()
             finally:
                 service.withdraw()
@@ -240,12 +243,15 @@ def _serve_command() -> str:
     return os.path.relpath(command) if command.is_relative_to(Path.cwd()) else str(command)
 
 
-def _get_json(url: str) -> Any:
+def _get_json(url: str, api_key: str | None) -> Any:
     """The answer of our own service; for a moment after the start its proxy may not know the way yet."""
+    request = urllib.request.Request(url)  # noqa: S310 - our own address
+    if api_key is not None:
+        request.add_header("authorization", f"Bearer {api_key}")
     ends = time.monotonic() + _PROXY_TIMEOUT_S
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - our own address
+            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - our own address
                 return orjson.loads(answer.read())
         except OSError as error:
             if time.monotonic() > ends:
@@ -253,8 +259,8 @@ def _get_json(url: str) -> Any:
             time.sleep(0.1)
 
 
-def _show_service(console: Console, address: str, dashboard: str, metrics_port: int) -> None:
-    info = _get_json(f"{address}/info")
+def _show_service(console: Console, address: str, dashboard: str, metrics_port: int, api_key: str | None) -> None:
+    info = _get_json(f"{address}/info", api_key)
     ours = info["windve"]
     console.print(
         f"model: {info['model_id']}, {ours['dimension']} numbers, {info['max_input_length']} tokens, "
@@ -280,9 +286,12 @@ def _show_service(console: Console, address: str, dashboard: str, metrics_port: 
         )
     console.print(table, soft_wrap=True)
     body = '\'{"input": "Where does the overflow go?"}\''
+    key = "" if api_key is None else ' -H "authorization: Bearer KEY"'
     token = "".join(f"{name}={os.environ[name]} " for name in _TOKEN if name in os.environ)
     console.print("\nchange the depths in place, from another terminal (edit user_config, then):")
     console.print(f"{token}{_serve_command()} deploy CONFIG -a {dashboard}", soft_wrap=True)
     console.print(f"\nfor Prometheus: http://{_LOOPBACK}:{metrics_port}/metrics")
     console.print(f"serving on {address} (routes: {address}/docs); Ctrl-C stops it. Try:", soft_wrap=True)
-    console.print(f"curl -s {address}/v1/embeddings -H 'content-type: application/json' -d {body}\n", soft_wrap=True)
+    console.print(
+        f"curl -s {address}/v1/embeddings{key} -H 'content-type: application/json' -d {body}\n", soft_wrap=True
+    )

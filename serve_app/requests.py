@@ -1,17 +1,27 @@
-"""What clients send, checked by hand: bytes -> typed request, or InvalidInput with one plain sentence. Pure."""
+"""What clients send, checked by hand: bytes -> typed request, or InvalidInput with one plain sentence. Pure.
+
+Fields that a route does not know, and fields that are null, are ignored, as clients of all kinds need.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
 
+from deployments import trial
 from deployments.errors import EmptyInput, InvalidInput, UnknownModel
-from deployments.tokenizer import Query
+from deployments.tokenizer import Query, Side
+from deployments.trial import Trial
 
+PRIORITY, TIMEOUT = "x-windve-priority", "x-request-timeout-ms"
+_PRIORITY, _TIMEOUT, _TRIAL = PRIORITY.encode(), TIMEOUT.encode(), trial.HEADER.encode()
+_TIMEOUT_DIGITS = 9  # eleven days
 _LARGEST_ID = 2**31 - 1
+_SIDES: dict[Any, Side] = {"left": "left", "Left": "left", "right": "right", "Right": "right"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +34,50 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingsRequest:
-    """OpenAI's `POST /v1/embeddings`."""
+class EncodeRequest:
+    """Queries, and how they become token ids: what all routes to the model have in common."""
 
     queries: Sequence[Query]
-    encoding_format: Literal["float", "base64"]
-    dimensions: int | None
     truncate: bool | None
+    truncation_direction: Side
+    prompt_name: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class EmbedRequest:
+class OpenAIRequest(EncodeRequest):
+    """OpenAI's `POST /v1/embeddings`; the fields of EncodeRequest are an extension."""
+
+    encoding_format: Literal["float", "base64"]
+    dimensions: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedRequest(EncodeRequest):
     """TEI's `POST /embed`."""
 
-    queries: Sequence[Query]
     normalize: bool
     dimensions: int | None
-    truncate: bool | None
 
 
-def parse_openai(body: bytes, rules: Rules) -> EmbeddingsRequest:
-    """Unknown and null fields are ignored, as OpenAI's clients need. Raises InvalidInput, EmptyInput, UnknownModel."""
+@dataclass(frozen=True, slots=True)
+class TokenizeRequest:
+    """TEI's `POST /tokenize`."""
+
+    texts: Sequence[str]
+    add_special_tokens: bool
+    prompt_name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRequest:
+    """TEI's `POST /decode`."""
+
+    ids: Sequence[Sequence[int]]
+    skip_special_tokens: bool
+
+
+def parse_openai(body: bytes, rules: Rules) -> OpenAIRequest:
+    """Raises InvalidInput, EmptyInput, UnknownModel."""
     fields = _object(body)
     model = fields.get("model")
     if model is not None and model != rules.model:
@@ -54,24 +87,79 @@ def parse_openai(body: bytes, rules: Rules) -> EmbeddingsRequest:
     encoding = fields.get("encoding_format")
     if encoding not in (None, "float", "base64"):
         raise InvalidInput(f"encoding_format must be 'float' or 'base64', not {encoding!r}", param="encoding_format")
-    return EmbeddingsRequest(
-        queries=_queries(fields, "input", rules),
-        encoding_format=encoding or "float",
-        dimensions=_dimensions(fields, rules),
-        truncate=_flag(fields, "truncate"),
-    )
+    queries = _queries(fields, "input", rules)
+    return OpenAIRequest(queries, *_encoding(fields), encoding or "float", _dimensions(fields, rules))
 
 
-def parse_tei(body: bytes, rules: Rules) -> EmbedRequest:
-    """Unknown and null fields are ignored. Raises InvalidInput or EmptyInput."""
+def parse_embed(body: bytes, rules: Rules) -> EmbedRequest:
+    """Raises InvalidInput or EmptyInput."""
     fields = _object(body)
     normalize = _flag(fields, "normalize")
-    return EmbedRequest(
-        queries=_queries(fields, "inputs", rules),
-        normalize=normalize is not False,
-        dimensions=_dimensions(fields, rules),
-        truncate=_flag(fields, "truncate"),
-    )
+    queries = _queries(fields, "inputs", rules)
+    return EmbedRequest(queries, *_encoding(fields), normalize is not False, _dimensions(fields, rules))
+
+
+def parse_similarity(body: bytes, rules: Rules) -> EncodeRequest:
+    """TEI's `POST /similarity`: the source sentence is the first query, the others follow. Raises InvalidInput or
+    EmptyInput.
+    """
+    fields = _object(body)
+    inputs, parameters = fields.get("inputs"), fields.get("parameters")
+    if not isinstance(inputs, dict):
+        raise InvalidInput("inputs must be an object with source_sentence and sentences", param="inputs")
+    if not isinstance(parameters, dict | None):
+        raise InvalidInput(f"parameters must be an object, not {_name(parameters)}", param="parameters")
+    source = inputs.get("source_sentence")
+    if not isinstance(source, str):
+        raise InvalidInput(f"inputs.source_sentence must be a string, not {_name(source)}", param="inputs")
+    sentences = _texts(inputs.get("sentences"), "inputs.sentences", rules.max_inputs - 1)
+    return EncodeRequest([_text(source, "inputs.source_sentence"), *sentences], *_encoding(parameters or {}))
+
+
+def parse_tokenize(body: bytes, rules: Rules) -> TokenizeRequest:
+    """Raises InvalidInput or EmptyInput."""
+    fields = _object(body)
+    inputs = fields.get("inputs")
+    texts = _texts([inputs] if isinstance(inputs, str) else inputs, "inputs", rules.max_inputs)
+    return TokenizeRequest(texts, _flag(fields, "add_special_tokens") is not False, _prompt_name(fields))
+
+
+def parse_decode(body: bytes, rules: Rules) -> DecodeRequest:
+    """Raises InvalidInput or EmptyInput."""
+    fields = _object(body)
+    ids = fields.get("ids")
+    if not isinstance(ids, list):
+        raise InvalidInput(f"ids must be a list of token ids, or a list of such lists, not {_name(ids)}", param="ids")
+    if not ids:
+        raise EmptyInput("ids is an empty list; send at least one token id", param="ids")
+    if not isinstance(ids[0], list):
+        ids = [ids]
+    _check_count(ids, "ids", rules.max_inputs)
+    for index, some in enumerate(ids):
+        if not isinstance(some, list):
+            raise InvalidInput(f"ids[{index}] must be a list of token ids, not {_name(some)}", param="ids")
+        _ids(some, f"ids[{index}]")
+    return DecodeRequest(ids, _flag(fields, "skip_special_tokens") is not False)
+
+
+def admission(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """What a request's headers ask of `Router.embed` beyond what is usual: to be admitted as bulk, or by the depths of
+    a trial, and how long to wait. Raises InvalidInput.
+    """
+    asked: dict[str, Any] = {}
+    priority, own, timeout = headers.get(_PRIORITY), headers.get(_TRIAL), headers.get(_TIMEOUT)
+    if priority is not None:
+        if priority not in {b"bulk", b"normal"}:
+            raise InvalidInput(f"the header {PRIORITY} may be 'bulk' or 'normal', not '{priority.decode('latin-1')}'")
+        asked["bulk"] = priority == b"bulk"
+    if own is not None:
+        asked["trial"] = Trial.parse(own.decode("latin-1"))
+    if timeout is not None:
+        if not (timeout.isdigit() and len(timeout) <= _TIMEOUT_DIGITS and int(timeout)):
+            given = timeout.decode("latin-1")
+            raise InvalidInput(f"the header {TIMEOUT} should be whole milliseconds from 1, not '{given}'")
+        asked["timeout_s"] = int(timeout) / 1000
+    return asked
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -98,11 +186,7 @@ def _queries(fields: dict[str, Any], key: str, rules: Rules) -> Sequence[Query]:
         raise EmptyInput(f"{key} is an empty list; send at least one text", param=key)
     if _is_number(value[0]):
         return [_ids(value, key)]
-    if len(value) > rules.max_inputs:
-        raise InvalidInput(
-            f"{key} has {len(value)} items and this server takes {rules.max_inputs} in one request; send fewer at once",
-            param=key,
-        )
+    _check_count(value, key, rules.max_inputs)
     return [_query(item, f"{key}[{index}]", key) for index, item in enumerate(value)]
 
 
@@ -118,8 +202,45 @@ def _query(item: Any, where: str, key: str) -> Query:
 
 def _text(text: str, where: str) -> str:
     if not text:
-        raise EmptyInput(f"{where} is an empty string; send text or leave it out", param=where.partition("[")[0])
+        raise EmptyInput(f"{where} is an empty string; send text or leave it out", param=_param(where))
     return text
+
+
+def _texts(value: Any, where: str, most: int) -> list[str]:
+    if not isinstance(value, list):
+        raise InvalidInput(f"{where} must be a list of strings, not {_name(value)}", param="inputs")
+    if not value:
+        raise EmptyInput(f"{where} is an empty list; send at least one text", param="inputs")
+    _check_count(value, where, most)
+    for index, text in enumerate(value):
+        if not isinstance(text, str):
+            raise InvalidInput(f"{where}[{index}] must be a string, not {_name(text)}", param="inputs")
+        _text(text, f"{where}[{index}]")
+    return value
+
+
+def _check_count(items: list[Any], where: str, most: int) -> None:
+    if len(items) > most:
+        raise InvalidInput(
+            f"{where} has {len(items)} items and this server takes {most} in one request; send fewer at once",
+            param=_param(where),
+        )
+
+
+def _encoding(fields: dict[str, Any]) -> tuple[bool | None, Side, str | None]:
+    """What EncodeRequest has beside its queries."""
+    side = fields.get("truncation_direction")
+    if side is not None and (not isinstance(side, str) or side not in _SIDES):
+        shown = f"'{side}'" if isinstance(side, str) else _name(side)
+        raise InvalidInput(f"truncation_direction must be 'left' or 'right', not {shown}", param="truncation_direction")
+    return _flag(fields, "truncate"), _SIDES.get(side, "right"), _prompt_name(fields)
+
+
+def _prompt_name(fields: dict[str, Any]) -> str | None:
+    name = fields.get("prompt_name")
+    if name is not None and not isinstance(name, str):
+        raise InvalidInput(f"prompt_name must be a string, not {_name(name)}", param="prompt_name")
+    return name
 
 
 def _ids(items: list[Any], where: str) -> list[int]:
@@ -128,7 +249,7 @@ def _ids(items: list[Any], where: str) -> list[int]:
             shown = item if _is_number(item) else _name(item)
             raise InvalidInput(
                 f"{where}[{index}] must be a token id (a whole number from 0), not {shown}",
-                param=where.partition("[")[0],
+                param=_param(where),
             )
     return items
 
@@ -151,6 +272,11 @@ def _flag(fields: dict[str, Any], key: str) -> bool | None:
     if value is not None and not isinstance(value, bool):
         raise InvalidInput(f"{key} must be true or false, not {_name(value)}", param=key)
     return value
+
+
+def _param(where: str) -> str:
+    """The field of `inputs.sentences[3]` is `inputs`."""
+    return re.split(r"[.\[]", where, maxsplit=1)[0]
 
 
 def _is_number(value: Any) -> bool:

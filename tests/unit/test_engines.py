@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import threading
 import time
@@ -7,6 +8,8 @@ import time
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.processors import Sequence
 
 from deployments.engines import Stopped, TokenBatch, create_engine
 from deployments.engines.emulated import EmulatedEngine
@@ -157,13 +160,88 @@ def test_tokenizer(card):
         tokenizer.encode(["a", ""], truncate=True)
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("most", [3, 4, 9, 256])
+def test_too_long_texts_are_cut_as_by_the_library(card, side, most):
+    library = FastTokenizer.from_file(str(card.folder / "tokenizer.json"))
+    library.no_padding()
+    library.enable_truncation(most, direction=side)
+    ours = Tokenizer(dataclasses.replace(card, max_tokens=most))
+    texts = [
+        "a",
+        "one two three four five six seven",
+        "[SEP] the [CLS] in a text [MASK]",
+        "队列深度" * 200,
+        "word " * 400,
+    ]
+    cut = ours.encode(texts, truncate=True, side=side)
+    assert [ids.tolist() for ids in cut] == [library.encode(text).ids for text in texts]
+
+
+def test_too_little_room_is_refused_at_the_start(card):
+    with pytest.raises(SettingsError, match=r"args\.model\.max_tokens: 2 leaves no room beside the special tokens"):
+        Tokenizer(dataclasses.replace(card, max_tokens=2))
+
+
+def test_tokens_are_told_with_their_bytes(card):
+    tokenizer = Tokenizer(card)
+    text = "Été: 队列 👍 unbelievableness"
+    told, bare = (tokenizer.tokens([text], special_tokens=special)[0] for special in (True, False))
+    assert told[1:-1] == bare
+    assert [(token.id, token.text, token.special, token.start) for token in (told[0], told[-1])] == [
+        (101, "[CLS]", True, None),
+        (102, "[SEP]", True, None),
+    ]
+    assert [token.text for token in bare[-5:]] == ["队", "列", "👍", "unbelievable", "ness"]
+    for token in bare:
+        assert text.encode()[token.start : token.stop].decode() == token.text
+    assert len(tokenizer.tokens(["word " * 400], special_tokens=True)[0]) == 402
+
+
+def test_token_ids_are_read_back(card):
+    tokenizer = Tokenizer(card)
+    ids = [[101, 7592, 2088, 102], [7592]]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == ["hello world", "hello"]
+    assert tokenizer.decode(ids, skip_special_tokens=False) == ["[CLS] hello world [SEP]", "hello"]
+    with pytest.raises(InvalidInput, match=r"token id 30522 in ids\[1\] is outside"):
+        tokenizer.decode([[1], [30522]], skip_special_tokens=True)
+
+
 def test_token_ids_are_checked(card):
     tokenizer = Tokenizer(card)
-    assert tokenizer.check([5, 6], 0, truncate=True).tolist() == [5, 6]
-    assert len(tokenizer.check([5] * 300, 0, truncate=True)) == 256
-    with pytest.raises(InvalidInput, match="input 2 has 300 tokens"):
-        tokenizer.check([5] * 300, 2, truncate=False)
-    with pytest.raises(InvalidInput, match=r"token id 30522 in input 1 .*check_embedding_ctx_length=False"):
-        tokenizer.check([1, 30522], 1, truncate=True)
+    assert tokenizer.check([101, 5, 6, 102], 0, truncate=True).tolist() == [101, 5, 6, 102]
+    cut = tokenizer.check([101, *range(1000, 1300), 102], 0, truncate=True)
+    assert cut.tolist() == [101, *range(1000, 1254), 102]  # as a text is cut
+    left = tokenizer.check([101, *range(1000, 1300), 102], 0, truncate=True, side="left")
+    assert left.tolist() == [101, *range(1046, 1300), 102]
+    with pytest.raises(InvalidInput, match="input 2 has 302 tokens"):
+        tokenizer.check([101, *[5] * 300, 102], 2, truncate=False)
     with pytest.raises(EmptyInput):
         tokenizer.check([], 0, truncate=True)
+
+
+@pytest.mark.parametrize(
+    ("ids", "sentence"),
+    [
+        ([1, 30522], "token id 30522 in input 1"),
+        ([101, -1, 102], "token id -1 in input 1"),
+        ([15339], r"should begin with \[101\] and end with \[102\]"),  # "hello" by OpenAI's cl100k_base
+        ([101], "should begin"),
+        ([101, 7592], "should begin"),
+        ([7592, 102], "should begin"),
+        ([101, 7592, 102, 0, 0], "should begin"),  # padded: the padding would count as text
+    ],
+)
+def test_token_ids_of_another_tokenizer_are_refused(card, ids, sentence):
+    with pytest.raises(InvalidInput, match=rf"{sentence}.*check_embedding_ctx_length=False"):
+        Tokenizer(card).check(ids, 1, truncate=True)
+
+
+def test_a_tokenizer_without_special_tokens_takes_any_ids(card, tmp_path):
+    plain = FastTokenizer.from_file(str(card.folder / "tokenizer.json"))
+    plain.post_processor = Sequence([])
+    plain.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(dataclasses.replace(card, folder=tmp_path))
+    assert tokenizer.encode(["hello world"], truncate=True)[0].tolist() == [7592, 2088]
+    assert tokenizer.check([7592, 2088], 0, truncate=True).tolist() == [7592, 2088]
+    assert tokenizer.check([5] * 300, 0, truncate=True).tolist() == [5] * 256

@@ -123,3 +123,42 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch):
     with pytest.raises(SettingsError, match="is no folder here and could not be fetched from the hub") as caught:
         card("nobody/no-such-model")
     assert "\n" not in str(caught.value)
+
+
+PROMPTS = {"query": "query: ", "document": ""}
+MEAN = {"pooling_mode": "mean"}
+
+
+@pytest.mark.parametrize(
+    ("told", "wanted", "prompts", "default"),
+    [
+        ({}, None, {}, None),
+        ({"prompts": {}, "default_prompt_name": None}, None, {}, None),
+        ({"prompts": PROMPTS}, None, PROMPTS, None),
+        ({"prompts": PROMPTS}, "query", PROMPTS, "query"),
+        ({"prompts": PROMPTS, "default_prompt_name": "query"}, None, PROMPTS, "query"),
+        ({"prompts": PROMPTS, "default_prompt_name": "query"}, "document", PROMPTS, "document"),
+    ],
+)
+def test_prompts_are_read_from_the_models_own_files(tmp_path, told, wanted, prompts, default):
+    found = card(model(tmp_path, pooling=MEAN, config_sentence_transformers=told), default_prompt_name=wanted)
+    assert (found.prompts, found.default_prompt_name) == (prompts, default)
+
+
+@pytest.mark.parametrize(
+    ("told", "include", "problem"),
+    [
+        ({"prompts": PROMPTS}, True, "the model has no prompt named passage: only query, document"),
+        ({}, True, "the model has no prompt named passage: it has none"),
+        ({"prompts": {"passage": "p: "}}, False, "the model leaves its prompts out of the pooling"),
+    ],
+)
+def test_a_default_prompt_that_cannot_be_used_refuses_to_start(tmp_path, told, include, problem):
+    path = model(tmp_path, pooling={**MEAN, "include_prompt": include}, config_sentence_transformers=told)
+    with pytest.raises(SettingsError, match=f"args.model.default_prompt_name: {problem}"):
+        card(path, default_prompt_name="passage")
+
+
+def test_prompts_that_the_pooling_leaves_out_are_not_offered(tmp_path):
+    path = model(tmp_path, pooling={**MEAN, "include_prompt": False}, config_sentence_transformers={"prompts": PROMPTS})
+    assert card(path).prompts == {}

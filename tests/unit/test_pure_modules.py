@@ -32,6 +32,7 @@ PURE = [
     "calibration.latency_model",
     "calibration.levels",
     "calibration.serve_config",
+    "serve_app.api_keys",
     "serve_app.requests",
 ]
 

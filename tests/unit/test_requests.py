@@ -2,13 +2,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.errors import EmptyInput, InvalidInput, UnknownModel
-from serve_app.requests import Rules, parse_openai, parse_tei
+from serve_app.requests import (
+    Rules,
+    admission,
+    parse_decode,
+    parse_embed,
+    parse_openai,
+    parse_similarity,
+    parse_tokenize,
+)
 
 RULES = Rules(model="m", dimension=8, max_inputs=3)
 
@@ -76,13 +85,13 @@ def test_bad_input_gets_one_plain_sentence(body, kind, sentence):
 
 
 def test_tei_fields():
-    asked = parse_tei(b'{"inputs": ["a"], "normalize": false, "truncate": true, "dimensions": 4, "prompt": 1}', RULES)
+    asked = parse_embed(b'{"inputs": ["a"], "normalize": false, "truncate": true, "dimensions": 4, "prompt": 1}', RULES)
     assert (asked.normalize, asked.truncate, asked.dimensions) == (False, True, 4)
-    assert parse_tei(b'{"inputs": "a", "normalize": null}', RULES).normalize is True
+    assert parse_embed(b'{"inputs": "a", "normalize": null}', RULES).normalize is True
     with pytest.raises(InvalidInput, match="inputs is missing"):
-        parse_tei(b'{"input": "a"}', RULES)
+        parse_embed(b'{"input": "a"}', RULES)
     with pytest.raises(EmptyInput) as caught:
-        parse_tei(b'{"inputs": [""]}', RULES)
+        parse_embed(b'{"inputs": [""]}', RULES)
     assert caught.value.param == "inputs"
 
 
@@ -90,10 +99,110 @@ json_values = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(),
     lambda values: st.lists(values) | st.dictionaries(st.text(), values),
 )
-fields = st.sampled_from(["input", "model", "dimensions", "encoding_format", "truncate"])
+NAMES = (
+    "input inputs model dimensions encoding_format truncate truncation_direction prompt_name parameters "
+    "source_sentence sentences ids skip_special_tokens add_special_tokens"
+)
+fields = st.sampled_from(NAMES.split())
+bodies = st.recursive(json_values, lambda values: st.dictionaries(fields, values)).map(
+    lambda sent: json.dumps(sent).encode()
+)
 
 
-@given(st.one_of(st.binary(), st.dictionaries(fields, json_values).map(lambda sent: json.dumps(sent).encode())))
-def test_nothing_but_invalid_input_is_raised(body):
+@pytest.mark.parametrize("parse", [parse_openai, parse_embed, parse_similarity, parse_tokenize, parse_decode])
+@given(body=st.one_of(st.binary(), bodies))
+def test_nothing_but_invalid_input_is_raised(parse, body):
     with contextlib.suppress(InvalidInput):
-        parse_openai(body, RULES)
+        parse(body, RULES)
+
+
+@pytest.mark.parametrize(
+    ("side", "expected"),
+    [(None, "right"), ("right", "right"), ("Right", "right"), ("left", "left"), ("Left", "left")],
+)
+def test_the_side_and_the_prompt(side, expected):
+    body = json.dumps({"inputs": "a", "truncation_direction": side, "prompt_name": "query"}).encode()
+    asked = parse_embed(body, RULES)
+    assert (asked.truncation_direction, asked.prompt_name) == (expected, "query")
+    similar = json.dumps(
+        {
+            "inputs": {"source_sentence": "a", "sentences": ["b", "c"]},
+            "parameters": {"truncation_direction": side, "prompt_name": "query", "truncate": True},
+        }
+    ).encode()
+    asked = parse_similarity(similar, RULES)
+    assert list(asked.queries) == ["a", "b", "c"]
+    assert (asked.truncation_direction, asked.prompt_name, asked.truncate) == (expected, "query", True)
+
+
+def test_token_requests():
+    assert parse_tokenize(b'{"inputs": "a"}', RULES).texts == ["a"]
+    asked = parse_tokenize(b'{"inputs": ["a", "b"], "add_special_tokens": false, "prompt_name": "p"}', RULES)
+    assert (asked.texts, asked.add_special_tokens, asked.prompt_name) == (["a", "b"], False, "p")
+    assert parse_decode(b'{"ids": [1, 2, 3, 4]}', RULES).ids == [[1, 2, 3, 4]]
+    asked = parse_decode(b'{"ids": [[1], [2]], "skip_special_tokens": false}', RULES)
+    assert (asked.ids, asked.skip_special_tokens) == ([[1], [2]], False)
+
+
+def pair(source, sentences):
+    return {"inputs": {"source_sentence": source, "sentences": sentences}}
+
+
+@pytest.mark.parametrize(
+    ("parse", "body", "kind", "sentence"),
+    [
+        (
+            parse_embed,
+            {"inputs": "a", "truncation_direction": "up"},
+            InvalidInput,
+            "truncation_direction must be 'left'",
+        ),
+        (
+            parse_embed,
+            {"inputs": "a", "truncation_direction": [1]},
+            InvalidInput,
+            "truncation_direction must be 'left'",
+        ),
+        (parse_embed, {"inputs": "a", "prompt_name": 1}, InvalidInput, "prompt_name must be a string, not a number"),
+        (parse_similarity, {"inputs": ["a"]}, InvalidInput, "inputs must be an object with source_sentence"),
+        (parse_similarity, pair("a", None), InvalidInput, "inputs.sentences must be a list of strings, not null"),
+        (parse_similarity, pair("", ["b"]), EmptyInput, "inputs.source_sentence is an empty string"),
+        (parse_similarity, pair(None, ["b"]), InvalidInput, "inputs.source_sentence must be a string, not null"),
+        (parse_similarity, pair("a", []), EmptyInput, "inputs.sentences is an empty list"),
+        (parse_similarity, pair("a", ["b", ""]), EmptyInput, "inputs.sentences[1] is an empty string"),
+        (
+            parse_similarity,
+            pair("a", ["b", "c", "d"]),
+            InvalidInput,
+            "inputs.sentences has 3 items and this server takes 2",
+        ),
+        (parse_similarity, {**pair("a", ["b"]), "parameters": 3}, InvalidInput, "parameters must be an object, not a"),
+        (parse_tokenize, {"inputs": [1, 2]}, InvalidInput, "inputs[0] must be a string, not a number"),
+        (parse_tokenize, {}, InvalidInput, "inputs must be a list of strings, not null"),
+        (parse_decode, {}, InvalidInput, "ids must be a list of token ids"),
+        (parse_decode, {"ids": []}, EmptyInput, "ids is an empty list"),
+        (parse_decode, {"ids": [[1], 2]}, InvalidInput, "ids[1] must be a list of token ids, not a number"),
+        (parse_decode, {"ids": [-1]}, InvalidInput, "ids[0][0] must be a token id"),
+        (parse_decode, {"ids": ["a"]}, InvalidInput, "ids[0][0] must be a token id"),
+    ],
+)
+def test_other_bad_input_names_the_field(parse, body, kind, sentence):
+    with pytest.raises(kind) as caught:
+        parse(json.dumps(body).encode(), RULES)
+    assert caught.value.message.startswith(sentence)
+    assert caught.value.param == re.split(r"\W", sentence)[0]
+
+
+def test_headers_of_admission():
+    assert admission({}) == {}
+    assert admission({b"x-windve-priority": b"bulk"}) == {"bulk": True}
+    assert admission({b"x-request-timeout-ms": b"1500", b"x-windve-priority": b"normal"}) == {
+        "bulk": False,
+        "timeout_s": 1.5,
+    }
+
+
+@pytest.mark.parametrize("given", [b"", b"0", b"-1", b"1.5", b"1e3", b"9999999999", b"\xb2", b"soon"])
+def test_bad_timeouts(given):
+    with pytest.raises(InvalidInput, match="the header x-request-timeout-ms should be whole milliseconds from 1"):
+        admission({b"x-request-timeout-ms": given})

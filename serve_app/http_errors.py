@@ -1,0 +1,91 @@
+"""Errors as HTTP answers: OpenAI's shape on its routes, TEI's on all others."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import orjson
+
+from deployments.errors import (
+    BodyTooLarge,
+    Busy,
+    DeadlineExceeded,
+    EmptyInput,
+    Forbidden,
+    InvalidInput,
+    Unauthorized,
+    Unavailable,
+    WindveError,
+)
+
+Headers = list[tuple[bytes, bytes]]
+JSON = (b"content-type", b"application/json")
+
+
+class NoRoute(WindveError):
+    status = 404
+    code = "wrong_route"
+
+
+class WrongMethod(WindveError):
+    """The path is known, the method is not one of `allowed`."""
+
+    status = 405
+    code = "wrong_route"
+
+    def __init__(self, message: str, *, allowed: list[str]) -> None:
+        super().__init__(message)
+        self.allowed = allowed
+
+
+# TEI's own numbers: an empty input is 400, another bad one 422, a failed engine 424. The first that fits counts.
+_TEI: tuple[tuple[type[WindveError], int, str], ...] = (
+    (EmptyInput, 400, "Empty"),
+    (BodyTooLarge, 413, "Validation"),
+    (InvalidInput, 422, "Validation"),
+    (Unauthorized, 401, "Unauthorized"),
+    (Forbidden, 403, "Forbidden"),
+    (NoRoute, 404, "Validation"),
+    (WrongMethod, 405, "Validation"),
+    (Busy, 429, "Overloaded"),
+    (DeadlineExceeded, 504, "Timeout"),
+    (Unavailable, 503, "Unhealthy"),
+    (WindveError, 424, "Backend"),
+)
+
+
+def error_answer(error: WindveError, path: str) -> tuple[int, Headers, bytes]:
+    """(status, headers, body) of an error on the route `path`."""
+    headers = _headers(error)
+    if is_openai(path):
+        status, content = error.status, _openai(error)
+    else:
+        status, kind = next((status, kind) for fits, status, kind in _TEI if isinstance(error, fits))
+        content = {"error": error.message, "error_type": kind}
+    return status, [*headers, JSON], orjson.dumps(content)
+
+
+def is_openai(path: str) -> bool:
+    return path.startswith("/v1/") or path == "/embeddings"
+
+
+def _openai(error: WindveError) -> dict[str, Any]:
+    status = error.status
+    kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def _headers(error: WindveError) -> Headers:
+    match error:
+        case Busy():
+            milliseconds = math.ceil(error.retry_after_s * 1000)
+            seconds = max(1, math.ceil(error.retry_after_s))
+            return [(b"retry-after-ms", b"%d" % milliseconds), (b"retry-after", b"%d" % seconds)]
+        case Unavailable():
+            return [(b"retry-after", b"1")]
+        case Unauthorized():
+            return [(b"www-authenticate", b"Bearer")]
+        case WrongMethod():
+            return [(b"allow", ", ".join(error.allowed).encode())]
+    return []

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import pytest
+
+from deployments.errors import SettingsError, Unauthorized
+from deployments.settings import Settings
+from serve_app.api_keys import ApiKeys, bearer, read_keys
+
+KEYS = ("sk-one", "sk-two", "Z29v/ZA+._~==")
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_each_key_is_accepted(key):
+    ApiKeys(KEYS).check(f"Bearer {key}")
+    assert ApiKeys(KEYS).accepts(key)
+
+
+@pytest.mark.parametrize(
+    "key", [None, "", "sk-", "sk-onee", "SK-ONE", "sk-one ", "sk-one,sk-two", "é", "\udcff", "x" * 10**6]
+)
+def test_nothing_else_is(key):
+    assert not ApiKeys(KEYS).accepts(key)
+    assert not ApiKeys(()).accepts(key)
+
+
+@pytest.mark.parametrize(
+    ("header", "key"),
+    [
+        (None, None),
+        ("", None),
+        ("Bearer", None),
+        ("Bearer ", None),
+        ("Basic c2stb25l", None),
+        ("sk-one", None),
+        ("Bearersk-one", None),
+        ("Bearer sk-one", "sk-one"),
+        ("bearer  sk-one ", "sk-one"),
+        ("BEARER sk-one", "sk-one"),
+    ],
+)
+def test_the_header(header, key):
+    assert bearer(header) == key
+
+
+@pytest.mark.parametrize(("header", "sentence"), [(None, "wants an API key"), ("Bearer sk-1", "is not one of this")])
+def test_who_is_turned_away_is_told_why_and_no_key(header, sentence):
+    with pytest.raises(Unauthorized, match=sentence) as refused:
+        ApiKeys(KEYS).check(header)
+    assert "sk-" not in refused.value.message
+
+
+def test_keys_from_a_file(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# ours\nsk-one\n\n  sk-two  \r\n  # theirs\nZ29v/ZA+._~==\n")
+    assert read_keys(f"file:{file}") == KEYS
+
+
+def test_keys_from_the_environment(monkeypatch):
+    monkeypatch.setenv("WINDVE_KEYS", " sk-one,sk-two Z29v/ZA+._~==,\n")
+    assert read_keys("env:WINDVE_KEYS") == KEYS
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"", "holds no key"),
+        (b"# nothing\n\n", "holds no key"),
+        (b"sk-one\nsecret word\n", "key 2 in "),
+        ("schlüssel".encode(), "key 1 in "),
+        (b"\xff\xfe", "is not UTF-8 text"),
+    ],
+)
+def test_bad_files_are_refused_by_name_and_without_a_key(tmp_path, content, problem):
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(SettingsError, match=problem) as refused:
+        read_keys(f"file:{file}")
+    assert str(refused.value).startswith("args.api_keys: ")
+    assert not any(secret in str(refused.value) for secret in ("sk-one", "secret", "schl"))
+
+
+def test_keys_are_read_anew_and_bad_files_change_nothing(tmp_path, caplog):
+    file = tmp_path / "keys"
+    file.write_text("sk-one\nsk-two\n")
+    keys = ApiKeys.read(f"file:{file}")
+    file.write_text("sk-two\nsk-three\n")
+    assert not keys.accepts("sk-three")
+    keys.refresh()
+    assert [keys.accepts(key) for key in ("sk-one", "sk-two", "sk-three")] == [False, True, True]
+    for bad in ("", "two words\n"):
+        file.write_text(bad)
+        keys.refresh()
+        assert keys.accepts("sk-three")
+    file.unlink()
+    keys.refresh()
+    assert keys.accepts("sk-three")
+    assert caplog.text.count("the keys before stay in force") == 3
+    assert "sk-" not in caplog.text
+
+
+def test_a_variable_that_is_not_there(monkeypatch):
+    monkeypatch.delenv("WINDVE_KEYS", raising=False)
+    with pytest.raises(SettingsError, match="--api-keys: there is no environment variable WINDVE_KEYS"):
+        read_keys("env:WINDVE_KEYS", "--api-keys")
+
+
+@pytest.mark.parametrize("given", ["sk-secret", "secret:x", "file:", "env:", ["sk-secret"], 12345])
+def test_a_key_in_the_config_is_refused_and_not_shown(given):
+    with pytest.raises(SettingsError) as refused:
+        Settings.parse({"model": {"id": "x"}, "api_keys": given})
+    assert str(refused.value).startswith("args.api_keys: should say where the keys are, file:PATH or env:NAME")
+    assert "secret" not in str(refused.value)
+    assert "12345" not in str(refused.value)
+
+
+def test_a_path_that_means_another_file_on_another_node_is_refused():
+    with pytest.raises(SettingsError, match=r"args\.api_keys: file: needs a whole path"):
+        Settings.parse({"model": {"id": "x"}, "api_keys": "file:keys.txt"})
