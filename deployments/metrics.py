@@ -175,26 +175,35 @@ class EmbedderMetrics:
 
     def __init__(self, instruments: Instruments, pool: str, info: Mapping[str, str]) -> None:
         self._pool = {"pool": pool}
+        tallies = {
+            "windve_runs": "Runs of the engine",
+            "windve_run_queries": "Queries in these",
+            "windve_run_seconds": "What these took",  # a histogram's sum is an estimate, by Ray's way of passing it on
+            "windve_tokens": "Tokens in these",
+            "windve_failed_runs": "Runs of the engine that failed",
+        }
+        self._tallies = [_tally(instruments, name, about, _POOL) for name, about in tallies.items()]
         self._inference: _Histogram = instruments.Histogram(
             "windve_inference_seconds", "One run of the engine, whole batches together", _SECONDS, _POOL
         )
         self._batches: _Histogram = instruments.Histogram(
             "windve_batch_queries", "Queries in one run of the engine", _QUERIES, _POOL
         )
-        self._tokens: _Counter = instruments.Counter("windve_tokens", "Tokens that the engine has embedded", _POOL)
-        self._failures: _Counter = instruments.Counter("windve_failed_runs", "Runs of the engine that failed", _POOL)
         self._info: _Gauge = instruments.Gauge("windve_info", "Always 1; what this replica runs", ("pool", *info))
         self._about = {**self._pool, **info}
 
     def ran(self, queries: int, tokens: int, seconds: float) -> None:
         self._inference.observe(seconds, self._pool)
         self._batches.observe(float(queries), self._pool)
-        self._tokens.inc(float(tokens), self._pool)
+        for tally, step in zip(self._tallies, (1, queries, seconds, tokens), strict=False):
+            tally.add(step, self._pool["pool"])
 
     def failed(self) -> None:
-        self._failures.inc(1.0, self._pool)
+        self._tallies[-1].add(1, self._pool["pool"])
 
     def publish(self) -> None:
+        for tally in self._tallies:
+            tally.publish()
         self._info.set(1.0, self._about)
 
 

@@ -104,13 +104,17 @@ def test_what_fails_is_counted_and_raised():
 def test_an_embedder_tells_each_run_and_what_it_is():
     written = Written()
     metrics = EmbedderMetrics(written, "cpu", {"model": "m", "dtype": "bfloat16"})
-    metrics.ran(16, 1200, 0.05)
+    metrics.ran(16, 1200, 0.5)
+    metrics.ran(4, 300, 0.25)
     metrics.failed()
+    assert [value for value, _ in written.of("windve_inference_seconds")] == [0.5, 0.25]
+    assert [value for value, _ in written.of("windve_batch_queries")] == [16, 4]
     metrics.publish()
-    assert written.told == [
-        ("windve_inference_seconds", 0.05, ("cpu",)),
-        ("windve_batch_queries", 16, ("cpu",)),
-        ("windve_tokens", 1200, ("cpu",)),
+    assert written.told[4:] == [
+        ("windve_runs", 2, ("cpu",)),
+        ("windve_run_queries", 20, ("cpu",)),
+        ("windve_run_seconds", 0.75, ("cpu",)),
+        ("windve_tokens", 1500, ("cpu",)),
         ("windve_failed_runs", 1, ("cpu",)),
         ("windve_info", 1, ("cpu", "m", "bfloat16")),
     ]
