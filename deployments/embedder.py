@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import logging
 import os
 import threading
@@ -22,6 +23,7 @@ from deployments.engines import Engine, Stopped, TokenBatch, Vectors, create_eng
 from deployments.errors import EngineFailed, ReplicaLost
 from deployments.lease_office import LeaseOffice
 from deployments.liveness import actor_lives
+from deployments.metrics import EmbedderMetrics, publish_again_and_again
 from deployments.model_files import ModelCard, read_model_card
 from deployments.settings import Settings
 
@@ -88,6 +90,7 @@ class Embedder:
         self._engine: Engine
         self._card: ModelCard
         self._engine, self._card = self._in_thread(lambda: self._load(settings, device))
+        self._metrics = self._open_metrics()
         self._warm_up = self._in_thread(self._measure)
         info = self._engine.info
         logger.info(
@@ -111,6 +114,18 @@ class Embedder:
         card = read_model_card(settings.model)
         return create_engine(card, self._settings, device, len(self._cores)), card
 
+    def _open_metrics(self) -> EmbedderMetrics:
+        from ray.serve import metrics
+
+        info = self._engine.info
+        about = {
+            "model": self._card.name,
+            "engine": info.engine,
+            "dtype": info.dtype,
+            "version": importlib.metadata.version("windve"),
+        }
+        return EmbedderMetrics(metrics, self._pool, about)
+
     def _measure(self) -> dict[str, float]:
         """Warm up, and a first guess of Eq. 12 for the time before calibration: one query against eight."""
         one, many = (self._time(queries) for queries in (1, _WARM_UP_QUERIES))
@@ -128,6 +143,7 @@ class Embedder:
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         """What the Router learns of this replica from Serve: engine, device, cores, warm-up figures, its address."""
+        publish_again_and_again(self._metrics.publish)
         return {
             **asdict(self._engine.info),
             "warm_up": self._warm_up,
@@ -227,6 +243,7 @@ class Embedder:
             unit, norms = await asyncio.get_running_loop().run_in_executor(self._thread, self._embed, batch, run.stop)
         except Exception as error:
             if not isinstance(error, Stopped):
+                self._metrics.failed()
                 logger.exception("%s: a run of %d queries failed", self._pool, len(batch))
                 # Text only: the Router would have to import the engine's library to unpickle its exception.
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -238,6 +255,7 @@ class Embedder:
             self._run = None
             self._office.end_lingering(sum(len(call.batch) for call in calls if call.orphaned))
         compute_s = time.monotonic() - run.started
+        self._metrics.ran(len(batch), len(batch.ids), compute_s)
         start = 0
         for call in calls:
             end = start + call.batch.vectors

@@ -17,6 +17,7 @@ from deployments.channel import Channel
 from deployments.engines import TokenBatch
 from deployments.errors import EngineFailed, ReplicaLost, WindveError
 from deployments.holdings import Holdings
+from deployments.metrics import PoolState
 from deployments.queue_manager import QueueManager
 from deployments.retry_after import PoolLoad
 from deployments.settings import PoolConfig
@@ -109,6 +110,14 @@ class Pool:
         alpha_s, beta_s = self.latency_model
         capacity = int(self._queue.capacity_of(self.name) * share)
         return PoolLoad(alpha_s, beta_s, capacity, tuple(self.batcher.running()), self.batcher.waiting)
+
+    def state(self) -> PoolState:
+        """For Prometheus."""
+        alpha_s, beta_s = self.latency_model
+        return PoolState(
+            self._queue.in_flight(self.name), self.batcher.waiting, self.config.queue_depth, len(self.members),
+            alpha_s, beta_s, self.calibrated,
+        )  # fmt: skip
 
     async def census(self) -> dict[str, dict[str, Any]]:
         """What the owners of the places say, replica by replica: who has how much (see `LeaseOffice.census`)."""

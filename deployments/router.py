@@ -26,6 +26,7 @@ from deployments.errors import (
     Unavailable,
     WindveError,
 )
+from deployments.metrics import RouterMetrics, counted, publish_again_and_again
 from deployments.model_files import ModelCard, read_model_card
 from deployments.pool import Pool
 from deployments.queue_manager import Full, Permit, QueueManager, Short
@@ -81,6 +82,7 @@ class Router:
         self, settings: Settings, topology: Topology, handles: Mapping[str, tuple[str, DeploymentHandle[Any]]]
     ) -> None:
         from ray import serve
+        from ray.serve import metrics as instruments
 
         self.pools: dict[str, Pool] = {}
         context = serve.get_replica_context()
@@ -103,6 +105,7 @@ class Router:
         self._shortage = Shortage(self._queue, {})
         self._shares = False  # there are other Routers
         self._census: dict[str, dict[str, Any]] = {}
+        self.metrics = RouterMetrics(instruments)
 
     async def reconfigure(self, user_config: Any) -> None:
         """Called by Serve with the `user_config`: at the start, and in place whenever it changes.
@@ -144,7 +147,9 @@ class Router:
         self._shortage.tenancies = {name: pool.tenancy for name, pool in self.pools.items()}
         for pool in self.pools.values():
             pool.connect()
+        asyncio.get_running_loop().call_soon(publish_again_and_again, self._publish)  # by then there is a config
 
+    @counted
     async def embed(
         self,
         queries: Sequence[Query],
@@ -157,7 +162,7 @@ class Router:
         timeout_s: float | None = None,
         each_token: bool = False,
     ) -> Embedded:
-        """Embed one request of 1..n queries.
+        """Embed one request of 1..n queries, and count it.
 
         `truncate` cuts too long inputs (None: as `limits.auto_truncate` says) on the side that `truncation_direction`
         says; `prompt_name` is the prompt to put before each (None: the default, if any); `bulk` asks to be bulk;
@@ -198,6 +203,11 @@ class Router:
                 raise self._too_late(timeout_s) from None
             key = "bulk.timeout_s" if bulk else "request_timeout_s"
             raise TimedOut(f"no answer within {most_s:g} s ({key}); please try again later") from None
+        total_s = time.monotonic() - started
+        queue_s = max(answer.queue_s for answer in answers)
+        self.metrics.answered([answer.pool for answer in answers], tokenization_s=tokenised - started, queue_s=queue_s)
+        if not bulk and trial is None:
+            self.metrics.promised(total_s, self.config.slo_s)
         return Embedded(
             vectors=[answer.vector for answer in answers],
             norms=[answer.norm for answer in answers],
@@ -205,9 +215,9 @@ class Router:
             tokens=sum(map(len, token_ids)),
             characters=sum(len(query) for query in queries if isinstance(query, str)),
             tokenization_s=tokenised - started,
-            queue_s=max(answer.queue_s for answer in answers),
+            queue_s=queue_s,
             compute_s=max(answer.compute_s for answer in answers),
-            total_s=time.monotonic() - started,
+            total_s=total_s,
         )
 
     async def tokenize(
@@ -510,6 +520,10 @@ class Router:
 
     async def check_health(self) -> None:
         """Called by Serve: a Router whose loop turns is healthy; pools have their own checks."""
+
+    def _publish(self) -> None:
+        assert self.config is not None
+        self.metrics.publish(self.config.slo_s, {name: pool.state() for name, pool in self.pools.items()})
 
     def describe_pools(self) -> dict[str, dict[str, Any]]:
         """Each pool as `/info` shows it."""

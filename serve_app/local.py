@@ -32,6 +32,7 @@ from serve_app.local_service import LocalService
 _START_TIMEOUT_S = 600.0  # a large model from a slow disk or hub
 _OBJECT_STORE_BYTES = 200 * 2**20  # batches travel by gRPC; the store holds next to nothing
 _PROXY_TIMEOUT_S = 15.0  # for what listens a moment after it is said to be there
+_METRICS_PORT = 8080  # as on KubeRay
 _PROXY_PORTS = {  # Ray's own defaults
     "HAPROXY_STATS_PORT": 8404,
     "HAPROXY_METRICS_PORT": 9101,
@@ -67,7 +68,8 @@ def serve_until_interrupted(path: Path) -> None:
             keys.append(None if settings.api_keys is None else read_keys(settings.api_keys)[0])
             _let_messages_be(4 * settings.limits.max_body_bytes)
         show_machine(console, probe_machine())
-        with _local_ray(console) as dashboard:
+        metrics_port = _free_port(_METRICS_PORT)
+        with _local_ray(console, metrics_port) as dashboard:
             _stop_on_signals(stop)  # again: Ray has put its own in place, which end the process where it stands
             _deploy(dashboard, config)
             with console.status("starting: loading the model, warming up"):
@@ -77,7 +79,7 @@ def serve_until_interrupted(path: Path) -> None:
             service = LocalService(os.getpid(), dashboard, environment)
             service.announce()
             try:
-                _show_service(console, address, grpc_address, dashboard, keys[0])
+                _show_service(console, address, dashboard, keys[0], grpc=grpc_address, metrics_port=metrics_port)
                 stop.wait()
             finally:
                 service.withdraw()
@@ -192,7 +194,7 @@ def _is_free(port: int) -> bool:
 
 
 @contextmanager
-def _local_ray(console: Console) -> Iterator[str]:
+def _local_ray(console: Console, metrics_port: int) -> Iterator[str]:
     """Start Ray on loopback, yield its dashboard's address, and take it down with all it started."""
     import ray
     from ray import serve
@@ -206,6 +208,7 @@ def _local_ray(console: Console) -> Iterator[str]:
             include_dashboard=True,
             dashboard_host=_LOOPBACK,
             _node_ip_address=_LOOPBACK,
+            _metrics_export_port=metrics_port,
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
@@ -301,7 +304,7 @@ def _get_json(url: str, api_key: str | None) -> Any:
 
 
 def _show_service(
-    console: Console, address: str, grpc_address: str | None, dashboard: str, api_key: str | None
+    console: Console, address: str, dashboard: str, api_key: str | None, *, grpc: str | None, metrics_port: int
 ) -> None:
     info = _get_json(f"{address}/info", api_key)
     ours = info["windve"]
@@ -333,8 +336,9 @@ def _show_service(
     token = "".join(f"{name}={os.environ[name]} " for name in _TOKEN if name in os.environ)
     console.print("\nchange the depths in place, from another terminal (edit user_config, then):")
     console.print(f"{token}{_serve_command()} deploy CONFIG -a {dashboard}", soft_wrap=True)
-    calls = f", gRPC on {grpc_address}" if grpc_address else ""
-    console.print(f"\nserving on {address} (routes: {address}/docs){calls}; Ctrl-C stops it. Try:", soft_wrap=True)
+    console.print(f"\nfor Prometheus: http://{_LOOPBACK}:{metrics_port}/metrics")
+    calls = f", gRPC on {grpc}" if grpc else ""
+    console.print(f"serving on {address} (routes: {address}/docs){calls}; Ctrl-C stops it. Try:", soft_wrap=True)
     console.print(
         f"curl -s {address}/v1/embeddings{key} -H 'content-type: application/json' -d {body}\n", soft_wrap=True
     )

@@ -12,11 +12,13 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from calibration.load import Address
 
@@ -99,6 +101,18 @@ class Service:
         """Processes of the service that still run."""
         return [p for p in self.family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
+    def samples(self):
+        """What Prometheus reads: {(name, ((tag, value), ...)): value} of windve's own, summed over replicas."""
+        address = re.search(r"for Prometheus: (\S+)", self.log.read_text())[1]
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        found = Counter()
+        for sample in (sample for family in families for sample in family.samples):
+            if sample.name.startswith("ray_windve_"):
+                tags = {tag: sample.labels[tag] for tag in sorted(sample.labels) if tag in {"pool", "outcome", "le"}}
+                found[sample.name.removeprefix("ray_windve_"), tuple(tags.items())] += sample.value
+        return found
+
     @property
     def application(self):
         return self.config["applications"][0]
@@ -142,6 +156,14 @@ class Service:
                     return time.monotonic() - started
             assert time.monotonic() - started < timeout_s, f"{what} did not come about: {pools}"
             time.sleep(0.05)
+
+    def wait_for_samples(self, condition, timeout_s=60.0):
+        """Poll `condition(samples)` until it holds; returns these samples."""
+        ends = time.monotonic() + timeout_s
+        while not condition(told := self.samples()):
+            assert time.monotonic() < ends, {name: value for name, value in told.items() if "bucket" not in name[0]}
+            time.sleep(1)
+        return told
 
     def wait_until_idle(self):
         return self.wait_for(lambda pools: all(pool["in_flight"] == 0 for pool in pools.values()), what="idleness")

@@ -55,6 +55,40 @@ def loopback_only():
         yield
 
 
+def test_prometheus_hears_of_a_burst(rehearsal):
+    """Within the ten seconds after which Ray passes on what it was told."""
+    rehearsal.wait_until_idle()
+    burst(rehearsal.address, queries(1))
+    rehearsal.wait_for_samples(lambda told: told["queries_total", (("outcome", "ok"), ("pool", "accelerator"))])
+    before = rehearsal.samples()
+    burst(rehearsal.address, queries(200))
+    wanted = {("accelerator", "ok"): 90, ("cpu", "ok"): 18, ("none", "busy"): 92}
+
+    def counted(told):
+        names = {pair: ("queries_total", (("outcome", pair[1]), ("pool", pair[0]))) for pair in wanted}
+        return {pair: told[name] - before[name] for pair, name in names.items()} == wanted
+
+    told = rehearsal.wait_for_samples(counted)
+    for pool, depth, alpha_s, beta_s in (("accelerator", 90, 0.0180, 0.27), ("cpu", 18, 0.0858, 0.32)):
+        tag = (("pool", pool),)
+        assert [told[name, tag] for name in ("depth", "live_replicas", "calibrated")] == [depth, 1, 1]
+        assert [told[name, tag] for name in ("alpha_seconds", "beta_seconds")] == [alpha_s, beta_s]
+        assert told["in_flight", tag] == told["waiting", tag] == 0
+        more = {
+            name: told[name, tag] - before[name, tag]
+            for name in ("runs_total", "run_queries_total", "run_seconds_total")
+        }
+        runs, ran, seconds = more.values()
+        assert ran == depth
+        assert told["batch_queries_count", tag] - before["batch_queries_count", tag] == runs
+        assert seconds == pytest.approx(alpha_s * depth + beta_s * runs, rel=0.1)  # the drift that alerts go by
+        assert told["tokens_total", tag] > before["tokens_total", tag]
+        assert told["info", tag] == 1
+    requests = told["request_seconds_count", ()] - before["request_seconds_count", ()]
+    assert requests == 108
+    assert told["slo_seconds", ()] == SLO_S
+
+
 @contextlib.contextmanager
 def occupied(service):
     """Every place of both queues is taken, for about two seconds."""

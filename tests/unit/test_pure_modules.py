@@ -18,6 +18,7 @@ PURE = [
     "deployments.lease_office",
     "deployments.leases",
     "deployments.membership",
+    "deployments.metrics",
     "deployments.model_files",
     "deployments.queue_manager",
     "deployments.retry_after",

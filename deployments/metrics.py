@@ -1,0 +1,223 @@
+"""What Prometheus is told: every name, tag and bucket stands here, and README says what each tells a reader.
+
+Ray exports them from each node with the prefix `ray_` and the tags application, deployment and replica; counters get
+the suffix `_total`. On the way of a query nothing is recorded but two observations a request (about 2 us each);
+everything else is counted in plain numbers and published every few seconds. Imports ray only where it is built.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sized
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+
+from deployments.errors import Busy, InvalidInput, WindveError
+
+OK, BUSY, ERROR, CANCELLED, INVALID = "ok", "busy", "error", "cancelled", "invalid"
+NO_POOL = "none"  # the pool of what was answered before it had one
+PUBLISHED_EVERY_S = 2.0
+
+_SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0]
+_TOKENISING_S = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
+_QUERIES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0]
+_POOL = ("pool",)
+
+
+class _Counting(Protocol):
+    metrics: RouterMetrics
+
+
+_R = TypeVar("_R", bound=_Counting)
+_Q = TypeVar("_Q", bound=Sized)
+_P = ParamSpec("_P")
+_A = TypeVar("_A")
+
+
+class _Counter(Protocol):
+    def inc(self, value: float, tags: dict[str, str]) -> None: ...
+
+
+class _Gauge(Protocol):
+    def set(self, value: float, tags: dict[str, str]) -> None: ...
+
+
+class _Histogram(Protocol):
+    def observe(self, value: float, tags: dict[str, str]) -> None: ...
+
+
+class Instruments(Protocol):
+    """`ray.serve.metrics`, or what a test puts in its place."""
+
+    Counter: Any
+    Gauge: Any
+    Histogram: Any
+
+
+class PoolState(NamedTuple):
+    """One pool as a Router sees it now."""
+
+    in_flight: int  # queries of this Router
+    waiting: int  # of these, not sent to a replica yet
+    depth: int
+    live_replicas: int
+    alpha_s: float
+    beta_s: float
+    calibrated: bool
+
+
+def outcome_of(error: BaseException) -> str:
+    """What a request that ended with this error counts as."""
+    if isinstance(error, Busy):
+        return BUSY
+    if isinstance(error, InvalidInput):
+        return INVALID
+    return ERROR if isinstance(error, (WindveError, Exception)) else CANCELLED
+
+
+@dataclass(slots=True, eq=False)
+class _Tally:
+    """A counter whose steps are summed up until they are published."""
+
+    counter: _Counter
+    names: tuple[str, ...]
+    steps: dict[tuple[str, ...], float] = field(default_factory=dict)
+
+    def add(self, step: float, *values: str) -> None:
+        self.steps[values] = self.steps.get(values, 0.0) + step
+
+    def publish(self) -> None:
+        steps, self.steps = self.steps, {}
+        for values, step in steps.items():
+            if step > 0:
+                self.counter.inc(step, dict(zip(self.names, values, strict=True)))
+
+
+class RouterMetrics:
+    """A Router's. All methods are called from the event loop's own thread."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        self._queries = _tally(
+            instruments, "windve_queries", "Queries by the pool and the outcome of their request", ("pool", "outcome")
+        )
+        self._slo_missed = _tally(
+            instruments, "windve_slo_missed", "Requests answered later than the SLO; bulk and trial ones aside", ()
+        )
+        self._requests: _Histogram = instruments.Histogram(
+            "windve_request_seconds", "From arrival to answer; bulk and trial requests aside", _SECONDS
+        )
+        self._queueing: _Histogram = instruments.Histogram(
+            "windve_queue_seconds", "The longest wait for a device among a request's queries", _SECONDS
+        )
+        self._tokenising: _Histogram = instruments.Histogram(
+            "windve_tokenization_seconds", "Tokenising one request", _TOKENISING_S
+        )
+        gauges = {
+            "in_flight": "Queries admitted and not answered, of this Router",
+            "waiting": "Of these, those not sent to a replica yet",
+            "depth": "Queue depth of each live replica, in force",
+            "live_replicas": "Replicas that this Router may send to",
+            "alpha_s": "Latency model: seconds more for each query in a batch",
+            "beta_s": "Latency model: seconds of any batch",
+            "calibrated": "1 if a calibration wrote the latency model, 0 if it was measured at warm-up",
+        }
+        self._gauges: dict[str, _Gauge] = {
+            key: instruments.Gauge(f"windve_{key.removesuffix('_s')}{_unit(key)}", about, _POOL)
+            for key, about in gauges.items()
+        }
+        self._slo: _Gauge = instruments.Gauge("windve_slo_seconds", "The latency that is promised")
+
+    def answered(self, pools: Iterable[str], *, tokenization_s: float, queue_s: float) -> None:
+        """One request, by the pool of each of its queries."""
+        for pool in pools:
+            self._queries.add(1, pool, OK)
+        self._tokenising.observe(tokenization_s, {})
+        self._queueing.observe(queue_s, {})
+
+    def promised(self, total_s: float, slo_s: float) -> None:
+        """It was one that the SLO is for."""
+        self._requests.observe(total_s, {})
+        if total_s > slo_s:
+            self._slo_missed.add(1)
+
+    def failed(self, error: BaseException, queries: int) -> None:
+        self._queries.add(queries, NO_POOL, outcome_of(error))
+
+    def publish(self, slo_s: float, pools: Mapping[str, PoolState]) -> None:
+        self._queries.publish()
+        self._slo_missed.publish()
+        self._slo.set(slo_s, {})
+        for pool, state in pools.items():
+            for key, gauge in self._gauges.items():
+                gauge.set(float(getattr(state, key)), {"pool": pool})
+
+
+def counted(
+    embed: Callable[Concatenate[_R, _Q, _P], Awaitable[_A]],
+) -> Callable[Concatenate[_R, _Q, _P], Coroutine[Any, Any, _A]]:
+    """For the Router's method that embeds one request: those that end with an error are counted by it."""
+
+    async def counting(router: _R, queries: _Q, /, *args: _P.args, **how: _P.kwargs) -> _A:
+        try:
+            return await embed(router, queries, *args, **how)
+        except BaseException as error:
+            router.metrics.failed(error, len(queries))
+            raise
+
+    functools.update_wrapper(counting, embed)
+    return counting
+
+
+class EmbedderMetrics:
+    """An embedder replica's. `info`: what it runs, each value a tag."""
+
+    def __init__(self, instruments: Instruments, pool: str, info: Mapping[str, str]) -> None:
+        self._pool = {"pool": pool}
+        tallies = {
+            "windve_runs": "Runs of the engine",
+            "windve_run_queries": "Queries in these",
+            "windve_run_seconds": "What these took",  # a histogram's sum is an estimate, by Ray's way of passing it on
+            "windve_tokens": "Tokens in these",
+            "windve_failed_runs": "Runs of the engine that failed",
+        }
+        self._tallies = [_tally(instruments, name, about, _POOL) for name, about in tallies.items()]
+        self._inference: _Histogram = instruments.Histogram(
+            "windve_inference_seconds", "One run of the engine, whole batches together", _SECONDS, _POOL
+        )
+        self._batches: _Histogram = instruments.Histogram(
+            "windve_batch_queries", "Queries in one run of the engine", _QUERIES, _POOL
+        )
+        self._info: _Gauge = instruments.Gauge("windve_info", "Always 1; what this replica runs", ("pool", *info))
+        self._about = {**self._pool, **info}
+
+    def ran(self, queries: int, tokens: int, seconds: float) -> None:
+        self._inference.observe(seconds, self._pool)
+        self._batches.observe(float(queries), self._pool)
+        for tally, step in zip(self._tallies, (1, queries, seconds, tokens), strict=False):
+            tally.add(step, self._pool["pool"])
+
+    def failed(self) -> None:
+        self._tallies[-1].add(1, self._pool["pool"])
+
+    def publish(self) -> None:
+        for tally in self._tallies:
+            tally.publish()
+        self._info.set(1.0, self._about)
+
+
+def publish_again_and_again(publish: Callable[[], None]) -> None:
+    """From now on, on the running loop, for as long as it runs."""
+    publish()
+    asyncio.get_running_loop().call_later(
+        PUBLISHED_EVERY_S, publish_again_and_again, publish, context=contextvars.Context()
+    )
+
+
+def _tally(instruments: Instruments, name: str, about: str, tags: tuple[str, ...]) -> _Tally:
+    return _Tally(instruments.Counter(name, about, tags), tags)
+
+
+def _unit(key: str) -> str:
+    return "_seconds" if key.endswith("_s") else ""

@@ -1,0 +1,120 @@
+"""What is counted, with instruments that write down what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from deployments.errors import Busy, EmptyInput, EngineFailed, TimedOut
+from deployments.metrics import EmbedderMetrics, PoolState, RouterMetrics, counted, outcome_of
+
+
+class Written:
+    """Stands for `ray.serve.metrics`."""
+
+    def __init__(self):
+        self.names = []
+        self.told = []
+        self.Counter = self.Gauge = self.Histogram = self.make
+
+    def make(self, name, about, *_):
+        self.names.append(name)
+
+        def tell(value, tags):
+            self.told.append((name, value, tuple(tags.values())))
+
+        return SimpleNamespace(inc=tell, set=tell, observe=tell)
+
+    def of(self, name):
+        return [(value, tags) for told, value, tags in self.told if told == name]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (Busy("full", retry_after_s=1), "busy"),
+        (EmptyInput("nothing"), "invalid"),
+        (TimedOut("late"), "error"),
+        (EngineFailed("broken"), "error"),
+        (ZeroDivisionError(), "error"),
+        (asyncio.CancelledError(), "cancelled"),
+    ],
+)
+def test_outcomes(error, outcome):
+    assert outcome_of(error) == outcome
+
+
+def test_queries_are_counted_by_pool_and_outcome_and_published_together():
+    written = Written()
+    metrics = RouterMetrics(written)
+    for _ in range(3):
+        metrics.answered(["accelerator", "accelerator", "cpu"], tokenization_s=0.001, queue_s=0.1)
+    metrics.failed(Busy("full", retry_after_s=1), 5)
+    assert written.of("windve_queries") == []
+    state = PoolState(7, 2, 40, 3, 0.01, 0.2, calibrated=True)
+    metrics.publish(1.0, {"cpu": state})
+    counted = {(6, ("accelerator", "ok")), (3, ("cpu", "ok")), (5, ("none", "busy"))}
+    assert set(written.of("windve_queries")) == counted
+    metrics.publish(1.0, {})
+    assert len(written.of("windve_queries")) == 3, "no step is published twice"
+    gauges = {name: told for name in written.names if (told := written.of(name)) and told[0][1] == ("cpu",)}
+    assert {name: told[0][0] for name, told in gauges.items()} == {
+        "windve_in_flight": 7,
+        "windve_waiting": 2,
+        "windve_depth": 40,
+        "windve_live_replicas": 3,
+        "windve_alpha_seconds": 0.01,
+        "windve_beta_seconds": 0.2,
+        "windve_calibrated": 1,
+    }
+
+
+def test_a_promise_is_kept_or_missed():
+    written = Written()
+    metrics = RouterMetrics(written)
+    for total_s in (0.2, 0.99, 1.0, 1.01, 7.0):
+        metrics.promised(total_s, 1.0)
+    metrics.publish(1.0, {})
+    assert [value for value, _ in written.of("windve_request_seconds")] == [0.2, 0.99, 1.0, 1.01, 7.0]
+    assert written.of("windve_slo_missed") == [(2, ())]
+
+
+def test_what_fails_is_counted_and_raised():
+    class Asked:
+        def __init__(self):
+            self.written = Written()
+            self.metrics = RouterMetrics(self.written)
+
+        @counted
+        async def embed(self, queries, *, fail):
+            if fail:
+                raise Busy("full", retry_after_s=1)
+            return len(queries)
+
+    asked = Asked()
+    assert asyncio.run(asked.embed(["a", "b"], fail=False)) == 2
+    with pytest.raises(Busy):
+        asyncio.run(asked.embed(["a", "b"], fail=True))
+    asked.metrics.publish(1.0, {})
+    assert asked.written.of("windve_queries") == [(2, ("none", "busy"))]
+
+
+def test_an_embedder_tells_each_run_and_what_it_is():
+    written = Written()
+    metrics = EmbedderMetrics(written, "cpu", {"model": "m", "dtype": "bfloat16"})
+    metrics.ran(16, 1200, 0.5)
+    metrics.ran(4, 300, 0.25)
+    metrics.failed()
+    assert [value for value, _ in written.of("windve_inference_seconds")] == [0.5, 0.25]
+    assert [value for value, _ in written.of("windve_batch_queries")] == [16, 4]
+    metrics.publish()
+    assert written.told[4:] == [
+        ("windve_runs", 2, ("cpu",)),
+        ("windve_run_queries", 20, ("cpu",)),
+        ("windve_run_seconds", 0.75, ("cpu",)),
+        ("windve_tokens", 1500, ("cpu",)),
+        ("windve_failed_runs", 1, ("cpu",)),
+        ("windve_info", 1, ("cpu", "m", "bfloat16")),
+    ]
