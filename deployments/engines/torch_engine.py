@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deployments.engines import EngineInfo, Stopped, TokenBatch, Vectors
-from deployments.engines.memory import keep_freed_memory
+from deployments.engines.memory import bound_prepared_operations, keep_freed_memory
 from deployments.engines.passes import Lengths, longest_first, packed_passes, padded_passes
 from deployments.errors import SettingsError
 from deployments.model_files import ModelCard
@@ -195,6 +195,7 @@ def import_torch(device: str) -> ModuleType:
     """Import torch for `device`. Raises SettingsError where torch-npu is needed and does not load."""
     # Where torch-npu is installed and CANN is not, `import torch` itself fails by loading the backend on its own.
     os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    bound_prepared_operations()
     import torch
 
     if device.startswith("npu"):
