@@ -73,7 +73,7 @@ class Service:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "serve_app", str(self.file)],
                 cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, "COLUMNS": "200"},
+                env={**os.environ, "COLUMNS": "200", "RAY_metrics_report_interval_ms": "1000"},
             )  # fmt: skip
         ends = time.monotonic() + START_TIMEOUT_S
         while "curl -s" not in self.log.read_text():
@@ -158,12 +158,17 @@ class Service:
             assert time.monotonic() - started < timeout_s, f"{what} did not come about: {pools}"
             time.sleep(0.05)
 
-    def wait_for_samples(self, condition, timeout_s=60.0):
-        """Poll `condition(samples)` until it holds; returns these samples."""
-        ends = time.monotonic() + timeout_s
-        while not condition(told := self.samples()):
-            assert time.monotonic() < ends, {name: value for name, value in told.items() if "bucket" not in name[0]}
-            time.sleep(1)
+    def settled_samples(self, quiet_s=5.0, timeout_s=60.0):
+        """`samples` once they stay as they are: a Router and an embedder tell Ray every two seconds what they counted,
+        and Ray passes that on every second (here).
+        """
+        ends, changed, told = time.monotonic() + timeout_s, time.monotonic(), self.samples()
+        while time.monotonic() < changed + quiet_s:
+            assert time.monotonic() < ends, "the samples do not come to rest"
+            time.sleep(0.5)
+            before, told = told, self.samples()
+            if told != before:
+                changed = time.monotonic()
         return told
 
     def wait_until_idle(self):

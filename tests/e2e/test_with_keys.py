@@ -12,9 +12,12 @@ import time
 import urllib.request
 from pathlib import Path
 
+import grpc
 import openai
 import pytest
+import tei_wire
 from conftest import ROOT, load_yaml, running
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from calibration.load import burst, connect, request_bytes
 
@@ -97,6 +100,48 @@ def test_without_a_key_no_route_answers(service, headers):
             assert reply.json()["error_type"] == "Unauthorized"
         assert "API key" in error
         assert OURS not in error
+
+
+CALLS = {
+    "Info/Info": {},
+    "Embed/Embed": {"inputs": "a"},
+    "Tokenize/Tokenize": {"inputs": "a"},
+    "Tokenize/Decode": {"ids": [101, 102]},
+}
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        [],
+        [("authorization", "Bearer wrong")],
+        [("authorization", f"Bearer {OURS}x")],
+        [("authorization", OURS)],
+        [("x-api-key", OURS)],
+    ],
+    ids=str,
+)
+def test_without_a_key_no_call_answers(service, metadata):
+    with tei_wire.connected(service.grpc_port) as client:
+        for call, fields in CALLS.items():
+            refused = client.refused(call, metadata=metadata, **fields)
+            assert refused.code() is grpc.StatusCode.UNAUTHENTICATED, call
+            assert "API key" in refused.details()
+            assert OURS not in refused.details()
+        for call in tei_wire.STREAMS:
+            fields = {"ids": [101]} if "Decode" in call else {"inputs": "a"}
+            with pytest.raises(grpc.RpcError) as refused:
+                list(client.stream(call)(iter([tei_wire.request(call, **fields)]), timeout=30, metadata=metadata))
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, call
+
+
+def test_each_key_opens_every_call_and_health_is_open(service):
+    with tei_wire.connected(service.grpc_port) as client:
+        for key in (OURS, THEIRS):
+            for call, fields in CALLS.items():
+                client.call(call, metadata=[("authorization", f"Bearer {key}")], **fields)
+        health = health_pb2_grpc.HealthStub(client.channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
 
 
 def test_a_key_in_the_url_is_none(service):
