@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _OVERDUE_SHARE = 0.25  # of what a batch has taken so far: how long one that is past its time is thought to need still
+_MARGIN = 1.03  # who comes a moment too early is refused once more; a batch may end a moment late
 _SHORTEST_S = 0.01
 _UNKNOWN_S = 1.0  # nothing runs and nothing is known
 
@@ -43,7 +44,7 @@ def retry_after_s(asked: int, free: int, pools: Sequence[PoolLoad]) -> float:
         soonest_s = ends_s
     if missing > 0:
         rounds += 1
-    return max(_SHORTEST_S, soonest_s + rounds * full_round_s)
+    return max(_SHORTEST_S, _MARGIN * (soonest_s + rounds * full_round_s))
 
 
 def _ends(pool: PoolLoad) -> list[tuple[float, int]]:
