@@ -5,6 +5,7 @@
 # make test     set up, run all tests                                 make test TESTS=tests/unit
 # make check    ruff and mypy
 # make proto    the gRPC messages anew, after a change to serve_app/proto/tei.proto
+# make manifests   k8s/dashboard.yaml anew, after a change to k8s/dashboard.py or k8s/alerts.yaml
 
 PYTHON ?= python3
 CONFIG ?= serve_app/config.yaml
@@ -13,13 +14,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # An Ascend machine gets torch-npu as well.
 EXTRAS := demo$(if $(wildcard /dev/davinci0),$(shell echo ,npu))
-SOURCES := serve_app deployments calibration benchmarks tests
+SOURCES := serve_app deployments calibration benchmarks k8s tests
 
 .DEFAULT_GOAL := help
-.PHONY: help serve calibrate paper bench test check proto format clean
+.PHONY: help serve calibrate paper bench test check proto manifests format clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -7
+	@sed -n 's/^# //p' Makefile | head -8
 
 # exec: Ctrl-C reaches the service itself, and make does not print an error over its last words.
 serve: $(VENV)/.serve
@@ -44,6 +45,9 @@ check: $(VENV)/.test
 
 proto: $(VENV)/.test
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. serve_app/proto/tei.proto
+
+manifests: $(VENV)/.test
+	$(BIN)/python -m k8s.dashboard
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix $(SOURCES)

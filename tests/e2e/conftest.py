@@ -104,8 +104,7 @@ class Service:
 
     def samples(self):
         """What Prometheus reads: {(name, ((tag, value), ...)): value} of windve's own, summed over replicas."""
-        address = re.search(r"for Prometheus: (\S+)", self.log.read_text())[1]
-        with urllib.request.urlopen(address, timeout=30) as answer:
+        with urllib.request.urlopen(self.metrics_address, timeout=30) as answer:
             families = text_string_to_metric_families(answer.read().decode())
         found = Counter()
         for sample in (sample for family in families for sample in family.samples):
@@ -113,6 +112,11 @@ class Service:
                 tags = {tag: sample.labels[tag] for tag in sorted(sample.labels) if tag in {"pool", "outcome", "le"}}
                 found[sample.name.removeprefix("ray_windve_"), tuple(tags.items())] += sample.value
         return found
+
+    @property
+    def metrics_address(self):
+        """As our terminal shows it."""
+        return re.search(r"for Prometheus: (\S+)", self.log.read_text())[1]
 
     @property
     def application(self):

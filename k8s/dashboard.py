@@ -1,0 +1,251 @@
+"""The Grafana dashboard: `make manifests` writes k8s/dashboard.yaml, a ConfigMap that Grafana's sidecar picks up.
+
+All that is shown stands in `TOP` and `ROWS`, as a table; the tests run each of its expressions in a real Prometheus.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import yaml
+from grafana_foundation_sdk.builders import common, stat, table, timeseries
+from grafana_foundation_sdk.builders import dashboard as grafana
+from grafana_foundation_sdk.builders import prometheus as prom
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common as looks
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+K8S = Path(__file__).parent
+MANIFEST = K8S / "dashboard.yaml"
+GRID = 24  # columns of a Grafana dashboard
+_DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+
+
+class Query(NamedTuple):
+    expr: str
+    legend: str = ""
+    needs_gpu: bool = False  # Ray tells it only of nodes with a GPU that it knows
+
+
+class Panel(NamedTuple):
+    """`bad`: the value from which it is red."""
+
+    kind: Literal["stat", "graph", "table"]
+    title: str
+    about: str
+    unit: str  # Grafana's name of it
+    queries: tuple[Query, ...]
+    bad: float | None = None
+
+
+class Row(NamedTuple):
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def _recorded(name: str) -> str:
+    """The expression that alerts go by, so that the dashboard works without Prometheus knowing the rules."""
+    groups = yaml.safe_load((K8S / "alerts.yaml").read_text())["spec"]["groups"]
+    exprs: list[str] = [rule["expr"] for group in groups for rule in group["rules"] if rule.get("record") == name]
+    (expr,) = exprs
+    return f"({expr.strip()})\nand on (application) ray_windve_slo_seconds{{{_APP}}}"
+
+
+def _rate(counter: str, by: str = "", *, tags: str = "") -> str:
+    """Summed over what Ray tells apart: replicas, and the processes of each."""
+    aggregate = f"sum by ({by})" if by else "sum"
+    return f"{aggregate} (rate({counter}{{{_APP}{tags}}}[$__rate_interval]))"
+
+
+def _quantile(q: float, histogram: str, by: str = "") -> str:
+    return f"histogram_quantile({q}, {_rate(f'{histogram}_bucket', f'le, {by}' if by else 'le')})"
+
+
+def _gauge(name: str, aggregate: str = "max", by: str = "pool", *, tags: str = "") -> str:
+    return f"{aggregate} by ({by}) ({name}{{{_APP}{tags}}})"
+
+
+def _of_our_nodes(expr: str) -> str:
+    """Ray's own metrics have no application; its Ray cluster's session does."""
+    return f"{expr} and on (SessionName) ray_windve_slo_seconds{{{_APP}}}"
+
+
+_APP = 'application="$application"'
+_OK = _rate("ray_windve_queries_total", tags=',outcome="ok"')
+_OK_OF_CPU = _rate("ray_windve_queries_total", tags=',outcome="ok",pool="cpu"')
+_BUSY = _rate("ray_windve_queries_total", tags=',outcome="busy"')
+_ENDED = _rate("ray_windve_queries_total", tags=',outcome=~"ok|busy"')
+_LATE = f"{_rate('ray_windve_slo_missed_total')} / ({_rate('ray_windve_request_seconds_count')} > 0)"
+_ROOM = f"{_gauge('ray_windve_depth')} * {_gauge('ray_windve_live_replicas')}"
+_IN_FLIGHT = _gauge("ray_windve_in_flight", "sum")
+_RUNS = _rate("ray_windve_runs_total", "pool")
+_DRIFT = _recorded("windve:drift:ratio_rate15m")
+_REPLICAS = 'ray_serve_deployment_replica_healthy{application="$application"'
+_GPU = "{{ip}} GPU {{GpuIndex}}"
+
+TOP = (
+    Panel("stat", "Come late", "Share of the requests that the SLO is for; more than 1 % misses it", "percentunit",
+          (Query(_LATE),), bad=0.01),
+    Panel("stat", "p99 against the SLO", "1 is the SLO", "percentunit",
+          (Query(f"{_quantile(0.99, 'ray_windve_request_seconds')} / scalar(max(ray_windve_slo_seconds{{{_APP}}}))"),),
+          bad=1.0),
+    Panel("stat", "Places taken", "In flight, of depth x live replicas", "percentunit",
+          (Query(f"{_IN_FLIGHT} / ({_ROOM} > 0)", "{{pool}}"),), bad=0.95),
+    Panel("stat", "Overflow to the CPU", "Share of the answered queries that the CPU pool answered", "percentunit",
+          (Query(f"{_OK_OF_CPU} / ({_OK} > 0)"),)),
+    Panel("stat", "Told busy", "Share of the queries that were refused because both pools were full", "percentunit",
+          (Query(f"{_BUSY} / ({_ENDED} > 0)"),), bad=0.05),
+    Panel("stat", "Runs against the calibration", "Time of the engines' runs, of what the calibration says. Above "
+          "1.2 it is not true any more; none without a calibration", "percentunit",
+          (Query(_DRIFT, "{{pool}}"),), bad=1.2),
+    Panel("graph", "Latency against the SLO", "From arrival to answer; bulk and trial requests aside", "s",
+          (Query(_quantile(0.5, "ray_windve_request_seconds"), "p50"),
+           Query(_quantile(0.99, "ray_windve_request_seconds"), "p99"),
+           Query(f"max(ray_windve_slo_seconds{{{_APP}}})", "SLO"))),
+    Panel("graph", "Room", "Queries in flight, and the places that there are", "short",
+          (Query(_IN_FLIGHT, "{{pool}} in flight"), Query(_ROOM, "{{pool}} places"))),
+    Panel("graph", "Answered", "By the pool that did it", "qps",
+          (Query(_rate("ray_windve_queries_total", "pool", tags=',outcome="ok"'), "{{pool}}"),)),
+    Panel("graph", "Come late", "Share of the requests that the SLO is for", "percentunit", (Query(_LATE, "late"),)),
+    Panel("graph", "Not answered", "busy: both pools full; cancelled: who asked hung up; invalid: a mistake in the request",
+          "qps", (Query(_rate("ray_windve_queries_total", "outcome", tags=',outcome!="ok"'), "{{outcome}}"),)),
+    Panel("graph", "Runs against the calibration", "About 1 or below while it is true", "percentunit",
+          (Query(_DRIFT, "{{pool}}"),)),
+)  # fmt: skip
+
+ROWS = (
+    Row("Where the time goes", (
+        Panel("graph", "Tokenisation", "Of one request", "s", tuple(
+            Query(_quantile(q, "ray_windve_tokenization_seconds"), f"p{q * 100:.0f}") for q in (0.5, 0.99))),
+        Panel("graph", "Queue", "The longest wait for a device among a request's queries", "s", tuple(
+            Query(_quantile(q, "ray_windve_queue_seconds"), f"p{q * 100:.0f}") for q in (0.5, 0.99))),
+        Panel("graph", "Inference", "One run of an engine", "s", tuple(
+            Query(_quantile(q, "ray_windve_inference_seconds", "pool"), f"{{{{pool}}}} p{q * 100:.0f}")
+            for q in (0.5, 0.99))),
+    )),
+    Row("Batches", (
+        Panel("graph", "Queries in a run", "On average", "short",
+              (Query(f"{_rate('ray_windve_run_queries_total', 'pool')} / ({_RUNS} > 0)", "{{pool}}"),)),
+        Panel("graph", "Runs", "Of the engines", "ops", (Query(_RUNS, "{{pool}}"),)),
+        Panel("graph", "Tokens", "In these", "tokens/s",
+              (Query(_rate("ray_windve_tokens_total", "pool"), "{{pool}}"),)),
+    )),
+    Row("Replicas", (
+        Panel("graph", "Live replicas", "That the Routers may send to", "short",
+              (Query(_gauge("ray_windve_live_replicas"), "{{pool}}"),)),
+        Panel("graph", "Failed runs", "Of the engines", "ops",
+              (Query(f"{_rate('ray_windve_failed_runs_total', 'pool')}\nor 0 * {_gauge('ray_windve_live_replicas')}",
+                     "{{pool}}"),)),
+        Panel("graph", "Replaced replicas", "In the last half hour", "short",
+              (Query(f"count by (deployment) (max_over_time({_REPLICAS}}}[30m]))\n"
+                     f"- count by (deployment) ({_REPLICAS}}})", "{{deployment}}"),)),
+        Panel("table", "What they run", "", "short",
+              (Query(_gauge("ray_windve_info", by="pool, model, engine, dtype, version, replica")),)),
+    )),
+    Row("Hosts", (
+        Panel("graph", "CPU", "Of the whole host", "percent",
+              (Query(_of_our_nodes("max by (ip, SessionName) (ray_node_cpu_utilization)"), "{{ip}}"),)),
+        Panel("graph", "Memory", "Taken, of what there is", "percentunit",
+              (Query(_of_our_nodes("max by (ip, SessionName) (ray_node_mem_used) "
+                                   "/ max by (ip, SessionName) (ray_node_mem_total)"), "{{ip}}"),)),
+        Panel("graph", "GPU", "NVIDIA's; Ray does not tell of an NPU's", "percent",
+              (Query(_of_our_nodes("max by (ip, GpuIndex, SessionName) (ray_node_gpus_utilization)"), _GPU,
+                     needs_gpu=True),)),
+    )),
+)  # fmt: skip
+
+
+def queries() -> Iterator[tuple[str, Query]]:
+    """Each with its panel's title."""
+    for panels in (TOP, *(row.panels for row in ROWS)):
+        for panel in panels:
+            for query in panel.queries:
+                yield panel.title, query
+
+
+_Builder = stat.Panel | timeseries.Panel | table.Panel
+
+
+def _panel(panel: Panel, identity: int, width: int) -> _Builder:
+    built: _Builder
+    if panel.kind == "stat":
+        red = [] if panel.bad is None else [models.Threshold(panel.bad, "red")]
+        built = (
+            stat.Panel()
+            .height(4)
+            .graph_mode(looks.BigValueGraphMode.AREA)
+            .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+            .thresholds(grafana.ThresholdsConfig().steps([models.Threshold(None, "green"), *red]))
+            .no_value("none")
+        )
+    elif panel.kind == "graph":
+        built = timeseries.Panel().height(7).min(0).fill_opacity(10).show_points(looks.VisibilityMode.NEVER)
+    else:
+        hidden = {"excludeByName": {"Time": True, "Value": True}}
+        built = table.Panel().height(7).with_transformation(models.DataTransformerConfig("organize", options=hidden))
+    built = built.id(identity).title(panel.title).unit(panel.unit).span(width).datasource(_DATASOURCE)
+    if panel.about:
+        built = built.description(panel.about)
+    for letter, query in zip("ABC", panel.queries, strict=False):
+        target = prom.Dataquery().expr(query.expr).legend_format(query.legend).ref_id(letter)
+        target = target.instant().format(PromQueryFormat.TABLE) if panel.kind == "table" else target.range()
+        built = built.with_target(target)
+    return built
+
+
+def dashboard() -> models.Dashboard:
+    built = (
+        grafana.Dashboard("windve")
+        .uid("windve")
+        .description("Within the SLO? How much room? Does the CPU help? Who is refused? Is the calibration true?")
+        .tags(["windve"])
+        .tooltip(models.DashboardCursorSync.CROSSHAIR)
+        .time("now-1h", "now")
+        .refresh("10s")
+        .with_variable(grafana.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
+        .with_variable(
+            grafana.QueryVariable("application")
+            .label("Application")
+            .datasource(_DATASOURCE)
+            .query("label_values(ray_windve_slo_seconds, application)")
+            .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
+        )
+    )
+    identity = 0
+    for title, panels in (("", TOP), *ROWS):
+        if title:
+            identity += 1
+            built = built.with_row(grafana.Row(title).id(identity))
+        for panel in panels:
+            alike = sum(other.kind == panel.kind for other in panels)
+            across = alike if panel.kind == "stat" else min(alike, 3)
+            identity += 1
+            built = built.with_panel(_panel(panel, identity, GRID // across))
+    return built.build()
+
+
+def manifest() -> str:
+    """The ConfigMap, as YAML."""
+    text = json.dumps(dashboard(), cls=JSONEncoder, indent=2, sort_keys=True)
+    lines = "\n".join(f"    {line}" for line in text.splitlines())
+    return f"""\
+# Generated by `make manifests` from k8s/dashboard.py: change that.
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: windve-dashboard
+  labels:
+    app.kubernetes.io/name: windve
+    grafana_dashboard: "1"
+data:
+  windve.json: |
+{lines}
+"""
+
+
+if __name__ == "__main__":
+    MANIFEST.write_text(manifest())

@@ -1,0 +1,161 @@
+"""What the dashboard and the alerts ask, asked of a real Prometheus that reads a service under load."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import pytest
+import yaml
+from conftest import ROOT, free_port
+
+from calibration.load import burst, request_bytes
+from k8s.dashboard import queries
+
+RULES = yaml.safe_load((ROOT / "k8s" / "alerts.yaml").read_text())["spec"]
+TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
+WITHIN_S = 90  # all there is to see of a load is seen
+
+
+class Prometheus:
+    """Reads one address each second."""
+
+    def __init__(self, target: str, folder):
+        address = urllib.parse.urlsplit(target)
+        self.url = f"http://127.0.0.1:{free_port(19500)}"
+        self.log = folder / "prometheus.txt"
+        rules = {"groups": [{**group, "interval": "1s"} for group in RULES["groups"]]}
+        (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
+        scrape = {"job_name": "ray", "metrics_path": address.path, "static_configs": [{"targets": [address.netloc]}]}
+        config = {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": ["rules.yaml"],
+            "scrape_configs": [scrape],
+        }
+        (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                ["prometheus", "--config.file=prometheus.yaml", "--storage.tsdb.path=data",
+                 f"--web.listen-address={self.url.removeprefix('http://')}"],
+                cwd=folder, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+
+    def ask(self, path, **words):
+        """The answer's data; an error of Prometheus fails the test with its own words."""
+        try:
+            with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(words)}", timeout=30) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{words}: {error.read().decode()}") from None
+
+    def values(self, expr):
+        """Numbers only: what is not a number is no answer."""
+        return [one for series in self.ask("/api/v1/query", query=expr)["result"]
+                if not math.isnan(one := float(series["value"][1]))]  # fmt: skip
+
+    def metrics(self):
+        return set(self.ask("/api/v1/label/__name__/values"))
+
+    def wait_until_ready(self):
+        ends = time.monotonic() + 30
+        while True:
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                urllib.request.urlopen(f"{self.url}/-/ready", timeout=5).close()
+            except OSError:
+                assert time.monotonic() < ends, self.log.read_text()
+                time.sleep(0.1)
+            else:
+                return
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def prometheus(request, tmp_path_factory):
+    """It reads the rehearsal. The SLO is made so short that a full queue misses it: something to see for each query."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("prometheus is not installed (Debian: apt-get install prometheus): its expressions are not tested")
+    service = request.getfixturevalue("rehearsal")
+    service.router["slo_s"] = 1.0
+    service.deploy()
+    service.wait_for(lambda _: service.get("/info")["windve"]["slo_s"] == 1.0, what="the shorter SLO")
+    prometheus = Prometheus(service.metrics_address, tmp_path_factory.mktemp("prometheus"))
+    try:
+        prometheus.wait_until_ready()
+        yield prometheus
+    finally:
+        prometheus.stop()
+
+
+@pytest.fixture(scope="module")
+def load(rehearsal, prometheus):
+    """Bursts that overflow to the CPU and of which some are told busy, until the tests here are over."""
+    bursts, over = [], threading.Event()
+
+    def send():
+        while not over.is_set():
+            bursts.append(burst(rehearsal.address, [request_bytes({"input": f"{TEXT}{n}"}) for n in range(130)]))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield bursts
+    finally:
+        over.set()
+        thread.join()
+        seen = {reply.pool if reply.status == 200 else reply.status for replies in bursts for reply in replies}
+        assert seen == {"accelerator", "cpu", 429}
+
+
+def until_answered(prometheus, expressions):
+    """Asks until each has given a number; returns those that never did."""
+    open_ones, ends = dict(expressions), time.monotonic() + WITHIN_S
+    while open_ones and time.monotonic() < ends:
+        open_ones = {name: expr for name, expr in open_ones.items() if not prometheus.values(expr)}
+        time.sleep(0.5)
+    return open_ones
+
+
+def filled_in(expr):
+    return expr.replace("$__rate_interval", "20s").replace("$application", "windve")
+
+
+def test_each_query_of_the_dashboard_is_answered(prometheus, load):
+    asked = {f"{title} {query.legend}": filled_in(query.expr) for title, query in queries() if not query.needs_gpu}
+    assert until_answered(prometheus, asked) == {}
+
+
+def test_what_needs_a_gpu_is_a_query_too(prometheus, load):
+    for expr in [filled_in(query.expr) for _, query in queries() if query.needs_gpu]:
+        prometheus.values(expr)
+
+
+def test_the_rules_are_evaluated_and_the_recorded_ones_have_values(prometheus, load):
+    rules = [rule for group in RULES["groups"] for rule in group["rules"]]
+    recorded = [rule for rule in rules if "record" in rule]
+    assert until_answered(prometheus, {rule["record"]: rule["expr"] for rule in recorded}) == {}
+    assert until_answered(prometheus, {rule["record"]: rule["record"] for rule in recorded}) == {}
+    told = [rule for group in prometheus.ask("/api/v1/rules")["groups"] for rule in group["rules"]]
+    assert [rule["name"] for rule in told] == [rule.get("alert") or rule["record"] for rule in rules]
+    assert {rule["name"]: rule.get("lastError") for rule in told if rule["health"] != "ok"} == {}
+
+
+def test_alerts_ask_for_metrics_that_there_are(prometheus, load):
+    alerts = [rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule]
+    until_answered(prometheus, {rule["record"]: rule["record"] for rule in RULES["groups"][0]["rules"]})
+    for rule in alerts:
+        asked = set(re.findall(r"\b(?:ray_|windve:)[\w:]+", rule["expr"]))
+        assert asked, rule["alert"]
+        assert asked <= prometheus.metrics(), rule["alert"]
+        prometheus.values(rule["expr"])

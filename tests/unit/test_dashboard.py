@@ -1,0 +1,58 @@
+"""The Grafana dashboard: the committed manifest, and that it asks for what there is."""
+
+from __future__ import annotations
+
+import json
+import re
+from types import SimpleNamespace
+
+import yaml
+
+from deployments.metrics import EmbedderMetrics, RouterMetrics
+from k8s.dashboard import GRID, MANIFEST, manifest, queries
+
+
+def kept():
+    return yaml.safe_load(MANIFEST.read_text())
+
+
+def panels():
+    return json.loads(kept()["data"]["windve.json"])["panels"]
+
+
+def test_the_committed_manifest_is_what_make_manifests_makes():
+    assert MANIFEST.read_text() == manifest(), "k8s/dashboard.yaml is not what its code makes: make manifests"
+
+
+def test_grafana_s_sidecar_finds_it():
+    assert kept()["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_all_queries_are_in_it():
+    assert [t["expr"] for panel in panels() for t in panel.get("targets", [])] == [q.expr for _, q in queries()]
+
+
+def test_no_panel_lies_on_another():
+    seen = set()
+    for panel in panels():
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not seen & cells, panel["title"]
+        assert at["x"] + at["w"] <= GRID
+        seen |= cells
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+
+
+def test_it_asks_only_for_metrics_that_windve_has():
+    names = set()
+
+    def instrument(*suffixes):
+        return lambda name, *_: names.update(f"ray_{name}{suffix}" for suffix in suffixes)
+
+    told = SimpleNamespace(
+        Counter=instrument("_total"), Gauge=instrument(""), Histogram=instrument("_bucket", "_count", "_sum")
+    )
+    RouterMetrics(told)
+    EmbedderMetrics(told, "cpu", {})
+    asked = {name for _, query in queries() for name in re.findall(r"ray_windve_\w+", query.expr)}
+    assert asked <= names
