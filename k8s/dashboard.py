@@ -111,7 +111,7 @@ TOP = (
     Panel("graph", "Answered", "By the pool that did it", "qps",
           (Query(_rate("ray_windve_queries_total", "pool", tags=',outcome="ok"'), "{{pool}}"),)),
     Panel("graph", "Come late", "Share of the requests that the SLO is for", "percentunit", (Query(_LATE, "late"),)),
-    Panel("graph", "Not answered", "busy: both pools full; cancelled: who asked hung up; invalid: a mistake in the request",
+    Panel("graph", "Not answered", "busy: both pools full; cancelled: who asked hung up; invalid: a mistake of theirs",
           "qps", (Query(_rate("ray_windve_queries_total", "outcome", tags=',outcome!="ok"'), "{{outcome}}"),)),
     Panel("graph", "Runs against the calibration", "About 1 or below while it is true", "percentunit",
           (Query(_DRIFT, "{{pool}}"),)),
