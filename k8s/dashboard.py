@@ -177,7 +177,7 @@ def _panel(panel: Panel, identity: int, width: int) -> _Builder:
         built = (
             stat.Panel()
             .height(4)
-            .graph_mode(looks.BigValueGraphMode.AREA)
+            .graph_mode(looks.BigValueGraphMode.NONE)
             .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
             .thresholds(grafana.ThresholdsConfig().steps([models.Threshold(None, "green"), *red]))
             .no_value("none")
@@ -192,7 +192,9 @@ def _panel(panel: Panel, identity: int, width: int) -> _Builder:
         built = built.description(panel.about)
     for letter, query in zip("ABC", panel.queries, strict=False):
         target = prom.Dataquery().expr(query.expr).legend_format(query.legend).ref_id(letter)
-        target = target.instant().format(PromQueryFormat.TABLE) if panel.kind == "table" else target.range()
+        target = target.range() if panel.kind == "graph" else target.instant()  # a number is that of now, or none
+        if panel.kind == "table":
+            target = target.format(PromQueryFormat.TABLE)
         built = built.with_target(target)
     return built
 
