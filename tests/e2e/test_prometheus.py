@@ -147,7 +147,7 @@ def test_the_rules_are_evaluated_and_the_recorded_ones_have_values(prometheus, l
     assert until_answered(prometheus, {rule["record"]: rule["expr"] for rule in recorded}) == {}
     assert until_answered(prometheus, {rule["record"]: rule["record"] for rule in recorded}) == {}
     told = [rule for group in prometheus.ask("/api/v1/rules")["groups"] for rule in group["rules"]]
-    assert [rule["name"] for rule in told] == [rule.get("alert") or rule["record"] for rule in rules]
+    assert {rule["name"] for rule in told} == {rule.get("alert") or rule["record"] for rule in rules}
     assert {rule["name"]: rule.get("lastError") for rule in told if rule["health"] != "ok"} == {}
 
 
