@@ -1,4 +1,4 @@
-"""Text -> token ids, with the model's own fast tokenizer; token ids that a client sends are checked, not changed."""
+"""Text -> token ids, with the model's own fast tokenizer; token ids that a client sends are checked."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ class Token:
     stop: int | None
 
 
+_FOREIGN = (
+    "ids of another tokenizer mean other words here (in LangChain set check_embedding_ctx_length=False to send text)"
+)
+
+
 class Tokenizer:
     """Thread-safe: the encoding releases the GIL and keeps no state."""
 
@@ -43,7 +48,7 @@ class Tokenizer:
         self._fast = _load(card.folder)
         self._fast.no_padding()
         self._fast.no_truncation()  # too long inputs are cut here, on the side that the request says
-        self._head, self._tail = _special_tokens(self._fast, card)
+        self._first, self._last = _special_ids(self._fast, card)
 
     def encode(self, texts: Sequence[str], *, truncate: bool, side: Side = "right", first: int = 0) -> list[TokenIds]:
         """One int32 array of token ids for each text, special tokens included; these stay where a text is cut. `first`
@@ -59,13 +64,20 @@ class Tokenizer:
         return [self._cut(encoding.ids, index, truncate, side) for index, encoding in enumerate(encodings, first)]
 
     def check(self, ids: Sequence[int], index: int, *, truncate: bool, side: Side = "right") -> TokenIds:
-        """Token ids as a client sent them, taken as they are. Raises EmptyInput or InvalidInput."""
+        """Token ids as a client sent them, the special tokens included; cut as a text is.
+
+        Raises EmptyInput, and InvalidInput for ids that the model's tokenizer does not make: they would be computed
+        without an error, and mean other words (a short English text's in OpenAI's cl100k_base are mostly small enough).
+        """
         self._check_known(ids, f"input {index}", "input")
-        if len(ids) > self._max_tokens:
-            if not truncate:
-                raise self._too_long(index, len(ids))
-            ids = ids[: self._max_tokens] if side == "right" else ids[-self._max_tokens :]
-        return np.array(ids, dtype=np.int32)
+        content = len(ids) - len(self._last)
+        if list(ids[: len(self._first)]) != self._first or list(ids[content:]) != self._last:
+            raise InvalidInput(
+                f"the token ids of input {index} should begin with {self._first} and end with {self._last}, "
+                f"this model's special tokens: {_FOREIGN}",
+                param="input",
+            )
+        return self._cut(ids, index, truncate, side)
 
     def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
         """Each text's tokens, nothing cut. Raises EmptyInput for an empty text."""
@@ -81,15 +93,15 @@ class Tokenizer:
             self._check_known(some, f"ids[{index}]", "ids")
         return self._fast.decode_batch(ids, skip_special_tokens=skip_special_tokens)
 
-    def _cut(self, ids: list[int], index: int, truncate: bool, side: Side) -> TokenIds:
+    def _cut(self, ids: Sequence[int], index: int, truncate: bool, side: Side) -> TokenIds:
         if not ids:
             raise EmptyInput(f"input {index} holds nothing that the model's tokenizer knows", param="input")
         over = len(ids) - self._max_tokens
         if over > 0:
             if not truncate:
                 raise self._too_long(index, len(ids))
-            end = len(ids) - self._tail
-            ids = ids[: end - over] + ids[end:] if side == "right" else ids[: self._head] + ids[self._head + over :]
+            start, end = len(self._first), len(ids) - len(self._last)
+            ids = [*ids[: end - over], *ids[end:]] if side == "right" else [*ids[:start], *ids[start + over :]]
         return np.array(ids, dtype=np.int32)
 
     def _check_known(self, ids: Sequence[int], where: str, param: str) -> None:
@@ -99,8 +111,7 @@ class Tokenizer:
         if smallest < 0 or largest >= self._vocab_size:
             wrong = smallest if smallest < 0 else largest
             raise InvalidInput(
-                f"token id {wrong} in {where} is outside this model's vocabulary of {self._vocab_size}; the ids "
-                "come from another tokenizer (in LangChain set check_embedding_ctx_length=False to send text)",
+                f"token id {wrong} in {where} is outside this model's vocabulary of {self._vocab_size}: {_FOREIGN}",
                 param=param,
             )
 
@@ -119,15 +130,16 @@ def check_texts(texts: Sequence[str], first: int = 0) -> None:
             raise EmptyInput(f"input {index} is an empty string; send text or leave it out", param="input")
 
 
-def _special_tokens(fast: FastTokenizer, card: ModelCard) -> tuple[int, int]:
-    """How many special tokens the tokenizer puts before a text, and how many behind it."""
-    mask = fast.encode("a").special_tokens_mask
-    head, tail = (sum(itertools.takewhile(bool, side)) for side in (mask, reversed(mask)))
-    if head + tail != fast.num_special_tokens_to_add(is_pair=False):
+def _special_ids(fast: FastTokenizer, card: ModelCard) -> tuple[list[int], list[int]]:
+    """What the tokenizer puts before and after every text. Raises SettingsError where that leaves no room for text."""
+    encoding = fast.encode("a")
+    content = [place for place, special in enumerate(encoding.special_tokens_mask) if not special]
+    first, last = (encoding.ids[: content[0]], encoding.ids[content[-1] + 1 :]) if content else ([], [])
+    if len(first) + len(last) != fast.num_special_tokens_to_add(is_pair=False):
         raise SettingsError("args.model.id", "the tokenizer puts special tokens inside a text, which is not supported")
-    if head + tail >= card.max_tokens:
+    if len(first) + len(last) >= card.max_tokens:
         raise SettingsError("args.model.max_tokens", f"{card.max_tokens} leaves no room beside the special tokens")
-    return head, tail
+    return first, last
 
 
 def _tokens(text: str, encoding: Encoding) -> list[Token]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib.util
 import json
 import os
 import re
@@ -11,7 +13,9 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 import urllib.request
+import warnings
 from pathlib import Path
 
 import psutil
@@ -20,14 +24,18 @@ import yaml
 
 from calibration.load import Address
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 90
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        item.add_marker(pytest.mark.e2e)
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.e2e)
+    # `real` runs until the session ends: what uses it comes last, so that it is never beside another service.
+    items.sort(key=lambda item: "real" in getattr(item, "fixturenames", ()))
 
 
 def free_port():
@@ -150,6 +158,53 @@ def running(config, folder):
         service.stop()
 
 
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+QUIET = {  # each client's own switch
+    "HAYSTACK_TELEMETRY_ENABLED": "False",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "ANONYMIZED_TELEMETRY": "False",  # chromadb
+    "LANGSMITH_TRACING": "false",
+}
+
+
+@pytest.fixture(scope="module")
+def loopback_only():
+    """Clients that call nobody but this machine: their telemetry is off, and the module fails if one tries.
+
+    The vocabulary that tiktoken would download lies in litellm's package; tiktoken checks its hash.
+    """
+    called = []
+    connect, look_up = socket.socket.connect, socket.getaddrinfo
+
+    def guarded_connect(self, address):
+        if self.family != socket.AF_UNIX and address[0] not in LOOPBACK:
+            called.append((address, traceback.format_stack()))
+            raise ConnectionRefusedError(f"{address} is not this machine")
+        return connect(self, address)
+
+    def guarded_look_up(host, *rest, **more):
+        if host not in LOOPBACK:
+            called.append((host, traceback.format_stack()))
+            raise socket.gaierror(f"{host} is not this machine")
+        return look_up(host, *rest, **more)
+
+    litellm = Path(importlib.util.find_spec("litellm").origin).parent
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in QUIET.items():
+            patch.setenv(name, value)
+        patch.setenv("TIKTOKEN_CACHE_DIR", str(litellm / "litellm_core_utils" / "tokenizers"))
+        patch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY", True)  # its switch was read at import
+        patch.setattr(socket.socket, "connect", guarded_connect)
+        patch.setattr(socket, "getaddrinfo", guarded_look_up)
+        yield
+        for module in set(sys.modules) & {"litellm"}:
+            sys.modules[module].in_memory_llm_clients_cache.flush_cache()
+        with warnings.catch_warnings():  # what the clients leave open is theirs, and not for the next module
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+    assert not called, "\n".join(f"{whom} was called from:\n{''.join(stack)}" for whom, stack in called)
+
+
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
     """The paper's V100 and Xeon, emulated at true speed."""
@@ -157,9 +212,20 @@ def rehearsal(tmp_path_factory):
         yield service
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def reference():
+    """Unit vectors of TEXTS by sentence-transformers, float32, the same weights."""
+    from reference import reference_vectors  # torch stays out of the modules that do without
+
+    return reference_vectors()
+
+
+@pytest.fixture(scope="session")
 def real(tmp_path_factory):
-    """all-MiniLM-L6-v2 in both pools, the accelerator's on the CPU too: real vectors without an accelerator."""
+    """all-MiniLM-L6-v2 in both pools, the accelerator's on the CPU too: real vectors without an accelerator.
+
+    One for all modules: a test leaves it as it was.
+    """
     config = load_yaml("config.yaml")
     args = config["applications"][0]["args"]
     args["accelerator"] = {"device": "cpu"}

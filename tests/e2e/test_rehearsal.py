@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import pytest
 import yaml
 
 from calibration.load import burst, connect, request_bytes
@@ -39,6 +43,74 @@ def test_burst_of_200_fills_both_queues_and_the_rest_is_told_busy_at_once(rehear
     assert busy.json()["error"]["code"] == "busy"
     assert 0 < int(busy.headers["retry-after-ms"]) <= SLO_S * 1000
     assert int(busy.headers["retry-after"]) >= 1
+
+
+@contextlib.contextmanager
+def occupied(service):
+    """Every place of both queues is taken, for about two seconds."""
+    service.wait_until_idle()
+    depth = sum(pool["queue_depth"] for pool in service.pools().values())
+    whole = request_bytes({"input": [f"{TEXT}{number}" for number in range(depth)]})
+    with ThreadPoolExecutor(1) as thread:
+        reply = thread.submit(burst, service.address, [whole])
+        service.wait_for(lambda pools: sum(pool["in_flight"] for pool in pools.values()) == depth)
+        yield
+        assert reply.result()[0].status == 200
+
+
+def test_openai_client_comes_back_when_the_busy_answer_says(rehearsal, loopback_only, figure):
+    import openai
+
+    asked, answered = [], []
+    hooks = {
+        "request": [lambda _: asked.append(time.monotonic())],
+        "response": [lambda answer: answered.append((time.monotonic(), answer))],
+    }
+    server = {"base_url": f"http://127.0.0.1:{rehearsal.port}/v1", "api_key": "none"}
+    once = openai.OpenAI(**server, max_retries=0)
+    patient = openai.OpenAI(**server, http_client=openai.DefaultHttpxClient(event_hooks=hooks))
+    with occupied(rehearsal), once, patient:
+        with pytest.raises(openai.RateLimitError, match="0 places free") as refused:
+            once.embeddings.create(model="emulated", input=TEXT)
+        vector = patient.embeddings.create(model="emulated", input=TEXT).data[0].embedding
+    assert (refused.value.code, refused.value.type) == ("busy", "rate_limit_error")
+    assert len(vector) == 384
+    statuses = [answer.status_code for _, answer in answered]
+    told = [int(answer.headers["retry-after-ms"]) / 1000 for _, answer in answered[:-1]]
+    waited = [later - at for (at, _), later in zip(answered, asked[1:], strict=False)]
+    figure(f"openai's client: {statuses}, told to come back in {told} s, came back after {np.round(waited, 3)} s")
+    assert statuses[0] == 429
+    assert statuses[-1] == 200
+    assert all(wait >= tell for wait, tell in zip(waited, told, strict=True))
+
+
+def test_other_clients_say_that_it_is_busy(rehearsal, loopback_only):
+    import litellm
+    from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPITextEmbedder
+    from huggingface_hub import InferenceClient
+    from langchain_community.embeddings import InfinityEmbeddings
+    from langchain_openai import OpenAIEmbeddings
+    from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+
+    address = f"http://127.0.0.1:{rehearsal.port}"
+    haystack = HuggingFaceAPITextEmbedder("text_embeddings_inference", {"url": address})
+    infinity = InfinityEmbeddings(model="emulated", infinity_api_url=address)
+    llama_index = TextEmbeddingsInference("emulated", base_url=address)
+    openai_server = {"model": "emulated", "base_url": f"{address}/v1", "api_key": "none"}
+    langchain = OpenAIEmbeddings(**openai_server, check_embedding_ctx_length=False, max_retries=0)
+    lite = {"model": "openai/emulated", "api_base": f"{address}/v1", "api_key": "none", "max_retries": 0}
+    sentence = "0 places free of accelerator 90 and cpu 18; come back in"
+    for ask, said in [
+        (lambda: haystack.run(TEXT), sentence),
+        (lambda: InferenceClient(address).feature_extraction(TEXT), sentence),
+        (lambda: infinity.embed_query(TEXT), f"status 429: .*{sentence}"),
+        (lambda: langchain.embed_query(TEXT), sentence),
+        (lambda: litellm.embedding(input=TEXT, **lite), f"RateLimitError.*{sentence}"),
+        (lambda: llama_index.get_text_embedding_batch([TEXT]), "'Overloaded'"),  # it looks at no status
+    ]:
+        ask()  # what a client loads late is loaded by now
+        with occupied(rehearsal), pytest.raises(Exception, match=said):
+            ask()
 
 
 def test_emulation_is_said_aloud(rehearsal):

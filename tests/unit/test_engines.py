@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.processors import Sequence
 
 from deployments.engines import Stopped, TokenBatch, create_engine
 from deployments.engines.emulated import EmulatedEngine
@@ -208,12 +209,39 @@ def test_token_ids_are_read_back(card):
 
 def test_token_ids_are_checked(card):
     tokenizer = Tokenizer(card)
-    assert tokenizer.check([5, 6], 0, truncate=True).tolist() == [5, 6]
-    assert len(tokenizer.check([5] * 300, 0, truncate=True)) == 256
-    assert tokenizer.check([*range(300)], 0, truncate=True, side="left").tolist() == [*range(44, 300)]
-    with pytest.raises(InvalidInput, match="input 2 has 300 tokens"):
-        tokenizer.check([5] * 300, 2, truncate=False)
-    with pytest.raises(InvalidInput, match=r"token id 30522 in input 1 .*check_embedding_ctx_length=False"):
-        tokenizer.check([1, 30522], 1, truncate=True)
+    assert tokenizer.check([101, 5, 6, 102], 0, truncate=True).tolist() == [101, 5, 6, 102]
+    cut = tokenizer.check([101, *range(1000, 1300), 102], 0, truncate=True)
+    assert cut.tolist() == [101, *range(1000, 1254), 102]  # as a text is cut
+    left = tokenizer.check([101, *range(1000, 1300), 102], 0, truncate=True, side="left")
+    assert left.tolist() == [101, *range(1046, 1300), 102]
+    with pytest.raises(InvalidInput, match="input 2 has 302 tokens"):
+        tokenizer.check([101, *[5] * 300, 102], 2, truncate=False)
     with pytest.raises(EmptyInput):
         tokenizer.check([], 0, truncate=True)
+
+
+@pytest.mark.parametrize(
+    ("ids", "sentence"),
+    [
+        ([1, 30522], "token id 30522 in input 1"),
+        ([101, -1, 102], "token id -1 in input 1"),
+        ([15339], r"should begin with \[101\] and end with \[102\]"),  # "hello" by OpenAI's cl100k_base
+        ([101], "should begin"),
+        ([101, 7592], "should begin"),
+        ([7592, 102], "should begin"),
+        ([101, 7592, 102, 0, 0], "should begin"),  # padded: the padding would count as text
+    ],
+)
+def test_token_ids_of_another_tokenizer_are_refused(card, ids, sentence):
+    with pytest.raises(InvalidInput, match=rf"{sentence}.*check_embedding_ctx_length=False"):
+        Tokenizer(card).check(ids, 1, truncate=True)
+
+
+def test_a_tokenizer_without_special_tokens_takes_any_ids(card, tmp_path):
+    plain = FastTokenizer.from_file(str(card.folder / "tokenizer.json"))
+    plain.post_processor = Sequence([])
+    plain.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(dataclasses.replace(card, folder=tmp_path))
+    assert tokenizer.encode(["hello world"], truncate=True)[0].tolist() == [7592, 2088]
+    assert tokenizer.check([7592, 2088], 0, truncate=True).tolist() == [7592, 2088]
+    assert tokenizer.check([5] * 300, 0, truncate=True).tolist() == [5] * 256

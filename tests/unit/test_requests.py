@@ -100,8 +100,8 @@ json_values = st.recursive(
     lambda values: st.lists(values) | st.dictionaries(st.text(), values),
 )
 NAMES = (
-    "input inputs model dimensions encoding_format truncate truncation_direction prompt_name parameters source_sentence "
-    "sentences ids skip_special_tokens add_special_tokens"
+    "input inputs model dimensions encoding_format truncate truncation_direction prompt_name parameters "
+    "source_sentence sentences ids skip_special_tokens add_special_tokens"
 )
 fields = st.sampled_from(NAMES.split())
 bodies = st.recursive(json_values, lambda values: st.dictionaries(fields, values)).map(

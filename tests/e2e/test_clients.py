@@ -1,0 +1,290 @@
+"""The client libraries that people use, unmodified, against the real model: README's lines, and what goes past them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from reference import MODEL, worst
+from texts import TEXTS
+from transformers import AutoTokenizer
+from wiretap import Wiretap
+
+pytestmark = [
+    pytest.mark.usefixtures("loopback_only"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # few of them close what they open
+    pytest.mark.filterwarnings("ignore:`langchain-community` is being sunset:DeprecationWarning"),
+]
+
+SECTION = (ROOT / "README.md").read_text().partition("\n## Clients\n")[2].partition("\n## ")[0]
+SHARED = re.search(r"^texts = .*$", SECTION, re.MULTILINE)[0]
+EXAMPLES = dict(re.findall(r"^### (\S+)\n[^#]*?^```python\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL))
+
+NAME = "all-MiniLM-L6-v2"
+SHOWN = [2, 3]  # README's two texts, in TEXTS
+TWO = [TEXTS[index] for index in SHOWN]
+MANY = [f"text {number}" for number in range(300)]
+SORTED = sorted(TWO, key=len, reverse=True)
+
+# What each of README's examples sends: the path, and the JSON without the texts.
+SENT = {
+    "openai": ("/v1/embeddings", {"model": NAME, "input": TWO, "encoding_format": "base64"}),
+    "langchain-openai": ("/v1/embeddings", {"model": NAME, "input": TWO, "encoding_format": "base64"}),
+    "langchain-community": ("/embeddings", {"model": NAME, "input": SORTED}),
+    "llama-index-embeddings-text-embeddings-inference": ("/embed", {"inputs": TWO, "truncate": True}),
+    "huggingface_hub": ("/", {"inputs": TWO}),
+    "huggingface-api-haystack": ("/", {"inputs": TWO, "normalize": True, "truncate": True}),
+    "litellm": ("/v1/embeddings", {"model": NAME, "input": TWO, "encoding_format": None}),
+    "chromadb": ("/embed", {"inputs": TWO}),
+}
+
+
+def run_example(client, port):
+    """README's lines for a client, the port changed. Returns the names they leave."""
+    assert EXAMPLES[client].count("http://127.0.0.1:8000") == 1
+    names = {}
+    exec(SHARED + "\n" + EXAMPLES[client].replace("127.0.0.1:8000", f"127.0.0.1:{port}"), names)
+    return names
+
+
+def agree(vectors, reference):
+    """Vectors of README's texts, of any length."""
+    found = np.array(vectors, np.float32)
+    return worst(found / np.linalg.norm(found, axis=1, keepdims=True), reference[SHOWN]) >= 0.999
+
+
+@pytest.fixture
+def openai_address(real):
+    return {"base_url": f"http://127.0.0.1:{real.port}/v1", "api_key": "none"}
+
+
+@pytest.fixture
+def address(real):
+    return f"http://127.0.0.1:{real.port}"
+
+
+def test_readme_shows_every_client():
+    assert set(EXAMPLES) == set(SENT)
+
+
+@pytest.mark.parametrize("client", SENT)
+def test_lines_in_readme_give_the_vectors_of_the_model(real, reference, client):
+    vectors = np.array(run_example(client, real.port)["vectors"], np.float32)
+    assert worst(vectors, reference[SHOWN]) >= 0.999  # unit vectors, every one of them
+
+
+@pytest.mark.parametrize("client", SENT)
+def test_what_a_client_sends(real, client):
+    """If one of these changes with a client's version, read what it sends now: the service must still understand it."""
+    with Wiretap(real) as tap:
+        run_example(client, tap.port)
+    assert tap.asked == [SENT[client]]
+
+
+# --- openai ----------------------------------------------------------------------------------------------------------
+
+
+def test_openai_formats_and_token_ids_say_the_same(openai_address, reference):
+    from openai import OpenAI
+
+    ids = AutoTokenizer.from_pretrained(MODEL)(TWO)["input_ids"]
+    with OpenAI(**openai_address, max_retries=0) as client:
+        answers = [
+            client.embeddings.create(model=NAME, **asked)
+            for asked in (
+                {"input": TWO},  # base64 is the client's default
+                {"input": TWO, "encoding_format": "base64"},  # and this one is left to the caller to decode
+                {"input": TWO, "encoding_format": "float"},
+                {"input": ids},
+            )
+        ]
+        one = [client.embeddings.create(model=NAME, input=given).data[0].embedding for given in (TWO[0], ids[0])]
+        short = client.embeddings.create(model=NAME, input=TWO, dimensions=128)
+        models = [model.id for model in client.models.list()]
+    by_default, encoded, floats, from_ids = ([item.embedding for item in answer.data] for answer in answers)
+    for found in (by_default, [np.frombuffer(base64.b64decode(vector), "<f4") for vector in encoded], floats, from_ids):
+        assert agree(found, reference)
+    assert agree([one[0], by_default[1]], reference)
+    assert agree([one[1], by_default[1]], reference)
+    assert [len(item.embedding) for item in short.data] == [128, 128]
+    assert models == [NAME]
+
+
+def test_openai_async(openai_address, reference):
+    from openai import AsyncOpenAI
+
+    async def ask():
+        async with AsyncOpenAI(**openai_address, max_retries=0) as client:
+            return await client.embeddings.create(model=NAME, input=TWO)
+
+    assert agree([item.embedding for item in asyncio.run(ask()).data], reference)
+
+
+def test_openai_errors_show_the_sentence(openai_address):
+    import openai
+
+    with openai.OpenAI(**openai_address, max_retries=0) as client:
+        with pytest.raises(openai.NotFoundError, match="this server has 'all-MiniLM-L6-v2'"):
+            client.embeddings.create(model="ada", input="x")
+        with pytest.raises(openai.BadRequestError, match=r"input\[1\] is an empty string") as caught:
+            client.embeddings.create(model=NAME, input=["x", ""])
+    assert (caught.value.type, caught.value.code, caught.value.param) == (
+        "invalid_request_error",
+        "empty_input",
+        "input",
+    )
+
+
+# --- langchain -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", [TEXTS[9], TEXTS[0]], ids=["ids that are too large", "ids that this model has too"])
+def test_langchain_openai_with_its_own_tokenizer_is_told_of_the_switch(openai_address, text):
+    import openai
+    from langchain_openai import OpenAIEmbeddings
+
+    embeddings = OpenAIEmbeddings(model=NAME, **openai_address)
+    with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
+        embeddings.embed_documents([text])
+
+
+def test_langchain_openai_sync_and_async(openai_address, reference):
+    from langchain_openai import OpenAIEmbeddings
+
+    embeddings = OpenAIEmbeddings(model=NAME, check_embedding_ctx_length=False, **openai_address)
+
+    async def ask():
+        return [*await embeddings.aembed_documents(TWO[:1]), await embeddings.aembed_query(TWO[1])]
+
+    assert agree([embeddings.embed_query(text) for text in TWO], reference)
+    assert agree(asyncio.run(ask()), reference)
+    assert len(embeddings.embed_documents([f"text {number}" for number in range(1001)])) == 1001  # two calls
+
+
+def test_langchain_infinity_sync_and_async(real, address, reference):
+    from langchain_community.embeddings import InfinityEmbeddings
+
+    with Wiretap(real) as tap:
+        embeddings = InfinityEmbeddings(model=NAME, infinity_api_url=f"http://127.0.0.1:{tap.port}")
+        found = embeddings.embed_documents([*MANY, *TWO])
+    assert sorted(len(asked["input"]) for _, asked in tap.asked) == [46, 128, 128]  # side by side
+    assert len(found) == 302
+    assert agree(found[-2:], reference)  # each where its text was, though it sorts them
+
+    embeddings = InfinityEmbeddings(model=NAME, infinity_api_url=address)
+    assert agree(asyncio.run(embeddings.aembed_documents([*MANY, *TWO]))[-2:], reference)
+    wrong = InfinityEmbeddings(model="other", infinity_api_url=address)
+    with pytest.raises(Exception, match=r"status 404: .*there is no model 'other' here"):
+        wrong.embed_query("x")
+
+
+# --- clients of text-embeddings-inference ----------------------------------------------------------------------------
+
+
+def test_llama_index_sync_and_async(address, reference):
+    from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+
+    embedding = TextEmbeddingsInference(NAME, base_url=address)
+
+    async def ask():
+        batch = await embedding.aget_text_embedding_batch([*MANY[:20], *TWO])  # ten a call
+        return batch[-2:], [await embedding.aget_query_embedding(TWO[0]), await embedding.aget_text_embedding(TWO[1])]
+
+    assert agree([embedding.get_query_embedding(TWO[0]), embedding.get_text_embedding(TWO[1])], reference)
+    for found in asyncio.run(ask()):
+        assert agree(found, reference)
+
+
+def test_llama_index_shows_the_sentence_of_a_batch(address):
+    """It looks at no status: what it says is that the body of the error is no list of vectors."""
+    from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+
+    embedding = TextEmbeddingsInference(NAME, base_url=address)
+    with pytest.raises(ValueError, match=r"input_value=\{'error': 'inputs\[0\] is a"):  # as many texts as keys
+        embedding.get_text_embedding_batch(["", "x"])
+    with pytest.raises(KeyError):
+        embedding.get_text_embedding("")
+
+
+def test_huggingface_hub_sync_and_async(address, reference):
+    from huggingface_hub import AsyncInferenceClient, InferenceClient
+
+    with InferenceClient(f"{address}/embed") as client:
+        raw = client.feature_extraction(TWO, normalize=False, truncate=True)
+        one = client.feature_extraction(TWO[0])
+        short = client.feature_extraction(TWO, dimensions=128)
+
+    async def ask():
+        async with AsyncInferenceClient(address) as client:
+            return await client.feature_extraction(TWO)
+
+    assert agree(raw, reference)
+    assert np.all(np.linalg.norm(raw, axis=1) > 2)  # the model's own lengths
+    assert one.shape == (1, 384)
+    assert short.shape == (2, 128)
+    assert agree(asyncio.run(ask()), reference)
+
+
+def test_huggingface_hub_shows_the_sentence(address):
+    from huggingface_hub import InferenceClient
+    from huggingface_hub.errors import BadRequestError, HfHubHTTPError
+
+    with InferenceClient(address) as client:
+        with pytest.raises(BadRequestError, match=r"inputs\[1\] is an empty string"):
+            client.feature_extraction(["x", ""])
+        with pytest.raises(HfHubHTTPError, match="has 402 tokens and the model takes 256"):
+            client.feature_extraction("word " * 400, truncate=False)
+
+
+def test_haystack_sync_and_async(address, reference):
+    from haystack import Document
+    from haystack_integrations.components.embedders.huggingface_api import (
+        HuggingFaceAPIDocumentEmbedder,
+        HuggingFaceAPITextEmbedder,
+    )
+
+    server = {"api_type": "text_embeddings_inference", "api_params": {"url": address}}
+    documents = [Document(content=text) for text in [*MANY[:40], *TWO]]  # 32 a call
+
+    async def ask():
+        of_text, of_documents = HuggingFaceAPITextEmbedder(**server), HuggingFaceAPIDocumentEmbedder(**server)
+        embedded = (await of_documents.run_async(documents))["documents"]
+        texts = [(await of_text.run_async(text))["embedding"] for text in TWO]
+        await of_text.close_async()
+        await of_documents.close_async()
+        return [document.embedding for document in embedded[-2:]], texts
+
+    of_text, of_documents = HuggingFaceAPITextEmbedder(**server), HuggingFaceAPIDocumentEmbedder(**server)
+    assert agree([of_text.run(text)["embedding"] for text in TWO], reference)  # it does not ask for unit vectors
+    assert agree([document.embedding for document in of_documents.run(documents)["documents"][-2:]], reference)
+    for found in asyncio.run(ask()):
+        assert agree(found, reference)
+    with pytest.raises(Exception, match="inputs is an empty string"):
+        of_text.run("")
+
+
+def test_chroma_shows_that_there_is_an_error(address):
+    """It looks at no status: one keeps the sentence to oneself."""
+    from chromadb.utils.embedding_functions import HuggingFaceEmbeddingServer
+
+    with pytest.raises(ValueError, match="could not convert string to float: 'error'"):
+        HuggingFaceEmbeddingServer(f"{address}/embed")([""])
+
+
+# --- litellm ---------------------------------------------------------------------------------------------------------
+
+
+def test_litellm_sync_and_async(openai_address, reference):
+    import litellm
+
+    server = {"api_base": openai_address["base_url"], "api_key": "none", "model": f"openai/{NAME}"}
+    asynchronous = asyncio.run(litellm.aembedding(input=TWO, **server))
+    floats = litellm.embedding(input=TWO, encoding_format="float", **server)
+    for answer in (asynchronous, floats):
+        assert agree([item["embedding"] for item in answer.data], reference)
+    with pytest.raises(litellm.BadRequestError, match=r"input\[1\] is an empty string"):
+        litellm.embedding(input=["x", ""], **server)
