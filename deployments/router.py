@@ -27,6 +27,7 @@ from deployments.errors import (
     WindveError,
 )
 from deployments.model_files import ModelCard, read_model_card
+from deployments.pairs import Pair
 from deployments.pool import Pool
 from deployments.queue_manager import Full, Permit, QueueManager, Short
 from deployments.retry_after import retry_after_s
@@ -51,6 +52,8 @@ _TRIES = 2  # a query whose replica died is admitted once more
 class Embedded:
     """A request's answer: unit `vectors` float32 [dimension] in the order of its queries, the `norms` they had, and
     where the time went (seconds, the slowest query's).
+
+    For other kinds than embedding `vectors` are logits float32 [labels], or rows for `sparse.unpack`.
     """
 
     vectors: Sequence[npt.NDArray[np.float32]]
@@ -194,7 +197,7 @@ class Router:
             norms=[answer.norm for answer in answers],
             pools=tuple(sorted({answer.pool for answer in answers})),
             tokens=sum(map(len, token_ids)),
-            characters=sum(len(query) for query in queries if isinstance(query, str)),
+            characters=sum(len(query) for query in queries if isinstance(query, str | Pair)),
             tokenization_s=tokenised - started,
             queue_s=max(answer.queue_s for answer in answers),
             compute_s=max(answer.compute_s for answer in answers),
@@ -272,18 +275,23 @@ class Router:
             queries = [prompt + self._text(query, index) for index, query in enumerate(queries)]
         if all(isinstance(query, str) for query in queries):
             return self._tokenizer.encode(queries, truncate=truncate, side=side)  # type: ignore[arg-type]
-        return [
-            self._tokenizer.encode([query], truncate=truncate, side=side, first=index)[0]
-            if isinstance(query, str)
-            else self._tokenizer.check(query, index, truncate=truncate, side=side)
-            for index, query in enumerate(queries)
-        ]
+        if all(isinstance(query, Pair) for query in queries):
+            return self._tokenizer.encode_pairs(queries, truncate=truncate, side=side)  # type: ignore[arg-type]
+        return [self._ids_of(query, index, truncate, side) for index, query in enumerate(queries)]
+
+    def _ids_of(self, query: Query, index: int, truncate: bool, side: Side) -> TokenIds:
+        if isinstance(query, str):
+            return self._tokenizer.encode([query], truncate=truncate, side=side, first=index)[0]
+        if isinstance(query, Pair):
+            return self._tokenizer.encode_pairs([query], truncate=truncate, side=side, first=index)[0]
+        return self._tokenizer.check(query, index, truncate=truncate, side=side)
 
     def _text(self, query: Query, index: int) -> str:
         """A query that gets a prompt as text; token ids become the text that they stand for, as with TEI."""
         if isinstance(query, str):
             check_texts([query], index)
             return query
+        assert not isinstance(query, Pair)  # kinds that read pairs have no prompts
         return self._tokenizer.decode([query], skip_special_tokens=True)[0]
 
     async def _embed_at_once(self, token_ids: Sequence[TokenIds], trial: Trial | None) -> list[Answer]:
