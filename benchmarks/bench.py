@@ -19,7 +19,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.others import OtherWork
+from benchmarks.cpu_time import CpuTime
 from benchmarks.serving import ROOT
 from deployments.device_detector import probe_machine
 
@@ -79,14 +79,16 @@ class Bench:
             yield
 
     def measure(self, call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What `call` finds on a machine at rest; the quieter of two attempts where others worked in the first."""
+        """What `call` finds on a machine at rest, and where the cores' time went meanwhile (`CpuTime`); the quieter of
+        two attempts where others worked in the first.
+        """
         found: list[dict[str, Any]] = []
         for _ in range(_ATTEMPTS):
             settle()
-            with OtherWork() as others:
+            with CpuTime() as cpu:
                 told = call()
-            found.append({**told, "others": others.share})
-            if others.share <= QUIET:
+            found.append({**told, "others": cpu.others, "cpu_s": cpu.seconds})
+            if cpu.others <= QUIET:
                 break
         return min(found, key=lambda told: float(told["others"]))
 
@@ -148,11 +150,16 @@ def values_of(found: Found, figure: str, **about: Any) -> list[float]:
     """A figure of each sample that is about this, in the order in which they were taken. Those in which others took
     much of the machine are left out where there are quiet ones.
     """
+    return [sample[figure] for sample in samples_of(found, figure, **about)]
+
+
+def samples_of(found: Found, figure: str, **about: Any) -> list[dict[str, Any]]:
+    """The samples that `values_of` goes by."""
     wanted = about.items()
     samples = [sample for sample in found["samples"] if all(sample.get(key) == value for key, value in wanted)]
     samples = [sample for sample in samples if sample.get(figure) is not None]
     quiet = [sample for sample in samples if sample.get("others", 0.0) <= QUIET]
-    return [sample[figure] for sample in quiet or samples]
+    return quiet or samples
 
 
 def settle(most_s: float = 4.0) -> None:

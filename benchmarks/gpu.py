@@ -21,8 +21,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.bench import Bench, Found, NotAvailable, median, values_of
+from benchmarks.cpu_time import CpuTime
 from benchmarks.goal import Goal, ratio
-from benchmarks.others import OtherWork
 from benchmarks.serving import serving
 from benchmarks.shapes import BGE_LARGE, BertShape, bge_large_folder
 from benchmarks.sheet import Sheet
@@ -313,7 +313,7 @@ def timed(call: Call, least_s: float, batch: int, tokens: int, operations: int) 
     for _ in range(_WARM_UP):
         call()
     seconds: list[float] = []
-    with OtherWork() as others:
+    with CpuTime() as cpu:
         while len(seconds) < _FEWEST or sum(seconds) < least_s:
             started = perf_counter()
             call()
@@ -325,7 +325,7 @@ def timed(call: Call, least_s: float, batch: int, tokens: int, operations: int) 
         "tflops": rate * operations / 1e12,
         "p50_ms": statistics.median(seconds) * 1000,
         "seconds": seconds,
-        "others": others.share,
+        "others": cpu.others,
     }
 
 

@@ -15,7 +15,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks import wrk
-from benchmarks.bench import Bench, Found, median, values_of
+from benchmarks.bench import Bench, Found, median, samples_of, values_of
+from benchmarks.cpu_time import ROLES, milliseconds_each
 from benchmarks.goal import Goal, ratio
 from benchmarks.server import answers, running, wait_until_answered
 from benchmarks.serving import free_port, serving
@@ -137,7 +138,19 @@ def sheets(found: Found) -> list[Sheet]:
     head += ["p50 alone, ms", "p99 alone, ms", "of the floor", "times the defaults"]
     rounds = len(values_of(found, "p50_ms", contestant=WINDVE, connections=1))
     title = f"Medians of {rounds} rounds, contestants interleaved; ratios at {CONNECTIONS[-1]} connections"
-    return [Sheet(title, ["", *head], rows)]
+    return [Sheet(title, ["", *head], rows), _where_time_goes(found)]
+
+
+def _where_time_goes(found: Found) -> Sheet:
+    rows = []
+    for name in CONTESTANTS:
+        samples = samples_of(found, "cpu_s", contestant=name, connections=CONNECTIONS[-1])
+        if samples:
+            spent = milliseconds_each(samples, lambda sample: float(sample["requests"]))
+            rows.append([name, *(f"{1000 * each:.0f}" for each in spent)])
+    return Sheet(
+        f"Where the cores' time goes at {CONNECTIONS[-1]} connections: us for each request", ["", *ROLES], rows
+    )
 
 
 def goals(found: Found) -> list[Goal]:

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.bench import Bench, Found, median, values_of
+from benchmarks.bench import Bench, Found, median, samples_of, values_of
 from benchmarks.closed_loop import ask_again_and_again
 from benchmarks.contestants import NAMES, ROUTE, WINDVE, contestant, model_variables
+from benchmarks.cpu_time import ROLES, milliseconds_each
 from benchmarks.environments import binaries
 from benchmarks.goal import Goal, ratio
 from benchmarks.serving import ROOT
@@ -181,9 +182,20 @@ def sheets(found: Found) -> list[Sheet]:
         cosine = min(values_of(found, "cosine", contestant=name))
         rows.append([name, _cell(largest, 0), _cell(times, 2), f"{cosine:.4f}"])
     made.append(Sheet("75 tokens, all at once, connections opened before", head, rows))
+    made.append(_where_time_goes(found, shown))
     if found.get("missing"):
         made.append(Sheet("Not measured", ["", "why"], [[name, why] for name, why in found["missing"].items()]))
     return made
+
+
+def _where_time_goes(found: Found, shown: Sequence[str]) -> Sheet:
+    rows = []
+    for name in shown:
+        samples = samples_of(found, "cpu_s", contestant=name, load=SAME.name, connections=SAME.connections[-1])
+        spent = milliseconds_each(samples, lambda sample: float(len(sample["latencies_ms"])))
+        rows.append([name, *(f"{each:.2f}" for each in spent)])
+    title = f"Where the cores' time goes, {SAME.name}, {SAME.connections[-1]} at once: ms for each query"
+    return Sheet(title, ["", *ROLES], rows)
 
 
 def goals(found: Found) -> list[Goal]:

@@ -247,9 +247,9 @@ class Embedder:
         """In the engine's thread: unit vectors and norms, or the model's own numbers (see Reply)."""
         vectors = self._engine.embed(batch, stop)
         if self._card.kind != "embedding":
-            finite = np.isfinite(vectors).all(1)
-            rows = pack(np.where(finite[:, None], vectors, 0)) if self._card.kind == "sparse" else vectors
-            return rows, np.where(finite, np.float32(1), np.float32(np.nan))
+            finite = np.all(np.isfinite(vectors), axis=1, keepdims=True)
+            rows = pack(np.where(finite, vectors, 0)) if self._card.kind == "sparse" else vectors
+            return rows, np.where(finite[:, 0], np.float32(1), np.float32(np.nan))
         norms = np.linalg.norm(vectors, axis=1).astype(np.float32, copy=False)
         return vectors / np.maximum(norms, np.finfo(np.float32).tiny)[:, None], norms
 

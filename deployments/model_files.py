@@ -1,4 +1,4 @@
-"""A model's own files: where they are, and what they say about kind, length, pooling and normalisation. No torch here."""
+"""A model's own files: where they are, and what they say about kind, length, pooling, normalisation. No torch here."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class ModelCard:
     folder: Path
     revision: str | None
     model_type: str
-    kind: Kind
     dimension: int
     vocab_size: int
     max_tokens: int
@@ -41,6 +40,7 @@ class ModelCard:
     trust_remote_code: bool
     layers: int
     parameters: int
+    kind: Kind = "embedding"
     labels: tuple[str, ...] = ()  # of a reranker or a classifier, in the order of its numbers
     token_types: bool = False  # the model tells the two texts of a pair apart by token types
     prompts: Mapping[str, str] = field(default_factory=dict)  # by name: what is put before a text
@@ -80,7 +80,6 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
         folder=folder,
         revision=revision,
         model_type=str(config.get("model_type", "unknown")),
-        kind=kind,
         dimension=len(labels) if scores else int(text["vocab_size"] if kind == "sparse" else hidden),
         vocab_size=int(text["vocab_size"]),
         max_tokens=_max_tokens(folder, text, sentence, settings.max_tokens),
@@ -92,6 +91,7 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
         trust_remote_code=settings.trust_remote_code,
         layers=int(text.get("num_hidden_layers") or text.get("n_layers") or 0),
         parameters=sum(map(_count_parameters, weights)),
+        kind=kind,
         labels=labels if scores else (),
         token_types=scores and _token_types(folder, config),
         prompts={} if scores else prompts,
@@ -240,7 +240,7 @@ def _labels(config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _token_types(folder: Path, config: dict[str, Any]) -> bool:
-    """As transformers' tokenizer does: where the model has types, unless the tokenizer's files leave them out."""
+    """As TEI and BERT's own tokenizers do: where the model has types, unless the tokenizer's files leave them out."""
     types = config.get("type_vocab_size", 2 if config.get("model_type") == "bert" else 0)
     inputs = _json(folder / "tokenizer_config.json").get("model_input_names", ["token_type_ids"])
     return types > 1 and config.get("model_type") not in _WITHOUT_TYPES and "token_type_ids" in inputs

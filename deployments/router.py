@@ -25,13 +25,14 @@ from deployments.errors import (
     TimedOut,
     Unavailable,
     WindveError,
+    WrongKind,
 )
 from deployments.model_files import ModelCard, read_model_card
 from deployments.pairs import Pair
 from deployments.pool import Pool
 from deployments.queue_manager import Full, Permit, QueueManager, Short
 from deployments.retry_after import retry_after_s
-from deployments.settings import RouterConfig, Settings
+from deployments.settings import Kind, RouterConfig, Settings
 from deployments.shortage import Shortage
 from deployments.tokenizer import Query, Side, Token, TokenIds, Tokenizer, check_texts
 from deployments.trial import Trial
@@ -151,6 +152,7 @@ class Router:
         self,
         queries: Sequence[Query],
         *,
+        kinds: tuple[Kind, ...] = ("embedding",),
         truncate: bool | None = None,
         truncation_direction: Side = "right",
         prompt_name: str | None = None,
@@ -158,15 +160,20 @@ class Router:
         trial: Trial | None = None,
         timeout_s: float | None = None,
     ) -> Embedded:
-        """Embed one request of 1..n queries.
+        """Answer one request of 1..n queries: embed them, or what else the model is for.
 
+        `kinds` of model are those whose answers the caller understands.
         `truncate` cuts too long inputs (None: as `limits.auto_truncate` says) on the side that `truncation_direction`
         says; `prompt_name` is the prompt to put before each (None: the default, if any); `bulk` asks to be bulk;
         `trial` asks to be admitted by other depths, and is never bulk; `timeout_s` is how long the caller will wait,
         where that is less than the settings allow: queries that still wait then are given up, and no device sees them.
-        Raises InvalidInput, Forbidden, Busy, Unavailable, TimedOut, DeadlineExceeded or EngineFailed.
+        Raises WrongKind, InvalidInput, Forbidden, Busy, Unavailable, TimedOut, DeadlineExceeded or EngineFailed.
         """
         assert self.config is not None
+        if self.card.kind not in kinds:
+            raise WrongKind(
+                f"this is for models of the kind {' or '.join(kinds)}; {self.card.name} is {self.card.kind}"
+            )
         started = time.monotonic()
         if timeout_s is not None and timeout_s <= 0:
             raise self._too_late(timeout_s)

@@ -112,6 +112,8 @@ class Settings(_Strict):
             raise ValueError(
                 "should say where the keys are, file:PATH or env:NAME; the keys themselves stay out of here"
             )
+        if kind == "file" and not where.startswith(("/", "~")):
+            raise ValueError("file: needs a whole path, /..., as it is read wherever a Router runs")
         return given
 
     @model_validator(mode="after")

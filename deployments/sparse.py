@@ -1,4 +1,4 @@
-"""Sparse vectors on their way from a replica: of a vocabulary's thirty thousand weights some hundred are not zero. Pure.
+"""Sparse vectors on their way from a replica: of a vocabulary's thirty thousand weights, hundreds are not zero. Pure.
 
 A row is the indices of those and then their weights, both as float32 (which holds whole numbers up to 2**24), and as
 wide as the fullest row needs; what a row does not need is zero.

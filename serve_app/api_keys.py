@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import re
 from collections.abc import Iterable
@@ -15,15 +16,34 @@ from pathlib import Path
 
 from deployments.errors import SettingsError, Unauthorized
 
+logger = logging.getLogger("ray.serve")
+
 _SETTING = "args.api_keys"
 _KEY = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750, section 2.1: what can follow `Bearer`
 
 
 class ApiKeys:
-    """The keys that a service accepts, as hashes."""
+    """The keys that a service accepts, as hashes. `source` is where they were read, as `read_keys` takes it."""
 
-    def __init__(self, keys: Iterable[str]) -> None:
+    def __init__(self, keys: Iterable[str], source: str = "") -> None:
         self._digests = tuple(map(_digest, keys))
+        self._source = source
+
+    @classmethod
+    def read(cls, source: str) -> ApiKeys:
+        """Raises SettingsError."""
+        return cls(read_keys(source), source)
+
+    def refresh(self) -> None:
+        """Read them again. A file that cannot be read any more, or holds no key, changes nothing, and is logged."""
+        try:
+            digests = tuple(map(_digest, read_keys(self._source)))
+        except SettingsError as error:
+            logger.error("%s; the keys before stay in force", error)  # noqa: TRY400 - the sentence says it
+            return
+        if digests != self._digests:
+            self._digests = digests
+            logger.info("API keys read anew from %s: %d are in force", self._source, len(digests))
 
     def accepts(self, presented: str | None) -> bool:
         """Whether `presented` (None: nothing was) is one of the keys. Takes the same time whichever it is."""

@@ -5,6 +5,7 @@ args of the Serve config -> Settings -> what the cluster has -> Topology -> Rout
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +23,7 @@ from deployments.embedder import Embedder
 from deployments.errors import SettingsError
 from deployments.router import Router
 from deployments.settings import Settings
-from serve_app.api_keys import ApiKeys, read_keys
+from serve_app.api_keys import ApiKeys
 
 _DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
 _SEND_WHERE_TOLD = RequestRouterConfig(request_router_class="deployments.replica_router.ReplicaRouter")  # type: ignore[arg-type]
@@ -36,8 +37,14 @@ class Ingress(Router):
     def __init__(
         self, settings: Settings, topology: Topology, handles: Mapping[str, tuple[str, DeploymentHandle[Any]]]
     ) -> None:
-        self.api_keys = None if settings.api_keys is None else ApiKeys(read_keys(settings.api_keys))
+        self.api_keys = None if settings.api_keys is None else ApiKeys.read(settings.api_keys)
         super().__init__(settings, topology, handles)
+
+    async def check_health(self) -> None:
+        """Called by Serve every ten seconds or so: the moment to see whether the API keys have changed."""
+        await super().check_health()
+        if self.api_keys is not None:
+            await asyncio.to_thread(self.api_keys.refresh)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         from serve_app.http_api import HttpApi

@@ -1,4 +1,4 @@
-"""The routes: OpenAI's and TEI's for embeddings, and what a server tells of itself. All end in the Router.
+"""The routes: OpenAI's, TEI's and Cohere's, and what a server tells of itself. All end in the Router.
 
 ASGI messages are written by hand: a framework's layers cost about as much as all else that the Router does for a query.
 """
@@ -6,6 +6,7 @@ ASGI messages are written by hand: a framework's layers cost about as much as al
 from __future__ import annotations
 
 import base64
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -15,26 +16,35 @@ import orjson
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.errors import BodyTooLarge, InvalidInput, Unavailable, UnknownModel, WindveError
+from deployments.errors import BodyTooLarge, InvalidInput, Unavailable, UnknownModel, WindveError, WrongKind
 from deployments.router import Embedded, Router
+from deployments.settings import Kind
+from deployments.sparse import unpack
 from serve_app import openapi
-from serve_app.answers import VERSION, Vector, describe, shape_vectors
+from serve_app.answers import VERSION, Vector, best_first, describe, scores, shape_vectors
 from serve_app.api_keys import ApiKeys
 from serve_app.http_errors import JSON, Headers, NoRoute, WrongMethod, error_answer
+from serve_app.kinds import A_MODEL, ROOT, ROUTES
 from serve_app.requests import (
     EncodeRequest,
     Rules,
     admission,
+    parse_cohere,
     parse_decode,
     parse_embed,
+    parse_embed_sparse,
     parse_openai,
+    parse_predict,
+    parse_rerank,
     parse_similarity,
     parse_tokenize,
 )
 
 _WITHOUT_KEY = frozenset({"/health", "/ping"})  # what a load balancer asks
 _MODEL = "/v1/models/"
+_SCORING: tuple[Kind, ...] = ("reranker", "classifier")
 _NOT_HERE = {  # what other servers have, and people look for
+    "/embed_all": "the vectors of single tokens are not served, only a text's: see /embed",
     "/metrics": "Prometheus metrics are Ray's, on each node's metrics port, of all replicas; counters are in /info",
 }
 
@@ -87,11 +97,7 @@ class HttpApi:
         self._headers = [(b"x-windve-emulated", b"true")] if router.settings.emulated else []
         self._document = openapi.document(self._rules, VERSION, card, api_keys=api_keys is not None)
         self._routes: dict[tuple[str, str], Handler] = {
-            ("POST", "/v1/embeddings"): self.openai_embeddings,
-            ("POST", "/embeddings"): self.openai_embeddings,
-            ("POST", "/embed"): self.embed,
-            ("POST", "/"): self.embed,
-            ("POST", "/similarity"): self.similarity,
+            **self._model_routes(card.kind),
             ("POST", "/tokenize"): self.tokenize,
             ("POST", "/decode"): self.decode,
             ("GET", "/v1/models"): self.openai_models,
@@ -101,6 +107,26 @@ class HttpApi:
             ("GET", "/docs"): self.docs,
             ("GET", "/openapi.json"): self.openapi,
         }
+
+    def _model_routes(self, kind: Kind) -> dict[tuple[str, str], Handler]:
+        """All of them: those that are not for a model of this kind say so."""
+        handlers: dict[str, Handler] = {
+            "/v1/embeddings": self.openai_embeddings,
+            "/embeddings": self.openai_embeddings,
+            "/embed": self.embed,
+            "/similarity": self.similarity,
+            "/rerank": self.rerank,
+            "/v1/rerank": partial(self.cohere_rerank, "1"),
+            "/v2/rerank": partial(self.cohere_rerank, "2"),
+            "/predict": self.predict,
+            "/embed_sparse": self.embed_sparse,
+        }
+        has = ROUTES[kind]
+        routes = {
+            ("POST", path): handler if path in has else partial(_misfit, kind, path)
+            for path, handler in handlers.items()
+        }
+        return {**routes, ("POST", "/"): handlers[ROOT[kind]]}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -164,6 +190,57 @@ class HttpApi:
         source, *others = done.vectors
         return _timing(done), _dumps(np.clip(np.stack(others) @ source, -1, 1))
 
+    async def rerank(self, request: Request) -> Answer:
+        """Scores of pairs of the query and each text, the best first; all of them are one admission decision."""
+        asked = parse_rerank(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked, request, kinds=("reranker",))
+        ranks: list[dict[str, Any]] = [
+            {"index": index, "score": score} for index, score in best_first(scores(done, raw=asked.raw_scores)[:, 0])
+        ]
+        if asked.return_text:
+            for rank in ranks:
+                rank["text"] = asked.texts[rank["index"]]
+        return _timing(done), _dumps(ranks)
+
+    async def cohere_rerank(self, version: str, request: Request) -> Answer:
+        asked = parse_cohere(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked, request, kinds=("reranker",))
+        results: list[dict[str, Any]] = [
+            {"index": index, "relevance_score": score}
+            for index, score in best_first(scores(done, raw=False)[:, 0])[: asked.top_n]
+        ]
+        if asked.return_documents:
+            for result in results:
+                result["document"] = {"text": asked.texts[result["index"]]}
+        answer = {
+            "id": str(uuid.uuid4()),
+            "model": self._rules.model,
+            "results": results,
+            "meta": {"api_version": {"version": version}, "tokens": {"input_tokens": done.tokens, "output_tokens": 0}},
+            "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
+        }
+        return _timing(done), _dumps(answer)
+
+    async def predict(self, request: Request) -> Answer:
+        """Each label with its score, the likeliest first."""
+        asked = parse_predict(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked, request, kinds=_SCORING)
+        labels = self._router.card.labels
+        predictions = [
+            [{"score": score, "label": labels[index]} for index, score in best_first(row)]
+            for row in scores(done, raw=asked.raw_scores)
+        ]
+        return _timing(done), _dumps(predictions[0] if asked.single else predictions)
+
+    async def embed_sparse(self, request: Request) -> Answer:
+        asked = parse_embed_sparse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked, request, kinds=("sparse",))
+        answer = [
+            [{"index": index, "value": value} for index, value in zip(indices.tolist(), weights, strict=True)]
+            for indices, weights in map(unpack, done.vectors)
+        ]
+        return _timing(done), _dumps(answer)
+
     async def tokenize(self, request: Request) -> Answer:
         asked = parse_tokenize(await request.body(self._max_body_bytes), self._rules)
         tokens = await self._router.tokenize(
@@ -175,12 +252,13 @@ class HttpApi:
         asked = parse_decode(await request.body(self._max_body_bytes), self._rules)
         return _json(await self._router.decode(asked.ids, skip_special_tokens=asked.skip_special_tokens))
 
-    async def _embed(self, asked: EncodeRequest, request: Request) -> Embedded:
+    async def _embed(self, asked: EncodeRequest, request: Request, **kinds: tuple[Kind, ...]) -> Embedded:
         return await self._router.embed(
             asked.queries,
             truncate=asked.truncate,
             truncation_direction=asked.truncation_direction,
             prompt_name=asked.prompt_name,
+            **kinds,
             **admission(request.headers),
         )
 
@@ -214,6 +292,11 @@ class HttpApi:
 
     async def openapi(self, request: Request) -> Answer:
         return _json({**self._document, "servers": [{"url": request.root or "/"}]})
+
+
+async def _misfit(kind: Kind, path: str, _: Request) -> Answer:
+    has = " and ".join(ROUTES[kind])
+    raise WrongKind(f"{path} is not for the model that is served, {A_MODEL[kind]}, which has {has}")
 
 
 def _timing(done: Embedded) -> Headers:

@@ -260,8 +260,7 @@ def _show_service(console: Console, address: str, dashboard: str, api_key: str |
     info = _get_json(f"{address}/info", api_key)
     ours = info["windve"]
     console.print(
-        f"model: {info['model_id']}, {ours['dimension']} numbers, {info['max_input_length']} tokens, "
-        f"pooling {info['model_type']['embedding']['pooling']}"
+        f"model: {info['model_id']}, {ours['kind']} of {ours['dimension']} numbers, {info['max_input_length']} tokens"
     )
     console.print(f"topology: {ours['topology']}; SLO {ours['slo_s']} s")
     if ours["emulated"]:

@@ -122,8 +122,8 @@ def parse_embed(body: bytes, rules: Rules) -> EmbedRequest:
     return EmbedRequest(queries, *_encoding(fields), normalize is not False, _dimensions(fields, rules))
 
 
-def parse_embed_all(body: bytes, rules: Rules) -> EncodeRequest:
-    """TEI's `POST /embed_all` and `/embed_sparse`. Raises InvalidInput or EmptyInput."""
+def parse_embed_sparse(body: bytes, rules: Rules) -> EncodeRequest:
+    """TEI's `POST /embed_sparse`. Raises InvalidInput or EmptyInput."""
     fields = _object(body)
     return EncodeRequest(_queries(fields, "inputs", rules), *_encoding(fields))
 
@@ -179,7 +179,9 @@ def parse_predict(body: bytes, rules: Rules) -> PredictRequest:
     single = isinstance(inputs, str) or (isinstance(inputs, list) and isinstance(next(iter(inputs), None), str))
     batch = [inputs] if single else inputs
     if not isinstance(batch, list):
-        raise InvalidInput(f"inputs must be a string, a pair of strings or a list of them, not {_name(inputs)}", param="inputs")
+        raise InvalidInput(
+            f"inputs must be a string, a pair of strings or a list of them, not {_name(inputs)}", param="inputs"
+        )
     if not batch:
         raise EmptyInput("inputs is an empty list; send at least one text", param="inputs")
     _check_count(batch, "inputs", rules.max_inputs)
@@ -297,7 +299,8 @@ def _text_or_pair(item: Any, where: str) -> str | Pair:
         return _text(texts[0], where)
     if len(texts) != 2:
         raise InvalidInput(
-            f"{where} is a list of {len(texts)} strings, and a pair has 2; send a batch as a list of lists", param="inputs"
+            f"{where} is a list of {len(texts)} strings, and a pair has 2; send a batch as a list of lists",
+            param="inputs",
         )
     return Pair(*texts)
 

@@ -75,8 +75,8 @@ class Engine(Protocol):
     info: EngineInfo
 
     def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
-        """Float32 [queries, dimension] in the order of `batch`: pooled vectors, not normalised, or what else the model's
-        kind is answered with.
+        """Float32 [queries, dimension] in the order of `batch`: pooled vectors, not normalised, or what else a model of
+        this kind answers.
 
         Raises Stopped once `stop` is set.
         """

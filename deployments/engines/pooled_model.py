@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,9 +77,11 @@ class PooledModel(torch.nn.Module):
         self.model = model.eval()
         self.transformer = model if card.kind == "embedding" else model.base_model
         self._options = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
-        self._padding = getattr(model.config, "pad_token_id", None)
+        self._padding: Any = getattr(model.config, "pad_token_id", None)
         if card.kind in SCORING and self._padding is None:
-            raise SettingsError("args.model.id", f"{card.folder}/config.json gives no pad_token_id, which scoring needs")
+            raise SettingsError(
+                "args.model.id", f"{card.folder}/config.json gives no pad_token_id, which scoring needs"
+            )
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self._kind in SCORING:
@@ -101,14 +104,15 @@ class PooledModel(torch.nn.Module):
             inputs["token_type_ids"] = second
             ids = ids - second * TYPE
         # decoders look for the last token that is no padding
-        inputs["input_ids"] = torch.where(mask == 0, torch.full_like(ids, self._padding), ids)
+        inputs["input_ids"] = ids.masked_fill(mask == 0, self._padding)
         logits: torch.Tensor = self.model(**inputs, **self._options).logits
         return logits.float()
 
     def _weigh(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         logits = self.model(input_ids=ids, attention_mask=mask, **self._options).logits
         largest = (logits * mask.unsqueeze(-1).to(logits.dtype)).amax(1)
-        return largest.float().relu().log1p()
+        weights: torch.Tensor = largest.float().relu().log1p()
+        return weights
 
 
 class PaddedModel:
@@ -172,8 +176,8 @@ def score_agreement(exact: Vectors, other: Vectors) -> float:
     """1 less the largest difference of a logit, as a share of their spread (largest less smallest of `exact`), or of 1
     where they spread less. NaN where a logit is not a number.
 
-    A cosine says nothing of one number, and little of three. Logits have a unit of their own: a difference of 0.05 moves
-    a score, which is a logit's sigmoid, by 0.0125 at the most.
+    A cosine says nothing of one number, and little of three. Logits have a unit of their own: a difference of 0.05
+    moves a score, which is a logit's sigmoid, by 0.0125 at the most.
     """
     return 1 - float(np.max(np.abs(exact - other))) / max(1.0, float(np.ptp(exact)))
 

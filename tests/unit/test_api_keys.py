@@ -81,6 +81,25 @@ def test_bad_files_are_refused_by_name_and_without_a_key(tmp_path, content, prob
     assert not any(secret in str(refused.value) for secret in ("sk-one", "secret", "schl"))
 
 
+def test_keys_are_read_anew_and_bad_files_change_nothing(tmp_path, caplog):
+    file = tmp_path / "keys"
+    file.write_text("sk-one\nsk-two\n")
+    keys = ApiKeys.read(f"file:{file}")
+    file.write_text("sk-two\nsk-three\n")
+    assert not keys.accepts("sk-three")
+    keys.refresh()
+    assert [keys.accepts(key) for key in ("sk-one", "sk-two", "sk-three")] == [False, True, True]
+    for bad in ("", "two words\n"):
+        file.write_text(bad)
+        keys.refresh()
+        assert keys.accepts("sk-three")
+    file.unlink()
+    keys.refresh()
+    assert keys.accepts("sk-three")
+    assert caplog.text.count("the keys before stay in force") == 3
+    assert "sk-" not in caplog.text
+
+
 def test_a_variable_that_is_not_there(monkeypatch):
     monkeypatch.delenv("WINDVE_KEYS", raising=False)
     with pytest.raises(SettingsError, match="--api-keys: there is no environment variable WINDVE_KEYS"):
@@ -94,3 +113,8 @@ def test_a_key_in_the_config_is_refused_and_not_shown(given):
     assert str(refused.value).startswith("args.api_keys: should say where the keys are, file:PATH or env:NAME")
     assert "secret" not in str(refused.value)
     assert "12345" not in str(refused.value)
+
+
+def test_a_path_that_means_another_file_on_another_node_is_refused():
+    with pytest.raises(SettingsError, match=r"args\.api_keys: file: needs a whole path"):
+        Settings.parse({"model": {"id": "x"}, "api_keys": "file:keys.txt"})
