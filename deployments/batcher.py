@@ -36,7 +36,9 @@ _LARGEST_PAUSE_SHARE = 0.1  # of beta, where beta is so small that the shortest 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One query's unit vector, float32 [dimension], the norm it had, and where its time went."""
+    """One query's unit vector, float32 [dimension], the norm it had, and where its time went. Where a vector of each
+    token was wanted: float32 [tokens, dimension], as the model gave them, and norm 1.
+    """
 
     vector: npt.NDArray[np.float32]
     norm: float
@@ -52,6 +54,7 @@ class Job:
     ids: npt.NDArray[np.int32]
     permit: Permit
     answer: asyncio.Future[Answer]
+    each_token: bool = False  # not one vector is wanted, but one of each token
     submitted: float = 0.0
     abandoned: bool = False
 
@@ -90,9 +93,13 @@ Reply = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], float]
 
 
 class Send(Protocol):
-    """Runs one batch on one replica: (unit vectors float32 [n, dimension], norms float32 [n], engine seconds)."""
+    """Runs one batch on one replica: (unit vectors float32 [n, dimension], norms float32 [n], engine seconds), n the
+    number of queries, or of their tokens where `each_token`.
+    """
 
-    def __call__(self, replica: str, batch_id: str, queries: Sequence[npt.NDArray[np.int32]]) -> Awaitable[Reply]: ...
+    def __call__(
+        self, replica: str, batch_id: str, queries: Sequence[npt.NDArray[np.int32]], each_token: bool
+    ) -> Awaitable[Reply]: ...
 
 
 class Timer(Protocol):
@@ -294,13 +301,19 @@ class Batcher:
         batch.task.add_done_callback(self._tasks.discard)
 
     def _take(self, count: int) -> Iterator[Job]:
+        """Up to `count` jobs that want the same of an engine."""
+        each_token = (self._first_in_line or self._bulk)[0].each_token
         for _ in range(count):
+            line = self._first_in_line or self._bulk
+            if line[0].each_token != each_token:
+                return
             self._live_waiting -= 1
-            yield self._first_in_line.popleft() if self._first_in_line else self._bulk.popleft()
+            yield line.popleft()
 
     async def _run(self, batch: _Batch) -> None:
         try:
-            reply = await self.send(batch.replica, batch.id, [job.ids for job in batch.jobs])
+            ids = [job.ids for job in batch.jobs]
+            reply = await self.send(batch.replica, batch.id, ids, batch.jobs[0].each_token)
         except asyncio.CancelledError as cancelled:  # given up, and ended already; or the loop is closing
             self._end(batch, cancelled)
             raise
@@ -313,7 +326,7 @@ class Batcher:
     def _answer(self, batch: _Batch, reply: Reply) -> None:
         if batch not in self._out.get(batch.replica, ()):
             return  # given up meanwhile
-        vectors, norms, compute_s = reply
+        vectors, norms, compute_s = _by_query(reply, batch.jobs) if batch.jobs[0].each_token else reply
         away_s = max(0.0, self.clock() - batch.started - compute_s)
         for job, vector, norm in zip(batch.jobs, vectors, norms.tolist(), strict=True):
             if math.isfinite(norm):
@@ -336,6 +349,17 @@ class Batcher:
                 _finish(job, error)
         if not isinstance(error, asyncio.CancelledError):
             self._pump()
+
+
+def _by_query(
+    reply: Reply, jobs: Sequence[Job]
+) -> tuple[list[npt.NDArray[np.float32]], npt.NDArray[np.float32], float]:
+    """Vectors of tokens as the model gave them, query by query; the norm is 1, or none where one is not finite."""
+    unit, norms, compute_s = reply
+    cuts = np.cumsum([len(job.ids) for job in jobs])[:-1]
+    vectors = np.split(unit * norms[:, None], cuts)
+    finite = [np.isfinite(some).all() for some in np.split(norms, cuts)]
+    return vectors, np.where(finite, np.float32(1), np.float32(np.nan)), compute_s
 
 
 def _finish(job: Job, outcome: Answer | BaseException) -> None:

@@ -35,7 +35,7 @@ _WARM_UP_QUERIES = 8
 
 
 class Reply(NamedTuple):
-    """What a call is answered: `unit` float32 [queries, dimension] of length 1, the `norms` float32 [queries] they had
+    """What a call is answered: `unit` float32 [vectors, dimension] of length 1, the `norms` float32 [vectors] they had
     before (so that a client may have the vectors as the model gave them), and the engine's seconds.
 
     Other kinds than embedding are answered with the model's own numbers instead of `unit`, and norms of 1: a reranker
@@ -140,22 +140,26 @@ class Embedder:
             "channel": {"host": self._host, "port": await self._server.start(), "secret": self._server.secret},
         }
 
-    async def embed(self, replica: str, batch_id: str, ids: bytes, lengths: bytes) -> Reply:
+    async def embed(self, replica: str, batch_id: str, ids: bytes, lengths: bytes, each_token: bool) -> Reply:
         """A batch by way of Serve's handle, for a Router that the channel's port is closed to.
 
         Raises ReplicaLost where the call was meant for another replica (which has gone); else as `_embed_batch`.
         """
         if replica != self._replica:
             raise ReplicaLost(f"replica {replica} has gone")
-        return await self._embed_batch(batch_id, np.frombuffer(ids, np.int32), np.frombuffer(lengths, np.int32))
+        tokens, counts = np.frombuffer(ids, np.int32), np.frombuffer(lengths, np.int32)
+        return await self._embed_batch(batch_id, tokens, counts, each_token)
 
-    async def _embed_batch(self, batch_id: str, ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32]) -> Reply:
+    async def _embed_batch(
+        self, batch_id: str, ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32], each_token: bool
+    ) -> Reply:
         """One batch of a Router: packed token ids and lengths -> vectors.
 
-        Batches that wait while the engine runs are merged into its next run. Raises Stopped where the Router has
-        abandoned it, and EngineFailed.
+        Batches that wait while the engine runs are merged into its next run, if they want the same. Raises Stopped if
+        the Router has abandoned it, and EngineFailed.
         """
-        call = _Call(batch_id.rpartition(":")[0], TokenBatch(ids, lengths), asyncio.get_running_loop().create_future())
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        call = _Call(batch_id.rpartition(":")[0], TokenBatch(ids, lengths, each_token), answer)
         self._inbox.append(call)
         self._calls[batch_id] = call
         self._count_queries()
@@ -213,7 +217,9 @@ class Embedder:
         """Run what waits, merged, until nothing waits."""
         try:
             while self._inbox:
-                calls, self._inbox = self._inbox, []
+                each_token = self._inbox[0].batch.each_token
+                calls = [call for call in self._inbox if call.batch.each_token == each_token]
+                self._inbox = [call for call in self._inbox if call.batch.each_token != each_token]
                 await self._run_calls(calls)
         finally:
             self._runs_task = None
@@ -238,7 +244,7 @@ class Embedder:
         compute_s = time.monotonic() - run.started
         start = 0
         for call in calls:
-            end = start + len(call.batch)
+            end = start + call.batch.vectors
             if not call.answer.done():
                 call.answer.set_result(Reply(unit[start:end], norms[start:end], compute_s))
             start = end

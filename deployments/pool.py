@@ -144,16 +144,18 @@ class Pool:
     def _lost(self, replica: str) -> ReplicaLost:
         return ReplicaLost(f"the {self.name} pool lost replica {replica} while the query was on it; please try again")
 
-    async def _send(self, replica: str, batch_id: str, queries: Sequence[npt.NDArray[np.int32]]) -> Reply:
+    async def _send(
+        self, replica: str, batch_id: str, queries: Sequence[npt.NDArray[np.int32]], each_token: bool
+    ) -> Reply:
         from ray.exceptions import RayActorError, RayTaskError
 
         channel = self._channels.get(replica)
         try:
             if channel is not None:
-                return await channel.embed(f"{self._router}:{batch_id}", queries)
+                return await channel.embed(f"{self._router}:{batch_id}", queries, each_token=each_token)
             batch = TokenBatch.pack(list(queries))
             reply: Reply = await self._embed.remote(
-                replica, f"{self._router}:{batch_id}", batch.ids.tobytes(), batch.lengths.tobytes()
+                replica, f"{self._router}:{batch_id}", batch.ids.tobytes(), batch.lengths.tobytes(), each_token
             )
         except WindveError:
             raise

@@ -44,7 +44,8 @@ logger = logging.getLogger("ray.serve")
 
 # Tokenising this many characters takes about a millisecond: more than that leaves the event loop.
 _CHARACTERS_ON_LOOP = 4_000
-_CHARACTERS_TO_TOKENIZE = 250_000  # each token that is told costs some hundred bytes, and time of the interpreter
+_CHARACTERS_TO_TOKENIZE = 100_000  # each token that is told costs some hundred bytes, and time of the interpreter
+_NUMBERS_OF_TOKENS = 4_000_000  # 10,000 tokens of 384 numbers; as text about 45 MB
 _TRIAL_LEASE_S = 10.0  # trial depths lapse so long after the last trial query: a run that was killed leaves nothing
 _TRIES = 2  # a query whose replica died is admitted once more
 
@@ -159,6 +160,7 @@ class Router:
         bulk: bool = False,
         trial: Trial | None = None,
         timeout_s: float | None = None,
+        each_token: bool = False,
     ) -> Embedded:
         """Answer one request of 1..n queries: embed them, or what else the model is for.
 
@@ -167,6 +169,7 @@ class Router:
         says; `prompt_name` is the prompt to put before each (None: the default, if any); `bulk` asks to be bulk;
         `trial` asks to be admitted by other depths, and is never bulk; `timeout_s` is how long the caller will wait,
         where that is less than the settings allow: queries that still wait then are given up, and no device sees them.
+        `each_token` asks for the vectors of a query's tokens, [tokens, dimension], not normalised, in place of one.
         Raises WrongKind, InvalidInput, Forbidden, Busy, Unavailable, TimedOut, DeadlineExceeded or EngineFailed.
         """
         assert self.config is not None
@@ -193,7 +196,13 @@ class Router:
                 cut = self.settings.limits.auto_truncate if truncate is None else truncate
                 token_ids = await self._tokenise(queries, prompt, cut, truncation_direction)
                 tokenised = time.monotonic()
-                answers = await (self._embed_bulk(token_ids) if bulk else self._embed_at_once(token_ids, trial))
+                if each_token:
+                    self._check_numbers(token_ids)
+                answers = await (
+                    self._embed_bulk(token_ids, each_token)
+                    if bulk
+                    else self._embed_at_once(token_ids, trial, each_token)
+                )
         except TimeoutError:
             if timeout_s is not None and timeout_s < most_s:
                 raise self._too_late(timeout_s) from None
@@ -241,6 +250,16 @@ class Router:
             there = f"only {', '.join(prompts)}" if prompts else "the model has none"
             raise InvalidInput(f"there is no prompt named '{name}': {there}", param="prompt_name")
         return prompts[name]
+
+    def _check_numbers(self, token_ids: Sequence[TokenIds]) -> None:
+        """Raises InvalidInput where the vectors of all tokens would be too many numbers for one answer."""
+        tokens = sum(map(len, token_ids))
+        most = max(_NUMBERS_OF_TOKENS // self.card.dimension, self.card.max_tokens)
+        if tokens > most:
+            raise InvalidInput(
+                f"the inputs have {tokens} tokens, and the vectors of {most} are answered at once; send fewer at once",
+                param="inputs",
+            )
 
     @staticmethod
     def _too_late(timeout_s: float) -> DeadlineExceeded:
@@ -301,7 +320,9 @@ class Router:
         assert not isinstance(query, Pair)  # kinds that read pairs have no prompts
         return self._tokenizer.decode([query], skip_special_tokens=True)[0]
 
-    async def _embed_at_once(self, token_ids: Sequence[TokenIds], trial: Trial | None) -> list[Answer]:
+    async def _embed_at_once(
+        self, token_ids: Sequence[TokenIds], trial: Trial | None, each_token: bool
+    ) -> list[Answer]:
         """Admit all queries in one decision or none. Those whose replica died with them are admitted once more."""
         answers: dict[int, Answer] = {}
         left = list(range(len(token_ids)))
@@ -313,7 +334,8 @@ class Router:
                 permits = await self._shortage.decide(len(left), trial=trial is not None, only=only)
             if isinstance(permits, Full):
                 raise self._refusal(permits)
-            outcomes = dict(zip(left, await self._run([token_ids[i] for i in left], permits), strict=True))
+            ran = await self._run([token_ids[i] for i in left], permits, each_token)
+            outcomes = dict(zip(left, ran, strict=True))
             for i, outcome in outcomes.items():
                 if isinstance(outcome, Answer):
                     answers[i] = outcome
@@ -336,9 +358,11 @@ class Router:
             return self._queue.trial_has_more(trial.only)
         return self._queue.has_more() and self._shortage.waiting < self._queue.capacity
 
-    async def _run(self, token_ids: Sequence[TokenIds], permits: Sequence[Permit]) -> list[Answer | BaseException]:
+    async def _run(
+        self, token_ids: Sequence[TokenIds], permits: Sequence[Permit], each_token: bool
+    ) -> list[Answer | BaseException]:
         """Hand admitted queries to their pools' batchers and wait for all; if the caller goes, so do they."""
-        jobs = self._submit(token_ids, permits)
+        jobs = self._submit(token_ids, permits, each_token)
         try:
             if len(jobs) == 1:  # the common case, without a gather
                 return [await jobs[0].answer]
@@ -349,10 +373,11 @@ class Router:
             self._leave(jobs)
             raise
 
-    def _submit(self, token_ids: Sequence[TokenIds], permits: Sequence[Permit]) -> list[Job]:
+    def _submit(self, token_ids: Sequence[TokenIds], permits: Sequence[Permit], each_token: bool) -> list[Job]:
         """From here on each permit is its job's, and the batcher releases it."""
         loop = asyncio.get_running_loop()
-        jobs = [Job(ids, permit, loop.create_future()) for ids, permit in zip(token_ids, permits, strict=True)]
+        pairs = zip(token_ids, permits, strict=True)
+        jobs = [Job(ids, permit, loop.create_future(), each_token) for ids, permit in pairs]
         for name, pool in self.pools.items():
             mine = [job for job in jobs if job.permit.pool == name]
             if mine:
@@ -367,7 +392,7 @@ class Router:
         for name, pool in self.pools.items():
             pool.batcher.leave([job for job in jobs if job.permit.pool == name])
 
-    async def _embed_bulk(self, token_ids: Sequence[TokenIds]) -> list[Answer]:
+    async def _embed_bulk(self, token_ids: Sequence[TokenIds], each_token: bool) -> list[Answer]:
         """Let the queries in as room comes free, after the single ones, first come first served among bulk."""
         assert self.config is not None
         if not self._queue.capacity:
@@ -384,12 +409,12 @@ class Router:
         request = _BulkRequest(deque(range(len(token_ids))), asyncio.Event())
         self._bulk.append(request)
         try:
-            return await self._fill(request, token_ids)
+            return await self._fill(request, token_ids, each_token)
         finally:
             self._leave(list(request.jobs))
             self._leave_waiting_room(request)
 
-    async def _fill(self, request: _BulkRequest, token_ids: Sequence[TokenIds]) -> list[Answer]:
+    async def _fill(self, request: _BulkRequest, token_ids: Sequence[TokenIds], each_token: bool) -> list[Answer]:
         """Submit what gets permits, collect what is answered, take up again what a dead replica lost, until all is."""
         answers: dict[int, Answer] = {}
         tries = [0] * len(token_ids)
@@ -398,7 +423,8 @@ class Router:
             if request.missing and self._bulk[0] is request:
                 permits = self._queue.admit_bulk(len(request.missing))
                 indices = [request.missing.popleft() for _ in permits]
-                for index, job in zip(indices, self._submit([token_ids[i] for i in indices], permits), strict=True):
+                jobs = self._submit([token_ids[i] for i in indices], permits, each_token)
+                for index, job in zip(indices, jobs, strict=True):
                     tries[index] += 1
                     request.jobs[job] = index
                     job.answer.add_done_callback(lambda _: request.news.set())

@@ -5,6 +5,7 @@ ASGI messages are written by hand: a framework's layers cost about as much as al
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -32,6 +33,7 @@ from serve_app.requests import (
     parse_cohere,
     parse_decode,
     parse_embed,
+    parse_embed_all,
     parse_embed_sparse,
     parse_openai,
     parse_predict,
@@ -44,7 +46,6 @@ _WITHOUT_KEY = frozenset({"/health", "/ping"})  # what a load balancer asks
 _MODEL = "/v1/models/"
 _SCORING: tuple[Kind, ...] = ("reranker", "classifier")
 _NOT_HERE = {  # what other servers have, and people look for
-    "/embed_all": "the vectors of single tokens are not served, only a text's: see /embed",
     "/metrics": "Prometheus metrics are Ray's, on each node's metrics port, of all replicas; counters are in /info",
 }
 
@@ -114,6 +115,7 @@ class HttpApi:
             "/v1/embeddings": self.openai_embeddings,
             "/embeddings": self.openai_embeddings,
             "/embed": self.embed,
+            "/embed_all": self.embed_all,
             "/similarity": self.similarity,
             "/rerank": self.rerank,
             "/v1/rerank": partial(self.cohere_rerank, "1"),
@@ -182,6 +184,16 @@ class HttpApi:
         done = await self._embed(asked, request)
         vectors = shape_vectors(done, unit=asked.normalize, dimensions=asked.dimensions)
         return _timing(done), _dumps([np.ascontiguousarray(vector) for vector in vectors])
+
+    async def embed_all(self, request: Request) -> Answer:
+        """The vector of each token, not normalised: many numbers, and other queries are let through between texts."""
+        asked = parse_embed_all(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked, request, each_token=True)
+        texts = []
+        for vectors in done.vectors:
+            texts.append(_dumps(np.ascontiguousarray(vectors)))
+            await asyncio.sleep(0)
+        return _timing(done), b"[" + b",".join(texts) + b"]"
 
     async def similarity(self, request: Request) -> Answer:
         """Cosines of the first query's vector and each other's; all of them are one admission decision."""
@@ -252,12 +264,15 @@ class HttpApi:
         asked = parse_decode(await request.body(self._max_body_bytes), self._rules)
         return _json(await self._router.decode(asked.ids, skip_special_tokens=asked.skip_special_tokens))
 
-    async def _embed(self, asked: EncodeRequest, request: Request, **kinds: tuple[Kind, ...]) -> Embedded:
+    async def _embed(
+        self, asked: EncodeRequest, request: Request, *, each_token: bool = False, **kinds: Any
+    ) -> Embedded:
         return await self._router.embed(
             asked.queries,
             truncate=asked.truncate,
             truncation_direction=asked.truncation_direction,
             prompt_name=asked.prompt_name,
+            each_token=each_token,
             **kinds,
             **admission(request.headers),
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from deployments.settings import Kind
 
 ROUTES: Mapping[Kind, tuple[str, ...]] = {
-    "embedding": ("/v1/embeddings", "/embeddings", "/embed", "/similarity"),
+    "embedding": ("/v1/embeddings", "/embeddings", "/embed", "/embed_all", "/similarity"),
     "reranker": ("/rerank", "/v1/rerank", "/v2/rerank", "/predict"),
     "classifier": ("/predict",),
     "sparse": ("/embed_sparse",),

@@ -132,6 +132,7 @@ class _Builder:
             "/v1/embeddings": self._openai_embeddings,
             "/embeddings": lambda: {**self._openai_embeddings(), "operationId": "embeddings"},
             "/embed": self._embed,
+            "/embed_all": self._embed_all,
             "/similarity": self._similarity,
             "/rerank": self._rerank,
             "/v1/rerank": lambda: self._cohere_rerank("1"),
@@ -179,6 +180,11 @@ class _Builder:
             **self._encoding(),
         }
         return self._tei_model_route("embed", "Embed texts", fields, {"type": "array", "items": _NUMBERS})
+
+    def _embed_all(self) -> dict[str, Any]:
+        fields = {"inputs": self._inputs(), **self._encoding()}
+        answer = {"type": "array", "items": {"type": "array", "items": _NUMBERS}}
+        return self._tei_model_route("embed_all", "The vectors of each text's tokens", fields, answer)
 
     def _similarity(self) -> dict[str, Any]:
         most = self._rules.max_inputs - 1

@@ -124,6 +124,11 @@ def parse_embed(body: bytes, rules: Rules) -> EmbedRequest:
 
 def parse_embed_sparse(body: bytes, rules: Rules) -> EncodeRequest:
     """TEI's `POST /embed_sparse`. Raises InvalidInput or EmptyInput."""
+    return parse_embed_all(body, rules)
+
+
+def parse_embed_all(body: bytes, rules: Rules) -> EncodeRequest:
+    """TEI's `POST /embed_all`. Raises InvalidInput or EmptyInput."""
     fields = _object(body)
     return EncodeRequest(_queries(fields, "inputs", rules), *_encoding(fields))
 

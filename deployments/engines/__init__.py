@@ -18,10 +18,13 @@ Vectors = npt.NDArray[np.float32]  # shape [queries, dimension]
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Queries of any length, packed: `ids` int32 [all tokens], `lengths` int32 [queries]."""
+    """Queries of any length, packed: `ids` int32 [all tokens], `lengths` int32 [queries]. `each_token`: not one pooled
+    vector of each query is wanted, but one of each token.
+    """
 
     ids: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int32]
+    each_token: bool = False
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -30,9 +33,21 @@ class TokenBatch:
         """One view of token ids for each query."""
         return np.split(self.ids, np.cumsum(self.lengths)[:-1])
 
+    @property
+    def vectors(self) -> int:
+        """How many vectors are wanted."""
+        return len(self.ids) if self.each_token else len(self.lengths)
+
+    def rows(self, queries: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """Which of the batch's vectors are those of these queries, in their order."""
+        if not self.each_token:
+            return queries
+        ends = np.cumsum(self.lengths)
+        return np.concatenate([np.arange(ends[query] - self.lengths[query], ends[query]) for query in queries])
+
     @classmethod
-    def pack(cls, queries: list[npt.NDArray[np.int32]]) -> TokenBatch:
-        return cls(np.concatenate(queries), np.array([len(query) for query in queries], dtype=np.int32))
+    def pack(cls, queries: list[npt.NDArray[np.int32]], *, each_token: bool = False) -> TokenBatch:
+        return cls(np.concatenate(queries), np.array([len(query) for query in queries], dtype=np.int32), each_token)
 
     @classmethod
     def random(cls, vocab_size: int, lengths: Sequence[int], seed: int) -> TokenBatch:
@@ -42,10 +57,13 @@ class TokenBatch:
 
     @classmethod
     def merge(cls, batches: list[TokenBatch]) -> TokenBatch:
+        """One of all, which must want the same."""
         if len(batches) == 1:
             return batches[0]
         return cls(
-            np.concatenate([batch.ids for batch in batches]), np.concatenate([batch.lengths for batch in batches])
+            np.concatenate([batch.ids for batch in batches]),
+            np.concatenate([batch.lengths for batch in batches]),
+            batches[0].each_token,
         )
 
 
@@ -76,7 +94,7 @@ class Engine(Protocol):
 
     def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
         """Float32 [queries, dimension] in the order of `batch`: pooled vectors, not normalised, or what else a model of
-        this kind answers.
+        this kind answers; or a vector of each token, [tokens, dimension], where it says so.
 
         Raises Stopped once `stop` is set.
         """

@@ -31,7 +31,8 @@ class EmulatedEngine:
 
     def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
         ends = time.monotonic() + self._latency_s(len(batch))
-        seeds = np.array([zlib.crc32(query.tobytes()) % 9973 for query in batch.queries()], dtype=np.float32)
+        inputs = batch.ids if batch.each_token else batch.queries()
+        seeds = np.array([zlib.crc32(one.tobytes()) % 9973 for one in inputs], dtype=np.float32)
         vectors: Vectors = np.cos(np.outer(seeds + 1, self._waves) * np.float32(1e-3))
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         if stop.wait(max(0.0, ends - time.monotonic())):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from deployments.engines.torch_engine import import_torch
 from deployments.errors import SettingsError
 from deployments.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
+
+if TYPE_CHECKING:
+    from deployments.engines.pooled_model import PaddedModel
 
 _PASS_TOKENS = 2048  # padded; larger passes leave the caches and are slower
 _PRECISION = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -30,6 +33,7 @@ class OpenVinoEngine:
         self._card = card
         self._pass_tokens = min(settings.max_batch_tokens, _PASS_TOKENS)
         self._threads = threads
+        self._each_token: PaddedModel | None = None
         self._core = openvino.Core()
         self._model, self._reference = self._export(openvino)
         self._request, dtype, why, agreed = self._choose_dtype(settings.dtype)
@@ -50,6 +54,8 @@ class OpenVinoEngine:
     def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
         from deployments.engines.pooled_model import pad
 
+        if batch.each_token:
+            return self._embed_each_token(batch, stop)
         order, ordered = longest_first(batch)
         queries = ordered.queries()
         vectors = np.empty((len(order), self._card.dimension), dtype=np.float32)
@@ -57,6 +63,25 @@ class OpenVinoEngine:
             if stop.is_set():
                 raise Stopped
             vectors[order[chosen]] = self._request.infer(list(pad(queries[chosen])))[0]
+        return vectors
+
+    def _embed_each_token(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
+        """By torch in float32, loaded when first asked for: what is compiled has its pooling in it."""
+        torch = import_torch("cpu")
+        from deployments.engines.pooled_model import PaddedModel, PooledModel
+
+        if self._each_token is None:
+            self._each_token = PaddedModel(PooledModel(self._card), torch.float32, torch.device("cpu"))
+        order, ordered = longest_first(batch)
+        queries = ordered.queries()
+        vectors = np.empty((batch.vectors, self._card.dimension), dtype=np.float32)
+        for chosen in padded_passes(ordered.lengths, self._pass_tokens):
+            if stop.is_set():
+                raise Stopped
+            with torch.inference_mode():
+                ids = torch.from_numpy(np.concatenate(queries[chosen]))
+                found = self._each_token(ids, ordered.lengths[chosen], each_token=True)
+            vectors[batch.rows(order[chosen])] = found.numpy()
         return vectors
 
     def probe(self) -> None:

@@ -241,7 +241,7 @@ def norm_of(norm: Any, cast: Cast) -> _Norm:
 
 class PackedBert:
     """(ids int32 [tokens], lengths [queries]) -> float32 [queries, dimension]: pooled and not normalised, or what
-    `head` makes of the tokens.
+    `head` makes of the tokens; or the vector of each token, [tokens, dimension].
     """
 
     padded = False
@@ -280,7 +280,7 @@ class PackedBert:
             _Layer(layer, config.num_attention_heads, config.hidden_act, cast) for layer in transformer.encoder.layer
         ]
 
-    def __call__(self, ids: torch.Tensor, lengths: Lengths) -> torch.Tensor:
+    def __call__(self, ids: torch.Tensor, lengths: Lengths, *, each_token: bool = False) -> torch.Tensor:
         layout = Layout.of(lengths, self._device, self._dtype, padded=self._pads)
         positions = torch.cat([self._positions[:length] for length in layout.lengths])
         if self._second is not None:
@@ -292,6 +292,8 @@ class PackedBert:
         for layer in self._layers:
             x = layer(x, self._attention, layout)
         x = x[: layout.tokens]
+        if each_token:
+            return x.float()
         return self._pool(x, layout) if self._head is None else self._head(x, layout)
 
     def _pool(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -20,7 +20,7 @@ def longest_first(batch: TokenBatch) -> tuple[npt.NDArray[np.intp], TokenBatch]:
     if np.array_equal(order, np.arange(len(order))):
         return order, batch
     queries = batch.queries()
-    return order, TokenBatch.pack([queries[i] for i in order])
+    return order, TokenBatch.pack([queries[i] for i in order], each_token=batch.each_token)
 
 
 def packed_passes(lengths: Lengths, most_tokens: int, at_once: int = 1) -> Iterator[slice]:

@@ -83,12 +83,17 @@ class PooledModel(torch.nn.Module):
                 "args.model.id", f"{card.folder}/config.json gives no pad_token_id, which scoring needs"
             )
 
+    def hidden(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The vector of each token, [queries, tokens, dimension]."""
+        found: torch.Tensor = self.transformer(input_ids=ids, attention_mask=mask, **self._options).last_hidden_state
+        return found
+
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if self._kind in SCORING:
             return self._score(ids, mask)
         if self._kind == "sparse":
             return self._weigh(ids, mask)
-        hidden: torch.Tensor = self.transformer(input_ids=ids, attention_mask=mask, **self._options).last_hidden_state
+        hidden = self.hidden(ids, mask)
         if self._pooling == "cls":
             return hidden[:, 0].float()
         if self._pooling == "last":
@@ -124,11 +129,13 @@ class PaddedModel:
         self._model = model.to(device, dtype)
         self._device = device
 
-    def __call__(self, ids: torch.Tensor, lengths: Lengths) -> torch.Tensor:
+    def __call__(self, ids: torch.Tensor, lengths: Lengths, *, each_token: bool = False) -> torch.Tensor:
         columns = torch.arange(int(lengths.max()), device=self._device)
         mask = columns < torch.from_numpy(lengths).to(self._device)[:, None]
         padded = torch.zeros(mask.shape, dtype=torch.int64, device=self._device)
         padded[mask] = ids.to(torch.int64)
+        if each_token:
+            return self._model.hidden(padded, mask.to(torch.int64))[mask].float()
         pooled: torch.Tensor = self._model(padded, mask.to(torch.int64))
         return pooled
 

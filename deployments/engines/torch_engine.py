@@ -74,9 +74,9 @@ class TorchEngine:
 
     def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
         order, ordered = longest_first(batch)
-        vectors = np.empty((len(order), self._card.dimension), dtype=np.float32)
-        for chosen, pooled in self._run(ordered, stop):
-            vectors[order[chosen]] = pooled
+        vectors = np.empty((batch.vectors, self._card.dimension), dtype=np.float32)
+        for chosen, found in self._run(ordered, stop):
+            vectors[batch.rows(order[chosen])] = found
         return vectors
 
     def _run(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[slice, Vectors]]:
@@ -89,7 +89,8 @@ class TorchEngine:
             if stop.is_set():
                 raise Stopped
             with self._torch.inference_mode():
-                return self._encoder(ids[bounds[chosen.start] : bounds[chosen.stop]], batch.lengths[chosen])
+                tokens = ids[bounds[chosen.start] : bounds[chosen.stop]]
+                return self._encoder(tokens, batch.lengths[chosen], each_token=batch.each_token)
 
         outcomes = self._side_by_side(run, passes) if self._device.type == "cpu" else _one_ahead(run, passes)
         return zip(passes, outcomes, strict=True)

@@ -39,6 +39,27 @@ def embed(service, inputs, **fields):
     return np.array(ask(service, {"inputs": inputs, **fields}, "/embed").json(), np.float32)
 
 
+def test_embed_all_gives_the_vectors_of_tokens(real):
+    reply = ask(real, {"inputs": [*SENTENCES, "word " * 400]}, "/embed_all")
+    assert reply.status == 200
+    tokens = [np.array(one) for one in reply.json()]
+    counts = [len(told) for told in ask(real, {"inputs": SENTENCES}, "/tokenize").json()]
+    assert [one.shape for one in tokens] == [*((count, 384) for count in counts), (256, 384)]
+    pooled = np.stack([one.mean(0) for one in tokens[:4]])  # this model's pooling
+    pooled /= np.linalg.norm(pooled, axis=1, keepdims=True)
+    assert np.min(np.sum(pooled * embed(real, SENTENCES), axis=1)) >= 0.999
+    both = burst(
+        real.address,
+        [request_bytes({"inputs": text}, path) for text in SENTENCES for path in ("/embed", "/embed_all")],
+    )
+    assert {reply.status for reply in both} == {200}
+    for vector, all_of_it in zip(both[::2], both[1::2], strict=True):
+        (mean,) = (np.mean(one, axis=0) for one in all_of_it.json())
+        assert np.dot(mean / np.linalg.norm(mean), vector.json()[0]) >= 0.999
+    refused = ask(real, {"inputs": ["word " * 400] * 50}, "/embed_all")
+    assert (refused.status, "send fewer at once" in refused.json()["error"]) == (422, True)
+
+
 def test_similarity_is_the_cosine_of_what_embed_answers(real):
     source, *others = SENTENCES
     reply = ask(real, {"inputs": {"source_sentence": source, "sentences": others}}, "/similarity")

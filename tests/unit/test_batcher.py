@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from deployments.batcher import Answer, Batcher, Job, Pacing
+from deployments.errors import EngineFailed
 from deployments.queue_manager import QueueManager
 
 BETA_S = 0.27
@@ -60,7 +61,7 @@ class Desk:
         self.timers.append(timer)
         return timer
 
-    async def send(self, replica, _batch_id, queries):
+    async def send(self, replica, _batch_id, queries, each_token):
         answer = asyncio.get_running_loop().create_future()
         self.queries.append([int(query[0]) for query in queries])
         self.sent.append((replica, len(queries), answer))
@@ -352,3 +353,40 @@ async def test_a_pool_without_replicas_ends_what_waits():
 )
 def test_the_pause_is_a_small_share_of_beta(beta_s, pause_s):
     assert Pacing.from_beta(beta_s).pause_s == pytest.approx(pause_s)
+
+
+def test_a_batch_is_of_one_kind_and_vectors_of_tokens_go_to_their_queries():
+    asked = []
+
+    async def send(_replica, _batch_id, queries, each_token):
+        asked.append(([len(query) for query in queries], each_token))
+        rows = sum(map(len, queries)) if each_token else len(queries)
+        unit = np.tile(np.arange(rows, dtype=np.float32)[:, None], (1, 2))
+        norms = np.full(rows, 2, np.float32)
+        if each_token:
+            norms[-1] = np.nan
+        return unit, norms, 0.1
+
+    async def run():
+        queue = QueueManager(("cpu",))
+        queue.set_depth("cpu", 10)
+        queue.set_replicas("cpu", 1)
+        batcher = Batcher("cpu", send, lambda *_: None, lambda: False, depth=10)
+        batcher.set_replicas(["a"], RuntimeError)
+        loop = asyncio.get_running_loop()
+        kinds = [(1, False), (2, False), (3, True), (1, True), (2, True), (4, False)]
+        jobs = [
+            Job(np.ones(length, np.int32), permit, loop.create_future(), each_token)
+            for (length, each_token), permit in zip(kinds, queue.admit(len(kinds)), strict=True)
+        ]
+        batcher.submit(jobs)
+        answers = await asyncio.gather(*(job.answer for job in jobs), return_exceptions=True)
+        return answers, queue.in_flight("cpu")
+
+    answers, in_flight = asyncio.run(run())
+    assert asked == [([1, 2], False), ([3, 1, 2], True), ([4], False)]
+    assert answers[2].vector.tolist() == [[0, 0], [2, 2], [4, 4]]  # as the model gave them: the norm put back
+    assert answers[3].vector.tolist() == [[6, 6]]
+    assert (answers[2].norm, answers[0].norm) == (1, 2)
+    assert isinstance(answers[4], EngineFailed)  # one of its tokens has no finite vector
+    assert in_flight == 0

@@ -14,8 +14,10 @@ HOST = "127.0.0.1"
 QUERIES = [np.array([1, 2, 3], np.int32), np.array([7], np.int32)]
 
 
-async def echo(batch_id, ids, lengths):
-    """Row by row: the first id and the number of ids."""
+async def echo(batch_id, ids, lengths, each_token):
+    """Row by row: the first id and the number of ids; of each token its id and 0."""
+    if each_token:
+        return np.stack([ids, np.zeros_like(ids)], axis=1).astype(np.float32), np.ones(len(ids), np.float32), 0.5
     starts = np.cumsum(lengths) - lengths
     unit = np.stack([ids[starts], lengths], axis=1).astype(np.float32)
     return unit, lengths.astype(np.float32), 0.25
@@ -49,6 +51,16 @@ def test_a_batch_and_its_answer():
     assert (unit.dtype, norms.dtype, seconds) == (np.float32, np.float32, 0.25)
 
 
+def test_a_batch_that_wants_a_vector_of_each_token():
+    async def use(server, port, channel):
+        return await asyncio.gather(channel.embed("r:1", QUERIES, each_token=True), channel.embed("r:2", QUERIES))
+
+    (unit, norms, seconds), (pooled, *_) = run(use)
+    assert unit.tolist() == [[1, 0], [2, 0], [3, 0], [7, 0]]
+    assert (norms.tolist(), seconds) == ([1, 1, 1, 1], 0.5)
+    assert pooled.tolist() == [[1, 3], [7, 1]]
+
+
 def test_many_batches_of_any_size_at_once_are_not_mixed_up():
     async def use(server, port, channel):
         random = np.random.default_rng(0)
@@ -69,7 +81,7 @@ def test_many_batches_of_any_size_at_once_are_not_mixed_up():
     [(EngineFailed("out of memory"), EngineFailed), (ReplicaLost("gone"), ReplicaLost), (KeyError("x"), EngineFailed)],
 )
 def test_an_error_comes_back_with_its_sentence(raised, kind):
-    async def fail(batch_id, ids, lengths):
+    async def fail(batch_id, ids, lengths, each_token):
         raise raised
 
     async def use(server, port, channel):
@@ -85,7 +97,7 @@ def test_abandon_arrives_after_the_batch_it_means():
     seen = []
     called_off = asyncio.Event()
 
-    async def hang(batch_id, ids, lengths):
+    async def hang(batch_id, ids, lengths, each_token):
         seen.append(batch_id)
         await asyncio.sleep(3600)
 
@@ -106,7 +118,7 @@ def test_abandon_arrives_after_the_batch_it_means():
 
 
 def test_a_connection_that_breaks_fails_what_waits_and_what_comes():
-    async def hang(batch_id, ids, lengths):
+    async def hang(batch_id, ids, lengths, each_token):
         await asyncio.sleep(3600)
 
     async def use(server, port, channel):
@@ -141,9 +153,9 @@ def test_who_does_not_know_the_secret_gets_nowhere(sent):
 def test_draining_waits_for_what_has_come():
     release = asyncio.Event()
 
-    async def slow(batch_id, ids, lengths):
+    async def slow(batch_id, ids, lengths, each_token):
         await release.wait()
-        return await echo(batch_id, ids, lengths)
+        return await echo(batch_id, ids, lengths, each_token)
 
     async def use(server, port, channel):
         asking = asyncio.create_task(channel.embed("r:1", QUERIES))

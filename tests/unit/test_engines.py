@@ -149,6 +149,31 @@ def test_emulated_noise_and_outliers_are_seeded(card):
     assert np.mean(outliers > 0.8) == pytest.approx(0.05, abs=0.02)
 
 
+def mean_of_tokens(vectors, lengths):
+    return np.stack([one.mean(0) for one in np.split(vectors, np.cumsum(lengths)[:-1])])
+
+
+@pytest.mark.parametrize("form", ["packed", "padded", "openvino"])
+def test_the_vectors_of_tokens_pool_to_the_vector_of_the_query(card, queries, exact, form):
+    if form == "openvino":
+        engine = create_engine(card, CpuSettings(engine="openvino", dtype="float32"), "cpu", 1)
+    else:
+        engine = TorchEngine(card, CpuSettings(dtype="float32"), "cpu", 2)
+        if form == "padded":
+            engine.use_padded("float32")
+    tokens = engine.embed(TokenBatch.pack(queries, each_token=True), NEVER)
+    assert tokens.shape == (sum(LENGTHS), card.dimension)
+    pooled = exact.embed(TokenBatch.pack(queries), NEVER)
+    assert np.allclose(mean_of_tokens(tokens, LENGTHS), pooled, atol=1e-4)
+
+
+def test_emulated_vectors_of_tokens(card, queries):
+    engine = EmulatedEngine(card, EmulatedDevice(alpha_s=0, beta_s=0))
+    vectors = engine.embed(TokenBatch.pack(queries, each_token=True), NEVER)
+    assert vectors.shape == (sum(LENGTHS), card.dimension)
+    assert np.array_equal(vectors[:3], engine.embed(TokenBatch.pack(queries[:1], each_token=True), NEVER))
+
+
 def test_tokenizer(card):
     tokenizer = Tokenizer(card)
     short, long = tokenizer.encode(["hello world", "word " * 400], truncate=True)
