@@ -40,11 +40,11 @@ class ModelCard:
     trust_remote_code: bool
     layers: int
     parameters: int
+    prompts: Mapping[str, str] = field(default_factory=dict)  # by name: what is put before a text
+    default_prompt_name: str | None = None
     kind: Kind = "embedding"
     labels: tuple[str, ...] = ()  # of a reranker or a classifier, in the order of its numbers
     token_types: bool = False  # the model tells the two texts of a pair apart by token types
-    prompts: Mapping[str, str] = field(default_factory=dict)  # by name: what is put before a text
-    default_prompt_name: str | None = None
 
 
 def read_model_card(settings: ModelSettings) -> ModelCard:

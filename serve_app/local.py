@@ -42,6 +42,14 @@ _LOOPBACK = "127.0.0.1"
 _TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 
 
+_EXAMPLES = {  # what to try first, by the model's kind
+    "embedding": ("/v1/embeddings", '{"input": "Where does the overflow go?"}'),
+    "reranker": ("/rerank", '{"query": "Where does the overflow go?", "texts": ["To the CPU.", "To the moon."]}'),
+    "classifier": ("/predict", '{"inputs": "Where does the overflow go?"}'),
+    "sparse": ("/embed_sparse", '{"inputs": "Where does the overflow go?"}'),
+}
+
+
 class StartFailed(WindveError):
     """The application did not come up; the text is the first reason found."""
 
@@ -58,7 +66,7 @@ def serve_until_interrupted(path: Path) -> None:
         from serve_app.config_file import load_config, settings_of
 
         config = load_config(path)
-        address = _http_address(config)
+        addresses = _http_addresses(config)
         keys = []
         for settings in settings_of(config):
             read_model_card(settings.model)  # a wrong name, or a download, shows here and not in a replica's log
@@ -74,7 +82,8 @@ def serve_until_interrupted(path: Path) -> None:
             service = LocalService(os.getpid(), dashboard, environment)
             service.announce()
             try:
-                _show_service(console, address, dashboard, keys[0])
+                for address, key in zip(addresses, keys, strict=True):
+                    _show_service(console, address, dashboard, key)
                 stop.wait()
             finally:
                 service.withdraw()
@@ -86,7 +95,8 @@ def _stop_on_signals(stop: threading.Event) -> None:
         signal.signal(number, lambda *_: stop.set())
 
 
-def _http_address(config: dict[str, Any]) -> str:
+def _http_addresses(config: dict[str, Any]) -> list[str]:
+    """Of each windve application. Raises SettingsError where the port is taken."""
     from serve_app.config_file import ours
 
     options = config.get("http_options") or {}
@@ -97,8 +107,8 @@ def _http_address(config: dict[str, Any]) -> str:
             probe.bind((host, port))
         except OSError as error:
             raise SettingsError("http_options.port", f"{host}:{port} cannot be opened: {error.strerror}") from None
-    prefix = ours(config)[0].get("route_prefix", "/").rstrip("/")
-    return f"http://{_LOOPBACK if host == '0.0.0.0' else host}:{port}{prefix}"  # noqa: S104 - a comparison
+    origin = f"http://{_LOOPBACK if host == '0.0.0.0' else host}:{port}"  # noqa: S104 - a comparison
+    return [origin + application.get("route_prefix", "/").rstrip("/") for application in ours(config)]
 
 
 def _set_ray_environment(scratch: Path, console: Console) -> None:
@@ -281,12 +291,10 @@ def _show_service(console: Console, address: str, dashboard: str, api_key: str |
             f"{model['alpha_s']:.4f} C + {model['beta_s']:.4f} ({model['source']})",
         )
     console.print(table, soft_wrap=True)
-    body = '\'{"input": "Where does the overflow go?"}\''
+    route, body = _EXAMPLES[ours["kind"]]
     key = "" if api_key is None else ' -H "authorization: Bearer KEY"'
     token = "".join(f"{name}={os.environ[name]} " for name in _TOKEN if name in os.environ)
     console.print("\nchange the depths in place, from another terminal (edit user_config, then):")
     console.print(f"{token}{_serve_command()} deploy CONFIG -a {dashboard}", soft_wrap=True)
     console.print(f"\nserving on {address} (routes: {address}/docs); Ctrl-C stops it. Try:", soft_wrap=True)
-    console.print(
-        f"curl -s {address}/v1/embeddings{key} -H 'content-type: application/json' -d {body}\n", soft_wrap=True
-    )
+    console.print(f"curl -s {address}{route}{key} -H 'content-type: application/json' -d '{body}'\n", soft_wrap=True)
