@@ -110,7 +110,6 @@ class HttpApi:
         }
 
     def _model_routes(self, kind: Kind) -> dict[tuple[str, str], Handler]:
-        """All of them: those that are not for a model of this kind say so."""
         handlers: dict[str, Handler] = {
             "/v1/embeddings": self.openai_embeddings,
             "/embeddings": self.openai_embeddings,
@@ -123,12 +122,7 @@ class HttpApi:
             "/predict": self.predict,
             "/embed_sparse": self.embed_sparse,
         }
-        has = ROUTES[kind]
-        routes = {
-            ("POST", path): handler if path in has else partial(_misfit, kind, path)
-            for path, handler in handlers.items()
-        }
-        return {**routes, ("POST", "/"): handlers[ROOT[kind]]}
+        return {("POST", path): handlers[path] for path in ROUTES[kind]} | {("POST", "/"): handlers[ROOT[kind]]}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -149,11 +143,15 @@ class HttpApi:
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
     def _rare(self, method: str, path: str) -> Handler:
-        """The handler of what is no plain method and path. Raises NoRoute or WrongMethod."""
+        """The handler of what is no plain method and path. Raises NoRoute, WrongMethod or WrongKind."""
         allowed = [known for known, route in self._routes if route == path]
         if path.startswith(_MODEL):
             allowed = ["GET"]
         allowed += ["HEAD"] if "GET" in allowed else []
+        if not allowed and any(path in routes for routes in ROUTES.values()):
+            kind = self._router.card.kind
+            has = " and ".join(ROUTES[kind])
+            raise WrongKind(f"{path} is not for the model that is served, {A_MODEL[kind]}, which has {has}")
         if not allowed:
             hint = _NOT_HERE.get(path, "see /docs for those there are")
             raise NoRoute(f"there is no route {path}; {hint}")
@@ -307,11 +305,6 @@ class HttpApi:
 
     async def openapi(self, request: Request) -> Answer:
         return _json({**self._document, "servers": [{"url": request.root or "/"}]})
-
-
-async def _misfit(kind: Kind, path: str, _: Request) -> Answer:
-    has = " and ".join(ROUTES[kind])
-    raise WrongKind(f"{path} is not for the model that is served, {A_MODEL[kind]}, which has {has}")
 
 
 def _timing(done: Embedded) -> Headers:
