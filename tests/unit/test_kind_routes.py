@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import types
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -129,8 +130,9 @@ def test_a_route_for_other_models_says_which_there_are(kind):
 
 
 def test_the_router_itself_refuses_what_a_caller_would_not_understand():
+    router = types.SimpleNamespace(config=1, card=FakeRouter("reranker").card, metrics=Mock())
     with pytest.raises(WrongKind, match="this is for models of the kind embedding; m is reranker"):
-        asyncio.run(Router.embed(types.SimpleNamespace(config=1, card=FakeRouter("reranker").card), ["a"]))
+        asyncio.run(Router.embed(router, ["a"]))
 
 
 def test_info_says_the_kind_as_tei():
