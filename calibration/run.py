@@ -76,7 +76,9 @@ class Calibration:
         wishes = self.found.wishes
         timeout_s = self._request_timeout_s + _TIMEOUT_MARGIN_S
         at, headers = self._application.address, self._application.headers
-        trials = Trials(at, headers, "", journal, replicas, wishes.tokens, wishes.seed, timeout_s)
+        trials = Trials(
+            at, headers, "", journal, replicas, wishes.tokens, wishes.seed, timeout_s, self.found.info["windve"]["kind"]
+        )
         self.found.bursts = journal.bursts
         try:
             await self._wait_for_another_run()

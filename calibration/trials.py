@@ -38,6 +38,13 @@ _WORDS = (
     ),
 )
 
+_ROUTES = {  # of a lone text, by the model's kind, and the field that holds it
+    "embedding": ("/v1/embeddings", "input"),
+    "reranker": ("/predict", "inputs"),
+    "classifier": ("/predict", "inputs"),
+    "sparse": ("/embed_sparse", "inputs"),
+}
+
 
 @dataclass(slots=True)
 class Trials:
@@ -51,6 +58,7 @@ class Trials:
     tokens: int
     seed: int
     timeout_s: float
+    kind: str = "embedding"  # of the model, as `/info` says
     _words: int = 0
     _connections: list[Connection] = field(default_factory=list)
     _number: count[int] = field(default_factory=count)
@@ -64,7 +72,7 @@ class Trials:
             raise SettingsError("--tokens", f"the model takes at most {most_tokens}, not {self.tokens}")
         self._words = self.tokens
         for _ in range(8):  # most words are one token; other vocabularies need a few steps
-            found = (await self._first_answer()).json()["usage"]["prompt_tokens"]
+            found = int((await self._first_answer()).headers["x-compute-tokens"])
             if found == self.tokens:
                 return
             self._words = max(1, self._words + self.tokens - found)
@@ -161,9 +169,10 @@ class Trials:
     def _request(self, depths: Mapping[str, int], only: str | None = None) -> bytes:
         number = next(self._number)
         words = random.Random(self.seed * 1_000_003 + number).choices(_WORDS, k=self._words)  # noqa: S311 - texts
-        payload = {"input": " ".join(words), "encoding_format": "base64"}
+        route, text = _ROUTES[self.kind]
+        payload = {text: " ".join(words), "encoding_format": "base64"}  # TEI's routes do not look at the format
         headers = [*self.headers, (HEADER, Trial(self.secret, depths, only).header())]
-        return request_bytes(payload, f"{self.address.prefix}/v1/embeddings", headers, self.address.netloc)
+        return request_bytes(payload, f"{self.address.prefix}{route}", headers, self.address.netloc)
 
     def _collect(
         self,
@@ -191,12 +200,13 @@ class Trials:
 
 
 def _timed_out(reply: Reply) -> bool:
-    return reply.status == 503 and b'"timed_out"' in reply.body
+    return reply.status == 503 and b"(request_timeout_s)" in reply.body
 
 
 def _problem(reply: Reply) -> str:
     try:
-        told = reply.json()["error"]["message"]
+        told = reply.json()["error"]
+        told = told if isinstance(told, str) else told["message"]
     except (ValueError, KeyError, TypeError):
         told = reply.body[:200].decode(errors="replace")
     return f"{reply.status} {told}"

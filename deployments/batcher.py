@@ -333,7 +333,7 @@ class Batcher:
                 queue_s = batch.started - job.submitted + away_s
                 _finish(job, Answer(vector, norm, self.pool, queue_s, compute_s))
             else:
-                _finish(job, EngineFailed(f"the {self.pool} engine gave no finite vector for this input"))
+                _finish(job, EngineFailed(f"the {self.pool} engine gave no finite numbers for this input"))
 
     def _end(self, batch: _Batch, error: BaseException | None = None) -> None:
         """Exactly once for each batch; a second call does nothing."""

@@ -26,6 +26,7 @@ from deployments.liveness import actor_lives
 from deployments.metrics import EmbedderMetrics, publish_again_and_again
 from deployments.model_files import ModelCard, read_model_card
 from deployments.settings import Settings
+from deployments.sparse import pack
 
 logger = logging.getLogger("ray.serve")
 T = TypeVar("T")
@@ -38,6 +39,9 @@ _WARM_UP_QUERIES = 8
 class Reply(NamedTuple):
     """What a call is answered: `unit` float32 [vectors, dimension] of length 1, the `norms` float32 [vectors] they had
     before (so that a client may have the vectors as the model gave them), and the engine's seconds.
+
+    Other kinds than embedding are answered with the model's own numbers instead of `unit`, and norms of 1: a reranker
+    and a classifier with logits, a sparse model with rows of `sparse.pack`.
     """
 
     unit: Vectors
@@ -264,8 +268,12 @@ class Embedder:
             start = end
 
     def _embed(self, batch: TokenBatch, stop: threading.Event) -> tuple[Vectors, npt.NDArray[np.float32]]:
-        """In the engine's thread: unit vectors and norms."""
+        """In the engine's thread: unit vectors and norms, or the model's own numbers (see Reply)."""
         vectors = self._engine.embed(batch, stop)
+        if self._card.kind != "embedding":
+            finite = np.all(np.isfinite(vectors), axis=1, keepdims=True)
+            rows = pack(np.where(finite, vectors, 0)) if self._card.kind == "sparse" else vectors
+            return rows, np.where(finite[:, 0], np.float32(1), np.float32(np.nan))
         norms = np.linalg.norm(vectors, axis=1).astype(np.float32, copy=False)
         return vectors / np.maximum(norms, np.finfo(np.float32).tiny)[:, None], norms
 

@@ -8,6 +8,7 @@ WindveError
 │   └── BodyTooLarge        413  INVALID_ARGUMENT
 ├── Unauthorized            401  UNAUTHENTICATED      an API key is wanted, and none that is known was given
 ├── Forbidden               403  PERMISSION_DENIED    not for whom asks
+├── WrongKind               400  FAILED_PRECONDITION  the model is of another kind than the route needs
 ├── Busy                    429  RESOURCE_EXHAUSTED   both queues are full; says when to come back
 ├── DeadlineExceeded        504  DEADLINE_EXCEEDED    the time that the client itself allowed has passed
 ├── EngineFailed            500  FAILED_PRECONDITION  the model run failed; the query was good
@@ -80,6 +81,12 @@ class Forbidden(WindveError):
     status = 403
     grpc_status = "PERMISSION_DENIED"
     code = "forbidden"
+
+
+class WrongKind(WindveError):
+    status = 400
+    grpc_status = "FAILED_PRECONDITION"
+    code = "wrong_model_kind"
 
 
 class Busy(WindveError):

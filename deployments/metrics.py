@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from deployments.errors import Busy, InvalidInput, WindveError
+from deployments.errors import Busy, DeadlineExceeded, WindveError
 
 OK, BUSY, ERROR, CANCELLED, INVALID = "ok", "busy", "error", "cancelled", "invalid"
 NO_POOL = "none"  # the pool of what was answered before it had one
@@ -24,6 +24,7 @@ _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3
 _TOKENISING_S = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
 _QUERIES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0]
 _POOL = ("pool",)
+_SERVER_ERRORS = 500  # HTTP: from here on it is not the client who must change something
 
 
 class _Counting(Protocol):
@@ -72,9 +73,9 @@ def outcome_of(error: BaseException) -> str:
     """What a request that ended with this error counts as."""
     if isinstance(error, Busy):
         return BUSY
-    if isinstance(error, InvalidInput):
-        return INVALID
-    return ERROR if isinstance(error, (WindveError, Exception)) else CANCELLED
+    if isinstance(error, DeadlineExceeded | asyncio.CancelledError):
+        return CANCELLED  # the client would not wait any longer
+    return INVALID if isinstance(error, WindveError) and error.status < _SERVER_ERRORS else ERROR
 
 
 @dataclass(slots=True, eq=False)

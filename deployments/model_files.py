@@ -1,4 +1,4 @@
-"""A model's own files: where they are, and what they say about length, pooling and normalisation. No torch here."""
+"""A model's own files: where they are, and what they say about kind, length, pooling, normalisation. No torch here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.errors import SettingsError
-from deployments.settings import ModelSettings
+from deployments.settings import Auto, Kind, ModelSettings
 
 # Weights are read from safetensors only: a pickle can run code.
 _WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*/config.json")
@@ -23,7 +23,9 @@ _POOLING_FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What the files say, after the settings had their word. `max_tokens` counts special tokens too."""
+    """What the files say, after the settings had their word. `max_tokens` counts special tokens too; `dimension` is how
+    many numbers a query is answered with: a vector's, one for each label, or one for each word of the vocabulary.
+    """
 
     name: str
     folder: Path
@@ -40,6 +42,9 @@ class ModelCard:
     parameters: int
     prompts: Mapping[str, str] = field(default_factory=dict)  # by name: what is put before a text
     default_prompt_name: str | None = None
+    kind: Kind = "embedding"
+    labels: tuple[str, ...] = ()  # of a reranker or a classifier, in the order of its numbers
+    token_types: bool = False  # the model tells the two texts of a pair apart by token types
 
 
 def read_model_card(settings: ModelSettings) -> ModelCard:
@@ -54,35 +59,50 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise SettingsError("args.model.id", f"{folder} holds no .safetensors weights; no other format is loaded")
-    dense = [module for module in _modules(folder) if module["type"].rsplit(".", 1)[-1] not in _KNOWN_MODULES]
-    if dense:
-        raise SettingsError("args.model.id", f"the model needs the module {dense[0]['type']}, which is not supported")
+    unknown = [module for module in _modules(folder) if _module_name(module) not in _KNOWN_MODULES]
+    if unknown:
+        raise SettingsError("args.model.id", f"the model needs the module {unknown[0]['type']}, which is not supported")
+    labels = _labels(config)
+    kind = _kind(folder, config, labels, settings.kind)
     text = config.get("text_config", config)  # multimodal models nest the text model's numbers
-    dimension = text.get("hidden_size") or text.get("dim") or text.get("d_model")
-    if not dimension or "vocab_size" not in text:
+    hidden = text.get("hidden_size") or text.get("dim") or text.get("d_model")
+    if not hidden or "vocab_size" not in text:
         raise SettingsError("args.model.id", f"{folder}/config.json gives no hidden_size or vocab_size")
     sentence = _json(folder / "sentence_bert_config.json")
     prompts, default_prompt_name = _prompts(folder, settings.default_prompt_name)
+    scores = kind in SCORING
+    if scores and default_prompt_name is not None and prompts[default_prompt_name]:
+        raise SettingsError(
+            "args.model.default_prompt_name", f"a {kind} that puts a prompt before texts is not supported"
+        )
     return ModelCard(
         name=settings.name or settings.id,
         folder=folder,
         revision=revision,
         model_type=str(config.get("model_type", "unknown")),
-        dimension=int(dimension),
+        dimension=len(labels) if scores else int(text["vocab_size"] if kind == "sparse" else hidden),
         vocab_size=int(text["vocab_size"]),
         max_tokens=_max_tokens(folder, text, sentence, settings.max_tokens),
-        pooling=_pooling(folder, settings.pooling),
-        normalize=_normalize(folder) if settings.normalize == "auto" else settings.normalize,
+        pooling=_pooling(folder, settings.pooling)
+        if kind == "embedding"
+        else _other_pooling(folder, kind, settings.pooling),
+        normalize=_normalize(folder, kind, settings.normalize),
         lower_case=bool(sentence.get("do_lower_case", False)),
         trust_remote_code=settings.trust_remote_code,
         layers=int(text.get("num_hidden_layers") or text.get("n_layers") or 0),
         parameters=sum(map(_count_parameters, weights)),
-        prompts=prompts,
-        default_prompt_name=default_prompt_name,
+        kind=kind,
+        labels=labels if scores else (),
+        token_types=scores and _token_types(folder, config),
+        prompts={} if scores else prompts,
+        default_prompt_name=None if scores else default_prompt_name,
     )
 
 
-_KNOWN_MODULES = {"Transformer", "Pooling", "Normalize"}
+SCORING = frozenset({"reranker", "classifier"})  # kinds that answer with a number for each label, not with a vector
+_KNOWN_MODULES = {"Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Normalize"}
+_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # these count positions from behind the padding's
+_WITHOUT_TYPES = {"roberta", "xlm-roberta", "camembert"}  # have a table of token types, and one type
 
 
 def _find(settings: ModelSettings) -> tuple[Path, str | None]:
@@ -142,6 +162,10 @@ def _modules(folder: Path) -> list[dict[str, str]]:
     return modules
 
 
+def _module_name(module: dict[str, str]) -> str:
+    return module["type"].rsplit(".", 1)[-1]
+
+
 def _pooling(folder: Path, wanted: str) -> str:
     if wanted != "auto":
         return wanted
@@ -159,7 +183,7 @@ def _pooling(folder: Path, wanted: str) -> str:
 
 
 def _pooling_config(folder: Path) -> dict[str, Any] | None:
-    paths = [module["path"] for module in _modules(folder) if module["type"].endswith("Pooling")]
+    paths = [module["path"] for module in _modules(folder) if _module_name(module) == "Pooling"]
     return _json(folder / paths[0] / "config.json") if paths else None
 
 
@@ -181,14 +205,77 @@ def _prompts(folder: Path, wanted: str | None) -> tuple[dict[str, str], str | No
     return prompts, name
 
 
-def _normalize(folder: Path) -> bool:
-    return any(module["type"].endswith("Normalize") for module in _modules(folder))
+def _kind(folder: Path, config: dict[str, Any], labels: tuple[str, ...], wanted: str) -> Kind:
+    """What the model is for: by its modules if it has any that say so, else by the class that its weights are of."""
+    classes = config.get("architectures") or []
+    named = " and ".join(classes) or "no architectures"
+    scores = any(name.endswith("ForSequenceClassification") for name in classes)
+    words = any(name.endswith("ForMaskedLM") for name in classes)
+    if wanted == "auto":
+        modules = {_module_name(module) for module in _modules(folder)}
+        if "SpladePooling" in modules:
+            return "sparse"
+        if scores and "Pooling" not in modules:
+            return "reranker" if len(labels) == 1 else "classifier"
+        return "embedding"
+    if wanted in SCORING and not scores:
+        raise SettingsError("args.model.kind", f"{wanted} needs a model ForSequenceClassification; this one is {named}")
+    if wanted in SCORING and (wanted == "reranker") != (len(labels) == 1):
+        raise SettingsError(
+            "args.model.kind",
+            f"a reranker has one label and a classifier several; this model has {len(labels)}: {', '.join(labels[:5])}",
+        )
+    if wanted == "sparse" and not words:
+        raise SettingsError("args.model.kind", f"sparse needs a model ForMaskedLM; this one is {named}")
+    return wanted  # type: ignore[return-value]
+
+
+def _labels(config: dict[str, Any]) -> tuple[str, ...]:
+    """In the order of the model's numbers; transformers' own names, and its own two, where the files have none."""
+    named = config.get("id2label") or {number: f"LABEL_{number}" for number in range(config.get("num_labels", 2))}
+    try:
+        return tuple(str(named[key]) for key in sorted(named, key=int))
+    except ValueError:
+        raise SettingsError("args.model.id", "the keys of id2label in config.json should be whole numbers") from None
+
+
+def _token_types(folder: Path, config: dict[str, Any]) -> bool:
+    """As TEI and BERT's own tokenizers do: where the model has types, unless the tokenizer's files leave them out."""
+    types = config.get("type_vocab_size", 2 if config.get("model_type") == "bert" else 0)
+    inputs = _json(folder / "tokenizer_config.json").get("model_input_names", ["token_type_ids"])
+    return types > 1 and config.get("model_type") not in _WITHOUT_TYPES and "token_type_ids" in inputs
+
+
+def _other_pooling(folder: Path, kind: str, wanted: str) -> str:
+    """What kinds that are no embedding do instead of pooling; "none" where the model itself comes down to scores."""
+    if wanted != "auto":
+        raise SettingsError(
+            "args.model.pooling", f"{wanted} was asked for, but a {kind} model has no choice of pooling"
+        )
+    if kind in SCORING:
+        return "none"
+    paths = [module["path"] for module in _modules(folder) if _module_name(module) == "SpladePooling"]
+    config = _json(folder / paths[0] / "config.json") if paths else {}
+    how = (config.get("pooling_strategy", "max"), config.get("activation_function", "relu"))
+    if how != ("max", "relu"):
+        raise SettingsError(
+            "args.model.id", f"the model pools by {how[0]} of {how[1]}; of these, max of relu is served"
+        )
+    return "splade"
+
+
+def _normalize(folder: Path, kind: str, wanted: Auto | bool) -> bool:
+    if wanted != "auto":
+        if wanted and kind != "embedding":
+            raise SettingsError("args.model.normalize", f"true was asked for, but a {kind} model's numbers are not")
+        return bool(wanted)
+    return kind == "embedding" and any(_module_name(module) == "Normalize" for module in _modules(folder))
 
 
 def _max_tokens(folder: Path, config: dict[str, Any], sentence: dict[str, Any], wanted: int | None) -> int:
     positions = config.get("max_position_embeddings") or config.get("n_positions")
-    if positions and config.get("model_type") in {"roberta", "xlm-roberta", "camembert", "mpnet"}:
-        positions -= int(config.get("pad_token_id", 1)) + 1  # these count positions from behind the padding's
+    if positions and config.get("model_type") in _AFTER_PADDING:
+        positions -= int(config.get("pad_token_id", 1)) + 1
     limits = [
         int(limit)
         for limit in (

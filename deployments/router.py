@@ -25,13 +25,15 @@ from deployments.errors import (
     TimedOut,
     Unavailable,
     WindveError,
+    WrongKind,
 )
 from deployments.metrics import RouterMetrics, counted, publish_again_and_again
 from deployments.model_files import ModelCard, read_model_card
+from deployments.pairs import Pair
 from deployments.pool import Pool
 from deployments.queue_manager import Full, Permit, QueueManager, Short
 from deployments.retry_after import retry_after_s
-from deployments.settings import RouterConfig, Settings
+from deployments.settings import Kind, RouterConfig, Settings
 from deployments.shortage import Shortage
 from deployments.tokenizer import Query, Side, Token, TokenIds, Tokenizer, check_texts
 from deployments.trial import Trial
@@ -53,6 +55,8 @@ _TRIES = 2  # a query whose replica died is admitted once more
 class Embedded:
     """A request's answer: unit `vectors` float32 [dimension] in the order of its queries, the `norms` they had, and
     where the time went (seconds, the slowest query's).
+
+    For other kinds than embedding `vectors` are logits float32 [labels], or rows for `sparse.unpack`.
     """
 
     vectors: Sequence[npt.NDArray[np.float32]]
@@ -154,6 +158,7 @@ class Router:
         self,
         queries: Sequence[Query],
         *,
+        kinds: tuple[Kind, ...] = ("embedding",),
         truncate: bool | None = None,
         truncation_direction: Side = "right",
         prompt_name: str | None = None,
@@ -162,16 +167,21 @@ class Router:
         timeout_s: float | None = None,
         each_token: bool = False,
     ) -> Embedded:
-        """Embed one request of 1..n queries, and count it.
+        """Answer one request of 1..n queries, and count it: embed them, or what else the model is for.
 
+        `kinds` of model are those whose answers the caller understands.
         `truncate` cuts too long inputs (None: as `limits.auto_truncate` says) on the side that `truncation_direction`
         says; `prompt_name` is the prompt to put before each (None: the default, if any); `bulk` asks to be bulk;
         `trial` asks to be admitted by other depths, and is never bulk; `timeout_s` is how long the caller will wait,
         where that is less than the settings allow: queries that still wait then are given up, and no device sees them.
         `each_token` asks for the vectors of a query's tokens, [tokens, dimension], not normalised, in place of one.
-        Raises InvalidInput, Forbidden, Busy, Unavailable, TimedOut, DeadlineExceeded or EngineFailed.
+        Raises WrongKind, InvalidInput, Forbidden, Busy, Unavailable, TimedOut, DeadlineExceeded or EngineFailed.
         """
         assert self.config is not None
+        if self.card.kind not in kinds:
+            raise WrongKind(
+                f"this is for models of the kind {' or '.join(kinds)}; {self.card.name} is {self.card.kind}"
+            )
         started = time.monotonic()
         if timeout_s is not None and timeout_s <= 0:
             raise self._too_late(timeout_s)
@@ -213,7 +223,7 @@ class Router:
             norms=[answer.norm for answer in answers],
             pools=tuple(sorted({answer.pool for answer in answers})),
             tokens=sum(map(len, token_ids)),
-            characters=sum(len(query) for query in queries if isinstance(query, str)),
+            characters=sum(len(query) for query in queries if isinstance(query, str | Pair)),
             tokenization_s=tokenised - started,
             queue_s=queue_s,
             compute_s=max(answer.compute_s for answer in answers),
@@ -301,18 +311,23 @@ class Router:
             queries = [prompt + self._text(query, index) for index, query in enumerate(queries)]
         if all(isinstance(query, str) for query in queries):
             return self._tokenizer.encode(queries, truncate=truncate, side=side)  # type: ignore[arg-type]
-        return [
-            self._tokenizer.encode([query], truncate=truncate, side=side, first=index)[0]
-            if isinstance(query, str)
-            else self._tokenizer.check(query, index, truncate=truncate, side=side)
-            for index, query in enumerate(queries)
-        ]
+        if all(isinstance(query, Pair) for query in queries):
+            return self._tokenizer.encode_pairs(queries, truncate=truncate, side=side)  # type: ignore[arg-type]
+        return [self._ids_of(query, index, truncate, side) for index, query in enumerate(queries)]
+
+    def _ids_of(self, query: Query, index: int, truncate: bool, side: Side) -> TokenIds:
+        if isinstance(query, str):
+            return self._tokenizer.encode([query], truncate=truncate, side=side, first=index)[0]
+        if isinstance(query, Pair):
+            return self._tokenizer.encode_pairs([query], truncate=truncate, side=side, first=index)[0]
+        return self._tokenizer.check(query, index, truncate=truncate, side=side)
 
     def _text(self, query: Query, index: int) -> str:
         """A query that gets a prompt as text; token ids become the text that they stand for, as with TEI."""
         if isinstance(query, str):
             check_texts([query], index)
             return query
+        assert not isinstance(query, Pair)  # kinds that read pairs have no prompts
         return self._tokenizer.decode([query], skip_special_tokens=True)[0]
 
     async def _embed_at_once(

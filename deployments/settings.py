@@ -15,6 +15,7 @@ from deployments.errors import SettingsError
 T = TypeVar("T", bound=BaseModel)
 Auto = Literal["auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Kind = Literal["embedding", "reranker", "classifier", "sparse"]  # what a model makes of a text
 PositiveInt = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Depth = Annotated[int, Field(ge=0, le=100_000)]
@@ -31,6 +32,7 @@ class ModelSettings(_Strict):
     id: str = Field(min_length=1)
     revision: str | None = None
     name: str | None = None  # what clients call it; the id itself if not given
+    kind: Auto | Kind = "auto"  # auto: as the model's own files say
     trust_remote_code: bool = False  # true runs Python code that comes with the model
     pooling: Literal["auto", "cls", "mean", "last"] = "auto"
     normalize: Auto | bool = "auto"

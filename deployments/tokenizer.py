@@ -14,10 +14,11 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
-from deployments.model_files import ModelCard
+from deployments.model_files import SCORING, ModelCard
+from deployments.pairs import Pair, Template, cut_longest_first
 
 TokenIds = npt.NDArray[np.int32]  # shape [tokens]
-Query = str | Sequence[int]  # what a client sends: a text, or its token ids
+Query = str | Sequence[int] | Pair  # what a client sends: a text, its token ids, or two texts to be read together
 Side = Literal["left", "right"]  # where a too long input is cut
 
 
@@ -49,6 +50,7 @@ class Tokenizer:
         self._fast.no_padding()
         self._fast.no_truncation()  # too long inputs are cut here, on the side that the request says
         self._first, self._last = _special_ids(self._fast, card)
+        self._pair = _template(self._fast, card) if card.kind in SCORING else None
 
     def encode(self, texts: Sequence[str], *, truncate: bool, side: Side = "right", first: int = 0) -> list[TokenIds]:
         """One int32 array of token ids for each text, special tokens included; these stay where a text is cut. `first`
@@ -62,6 +64,32 @@ class Tokenizer:
             texts = [text.lower() for text in texts]
         encodings = self._fast.encode_batch_fast(texts)
         return [self._cut(encoding.ids, index, truncate, side) for index, encoding in enumerate(encodings, first)]
+
+    def encode_pairs(
+        self, pairs: Sequence[Pair], *, truncate: bool, side: Side = "right", first: int = 0
+    ) -> list[TokenIds]:
+        """As `encode`, for pairs: by the tokenizer's own template; token types within the ids, if the model has such.
+
+        Raises EmptyInput where both texts are empty, InvalidInput where a pair is too long and `truncate` is off, or
+        where the model takes no pairs.
+        """
+        if self._pair is None:
+            raise InvalidInput("this model takes single texts, not pairs", param="input")
+        # a reranker's query is the same in all its pairs, so that each text is encoded once
+        texts = list(dict.fromkeys(text for pair in pairs for text in (pair.first, pair.second)))
+        lowered = [text.lower() for text in texts] if self._lower_case else texts
+        encodings = self._fast.encode_batch_fast(lowered, add_special_tokens=False)
+        ids = {text: encoding.ids for text, encoding in zip(texts, encodings, strict=True)}
+        room = self._max_tokens - self._pair.special_tokens
+        filled = []
+        for index, pair in enumerate(pairs, first):
+            if not len(pair):
+                raise EmptyInput(f"input {index} is two empty strings; send text or leave it out", param="input")
+            a, b = ids[pair.first], ids[pair.second]
+            if len(a) + len(b) > room and not truncate:
+                raise self._too_long(index, len(a) + len(b) + self._pair.special_tokens)
+            filled.append(self._pair.fill(*cut_longest_first(a, b, room, side)))
+        return filled
 
     def check(self, ids: Sequence[int], index: int, *, truncate: bool, side: Side = "right") -> TokenIds:
         """Token ids as a client sent them, the special tokens included; cut as a text is.
@@ -162,3 +190,13 @@ def _load(folder: Path) -> FastTokenizer:
         return FastTokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the tokenizers library raises plain Exception
         raise SettingsError("args.model.id", f"{path} cannot be read: {error}") from None
+
+
+def _template(fast: FastTokenizer, card: ModelCard) -> Template:
+    try:
+        template = Template(fast.encode("a", "b"), types=card.token_types)
+    except ValueError as error:
+        raise SettingsError("args.model.id", f"{error}, which is not supported") from None
+    if template.special_tokens >= card.max_tokens:
+        raise SettingsError("args.model.max_tokens", f"{card.max_tokens} leaves no room beside the special tokens")
+    return template

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deployments.model_files import SCORING, ModelCard
 from deployments.router import Embedded, Router
 
 VERSION = importlib.metadata.version("windve")
@@ -27,6 +28,31 @@ def shape_vectors(done: Embedded, *, unit: bool, dimensions: int | None) -> Sequ
     return [vector / np.maximum(np.linalg.norm(vector), np.float32(1e-12)) for vector in cut] if unit else cut
 
 
+def scores(done: Embedded, *, raw: bool) -> Vector:
+    """Float32 [queries, labels]: logits if `raw`; else, as TEI, the softmax of several and the sigmoid of one."""
+    logits = np.stack(done.vectors)
+    if raw:
+        return logits
+    if logits.shape[1] == 1:
+        return np.float32(1) / (1 + np.exp(-logits.astype(np.float64))).astype(np.float32)
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    shares: Vector = powers / powers.sum(1, keepdims=True)
+    return shares
+
+
+def best_first(some: Vector) -> list[tuple[int, np.float32]]:
+    """(index, score) of a row of scores; of equal ones the first comes first."""
+    return [(int(index), some[index]) for index in np.argsort(-some, kind="stable")]
+
+
+def model_type(card: ModelCard) -> dict[str, Any]:
+    """A model's kind in TEI's words."""
+    if card.kind not in SCORING:
+        return {"embedding": {"pooling": card.pooling}}
+    names = {str(number): label for number, label in enumerate(card.labels)}
+    return {card.kind: {"id2label": names, "label2id": {label: number for number, label in enumerate(card.labels)}}}
+
+
 def describe(router: Router) -> dict[str, Any]:
     """`/info`: TEI's fields, and what is particular to windve under `windve`."""
     card, limits, config = router.card, router.settings.limits, router.config
@@ -37,7 +63,7 @@ def describe(router: Router) -> dict[str, Any]:
         "model_sha": card.revision,
         "model_dtype": members[0]["dtype"] if members else None,
         "served_model_name": card.name,
-        "model_type": {"embedding": {"pooling": card.pooling}},
+        "model_type": model_type(card),
         "max_concurrent_requests": router.capacity,
         "max_input_length": card.max_tokens,
         "max_batch_tokens": router.settings.accelerator.max_batch_tokens,
@@ -51,6 +77,7 @@ def describe(router: Router) -> dict[str, Any]:
             "heterogeneous": router.topology.heterogeneous,
             "topology": router.topology.reason,
             "slo_s": config.slo_s if config else None,
+            "kind": card.kind,
             "dimension": card.dimension,
             "normalize": card.normalize,
             "parameters": card.parameters,

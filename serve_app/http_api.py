@@ -1,4 +1,4 @@
-"""The routes: OpenAI's and TEI's for embeddings, and what a server tells of itself. All end in the Router.
+"""The routes: OpenAI's, TEI's and Cohere's, and what a server tells of itself. All end in the Router.
 
 ASGI messages are written by hand: a framework's layers cost about as much as all else that the Router does for a query.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -16,26 +17,34 @@ import orjson
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.errors import BodyTooLarge, InvalidInput, Unavailable, UnknownModel, WindveError
+from deployments.errors import BodyTooLarge, InvalidInput, Unavailable, UnknownModel, WindveError, WrongKind
 from deployments.router import Embedded, Router
+from deployments.settings import Kind
+from deployments.sparse import unpack
 from serve_app import openapi
-from serve_app.answers import VERSION, Vector, describe, shape_vectors
+from serve_app.answers import VERSION, Vector, best_first, describe, scores, shape_vectors
 from serve_app.api_keys import ApiKeys
 from serve_app.http_errors import JSON, Headers, NoRoute, WrongMethod, error_answer
+from serve_app.kinds import A_MODEL, ROOT, ROUTES
 from serve_app.requests import (
     EncodeRequest,
     Rules,
     admission,
+    parse_cohere,
     parse_decode,
     parse_embed,
     parse_embed_all,
+    parse_embed_sparse,
     parse_openai,
+    parse_predict,
+    parse_rerank,
     parse_similarity,
     parse_tokenize,
 )
 
 _WITHOUT_KEY = frozenset({"/health", "/ping"})  # what a load balancer asks
 _MODEL = "/v1/models/"
+_SCORING: tuple[Kind, ...] = ("reranker", "classifier")
 _NOT_HERE = {  # what other servers have, and people look for
     "/metrics": "Prometheus metrics are Ray's, on each node's metrics port, of all replicas; counters are in /info",
 }
@@ -89,12 +98,7 @@ class HttpApi:
         self._headers = [(b"x-windve-emulated", b"true")] if router.settings.emulated else []
         self._document = openapi.document(self._rules, VERSION, card, api_keys=api_keys is not None)
         self._routes: dict[tuple[str, str], Handler] = {
-            ("POST", "/v1/embeddings"): self.openai_embeddings,
-            ("POST", "/embeddings"): self.openai_embeddings,
-            ("POST", "/embed"): self.embed,
-            ("POST", "/"): self.embed,
-            ("POST", "/embed_all"): self.embed_all,
-            ("POST", "/similarity"): self.similarity,
+            **self._model_routes(card.kind),
             ("POST", "/tokenize"): self.tokenize,
             ("POST", "/decode"): self.decode,
             ("GET", "/v1/models"): self.openai_models,
@@ -104,6 +108,21 @@ class HttpApi:
             ("GET", "/docs"): self.docs,
             ("GET", "/openapi.json"): self.openapi,
         }
+
+    def _model_routes(self, kind: Kind) -> dict[tuple[str, str], Handler]:
+        handlers: dict[str, Handler] = {
+            "/v1/embeddings": self.openai_embeddings,
+            "/embeddings": self.openai_embeddings,
+            "/embed": self.embed,
+            "/embed_all": self.embed_all,
+            "/similarity": self.similarity,
+            "/rerank": self.rerank,
+            "/v1/rerank": partial(self.cohere_rerank, "1"),
+            "/v2/rerank": partial(self.cohere_rerank, "2"),
+            "/predict": self.predict,
+            "/embed_sparse": self.embed_sparse,
+        }
+        return {("POST", path): handlers[path] for path in ROUTES[kind]} | {("POST", "/"): handlers[ROOT[kind]]}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -124,11 +143,15 @@ class HttpApi:
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
     def _rare(self, method: str, path: str) -> Handler:
-        """The handler of what is no plain method and path. Raises NoRoute or WrongMethod."""
+        """The handler of what is no plain method and path. Raises NoRoute, WrongMethod or WrongKind."""
         allowed = [known for known, route in self._routes if route == path]
         if path.startswith(_MODEL):
             allowed = ["GET"]
         allowed += ["HEAD"] if "GET" in allowed else []
+        if not allowed and any(path in routes for routes in ROUTES.values()):
+            kind = self._router.card.kind
+            has = " and ".join(ROUTES[kind])
+            raise WrongKind(f"{path} is not for the model that is served, {A_MODEL[kind]}, which has {has}")
         if not allowed:
             hint = _NOT_HERE.get(path, "see /docs for those there are")
             raise NoRoute(f"there is no route {path}; {hint}")
@@ -177,6 +200,57 @@ class HttpApi:
         source, *others = done.vectors
         return _timing(done), _dumps(np.clip(np.stack(others) @ source, -1, 1))
 
+    async def rerank(self, request: Request) -> Answer:
+        """Scores of pairs of the query and each text, the best first; all of them are one admission decision."""
+        asked = parse_rerank(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked, request, kinds=("reranker",))
+        ranks: list[dict[str, Any]] = [
+            {"index": index, "score": score} for index, score in best_first(scores(done, raw=asked.raw_scores)[:, 0])
+        ]
+        if asked.return_text:
+            for rank in ranks:
+                rank["text"] = asked.texts[rank["index"]]
+        return _timing(done), _dumps(ranks)
+
+    async def cohere_rerank(self, version: str, request: Request) -> Answer:
+        asked = parse_cohere(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked, request, kinds=("reranker",))
+        results: list[dict[str, Any]] = [
+            {"index": index, "relevance_score": score}
+            for index, score in best_first(scores(done, raw=False)[:, 0])[: asked.top_n]
+        ]
+        if asked.return_documents:
+            for result in results:
+                result["document"] = {"text": asked.texts[result["index"]]}
+        answer = {
+            "id": str(uuid.uuid4()),
+            "model": self._rules.model,
+            "results": results,
+            "meta": {"api_version": {"version": version}, "tokens": {"input_tokens": done.tokens, "output_tokens": 0}},
+            "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
+        }
+        return _timing(done), _dumps(answer)
+
+    async def predict(self, request: Request) -> Answer:
+        """Each label with its score, the likeliest first."""
+        asked = parse_predict(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked, request, kinds=_SCORING)
+        labels = self._router.card.labels
+        predictions = [
+            [{"score": score, "label": labels[index]} for index, score in best_first(row)]
+            for row in scores(done, raw=asked.raw_scores)
+        ]
+        return _timing(done), _dumps(predictions[0] if asked.single else predictions)
+
+    async def embed_sparse(self, request: Request) -> Answer:
+        asked = parse_embed_sparse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked, request, kinds=("sparse",))
+        answer = [
+            [{"index": index, "value": value} for index, value in zip(indices.tolist(), weights, strict=True)]
+            for indices, weights in map(unpack, done.vectors)
+        ]
+        return _timing(done), _dumps(answer)
+
     async def tokenize(self, request: Request) -> Answer:
         asked = parse_tokenize(await request.body(self._max_body_bytes), self._rules)
         tokens = await self._router.tokenize(
@@ -188,13 +262,16 @@ class HttpApi:
         asked = parse_decode(await request.body(self._max_body_bytes), self._rules)
         return _json(await self._router.decode(asked.ids, skip_special_tokens=asked.skip_special_tokens))
 
-    async def _embed(self, asked: EncodeRequest, request: Request, *, each_token: bool = False) -> Embedded:
+    async def _embed(
+        self, asked: EncodeRequest, request: Request, *, each_token: bool = False, **kinds: Any
+    ) -> Embedded:
         return await self._router.embed(
             asked.queries,
             truncate=asked.truncate,
             truncation_direction=asked.truncation_direction,
             prompt_name=asked.prompt_name,
             each_token=each_token,
+            **kinds,
             **admission(request.headers),
         )
 

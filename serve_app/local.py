@@ -45,6 +45,14 @@ _LOOPBACK = "127.0.0.1"
 _TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 
 
+_EXAMPLES = {  # what to try first, by the model's kind
+    "embedding": ("/v1/embeddings", '{"input": "Where does the overflow go?"}'),
+    "reranker": ("/rerank", '{"query": "Where does the overflow go?", "texts": ["To the CPU.", "To the moon."]}'),
+    "classifier": ("/predict", '{"inputs": "Where does the overflow go?"}'),
+    "sparse": ("/embed_sparse", '{"inputs": "Where does the overflow go?"}'),
+}
+
+
 class StartFailed(WindveError):
     """The application did not come up; the text is the first reason found."""
 
@@ -61,7 +69,7 @@ def serve_until_interrupted(path: Path) -> None:
         from serve_app.config_file import load_config, settings_of
 
         config = load_config(path)
-        address, grpc_address = _http_address(config), _grpc_address(config)
+        addresses, grpc_address = _http_addresses(config), _grpc_address(config)
         keys = []
         for settings in settings_of(config):
             read_model_card(settings.model)  # a wrong name, or a download, shows here and not in a replica's log
@@ -79,7 +87,10 @@ def serve_until_interrupted(path: Path) -> None:
             service = LocalService(os.getpid(), dashboard, environment)
             service.announce()
             try:
-                _show_service(console, address, dashboard, keys[0], grpc=grpc_address, metrics_port=metrics_port)
+                kinds = [_show_application(console, *reached) for reached in zip(addresses, keys, strict=True)]
+                _show_ports(console, dashboard, grpc_address, metrics_port)
+                for kind, address, key in zip(kinds, addresses, keys, strict=True):
+                    _show_example(console, kind, address, key)
                 stop.wait()
             finally:
                 service.withdraw()
@@ -91,14 +102,15 @@ def _stop_on_signals(stop: threading.Event) -> None:
         signal.signal(number, lambda *_: stop.set())
 
 
-def _http_address(config: dict[str, Any]) -> str:
+def _http_addresses(config: dict[str, Any]) -> list[str]:
+    """Of each windve application. Raises SettingsError where the port is taken."""
     from serve_app.config_file import ours
 
     options = config.get("http_options") or {}
     host, port = options.get("host", _LOOPBACK), options.get("port", 8000)
     _check_free(host, port, "http_options.port")
-    prefix = ours(config)[0].get("route_prefix", "/").rstrip("/")
-    return f"http://{_reached_at(host)}:{port}{prefix}"
+    origin = f"http://{_reached_at(host)}:{port}"
+    return [origin + application.get("route_prefix", "/").rstrip("/") for application in ours(config)]
 
 
 def _grpc_address(config: dict[str, Any]) -> str | None:
@@ -303,14 +315,12 @@ def _get_json(url: str, api_key: str | None) -> Any:
             time.sleep(0.1)
 
 
-def _show_service(
-    console: Console, address: str, dashboard: str, api_key: str | None, *, grpc: str | None, metrics_port: int
-) -> None:
+def _show_application(console: Console, address: str, api_key: str | None) -> str:
+    """Returns the kind of its model."""
     info = _get_json(f"{address}/info", api_key)
     ours = info["windve"]
     console.print(
-        f"model: {info['model_id']}, {ours['dimension']} numbers, {info['max_input_length']} tokens, "
-        f"pooling {info['model_type']['embedding']['pooling']}"
+        f"model: {info['model_id']}, {ours['kind']} of {ours['dimension']} numbers, {info['max_input_length']} tokens"
     )
     console.print(f"topology: {ours['topology']}; SLO {ours['slo_s']} s")
     if ours["emulated"]:
@@ -331,14 +341,20 @@ def _show_service(
             f"{model['alpha_s']:.4f} C + {model['beta_s']:.4f} ({model['source']})",
         )
     console.print(table, soft_wrap=True)
-    body = '\'{"input": "Where does the overflow go?"}\''
-    key = "" if api_key is None else ' -H "authorization: Bearer KEY"'
+    return str(ours["kind"])
+
+
+def _show_ports(console: Console, dashboard: str, grpc_address: str | None, metrics_port: int) -> None:
     token = "".join(f"{name}={os.environ[name]} " for name in _TOKEN if name in os.environ)
     console.print("\nchange the depths in place, from another terminal (edit user_config, then):")
     console.print(f"{token}{_serve_command()} deploy CONFIG -a {dashboard}", soft_wrap=True)
     console.print(f"\nfor Prometheus: http://{_LOOPBACK}:{metrics_port}/metrics")
-    calls = f", gRPC on {grpc}" if grpc else ""
-    console.print(f"serving on {address} (routes: {address}/docs){calls}; Ctrl-C stops it. Try:", soft_wrap=True)
-    console.print(
-        f"curl -s {address}/v1/embeddings{key} -H 'content-type: application/json' -d {body}\n", soft_wrap=True
-    )
+    if grpc_address is not None:
+        console.print(f"for gRPC: {grpc_address}")
+
+
+def _show_example(console: Console, kind: str, address: str, api_key: str | None) -> None:
+    route, body = _EXAMPLES[kind]
+    key = "" if api_key is None else ' -H "authorization: Bearer KEY"'
+    console.print(f"serving on {address} (routes: {address}/docs); Ctrl-C stops it. Try:", soft_wrap=True)
+    console.print(f"curl -s {address}{route}{key} -H 'content-type: application/json' -d '{body}'\n", soft_wrap=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 from deployments import trial
 from deployments.model_files import ModelCard
+from serve_app.kinds import ROOT, ROUTES
 from serve_app.requests import PRIORITY, TIMEOUT, Rules
 
 Schema = dict[str, Any]
@@ -18,7 +19,7 @@ _MEANINGS = {
     404: "There is no such model here.",
     413: "The body is larger than the server takes.",
     422: "The request must change; the sentence says how.",
-    424: "The model run failed.",
+    424: "The model run failed, or the route is for models of another kind.",
     429: "Busy: the accelerator's and the CPU's queues are full. Retry-After and retry-after-ms say when to come back.",
     500: "The model run failed.",
     503: "No pool can answer now.",
@@ -73,6 +74,11 @@ _TRUNCATE: Schema = {
     "type": ["boolean", "null"],
     "description": "Cut inputs longer than the model takes, or refuse them. Null: as the server's settings say.",
 }
+_RAW: Schema = {
+    "type": ["boolean", "null"],
+    "default": False,
+    "description": "Logits instead of their sigmoid (one label) or softmax (several).",
+}
 _SIDE: Schema = {
     "enum": ["left", "right", "Left", "Right", None],
     "description": "The side on which a too long input is cut: right, unless the request says left.",
@@ -89,7 +95,7 @@ def document(rules: Rules, version: str, card: ModelCard, *, api_keys: bool) -> 
         "info": {
             "title": "windve",
             "version": version,
-            "summary": "Embeddings: accelerator first, CPU for the overflow.",
+            "summary": "Embeddings, reranking, classification: accelerator first, CPU for the overflow.",
         },
         "paths": build.paths(),
     }
@@ -102,6 +108,8 @@ def document(rules: Rules, version: str, card: ModelCard, *, api_keys: bool) -> 
 class _Builder:
     def __init__(self, rules: Rules, card: ModelCard, *, api_keys: bool) -> None:
         self._rules = rules
+        self._kind = card.kind
+        self._labels = card.labels
         self._statuses = (401,) if api_keys else ()
         ids = {
             "type": "array",
@@ -119,15 +127,22 @@ class _Builder:
         }
 
     def paths(self) -> dict[str, Any]:
-        openai = {"post": self._openai_embeddings()}
-        embed = {"post": self._embed()}
+        """Those of the model's kind, and those of all."""
+        builders = {
+            "/v1/embeddings": self._openai_embeddings,
+            "/embeddings": lambda: {**self._openai_embeddings(), "operationId": "embeddings"},
+            "/embed": self._embed,
+            "/embed_all": self._embed_all,
+            "/similarity": self._similarity,
+            "/rerank": self._rerank,
+            "/v1/rerank": lambda: self._cohere_rerank("1"),
+            "/v2/rerank": lambda: self._cohere_rerank("2"),
+            "/predict": self._predict,
+            "/embed_sparse": self._embed_sparse,
+        }
         return {
-            "/v1/embeddings": openai,
-            "/embeddings": {"post": {**openai["post"], "operationId": "embeddings"}},
-            "/embed": embed,
-            "/": {"post": {**embed["post"], "operationId": "root"}},
-            "/embed_all": {"post": self._embed_all()},
-            "/similarity": {"post": self._similarity()},
+            **{path: {"post": builders[path]()} for path in ROUTES[self._kind]},
+            "/": {"post": {**builders[ROOT[self._kind]](), "operationId": "root"}},
             "/tokenize": {"post": self._tokenize()},
             "/decode": {"post": self._decode()},
             "/v1/models": {"get": self._get("models", "The model that is served", self._list("list", _MODEL))},
@@ -180,6 +195,68 @@ class _Builder:
         }
         return self._tei_model_route("similarity", "Cosines of a source sentence and others", fields, _NUMBERS)
 
+    def _rerank(self) -> dict[str, Any]:
+        fields = {
+            "query": {"type": "string"},
+            "texts": _many({"type": "string"}, self._rules.max_inputs),
+            "raw_scores": _RAW,
+            "return_text": {"type": ["boolean", "null"], "default": False},
+            **self._encoding(),
+        }
+        rank = _object({"index": {"type": "integer"}, "score": {"type": "number"}})
+        rank["properties"]["text"] = {"type": "string"}
+        answer = {"type": "array", "items": rank, "description": "The best first."}
+        return self._tei_model_route("rerank", "Score texts by a query", fields, answer, required=["query", "texts"])
+
+    def _cohere_rerank(self, version: str) -> dict[str, Any]:
+        document: Schema = {"anyOf": [{"type": "string"}, _object({"text": {"type": "string"}})]}
+        fields: dict[str, Schema] = {
+            "model": {"enum": [self._rules.model, None]},
+            "query": {"type": "string"},
+            "documents": _many(document, self._rules.max_inputs),
+            "top_n": {"anyOf": [{"type": "integer", "minimum": 1}, _NULL], "description": "The best so many only."},
+            "return_documents": {"type": ["boolean", "null"], "default": False},
+            **self._encoding(),
+        }
+        result = _object({"index": {"type": "integer"}, "relevance_score": {"type": "number"}})
+        result["properties"]["document"] = _object({"text": {"type": "string"}})
+        usage = _object({"prompt_tokens": {"type": "integer"}, "total_tokens": {"type": "integer"}})
+        answer = _object(
+            {
+                "id": {"type": "string"},
+                "model": {"type": "string"},
+                "results": {"type": "array", "items": result, "description": "The best first."},
+                "meta": {"type": "object"},
+                "usage": usage,
+            }
+        )
+        return {
+            **_about(f"cohere_rerank_{version}", f"Score texts by a query (Cohere, version {version})", "embed"),
+            **self._takes(fields, ["query", "documents"]),
+            "responses": self._responses(answer, _OPENAI_ERROR, (400, 403, 404, 413, 429, 500, 503, 504), timed=True),
+        }
+
+    def _predict(self) -> dict[str, Any]:
+        text_or_pair = {"type": "array", "minItems": 1, "maxItems": 2, "items": {"type": "string"}}
+        fields = {
+            "inputs": {
+                "description": "A text, a list of one text or a pair, or a list of such lists.",
+                "anyOf": [_TEXT, text_or_pair, _many({"anyOf": [_TEXT, text_or_pair]}, self._rules.max_inputs)],
+            },
+            "raw_scores": _RAW,
+            **self._encoding(),
+        }
+        prediction = _object({"score": {"type": "number"}, "label": {"enum": list(self._labels)}})
+        one = {"type": "array", "items": prediction, "description": "The likeliest first."}
+        answer = {"anyOf": [one, {"type": "array", "items": one}]}
+        return self._tei_model_route("predict", "Classify texts", fields, answer)
+
+    def _embed_sparse(self) -> dict[str, Any]:
+        fields = {"inputs": self._inputs(), **self._encoding()}
+        weight = _object({"index": {"type": "integer"}, "value": {"type": "number"}})
+        answer = {"type": "array", "items": {"type": "array", "items": weight}}
+        return self._tei_model_route("embed_sparse", "Texts -> weights of words", fields, answer)
+
     def _tokenize(self) -> dict[str, Any]:
         fields: dict[str, Schema] = {
             "inputs": {"anyOf": [_TEXT, _many(_TEXT, self._rules.max_inputs)]},
@@ -205,10 +282,12 @@ class _Builder:
             "responses": self._responses(_MODEL, _OPENAI_ERROR, (404,)),
         }
 
-    def _tei_model_route(self, name: str, summary: str, fields: dict[str, Schema], answer: Schema) -> dict[str, Any]:
+    def _tei_model_route(
+        self, name: str, summary: str, fields: dict[str, Schema], answer: Schema, required: Sequence[str] = ("inputs",)
+    ) -> dict[str, Any]:
         return {
             **_about(name, f"{summary} (text-embeddings-inference)", "embed"),
-            **self._takes(fields, ["inputs"]),
+            **self._takes(fields, list(required)),
             "responses": self._responses(answer, _TEI_ERROR, (400, 403, 413, 422, 424, 429, 503, 504), timed=True),
         }
 

@@ -14,6 +14,7 @@ import orjson
 
 from deployments import trial
 from deployments.errors import EmptyInput, InvalidInput, UnknownModel
+from deployments.pairs import Pair
 from deployments.tokenizer import Query, Side
 from deployments.trial import Trial
 
@@ -60,6 +61,32 @@ class EmbedRequest(EncodeRequest):
 
 
 @dataclass(frozen=True, slots=True)
+class RerankRequest(EncodeRequest):
+    """TEI's `POST /rerank`; each query is a pair of the request's query and one of its texts."""
+
+    texts: Sequence[str]
+    raw_scores: bool
+    return_text: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CohereRequest(EncodeRequest):
+    """Cohere's `POST /v1/rerank` and `/v2/rerank`; the fields of EncodeRequest are an extension."""
+
+    texts: Sequence[str]
+    top_n: int | None
+    return_documents: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PredictRequest(EncodeRequest):
+    """TEI's `POST /predict`. `single`: one text or pair was sent, not a batch."""
+
+    single: bool
+    raw_scores: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TokenizeRequest:
     """TEI's `POST /tokenize`."""
 
@@ -79,11 +106,7 @@ class DecodeRequest:
 def parse_openai(body: bytes, rules: Rules) -> OpenAIRequest:
     """Raises InvalidInput, EmptyInput, UnknownModel."""
     fields = _object(body)
-    model = fields.get("model")
-    if model is not None and model != rules.model:
-        if not isinstance(model, str):
-            raise InvalidInput(f"model must be a string, not {_name(model)}", param="model")
-        raise UnknownModel(f"there is no model '{model}' here; this server has '{rules.model}'", param="model")
+    _check_model(fields, rules)
     encoding = fields.get("encoding_format")
     if encoding not in (None, "float", "base64"):
         raise InvalidInput(f"encoding_format must be 'float' or 'base64', not {encoding!r}", param="encoding_format")
@@ -97,6 +120,11 @@ def parse_embed(body: bytes, rules: Rules) -> EmbedRequest:
     normalize = _flag(fields, "normalize")
     queries = _queries(fields, "inputs", rules)
     return EmbedRequest(queries, *_encoding(fields), normalize is not False, _dimensions(fields, rules))
+
+
+def parse_embed_sparse(body: bytes, rules: Rules) -> EncodeRequest:
+    """TEI's `POST /embed_sparse`. Raises InvalidInput or EmptyInput."""
+    return parse_embed_all(body, rules)
 
 
 def parse_embed_all(body: bytes, rules: Rules) -> EncodeRequest:
@@ -120,6 +148,50 @@ def parse_similarity(body: bytes, rules: Rules) -> EncodeRequest:
         raise InvalidInput(f"inputs.source_sentence must be a string, not {_name(source)}", param="inputs")
     sentences = _texts(inputs.get("sentences"), "inputs.sentences", rules.max_inputs - 1)
     return EncodeRequest([_text(source, "inputs.source_sentence"), *sentences], *_encoding(parameters or {}))
+
+
+def parse_rerank(body: bytes, rules: Rules) -> RerankRequest:
+    """Raises InvalidInput or EmptyInput."""
+    fields = _object(body)
+    query = _query_text(fields)
+    texts = _strings(fields.get("texts"), "texts", rules)
+    pairs = [Pair(query, text) for text in texts]
+    raw_scores, return_text = _flag(fields, "raw_scores") is True, _flag(fields, "return_text") is True
+    return RerankRequest(pairs, *_encoding(fields), texts, raw_scores, return_text)
+
+
+def parse_cohere(body: bytes, rules: Rules) -> CohereRequest:
+    """Raises InvalidInput, EmptyInput, UnknownModel."""
+    fields = _object(body)
+    _check_model(fields, rules)
+    query = _query_text(fields)
+    documents = fields.get("documents")
+    if isinstance(documents, list):
+        documents = [one.get("text") if isinstance(one, dict) else one for one in documents]
+    texts = _strings(documents, "documents", rules)
+    top_n = fields.get("top_n")
+    if top_n is not None and (type(top_n) is not int or top_n < 1):
+        shown = top_n if _is_number(top_n) else _name(top_n)
+        raise InvalidInput(f"top_n must be a whole number from 1, not {shown}", param="top_n")
+    pairs = [Pair(query, text) for text in texts]
+    return CohereRequest(pairs, *_encoding(fields), texts, top_n, _flag(fields, "return_documents") is True)
+
+
+def parse_predict(body: bytes, rules: Rules) -> PredictRequest:
+    """Raises InvalidInput or EmptyInput."""
+    fields = _object(body)
+    inputs = fields.get("inputs")
+    single = isinstance(inputs, str) or (isinstance(inputs, list) and isinstance(next(iter(inputs), None), str))
+    batch = [inputs] if single else inputs
+    if not isinstance(batch, list):
+        raise InvalidInput(
+            f"inputs must be a string, a pair of strings or a list of them, not {_name(inputs)}", param="inputs"
+        )
+    if not batch:
+        raise EmptyInput("inputs is an empty list; send at least one text", param="inputs")
+    _check_count(batch, "inputs", rules.max_inputs)
+    queries = [_text_or_pair(one, "inputs" if single else f"inputs[{index}]") for index, one in enumerate(batch)]
+    return PredictRequest(queries, *_encoding(fields), single, _flag(fields, "raw_scores") is True)
 
 
 def parse_tokenize(body: bytes, rules: Rules) -> TokenizeRequest:
@@ -194,6 +266,48 @@ def _queries(fields: dict[str, Any], key: str, rules: Rules) -> Sequence[Query]:
         return [_ids(value, key)]
     _check_count(value, key, rules.max_inputs)
     return [_query(item, f"{key}[{index}]", key) for index, item in enumerate(value)]
+
+
+def _check_model(fields: dict[str, Any], rules: Rules) -> None:
+    model = fields.get("model")
+    if model is not None and model != rules.model:
+        if not isinstance(model, str):
+            raise InvalidInput(f"model must be a string, not {_name(model)}", param="model")
+        raise UnknownModel(f"there is no model '{model}' here; this server has '{rules.model}'", param="model")
+
+
+def _query_text(fields: dict[str, Any]) -> str:
+    query = fields.get("query")
+    if not isinstance(query, str):
+        raise InvalidInput(f"query must be a string, not {_name(query)}", param="query")
+    return query
+
+
+def _strings(value: Any, key: str, rules: Rules) -> list[str]:
+    """The texts of pairs: one of them may be empty."""
+    if not isinstance(value, list):
+        raise InvalidInput(f"{key} must be a list of strings, not {_name(value)}", param=key)
+    if not value:
+        raise EmptyInput(f"{key} is an empty list; send at least one text", param=key)
+    _check_count(value, key, rules.max_inputs)
+    for index, text in enumerate(value):
+        if not isinstance(text, str):
+            raise InvalidInput(f"{key}[{index}] must be a string, not {_name(text)}", param=key)
+    return value
+
+
+def _text_or_pair(item: Any, where: str) -> str | Pair:
+    texts = [item] if isinstance(item, str) else item
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise InvalidInput(f"{where} must be a string or a list of one or two strings", param="inputs")
+    if len(texts) == 1:
+        return _text(texts[0], where)
+    if len(texts) != 2:
+        raise InvalidInput(
+            f"{where} is a list of {len(texts)} strings, and a pair has 2; send a batch as a list of lists",
+            param="inputs",
+        )
+    return Pair(*texts)
 
 
 def _query(item: Any, where: str, key: str) -> Query:

@@ -69,7 +69,9 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine turned out to be. `agreement`: smallest cosine to float32 at start, None where not compared."""
+    """What an engine turned out to be. `agreement` with float32 at start (the smallest cosine; of scores see
+    `score_agreement`), None where not compared.
+    """
 
     engine: str
     device: str
@@ -91,8 +93,8 @@ class Engine(Protocol):
     info: EngineInfo
 
     def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
-        """Pooled vectors float32 [queries, dimension], not normalised, in the order of `batch`; or one of each token,
-        [tokens, dimension], where it says so.
+        """Float32 [queries, dimension] in the order of `batch`: pooled vectors, not normalised, or what else a model of
+        this kind answers; or a vector of each token, [tokens, dimension], where it says so.
 
         Raises Stopped once `stop` is set.
         """

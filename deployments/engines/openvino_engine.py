@@ -36,7 +36,7 @@ class OpenVinoEngine:
         self._each_token: PaddedModel | None = None
         self._core = openvino.Core()
         self._model, self._reference = self._export(openvino)
-        self._request, dtype, why, cosine = self._choose_dtype(settings.dtype)
+        self._request, dtype, why, agreed = self._choose_dtype(settings.dtype)
         from deployments.engines.pooled_model import describe_threads, queries_per_s
 
         speed = queries_per_s(self.embed, card)
@@ -47,7 +47,7 @@ class OpenVinoEngine:
             dimension=card.dimension,
             emulated=False,
             why=f"{why}; {speed:.0f} queries/s of 75 tokens",
-            agreement=cosine,
+            agreement=agreed,
             queries_per_s=round(speed, 1),
         )
 
@@ -121,15 +121,15 @@ class OpenVinoEngine:
         return compiled.create_infer_request()
 
     def _choose_dtype(self, wanted: str) -> tuple[Any, str, str, float | None]:
-        """(infer request, dtype, why, smallest cosine to float32 on the probe inputs)."""
-        from deployments.engines.pooled_model import AGREEMENT, agreement, probe_batch, quick_cpu_dtype
+        """(infer request, dtype, why, agreement with float32 on the probe inputs)."""
+        from deployments.engines.pooled_model import likeness, probe_batch, quick_cpu_dtype
 
         candidate, reason = (wanted, "set by hand") if wanted != "auto" else quick_cpu_dtype()
-        probe = probe_batch(self._card)
+        probe, like = probe_batch(self._card), likeness(self._card)
         for dtype in dict.fromkeys((candidate, "float32")):
             self._request = self._compile(dtype)
-            cosine = agreement(self._reference, self.embed(probe, threading.Event()))
-            if cosine >= AGREEMENT or (dtype == wanted and dtype != "float32"):
-                return self._request, dtype, f"{reason}; cosine to torch in float32 {cosine:.5f}", cosine
-            reason = f"{dtype} differs too much from torch in float32 here (cosine {cosine:.5f})"
+            agreed = like.of(self._reference, self.embed(probe, threading.Event()))
+            if agreed >= like.least or (dtype == wanted and dtype != "float32"):
+                return self._request, dtype, f"{reason}; by torch: {like.describe(agreed)}", agreed
+            reason = f"{dtype} differs too much from torch in float32 here ({like.describe(agreed)})"
         raise SettingsError("args.cpu.engine", f"openvino: {reason}; use torch")

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from deployments.engines.passes import Lengths
 from deployments.model_files import ModelCard
+from deployments.pairs import TYPE
 
 _KINDS = {"bert", "camembert", "roberta", "xlm-roberta"}
 _ACTIVATIONS = {  # the model's word for it -> (oneDNN's name, its algorithm)
@@ -102,6 +103,8 @@ class Layout:
         return functional.pad(packed, (0, 0, 0, self.spare)) if self.spare else packed
 
 
+Cast = Callable[[torch.Tensor], torch.Tensor]  # a weight as the device wants it
+Head = Callable[[torch.Tensor, Layout], torch.Tensor]  # [tokens, width] -> float32 [queries, numbers]
 Attention = Callable[[torch.Tensor, Layout], torch.Tensor]  # [tokens, 3, heads, size] -> [tokens, heads * size]
 
 
@@ -216,10 +219,10 @@ class _Layer:
             cast(torch.cat([part.weight * scale for part, scale in zip(parts, scales, strict=True)])),
             cast(torch.cat([part.bias * scale for part, scale in zip(parts, scales, strict=True)])),
         )
-        self._out = _dense_of(attention.output.dense, cast)
+        self._out = dense_of(attention.output.dense, cast)
         self._norm = _Norm(attention.output.LayerNorm, cast)
-        self._up = _dense_of(layer.intermediate.dense, cast, activation)
-        self._down = _dense_of(layer.output.dense, cast)
+        self._up = dense_of(layer.intermediate.dense, cast, activation)
+        self._down = dense_of(layer.output.dense, cast)
         self._last_norm = _Norm(layer.output.LayerNorm, cast)
 
     def __call__(self, x: torch.Tensor, attention: Attention, layout: Layout) -> torch.Tensor:
@@ -228,23 +231,40 @@ class _Layer:
         return self._last_norm(self._down.plus(self._up(x), x))
 
 
-def _dense_of(linear: Any, cast: Callable[[torch.Tensor], torch.Tensor], activation: str | None = None) -> _Dense:
+def dense_of(linear: Any, cast: Cast, activation: str | None = None) -> _Dense:
     return _Dense(cast(linear.weight), cast(linear.bias), activation)
 
 
+def norm_of(norm: Any, cast: Cast) -> _Norm:
+    return _Norm(norm, cast)
+
+
 class PackedBert:
-    """(ids int32 [tokens], lengths [queries]) -> pooled float32 [queries, dimension], not normalised; or the vector of
-    each token, [tokens, dimension].
+    """(ids int32 [tokens], lengths [queries]) -> float32 [queries, dimension]: pooled and not normalised, or what
+    `head` makes of the tokens; or the vector of each token, [tokens, dimension].
     """
 
     padded = False
 
-    def __init__(self, card: ModelCard, transformer: Any, dtype: torch.dtype, device: torch.device) -> None:
-        """`transformer` holds the exact float32 weights; they are copied. It must not be `unsupported`."""
+    def __init__(
+        self,
+        card: ModelCard,
+        transformer: Any,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        head: Callable[[Cast], Head] | None = None,
+        token_types: bool = False,
+    ) -> None:
+        """`transformer` holds the exact float32 weights; they are copied. It must not be `unsupported`.
+
+        `head` builds what comes instead of pooling; `token_types`: the ids carry them.
+        """
 
         def cast(weight: torch.Tensor) -> torch.Tensor:
             return weight.detach().to(device, dtype, copy=True)
 
+        self._head = None if head is None else head(cast)
         config, embeddings = transformer.config, transformer.embeddings
         first = config.pad_token_id + 1 if "roberta" in config.model_type or config.model_type == "camembert" else 0
         self._device, self._dtype, self._pooling = device, dtype, card.pooling
@@ -253,6 +273,8 @@ class PackedBert:
         self._positions = cast(
             embeddings.position_embeddings.weight[first:] + embeddings.token_type_embeddings.weight[0]
         )
+        types = embeddings.token_type_embeddings.weight
+        self._second = cast(embeddings.position_embeddings.weight[first:] + types[1]) if token_types else None
         self._norm = _Norm(embeddings.LayerNorm, cast)
         self._layers = [
             _Layer(layer, config.num_attention_heads, config.hidden_act, cast) for layer in transformer.encoder.layer
@@ -261,11 +283,18 @@ class PackedBert:
     def __call__(self, ids: torch.Tensor, lengths: Lengths, *, each_token: bool = False) -> torch.Tensor:
         layout = Layout.of(lengths, self._device, self._dtype, padded=self._pads)
         positions = torch.cat([self._positions[:length] for length in layout.lengths])
+        if self._second is not None:
+            is_second = ids >= TYPE
+            ids = torch.where(is_second, ids - TYPE, ids)
+            second = torch.cat([self._second[:length] for length in layout.lengths])
+            positions = torch.where(is_second[:, None], second, positions)
         x = layout.add_spare(self._norm(functional.embedding(ids, self._words) + positions))
         for layer in self._layers:
             x = layer(x, self._attention, layout)
         x = x[: layout.tokens]
-        return x.float() if each_token else self._pool(x, layout)
+        if each_token:
+            return x.float()
+        return self._pool(x, layout) if self._head is None else self._head(x, layout)
 
     def _pool(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
         if self._pooling == "cls":

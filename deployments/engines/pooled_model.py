@@ -1,4 +1,4 @@
-"""The transformer with its pooling, as one torch module, and how queries are padded for it. Imports torch.
+"""The transformer with its pooling or its head, as one torch module, and how queries are padded for it. Imports torch.
 
 Shared by the engines: one runs this module, the other exports it.
 """
@@ -9,21 +9,29 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 from deployments.engines import TokenBatch, Vectors
 from deployments.engines.passes import Lengths
 from deployments.errors import SettingsError
-from deployments.model_files import ModelCard
+from deployments.model_files import SCORING, ModelCard
+from deployments.pairs import TYPE
 
 logger = logging.getLogger("ray.serve")
 
-AGREEMENT = 0.999  # smallest cosine to float32 that a default may have
+_CLASSES = {
+    "embedding": AutoModel,
+    "reranker": AutoModelForSequenceClassification,
+    "classifier": AutoModelForSequenceClassification,
+    "sparse": AutoModelForMaskedLM,
+}
 _PROBE_LENGTHS = (3, 8, 24, 75, 200)  # tokens; the inputs of the comparison
 _TIMED_QUERIES, _TIMED_TOKENS = 16, 75  # what two ways to compute are timed on
 _TIMES = 3  # the first pays for what is prepared once
@@ -32,16 +40,20 @@ Ids = npt.NDArray[np.int64]  # shape [queries, tokens], padded on the right
 
 
 class PooledModel(torch.nn.Module):
-    """(ids, mask) int64 [queries, tokens], padded on the right -> float32 [queries, dimension], not normalised."""
+    """(ids, mask) int64 [queries, tokens], padded on the right -> float32 [queries, dimension], not normalised.
+
+    What the numbers are is the model's kind: a pooled vector; logits, one for each label; or SPLADE's weights, one for
+    each word of the vocabulary (the largest log(1 + relu(logit)) of any token).
+    """
 
     def __init__(self, card: ModelCard, attention: str | None = None) -> None:
         """Load float32 weights. Raises SettingsError where the model's files cannot be loaded."""
         super().__init__()
-        self._pooling = card.pooling
+        self._pooling, self._kind, self._types = card.pooling, card.kind, card.token_types
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one line in the log, not a bar
         logger.info("loading %s from %s", card.name, card.folder)
         try:
-            transformer, report = AutoModel.from_pretrained(
+            model, report = _CLASSES[card.kind].from_pretrained(
                 card.folder,
                 dtype=torch.float32,
                 use_safetensors=True,
@@ -51,15 +63,25 @@ class PooledModel(torch.nn.Module):
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise SettingsError("args.model.id", f"{card.folder} cannot be loaded: {error}") from error
-        absent = [key for key in (*report["missing_keys"], *report["mismatched_keys"]) if "pooler." not in str(key)]
+        absent = [
+            key
+            for key in (*report["missing_keys"], *report["mismatched_keys"])
+            if card.kind in SCORING or "pooler." not in str(key)  # unused, where no score comes from it
+        ]
         if absent:  # transformers fills them with random numbers
             raise SettingsError(
                 "args.model.id",
                 f"{len(absent)} weights of a {card.model_type} model are missing in {card.folder} ({absent[0]}); if it "
                 "comes with code of its own, set args.model.trust_remote_code",
             )
-        self.transformer = transformer.eval()
-        self._options = {"use_cache": False} if hasattr(transformer.config, "use_cache") else {}
+        self.model = model.eval()
+        self.transformer = model if card.kind == "embedding" else model.base_model
+        self._options = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
+        self._padding: Any = getattr(model.config, "pad_token_id", None)
+        if card.kind in SCORING and self._padding is None:
+            raise SettingsError(
+                "args.model.id", f"{card.folder}/config.json gives no pad_token_id, which scoring needs"
+            )
 
     def hidden(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """The vector of each token, [queries, tokens, dimension]."""
@@ -67,6 +89,10 @@ class PooledModel(torch.nn.Module):
         return found
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if self._kind in SCORING:
+            return self._score(ids, mask)
+        if self._kind == "sparse":
+            return self._weigh(ids, mask)
         hidden = self.hidden(ids, mask)
         if self._pooling == "cls":
             return hidden[:, 0].float()
@@ -75,6 +101,23 @@ class PooledModel(torch.nn.Module):
             return hidden.gather(1, last).squeeze(1).float()
         weights = mask.unsqueeze(-1).float()
         return (hidden.float() * weights).sum(1) / weights.sum(1)
+
+    def _score(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        inputs = {"attention_mask": mask}
+        if self._types:
+            second = (ids >= TYPE).to(torch.int64)
+            inputs["token_type_ids"] = second
+            ids = ids - second * TYPE
+        # decoders look for the last token that is no padding
+        inputs["input_ids"] = ids.masked_fill(mask == 0, self._padding)
+        logits: torch.Tensor = self.model(**inputs, **self._options).logits
+        return logits.float()
+
+    def _weigh(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        logits = self.model(input_ids=ids, attention_mask=mask, **self._options).logits
+        largest = (logits * mask.unsqueeze(-1).to(logits.dtype)).amax(1)
+        weights: torch.Tensor = largest.float().relu().log1p()
+        return weights
 
 
 class PaddedModel:
@@ -111,7 +154,11 @@ def pad(queries: Sequence[npt.NDArray[np.int32]]) -> tuple[Ids, Ids]:
 def probe_batch(card: ModelCard) -> TokenBatch:
     """Fixed pseudo-random token ids, several lengths in one batch: what two number formats are compared on."""
     lengths = [min(length, card.max_tokens) for length in _PROBE_LENGTHS]
-    return TokenBatch.random(card.vocab_size, lengths, seed=0)
+    batch = TokenBatch.random(card.vocab_size, lengths, seed=0)
+    if card.token_types:
+        for query in batch.queries():
+            query[len(query) // 2 :] += TYPE
+    return batch
 
 
 def queries_per_s(embed: Callable[[TokenBatch, threading.Event], Vectors], card: ModelCard) -> float:
@@ -130,6 +177,36 @@ def agreement(one: Vectors, other: Vectors) -> float:
     """Smallest cosine between rows; NaN where a vector is not a number."""
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     return float(np.min(np.sum(one * other, axis=1) / norms))
+
+
+def score_agreement(exact: Vectors, other: Vectors) -> float:
+    """1 less the largest difference of a logit, as a share of their spread (largest less smallest of `exact`), or of 1
+    where they spread less. NaN where a logit is not a number.
+
+    A cosine says nothing of one number, and little of three. Logits have a unit of their own: a difference of 0.05
+    moves a score, which is a logit's sigmoid, by 0.0125 at the most.
+    """
+    return 1 - float(np.max(np.abs(exact - other))) / max(1.0, float(np.ptp(exact)))
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """How what one way to compute gives is compared with float32, and the least that a default must reach."""
+
+    of: Callable[[Vectors, Vectors], float]
+    least: float
+    words: str
+
+    def describe(self, value: float) -> str:
+        return f"{self.words} {value:.5f}"
+
+
+_COSINE = Likeness(agreement, 0.999, "cosine to float32")
+_OF_SCORES = Likeness(score_agreement, 0.95, "agreement of logits with float32")
+
+
+def likeness(card: ModelCard) -> Likeness:
+    return _OF_SCORES if card.kind in SCORING else _COSINE
 
 
 def cpu_flags() -> set[str]:

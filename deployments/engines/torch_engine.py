@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ class TorchEngine:
             self._local = threading.local()
             self._workers = ThreadPoolExecutor(threads, thread_name_prefix="engine")
         self._encoder: PackedBert | PaddedModel
-        self._encoder, dtype, why, cosine, speed = self._choose(settings.dtype)
+        self._encoder, dtype, why, agreed, speed = self._choose(settings.dtype)
         self.info = EngineInfo(
             engine="torch",
             device=self._describe_device(threads),
@@ -56,7 +57,7 @@ class TorchEngine:
             dimension=card.dimension,
             emulated=False,
             why=why,
-            agreement=cosine,
+            agreement=agreed,
             queries_per_s=round(speed, 1),
         )
 
@@ -124,11 +125,12 @@ class TorchEngine:
                 raise RuntimeError(f"{self._device} computes wrong numbers")
 
     def _choose(self, wanted: str) -> tuple[PackedBert | PaddedModel, str, str, float | None, float]:
-        """The quickest that agrees: (encoder, dtype, why, smallest cosine to float32 on the probe, queries/s)."""
+        """The quickest that agrees: (encoder, dtype, why, agreement with float32 on the probe, queries/s)."""
         from deployments.engines import pooled_model
-        from deployments.engines.pooled_model import AGREEMENT, PaddedModel, PooledModel, agreement
+        from deployments.engines.pooled_model import PaddedModel, PooledModel, likeness
 
         exact = PooledModel(self._card)
+        like = likeness(self._card)
         candidate, reason = (wanted, "set by hand") if wanted != "auto" else self._quick_dtype()
         self._encoder = PaddedModel(exact, self._torch.float32, self._device)
         probe = pooled_model.probe_batch(self._card)
@@ -137,24 +139,30 @@ class TorchEngine:
             found = []
             for encoder, form in self._encoders(exact, getattr(self._torch, dtype)):
                 self._encoder = encoder
-                cosine = agreement(reference, self.embed(probe, threading.Event()))
-                if cosine >= AGREEMENT or (dtype == wanted and form == "padded"):
-                    found.append((pooled_model.queries_per_s(self.embed, self._card), form, encoder, cosine))
+                agreed = like.of(reference, self.embed(probe, threading.Event()))
+                if agreed >= like.least or (dtype == wanted and form == "padded"):
+                    found.append((pooled_model.queries_per_s(self.embed, self._card), form, encoder, agreed))
             if found:
-                speed, form, encoder, cosine = max(found, key=lambda one: one[0])
+                speed, form, encoder, agreed = max(found, key=lambda one: one[0])
                 others = "".join(f", {other} {slower:.0f}" for slower, other, *_ in found if other != form)
-                why = f"{reason}; {form} {speed:.0f} queries/s of 75 tokens{others}; cosine to float32 {cosine:.5f}"
-                return encoder, dtype, why, None if dtype == "float32" else cosine, speed
-            reason = f"{dtype} differs too much from float32 here (cosine {cosine:.5f})"  # a NaN disagrees too
+                why = f"{reason}; {form} {speed:.0f} queries/s of 75 tokens{others}; {like.describe(agreed)}"
+                return encoder, dtype, why, None if dtype == "float32" else agreed, speed
+            reason = f"{dtype} differs too much from float32 here ({like.describe(agreed)})"  # a NaN disagrees too
             exact = PooledModel(self._card)  # the exact weights again: those that were cast have lost their low bits
         raise SettingsError("args.model.id", f"{self._card.name} does not agree with itself: {reason}")
 
     def _encoders(self, exact: PooledModel, dtype: Any) -> Iterator[tuple[PackedBert | PaddedModel, str]]:
+        from deployments.engines import packed_heads
         from deployments.engines.packed_bert import PackedBert, unsupported
         from deployments.engines.pooled_model import PaddedModel
 
-        if not unsupported(exact.transformer):
-            yield PackedBert(self._card, exact.transformer, dtype, self._device), "packed"
+        if self._card.kind == "embedding":
+            if not unsupported(exact.transformer):
+                yield PackedBert(self._card, exact.transformer, dtype, self._device), "packed"
+        elif not unsupported(exact.transformer) and not packed_heads.unsupported(exact.model):
+            head, types = partial(packed_heads.head_of, exact.model), self._card.token_types
+            packed = PackedBert(self._card, exact.transformer, dtype, self._device, head=head, token_types=types)
+            yield packed, "packed"
         yield PaddedModel(exact, dtype, self._device), "padded"
 
     def _quick_dtype(self) -> tuple[str, str]:

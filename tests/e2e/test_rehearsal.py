@@ -251,8 +251,8 @@ def test_grpc_burst_on_one_connection_is_admitted_by_the_same_rule(tei):
 
 
 def test_grpc_s_own_retries_come_back_when_they_are_told(rehearsal, tei):
-    """Backoffs of 10 ms would use up the second try long before a place is free."""
-    policy = {"maxAttempts": 2, "initialBackoff": "0.01s", "maxBackoff": "0.01s", "backoffMultiplier": 1,
+    """Backoffs of 10 ms would use up all tries long before a place is free."""
+    policy = {"maxAttempts": 5, "initialBackoff": "0.01s", "maxBackoff": "0.01s", "backoffMultiplier": 1,
               "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}  # fmt: skip
     config = {"methodConfig": [{"name": [{"service": "tei.v1.Embed"}], "retryPolicy": policy}]}
     filling = [tei.unary("Embed/Embed").future(query, timeout=30) for query in grpc_queries(108)]

@@ -227,7 +227,7 @@ async def test_a_vector_that_is_not_finite_fails_its_query_alone():
     _, _, future = desk.sent[0]
     future.set_result((np.eye(2, 4, dtype=np.float32), np.array([np.nan, 1], np.float32), 0.1))
     await settle()
-    assert "no finite vector" in str(jobs[0].answer.exception())
+    assert "no finite numbers" in str(jobs[0].answer.exception())
     assert jobs[1].answer.result().norm == 1
     assert desk.queue.in_flight("cpu") == 0
 

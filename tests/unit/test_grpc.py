@@ -163,6 +163,7 @@ STATUSES = {
     "BodyTooLarge": "INVALID_ARGUMENT",
     "Unauthorized": "UNAUTHENTICATED",
     "Forbidden": "PERMISSION_DENIED",
+    "WrongKind": "FAILED_PRECONDITION",
     "Busy": "RESOURCE_EXHAUSTED",
     "DeadlineExceeded": "DEADLINE_EXCEEDED",
     "EngineFailed": "FAILED_PRECONDITION",

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from deployments.errors import Busy, EmptyInput, EngineFailed, TimedOut
+from deployments.errors import Busy, DeadlineExceeded, EmptyInput, EngineFailed, TimedOut, WrongKind
 from deployments.metrics import EmbedderMetrics, PoolState, RouterMetrics, counted, outcome_of
 
 
@@ -36,7 +36,9 @@ class Written:
     [
         (Busy("full", retry_after_s=1), "busy"),
         (EmptyInput("nothing"), "invalid"),
+        (WrongKind("a reranker"), "invalid"),
         (TimedOut("late"), "error"),
+        (DeadlineExceeded("late by the client's own clock"), "cancelled"),
         (EngineFailed("broken"), "error"),
         (ZeroDivisionError(), "error"),
         (asyncio.CancelledError(), "cancelled"),

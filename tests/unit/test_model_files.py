@@ -162,3 +162,62 @@ def test_a_default_prompt_that_cannot_be_used_refuses_to_start(tmp_path, told, i
 def test_prompts_that_the_pooling_leaves_out_are_not_offered(tmp_path):
     path = model(tmp_path, pooling={**MEAN, "include_prompt": False}, config_sentence_transformers={"prompts": PROMPTS})
     assert card(path).prompts == {}
+
+
+SCORES = {**CONFIG, "architectures": ["BertForSequenceClassification"], "type_vocab_size": 2}
+WORDS = {**CONFIG, "architectures": ["BertForMaskedLM"]}
+ONE = {**SCORES, "id2label": {"0": "LABEL_0"}}
+THREE = {**SCORES, "id2label": {"10": "last", "2": "b", "0": "a"}}
+SPLADE = {"idx": 1, "path": "1_SpladePooling", "type": "sentence_transformers.sparse_encoder.models.SpladePooling"}
+
+
+@pytest.mark.parametrize(
+    ("config", "modules", "wanted", "kind", "dimension", "labels"),
+    [
+        (CONFIG, [POOLING], "auto", "embedding", 8, ()),
+        (ONE, [], "auto", "reranker", 1, ("LABEL_0",)),
+        (ONE, [POOLING], "auto", "embedding", 8, ()),
+        (ONE, [POOLING], "reranker", "reranker", 1, ("LABEL_0",)),
+        (THREE, [], "auto", "classifier", 3, ("a", "b", "last")),
+        (SCORES, [], "auto", "classifier", 2, ("LABEL_0", "LABEL_1")),  # transformers' own number of labels
+        (WORDS, [SPLADE], "auto", "sparse", 100, ()),
+        (WORDS, [], "sparse", "sparse", 100, ()),
+        (WORDS, [POOLING], "auto", "embedding", 8, ()),
+    ],
+)
+def test_kind_is_read_from_the_models_own_files(tmp_path, config, modules, wanted, kind, dimension, labels):
+    (tmp_path / "1_SpladePooling").mkdir()
+    files = {"1_SpladePooling/config": {"pooling_strategy": "max"}, "tokenizer_config": {"model_max_length": 64}}
+    pooling = {"pooling_mode": "mean"}
+    found = card(model(tmp_path, config=config, modules=modules, pooling=pooling, **files), kind=wanted)
+    assert (found.kind, found.dimension, found.labels) == (kind, dimension, labels)
+    assert found.pooling == {"embedding": "mean", "sparse": "splade"}.get(kind, "none")
+    assert found.token_types == (kind in {"reranker", "classifier"})
+    assert not found.normalize
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "sentence"),
+    [
+        (CONFIG, {"kind": "reranker"}, "args.model.kind: reranker needs a model ForSequenceClassification"),
+        (WORDS, {"kind": "classifier"}, "args.model.kind: classifier needs .* this one is BertForMaskedLM"),
+        (ONE, {"kind": "classifier"}, "args.model.kind: a reranker has one label and .* has 1: LABEL_0"),
+        (THREE, {"kind": "reranker"}, "args.model.kind: .* this model has 3: a, b, last"),
+        (ONE, {"kind": "sparse"}, "args.model.kind: sparse needs a model ForMaskedLM"),
+        (ONE, {"pooling": "cls"}, "args.model.pooling: cls was asked for, but a reranker model has no choice"),
+        (ONE, {"normalize": True}, "args.model.normalize: true was asked for"),
+    ],
+)
+def test_a_kind_that_cannot_be_is_refused(tmp_path, config, settings, sentence):
+    with pytest.raises(SettingsError, match=sentence):
+        card(model(tmp_path, config=config, modules=[]), **settings)
+
+
+def test_what_the_files_of_other_kinds_ask_for_and_is_not_served(tmp_path):
+    (tmp_path / "1_SpladePooling").mkdir()
+    files = {"1_SpladePooling/config": {"pooling_strategy": "sum"}}
+    with pytest.raises(SettingsError, match=r"args\.model\.id: the model pools by sum of relu"):
+        card(model(tmp_path, config=WORDS, modules=[SPLADE], **files))
+    prompts = {"prompts": {"web": "query: "}, "default_prompt_name": "web"}
+    with pytest.raises(SettingsError, match="default_prompt_name: a reranker that puts a prompt before texts"):
+        card(model(tmp_path, config=ONE, modules=[], config_sentence_transformers=prompts))

@@ -1,0 +1,76 @@
+"""Two texts that a model reads together, as a reranker does: by the tokenizer's own template, cut as TEI cuts them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+# A model may be told which of the two texts a token is of (BERT's token types). That travels within the token's id, so
+# that batches are ids and lengths for all models: TYPE is added to the ids of the second text.
+TYPE = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two texts that are one query."""
+
+    first: str
+    second: str
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.second)
+
+
+class Template:
+    """What a tokenizer puts before, between and behind two texts."""
+
+    def __init__(self, encoding: Any, *, types: bool) -> None:
+        """`encoding` is what the tokenizer makes of two short texts. Raises ValueError where it is no such template."""
+        ids = _typed(encoding.ids, encoding.type_ids if types else [0] * len(encoding.ids))
+        runs = [(text, len(list(run))) for text, run in itertools.groupby(encoding.sequence_ids)]
+        if [text for text, _ in runs if text is not None] != [0, 1]:
+            raise ValueError("the tokenizer does not put two texts one after the other")
+        bounds = [0, *itertools.accumulate(length for _, length in runs)]
+        starts = {text: (bounds[i], bounds[i + 1]) for i, (text, _) in enumerate(runs) if text is not None}
+        (a, a_ends), (b, b_ends) = starts[0], starts[1]
+        self._before, self._between, self._behind = ids[:a], ids[a_ends:b], ids[b_ends:]
+        self._first, self._second = (types * encoding.type_ids[at] * TYPE for at in (a, b))
+        self.special_tokens = len(self._before) + len(self._between) + len(self._behind)
+
+    def fill(self, first: Sequence[int], second: Sequence[int]) -> npt.NDArray[np.int32]:
+        """The ids of a pair, int32 [tokens]: both texts' own, the special tokens, and types."""
+        parts = (self._before, _ids(first) + self._first, self._between, _ids(second) + self._second, self._behind)
+        return np.concatenate(parts, dtype=np.int32)
+
+
+def cut_longest_first(
+    first: Sequence[int], second: Sequence[int], room: int, side: Literal["left", "right"]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Both texts' ids, `room` at the most: the longer gives until both are as long, then both do (the tokenizers
+    library's and TEI's `longest_first`).
+    """
+    a, b = longest_first(len(first), len(second), room)
+    return (first[:a], second[:b]) if side == "right" else (first[len(first) - a :], second[len(second) - b :])
+
+
+def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many of two texts' tokens stay."""
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second)
+    if 2 * shorter > room:
+        shorter = room // 2
+    return (room - shorter, shorter) if first > second else (shorter, room - shorter)
+
+
+def _typed(ids: Sequence[int], types: Sequence[int]) -> npt.NDArray[np.int32]:
+    return _ids(ids) + _ids(types) * np.int32(TYPE)
+
+
+def _ids(ids: Sequence[int]) -> npt.NDArray[np.int32]:
+    return np.array(ids, dtype=np.int32)
