@@ -40,6 +40,11 @@ from serve_app.requests import admission, check_dimensions
 
 _LARGEST_DETAILS = 2_000  # bytes; each may take three in an HTTP/2 header, and clients take 8 KiB of headers
 _UNAVAILABLE_RETRY_S = 1.0
+_MODEL_TYPES = {  # by the one key of `model_type` in /info
+    "embedding": ModelType.MODEL_TYPE_EMBEDDING,
+    "classifier": ModelType.MODEL_TYPE_CLASSIFIER,
+    "reranker": ModelType.MODEL_TYPE_RERANKER,
+}
 _SIDES: dict[int, Side] = {
     TruncationDirection.TRUNCATION_DIRECTION_RIGHT: "right",
     TruncationDirection.TRUNCATION_DIRECTION_LEFT: "left",
@@ -268,7 +273,7 @@ def info_response(info: dict[str, Any]) -> InfoResponse:
         **{name: info[name] for name in shared},
         model_sha=info["model_sha"],
         model_dtype=info["model_dtype"] or "",
-        model_type=ModelType.MODEL_TYPE_EMBEDDING,
+        model_type=_MODEL_TYPES[next(iter(info["model_type"]))],
     )
 
 

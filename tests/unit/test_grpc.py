@@ -26,7 +26,7 @@ from deployments.router import Embedded
 from deployments.settings import Settings
 from deployments.tokenizer import Token
 from serve_app.api_keys import ApiKeys
-from serve_app.grpc_api import GrpcApi, embed_response, in_order, set_status
+from serve_app.grpc_api import GrpcApi, embed_response, in_order, info_response, set_status
 from serve_app.grpc_services import METHODS, add_to_server, reader
 from serve_app.proto import tei_pb2
 
@@ -465,3 +465,20 @@ def test_a_stream_s_bad_request_is_its_status():
     assert len(done) == 1
     assert context.code == grpc.StatusCode.INVALID_ARGUMENT
     assert isinstance(error, EmptyInput)  # Serve asks for it
+
+
+@pytest.mark.parametrize(
+    ("model_type", "number"),
+    [
+        ({"embedding": {"pooling": "mean"}}, 0),
+        ({"embedding": {"pooling": "splade"}}, 0),
+        ({"classifier": {"id2label": {"0": "no", "1": "yes"}}}, 1),
+        ({"reranker": {"id2label": {"0": "LABEL_0"}}}, 2),
+    ],
+)
+def test_info_says_the_kind_of_the_model_by_tei_s_number(model_type, number):
+    info = dict.fromkeys(
+        ["max_concurrent_requests", "max_input_length", "max_batch_tokens", "max_client_batch_size"], 1
+    )
+    words = {"version": "0", "model_id": "m", "tokenization_workers": 1, "model_sha": None, "model_dtype": "float32"}
+    assert info_response({**info, **words, "model_type": model_type}).model_type == number
