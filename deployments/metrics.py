@@ -1,8 +1,9 @@
 """What Prometheus is told: every name, tag and bucket stands here, and README says what each tells a reader.
 
 Ray exports them from each node with the prefix `ray_` and the tags application, deployment and replica; counters get
-the suffix `_total`. On the way of a query nothing is recorded but two observations a request (about 2 us each);
-everything else is counted in plain numbers and published every few seconds. Imports ray only where it is built.
+the suffix `_total`. On the way of a query all is counted in plain numbers, which are published every few seconds. Only
+histograms are told at once, and only of some: Ray's agent replays each observation in a loop (`open_telemetry_metric_
+recorder.py` of 2.60), so that thousands a second would cost it a core. Imports no ray: its instruments are arguments.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from deployments.errors import Busy, DeadlineExceeded, WindveError
 OK, BUSY, ERROR, CANCELLED, INVALID = "ok", "busy", "error", "cancelled", "invalid"
 NO_POOL = "none"  # the pool of what was answered before it had one
 PUBLISHED_EVERY_S = 2.0
+_OBSERVED = 100  # of each histogram, about, between two publications; those in between are left out evenly
+_MOST_OBSERVED = 400  # where many come at once after few
 
 _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0]
 _TOKENISING_S = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
@@ -96,6 +99,27 @@ class _Tally:
                 self.counter.inc(step, dict(zip(self.names, values, strict=True)))
 
 
+@dataclass(slots=True, eq=False)
+class _Sampled:
+    """A histogram that is told of every so-manieth value: of each where they are few."""
+
+    histogram: _Histogram
+    tags: dict[str, str] = field(default_factory=dict)
+    every: int = 1
+    seen: int = 0
+    taken: int = 0
+
+    def observe(self, value: float) -> None:
+        if self.seen % self.every == 0 and self.taken < _MOST_OBSERVED:
+            self.taken += 1
+            self.histogram.observe(value, self.tags)
+        self.seen += 1
+
+    def publish(self) -> None:
+        self.every = max(1, round(self.seen / _OBSERVED))
+        self.seen = self.taken = 0
+
+
 class RouterMetrics:
     """A Router's. All methods are called from the event loop's own thread."""
 
@@ -104,16 +128,21 @@ class RouterMetrics:
             instruments, "windve_queries", "Queries by the pool and the outcome of their request", ("pool", "outcome")
         )
         self._slo_missed = _tally(
-            instruments, "windve_slo_missed", "Requests answered later than the SLO; bulk and trial ones aside", ()
+            instruments, "windve_slo_missed", "Of windve_requests, those answered later than the SLO", ()
         )
-        self._requests: _Histogram = instruments.Histogram(
-            "windve_request_seconds", "From arrival to answer; bulk and trial requests aside", _SECONDS
+        self._requests = _tally(
+            instruments, "windve_requests", "Requests that the SLO is for: bulk and trial ones aside", ()
         )
-        self._queueing: _Histogram = instruments.Histogram(
-            "windve_queue_seconds", "The longest wait for a device among a request's queries", _SECONDS
+        self._total = _Sampled(
+            instruments.Histogram("windve_request_seconds", "From arrival to answer, of windve_requests", _SECONDS)
         )
-        self._tokenising: _Histogram = instruments.Histogram(
-            "windve_tokenization_seconds", "Tokenising one request", _TOKENISING_S
+        self._queueing = _Sampled(
+            instruments.Histogram(
+                "windve_queue_seconds", "The longest wait for a device among a request's queries", _SECONDS
+            )
+        )
+        self._tokenising = _Sampled(
+            instruments.Histogram("windve_tokenization_seconds", "Tokenising one request", _TOKENISING_S)
         )
         gauges = {
             "in_flight": "Queries admitted and not answered, of this Router",
@@ -134,12 +163,13 @@ class RouterMetrics:
         """One request, by the pool of each of its queries."""
         for pool in pools:
             self._queries.add(1, pool, OK)
-        self._tokenising.observe(tokenization_s, {})
-        self._queueing.observe(queue_s, {})
+        self._tokenising.observe(tokenization_s)
+        self._queueing.observe(queue_s)
 
     def promised(self, total_s: float, slo_s: float) -> None:
         """It was one that the SLO is for."""
-        self._requests.observe(total_s, {})
+        self._requests.add(1)
+        self._total.observe(total_s)
         if total_s > slo_s:
             self._slo_missed.add(1)
 
@@ -147,8 +177,10 @@ class RouterMetrics:
         self._queries.add(queries, NO_POOL, outcome_of(error))
 
     def publish(self, slo_s: float, pools: Mapping[str, PoolState]) -> None:
-        self._queries.publish()
-        self._slo_missed.publish()
+        for tally in (self._queries, self._requests, self._slo_missed):
+            tally.publish()
+        for histogram in (self._total, self._queueing, self._tokenising):
+            histogram.publish()
         self._slo.set(slo_s, {})
         for pool, state in pools.items():
             for key, gauge in self._gauges.items():
@@ -184,18 +216,22 @@ class EmbedderMetrics:
             "windve_failed_runs": "Runs of the engine that failed",
         }
         self._tallies = [_tally(instruments, name, about, _POOL) for name, about in tallies.items()]
-        self._inference: _Histogram = instruments.Histogram(
-            "windve_inference_seconds", "One run of the engine, whole batches together", _SECONDS, _POOL
+        self._inference = _Sampled(
+            instruments.Histogram(
+                "windve_inference_seconds", "One run of the engine, whole batches together", _SECONDS, _POOL
+            ),
+            self._pool,
         )
-        self._batches: _Histogram = instruments.Histogram(
-            "windve_batch_queries", "Queries in one run of the engine", _QUERIES, _POOL
+        self._batches = _Sampled(
+            instruments.Histogram("windve_batch_queries", "Queries in one run of the engine", _QUERIES, _POOL),
+            self._pool,
         )
         self._info: _Gauge = instruments.Gauge("windve_info", "Always 1; what this replica runs", ("pool", *info))
         self._about = {**self._pool, **info}
 
     def ran(self, queries: int, tokens: int, seconds: float) -> None:
-        self._inference.observe(seconds, self._pool)
-        self._batches.observe(float(queries), self._pool)
+        self._inference.observe(seconds)
+        self._batches.observe(float(queries))
         for tally, step in zip(self._tallies, (1, queries, seconds, tokens), strict=False):
             tally.add(step, self._pool["pool"])
 
@@ -205,6 +241,8 @@ class EmbedderMetrics:
     def publish(self) -> None:
         for tally in self._tallies:
             tally.publish()
+        for histogram in (self._inference, self._batches):
+            histogram.publish()
         self._info.set(1.0, self._about)
 
 

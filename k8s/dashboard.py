@@ -79,7 +79,7 @@ _OK = _rate("ray_windve_queries_total", tags=',outcome="ok"')
 _OK_OF_CPU = _rate("ray_windve_queries_total", tags=',outcome="ok",pool="cpu"')
 _BUSY = _rate("ray_windve_queries_total", tags=',outcome="busy"')
 _ENDED = _rate("ray_windve_queries_total", tags=',outcome=~"ok|busy"')
-_LATE = f"{_rate('ray_windve_slo_missed_total')} / ({_rate('ray_windve_request_seconds_count')} > 0)"
+_LATE = f"{_rate('ray_windve_slo_missed_total')} / ({_rate('ray_windve_requests_total')} > 0)"
 _ROOM = f"{_gauge('ray_windve_depth')} * {_gauge('ray_windve_live_replicas')}"
 _IN_FLIGHT = _gauge("ray_windve_in_flight", "sum")
 _RUNS = _rate("ray_windve_runs_total", "pool")

@@ -81,6 +81,22 @@ def test_a_promise_is_kept_or_missed():
     metrics.publish(1.0, {})
     assert [value for value, _ in written.of("windve_request_seconds")] == [0.2, 0.99, 1.0, 1.01, 7.0]
     assert written.of("windve_slo_missed") == [(2, ())]
+    assert written.of("windve_requests") == [(5, ())]
+
+
+@pytest.mark.parametrize(("each", "told"), [(3, (3, 3)), (150, (150, 75)), (1000, (400, 100)), (7000, (400, 100))])
+def test_of_many_values_a_histogram_is_told_of_some_evenly(each, told):
+    written = Written()
+    metrics = RouterMetrics(written)
+    for every, count in zip((1, max(1, round(each / 100))), told, strict=True):
+        before = len(written.of("windve_request_seconds"))
+        for number in range(each):
+            metrics.promised(number, 1e9)
+        values = [value for value, _ in written.of("windve_request_seconds")[before:]]
+        assert len(values) == count
+        assert values == list(range(0, each, every))[:count]
+        metrics.publish(1.0, {})
+    assert [value for value, _ in written.of("windve_requests")] == [each, each]
 
 
 def test_what_fails_is_counted_and_raised():
