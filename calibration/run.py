@@ -90,6 +90,7 @@ class Calibration:
             if not estimate_only:
                 await self._tune(trials, estimates)
                 await self._verify(trials)
+                await self._check_replicas()
         finally:
             trials.close()
             await asyncio.shield(asyncio.to_thread(self._withdraw_pass))
@@ -101,6 +102,16 @@ class Calibration:
             if time.monotonic() > ends:
                 raise CalibrationFailed("another calibration of this application is running: wait until it has ended")
             await asyncio.sleep(0.2)
+
+    async def _check_replicas(self) -> None:
+        """Depths are for each replica: what was measured is wrong if their number changed meanwhile."""
+        now = (await asyncio.to_thread(self._application.info))["windve"]["pools"]
+        for name, pool in self.found.pools.items():
+            if set(now[name]["replicas"]) != set(pool["replicas"]):
+                raise CalibrationFailed(
+                    f"replicas of the {name} pool came or went during the run: nothing was written; please run it "
+                    f"again, with a fixed number (args.{name}.replicas) where they follow the load"
+                )
 
     def _withdraw_pass(self) -> None:
         try:

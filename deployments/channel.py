@@ -5,11 +5,11 @@ the way of a query costs, so batches travel by a socket of their own. Serve stil
 they listen; a replica admits who knows its secret, which only the application's own processes are told. Pure asyncio.
 
 A frame is its header and what the header counts, little-endian as both machines' arrays are:
-    batch    size, queries, tokens, each   lengths int32 [queries], ids int32 [tokens], the batch's id
+    batch    size, queries, tokens, each, fill   lengths int32 [queries], ids int32 [tokens], the batch's id
     answer   size, status, vectors, dimension, seconds   unit float32 [vectors, dimension], norms float32 [vectors], id
              or, where the status is not 0, the bytes of a sentence that says why, id
-A vector of each query is wanted, or of each token where `each` is 1. A batch without queries calls the one of that id
-off.
+A vector of each query is wanted, or of each token where `each` is 1; `fill` is the share of the pool's depth that the
+Router has in flight. A batch without queries calls the one of that id off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import hmac
 import secrets
 import struct
 from collections.abc import Awaitable, Callable, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,16 +28,26 @@ from deployments.errors import EngineFailed, ReplicaLost, WindveError
 
 Ids = npt.NDArray[np.int32]
 Reply = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], float]
-# (batch id, ids, lengths, a vector of each token) -> unit vectors, norms, engine seconds
-Embed = Callable[[str, Ids, Ids, bool], Awaitable[Reply]]
+Embed = Callable[[str, "Batch"], Awaitable[Reply]]  # by the batch's id: unit vectors, norms, engine seconds
 Abandon = Callable[[str], None]
 
-_BATCH, _ANSWER = struct.Struct("<IIII"), struct.Struct("<IIIId")
+_BATCH, _ANSWER = struct.Struct("<IIIIf"), struct.Struct("<IIIId")
 _SIZE = struct.Struct("<I")
 _OK, _FAILED, _LOST = range(3)
 _CONNECT_TIMEOUT_S = 5.0
 _LARGEST_FRAME = 2**30  # bytes
 _SECRET_BYTES = 32
+
+
+class Batch(NamedTuple):
+    """What arrives at a replica: `ids` int32 of all queries in a row, `lengths` int32 [queries], whether a vector of
+    each token is wanted, and the share of the pool's depth that its Router has in flight.
+    """
+
+    ids: Ids
+    lengths: Ids
+    each_token: bool = False
+    fill: float = 0.0
 
 
 class _Peer(asyncio.Protocol):
@@ -100,18 +110,18 @@ class BatchServer:
         if self._server is not None:
             self._server.close()
 
-    def take(self, peer: _Served, batch_id: str, ids: Ids, lengths: Ids, each_token: bool) -> None:
-        if not len(lengths):
+    def take(self, peer: _Served, batch_id: str, batch: Batch) -> None:
+        if not len(batch.lengths):
             self._abandon(batch_id)
             return
-        task = asyncio.get_running_loop().create_task(self._answer(peer, batch_id, ids, lengths, each_token))
+        task = asyncio.get_running_loop().create_task(self._answer(peer, batch_id, batch))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, peer: _Served, batch_id: str, ids: Ids, lengths: Ids, each_token: bool) -> None:
+    async def _answer(self, peer: _Served, batch_id: str, batch: Batch) -> None:
         name = batch_id.encode()
         try:
-            unit, norms, seconds = await self._embed(batch_id, ids, lengths, each_token)
+            unit, norms, seconds = await self._embed(batch_id, batch)
         except Exception as error:  # noqa: BLE001 - whatever it is, the Router waits for a word
             status = _LOST if isinstance(error, ReplicaLost) else _FAILED
             body = [str(error).encode()]
@@ -139,11 +149,11 @@ class _Served(_Peer):
                 return
             self._known, self.largest = True, _LARGEST_FRAME
             return
-        _, queries, tokens, each = _BATCH.unpack_from(frame)
+        _, queries, tokens, each, fill = _BATCH.unpack_from(frame)
         lengths = np.frombuffer(frame, np.int32, queries, _BATCH.size)
         ids = np.frombuffer(frame, np.int32, tokens, _BATCH.size + lengths.nbytes)
         batch_id = frame[_BATCH.size + lengths.nbytes + ids.nbytes :].decode()
-        self._server.take(self, batch_id, ids, lengths, bool(each))
+        self._server.take(self, batch_id, Batch(ids, lengths, bool(each), fill))
 
 
 class Channel(_Peer):
@@ -166,7 +176,9 @@ class Channel(_Peer):
     def is_open(self) -> bool:
         return not self.transport.is_closing()
 
-    async def embed(self, batch_id: str, queries: Sequence[Ids], *, each_token: bool = False) -> Reply:
+    async def embed(
+        self, batch_id: str, queries: Sequence[Ids], *, each_token: bool = False, fill: float = 0.0
+    ) -> Reply:
         """Run one batch there: (unit vectors float32 [n, dimension], norms float32 [n], engine seconds), where n counts
         the queries, or their tokens.
 
@@ -176,7 +188,7 @@ class Channel(_Peer):
             raise ConnectionError("the connection is closed")
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._waiting[batch_id] = answer
-        self._write(batch_id, queries, each_token=each_token)
+        self._write(batch_id, queries, each_token=each_token, fill=fill)
         try:
             return await answer
         finally:
@@ -190,11 +202,12 @@ class Channel(_Peer):
     def close(self) -> None:
         self.transport.close()
 
-    def _write(self, batch_id: str, queries: Sequence[Ids], *, each_token: bool = False) -> None:
+    def _write(self, batch_id: str, queries: Sequence[Ids], *, each_token: bool = False, fill: float = 0.0) -> None:
         name = batch_id.encode()
         lengths = np.fromiter(map(len, queries), np.int32, len(queries))
         tokens = int(lengths.sum())
-        head = _BATCH.pack(_BATCH.size + lengths.nbytes + 4 * tokens + len(name), len(queries), tokens, each_token)
+        size = _BATCH.size + lengths.nbytes + 4 * tokens + len(name)
+        head = _BATCH.pack(size, len(queries), tokens, each_token, fill)
         self.transport.writelines([head, lengths.tobytes(), *(query.tobytes() for query in queries), name])
 
     def frame_received(self, frame: bytes) -> None:

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.affinity import pin_thread, plan_affinity, read_cpu_shape, thread_environment
-from deployments.channel import BatchServer
+from deployments.autoscaling import FILL, fill_of
+from deployments.channel import Batch, BatchServer
 from deployments.device_detector import CPU
 from deployments.engines import Engine, Stopped, TokenBatch, Vectors, create_engine
 from deployments.errors import EngineFailed, ReplicaLost
@@ -52,6 +53,7 @@ class Reply(NamedTuple):
 @dataclass(slots=True, eq=False)
 class _Call:
     router: str
+    fill: float  # the share of the pool's depth that this Router had in flight
     batch: TokenBatch
     answer: asyncio.Future[Reply]
     abandoned: bool = False
@@ -156,26 +158,25 @@ class Embedder:
             "channel": {"host": self._host, "port": await self._server.start(), "secret": self._server.secret},
         }
 
-    async def embed(self, replica: str, batch_id: str, ids: bytes, lengths: bytes, each_token: bool) -> Reply:
+    async def embed(self, replica: str, batch_id: str, ids: bytes, lengths: bytes, *wanted: Any) -> Reply:
         """A batch by way of Serve's handle, for a Router that the channel's port is closed to.
 
         Raises ReplicaLost where the call was meant for another replica (which has gone); else as `_embed_batch`.
         """
         if replica != self._replica:
             raise ReplicaLost(f"replica {replica} has gone")
-        tokens, counts = np.frombuffer(ids, np.int32), np.frombuffer(lengths, np.int32)
-        return await self._embed_batch(batch_id, tokens, counts, each_token)
+        batch = Batch(np.frombuffer(ids, np.int32), np.frombuffer(lengths, np.int32), *wanted)
+        return await self._embed_batch(batch_id, batch)
 
-    async def _embed_batch(
-        self, batch_id: str, ids: npt.NDArray[np.int32], lengths: npt.NDArray[np.int32], each_token: bool
-    ) -> Reply:
-        """One batch of a Router: packed token ids and lengths -> vectors.
+    async def _embed_batch(self, batch_id: str, batch: Batch) -> Reply:
+        """One batch of a Router -> vectors.
 
         Batches that wait while the engine runs are merged into its next run, if they want the same. Raises Stopped if
         the Router has abandoned it, and EngineFailed.
         """
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        call = _Call(batch_id.rpartition(":")[0], TokenBatch(ids, lengths, each_token), answer)
+        tokens = TokenBatch(batch.ids, batch.lengths, batch.each_token)
+        call = _Call(batch_id.rpartition(":")[0], batch.fill, tokens, answer)
         self._inbox.append(call)
         self._calls[batch_id] = call
         self._count_queries()
@@ -214,8 +215,15 @@ class Embedder:
         return {**told, "most_queries": self._most_queries} if what == "census" else told
 
     def _count_queries(self) -> None:
-        calls = [*self._inbox, *(self._run.calls if self._run else ())]
-        self._most_queries = max(self._most_queries, sum(len(call.batch) for call in calls))
+        self._most_queries = max(self._most_queries, sum(len(call.batch) for call in self._here()))
+
+    def _here(self) -> list[_Call]:
+        """Calls that run or wait, in the order in which they came."""
+        return [*(self._run.calls if self._run else ()), *self._inbox]
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve's controller learns of this replica while it is autoscaled (see `autoscaling.KeepFill`)."""
+        return {FILL: fill_of((call.router, call.fill) for call in self._here())}
 
     def _orphan(self, router: str) -> int:
         """A Router is dead: what waits here of its queries is dropped. Returns how many run on."""

@@ -105,6 +105,11 @@ class Pool:
     def calibrated(self) -> bool:
         return self.config.alpha_s is not None  # and beta_s with it: the settings see to that
 
+    @property
+    def _fill(self) -> float:
+        """The share of the pool's depth that this Router has in flight: autoscaling goes by it."""
+        return self._queue.in_flight(self.name) / max(1, self._queue.capacity_of(self.name))
+
     def load(self, share: float = 1.0) -> PoolLoad:
         """What this pool runs and holds; `share` of its capacity is open to who asks."""
         alpha_s, beta_s = self.latency_model
@@ -161,11 +166,14 @@ class Pool:
         channel = self._channels.get(replica)
         try:
             if channel is not None:
-                return await channel.embed(f"{self._router}:{batch_id}", queries, each_token=each_token)
+                return await channel.embed(
+                    f"{self._router}:{batch_id}", queries, each_token=each_token, fill=self._fill
+                )
             batch = TokenBatch.pack(list(queries))
             reply: Reply = await self._embed.remote(
-                replica, f"{self._router}:{batch_id}", batch.ids.tobytes(), batch.lengths.tobytes(), each_token
-            )
+                replica, f"{self._router}:{batch_id}", batch.ids.tobytes(), batch.lengths.tobytes(), each_token,
+                self._fill,
+            )  # fmt: skip
         except WindveError:
             raise
         except (RayActorError, ConnectionError):

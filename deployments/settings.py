@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from deployments.errors import SettingsError
 
@@ -52,8 +52,31 @@ class EmulatedDevice(_Strict):
     time_scale: Seconds = 1.0  # 0.1 lets a second pass in a tenth
 
 
+class Autoscaled(_Strict):
+    """Replicas that follow the load: as many as keep the queues at `fill`, a share of the depth (`KeepFill`)."""
+
+    min: PositiveInt
+    max: PositiveInt
+    fill: Share = 0.7
+    upscale_delay_s: Annotated[float, Field(ge=0)] = 30.0  # so long more must be wanted; Serve's own default
+    downscale_delay_s: Annotated[float, Field(ge=0)] = 600.0  # so long fewer must do; Serve's own default
+
+    @model_validator(mode="after")
+    def _bounds_are_bounds(self) -> Self:
+        if self.max < self.min:
+            raise ValueError(f"max ({self.max}) is less than min ({self.min})")
+        return self
+
+
+_REPLICAS = ("number", "bounds")  # what `replicas` may be
+Replicas = Annotated[
+    Annotated[Auto | PositiveInt, Tag(_REPLICAS[0])] | Annotated[Autoscaled, Tag(_REPLICAS[1])],
+    Discriminator(lambda given: _REPLICAS[isinstance(given, (dict, Autoscaled))]),
+]
+
+
 class _PoolSettings(_Strict):
-    replicas: Auto | PositiveInt = "auto"
+    replicas: Replicas = "auto"  # auto: one for each device, or machine, when it is deployed
     engine: str = "torch"
     dtype: Dtype = "auto"  # auto: the quickest that keeps cosine >= 0.999 to float32 here
     max_batch_tokens: PositiveInt = 16_384  # most tokens in one pass of the model: bounds memory, not admission
@@ -102,6 +125,7 @@ class Settings(_Strict):
     accelerator: AcceleratorSettings = AcceleratorSettings()
     cpu: CpuSettings = CpuSettings()
     limits: Limits = Limits()
+    wait_for_nodes_s: Annotated[float, Field(ge=0)] = 0.0  # for the cluster to have what is asked for here
 
     @field_validator("api_keys", mode="before")
     @classmethod
@@ -222,6 +246,9 @@ class RouterConfig(_Strict):
         return config
 
 
+_BRANCHES = {"int", "float", "bool", "str", *_REPLICAS}
+
+
 def _parse(model: type[T], raw: Any, root: str) -> T:
     if raw is None:
         raise SettingsError(root, "missing; the Serve config must give it")
@@ -257,4 +284,4 @@ def _first_problem(root: str, invalid: ValidationError) -> SettingsError:
 
 def _is_branch(part: str) -> bool:
     """Pydantic adds a union's branch to the location (`cores.int`); the user knows no branches."""
-    return part.startswith(("literal[", "constrained-", "function-")) or part in {"int", "float", "bool", "str"}
+    return part.startswith(("literal[", "constrained-", "function-")) or part in _BRANCHES

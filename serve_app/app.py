@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import ray
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from starlette.types import ASGIApp
@@ -22,13 +23,14 @@ from deployments.device_detector import ACCELERATOR, CPU, Machine, Topology, dec
 from deployments.embedder import Embedder
 from deployments.errors import SettingsError
 from deployments.router import Router
-from deployments.settings import Settings
+from deployments.settings import Autoscaled, Settings
 from serve_app.api_keys import ApiKeys
 from serve_app.grpc_services import METHODS
 
 _DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
 _SEND_WHERE_TOLD = RequestRouterConfig(request_router_class="deployments.replica_router.ReplicaRouter")  # type: ignore[arg-type]
 _RESOURCES = {"npu": "NPU", "cuda": "GPU"}
+_LOOK_AGAIN_S = 1.0
 _FRAMEWORK_CPUS = 0.1  # what the scheduler books for a process whose work is elsewhere
 
 
@@ -61,8 +63,7 @@ class Ingress(Router):
 def build(args: dict[str, Any]) -> Application:
     """Serve calls this with the config's `args`. Raises SettingsError that names the key."""
     settings = Settings.parse(args)
-    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    device, topology = plan_application(settings, nodes)
+    nodes, device, topology = _plan_when_there(settings)
     embedders = {}
     for pool in topology.pools:
         options = _accelerator_options(device) if pool == ACCELERATOR else _cpu_options(settings, nodes)
@@ -70,7 +71,7 @@ def build(args: dict[str, Any]) -> Application:
             _DEPLOYMENTS[pool],
             serve.deployment(
                 name=_DEPLOYMENTS[pool],
-                num_replicas=topology.replicas[pool],
+                **_how_many(settings, pool, topology),
                 max_ongoing_requests=1000,  # the queue manager admits; a replica never refuses
                 request_router_config=_SEND_WHERE_TOLD,
                 health_check_period_s=2,
@@ -90,6 +91,38 @@ def build(args: dict[str, Any]) -> Application:
     return application
 
 
+def _plan_when_there(settings: Settings) -> tuple[list[dict[str, Any]], str, Topology]:
+    """The cluster's nodes, and `plan_application` for them. Nodes of a cluster that has just been started may still be
+    on their way: it is looked at again until `wait_for_nodes_s` have passed.
+    """
+    ends = time.monotonic() + settings.wait_for_nodes_s
+    while True:
+        nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        try:
+            return nodes, *plan_application(settings, nodes)
+        except SettingsError:
+            if time.monotonic() > ends:
+                raise
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _how_many(settings: Settings, pool: str, topology: Topology) -> dict[str, Any]:
+    asked = (settings.cpu if pool == CPU else settings.accelerator).replicas
+    if not isinstance(asked, Autoscaled):
+        return {"num_replicas": topology.replicas[pool]}
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=asked.min,
+            max_replicas=asked.max,
+            upscale_delay_s=asked.upscale_delay_s,
+            downscale_delay_s=asked.downscale_delay_s,
+            policy=AutoscalingPolicy(  # type: ignore[no-untyped-call]
+                policy_function="deployments.autoscaling:KeepFill", policy_kwargs={"target": asked.fill}
+            ),
+        )
+    }
+
+
 def plan_application(settings: Settings, nodes: list[dict[str, Any]]) -> tuple[str, Topology]:
     """The accelerator's torch device ("cuda:0", "npu:0", "cpu", "emulated", "none") and the pools, from what is there.
 
@@ -107,7 +140,7 @@ def plan_application(settings: Settings, nodes: list[dict[str, Any]]) -> tuple[s
 
 def _accelerators(settings: Settings, nodes: list[dict[str, Any]]) -> tuple[str, int]:
     asked = settings.accelerator
-    wanted = None if asked.replicas == "auto" else asked.replicas
+    wanted = _asked_for(asked.replicas)
     if asked.device == "none":
         return "none", 0
     if asked.engine == "emulated":
@@ -135,15 +168,22 @@ def _cpu_instances(settings: Settings, nodes: list[dict[str, Any]]) -> int:
     asked = settings.cpu
     machines = sum(1 for node in nodes if node["Resources"].get("CPU", 0) > 0)
     most = machines * _instances_per_machine(settings, nodes)
-    if asked.replicas == "auto":
+    wanted = _asked_for(asked.replicas)
+    if wanted is None:
         return most
-    if asked.replicas > most:
+    if wanted > most:
         raise SettingsError(
             "args.cpu.replicas",
-            f"{asked.replicas} were asked for, but {machines} machines take {most} with instance_per: "
-            f"{asked.instance_per}",
+            f"{wanted} were asked for, but {machines} machines take {most} with instance_per: {asked.instance_per}",
         )
-    return asked.replicas
+    return wanted
+
+
+def _asked_for(replicas: str | int | Autoscaled) -> int | None:
+    """How many there must be from the start; None: as many as the cluster has room for."""
+    if isinstance(replicas, Autoscaled):
+        return replicas.min
+    return replicas if isinstance(replicas, int) else None
 
 
 def _instances_per_machine(settings: Settings, nodes: list[dict[str, Any]]) -> int:

@@ -14,8 +14,9 @@ HOST = "127.0.0.1"
 QUERIES = [np.array([1, 2, 3], np.int32), np.array([7], np.int32)]
 
 
-async def echo(batch_id, ids, lengths, each_token):
+async def echo(batch_id, batch):
     """Row by row: the first id and the number of ids; of each token its id and 0."""
+    ids, lengths, each_token, _ = batch
     if each_token:
         return np.stack([ids, np.zeros_like(ids)], axis=1).astype(np.float32), np.ones(len(ids), np.float32), 0.5
     starts = np.cumsum(lengths) - lengths
@@ -61,6 +62,20 @@ def test_a_batch_that_wants_a_vector_of_each_token():
     assert pooled.tolist() == [[1, 3], [7, 1]]
 
 
+def test_a_batch_says_how_full_its_router_has_the_queue():
+    heard = []
+
+    async def embed(batch_id, batch):
+        heard.append(batch.fill)
+        return await echo(batch_id, batch)
+
+    async def use(server, port, channel):
+        await channel.embed("r:1", QUERIES, fill=0.25)
+
+    run(use, embed)
+    assert heard == [0.25]
+
+
 def test_many_batches_of_any_size_at_once_are_not_mixed_up():
     async def use(server, port, channel):
         random = np.random.default_rng(0)
@@ -81,7 +96,7 @@ def test_many_batches_of_any_size_at_once_are_not_mixed_up():
     [(EngineFailed("out of memory"), EngineFailed), (ReplicaLost("gone"), ReplicaLost), (KeyError("x"), EngineFailed)],
 )
 def test_an_error_comes_back_with_its_sentence(raised, kind):
-    async def fail(batch_id, ids, lengths, each_token):
+    async def fail(batch_id, batch):
         raise raised
 
     async def use(server, port, channel):
@@ -97,7 +112,7 @@ def test_abandon_arrives_after_the_batch_it_means():
     seen = []
     called_off = asyncio.Event()
 
-    async def hang(batch_id, ids, lengths, each_token):
+    async def hang(batch_id, batch):
         seen.append(batch_id)
         await asyncio.sleep(3600)
 
@@ -118,7 +133,7 @@ def test_abandon_arrives_after_the_batch_it_means():
 
 
 def test_a_connection_that_breaks_fails_what_waits_and_what_comes():
-    async def hang(batch_id, ids, lengths, each_token):
+    async def hang(batch_id, batch):
         await asyncio.sleep(3600)
 
     async def use(server, port, channel):
@@ -153,9 +168,9 @@ def test_who_does_not_know_the_secret_gets_nowhere(sent):
 def test_draining_waits_for_what_has_come():
     release = asyncio.Event()
 
-    async def slow(batch_id, ids, lengths, each_token):
+    async def slow(batch_id, batch):
         await release.wait()
-        return await echo(batch_id, ids, lengths, each_token)
+        return await echo(batch_id, batch)
 
     async def use(server, port, channel):
         asking = asyncio.create_task(channel.embed("r:1", QUERIES))

@@ -9,6 +9,7 @@ import pytest
 
 PURE = [
     "deployments.affinity",
+    "deployments.autoscaling",
     "deployments.batcher",
     "deployments.channel",
     "deployments.device_detector",

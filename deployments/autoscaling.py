@@ -1,0 +1,47 @@
+"""How many embedder replicas a pool should have: as many as hold its queries at a share of their depth. Pure.
+
+Serve's own policy goes by calls in progress at each replica. Here a call is a batch of any size, and travels by a
+socket that Serve does not count; what is scarce is the queue. So each replica tells Serve how full its queue is
+(`Embedder.record_autoscaling_stats`), and this policy keeps it at `target`. Delays, factors and bounds stay Serve's.
+
+Serve sends this module by value to its controller: it imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+FILL = "fill"  # the name under which a replica tells how full its queue is
+
+
+class Context(Protocol):
+    """What of Serve's AutoscalingContext is looked at."""
+
+    current_num_replicas: int
+    target_num_replicas: int
+
+    @property
+    def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None: ...
+
+
+class KeepFill:
+    """Serve's `policy_function`. `target`: the share of the depth, in (0, 1], at which the queues should be."""
+
+    def __init__(self, target: float) -> None:
+        self.target = target
+
+    def __call__(self, context: Context) -> tuple[float, dict[str, Any]]:
+        """Replicas wanted, before Serve's bounds and delays. Those that have not told yet are taken for alike."""
+        fills = (context.aggregated_metrics or {}).get(FILL) or {}
+        if not fills:
+            return context.target_num_replicas, {}
+        mean = sum(fills.values()) / len(fills)
+        return context.current_num_replicas * mean / self.target, {}
+
+
+def fill_of(told: Iterable[tuple[str, float]]) -> float:
+    """How full a replica's queue is, of what came with the batches that are here: (Router, share of the depth that this
+    Router has in flight), the latest of each Router last.
+    """
+    return sum(dict(told).values())

@@ -1,0 +1,60 @@
+"""Embedder replicas that follow the load, by the share of their depth that is in flight, on a real Serve controller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from conftest import load_yaml, running
+
+from calibration.load import connect, request_bytes
+
+DEPTH, CLIENTS, FEW = 10, 8, 1
+TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
+
+
+@pytest.fixture(scope="module")
+def scaled(tmp_path_factory):
+    config = load_yaml("rehearsal.yaml")
+    application = config["applications"][0]
+    application["args"]["heterogeneous"] = False
+    application["args"]["accelerator"]["replicas"] = {
+        "min": 1, "max": 2, "fill": 0.4, "upscale_delay_s": 1.0, "downscale_delay_s": 1.0,
+    }  # fmt: skip
+    application["deployments"][0]["user_config"]["accelerator"] = {"queue_depth": DEPTH}
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
+        with running(config, tmp_path_factory.mktemp("scaled")) as service:
+            yield service
+
+
+async def ask_until(service, clients, done):
+    """So many clients, each asking again and again, until `done(pools)`. Returns their answers' statuses, counted."""
+    ended, statuses = asyncio.Event(), Counter()
+
+    async def client(connection):
+        while not ended.is_set():
+            statuses[(await connection.ask(request_bytes({"input": TEXT}))).status] += 1
+
+    connections = await connect(service.address, clients)
+    asking = [asyncio.create_task(client(connection)) for connection in connections]
+    try:
+        await asyncio.to_thread(service.wait_for, done, 90, "the number of replicas")
+    finally:
+        ended.set()
+    await asyncio.gather(*asking)
+    for connection in connections:
+        connection.hang_up()
+    return statuses
+
+
+def has_replicas(count):
+    return lambda pools: pools["accelerator"]["live_replicas"] == count
+
+
+def test_replicas_come_with_the_load_and_go_with_it_and_nothing_is_lost(scaled):
+    assert has_replicas(1)(scaled.pools())
+    assert set(asyncio.run(ask_until(scaled, CLIENTS, has_replicas(2)))) == {200}
+    assert set(asyncio.run(ask_until(scaled, FEW, has_replicas(1)))) == {200}
+    scaled.wait_until_idle()
