@@ -26,10 +26,11 @@ _PORTS = range(18100, 18200)  # below those that the system gives to clients
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A running service. `environment` lets Ray's clients in."""
+    """A running service. `environment` lets Ray's clients in; `metrics` is where Prometheus reads."""
 
     url: str
     dashboard: str
+    metrics: str
     environment: Mapping[str, str]
 
     def calibrate(self, out: Path, *words: str) -> dict[str, Any]:
@@ -45,7 +46,7 @@ class Service:
 
 
 @contextmanager
-def serving(config: Mapping[str, Any]) -> Iterator[Service]:
+def serving(config: Mapping[str, Any], **environment: str) -> Iterator[Service]:
     """`python -m serve_app` on this Serve config until the block ends. Raises RuntimeError if it does not start."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="windve-bench-") as folder:
@@ -56,7 +57,7 @@ def serving(config: Mapping[str, Any]) -> Iterator[Service]:
             process = subprocess.Popen(  # noqa: S603 - our own command
                 [sys.executable, "-m", "serve_app", str(file)],
                 cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, "COLUMNS": "200", "PYTHONPATH": str(ROOT)},  # this tree, wherever it is run from
+                env={**os.environ, "COLUMNS": "200", "PYTHONPATH": str(ROOT), **environment},  # this very tree
             )  # fmt: skip
         try:
             yield _wait(process, log, port)
@@ -72,9 +73,11 @@ def _wait(process: subprocess.Popen[bytes], log: Path, port: int) -> Service:
         if process.poll() is not None or time.monotonic() > ends:
             raise RuntimeError(f"the service did not start: {told.strip().splitlines()[-1]}")
         time.sleep(0.1)
-    words = next(line for line in told.splitlines() if "serve deploy CONFIG" in line).split()
+    lines = told.splitlines()
+    words = next(line for line in lines if "serve deploy CONFIG" in line).split()
+    metrics = next(line for line in lines if "for Prometheus" in line).split()[-1]
     environment = dict(word.split("=", 1) for word in words if word.startswith("RAY_"))
-    return Service(f"http://127.0.0.1:{port}", words[-1], environment)
+    return Service(f"http://127.0.0.1:{port}", words[-1], metrics, environment)
 
 
 def free_port() -> int:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
-import shutil
-import subprocess
 import threading
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 
 import pytest
 import yaml
-from conftest import ROOT, free_port
+from conftest import ROOT
 
+from benchmarks.prometheus import is_installed, reading
 from calibration.load import burst, request_bytes
 from k8s.dashboard import queries
 
@@ -25,77 +19,17 @@ TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
 WITHIN_S = 90  # all there is to see of a load is seen
 
 
-class Prometheus:
-    """Reads one address each second."""
-
-    def __init__(self, target: str, folder):
-        address = urllib.parse.urlsplit(target)
-        self.url = f"http://127.0.0.1:{free_port(19500)}"
-        self.log = folder / "prometheus.txt"
-        rules = {"groups": [{**group, "interval": "1s"} for group in RULES["groups"]]}
-        (folder / "rules.yaml").write_text(yaml.safe_dump(rules))
-        scrape = {"job_name": "ray", "metrics_path": address.path, "static_configs": [{"targets": [address.netloc]}]}
-        config = {
-            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
-            "rule_files": ["rules.yaml"],
-            "scrape_configs": [scrape],
-        }
-        (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                ["prometheus", "--config.file=prometheus.yaml", "--storage.tsdb.path=data",
-                 f"--web.listen-address={self.url.removeprefix('http://')}"],
-                cwd=folder, stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-
-    def ask(self, path, **words):
-        """The answer's data; an error of Prometheus fails the test with its own words."""
-        try:
-            with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(words)}", timeout=30) as answer:
-                return json.load(answer)["data"]
-        except urllib.error.HTTPError as error:
-            raise AssertionError(f"{words}: {error.read().decode()}") from None
-
-    def values(self, expr):
-        """Numbers only: what is not a number is no answer."""
-        return [one for series in self.ask("/api/v1/query", query=expr)["result"]
-                if not math.isnan(one := float(series["value"][1]))]  # fmt: skip
-
-    def metrics(self):
-        return set(self.ask("/api/v1/label/__name__/values"))
-
-    def wait_until_ready(self):
-        ends = time.monotonic() + 30
-        while True:
-            assert self.process.poll() is None, self.log.read_text()
-            try:
-                urllib.request.urlopen(f"{self.url}/-/ready", timeout=5).close()
-            except OSError:
-                assert time.monotonic() < ends, self.log.read_text()
-                time.sleep(0.1)
-            else:
-                return
-
-    def stop(self):
-        self.process.terminate()
-        self.process.wait(30)
-
-
 @pytest.fixture(scope="module")
 def prometheus(request, tmp_path_factory):
     """It reads the rehearsal. The SLO is made so short that a full queue misses it: something to see for each query."""
-    if shutil.which("prometheus") is None:
+    if not is_installed():
         pytest.skip("prometheus is not installed (Debian: apt-get install prometheus): its expressions are not tested")
     service = request.getfixturevalue("rehearsal")
     service.router["slo_s"] = 1.0
     service.deploy()
     service.wait_for(lambda _: service.get("/info")["windve"]["slo_s"] == 1.0, what="the shorter SLO")
-    prometheus = Prometheus(service.metrics_address, tmp_path_factory.mktemp("prometheus"))
-    try:
-        prometheus.wait_until_ready()
+    with reading(service.metrics_address, RULES["groups"]) as prometheus:
         yield prometheus
-    finally:
-        prometheus.stop()
 
 
 @pytest.fixture(scope="module")

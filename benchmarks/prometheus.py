@@ -1,0 +1,102 @@
+"""A Prometheus of one's own that reads a service each second."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.serving import free_port
+
+_START_TIMEOUT_S = 30.0
+_STOP_TIMEOUT_S = 30.0
+
+
+def is_installed() -> bool:
+    return shutil.which("prometheus") is not None
+
+
+class Prometheus:
+    """One that runs, at `url`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def ask(self, path: str, **words: str | float) -> Any:
+        """The answer's data. Raises RuntimeError with Prometheus's own words where it refuses."""
+        try:
+            with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(words)}", timeout=30) as answer:  # noqa: S310
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(f"{words}: {error.read().decode()}") from None
+
+    def values(self, expr: str) -> list[float]:
+        """What `expr` is now. Numbers only: what is not a number is no answer."""
+        found = [float(series["value"][1]) for series in self.ask("/api/v1/query", query=expr)["result"]]
+        return [value for value in found if not math.isnan(value)]
+
+    def history(self, expr: str, start: float, end: float) -> list[tuple[dict[str, str], list[tuple[float, float]]]]:
+        """What `expr` was, each second from `start` to `end` (Unix time): of each series its tags, times and values."""
+        found = self.ask("/api/v1/query_range", query=expr, start=start, end=end, step=1)["result"]
+        return [(series["metric"], [(at, float(value)) for at, value in series["values"]]) for series in found]
+
+    def metrics(self) -> set[str]:
+        return set(self.ask("/api/v1/label/__name__/values"))
+
+
+@contextmanager
+def reading(target: str, groups: Sequence[dict[str, Any]] = ()) -> Iterator[Prometheus]:
+    """Reads the address `target` each second, and evaluates these groups of rules, until the block ends. Raises
+    RuntimeError where it does not start.
+    """
+    address = urllib.parse.urlsplit(target)
+    listen = f"127.0.0.1:{free_port()}"
+    with tempfile.TemporaryDirectory(prefix="windve-prometheus-") as scratch:
+        folder = Path(scratch)
+        rules = {"groups": [{**group, "interval": "1s"} for group in groups]}
+        (folder / "rules.yaml").write_text(yaml.safe_dump(rules), encoding="utf-8")
+        scrape = {"job_name": "ray", "metrics_path": address.path, "static_configs": [{"targets": [address.netloc]}]}
+        config = {
+            "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+            "rule_files": ["rules.yaml"],
+            "scrape_configs": [scrape],
+        }
+        (folder / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        log = folder / "log.txt"
+        with log.open("w", encoding="utf-8") as output:
+            process = subprocess.Popen(  # noqa: S603 - no shell
+                ["prometheus", "--config.file=prometheus.yaml", "--storage.tsdb.path=data",  # noqa: S607
+                 f"--web.listen-address={listen}"],
+                cwd=folder, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        try:
+            _wait(process, f"http://{listen}", log)
+            yield Prometheus(f"http://{listen}")
+        finally:
+            process.terminate()
+            process.wait(_STOP_TIMEOUT_S)
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    ends = time.monotonic() + _START_TIMEOUT_S
+    while True:
+        try:
+            urllib.request.urlopen(f"{url}/-/ready", timeout=5).close()  # noqa: S310 - our own address
+        except OSError:
+            if process.poll() is not None or time.monotonic() > ends:
+                raise RuntimeError(f"Prometheus did not start:\n{log.read_text(encoding='utf-8')[-2000:]}") from None
+            time.sleep(0.1)
+        else:
+            return
