@@ -220,6 +220,6 @@ def _panel(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], seconds: f
     axes.set_xlabel("s")
     axes.spines[["top", "right"]].set_visible(False)
     if lines:
-        axes.legend(fontsize=8, loc="upper left", frameon=True, framealpha=0.8, edgecolor="none")
+        axes.legend(fontsize=8, loc="best", frameon=True, framealpha=0.8, edgecolor="none")
     else:
         axes.text(0.5, 0.5, "nothing", transform=axes.transAxes, ha="center", color="grey")
