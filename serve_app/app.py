@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import ray
 from ray import serve
@@ -29,6 +30,7 @@ from serve_app.grpc_services import METHODS
 _DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
 _SEND_WHERE_TOLD = RequestRouterConfig(request_router_class="deployments.replica_router.ReplicaRouter")  # type: ignore[arg-type]
 _RESOURCES = {"npu": "NPU", "cuda": "GPU"}
+_JOIN_POLL_S = 1.0
 _FRAMEWORK_CPUS = 0.1  # what the scheduler books for a process whose work is elsewhere
 
 
@@ -61,8 +63,7 @@ class Ingress(Router):
 def build(args: dict[str, Any]) -> Application:
     """Serve calls this with the config's `args`. Raises SettingsError that names the key."""
     settings = Settings.parse(args)
-    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    device, topology = plan_application(settings, nodes)
+    nodes, device, topology = plan_once_nodes_are_there(settings, ray.nodes, time)
     embedders = {}
     for pool in topology.pools:
         options = _accelerator_options(device) if pool == ACCELERATOR else _cpu_options(settings, nodes)
@@ -88,6 +89,28 @@ def build(args: dict[str, Any]) -> Application:
     )(serve.ingress()(Ingress))
     application: Application = router.bind(settings, topology, embedders)
     return application
+
+
+class Clock(Protocol):
+    def monotonic(self) -> float: ...
+    def sleep(self, seconds: float, /) -> None: ...
+
+
+def plan_once_nodes_are_there(
+    settings: Settings, all_nodes: Callable[[], list[dict[str, Any]]], clock: Clock
+) -> tuple[list[dict[str, Any]], str, Topology]:
+    """The cluster's live nodes, and the plan for them; on Kubernetes the head node is told the config before the others
+    have joined. Raises SettingsError where after `wait_for_nodes_s` they still lack what is asked for.
+    """
+    ends = clock.monotonic() + settings.wait_for_nodes_s
+    while True:
+        nodes = [node for node in all_nodes() if node["Alive"]]
+        try:
+            return nodes, *plan_application(settings, nodes)
+        except SettingsError:
+            if clock.monotonic() >= ends:
+                raise
+        clock.sleep(_JOIN_POLL_S)
 
 
 def plan_application(settings: Settings, nodes: list[dict[str, Any]]) -> tuple[str, Topology]:
