@@ -5,7 +5,7 @@
 # make test     set up, run all tests                                 make test TESTS=tests/unit
 # make check    ruff and mypy
 # make proto    the gRPC messages anew, after a change to serve_app/proto/tei.proto
-# make manifests   k8s/dashboard.yaml anew, after a change to k8s/dashboard.py or k8s/alerts.yaml
+# make manifests   what k8s/ has generated anew: the dashboard, and the Serve configs from serve_app/config.yaml
 
 PYTHON ?= python3
 CONFIG ?= serve_app/config.yaml
@@ -48,6 +48,7 @@ proto: $(VENV)/.test
 
 manifests: $(VENV)/.test
 	$(BIN)/python -m k8s.dashboard
+	$(BIN)/python -m k8s.serve_config
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix $(SOURCES)

@@ -16,6 +16,7 @@ from rich.console import Console
 from deployments.errors import SettingsError, WindveError
 
 if TYPE_CHECKING:
+    from calibration.application import Application
     from calibration.config_file import ConfigFile
     from calibration.findings import Wishes
 
@@ -59,7 +60,8 @@ def _parser() -> argparse.ArgumentParser:
             "examples:\n"
             "  make calibrate SLO=1\n"
             "  python -m calibration --slo 1 --config serve_app/config.yaml --apply\n"
-            "  ray job submit --working-dir . -- python -m calibration --slo 1 --apply"
+            "  ray job submit --working-dir . -- python -m calibration --slo 1 --apply\n"
+            "  python -m calibration --deploy serve.yaml --rayservice windve     # on a cluster that serves nothing yet"
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -80,6 +82,17 @@ def _parser() -> argparse.ArgumentParser:
         help="share of each burst that has to meet the SLO; 1 is the slowest query (default: %(default)s)",
     )
     add("--config", type=Path, help="Serve config or RayService manifest to write the depths into; none: not written")
+    add(
+        "--deploy",
+        type=Path,
+        metavar="CONFIG",
+        help="first deploy this Serve config on the cluster, which serves nothing yet, with a replica for each device",
+    )
+    add(
+        "--rayservice",
+        metavar="NAME",
+        help="with --deploy: end with the kubectl command that gives this RayService the config with the depths",
+    )
     add("--dry-run", action="store_true", help="measure and show the change of the config as a diff; write nothing")
     add("--estimate-only", action="store_true", help="stop after the fit: no fine-tuning, no proof, nothing written")
     add("--apply", action="store_true", help="update the running application in place, without a restart")
@@ -107,13 +120,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
-    from calibration.application import Application, CalibrationFailed
+    from calibration.application import CalibrationFailed
 
     _check(arguments)
-    # Before anything imports ray: finding a local service sets Ray's token, which ray reads when it is imported.
-    application = Application.find(
-        dashboard=arguments.dashboard, name=arguments.application, url=arguments.url, api_keys=arguments.api_keys
-    )
+    application = _find(arguments, console)
     from calibration.config_file import ConfigFile
     from calibration.journal import Journal
     from calibration.progress import Progress
@@ -159,7 +169,36 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
         raise
     journal.finish()
     _report(run.found.report(None, written), arguments.out, console)
+    if arguments.rayservice is not None:
+        _show_patch(arguments, application, changes)
     return 0
+
+
+def _find(arguments: argparse.Namespace, console: Console) -> Application:
+    """The running application, deployed first where `--deploy` says so."""
+    # Before anything imports ray: finding a local service sets Ray's token, which ray reads when it is imported.
+    from calibration.application import Application, find_dashboard
+
+    dashboard = find_dashboard(arguments.dashboard)
+    if arguments.deploy is not None:
+        from calibration.deployment import deploy
+
+        console.print(f"deploying {arguments.deploy} at {dashboard}: loading the model, warming up", soft_wrap=True)
+        deploy(arguments.deploy, dashboard)
+    application = Application.find(
+        dashboard=dashboard, name=arguments.application, url=arguments.url, api_keys=arguments.api_keys
+    )
+    if arguments.deploy is not None:
+        application.wait_until_it_answers()
+    return application
+
+
+def _show_patch(arguments: argparse.Namespace, application: Application, changes: dict[str, Any]) -> None:
+    from calibration.config_file import ConfigFile, read_text
+    from calibration.deployment import patch_command
+
+    deployed = ConfigFile(arguments.deploy, read_text(arguments.deploy), application.name)
+    print(patch_command(arguments.rayservice, deployed.edited(changes)))
 
 
 def _write(config: ConfigFile, changes: dict[str, Any], console: Console, written: dict[str, Any] | None) -> None:
@@ -192,6 +231,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise SettingsError(
             "--estimate-only", "an estimate is not proven, so not written: leave --config and --apply out"
         )
+    if arguments.rayservice is not None and (arguments.deploy is None or arguments.estimate_only):
+        raise SettingsError("--rayservice", "needs --deploy, whose config it gets, and depths that are proven")
     for option, least in (("tokens", 3), ("most", 1), ("stress_step", 0)):
         if getattr(arguments, option) < least:
             raise SettingsError(f"--{option.replace('_', '-')}", f"should be at least {least}")

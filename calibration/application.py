@@ -56,8 +56,8 @@ class Application:
         `api_keys` says where the key is that the application wants, as its own setting does (None: where that says).
         Raises CalibrationFailed where there is none, SettingsError where it must be chosen or the key is not there.
         """
-        dashboard = _dashboard(dashboard)
-        details = _details(dashboard)
+        dashboard = find_dashboard(dashboard)
+        details = serve_details(dashboard)
         ours = {
             key: found["deployed_app_config"]
             for key, found in details["applications"].items()
@@ -95,6 +95,19 @@ class Application:
         if "windve" not in found:
             raise CalibrationFailed(f"what answers at {self.address}/info is not windve")
         return found
+
+    def wait_until_it_answers(self) -> None:
+        """For a moment after it is said to run its proxy may not know the way yet. Raises CalibrationFailed."""
+        ends = time.monotonic() + _IN_FORCE_S
+        while True:
+            try:
+                self.info()
+            except CalibrationFailed:
+                if time.monotonic() > ends:
+                    raise
+                time.sleep(0.2)
+            else:
+                return
 
     def router_config(self) -> dict[str, Any]:
         """The Router's `user_config` as it was found."""
@@ -146,25 +159,19 @@ class Application:
             time.sleep(0.1)
 
     def _deployed_now(self) -> dict[str, Any]:
-        found: dict[str, Any] = _details(self.dashboard)["applications"].get(self.name, {})
+        found: dict[str, Any] = serve_details(self.dashboard)["applications"].get(self.name, {})
         return found.get("deployed_app_config") or {}
 
     def _change(self, application: Mapping[str, Any]) -> None:
         """Deploy the cluster's Serve config as it is now, with this application in place of what it was."""
-        from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
-        from ray.exceptions import RayError
-
-        details = _details(self.dashboard)
+        details = serve_details(self.dashboard)
         config = {key: details[key] for key in _CONFIG_KEYS if details.get(key) is not None}
         config["applications"] = [
             application if name == self.name else found["deployed_app_config"]
             for name, found in details["applications"].items()
             if found.get("deployed_app_config")
         ]
-        try:
-            ServeSubmissionClient(self.dashboard).deploy_applications(config)
-        except (RayError, RuntimeError, OSError) as error:
-            raise CalibrationFailed(f"Ray Serve at {self.dashboard} refused the config: {_first_line(error)}") from None
+        deploy_config(self.dashboard, config)
 
 
 def _authorization(api_keys: str | None, application: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
@@ -173,7 +180,11 @@ def _authorization(api_keys: str | None, application: Mapping[str, Any]) -> tupl
     return (("authorization", f"Bearer {read_keys(source, '--api-keys')[0]}"),) if source else ()
 
 
-def _dashboard(given: str | None) -> str:
+def find_dashboard(given: str | None) -> str:
+    """The address of Ray's dashboard: as given, of this Ray job, or of what `make serve` started here.
+
+    Call it before ray is imported: it may set Ray's token, which ray reads when it is imported.
+    """
     service = local_service.find()
     given = given or os.environ.get("RAY_DASHBOARD_ADDRESS")
     if given:
@@ -197,7 +208,19 @@ def _dashboard_of_this_job() -> str:
         return f"http://{context.dashboard_url}"
 
 
-def _details(dashboard: str) -> dict[str, Any]:
+def deploy_config(dashboard: str, config: Mapping[str, Any]) -> None:
+    """What `serve deploy` does. Raises CalibrationFailed where it is refused."""
+    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+    from ray.exceptions import RayError
+
+    try:
+        ServeSubmissionClient(dashboard).deploy_applications(dict(config))
+    except (RayError, RuntimeError, OSError) as error:
+        raise CalibrationFailed(f"Ray Serve at {dashboard} refused the config: {_first_line(error)}") from None
+
+
+def serve_details(dashboard: str) -> dict[str, Any]:
+    """What Ray Serve's REST API says of its applications. Raises CalibrationFailed, SettingsError."""
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
     from ray.exceptions import AuthenticationError
 

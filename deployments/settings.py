@@ -125,7 +125,9 @@ class Settings(_Strict):
     accelerator: AcceleratorSettings = AcceleratorSettings()
     cpu: CpuSettings = CpuSettings()
     limits: Limits = Limits()
-    wait_for_nodes_s: Annotated[float, Field(ge=0)] = 0.0  # for the cluster to have what is asked for here
+    # How long the start waits for nodes that are still to join, before it is refused for what the cluster lacks. It
+    # takes `replicas` in numbers: `auto` goes by what is there at the time.
+    wait_for_nodes_s: Annotated[float, Field(ge=0)] = 0.0
 
     @field_validator("api_keys", mode="before")
     @classmethod

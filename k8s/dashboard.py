@@ -1,4 +1,4 @@
-"""The Grafana dashboard: `make manifests` writes k8s/dashboard.yaml, a ConfigMap that Grafana's sidecar picks up.
+"""The Grafana dashboard: `make manifests` writes k8s/base/dashboard.yaml, a ConfigMap that Grafana's sidecar picks up.
 
 All that is shown stands in `TOP` and `ROWS`, as a table; the tests run each of its expressions in a real Prometheus.
 """
@@ -20,7 +20,7 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 K8S = Path(__file__).parent
-MANIFEST = K8S / "dashboard.yaml"
+MANIFEST = K8S / "base" / "dashboard.yaml"
 GRID = 24  # columns of a Grafana dashboard
 _DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 def _recorded(name: str) -> str:
     """The expression that alerts go by, so that the dashboard works without Prometheus knowing the rules."""
-    groups = yaml.safe_load((K8S / "alerts.yaml").read_text())["spec"]["groups"]
+    groups = yaml.safe_load((K8S / "base" / "alerts.yaml").read_text())["spec"]["groups"]
     exprs: list[str] = [rule["expr"] for group in groups for rule in group["rules"] if rule.get("record") == name]
     (expr,) = exprs
     return f"({expr.strip()})\nand on (application) ray_windve_slo_seconds{{{_APP}}}"

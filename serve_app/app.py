@@ -6,10 +6,11 @@ args of the Serve config -> Settings -> what the cluster has -> Topology -> Rout
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import ray
 from ray import serve
@@ -27,10 +28,12 @@ from deployments.settings import Autoscaled, Settings
 from serve_app.api_keys import ApiKeys
 from serve_app.grpc_services import METHODS
 
+logger = logging.getLogger("ray.serve")
+
 _DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
 _SEND_WHERE_TOLD = RequestRouterConfig(request_router_class="deployments.replica_router.ReplicaRouter")  # type: ignore[arg-type]
 _RESOURCES = {"npu": "NPU", "cuda": "GPU"}
-_LOOK_AGAIN_S = 1.0
+_JOIN_POLL_S = 1.0
 _FRAMEWORK_CPUS = 0.1  # what the scheduler books for a process whose work is elsewhere
 
 
@@ -63,7 +66,7 @@ class Ingress(Router):
 def build(args: dict[str, Any]) -> Application:
     """Serve calls this with the config's `args`. Raises SettingsError that names the key."""
     settings = Settings.parse(args)
-    nodes, device, topology = _plan_when_there(settings)
+    nodes, device, topology = plan_once_nodes_are_there(settings, ray.nodes, time)
     embedders = {}
     for pool in topology.pools:
         options = _accelerator_options(device) if pool == ACCELERATOR else _cpu_options(settings, nodes)
@@ -91,19 +94,29 @@ def build(args: dict[str, Any]) -> Application:
     return application
 
 
-def _plan_when_there(settings: Settings) -> tuple[list[dict[str, Any]], str, Topology]:
-    """The cluster's nodes, and `plan_application` for them. Nodes of a cluster that has just been started may still be
-    on their way: it is looked at again until `wait_for_nodes_s` have passed.
+class Clock(Protocol):
+    def monotonic(self) -> float: ...
+    def sleep(self, seconds: float, /) -> None: ...
+
+
+def plan_once_nodes_are_there(
+    settings: Settings, all_nodes: Callable[[], list[dict[str, Any]]], clock: Clock
+) -> tuple[list[dict[str, Any]], str, Topology]:
+    """The cluster's live nodes, and the plan for them; on Kubernetes the head node is told the config before the others
+    have joined. Raises SettingsError where after `wait_for_nodes_s` they still lack what is asked for.
     """
-    ends = time.monotonic() + settings.wait_for_nodes_s
+    ends, told = clock.monotonic() + settings.wait_for_nodes_s, ""
     while True:
-        nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        nodes = [node for node in all_nodes() if node["Alive"]]
         try:
             return nodes, *plan_application(settings, nodes)
-        except SettingsError:
-            if time.monotonic() > ends:
+        except SettingsError as lacking:
+            if clock.monotonic() >= ends:
                 raise
-        time.sleep(_LOOK_AGAIN_S)
+            if str(lacking) != told:
+                told = str(lacking)
+                logger.warning("waiting for more nodes, up to %g s: %s", settings.wait_for_nodes_s, told)
+        clock.sleep(_JOIN_POLL_S)
 
 
 def _how_many(settings: Settings, pool: str, topology: Topology) -> dict[str, Any]:

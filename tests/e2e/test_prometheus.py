@@ -14,7 +14,7 @@ from benchmarks.prometheus import is_installed, reading
 from calibration.load import burst, request_bytes
 from k8s.dashboard import queries
 
-RULES = yaml.safe_load((ROOT / "k8s" / "alerts.yaml").read_text())["spec"]
+RULES = yaml.safe_load((ROOT / "k8s" / "base" / "alerts.yaml").read_text())["spec"]
 TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
 WITHIN_S = 90  # all there is to see of a load is seen
 

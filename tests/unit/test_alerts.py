@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 K8S = Path(__file__).parents[2] / "k8s"
-MANIFEST = yaml.safe_load((K8S / "alerts.yaml").read_text())
+MANIFEST = yaml.safe_load((K8S / "base" / "alerts.yaml").read_text())
 RULES = [rule for group in MANIFEST["spec"]["groups"] for rule in group["rules"]]
 ALERTS = [rule for rule in RULES if "alert" in rule]
 

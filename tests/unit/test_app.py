@@ -6,7 +6,7 @@ import pytest
 
 from deployments.errors import SettingsError
 from deployments.settings import Settings
-from serve_app.app import plan_application
+from serve_app.app import plan_application, plan_once_nodes_are_there
 
 NPU_NODE = {"Alive": True, "NodeID": "a", "Resources": {"CPU": 128, "NPU": 8}}
 GPU_NODE = {"Alive": True, "NodeID": "b", "Resources": {"CPU": 48, "GPU": 2}}
@@ -56,3 +56,48 @@ def test_what_the_cluster_lacks_is_refused(nodes, args, sentence):
     with pytest.raises(SettingsError) as caught:
         plan(nodes, **args)
     assert str(caught.value).startswith(sentence)
+
+
+class Cluster:
+    """Another node joins each second."""
+
+    def __init__(self, *nodes):
+        self.nodes, self.now = nodes, 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def all_nodes(self):
+        return list(self.nodes[: 1 + int(self.now)])
+
+
+def plan_in(cluster, wait_s, **args):
+    settings = Settings.parse({"model": {"id": "x"}, "wait_for_nodes_s": wait_s, **args})
+    return plan_once_nodes_are_there(settings, cluster.all_nodes, cluster)
+
+
+TWO_NODES = {"accelerator": {"device": "cuda", "replicas": 4}, "cpu": {"replicas": 2}}
+
+
+def test_the_start_waits_for_the_nodes_that_are_asked_for():
+    cluster = Cluster(HEAD, GPU_NODE, GPU_NODE, GPU_NODE)
+    nodes, device, topology = plan_in(cluster, 60, **TWO_NODES)
+    assert (nodes, device, cluster.now) == ([HEAD, GPU_NODE, GPU_NODE], "cuda:0", 2)
+    assert dict(topology.replicas) == {"accelerator": 4, "cpu": 2}
+
+
+@pytest.mark.parametrize(("wait_s", "found"), [(0, 0), (10, 2)])
+def test_and_not_for_ever(wait_s, found):
+    cluster = Cluster(HEAD, GPU_NODE)
+    reason = f"4 were asked for, but the cluster has {found}" if found else "cuda was asked for, but no node"
+    with pytest.raises(SettingsError, match=reason):
+        plan_in(cluster, wait_s, **TWO_NODES)
+    assert cluster.now == wait_s
+
+
+def test_a_dead_node_does_not_count():
+    with pytest.raises(SettingsError):
+        plan_in(Cluster({**GPU_NODE, "Alive": False}), 0, accelerator={"device": "cuda"})

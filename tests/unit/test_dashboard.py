@@ -21,7 +21,7 @@ def panels():
 
 
 def test_the_committed_manifest_is_what_make_manifests_makes():
-    assert MANIFEST.read_text() == manifest(), "k8s/dashboard.yaml is not what its code makes: make manifests"
+    assert MANIFEST.read_text() == manifest(), "k8s/base/dashboard.yaml is not what its code makes: make manifests"
 
 
 def test_grafana_s_sidecar_finds_it():

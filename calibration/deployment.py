@@ -1,0 +1,72 @@
+"""A Serve config on a cluster that serves nothing yet, for a calibration on devices of its own; and what to do then."""
+
+from __future__ import annotations
+
+import copy
+import textwrap
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from calibration.application import CalibrationFailed, deploy_config, serve_details
+from deployments.errors import SettingsError
+from serve_app.local import first_reason
+
+_START_TIMEOUT_S = 1800.0  # a large model from a slow disk or hub
+_POLL_S = 0.5
+
+
+def deploy(path: Path, dashboard: str) -> None:
+    """Deploy the Serve config `path` at `dashboard` and wait until all of its applications run.
+
+    Raises SettingsError: the config is not good, or something is served there already; CalibrationFailed: it does not
+    start.
+    """
+    from serve_app.config_file import load_config
+
+    config = for_the_devices_there(load_config(path))
+    there = serve_details(dashboard)["applications"]
+    if there:
+        raise SettingsError(
+            "--deploy", f"the cluster serves {', '.join(there)} already: leave it out to calibrate that"
+        )
+    deploy_config(dashboard, config)
+    names = {application["name"] for application in config["applications"]}
+    ends = time.monotonic() + _START_TIMEOUT_S
+    while not all_run(serve_details(dashboard)["applications"], names):
+        if time.monotonic() > ends:
+            raise CalibrationFailed(f"the application did not start within {_START_TIMEOUT_S:.0f} s")
+        time.sleep(_POLL_S)
+
+
+def for_the_devices_there(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with one replica for each device of the cluster: a depth is a replica's, so that fewer devices do."""
+    changed = copy.deepcopy(dict(config))
+    for application in changed["applications"]:
+        for pool in ("accelerator", "cpu"):
+            (application.get("args") or {}).get(pool, {}).pop("replicas", None)
+    return changed
+
+
+def all_run(applications: Mapping[str, Any], names: set[str]) -> bool:
+    """Whether all the named ones are RUNNING, by Serve's own details. Raises CalibrationFailed where one has failed."""
+    for name in sorted(names & applications.keys()):
+        told = applications[name]
+        if told["status"] == "DEPLOY_FAILED":
+            details = [str(deployment["message"]) for deployment in (told.get("deployments") or {}).values()]
+            raise CalibrationFailed(f"{name} does not start: {first_reason([str(told.get('message')), *details])}")
+    return all(applications.get(name, {}).get("status") == "RUNNING" for name in names)
+
+
+def patch_command(rayservice: str, config: str) -> str:
+    """The shell command that gives a RayService this Serve config; KubeRay applies what changed of it in place."""
+    return "\n".join(
+        (
+            f"kubectl patch rayservice {rayservice} --type merge --patch-file /dev/stdin <<'EOF'",
+            "spec:",
+            "  serveConfigV2: |",
+            textwrap.indent(config.rstrip("\n"), "    "),
+            "EOF",
+        )
+    )

@@ -1,0 +1,23 @@
+# windve for a cluster without accelerators:  docker build -f k8s/images/cpu.Dockerfile -t windve:0.1.0-cpu .
+# Written where no image could be built: the build is untested. Base tags are exact; to pin the bytes too, put the digest
+# behind each (`docker buildx imagetools inspect IMAGE` prints it): FROM python:3.11.14-slim-bookworm@sha256:...
+FROM python:3.11.14-slim-bookworm AS build
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/windve
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY serve_app serve_app
+COPY deployments deployments
+COPY calibration calibration
+RUN /opt/windve/bin/pip install --extra-index-url https://download.pytorch.org/whl/cpu \
+        -c constraints.txt '.[demo,openvino,calibration]'
+
+FROM python:3.11.14-slim-bookworm
+# KubeRay's probes run bash, wget and grep in the pod.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends bash grep wget ca-certificates libgomp1 libnuma1 \
+    && rm -rf /var/lib/apt/lists/*
+COPY --from=build /opt/windve /opt/windve
+ENV PATH=/opt/windve/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+USER 1000:1000
+WORKDIR /tmp

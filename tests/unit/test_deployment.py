@@ -1,0 +1,109 @@
+"""A config on a cluster of its own: with what is there, until it runs; and the command that takes the depths home."""
+
+from __future__ import annotations
+
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from calibration import __main__ as command_line
+from calibration import deployment
+from calibration.application import CalibrationFailed
+from calibration.deployment import all_run, deploy, for_the_devices_there, patch_command
+from deployments.errors import SettingsError
+
+CONFIG = """\
+# A remark.
+applications:
+  - name: windve
+    import_path: serve_app.app:build
+    args:
+      model: {id: x}
+      accelerator: {device: cuda, replicas: 4}
+      cpu: {replicas: 2, instance_per: machine}
+    deployments:
+      - {name: Router, user_config: {slo_s: 1.0, accelerator: {queue_depth: 8}, cpu: {queue_depth: 2}}}
+"""
+
+
+class Serve:
+    """Ray Serve's REST API: what was deployed, and one status after another."""
+
+    def __init__(self, *statuses, there=()):
+        self.statuses, self.applications, self.deployed = list(statuses), dict.fromkeys(there), None
+
+    def details(self, dashboard):
+        if self.deployed is not None:
+            self.applications = {"windve": {"status": self.statuses.pop(0), "message": "", "deployments": {}}}
+        return {"applications": self.applications}
+
+    def deploy(self, dashboard, config):
+        self.deployed = config
+
+
+@pytest.fixture
+def serve(monkeypatch, tmp_path):
+    def begin(*statuses, there=()):
+        serve = Serve(*statuses, there=there)
+        monkeypatch.setattr(deployment, "serve_details", serve.details)
+        monkeypatch.setattr(deployment, "deploy_config", serve.deploy)
+        monkeypatch.setattr(deployment, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: None))
+        (tmp_path / "serve.yaml").write_text(CONFIG)
+        return serve, tmp_path / "serve.yaml"
+
+    return begin
+
+
+def test_it_is_deployed_and_waited_for(serve):
+    serving, path = serve("DEPLOYING", "UNHEALTHY", "RUNNING", "not asked for any more")
+    deploy(path, "http://dashboard")
+    assert serving.deployed == for_the_devices_there(yaml.safe_load(CONFIG))
+    assert serving.statuses == ["not asked for any more"]
+
+
+def test_what_fails_says_why(serve):
+    _, path = serve("DEPLOYING", "DEPLOY_FAILED")
+    with pytest.raises(CalibrationFailed, match="windve does not start"):
+        deploy(path, "http://dashboard")
+
+
+def test_nothing_is_deployed_over_what_is_served(serve):
+    serving, path = serve(there=["other"])
+    with pytest.raises(SettingsError, match=r"--deploy: the cluster serves other already"):
+        deploy(path, "http://dashboard")
+    assert serving.deployed is None
+
+
+def test_an_application_that_is_not_there_yet_does_not_run():
+    assert not all_run({}, {"windve"})
+
+
+def test_the_reason_is_the_one_of_our_own_error():
+    told = {"status": "DEPLOY_FAILED", "message": "Traceback\nSettingsError: args.model.id: cannot be read\nmore"}
+    with pytest.raises(CalibrationFailed, match=r"windve does not start: args\.model\.id: cannot be read$"):
+        all_run({"windve": told}, {"windve"})
+
+
+def test_replicas_follow_the_devices_there_and_all_else_stays():
+    config = yaml.safe_load(CONFIG)
+    args = for_the_devices_there(config)["applications"][0]["args"]
+    assert args == {"model": {"id": "x"}, "accelerator": {"device": "cuda"}, "cpu": {"instance_per": "machine"}}
+    assert config == yaml.safe_load(CONFIG)
+
+
+def test_the_command_hands_kubectl_the_config_byte_for_byte(tmp_path):
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text('#!/bin/sh\nshift 5\ncat "$2" > "$OUT"\n')
+    kubectl.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "OUT": str(tmp_path / "patch.yaml")}
+    subprocess.run(["/bin/sh", "-c", patch_command("windve", CONFIG)], env=environment, check=True)
+    assert yaml.safe_load((tmp_path / "patch.yaml").read_text()) == {"spec": {"serveConfigV2": CONFIG}}
+
+
+@pytest.mark.parametrize("words", [["--rayservice", "x"], ["--deploy", "a", "--rayservice", "x", "--estimate-only"]])
+def test_the_command_needs_a_config_and_a_proof(monkeypatch, capsys, words):
+    monkeypatch.setattr("sys.argv", ["calibration", *words])
+    assert command_line.main() == 1
+    assert "--rayservice: needs --deploy" in capsys.readouterr().err

@@ -1,0 +1,384 @@
+"""The Kubernetes manifests: that they build, that the CRDs take them, and what must hold in every one of them."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from calibration.__main__ import _check, _parser
+from k8s import serve_config
+from serve_app.config_file import check_config, router_config
+
+ROOT = Path(__file__).parents[2]
+K8S = ROOT / "k8s"
+VALIDATOR = Path(os.environ.get("VALIDATE_CRD", ROOT.parent / "shared" / "k8s" / "validate_crd.py"))
+OVERLAYS = [*serve_config.DEVICES]
+BUILDS = [*OVERLAYS, *(f"{overlay}/calibration" for overlay in OVERLAYS)]
+RAY_DRAINS_S = 30  # on SIGTERM
+TO_END_S = 15
+RESOURCES = {"npu": "huawei.com/Ascend910", "cuda": "nvidia.com/gpu"}
+
+
+@functools.cache
+def build(name):
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed: the manifests are not built")
+    command = ["kubectl", "kustomize", str(K8S / "overlays" / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, done.stderr  # warnings of what kustomize will drop
+    return done.stdout
+
+
+def documents(name):
+    return list(yaml.safe_load_all(build(name)))
+
+
+def one(name, kind):
+    (found,) = [document for document in documents(name) if document["kind"] == kind]
+    return found
+
+
+def cluster(name):
+    kind, key = ("RayJob", "rayClusterSpec") if "calibration" in name else ("RayService", "rayClusterConfig")
+    return one(name, kind)["spec"][key]
+
+
+def head(name):
+    return cluster(name)["headGroupSpec"]
+
+
+def worker(name):
+    (group,) = cluster(name)["workerGroupSpecs"]
+    return group
+
+
+def templates(name):
+    """Of all pods that come of a build."""
+    found = [head(name)["template"], worker(name)["template"]]
+    return found if name in OVERLAYS else [*found, one(name, "RayJob")["spec"]["submitterPodTemplate"]]
+
+
+def container(group):
+    return group["template"]["spec"]["containers"][0]
+
+
+def environment(group):
+    return {variable["name"]: variable["value"] for variable in container(group)["env"]}
+
+
+def serve(overlay):
+    return yaml.safe_load(serve_config.path(overlay).read_text())
+
+
+def args(overlay):
+    return serve(overlay)["applications"][0]["args"]
+
+
+# The Serve configs
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_committed_serve_config_is_what_make_manifests_makes(overlay):
+    path = serve_config.path(overlay)
+    sentence = (
+        f"{path.relative_to(ROOT)} is not what k8s/serve_config.py makes of serve_app/config.yaml: make manifests"
+    )
+    assert path.read_text() == serve_config.manifest(overlay), sentence
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_windve_and_ray_know_every_key_of_it(overlay):
+    check_config(serve(overlay))
+
+
+def made(before=None, device="cuda"):
+    source = yaml.safe_load(serve_config.SOURCE.read_text())
+    return serve_config.for_overlay(source, before, device=device, workers=3)
+
+
+def test_calibrated_depths_stay_and_guessed_ones_do_not():
+    guess, calibrated = made(), made()
+    router_config(guess["applications"][0])["slo_s"] = 7.0
+    router_config(calibrated["applications"][0]).update(slo_s=7.0, calibration={"at": "now"})
+    assert made(guess) == made()
+    assert made(calibrated) == calibrated
+    assert made(calibrated) != made()
+
+
+def test_each_worker_has_a_replica_of_each_pool():
+    told = made()["applications"][0]["args"]
+    assert (told["accelerator"]["replicas"], told["cpu"]["replicas"]) == (3, 3)
+
+
+def test_without_an_accelerator_there_is_no_depth_for_one():
+    application = made(device="none")["applications"][0]
+    assert application["args"]["accelerator"] == {"device": "none"}
+    assert "accelerator" not in router_config(application)
+
+
+# What is built
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_each_builds(name):
+    kinds = {document["kind"] for document in documents(name)}
+    if name in OVERLAYS:
+        assert {"RayService", "PodMonitor", "PrometheusRule", "NetworkPolicy", "PodDisruptionBudget"} < kinds
+    else:
+        assert kinds == {"RayJob", "ConfigMap"}
+
+
+def test_the_crds_and_kuberay_take_them(tmp_path):
+    missing = [name for name in ("kubernetes_validate", "jsonschema") if importlib.util.find_spec(name) is None]
+    if not VALIDATOR.exists() or missing:
+        lacks = ", ".join(missing) or VALIDATOR.name
+        pytest.skip(f"{lacks} is not there: the manifests are not held against the CRDs")
+    files = [tmp_path / f"{name.replace('/', '-')}.yaml" for name in BUILDS]
+    for name, file in zip(BUILDS, files, strict=True):
+        file.write_text(build(name))
+    command = [sys.executable, str(VALIDATOR), "--operator", "--serve", *map(str, files)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ok   ") == sum(len(documents(name)) for name in BUILDS)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_service_and_calibration_have_the_same_pods_and_the_same_config(overlay):
+    job = f"{overlay}/calibration"
+    for group in (head, worker):
+        assert group(overlay)["template"]["spec"] == group(job)["template"]["spec"]
+        assert group(overlay)["template"]["spec"]["containers"]
+        for key in ("rayStartParams", "resources"):
+            assert group(overlay).get(key) == group(job).get(key)
+    text = serve_config.path(overlay).read_text()
+    assert one(overlay, "RayService")["spec"]["serveConfigV2"] == text
+    (mounted,) = [document["data"] for document in documents(job) if document["kind"] == "ConfigMap"]
+    assert mounted == {"serve.yaml": text}
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_every_pod_is_locked_down(name):
+    for template in templates(name):
+        pod = template["spec"]
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"} & pod.keys()
+        assert not any("hostPath" in volume for volume in pod.get("volumes", []))
+        for part in pod["containers"] + pod.get("initContainers", []):
+            assert part["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert {"name": "tmp", "mountPath": "/tmp"} in part["volumeMounts"]
+            assert not part["image"].endswith(":latest")
+            assert re.search(r":[\w.-]+$|@sha256:", part["image"])
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_requests_are_limits_in_whole_cpus(name):
+    for template in templates(name):
+        for part in template["spec"]["containers"]:
+            requests, limits = part["resources"]["requests"], part["resources"]["limits"]
+            assert requests == limits
+            assert {"cpu", "memory"} <= limits.keys()
+            assert str(limits["cpu"]).isdigit()
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_a_pod_has_time_to_answer_what_it_took(name):
+    slo_s = router_config(serve(name.split("/")[0])["applications"][0])["slo_s"]
+    for group in (head(name), worker(name)):
+        told = environment(group)
+        for variable in ("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S"):
+            assert slo_s < float(told[variable]) < RAY_DRAINS_S
+    pod = worker(name)["template"]["spec"]
+    _, before_s = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert pod["terminationGracePeriodSeconds"] > int(before_s) + RAY_DRAINS_S + TO_END_S
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_serve_waits_for_the_pods_there_are(overlay):
+    """KubeRay tells the head the Serve config when it is ready, and the workers may come minutes later."""
+    group = worker(overlay)
+    assert group["replicas"] == group["minReplicas"] == group["maxReplicas"]
+    assert args(overlay)["wait_for_nodes_s"] >= 600
+    assert args(overlay)["cpu"]["replicas"] == group["replicas"]
+    device = args(overlay)["accelerator"]["device"]
+    devices = {key: value for key, value in container(group)["resources"]["limits"].items() if "/" in key}
+    if device == "none":
+        assert not devices
+    else:
+        assert devices == {RESOURCES[device]: "1"}
+        assert args(overlay)["accelerator"]["replicas"] == group["replicas"]
+    assert group.get("resources") == ({"NPU": "1"} if device == "npu" else None)  # KubeRay maps no NPU
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_ray_s_nodes_are_started_as_the_readme_says(name):
+    told = environment(worker(name))
+    assert told["RAY_SERVE_ENABLE_HA_PROXY"] == told["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
+    assert {k: v for k, v in environment(head(name)).items() if k != "ASCEND_VISIBLE_DEVICES"} == told
+    assert head(name)["rayStartParams"]["num-cpus"] == "0"
+    assert head(name)["serviceType"] == "ClusterIP"
+    (ray,) = re.findall(r"^ray==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert cluster(name)["rayVersion"] == ray
+
+
+@pytest.mark.parametrize("name", [name for name in BUILDS if name.startswith("npu")])
+def test_pods_without_an_npu_say_so_to_ascend_s_runtime(name):
+    void = {"name": "ASCEND_VISIBLE_DEVICES", "value": "void"}
+    for template in templates(name):
+        (part,) = template["spec"]["containers"]
+        assert (void in part["env"]) != ("huawei.com/Ascend910" in part["resources"]["limits"])
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_ports_are_those_of_the_serve_config(name):
+    config = serve(name.split("/")[0])
+    expected = {"serve": config["http_options"]["port"], "serve-grpc": config["grpc_options"]["port"], "metrics": 8080}
+    for group, more in ((worker(name), {}), (head(name), {"gcs-server": 6379, "dashboard": 8265})):
+        assert {port["name"]: port["containerPort"] for port in container(group)["ports"]} == {**expected, **more}
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_names_are_short_enough_for_what_kuberay_makes_of_them(name):
+    for document in documents(name):
+        if document["apiVersion"] == "ray.io/v1":
+            assert len(document["metadata"]["name"]) <= 47
+            assert "ray.io/initializing-timeout" not in document["metadata"].get("annotations", {})  # cannot be undone
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_prometheus_and_budgets_mean_the_service_s_pods_and_no_others(overlay):
+    def labels(name, group, kind):
+        return {**group(name)["template"]["metadata"]["labels"], "ray.io/node-type": kind}
+
+    found = []
+    for document in documents(overlay):
+        if document["kind"] in {"PodMonitor", "PrometheusRule"}:
+            assert document["metadata"]["labels"]["release"] == "prometheus"
+        if document["kind"] in {"PodMonitor", "PodDisruptionBudget"}:
+            wanted = document["spec"]["selector"]["matchLabels"]
+            kind = wanted["ray.io/node-type"]
+            group = {"head": head, "worker": worker}[kind]
+            assert wanted.items() <= labels(overlay, group, kind).items()
+            assert not wanted.items() <= labels(f"{overlay}/calibration", group, kind).items()
+            found.append((document["kind"], kind))
+        if document["kind"] == "PodDisruptionBudget":  # all that Kubernetes counts for a RayCluster's pods
+            assert document["spec"]["minAvailable"] == 1
+            assert worker(overlay)["replicas"] > 1
+    assert sorted(found) == [
+        (kind, pod) for kind in ("PodDisruptionBudget", "PodMonitor") for pod in ("head", "worker")
+    ]
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_kuberay_s_own_label_stays_on_the_pods(name):
+    """Its Service for the head selects by it."""
+    for template in templates(name):
+        assert "app.kubernetes.io/name" not in template["metadata"]["labels"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_nobody_is_let_in_who_is_not_named(overlay):
+    policy = one(overlay, "NetworkPolicy")["spec"]
+    assert policy["podSelector"] == {"matchLabels": {"ray.io/is-ray-node": "yes"}}
+    assert policy["policyTypes"] == ["Ingress"]
+    allowed = {}
+    for rule in policy["ingress"]:
+        (peer,) = rule["from"]
+        labels = [label for selector in peer.values() for label in selector["matchLabels"].values()]
+        allowed[" ".join(sorted(labels))] = [port["port"] for port in rule.get("ports", [])]
+    assert allowed == {
+        "yes": [],  # Ray's pods among themselves: any
+        "kuberay-operator kuberay-system": [8265, 8000],
+        "calibration-submitter windve": [8265],
+        "gateway": [8000, 9000],
+        "monitoring prometheus": [8080],
+    }
+    submitter = one(f"{overlay}/calibration", "RayJob")["spec"]["submitterPodTemplate"]["metadata"]["labels"]
+    assert " ".join(submitter[f"app.kubernetes.io/{label}"] for label in ("component", "part-of")) in allowed
+
+
+# Secrets
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_keys_and_tokens_come_from_secrets_that_are_not_here(name):
+    assert not any(document["kind"] == "Secret" for document in documents(name))
+    assert cluster(name)["authOptions"] == {"mode": "token", "secretName": "windve-ray-token"}
+    where = Path(args(name.split("/")[0])["api_keys"].removeprefix("file:"))
+    for group in (head(name), worker(name)):
+        assert not any(re.search(r"TOKEN|KEY|SECRET|PASSWORD", variable) for variable in environment(group))
+        (mount,) = [each for each in container(group)["volumeMounts"] if each["mountPath"] == str(where.parent)]
+        (volume,) = [each for each in group["template"]["spec"]["volumes"] if each["name"] == mount["name"]]
+        assert volume["secret"]["secretName"] == "windve-api-keys"
+        assert mount["readOnly"] is True
+
+
+# The calibration
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_calibration_s_command_is_one_that_there_is(overlay):
+    job = one(f"{overlay}/calibration", "RayJob")["spec"]
+    words = shlex.split(job["entrypoint"])
+    assert words[:3] == ["python", "-m", "calibration"]
+    assert not re.search(r"[$;&|<>*'\"\\`]", job["entrypoint"]), "two shells read it: KubeRay's and Ray's"
+    arguments = _parser().parse_args(words[3:])
+    _check(arguments)
+    assert arguments.rayservice == one(overlay, "RayService")["metadata"]["name"]
+    (mount,) = [each for each in container(head(overlay))["volumeMounts"] if each["name"] == "serve"]
+    assert arguments.deploy == Path(mount["mountPath"]) / "serve.yaml"
+    assert arguments.out.is_relative_to("/tmp")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_calibration_gives_its_devices_back(overlay):
+    job = one(f"{overlay}/calibration", "RayJob")["spec"]
+    assert job["shutdownAfterJobFinishes"] is True
+    assert job["ttlSecondsAfterFinished"] > 0
+    assert job["activeDeadlineSeconds"] > 0
+    assert "backoffLimit" in job
+    assert "runtimeEnvYAML" not in job  # nothing is installed or fetched when it starts
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_accelerators_are_not_wanted_twice_for_an_upgrade(overlay):
+    strategy = one(overlay, "RayService")["spec"]["upgradeStrategy"]["type"]
+    assert strategy == ("NewCluster" if overlay == "cpu" else "None")
+
+
+# The images
+
+
+@pytest.mark.parametrize("file", sorted((K8S / "images").glob("*.Dockerfile")), ids=lambda file: file.stem)
+def test_an_image_is_pinned_and_has_what_kuberay_s_probes_run(file):
+    text = file.read_text()
+    bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+    assert len(bases) == 2
+    for base in bases:
+        assert re.search(r":[\w.-]*\d[\w.-]*$", base), f"{base} is not pinned"
+    assert re.findall(r"^USER (.+)$", text, re.MULTILINE)[-1] == "1000:1000"
+    assert "-c constraints.txt" in text
+    for tool in ("bash", "wget", "grep"):
+        assert re.search(rf"\b{tool}\b", text)
+
+
+def test_each_overlay_has_its_image():
+    tags = {container(worker(overlay))["image"].rpartition("-")[2] for overlay in OVERLAYS}
+    assert tags == {file.name.removesuffix(".Dockerfile") for file in (K8S / "images").glob("*.Dockerfile")}
