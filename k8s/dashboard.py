@@ -82,6 +82,7 @@ _ENDED = _rate("ray_windve_queries_total", tags=',outcome=~"ok|busy"')
 _LATE = f"{_rate('ray_windve_slo_missed_total')} / ({_rate('ray_windve_requests_total')} > 0)"
 _ROOM = f"{_gauge('ray_windve_depth')} * {_gauge('ray_windve_live_replicas')}"
 _IN_FLIGHT = _gauge("ray_windve_in_flight", "sum")
+_MOST_IN_FLIGHT = f"max_over_time(({_IN_FLIGHT})[$__rate_interval:])"  # told of moments; it falls with each run's end
 _RUNS = _rate("ray_windve_runs_total", "pool")
 _DRIFT = _recorded("windve:drift:ratio_rate15m")
 _REPLICAS = 'ray_serve_deployment_replica_healthy{application="$application"'
@@ -93,8 +94,8 @@ TOP = (
     Panel("stat", "p99 against the SLO", "1 is the SLO", "percentunit",
           (Query(f"{_quantile(0.99, 'ray_windve_request_seconds')} / scalar(max(ray_windve_slo_seconds{{{_APP}}}))"),),
           bad=1.0),
-    Panel("stat", "Places taken", "In flight, of depth x live replicas", "percentunit",
-          (Query(f"{_IN_FLIGHT} / ({_ROOM} > 0)", "{{pool}}"),), bad=0.95),
+    Panel("stat", "Places taken", "Most in flight of late, of depth x live replicas", "percentunit",
+          (Query(f"{_MOST_IN_FLIGHT} / ({_ROOM} > 0)", "{{pool}}"),), bad=0.95),
     Panel("stat", "Overflow to the CPU", "Share of the answered queries that the CPU pool answered", "percentunit",
           (Query(f"{_OK_OF_CPU} / ({_OK} > 0)"),)),
     Panel("stat", "Told busy", "Share of the queries that were refused because both pools were full", "percentunit",
@@ -106,8 +107,8 @@ TOP = (
           (Query(_quantile(0.5, "ray_windve_request_seconds"), "p50"),
            Query(_quantile(0.99, "ray_windve_request_seconds"), "p99"),
            Query(f"max(ray_windve_slo_seconds{{{_APP}}})", "SLO"))),
-    Panel("graph", "Room", "Queries in flight, and the places that there are", "short",
-          (Query(_IN_FLIGHT, "{{pool}} in flight"), Query(_ROOM, "{{pool}} places"))),
+    Panel("graph", "Room", "Most queries in flight, and the places that there are", "short",
+          (Query(_MOST_IN_FLIGHT, "{{pool}} in flight"), Query(_ROOM, "{{pool}} places"))),
     Panel("graph", "Answered", "By the pool that did it", "qps",
           (Query(_rate("ray_windve_queries_total", "pool", tags=',outcome="ok"'), "{{pool}}"),)),
     Panel("graph", "Come late", "Share of the requests that the SLO is for", "percentunit", (Query(_LATE, "late"),)),
