@@ -161,7 +161,7 @@ class _Served(_Peer):
         super().connection_made(transport)
         self._server.meet(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _: Exception | None) -> None:
         self._server.part(self)
 
     def frame_received(self, frame: bytes) -> None:
