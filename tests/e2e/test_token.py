@@ -360,13 +360,13 @@ def test_every_port_is_protected_as_security_md_says(service):
 
 
 class Pickled:
-    """Unpickling it makes a file: what an attacker would send in place of a call."""
+    """Unpickling it makes a folder: what an attacker would send in place of a call."""
 
     def __init__(self, file):
         self.file = str(file)
 
     def __reduce__(self):
-        return open, (self.file, "w")
+        return os.mkdir, (self.file,)
 
 
 def test_what_replicas_unpickle_has_shown_the_token(service, owner, tmp_path):
