@@ -235,6 +235,21 @@ def test_what_is_open_without_the_token_is_what_security_md_says(service, dashbo
     assert open_ones == documented(f"Open on the {who}")
 
 
+SERVE_PATHS = (
+    *("/health", "/ping", "/info", "/docs", "/openapi.json", "/metrics", "/v1/models", "/", "/-/healthz", "/-/routes"),
+    *("/-/", "/api/version", "/api/jobs/", "/api/serve/applications/", "/nodes", "/stats", "/favicon.ico"),
+)
+
+
+def test_what_is_open_without_a_key_is_what_security_md_says(service):
+    open_ones = {path for path in SERVE_PATHS if ask(f"{service.address}{path}")[0] not in {401, 404}}
+    assert open_ones == documented("Open on the Serve ports")
+    for name in ("/grpc.health.v1.Health/Check", "/ray.serve.RayServeAPIService/ListApplications"):
+        assert call(service.grpc_port, name)[0] is grpc.StatusCode.OK
+    code, details = call(service.grpc_port, "/tei.v1.Info/Info")
+    assert (code, "API key" in details) == (grpc.StatusCode.UNAUTHENTICATED, True)
+
+
 def agent_port(service):
     agent = next(process for process in processes(service) if process_name(process) == "agent")
     ports = [port for port, _ in listening(agent)]
