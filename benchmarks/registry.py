@@ -18,6 +18,7 @@ ABOUT = {
     "engine": "engines and number formats alone, by batch and length, against what the cores can multiply; memory",
     "router": "one admission decision, and the throughput of 1, 2 and 4 Router replicas",
     "overflow": "a peak that overflows to the CPU and goes, as Prometheus and the dashboard's panels see it",
+    "metrics": "what metrics take of the cores, beside all that a request takes",
     "gpu": "windve on an NVIDIA GPU: its engine against the card's peak and sentence-transformers, and the CPU's help",
 }
 OPTIONAL = {"gpu", "overflow"}  # left out of a run of all where the machine lacks the device, or Prometheus

@@ -229,8 +229,11 @@ def serve_details(dashboard: str) -> dict[str, Any]:
     except ValueError:
         raise SettingsError("--dashboard", f"should look like {_DEFAULT_DASHBOARD}, not '{dashboard}'") from None
     except AuthenticationError:
+        wants = f"Ray's dashboard at {dashboard} wants its cluster's token"
+        if os.environ.get("RAY_AUTH_MODE") != "token":
+            raise CalibrationFailed(f"{wants}: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH") from None
         raise CalibrationFailed(
-            f"Ray's dashboard at {dashboard} wants its cluster's token: set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH"
+            f"{wants}, and there is none, or another, in RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token"
         ) from None
     except (RuntimeError, OSError) as error:
         raise CalibrationFailed(

@@ -2,7 +2,8 @@
 
 A call through Serve's handle costs both processes about a millisecond of their cores, several times what all else on
 the way of a query costs, so batches travel by a socket of their own. Serve still says which replicas live and where
-they listen; a replica admits who knows its secret, which only the application's own processes are told. Pure asyncio.
+they listen; a replica admits who knows its secret, which only the application's own processes are told. Who has not
+shown it yet may send as many bytes as a secret has, and of such connections few are kept. Pure asyncio.
 
 A frame is its header and what the header counts, little-endian as both machines' arrays are:
     batch    size, queries, tokens, each, fill   lengths int32 [queries], ids int32 [tokens], the batch's id
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
 import secrets
 import struct
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,6 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.errors import EngineFailed, ReplicaLost, WindveError
+
+logger = logging.getLogger("ray.serve")
 
 Ids = npt.NDArray[np.int32]
 Reply = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], float]
@@ -37,6 +41,7 @@ _OK, _FAILED, _LOST = range(3)
 _CONNECT_TIMEOUT_S = 5.0
 _LARGEST_FRAME = 2**30  # bytes
 _SECRET_BYTES = 32
+_MOST_STRANGERS = 64  # connections that have not shown the secret: a Router does so at once, so the oldest gives way
 
 
 class Batch(NamedTuple):
@@ -75,9 +80,16 @@ class _Peer(asyncio.Protocol):
             with memoryview(buffer) as view:
                 frame = bytes(view[:size])
             del buffer[:size]
-            self.frame_received(frame)
+            try:
+                self.frame_received(frame)
+            except (ValueError, struct.error) as error:
+                logger.warning("a frame of %d bytes is damaged (%s): the connection is closed", size, error)
+                self.transport.abort()
+            if self.transport.is_closing():
+                return
 
     def frame_received(self, frame: bytes) -> None:
+        """Raises ValueError or struct.error where it is not what it says."""
         raise NotImplementedError
 
 
@@ -89,6 +101,7 @@ class BatchServer:
         self._host, self._embed, self._abandon = host, embed, abandon
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._strangers: dict[_Served, None] = {}  # in the order in which they came
 
     async def start(self) -> int:
         """Listen; returns the port."""
@@ -109,6 +122,18 @@ class BatchServer:
         """Stop listening."""
         if self._server is not None:
             self._server.close()
+
+    def meet(self, stranger: _Served) -> None:
+        """One has connected."""
+        self._strangers[stranger] = None
+        if len(self._strangers) > _MOST_STRANGERS:
+            oldest = next(iter(self._strangers))
+            self.part(oldest)
+            oldest.transport.abort()
+
+    def part(self, stranger: _Served) -> None:
+        """It has shown the secret, or has gone."""
+        self._strangers.pop(stranger, None)
 
     def take(self, peer: _Served, batch_id: str, batch: Batch) -> None:
         if not len(batch.lengths):
@@ -142,16 +167,26 @@ class _Served(_Peer):
         self._server, self._known = server, False
         self.largest = _SIZE.size + 2 * _SECRET_BYTES
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._server.meet(self)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._server.part(self)
+
     def frame_received(self, frame: bytes) -> None:
         if not self._known:
             if not hmac.compare_digest(frame[_SIZE.size :], self._server.secret.encode()):
                 self.transport.abort()
                 return
             self._known, self.largest = True, _LARGEST_FRAME
+            self._server.part(self)
             return
         _, queries, tokens, each, fill = _BATCH.unpack_from(frame)
         lengths = np.frombuffer(frame, np.int32, queries, _BATCH.size)
         ids = np.frombuffer(frame, np.int32, tokens, _BATCH.size + lengths.nbytes)
+        if queries and (lengths.min() < 1 or lengths.sum() != tokens):
+            raise ValueError("its lengths do not add up")  # one query's tokens would be another's
         batch_id = frame[_BATCH.size + lengths.nbytes + ids.nbytes :].decode()
         self._server.take(self, batch_id, Batch(ids, lengths, bool(each), fill))
 

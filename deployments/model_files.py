@@ -14,6 +14,7 @@ from deployments.settings import Auto, Kind, ModelSettings
 
 # Weights are read from safetensors only: a pickle can run code.
 _WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*/config.json")
+_LARGEST_HEADER = 100_000_000  # bytes: safetensors' own bound
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -59,6 +60,7 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise SettingsError("args.model.id", f"{folder} holds no .safetensors weights; no other format is loaded")
+    _check_index(folder)
     unknown = [module for module in _modules(folder) if _module_name(module) not in _KNOWN_MODULES]
     if unknown:
         raise SettingsError("args.model.id", f"the model needs the module {unknown[0]['type']}, which is not supported")
@@ -155,6 +157,17 @@ def _json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise SettingsError("args.model.id", f"{path} is not valid JSON: {error}") from None
     return value if isinstance(value, dict) else {"list": value}
+
+
+def _check_index(folder: Path) -> None:
+    """Transformers loads whatever file the index of a model in several parts names, and adapters if it can."""
+    for part in set(_json(folder / "model.safetensors.index.json").get("weight_map", {}).values()):
+        if Path(part).name != part or not part.endswith(".safetensors"):
+            raise SettingsError(
+                "args.model.id", f"{folder}'s index names {part}; only .safetensors beside it is loaded"
+            )
+    if (folder / "adapter_config.json").exists():
+        raise SettingsError("args.model.id", f"{folder} is an adapter of another model; merge the two first")
 
 
 def _modules(folder: Path) -> list[dict[str, str]]:
@@ -292,9 +305,13 @@ def _max_tokens(folder: Path, config: dict[str, Any], sentence: dict[str, Any], 
 
 
 def _count_parameters(weights: Path) -> int:
-    """Numbers in a safetensors file, from its header alone."""
+    """Numbers in a safetensors file, from its header alone. Raises SettingsError where it is none."""
     with weights.open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        size = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(size) if size <= _LARGEST_HEADER else b"")
+        except ValueError:
+            raise SettingsError("args.model.id", f"{weights} is not a safetensors file") from None
     total = 0
     for name, tensor in header.items():
         if name != "__metadata__":

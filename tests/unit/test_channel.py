@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 
 import numpy as np
 import pytest
@@ -183,3 +184,112 @@ def test_draining_waits_for_what_has_come():
         assert (await asking)[2] == 0.25
 
     run(use, embed=slow)
+
+
+async def eventually(condition):
+    while not condition():  # noqa: ASYNC110 - what a socket brings tells nobody
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x44", (68).to_bytes(4, "little"), (68).to_bytes(4, "little") + b"0" * 63])
+def test_half_a_secret_waits_and_holds_nothing_up(sent):
+    async def use(server, port, channel):
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(sent)
+        await eventually(lambda: len(server._strangers) == 1)
+        assert (await channel.embed("r:1", QUERIES))[2] == 0.25
+        (stranger,) = server._strangers
+        await eventually(lambda: len(stranger._buffer) == len(sent))
+        writer.close()
+        await eventually(lambda: not server._strangers)
+        assert await reader.read() == b""
+
+    run(use)
+
+
+@pytest.mark.parametrize("size", [0, 3, 69, 2**20, 2**30, 2**32 - 1])
+def test_a_stranger_may_send_no_more_than_a_secret(size):
+    async def use(server, port, channel):
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(size.to_bytes(4, "little"))  # and no more: closed because of what it says
+        assert await reader.read() == b""
+        writer.close()
+        assert not server._strangers
+
+    run(use)
+
+
+def test_of_those_who_do_not_show_the_secret_few_are_kept():
+    async def use(server, port, channel):
+        idle = [await asyncio.open_connection(HOST, port) for _ in range(200)]
+        await eventually(lambda: idle[135][0].at_eof() or len(server._strangers) == 64)
+        for reader, _ in idle[:136]:
+            assert await reader.read() == b"", "the oldest gave way"
+        assert len(server._strangers) == 64
+        another = await Channel.open(HOST, port, server.secret)
+        for each in (channel, another):
+            assert (await each.embed("r:1", QUERIES))[2] == 0.25
+        another.close()
+        for _, writer in idle:
+            writer.close()
+
+    run(use)
+
+
+HEAD = struct.Struct("<IIIIf")
+DAMAGED = {
+    "shorter than its header": struct.pack("<II", 8, 1),
+    "counts that it has no bytes for": HEAD.pack(20, 1_000, 1_000_000, 0, 0),
+    "counts beyond any memory": HEAD.pack(20, 2**32 - 1, 2**32 - 1, 0, 0),
+    "lengths of more tokens": HEAD.pack(32, 1, 1, 0, 0) + struct.pack("<ii", 2, 7) + b"r:00",
+    "a negative length": HEAD.pack(36, 2, 1, 0, 0) + struct.pack("<iii", -1, 2, 7) + b"r:00",
+    "a query of no tokens": HEAD.pack(36, 2, 1, 0, 0) + struct.pack("<iii", 0, 1, 7) + b"r:00",
+    "an id that is no text": HEAD.pack(29, 1, 1, 0, 0) + struct.pack("<ii", 1, 7) + b"\xff",
+    "a size beyond the largest": HEAD.pack(2**30 + 1, 1, 1, 0, 0),
+}
+
+
+@pytest.mark.parametrize("frame", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_frame_ends_its_connection_and_touches_nobody_else(frame):
+    seen = []
+
+    async def embed(batch_id, batch):
+        seen.append(batch_id)
+        return await echo(batch_id, batch)
+
+    async def use(server, port, channel):
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write((68).to_bytes(4, "little") + server.secret.encode() + frame)
+        assert await reader.read() == b""
+        writer.close()
+        assert (await channel.embed("r:1", QUERIES))[2] == 0.25
+
+    run(use, embed=embed)
+    assert seen == ["r:1"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        struct.pack("<II", 8, 0),
+        struct.pack("<IIIId", 24, 0, 1_000, 1_000, 0.0),
+        struct.pack("<IIIId", 24, 0, 2**32 - 1, 2**32 - 1, 0.0),
+        struct.pack("<I", 2**32 - 1),
+    ],
+)
+def test_a_damaged_answer_fails_what_waits(answer):
+    async def whole():
+        async def serve(reader, writer):
+            await reader.read(1)
+            writer.write(answer)
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(serve, HOST, 0)
+        channel = await Channel.open(HOST, server.sockets[0].getsockname()[1], "0" * 64)
+        async with asyncio.timeout(20):
+            with pytest.raises(ConnectionError):
+                await channel.embed("r:1", QUERIES)
+        server.close()
+
+    asyncio.run(whole())

@@ -46,3 +46,15 @@ def test_a_folder_that_others_can_write_to_is_not_trusted(scratch):
     assert local_service.find() is None
     LocalService(os.getpid(), "http://127.0.0.1:1", {}).announce()
     assert "8265" in (folder / "service.json").read_text()
+    assert local_service.private_folder() is None
+
+
+def test_a_link_in_its_place_is_not_trusted(scratch):
+    (scratch / "elsewhere").mkdir(mode=0o700)
+    (scratch / f"windve-service-{os.getuid()}").symlink_to(scratch / "elsewhere")
+    assert local_service.private_folder() is None
+
+
+def test_the_folder_is_its_users_alone():
+    assert local_service.private_folder() == local_service.private_folder()
+    assert local_service.private_folder().stat().st_mode & 0o777 == 0o700
