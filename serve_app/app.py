@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
@@ -29,6 +30,7 @@ from serve_app.grpc_services import METHODS
 _DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
 _SEND_WHERE_TOLD = RequestRouterConfig(request_router_class="deployments.replica_router.ReplicaRouter")  # type: ignore[arg-type]
 _RESOURCES = {"npu": "NPU", "cuda": "GPU"}
+_WORKERS_S, _QUIET_S = 300, 5
 _FRAMEWORK_CPUS = 0.1  # what the scheduler books for a process whose work is elsewhere
 
 
@@ -61,8 +63,7 @@ class Ingress(Router):
 def build(args: dict[str, Any]) -> Application:
     """Serve calls this with the config's `args`. Raises SettingsError that names the key."""
     settings = Settings.parse(args)
-    nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    device, topology = plan_application(settings, nodes)
+    nodes, (device, topology) = plan_when_there(settings, _live_nodes, time.sleep)
     embedders = {}
     for pool in topology.pools:
         options = _accelerator_options(device) if pool == ACCELERATOR else _cpu_options(settings, nodes)
@@ -90,6 +91,39 @@ def build(args: dict[str, Any]) -> Application:
     return application
 
 
+def plan_when_there(
+    settings: Settings, look: Callable[[], list[dict[str, Any]]], sleep: Callable[[float], None]
+) -> tuple[list[dict[str, Any]], tuple[str, Topology]]:
+    """The nodes that `look` finds, and `plan_application` of them.
+
+    A head node that offers no CPU is not a cluster yet: on Kubernetes the application comes as soon as the head is
+    there, and the workers after it. What they lack is waited for up to five minutes, and after a wait, until no more
+    have come for a few seconds. Raises SettingsError as `plan_application` does.
+    """
+    nodes, seconds, quiet = look(), 0, _QUIET_S
+    while True:
+        try:
+            plan = plan_application(settings, nodes)
+        except SettingsError:
+            if seconds >= _WORKERS_S or not any(map(_offers_nothing, nodes)):
+                raise
+            quiet = 0
+        else:
+            if quiet >= _QUIET_S:
+                return nodes, plan
+        sleep(1)
+        before, nodes, seconds = nodes, look(), seconds + 1
+        quiet = quiet + 1 if len(nodes) == len(before) else 0
+
+
+def _live_nodes() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def _offers_nothing(node: dict[str, Any]) -> bool:
+    return not any(node["Resources"].get(resource) for resource in ("CPU", *_RESOURCES.values()))
+
+
 def plan_application(settings: Settings, nodes: list[dict[str, Any]]) -> tuple[str, Topology]:
     """The accelerator's torch device ("cuda:0", "npu:0", "cpu", "emulated", "none") and the pools, from what is there.
 
@@ -110,7 +144,7 @@ def _accelerators(settings: Settings, nodes: list[dict[str, Any]]) -> tuple[str,
     wanted = None if asked.replicas == "auto" else asked.replicas
     if asked.device == "none":
         return "none", 0
-    if asked.engine == "emulated":
+    if asked.engine == "emulated" and asked.device not in _RESOURCES:  # a kind that is named is booked all the same
         return "emulated", wanted or 1
     if asked.device == "cpu":
         return "cpu", wanted or 1
