@@ -1,10 +1,10 @@
 """A pool's waiting queries -> batches. Pure asyncio: the clock, the timer and the sending are arguments.
 
-The rule. A replica that is idle, the preferred one first, gets what waits, but not before the arrivals pause: a burst cut in two pays beta twice
+The rule. A replica that is idle gets what waits, but not before the arrivals pause: a burst cut in two pays beta twice
 (first query alone, the rest after it: alpha*C + 2*beta). The pause is a small share of beta, smallest for a lone
-query, which loses next to nothing; a burst that fills the pool goes at once, since nobody can join it. A replica that
-is busy gets a second batch ahead of time only if nobody can join it any more; until then it waits here, where it can
-grow or be cancelled.
+query, which loses next to nothing; a burst that fills the pool goes at once, since nobody can join it. Several idle
+replicas share evenly, and a lone query goes to the preferred one. A replica that is busy gets a second batch ahead of
+time only if nobody can join it any more; until then it waits here, where it can grow or be cancelled.
 """
 
 from __future__ import annotations

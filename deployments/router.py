@@ -448,24 +448,29 @@ class Router:
                     self._ask_ahead(len(request.missing))
                 else:
                     self._leave_waiting_room(request)
-            lost = False
-            for job in [job for job in request.jobs if job.answer.done()]:
-                index = request.jobs.pop(job)
-                failed = job.answer.exception()
-                if failed is None:
-                    answers[index] = job.answer.result()
-                elif isinstance(failed, ReplicaLost) and tries[index] < _TRIES:
-                    request.missing.append(index)
-                    lost = True
-                else:
-                    raise failed
-            if lost:
+            if self._collect(request, answers, tries):
                 await asyncio.sleep(_NEWS_S)
             if request.missing and request not in self._bulk:
                 self._bulk.append(request)
             elif len(answers) < len(token_ids):
                 await request.news.wait()
         return [answers[index] for index in range(len(token_ids))]
+
+    @staticmethod
+    def _collect(request: _BulkRequest, answers: dict[int, Answer], tries: Sequence[int]) -> bool:
+        """Take what is answered. Returns whether a replica died with queries, which are then missing again."""
+        lost = False
+        for job in [job for job in request.jobs if job.answer.done()]:
+            index = request.jobs.pop(job)
+            failed = job.answer.exception()
+            if failed is None:
+                answers[index] = job.answer.result()
+            elif isinstance(failed, ReplicaLost) and tries[index] < _TRIES:
+                request.missing.append(index)
+                lost = True
+            else:
+                raise failed
+        return lost
 
     def _leave_waiting_room(self, request: _BulkRequest) -> None:
         if request in self._bulk:

@@ -6,6 +6,7 @@ args of the Serve config -> Settings -> what the cluster has -> Topology -> Rout
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ from deployments.router import Router
 from deployments.settings import Settings
 from serve_app.api_keys import ApiKeys
 from serve_app.grpc_services import METHODS
+
+logger = logging.getLogger("ray.serve")
 
 _DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
 _SEND_WHERE_TOLD = RequestRouterConfig(request_router_class="deployments.replica_router.ReplicaRouter")  # type: ignore[arg-type]
@@ -104,9 +107,11 @@ def plan_when_there(
     while True:
         try:
             plan = plan_application(settings, nodes)
-        except SettingsError:
+        except SettingsError as lacking:
             if seconds >= _WORKERS_S or not any(map(_offers_nothing, nodes)):
                 raise
+            if not seconds:
+                logger.warning("waiting for more nodes, up to %d s: %s", _WORKERS_S, lacking)
             quiet = 0
         else:
             if quiet >= _QUIET_S:

@@ -54,7 +54,7 @@ class Handle:
 
 async def until(holds):
     async with asyncio.timeout(10):
-        while not holds():
+        while not holds():  # noqa: ASYNC110 - what it waits for has no event
             await asyncio.sleep(0.001)
 
 
