@@ -23,10 +23,11 @@ from calibration.load import burst, connect, request_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="each node has a loopback address of its own")
 
-DEVICES = {"accelerator": {"alpha_s": 0.06, "beta_s": 0.2}, "cpu": {"alpha_s": 0.2, "beta_s": 0.3}}
-DEPTHS = {"accelerator": 12, "cpu": 3}
-SLO_S = 1.2
-TRUE = {"accelerator": 16, "cpu": 4}  # floor((1.2 - beta) / alpha)
+# Slow at each query: the way of those for five replicas through one busy machine takes little beside it.
+DEVICES = {"accelerator": {"alpha_s": 0.15, "beta_s": 0.4}, "cpu": {"alpha_s": 0.4, "beta_s": 0.5}}
+DEPTHS = {"accelerator": 5, "cpu": 2}
+SLO_S = 1.5
+TRUE = {"accelerator": 7, "cpu": 2}  # floor((1.5 - beta) / alpha)
 TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
 
 
@@ -104,15 +105,15 @@ def answered(cluster):
 
 def test_lone_queries_stay_on_the_routers_node_and_a_full_house_is_even(cluster, figure):
     before = answered(cluster)
-    for query in queries(20):
+    for query in queries(10):
         assert outcome(burst(cluster.address, [query])) == {"accelerator": 1}
     alone = answered(cluster)
-    replies = burst(cluster.address, queries(48))
+    replies = burst(cluster.address, queries(24))
     full = answered(cluster)
     more = {key: alone[key] - before[key] for key in before}
-    figure(f"20 lone queries: {more}; a burst of 48: {dict(outcome(replies))}")
-    assert more == {key: 20 if key == ("accelerator", cluster.near.address) else 0 for key in before}
-    assert outcome(replies) == {"accelerator": 24, "cpu": 9, 429: 15}
+    figure(f"10 lone queries: {more}; a burst of 24: {dict(outcome(replies))}")
+    assert more == {key: 10 if key == ("accelerator", cluster.near.address) else 0 for key in before}
+    assert outcome(replies) == {"accelerator": 10, "cpu": 6, 429: 8}
     assert {key: full[key] - alone[key] for key in alone} == {key: DEPTHS[key[0]] for key in alone}
 
 
@@ -137,9 +138,9 @@ async def load(address, clients, stop):
 def test_a_nodes_death_loses_no_request_and_another_node_takes_its_place(cluster, figure):
     async def kill_under_load():
         stop = asyncio.Event()
-        loading = asyncio.create_task(load(cluster.address, 27, stop))
+        loading = asyncio.create_task(load(cluster.address, 14, stop))
         (bulk,) = await connect(cluster.address, 1)
-        texts = [f"{TEXT}{number}" for number in range(100)]
+        texts = [f"{TEXT}{number}" for number in range(40)]
         whole = asyncio.create_task(bulk.ask(request_bytes({"input": texts}), 60))
         await asyncio.sleep(3)
         killed = await asyncio.to_thread(cluster.far.kill)
@@ -154,8 +155,8 @@ def test_a_nodes_death_loses_no_request_and_another_node_takes_its_place(cluster
     killed, shrunk_s, replies, broken, bulk = asyncio.run(kill_under_load())
     slowest = max(reply.seconds for reply in replies)
     figure(
-        f"a node of {killed} processes killed under 27 clients: {dict(outcome(replies))}, slowest {slowest:.2f} s, "
-        f"broken {broken}; pools shrunk after {shrunk_s:.1f} s; 100 texts in one request beside it: {bulk.status}"
+        f"a node of {killed} processes killed under 14 clients: {dict(outcome(replies))}, slowest {slowest:.2f} s, "
+        f"broken {broken}; pools shrunk after {shrunk_s:.1f} s; 40 texts in one request beside it: {bulk.status}"
     )
     assert broken == []
     assert {reply.status for reply in replies} <= {200, 429}, {
@@ -164,10 +165,10 @@ def test_a_nodes_death_loses_no_request_and_another_node_takes_its_place(cluster
     assert all("retry-after" in reply.headers for reply in replies if reply.status == 429)
     assert slowest < 5
     assert bulk.status == 200
-    assert len(bulk.json()["data"]) == 100
+    assert len(bulk.json()["data"]) == 40
 
-    replies = burst(cluster.address, queries(30))
-    assert outcome(replies) == {"accelerator": 12, "cpu": 6, 429: 12}
+    replies = burst(cluster.address, queries(15))
+    assert outcome(replies) == {"accelerator": 5, "cpu": 4, 429: 6}
 
     new = cluster.add_node(2, NPU=1)
     started = time.monotonic()
@@ -202,5 +203,5 @@ def test_calibration_finds_depths_for_all_replicas(cluster, tmp_path, figure):
     places = {name: pool["queue_depth"] * pool["live_replicas"] for name, pool in pools.items()}
     assert places == {"accelerator": 2 * found["accelerator"], "cpu": 3 * found["cpu"]}
     assert cluster.get("/info")["max_concurrent_requests"] == sum(places.values())
-    replies = burst(cluster.address, queries(sum(places.values()) + 10))
-    assert outcome(replies) == {**places, 429: 10}
+    replies = burst(cluster.address, queries(sum(places.values()) + 5))
+    assert outcome(replies) == {**places, 429: 5}
