@@ -49,7 +49,7 @@ _CHARACTERS_TO_TOKENIZE = 100_000  # each token that is told costs some hundred 
 _NUMBERS_OF_TOKENS = 4_000_000  # 10,000 tokens of 384 numbers; as text about 45 MB
 _TRIAL_LEASE_S = 10.0  # trial depths lapse so long after the last trial query: a run that was killed leaves nothing
 _TRIES = 2  # a query whose replica died is admitted once more
-_NEWS_S = 0.05  # after this: a node that dies takes several replicas with it, and the news of each comes by itself
+_NEWS_S = 0.05  # but not sooner: a node that dies takes several replicas with it, and the news of each comes by itself
 
 
 @dataclass(frozen=True, slots=True)
