@@ -2,9 +2,9 @@
 
 The rule. A replica that is idle gets what waits, but not before the arrivals pause: a burst cut in two pays beta twice
 (first query alone, the rest after it: alpha*C + 2*beta). The pause is a small share of beta, smallest for a lone
-query, which loses next to nothing; a burst that fills the pool goes at once, since nobody can join it. A replica that
-is busy gets a second batch ahead of time only if nobody can join it any more; until then it waits here, where it can
-grow or be cancelled.
+query, which loses next to nothing; a burst that fills the pool goes at once, since nobody can join it. Several idle
+replicas share evenly, and a lone query goes to the preferred one. A replica that is busy gets a second batch ahead of
+time only if nobody can join it any more; until then it waits here, where it can grow or be cancelled.
 """
 
 from __future__ import annotations
@@ -114,6 +114,7 @@ class Counters:
     batches: int = 0
     failed_batches: int = 0
     largest_batch: int = 0
+    by_replica: dict[str, int] = field(default_factory=dict)  # queries sent to each live one since it joined
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -196,17 +197,20 @@ class Batcher:
                 self.abandon(batch.replica, batch.id)
 
     def set_replicas(self, replicas: Iterable[str], lost: Callable[[str], BaseException]) -> None:
-        """The live replicas of the pool. One that has gone gets nothing new; what it runs may still end well (it may
-        be draining), fails by itself (it has died), or ends with `lost(replica)` after `grace_s`.
+        """The live replicas of the pool, those first that are to be preferred where several are idle. One that has gone
+        gets nothing new; what it runs may still end well (it may be draining), fails by itself (it has died), or ends
+        with `lost(replica)` after `grace_s`.
         """
-        live = set(replicas)
+        order = list(replicas)
+        live = set(order)
         for replica in self._live - live:
+            self.counters.by_replica.pop(replica, None)
             if self._out[replica]:
                 self._later(self.grace_s, lambda replica=replica: self.give_up(replica, lost(replica)))  # type: ignore[misc]
             else:
                 del self._out[replica]
-        for replica in live:
-            self._out.setdefault(replica, [])
+        leaving = {replica: batches for replica, batches in self._out.items() if replica not in live}
+        self._out = {replica: self._out.get(replica, []) for replica in order} | leaving
         self._live = live
         if not live:
             self._fail_waiting(lost("(all of them)"))
@@ -293,6 +297,7 @@ class Batcher:
         self._out[replica].append(batch)
         self.counters.batches += 1
         self.counters.queries += len(jobs)
+        self.counters.by_replica[replica] = self.counters.by_replica.get(replica, 0) + len(jobs)
         self.counters.largest_batch = max(self.counters.largest_batch, len(jobs))
         # An empty context: the call must not be tied to the one HTTP request in whose context it happens to be sent,
         # or Serve would cancel the whole batch with that request.

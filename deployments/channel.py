@@ -192,17 +192,20 @@ class _Served(_Peer):
 
 
 class Channel(_Peer):
-    """A Router's end: `embed` and `abandon` at the replica that listens there."""
+    """A Router's end: `embed` and `abandon` at the replica that listens there. `on_lost` is told of its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_lost: Callable[[Channel], None]) -> None:
         super().__init__()
+        self._on_lost = on_lost
         self._waiting: dict[str, asyncio.Future[Reply]] = {}
 
     @classmethod
-    async def open(cls, host: str, port: int, secret: str) -> Channel:
+    async def open(
+        cls, host: str, port: int, secret: str, on_lost: Callable[[Channel], None] = lambda _: None
+    ) -> Channel:
         """Raises OSError or TimeoutError."""
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-            _, channel = await asyncio.get_running_loop().create_connection(cls, host, port)
+            _, channel = await asyncio.get_running_loop().create_connection(lambda: cls(on_lost), host, port)
         word = secret.encode()
         channel.transport.writelines([_SIZE.pack(_SIZE.size + len(word)), word])
         return channel
@@ -259,6 +262,7 @@ class Channel(_Peer):
     def connection_lost(self, exc: Exception | None) -> None:
         for batch_id in list(self._waiting):
             self._settle(batch_id, ConnectionError(str(exc or "the connection was closed")))
+        self._on_lost(self)
 
     def _settle(self, batch_id: str, outcome: Reply | Exception) -> None:
         answer = self._waiting.pop(batch_id, None)

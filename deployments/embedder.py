@@ -89,6 +89,7 @@ class Embedder:
         self._calls: dict[str, _Call] = {}
         self._run: _Run | None = None
         self._runs_task: asyncio.Task[None] | None = None
+        self._node = ray.get_runtime_context().get_node_id()
         self._host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._server = BatchServer(self._host, self._embed_batch, self._abandon_batch)
         self._office = LeaseOffice(actor_lives, self._orphan)
@@ -148,13 +149,16 @@ class Embedder:
         return time.perf_counter() - started
 
     async def record_replica_metadata(self) -> dict[str, Any]:
-        """What the Router learns of this replica from Serve: engine, device, cores, warm-up figures, its address."""
+        """What the Router learns of this replica from Serve: engine, device, cores, warm-up figures, its node and
+        address.
+        """
         publish_again_and_again(self._metrics.publish)
         return {
             **asdict(self._engine.info),
             "warm_up": self._warm_up,
             "cores": sorted(self._cores),
             "pid": os.getpid(),
+            "node": self._node,
             "channel": {"host": self._host, "port": await self._server.start(), "secret": self._server.secret},
         }
 

@@ -18,6 +18,7 @@ from deployments.engines import TokenBatch
 from deployments.errors import EngineFailed, ReplicaLost, WindveError
 from deployments.holdings import Holdings
 from deployments.metrics import PoolState
+from deployments.nearness import nearest_first
 from deployments.queue_manager import QueueManager
 from deployments.retry_after import PoolLoad
 from deployments.settings import PoolConfig
@@ -43,6 +44,7 @@ class Pool:
         queue: QueueManager,
         router: str,
         actor: str,  # the Router's own
+        node: str,  # on which the Router runs
         on_change: Callable[[], None],  # called whenever replicas or places have come or gone
     ) -> None:
         self.name = name
@@ -51,6 +53,7 @@ class Pool:
         self._deployment = deployment
         self._queue = queue
         self._router = router
+        self._node = node
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         # What crosses is bytes and arrays: plain pickle does it without looking for closures.
@@ -146,7 +149,7 @@ class Pool:
         self.members = members
         self._queue.set_replicas(self.name, len(members))
         self.batcher.pacing = Pacing.from_beta(self.latency_model[1])
-        self.batcher.set_replicas(members, self._lost)
+        self.batcher.set_replicas(nearest_first(members, self._node, self._router), self._lost)
         if died is not None:
             self.batcher.give_up(died, self._lost(died))
         self.tenancy.update()
@@ -187,6 +190,13 @@ class Pool:
             raise EngineFailed(f"the {self.name} engine failed: {_first_line(error)}") from error
         return reply
 
+    def _broke(self, replica: str, channel: Channel) -> None:
+        """Seen at once, even where nothing was on the way: with its node a replica dies and so do those beside it, and
+        a query that one of them lost must not be sent to the next.
+        """
+        if self._channels.get(replica) is channel:
+            self._doubt(replica)
+
     def _call_off(self, replica: str, batch_id: str) -> None:
         channel = self._channels.get(replica)
         if channel is not None:
@@ -200,7 +210,9 @@ class Pool:
         if at is None:
             return  # gone meanwhile
         try:
-            self._channels[replica] = await Channel.open(at["host"], at["port"], at["secret"])
+            self._channels[replica] = await Channel.open(
+                at["host"], at["port"], at["secret"], lambda channel: self._broke(replica, channel)
+            )
         except (OSError, TimeoutError) as error:
             logger.warning(
                 "the %s pool's replica %s cannot be reached at %s:%s (%s): batches go through Serve's handle, slower",

@@ -49,6 +49,7 @@ _CHARACTERS_TO_TOKENIZE = 100_000  # each token that is told costs some hundred 
 _NUMBERS_OF_TOKENS = 4_000_000  # 10,000 tokens of 384 numbers; as text about 45 MB
 _TRIAL_LEASE_S = 10.0  # trial depths lapse so long after the last trial query: a run that was killed leaves nothing
 _TRIES = 2  # a query whose replica died is admitted once more
+_NEWS_S = 0.05  # but not sooner: a node that dies takes several replicas with it, and the news of each comes by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class Router:
     def __init__(
         self, settings: Settings, topology: Topology, handles: Mapping[str, tuple[str, DeploymentHandle[Any]]]
     ) -> None:
+        import ray
         from ray import serve
         from ray.serve import metrics as instruments
 
@@ -106,6 +108,7 @@ class Router:
         self._handles = handles
         self.replica = context.replica_tag
         self._actor = context.replica_id.to_full_id_str()
+        self._node = ray.get_runtime_context().get_node_id()
         self._shortage = Shortage(self._queue, {})
         self._shares = False  # there are other Routers
         self._census: dict[str, dict[str, Any]] = {}
@@ -146,6 +149,7 @@ class Router:
                 queue=self._queue,
                 router=self.replica,
                 actor=self._actor,
+                node=self._node,
                 on_change=self._on_change,
             )
         self._shortage.tenancies = {name: pool.tenancy for name, pool in self.pools.items()}
@@ -338,6 +342,8 @@ class Router:
         left = list(range(len(token_ids)))
         lost: ReplicaLost | None = None
         for _ in range(_TRIES):
+            if lost is not None:
+                await asyncio.sleep(_NEWS_S)
             permits = self._admit(len(left), trial)
             if isinstance(permits, Short):  # never where this Router is alone
                 only = None if trial is None else trial.only
@@ -442,20 +448,29 @@ class Router:
                     self._ask_ahead(len(request.missing))
                 else:
                     self._leave_waiting_room(request)
-            for job in [job for job in request.jobs if job.answer.done()]:
-                index = request.jobs.pop(job)
-                failed = job.answer.exception()
-                if failed is None:
-                    answers[index] = job.answer.result()
-                elif isinstance(failed, ReplicaLost) and tries[index] < _TRIES:
-                    request.missing.append(index)
-                else:
-                    raise failed
+            if self._collect(request, answers, tries):
+                await asyncio.sleep(_NEWS_S)
             if request.missing and request not in self._bulk:
                 self._bulk.append(request)
             elif len(answers) < len(token_ids):
                 await request.news.wait()
         return [answers[index] for index in range(len(token_ids))]
+
+    @staticmethod
+    def _collect(request: _BulkRequest, answers: dict[int, Answer], tries: Sequence[int]) -> bool:
+        """Take what is answered. Returns whether a replica died with queries, which are then missing again."""
+        lost = False
+        for job in [job for job in request.jobs if job.answer.done()]:
+            index = request.jobs.pop(job)
+            failed = job.answer.exception()
+            if failed is None:
+                answers[index] = job.answer.result()
+            elif isinstance(failed, ReplicaLost) and tries[index] < _TRIES:
+                request.missing.append(index)
+                lost = True
+            else:
+                raise failed
+        return lost
 
     def _leave_waiting_room(self, request: _BulkRequest) -> None:
         if request in self._bulk:
@@ -570,7 +585,12 @@ class Router:
             "largest_batch": counters.largest_batch,
             "questions": pool.tenancy.asks,
             "replicas": {
-                replica: {**member, **owners.get(replica, {}), "channel": f"port {member['channel']['port']}"}
+                replica: {
+                    **member,
+                    **owners.get(replica, {}),
+                    "channel": f"port {member['channel']['port']}",
+                    "queries": counters.by_replica.get(replica, 0),
+                }
                 for replica, member in pool.members.items()  # the channel's secret stays here
             },
         }

@@ -156,7 +156,7 @@ def _accelerators(settings: Settings, nodes: list[dict[str, Any]]) -> tuple[str,
     wanted = _asked_for(asked.replicas)
     if asked.device == "none":
         return "none", 0
-    if asked.engine == "emulated":
+    if asked.engine == "emulated" and asked.device not in _RESOURCES:  # a kind that is named is booked all the same
         return "emulated", wanted or 1
     if asked.device == "cpu":
         return "cpu", wanted or 1

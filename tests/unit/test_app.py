@@ -6,13 +6,17 @@ import pytest
 
 from deployments.errors import SettingsError
 from deployments.settings import Settings
-from serve_app.app import plan_application, plan_once_nodes_are_there
+from serve_app.app import _accelerator_options, plan_application, plan_once_nodes_are_there
 
 NPU_NODE = {"Alive": True, "NodeID": "a", "Resources": {"CPU": 128, "NPU": 8}}
 GPU_NODE = {"Alive": True, "NodeID": "b", "Resources": {"CPU": 48, "GPU": 2}}
 CPU_NODE = {"Alive": True, "NodeID": "c", "Resources": {"CPU": 16}}
 HEAD = {"Alive": True, "NodeID": "d", "Resources": {"memory": 1}}  # KubeRay: num-cpus 0
 EMULATED = {"engine": "emulated", "emulated": {"alpha_s": 0.1, "beta_s": 0.2}}
+
+
+def emulated(device, **more):
+    return {"accelerator": {"device": device, **EMULATED, **more}, "cpu": EMULATED}
 
 
 def plan(nodes, **args):
@@ -33,6 +37,10 @@ def plan(nodes, **args):
         ([CPU_NODE], {"heterogeneous": False}, "none", {"cpu": 1}),
         ([CPU_NODE], {"accelerator": {"device": "cpu"}}, "cpu", {"accelerator": 1, "cpu": 1}),
         ([CPU_NODE], {"accelerator": EMULATED, "cpu": EMULATED}, "emulated", {"accelerator": 1, "cpu": 1}),
+        ([HEAD, NPU_NODE], emulated("npu"), "npu:0", {"accelerator": 8, "cpu": 1}),
+        ([GPU_NODE, CPU_NODE], emulated("cuda", replicas=1), "cuda:0", {"accelerator": 1, "cpu": 2}),
+        ([NPU_NODE], emulated("auto"), "emulated", {"accelerator": 1, "cpu": 1}),
+        ([NPU_NODE], emulated("cpu"), "emulated", {"accelerator": 1, "cpu": 1}),
         ([GPU_NODE, CPU_NODE], {"cpu": {"replicas": 1}}, "cuda:0", {"accelerator": 2, "cpu": 1}),
     ],
 )
@@ -47,6 +55,8 @@ def test_topology_follows_the_cluster_and_the_settings(nodes, args, device, repl
     [
         ([CPU_NODE], {"accelerator": {"device": "npu"}}, "args.accelerator.device: npu was asked for, but no node"),
         ([GPU_NODE], {"accelerator": {"device": "npu"}}, "args.accelerator.device: npu was asked for, but no node"),
+        ([CPU_NODE], emulated("npu"), "args.accelerator.device: npu was asked for, but no node"),
+        ([NPU_NODE], emulated("npu", replicas=9), "args.accelerator.replicas: 9 were asked for, but the cluster has 8"),
         ([GPU_NODE], {"accelerator": {"replicas": 3}}, "args.accelerator.replicas: 3 were asked for, but the cluster"),
         ([CPU_NODE], {"cpu": {"replicas": 2}}, "args.cpu.replicas: 2 were asked for, but 1 machines take 1"),
         ([HEAD], {}, "args.accelerator.device: neither an accelerator nor a CPU instance is available"),
@@ -101,3 +111,11 @@ def test_and_not_for_ever(wait_s, found):
 def test_a_dead_node_does_not_count():
     with pytest.raises(SettingsError):
         plan_in(Cluster({**GPU_NODE, "Alive": False}), 0, accelerator={"device": "cuda"})
+
+
+@pytest.mark.parametrize(
+    ("device", "booked"),
+    [("npu:0", {"resources": {"NPU": 1}}), ("cuda:0", {"num_gpus": 1}), ("cpu", {}), ("emulated", {})],
+)
+def test_a_replica_books_its_device(device, booked):
+    assert _accelerator_options(device) == {"ray_actor_options": {"num_cpus": 0.1, **booked}}

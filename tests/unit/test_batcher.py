@@ -201,6 +201,58 @@ async def test_a_burst_is_spread_over_idle_replicas():
 
 
 @run
+async def test_lone_queries_stay_at_the_preferred_replica_while_it_is_idle():
+    desk = Desk(replicas=("far", "near"))
+    desk.batcher.set_replicas(["near", "far"], RuntimeError)
+    for _ in range(3):
+        await desk.submit(1)
+        await desk.advance(PAUSE_S)
+        await desk.answer(len(desk.sent) - 1)
+    assert [replica for replica, _, _ in desk.sent] == ["near"] * 3
+    assert desk.batcher.counters.by_replica == {"near": 3}
+
+
+@run
+async def test_a_busy_preferred_replica_does_not_keep_queries_from_idle_ones():
+    desk = Desk(replicas=("near", "far"))
+    for _ in range(2):
+        await desk.submit(1)
+        await desk.advance(PAUSE_S)
+    assert [replica for replica, _, _ in desk.sent] == ["near", "far"]
+
+
+@run
+async def test_a_burst_is_spread_evenly_whatever_is_preferred():
+    desk = Desk(depth=4, replicas=("near", "far", "further"))
+    await desk.submit(12)
+    assert {replica: size for replica, size, _ in desk.sent} == {"near": 4, "far": 4, "further": 4}
+    assert desk.batcher.counters.by_replica == {"near": 4, "far": 4, "further": 4}
+
+
+@run
+async def test_a_replica_without_places_of_this_router_is_passed_over():
+    desk = Desk(replicas=("near", "far"))
+    desk.batcher.places = {"near": 0, "far": 5}.get
+    await desk.submit(1)
+    await desk.advance(PAUSE_S)
+    assert [replica for replica, _, _ in desk.sent] == ["far"]
+
+
+@run
+async def test_the_order_changes_with_the_members_and_what_runs_goes_on():
+    desk = Desk(replicas=("b", "c"))
+    first = await desk.submit(1)
+    await desk.advance(PAUSE_S)  # runs at b
+    desk.batcher.set_replicas(["a", "c"], RuntimeError)  # b drains, a has come and is near
+    await desk.submit(1)
+    await desk.advance(PAUSE_S)
+    assert [replica for replica, _, _ in desk.sent] == ["b", "a"]
+    await desk.answer(0)
+    assert first[0].answer.result().pool == "cpu"
+    assert desk.batcher.counters.by_replica == {"a": 1}
+
+
+@run
 async def test_no_replica_gets_more_than_its_depth():
     desk = Desk(depth=5, replicas=("r1", "r2"))
     await desk.submit(10)

@@ -77,6 +77,16 @@ def test_a_batch_says_how_full_its_router_has_the_queue():
     assert heard == [0.25]
 
 
+def test_the_end_of_an_idle_connection_is_told_at_once():
+    async def use(server, port, channel):
+        ended = asyncio.get_running_loop().create_future()
+        idle = await Channel.open(HOST, port, "not the secret", ended.set_result)  # the server hangs up
+        assert await ended is idle
+        return idle.is_open
+
+    assert run(use) is False
+
+
 def test_many_batches_of_any_size_at_once_are_not_mixed_up():
     async def use(server, port, channel):
         random = np.random.default_rng(0)

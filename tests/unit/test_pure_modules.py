@@ -21,6 +21,7 @@ PURE = [
     "deployments.membership",
     "deployments.metrics",
     "deployments.model_files",
+    "deployments.nearness",
     "deployments.pairs",
     "deployments.queue_manager",
     "deployments.retry_after",
