@@ -174,11 +174,19 @@ def _choose_attention(device: torch.device, dtype: torch.dtype) -> tuple[Attenti
     return _fused_padded, True
 
 
+def _has_fused(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has this CPU's products, with what follows them, in this number format."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    narrow = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    return dtype not in narrow or bool(getattr(_FUSED, narrow[dtype])())
+
+
 class _Dense:
     """A product with a model's weights, laid out for the device once."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, activation: str | None = None) -> None:
-        self._fused = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        self._fused = weight.device.type == "cpu" and _has_fused(weight.dtype)
         self._weight = _FUSED._reorder_linear_weight(weight, None) if self._fused else weight  # noqa: SLF001 - torch's
         self._bias = bias
         self._activation = _ACTIVATIONS[activation] if activation else ("none", "")
