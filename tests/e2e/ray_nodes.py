@@ -59,11 +59,11 @@ class Node:
 
 def kill(marks):
     """SIGKILL to all of these nodes, the raylets first: they tell nobody of their workers' deaths. Returns how many."""
-    found = []
+    found = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get(_MARK) in marks:
-                found.append(process)
+                found |= {process, *process.children(recursive=True)}  # agents write their title over the mark
     for process in sorted(found, key=lambda process: process.name() != "raylet"):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
