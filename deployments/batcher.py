@@ -240,29 +240,58 @@ class Batcher:
                 for replica, batches in self._out.items()
                 if not batches and replica in self._live and self.places(replica) > 0
             ]
-            if idle:
-                wait_s = self._wait_s()
+            if idle or self._merges_elsewhere():
+                wait_s = self._wait_s(busy=not idle)
                 if wait_s > 0:
                     self._arm(wait_s)
                     return
-                self._dispatch(idle[0], -(-self._live_waiting // len(idle)))
-                continue
-            if not (self.is_full() and self._dispatch_ahead()):
+            if idle:
+                self._spread(idle)
+            elif not self._dispatch_ahead():
                 return
 
-    def _wait_s(self) -> float:
+    def _spread(self, idle: Sequence[str]) -> None:
+        """All that waits, evenly, the preferred one first: who is left of a batch has waited already."""
+        for left, replica in zip(range(len(idle), 0, -1), idle, strict=True):
+            if not self._live_waiting:
+                return
+            self._dispatch(replica, -(-self._live_waiting // left))
+
+    def _merges_elsewhere(self) -> bool:
+        """What waits here may miss a run there: another Router's batch, or another replica's turn, is not seen. So it
+        goes to a replica that has a place, which merges all that waits into its next run: no query waits for more than
+        one run before its own (`alpha*C + 2*beta`).
+        """
+        return len(self._live) > 1 or any(self.places(replica) < sys.maxsize for replica in self._live)
+
+    def _wait_s(self, *, busy: bool) -> float:
         if self.is_full():
             return 0.0
-        return self.pacing.wait_s(self._live_waiting, now=self.clock(), first=self._first, last=self._last)
+        now = self.clock()
+        wait_s = self.pacing.wait_s(self._live_waiting, now=now, first=self._first, last=self._last)
+        if busy:  # nothing is torn apart by going now: it only saves messages
+            wait_s = max(0.0, min(wait_s, self._first + _PAUSE_QUERIES * self.pacing.pause_s - now))
+        return wait_s
 
     def _dispatch_ahead(self) -> bool:
-        """A second batch for a busy replica: it starts the moment the first ends, without the way there and back."""
+        """Another batch for a busy replica: it starts the moment the first ends, without the way there and back."""
+        if self._merges_elsewhere():
+            part = -(-self._live_waiting // len(self._live))
+            while self._live_waiting:
+                room, replica = max((self._room(replica), replica) for replica in self._live)
+                if room <= 0:
+                    return False
+                self._dispatch(replica, min(part, room))
+            return True
         for replica, batches in self._out.items():
-            room = min(self.depth, self.places(replica)) - sum(len(batch.jobs) for batch in batches)
-            if replica in self._live and len(batches) < _MAX_OUT and room > 0:
+            room = self._room(replica)
+            if replica in self._live and self.is_full() and len(batches) < _MAX_OUT and room > 0:
                 self._dispatch(replica, room)
                 return True
         return False
+
+    def _room(self, replica: str) -> int:
+        return min(self.depth, self.places(replica)) - self.out(replica)
 
     def _arm(self, wait_s: float) -> None:
         if self._timer is not None:
@@ -291,7 +320,8 @@ class Batcher:
         count = min(most, room, self._live_waiting)
         jobs = list(self._take(count))
         now = self.clock()
-        self._first = now
+        rest = self._first_in_line or self._bulk
+        self._first = rest[0].submitted if rest else now  # who is left has waited already
         self._next_id += 1
         batch = _Batch(f"{self.pool}-{self._next_id}", replica, jobs, now)
         self._out[replica].append(batch)

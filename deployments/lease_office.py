@@ -14,7 +14,7 @@ from typing import Any
 
 from deployments.leases import Ask, Depth, Leases, Order, Word
 
-_POLL_S = 10.0  # a poll without news ends then: a replica that shuts down waits for its calls
+POLL_S = 10.0  # a poll without news ends then: a replica that shuts down waits for its calls
 _ANSWER_S = 0.2  # a recall that is not answered by then is not waited for any more
 _LOOK_S = 0.3  # nor is Ray's word on whether a silent Router lives
 _TRIAL_S = 10.0  # so long after a trial's last question Routers may keep idle places again
@@ -97,7 +97,7 @@ class LeaseOffice:
         self._polls[router] = poll
         self._deliver()
         try:
-            await asyncio.wait([poll], timeout=_POLL_S)
+            await asyncio.wait([poll], timeout=POLL_S)
         finally:
             if self._polls.get(router) is poll:
                 del self._polls[router]

@@ -19,6 +19,7 @@ from deployments.queue_manager import QueueManager
 _PATIENCE_S = 0.8  # an owner that takes longer hangs: its answer counts when it comes
 _FIRST_DRY_S, _LAST_DRY_S = 0.01, 0.1  # nobody asks again so soon after an answer that fell short
 _SHORT_S, _PROTECTED_S = 1.0, 0.5  # places that come within the one after a refusal are kept for the other
+_MOST_DRY = 8  # owners that had none, and a round ends: in a large pool where all is taken it would ask them all
 _AMPLE_SHARE = 1 / 8  # of what is held: when less is free, more is asked for in the background
 
 
@@ -234,15 +235,19 @@ class Tenancy:
     async def _ask_all(self, want: int, trial_depth: int | None, patient: bool, claim: _Claim) -> int:
         """Ask one owner, then two, then four at a time, or as many as places are missing: each for an even part."""
         untried = [replica for replica, holding in self.holdings.replicas.items() if not holding.sole]
+        most = len(untried) if claim.reserves else _MOST_DRY  # a trial asks all
+        start = self.asks % max(1, len(untried))  # in turn: not always the same few
+        untried = untried[start:] + untried[:start]
         untried.sort(key=lambda replica: self.holdings.replicas[replica].dry)
-        got, width = 0, 1
-        while got < want and untried:
-            several = min(len(untried), max(width, want - got))
+        got, width, dry = 0, 1, 0
+        while got < want and untried and dry < most:
+            several = min(len(untried), max(width, want - got), most)
             part = -(-(want - got) // several)
             asked = {self._spawn(self._ask(r, part, trial_depth, patient, claim)): r for r in untried[:several]}
             done, _ = await asyncio.wait(asked, timeout=_PATIENCE_S)
             full = [asked[task] for task in done if task.result() == part]
             got += sum(task.result() for task in done)
+            dry += several - sum(1 for task in done if task.result())
             untried = untried[several:] + full
             width *= 2
         return got

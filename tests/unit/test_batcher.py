@@ -442,3 +442,44 @@ def test_a_batch_is_of_one_kind_and_vectors_of_tokens_go_to_their_queries():
     assert (answers[2].norm, answers[0].norm) == (1, 2)
     assert isinstance(answers[4], EngineFailed)  # one of its tokens has no finite vector
     assert in_flight == 0
+
+
+@run
+async def test_where_there_are_several_replicas_what_waits_goes_to_the_one_with_the_most_room():
+    """It is merged there into the next run: whichever replica ends first, nobody waits for two."""
+    desk = Desk(depth=10, replicas=("r1", "r2"))
+    await desk.submit(7)
+    await desk.advance(4 * PAUSE_S)
+    await desk.submit(3)
+    assert len(desk.sent) == 2
+    await desk.advance(3 * PAUSE_S)
+    least, most = sorted(
+        ("r1", "r2"), key=lambda name: sum(size for replica, size, _ in desk.sent[:2] if replica == name)
+    )
+    assert [(replica, size) for replica, size, _ in desk.sent[2:]] == [(least, 2), (most, 1)]
+
+
+@run
+async def test_where_the_places_are_shared_what_waits_goes_while_there_are_places():
+    desk = Desk(depth=10)
+    desk.batcher.places = lambda _: 5
+    await desk.submit(3)
+    await desk.advance(4 * PAUSE_S)
+    await desk.submit(4)
+    await desk.advance(4 * PAUSE_S)
+    assert desk.sizes == [3, 2]  # the other two wait for places
+    await desk.answer(0)
+    assert sum(desk.sizes) == 7
+
+
+@run
+async def test_a_stream_without_pauses_reaches_all_idle_replicas_at_once():
+    """Who is left after the first batch has waited already, and does not wait again for each replica."""
+    desk = Desk(depth=100, replicas=("r1", "r2", "r3", "r4"))
+    arrivals = 0
+    while not desk.sizes:
+        await desk.submit(1)
+        arrivals += 1
+        await desk.advance(0.3 * PAUSE_S)
+    assert len(desk.sizes) == 4
+    assert sum(desk.sizes) == arrivals
