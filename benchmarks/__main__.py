@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         + "\n  paper     the paper's tables and figures: python -m benchmarks.paper",
         epilog=(
             "examples:\n"
-            "  make bench                              all of them, about 40 minutes\n"
+            "  make bench                              all of them, about an hour\n"
             "  make bench ARGS=path                    one\n"
             "  make bench ARGS='path service --quick'  shorter and fewer rounds, kept in reports/bench\n"
             "  make bench ARGS=--show                  write tables and pictures again from what was kept"

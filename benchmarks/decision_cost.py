@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 import tracemalloc
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.cluster import Cluster, Device, Seen, Shape
 from benchmarks.virtual_time import run
 from deployments.batcher import Reply
-from deployments.channel import BatchServer, Channel
+from deployments.channel import Batch, BatchServer, Channel
 from deployments.leases import Depth, Leases, Word
 
 _LOOPBACK = "127.0.0.1"
@@ -99,8 +97,9 @@ def slope(cost: dict[int, float]) -> float:
 def channel_kb(channels: int = 200) -> float:
     """Kilobytes of Python's memory that one open channel takes, both ends together; the kernel's buffers aside."""
 
-    async def embed(_id: str, _ids: Any, lengths: npt.NDArray[np.int32], _each: bool) -> Reply:
-        return np.zeros((len(lengths), 1), np.float32), np.ones(len(lengths), np.float32), 0.0
+    async def embed(_id: str, batch: Batch) -> Reply:
+        queries = len(batch.lengths)
+        return np.zeros((queries, 1), np.float32), np.ones(queries, np.float32), 0.0
 
     async def measure() -> float:
         server = BatchServer(_LOOPBACK, embed, lambda _: None)
