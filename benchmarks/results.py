@@ -20,7 +20,7 @@ def write(out: Path, found: Found, console: Console) -> None:
     compared = comparison(name)
     sheets = [*compared.sheets(found), goal_sheet(compared.goals(found))]
     lines = [f"# {name}: {ABOUT[name]}", "", f"By `make bench ARGS={name}` on {machine_line(found)}"]
-    lines += ["", noise_line(found)]
+    lines += ["", noise_line(found)] if any("others" in sample for sample in found["samples"]) else []
     lines += ["", "Quick: fewer and shorter rounds."] if found["quick"] else []
     lines += ["", f"![{name}]({name}.png)", ""]
     for sheet in sheets:
