@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from deployments.errors import EngineFailed
 from deployments.queue_manager import Permit
+from deployments.retry_after import Running
 
 _MAX_OUT = 2  # batches out at one replica: one runs, one is ready
 _PAUSE_SHARE = 0.022  # of beta, for each query that waits, up to _PAUSE_QUERIES of them
@@ -64,7 +65,8 @@ class _Batch:
     id: str
     replica: str
     jobs: list[Job]
-    started: float
+    started: float  # sent
+    begun: float | None  # runs since; None: another runs there first
     task: asyncio.Task[None] | None = None
     called_off: bool = False
 
@@ -149,12 +151,15 @@ class Batcher:
         """Queries that wait for a device."""
         return self._live_waiting
 
-    def running(self) -> Iterator[tuple[int, float]]:
-        """(queries, seconds since it was sent) of each batch that is out."""
+    def running(self) -> Iterator[Running]:
+        """What each replica does that has something to do."""
         now = self.clock()
         for batches in self._out.values():
-            for batch in batches:
-                yield len(batch.jobs), now - batch.started
+            run = [batch for batch in batches if batch.begun is not None]
+            if run:
+                queries = sum(len(batch.jobs) for batch in run)
+                since = min(batch.begun for batch in run if batch.begun is not None)
+                yield Running(queries, now - since, sum(len(batch.jobs) for batch in batches) - queries)
 
     def out(self, replica: str) -> int:
         """Queries in the batches that are out at this replica."""
@@ -323,7 +328,8 @@ class Batcher:
         rest = self._first_in_line or self._bulk
         self._first = rest[0].submitted if rest else now  # who is left has waited already
         self._next_id += 1
-        batch = _Batch(f"{self.pool}-{self._next_id}", replica, jobs, now)
+        begun = None if self._out[replica] else now
+        batch = _Batch(f"{self.pool}-{self._next_id}", replica, jobs, now, begun)
         self._out[replica].append(batch)
         self.counters.batches += 1
         self.counters.queries += len(jobs)
@@ -376,6 +382,9 @@ class Batcher:
         if batch not in batches:
             return
         batches.remove(batch)
+        for other in batches:  # the replica merges what waits there into its next run
+            if other.begun is None:
+                other.begun = self.clock()
         if not batches and batch.replica not in self._live:
             del self._out[batch.replica]
         if error is not None:

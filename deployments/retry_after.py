@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 _OVERDUE_SHARE = 0.25  # of what a batch has taken so far: how long one that is past its time is thought to need still
 _MARGIN = 1.03  # who comes a moment too early is refused once more; a batch may end a moment late
@@ -11,17 +12,25 @@ _SHORTEST_S = 0.01
 _UNKNOWN_S = 1.0  # nothing runs and nothing is known
 
 
+class Running(NamedTuple):
+    """What a replica does: a run of `queries` since `seconds`, and `next_queries` that wait there for its next run."""
+
+    queries: int
+    seconds: float
+    next_queries: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class PoolLoad:
     """One pool's latency model (Eq. 12), its capacity (depth times live replicas), and what it runs and holds.
 
-    `running`: (queries, seconds since it was sent) of each batch; `waiting`: queries for the batches after those.
+    `running`: of each busy replica; `waiting`: queries that are with no replica yet.
     """
 
     alpha_s: float
     beta_s: float
     capacity: int
-    running: Sequence[tuple[int, float]]
+    running: Sequence[Running]
     waiting: int
 
 
@@ -48,12 +57,15 @@ def retry_after_s(asked: int, free: int, pools: Sequence[PoolLoad]) -> float:
 
 
 def _ends(pool: PoolLoad) -> list[tuple[float, int]]:
-    """(seconds from now, places freed) of each batch of the pool, the one that waits included."""
-    ends = []
-    for queries, elapsed_s in pool.running:
+    """(seconds from now, places freed) of each run of the pool, those that wait included."""
+    ends, first_s = [], []
+    for queries, elapsed_s, then in pool.running:
         left_s = pool.alpha_s * queries + pool.beta_s - elapsed_s
-        ends.append((left_s if left_s > 0 else _OVERDUE_SHARE * max(elapsed_s, pool.beta_s), queries))
+        ends_s = left_s if left_s > 0 else _OVERDUE_SHARE * max(elapsed_s, pool.beta_s)
+        ends.append((ends_s, queries))
+        first_s.append(ends_s)
+        if then:
+            ends.append((ends_s + pool.alpha_s * then + pool.beta_s, then))
     if pool.waiting:
-        first_s = min((left_s for left_s, _ in ends), default=0.0)
-        ends.append((first_s + pool.alpha_s * pool.waiting + pool.beta_s, pool.waiting))
+        ends.append((min(first_s, default=0.0) + pool.alpha_s * pool.waiting + pool.beta_s, pool.waiting))
     return ends

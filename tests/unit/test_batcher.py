@@ -483,3 +483,21 @@ async def test_a_stream_without_pauses_reaches_all_idle_replicas_at_once():
         await desk.advance(0.3 * PAUSE_S)
     assert len(desk.sizes) == 4
     assert sum(desk.sizes) == arrivals
+
+
+@run
+async def test_what_runs_is_told_apart_from_what_waits_at_the_replica_for_its_next_run():
+    desk = Desk(depth=10)
+    await desk.submit(7)
+    await desk.advance(4 * PAUSE_S)
+    await desk.submit(3)  # full: a second batch is sent ahead
+    await desk.advance(1.0)
+    (told,) = desk.batcher.running()
+    assert (told.queries, told.next_queries) == (7, 3)
+    await desk.answer(0)
+    await desk.advance(0.5)
+    (told,) = desk.batcher.running()
+    assert (told.queries, told.next_queries) == (3, 0)
+    assert told.seconds == pytest.approx(0.5)
+    await desk.answer(1)
+    assert list(desk.batcher.running()) == []
