@@ -336,9 +336,20 @@ def _get_json(url: str, api_key: str | None) -> Any:
             time.sleep(0.1)
 
 
+def _info_once_complete(address: str, api_key: str | None) -> dict[str, Any]:
+    """What `/info` says once the Router has met all replicas, a moment after Serve says that they run."""
+    ends = time.monotonic() + _PROXY_TIMEOUT_S
+    while True:
+        info: dict[str, Any] = _get_json(f"{address}/info", api_key)
+        pools = info["windve"]["pools"].values()
+        if all(pool["live_replicas"] >= pool["expected_replicas"] for pool in pools) or time.monotonic() > ends:
+            return info
+        time.sleep(0.1)
+
+
 def _show_application(console: Console, address: str, api_key: str | None) -> str:
     """Returns the kind of its model."""
-    info = _get_json(f"{address}/info", api_key)
+    info = _info_once_complete(address, api_key)
     ours = info["windve"]
     console.print(
         f"model: {info['model_id']}, {ours['kind']} of {ours['dimension']} numbers, {info['max_input_length']} tokens"
