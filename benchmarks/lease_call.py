@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
-import secrets
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
+from benchmarks.peers import local_ray
 from deployments.leases import Ask, Depth
 
-_LOOPBACK = "127.0.0.1"
 _AT_ONCE = 8  # calls on their way together, as a Router that asks several owners
 
 
@@ -57,38 +53,21 @@ class Caller:
 
 
 def main(calls: int = 4000) -> None:
-    with tempfile.TemporaryDirectory(prefix="windve-bench-") as scratch:
-        token = Path(scratch) / "ray-token"
-        token.touch(mode=0o600)
-        token.write_text(secrets.token_hex(32), encoding="ascii")
-        os.environ.update(
-            RAY_AUTH_MODE="token",
-            RAY_AUTH_TOKEN_PATH=str(token),
-            RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",  # Ray's switch for a node that lives on loopback
-            RAY_USAGE_STATS_ENABLED="0",
-            RAY_SERVE_THROUGHPUT_OPTIMIZED="1",
-        )
-        import ray
+    os.environ["RAY_SERVE_THROUGHPUT_OPTIMIZED"] = "1"
+    with local_ray.running():
         from ray import serve
 
-        ray.init(
-            address="local", include_dashboard=False, object_store_memory=200 * 2**20, _node_ip_address=_LOOPBACK,
-            logging_level=logging.ERROR, log_to_driver=False,
-        )  # fmt: skip
-        try:
-            serve.start(proxy_location="Disabled")
-            options: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0.1}, "max_ongoing_requests": 1000}
-            office = serve.deployment(name="Office", **options)(Office).bind()
-            caller = serve.run(serve.deployment(name="Caller", **options)(Caller).bind(office), route_prefix=None)
+        serve.start(proxy_location="Disabled")
+        options: dict[str, Any] = {"ray_actor_options": {"num_cpus": 0.1}, "max_ongoing_requests": 1000}
+        office = serve.deployment(name="Office", **options)(Office).bind()
+        caller = serve.run(serve.deployment(name="Caller", **options)(Caller).bind(office), route_prefix=None)
 
-            async def ask() -> dict[str, float]:
-                told: dict[str, float] = await caller.measure.remote(calls)
-                await serve.shutdown_async()  # type: ignore[no-untyped-call]
-                return told
+        async def ask() -> dict[str, float]:
+            told: dict[str, float] = await caller.measure.remote(calls)
+            await serve.shutdown_async()  # type: ignore[no-untyped-call]
+            return told
 
-            print(json.dumps(asyncio.run(ask())))
-        finally:
-            ray.shutdown()
+        print(json.dumps(asyncio.run(ask())))
 
 
 if __name__ == "__main__":

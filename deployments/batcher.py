@@ -3,8 +3,9 @@
 The rule. A replica that is idle gets what waits, but not before the arrivals pause: a burst cut in two pays beta twice
 (first query alone, the rest after it: alpha*C + 2*beta). The pause is a small share of beta, smallest for a lone
 query, which loses next to nothing; a burst that fills the pool goes at once, since nobody can join it. Several idle
-replicas share evenly, and a lone query goes to the preferred one. A replica that is busy gets a second batch ahead of
-time only if nobody can join it any more; until then it waits here, where it can grow or be cancelled.
+replicas share evenly, and a lone query goes to the preferred one. Where one Router has one replica, a busy one gets a
+second batch ahead of time only if nobody can join it any more; until then it waits here, where it can grow or be
+cancelled. Where there are several of either, what waits goes to a replica that has a place, to be merged there.
 """
 
 from __future__ import annotations
@@ -288,9 +289,10 @@ class Batcher:
                     return False
                 self._dispatch(replica, min(part, room))
             return True
+        if not self.is_full():
+            return False
         for replica, batches in self._out.items():
-            room = self._room(replica)
-            if replica in self._live and self.is_full() and len(batches) < _MAX_OUT and room > 0:
+            if replica in self._live and len(batches) < _MAX_OUT and (room := self._room(replica)) > 0:
                 self._dispatch(replica, room)
                 return True
         return False

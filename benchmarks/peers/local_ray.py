@@ -12,15 +12,18 @@ import signal
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 
 
-def main(module: str, port: int) -> None:
-    """Nothing is tuned. What is set keeps Ray on loopback, behind a token, and quiet; Ray reads it when imported."""
-    for name in [name for name in os.environ if name.startswith("RAY_SERVE_")]:
-        del os.environ[name]
+@contextmanager
+def running() -> Iterator[None]:
+    """A Ray of one's own until the block ends. Nothing is tuned: what is set keeps it on loopback, behind a token, and
+    quiet. Ray reads it when it is imported, so not before this.
+    """
     with tempfile.TemporaryDirectory(prefix="windve-peer-") as scratch:
         token = Path(scratch) / "ray-token"
         token.touch(mode=0o600)
@@ -32,26 +35,37 @@ def main(module: str, port: int) -> None:
             RAY_USAGE_STATS_ENABLED="0",
         )
         import ray
-        from ray import serve
 
         ray.init(
             address="local",
             include_dashboard=False,
             object_store_memory=200 * 2**20,
-            _node_ip_address=_LOOPBACK,
+            _node_ip_address=LOOPBACK,
             logging_level=logging.ERROR,
             log_to_driver=False,
         )
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def main(module: str, port: int) -> None:
+    """With Serve's own defaults, whatever the environment says."""
+    for name in [name for name in os.environ if name.startswith("RAY_SERVE_")]:
+        del os.environ[name]
+    with running():
+        from ray import serve
+
         stop = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):  # after ray.init, which puts its own in place
             signal.signal(number, lambda *_: stop.set())
         try:
-            serve.start(http_options={"host": _LOOPBACK, "port": port})
+            serve.start(http_options={"host": LOOPBACK, "port": port})
             serve.run(importlib.import_module(f"benchmarks.peers.{module}").build())
             stop.wait()
         finally:
             serve.shutdown()  # type: ignore[no-untyped-call]
-            ray.shutdown()
 
 
 if __name__ == "__main__":

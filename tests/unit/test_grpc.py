@@ -18,8 +18,8 @@ import tei_wire
 from google.protobuf import descriptor_pb2
 from google.protobuf.empty_pb2 import Empty
 from grpc_health.v1 import health_pb2
-from virtual_time import run
 
+from benchmarks.virtual_time import run
 from deployments import errors
 from deployments.errors import Busy, EmptyInput, InvalidInput, Unavailable, WindveError
 from deployments.router import Embedded

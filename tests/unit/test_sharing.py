@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from lease_world import World
-from virtual_time import run
+
+from benchmarks.virtual_time import run
 
 ONE_POOL = {"accelerator": ["a1"]}
 TWO_POOLS = {"accelerator": ["a1", "a2"], "cpu": ["c1"]}
