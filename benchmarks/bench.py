@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.cpu_time import CpuTime
 from benchmarks.serving import ROOT
-from deployments.device_detector import probe_machine
+from deployments.device_detector import probe_machine, quick_cpu_dtype
 
 Found = dict[str, Any]  # what is kept as JSON: name, machine, quick, samples, and what a comparison adds
 
@@ -114,6 +114,7 @@ def describe_machine() -> dict[str, Any]:
         "cpu": machine.cpu_model,
         "architecture": machine.architecture,
         "cores": len(machine.cpu.allowed),
+        "narrow": quick_cpu_dtype()[1],
         "memory_gib": machine.memory_gib,
         "commit": _git("rev-parse", "--short", "HEAD") + ("+changes" if _changed() else ""),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -123,9 +124,10 @@ def describe_machine() -> dict[str, Any]:
 
 def machine_line(found: Found) -> str:
     machine = found["machine"]
+    narrow = f"; {machine['narrow']}" if "narrow" in machine else ""
     return (
-        f"{machine['cpu']} ({machine['architecture']}), {machine['cores']} cores, {machine['memory_gib']} GiB; load "
-        f"generator on the same cores. Commit {machine['commit']}, {machine['at']}, Ray {machine['ray']}, "
+        f"{machine['cpu']} ({machine['architecture']}), {machine['cores']} cores, {machine['memory_gib']} GiB{narrow}; "
+        f"load generator on the same cores. Commit {machine['commit']}, {machine['at']}, Ray {machine['ray']}, "
         f"PyTorch {machine['torch']}."
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,8 @@ from benchmarks.server import answers, running
 from benchmarks.serving import free_port, serving
 from benchmarks.texts import model_folder
 from deployments.affinity import read_cpu_shape
+from deployments.device_detector import quick_cpu_dtype
+from deployments.settings import Dtype
 
 ROUTE = "/v1/embeddings"
 WINDVE = "windve"
@@ -21,12 +23,13 @@ _DEPTH = 4096  # nothing is refused here: peers refuse nothing either
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`command(binaries, port)` starts it, in the environment of that name."""
+    """`command(binaries, port)` starts it, in the environment of that name; it computes in `dtype`."""
 
     name: str
+    dtype: Dtype
     environment: str
     command: Callable[[Path, int], Sequence[str]]
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @contextmanager
     def running(self) -> Iterator[str]:
@@ -46,7 +49,11 @@ def model_variables() -> dict[str, str]:
     return {"MODEL": str(model_folder()), "OMP_NUM_THREADS": str(read_cpu_shape().usable)}
 
 
-def _infinity(dtype: str) -> Callable[[Path, int], Sequence[str]]:
+def _module(name: str, *words: str) -> Callable[[Path, int], Sequence[str]]:
+    return lambda folder, port: [str(folder / "python"), "-m", f"benchmarks.peers.{name}", *words, str(port)]
+
+
+def _infinity(dtype: Dtype) -> Callable[[Path, int], Sequence[str]]:
     def command(folder: Path, port: int) -> Sequence[str]:
         words = ["--model-id", str(model_folder()), "--engine", "torch", "--device", "cpu", "--dtype", dtype]
         return [str(folder / "infinity_emb"), "v2", *words, "--host", "127.0.0.1", "--port", str(port),
@@ -55,19 +62,31 @@ def _infinity(dtype: str) -> Callable[[Path, int], Sequence[str]]:
     return command
 
 
-def _module(name: str, *words: str) -> Callable[[Path, int], Sequence[str]]:
-    return lambda folder, port: [str(folder / "python"), "-m", f"benchmarks.peers.{name}", *words, str(port)]
-
-
 _QUIET = {"INFINITY_ANONYMOUS_USAGE_STATS": "0", "DO_NOT_TRACK": "1"}
-PEERS = (
-    Peer("Infinity fp32", "infinity", _infinity("float32"), _QUIET),
-    Peer("Infinity bf16", "infinity", _infinity("bfloat16"), _QUIET),
-    Peer("mosec bf16", "mosec", _module("mosec_app", "--address", "127.0.0.1", "--timeout", "60000", "--port")),
-    Peer("LitServe bf16", "litserve", _module("litserve_app")),
-    Peer("@serve.batch bf16", "serve_batch", _module("local_ray", "serve_batch")),
-)
+
+
+def _peers(dtype: Dtype, short: str) -> tuple[Peer, ...]:
+    mosec = _module("mosec_app", "--address", "127.0.0.1", "--timeout", "60000", "--port")
+    variables = {"DTYPE": dtype}
+    return (
+        Peer(f"Infinity {short}", dtype, "infinity", _infinity(dtype), _QUIET),
+        Peer(f"mosec {short}", dtype, "mosec", mosec, variables),
+        Peer(f"LitServe {short}", dtype, "litserve", _module("litserve_app"), variables),
+        Peer(f"@serve.batch {short}", dtype, "serve_batch", _module("local_ray", "serve_batch"), variables),
+    )
+
+
+_WIDE, _NARROW = _peers("float32", "fp32"), _peers("bfloat16", "bf16")
+PEERS = (*_WIDE, *_NARROW)
 NAMES = (WINDVE, *(peer.name for peer in PEERS))
+
+
+def taking_part() -> list[str]:
+    """windve, and each peer in the number format that its user would choose for this CPU: bfloat16 where the CPU has
+    instructions for it. Infinity in float32, its default here, as well.
+    """
+    dtype, _ = quick_cpu_dtype()
+    return [WINDVE, *(peer.name for peer in PEERS if peer.dtype == dtype or peer is _WIDE[0])]
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.serving import ROOT, Service, serving
-from calibration.latency_model import LatencyModel
+from calibration.curve import Curve
 from deployments.affinity import read_cpu_shape
 from deployments.device_detector import ACCELERATOR, CPU, probe_machine
 
@@ -48,7 +48,7 @@ class Device:
 
     def depth(self, slo_s: float) -> int:
         """The true depth of the emulated device."""
-        return LatencyModel(self.alpha_s, self.beta_s).depth(slo_s + 1e-9)
+        return Curve(self.alpha_s, self.beta_s).depth(slo_s + 1e-9)
 
     def emulated(self, scale: float, more: dict[str, float]) -> dict[str, Any]:
         device = {"alpha_s": self.alpha_s, "beta_s": self.beta_s, "time_scale": float(scale), **more}
@@ -155,7 +155,7 @@ def _line(service: Service, out: Path, tokens: int) -> dict[str, float]:
     """The fitted line, and the depths that it gives for both SLOs."""
     report = service.calibrate(out, "--slo", f"{max(SLOS):g}", "--tokens", str(tokens), "--estimate-only")
     told = report["pools"][CPU]
-    model = LatencyModel(told["alpha_s"], told["beta_s"])
+    model = Curve(told["alpha_s"], told["beta_s"])
     depths = {f"depth_{slo_s:g}": model.depth(slo_s) for slo_s in SLOS}
     return {"alpha_s": model.alpha_s, "beta_s": model.beta_s, "r2": told["r2"], **depths}
 

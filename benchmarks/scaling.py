@@ -29,7 +29,7 @@ from benchmarks.loads import RAY_BENCHMARK_REPLICAS, Loads, Periods, largest, lo
 from benchmarks.serving import ROOT
 from benchmarks.sheet import Sheet
 from benchmarks.virtual_time import run as run_virtual
-from calibration.latency_model import LatencyModel
+from calibration.curve import Curve
 
 LOADS = (0.7, 0.95, 1.3)  # of what the devices can do
 GLOBAL, FEW, EACH = "one queue", "few Routers", "a Router a node"
@@ -88,7 +88,7 @@ def paper_devices() -> tuple[dict[str, Device], float]:
     devices = {}
     for pool in ("accelerator", "cpu"):
         curve = application["args"][pool]["emulated"]
-        model = LatencyModel(curve["alpha_s"], curve["beta_s"])
+        model = Curve(curve["alpha_s"], curve["beta_s"])
         devices[pool] = Device(model.alpha_s, model.beta_s, model.depth(slo_s * (1 - _LEFT), "steady"))
     return devices, slo_s
 

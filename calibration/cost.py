@@ -8,51 +8,14 @@ the price that is put in.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-Shape = Literal["burst", "steady"]
-"""burst: all queries at once, alpha*C + beta. steady: at any moment, so that a query may wait for a running batch and
-then run in the next one, alpha*C + 2*beta.
-"""
+from calibration.curve import Curve, Shape, ceil
+
 SLO_FACTORS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 CORE_FACTORS = (0.5, 1.0, 1.5, 2.0, 4.0)
 PARALLEL_SHARE = 0.95  # an assumption, not a measurement
-_NEARLY = 1e-9  # (2.0 - 0.2) / 0.1 is 18 queries, whatever the floats say
-_FLAT_S = 1e-9  # seconds per query: a slope below this is none
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Eq. 12: `alpha_s` seconds more for each query in flight, `beta_s` seconds for a run whatever its size."""
-
-    alpha_s: float
-    beta_s: float
-
-    @property
-    def rises(self) -> bool:
-        """False where the latency does not grow with concurrency: such a line has no depth."""
-        return self.alpha_s > _FLAT_S
-
-    def latency_s(self, depth: float, shape: Shape = "burst") -> float:
-        """Seconds until the slowest of `depth` queries is answered."""
-        return self.alpha_s * depth + _runs(shape) * self.beta_s
-
-    def unrounded_depth(self, slo_s: float, shape: Shape = "burst") -> float:
-        """Eq. 12 solved for C: concurrency at which the latency is just `slo_s`; 0 where beta alone is longer."""
-        if self.alpha_s <= 0:
-            raise ValueError("a latency that does not rise has no depth")
-        return max(0.0, (slo_s - _runs(shape) * self.beta_s) / self.alpha_s)
-
-    def depth(self, slo_s: float, shape: Shape = "burst") -> int:
-        """Eq. 7-10 on the curve: most queries in flight on one replica that are all answered within `slo_s`."""
-        return _floor(self.unrounded_depth(slo_s, shape))
-
-    def times(self, factor: float) -> Curve:
-        """The curve of a device on which everything takes `factor` times as long."""
-        return Curve(self.alpha_s * factor, self.beta_s * factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +88,7 @@ def queries_per_window(slo_s: float, processing_s: float) -> int:
     T; with the latency of a full batch in its place, n counts batches. It rounds up, so the last of the n may still be
     running when the wait ends. 0 where a query alone takes longer than the SLO.
     """
-    return max(0, _ceil((slo_s - processing_s) / processing_s))
+    return max(0, ceil((slo_s - processing_s) / processing_s))
 
 
 def deployment(demand: float, each: float, devices_per_instance: int, price: float) -> Deployment:
@@ -135,7 +98,7 @@ def deployment(demand: float, each: float, devices_per_instance: int, price: flo
     deploys for the peak: `demand` is N_peak in queries at once, `each` an instance's capacity C. The paper prints the
     quotients without rounding; nobody sells 0.4 of a device.
     """
-    instances = max(1, _ceil(demand / each))
+    instances = max(1, ceil(demand / each))
     return Deployment(instances, instances * devices_per_instance, instances * devices_per_instance * price)
 
 
@@ -296,17 +259,4 @@ def least_factor(curve: Curve, slo_s: float, shape: Shape, parallel_share: float
 
 def least_cores(cores: int, factor: float) -> int:
     """`factor` in whole cores, one at least."""
-    return max(1, _ceil(cores * factor))
-
-
-def _runs(shape: Shape) -> int:
-    """Batches that the slowest query sits through."""
-    return 2 if shape == "steady" else 1
-
-
-def _floor(value: float) -> int:
-    return math.floor(value + _NEARLY * max(1.0, abs(value)))
-
-
-def _ceil(value: float) -> int:
-    return math.ceil(value - _NEARLY * max(1.0, abs(value)))
+    return max(1, ceil(cores * factor))

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from calibration.application import Application
+from calibration.curve import Shape
 from calibration.fine_tune import Tuned
 from calibration.journal import Burst
-from calibration.latency_model import CONFIDENCE, Shape
+from calibration.latency_model import CONFIDENCE
 from calibration.levels import Aim
 from calibration.proof import Step, Verification
 from calibration.sweep import Estimate
@@ -104,7 +105,7 @@ class Findings:
             line = self.estimates[pool].line
             user_config[pool] = {"queue_depth": depth}
             if line is not None:
-                user_config[pool] |= {"alpha_s": _round(line.model.alpha_s), "beta_s": _round(line.model.beta_s)}
+                user_config[pool] |= {"alpha_s": _round(line.curve.alpha_s), "beta_s": _round(line.curve.beta_s)}
         user_config["calibration"] = self._record()
         places = sum(depth * self.pools[pool]["live_replicas"] for pool, depth in self.depths.items())
         return {"max_ongoing_requests": max(_MAX_ONGOING, _PLACES_BEFORE_PROXY * places), "user_config": user_config}
@@ -183,12 +184,12 @@ class Findings:
         if pool in self.stress:
             told["stress_depth"], told["stress_queries"] = self.stress[pool]
         if line is not None:
-            model = line.model
+            curve = line.curve
             highest = max(sample.concurrency for sample in estimate.samples)
-            told |= {"alpha_s": model.alpha_s, "beta_s": model.beta_s, "r2": line.r2, "noise": line.noise}
-            told["regression_depth"] = model.depth(aim.slo_s, aim.shape, aim.most)
+            told |= {"alpha_s": curve.alpha_s, "beta_s": curve.beta_s, "r2": line.r2, "noise": line.noise}
+            told["regression_depth"] = curve.depth(aim.slo_s, aim.shape, aim.most)
             told["band"] = [
-                [concurrency, model.latency_s(concurrency) - margin_s, model.latency_s(concurrency) + margin_s]
+                [concurrency, curve.latency_s(concurrency) - margin_s, curve.latency_s(concurrency) + margin_s]
                 for concurrency in np.linspace(1, highest, 24).tolist()
                 for margin_s in [line.margin_s(concurrency)]
             ]

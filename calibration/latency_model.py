@@ -10,15 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-Shape = Literal["burst", "steady"]
-"""burst: all at once, alpha*C + beta. steady: at any moment, so that a query may wait for a running batch and then run
-in the next one: alpha*C + 2*beta.
-"""
+from calibration.curve import Curve, Shape
+
 CONFIDENCE = 0.985  # one-sided: the depth is too large in one of forty calibrations, before it is fine-tuned
 NOT_LINEAR = 0.07  # a level that lies further from the line than this share of it does not belong to a line
 TOO_NOISY = 0.25  # standard deviation of a burst's latency, a share of it: no line says anything then
@@ -46,32 +43,13 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class LatencyModel:
-    """`alpha_s` seconds for each query, `beta_s` for each batch; both >= 0 (Eq. 12)."""
-
-    alpha_s: float
-    beta_s: float
-
-    def latency_s(self, concurrency: float) -> float:
-        return self.alpha_s * concurrency + self.beta_s
-
-    def worst_s(self, concurrency: float, shape: Shape) -> float:
-        """What the slowest of `concurrency` queries takes, s."""
-        return self.latency_s(concurrency) + (self.beta_s if shape == "steady" else 0.0)
-
-    def depth(self, slo_s: float, shape: Shape = "burst", most: int = 100_000) -> int:
-        """The largest concurrency that meets the SLO (Eq. 7-10); 0 if not even one query does (Eq. 11)."""
-        return _largest(lambda concurrency: self.worst_s(concurrency, shape), slo_s, most)
-
-
-@dataclass(frozen=True, slots=True)
 class Fit:
     """A fitted line, how sure it is, and which samples it leaves out.
 
     `noise` is the standard deviation of a burst's latency, a share of it. `outliers` are indices of samples.
     """
 
-    model: LatencyModel
+    curve: Curve
     r2: float
     noise: float
     outliers: frozenset[int]
@@ -84,8 +62,8 @@ class Fit:
         return self.quantile * math.sqrt(max(0.0, float(where @ self.covariance @ where)))
 
     def safe_depth(self, slo_s: float, shape: Shape = "burst", most: int = 100_000) -> int:
-        """As `LatencyModel.depth`, by the upper side of the confidence interval."""
-        return _largest(lambda c: self.model.worst_s(c, shape) + self.margin_s(c, shape), slo_s, most)
+        """As `Curve.depth`, by the upper side of the confidence interval."""
+        return _largest(lambda c: self.curve.latency_s(c, shape) + self.margin_s(c, shape), slo_s, most)
 
 
 def fit(samples: Sequence[Sample]) -> Fit:
@@ -119,12 +97,12 @@ def misfit(samples: Sequence[Sample], fitted: Fit) -> Misfit | None:
     """The level that is furthest from the line, further than NOT_LINEAR and than noise explains; None if all fit."""
     away: dict[int, float] = {}
     for sample in samples:
-        residual = sample.latency_s / fitted.model.latency_s(sample.concurrency) - 1
+        residual = sample.latency_s / fitted.curve.latency_s(sample.concurrency) - 1
         away[sample.concurrency] = min(away.get(sample.concurrency, math.inf), residual, key=abs)
     level, residual = max(away.items(), key=lambda item: abs(item[1]))
     if abs(residual) <= max(NOT_LINEAR, 3 * fitted.noise):
         return None
-    line_s = fitted.model.latency_s(level)
+    line_s = fitted.curve.latency_s(level)
     return Misfit(
         level,
         f"latency is not linear in concurrency: {level} at once take {line_s * (1 + residual):.3g} s where the line "
@@ -132,7 +110,7 @@ def misfit(samples: Sequence[Sample], fitted: Fit) -> Misfit | None:
     )
 
 
-def _consistent_line(concurrency: Floats, latency: Floats) -> LatencyModel:
+def _consistent_line(concurrency: Floats, latency: Floats) -> Curve:
     """Least trimmed squares over the lines through all pairs of samples: a third of them may lie anywhere."""
     first, second = np.triu_indices(len(latency), 1)
     apart = concurrency[first] != concurrency[second]
@@ -150,20 +128,18 @@ def _consistent_line(concurrency: Floats, latency: Floats) -> LatencyModel:
     consistent = max(2, math.ceil(_CONSISTENT * len(latency)))
     trimmed = np.sort(residuals, axis=1)[:, :consistent].sum(axis=1)
     best = int(np.argmin(trimmed))
-    return LatencyModel(float(alpha[best]), float(beta[best]))
+    return Curve(float(alpha[best]), float(beta[best]))
 
 
-def _least_squares(concurrency: Floats, latency: Floats, weights: Floats) -> LatencyModel:
+def _least_squares(concurrency: Floats, latency: Floats, weights: Floats) -> Curve:
     from sklearn.linear_model import LinearRegression
 
     line = LinearRegression(positive=True, fit_intercept=False)  # the intercept is a column, so that it is bounded too
     line.fit(np.column_stack([concurrency, np.ones_like(concurrency)]), latency, sample_weight=weights)
-    return LatencyModel(float(line.coef_[0]), float(line.coef_[1]))
+    return Curve(float(line.coef_[0]), float(line.coef_[1]))
 
 
-def _describe(
-    model: LatencyModel, concurrency: Floats, latency: Floats, near: npt.NDArray[np.bool_], weights: Floats
-) -> Fit:
+def _describe(model: Curve, concurrency: Floats, latency: Floats, near: npt.NDArray[np.bool_], weights: Floats) -> Fit:
     from scipy.stats import t as student
 
     columns = np.column_stack([concurrency, np.ones_like(concurrency)])[near]
@@ -183,7 +159,7 @@ def _describe(
     )
 
 
-def _relative(model: LatencyModel, concurrency: Floats, latency: Floats) -> Floats:
+def _relative(model: Curve, concurrency: Floats, latency: Floats) -> Floats:
     return latency / np.maximum(model.alpha_s * concurrency + model.beta_s, 1e-9) - 1
 
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from calibration.latency_model import Fit, Misfit, NotLinear, Sample, Shape, fit, misfit
+from calibration.curve import Shape
+from calibration.latency_model import Fit, Misfit, NotLinear, Sample, fit, misfit
 
 LONE = 2  # lone queries before anything else
 LONE_TOO_SLOW = 3  # as many that are all too slow settle that the pool cannot be used (Eq. 11)
@@ -78,7 +79,7 @@ def _measure_again(samples: Sequence[Sample], odd: Misfit) -> int:
 
 
 def _target(fitted: Fit, aim: Aim) -> int:
-    return max(1, fitted.model.depth(aim.slo_s, aim.shape, aim.most))
+    return max(1, fitted.curve.depth(aim.slo_s, aim.shape, aim.most))
 
 
 def _close(level: int, target: int) -> bool:
@@ -87,7 +88,7 @@ def _close(level: int, target: int) -> bool:
 
 
 def _sure(samples: Sequence[Sample], fitted: Fit, aim: Aim) -> bool:
-    depth = fitted.model.depth(aim.slo_s, aim.shape, aim.most)
+    depth = fitted.curve.depth(aim.slo_s, aim.shape, aim.most)
     if len(samples) - len(fitted.outliers) < (_ENOUGH_CHEAP if depth < _CHEAP else _ENOUGH):
         return False
     safe = _exact_depth(fitted, aim, margin=True)
@@ -99,7 +100,7 @@ def _exact_depth(fitted: Fit, aim: Aim, *, margin: bool = False) -> float:
     low, high = 0.0, float(aim.most)
     for _ in range(40):
         middle = (low + high) / 2
-        worst_s = fitted.model.worst_s(middle, aim.shape) + (fitted.margin_s(middle, aim.shape) if margin else 0.0)
+        worst_s = fitted.curve.latency_s(middle, aim.shape) + (fitted.margin_s(middle, aim.shape) if margin else 0.0)
         low, high = (middle, high) if worst_s <= aim.slo_s else (low, middle)
     return low
 

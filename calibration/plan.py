@@ -23,10 +23,8 @@ from calibration.cost import (
     SLO_FACTORS,
     Bound,
     CoresRow,
-    Curve,
     Deployment,
     Pool,
-    Shape,
     Sizing,
     SloRow,
     cores_effect,
@@ -37,6 +35,7 @@ from calibration.cost import (
     size,
     slo_effect,
 )
+from calibration.curve import Curve, Shape
 from deployments.errors import SettingsError
 
 FORMAT = 1

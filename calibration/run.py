@@ -141,7 +141,7 @@ class Calibration:
             self._progress.done(f"{pool}: one query takes {estimate.lone_s:.3f} s")
         else:
             self._progress.done(
-                f"{pool}: {line.model.alpha_s:.5f} C + {line.model.beta_s:.4f} s, R2 {line.r2:.4f}, depth about "
+                f"{pool}: {line.curve.alpha_s:.5f} C + {line.curve.beta_s:.4f} s, R2 {line.r2:.4f}, depth about "
                 f"{estimate.depth} ({len(estimate.samples)} bursts, {estimate.queries} queries)"
             )
         if self.found.wishes.stress_step:

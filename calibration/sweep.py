@@ -31,7 +31,7 @@ class Estimate:
         """The smallest SLO that one query meets, s."""
         if self.line is None:
             return self.lone_s
-        return max(self.lone_s, self.line.model.worst_s(1, aim.shape) + self.line.margin_s(1, aim.shape))
+        return max(self.lone_s, self.line.curve.latency_s(1, aim.shape) + self.line.margin_s(1, aim.shape))
 
 
 def what_counts(burst: Burst, pool: str, quantile: float) -> float:
@@ -58,7 +58,7 @@ async def sweep(
             "the machine? Calibrate when it is quiet"
         )
     depth = line.safe_depth(aim.slo_s, aim.shape, aim.most)
-    if not depth and line.model.depth(aim.slo_s, aim.shape, aim.most):
+    if not depth and line.curve.depth(aim.slo_s, aim.shape, aim.most):
         depth = 1  # the line allows it, its margin does not: fine-tuning will tell
     return Estimate(pool, tuple(samples), line, depth, queries, lone_s)
 

@@ -8,17 +8,22 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
 
-_figures: list[str] = []
-
 
 @pytest.fixture
-def figure():
+def figure(request):
     """Say a measured figure: it is shown at the end of the run, whether tests pass or not."""
-    return _figures.append
+
+    def say(line: str) -> None:
+        request.node.user_properties.append(("figure", line))  # it comes with the report from other processes too
+
+    return say
 
 
 def pytest_terminal_summary(terminalreporter):
-    if _figures:
+    reports = (report for reports in terminalreporter.stats.values() for report in reports)
+    ended = [report for report in reports if getattr(report, "when", None) == "call"]
+    lines = [line for report in ended for name, line in report.user_properties if name == "figure"]
+    if lines:
         terminalreporter.section("figures measured in this run")
-        for line in _figures:
+        for line in lines:
             terminalreporter.line(line)

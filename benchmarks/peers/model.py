@@ -1,4 +1,4 @@
-"""The model as each peer but Infinity runs it: sentence-transformers, in bfloat16 unless told otherwise."""
+"""The model as each peer but Infinity runs it: sentence-transformers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Model:
     """The folder is named by the environment's MODEL, the number format by DTYPE."""
 
     def __init__(self) -> None:
-        dtype = os.environ.get("DTYPE", "bfloat16")
-        self._model = SentenceTransformer(os.environ["MODEL"], device="cpu", model_kwargs={"dtype": dtype})
+        kwargs = {"dtype": os.environ["DTYPE"]}
+        self._model = SentenceTransformer(os.environ["MODEL"], device="cpu", model_kwargs=kwargs)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """In batches of 32, ordered by length: the library's own way."""

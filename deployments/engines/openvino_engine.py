@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deployments.device_detector import quick_cpu_dtype
 from deployments.engines import EngineInfo, Stopped, TokenBatch, Vectors
 from deployments.engines.passes import longest_first, padded_passes
 from deployments.engines.torch_engine import import_torch
@@ -122,7 +123,7 @@ class OpenVinoEngine:
 
     def _choose_dtype(self, wanted: str) -> tuple[Any, str, str, float | None]:
         """(infer request, dtype, why, agreement with float32 on the probe inputs)."""
-        from deployments.engines.pooled_model import likeness, probe_batch, quick_cpu_dtype
+        from deployments.engines.pooled_model import likeness, probe_batch
 
         candidate, reason = (wanted, "set by hand") if wanted != "auto" else quick_cpu_dtype()
         probe, like = probe_batch(self._card), likeness(self._card)

@@ -209,24 +209,5 @@ def likeness(card: ModelCard) -> Likeness:
     return _OF_SCORES if card.kind in SCORING else _COSINE
 
 
-def cpu_flags() -> set[str]:
-    """Instruction-set names of the first core: x86 `flags`, ARM `Features`."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123 - line by line, stops early
-            for line in file:
-                if line.startswith(("flags", "Features")):
-                    return set(line.split(":", 1)[1].split())
-    except OSError:
-        logger.info("no /proc/cpuinfo: bfloat16 instructions are not looked for")
-    return set()
-
-
-def quick_cpu_dtype() -> tuple[str, str]:
-    """The narrow dtype that this CPU computes quickly, and the reason."""
-    if cpu_flags() & {"amx_bf16", "avx512_bf16", "bf16"}:
-        return "bfloat16", "the CPU has bfloat16 instructions"
-    return "float32", "the CPU has no bfloat16 instructions"
-
-
 def describe_threads(threads: int) -> str:
     return f"cpu, {threads} thread{'s' if threads > 1 else ''}"

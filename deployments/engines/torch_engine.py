@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from deployments.device_detector import quick_cpu_dtype
 from deployments.engines import EngineInfo, Stopped, TokenBatch, Vectors
 from deployments.engines.memory import bound_prepared_operations, keep_freed_memory
 from deployments.engines.passes import Lengths, longest_first, packed_passes, padded_passes
@@ -167,8 +168,6 @@ class TorchEngine:
 
     def _quick_dtype(self) -> tuple[str, str]:
         """The narrow dtype that this device computes quickly, and the reason."""
-        from deployments.engines.pooled_model import quick_cpu_dtype
-
         if self._device.type == "cuda":
             if self._torch.cuda.get_device_capability(self._device) >= (8, 0):
                 return "bfloat16", "the GPU computes bfloat16 natively"

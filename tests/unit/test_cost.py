@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from calibration.cost import (
     SLO_FACTORS,
-    Curve,
     Pool,
     cores_effect,
     deployment,
@@ -22,6 +21,7 @@ from calibration.cost import (
     slo_effect,
     slowdown,
 )
+from calibration.curve import Curve
 
 V100, XEON = Curve(0.0180, 0.27), Curve(0.0858, 0.32)  # Section V-B and Table III
 ATLAS, KUNPENG = Curve(0.00904, 0.24), Curve(0.0752, 0.85)

@@ -32,6 +32,7 @@ PURE = [
     "deployments.tokenizer",
     "deployments.trial",
     "calibration.cost",
+    "calibration.curve",
     "calibration.fine_tune",
     "calibration.latency_model",
     "calibration.levels",

@@ -1,0 +1,68 @@
+"""Eq. 12, `latency = alpha * concurrency + beta`, and the depth it allows (Eq. 7-11). Pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Shape = Literal["burst", "steady"]
+"""burst: all queries at once, alpha*C + beta. steady: at any moment, so that a query may wait for a running batch and
+then run in the next one, alpha*C + 2*beta.
+"""
+_NEARLY = 1e-9  # (2.0 - 0.2) / 0.1 is 18 queries, whatever the floats say
+_FLAT_S = 1e-9  # seconds per query: a slope below this is none
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """`alpha_s` seconds more for each query in flight, `beta_s` seconds for a run whatever its size; both >= 0."""
+
+    alpha_s: float
+    beta_s: float
+
+    @property
+    def rises(self) -> bool:
+        """False where the latency does not grow with concurrency: such a line has no depth of its own."""
+        return self.alpha_s > _FLAT_S
+
+    def latency_s(self, concurrency: float, shape: Shape = "burst") -> float:
+        """Seconds until the slowest of `concurrency` queries is answered."""
+        return self.alpha_s * concurrency + _runs(shape) * self.beta_s
+
+    def unrounded_depth(self, slo_s: float, shape: Shape = "burst") -> float:
+        """Eq. 12 solved for C: concurrency at which the latency is just `slo_s`; 0 where beta alone is longer. Raises
+        ValueError if it does not grow.
+        """
+        if self.alpha_s <= 0:
+            raise ValueError("a latency that does not rise has no depth")
+        return max(0.0, (slo_s - _runs(shape) * self.beta_s) / self.alpha_s)
+
+    def depth(self, slo_s: float, shape: Shape = "burst", most: int | None = None) -> int:
+        """Eq. 7-10: most queries in flight on one replica, up to `most`, that are all answered within `slo_s`; 0 where
+        not even one is (Eq. 11). Raises ValueError for a latency that does not grow, unless there is a `most`.
+        """
+        if most is None:
+            return floor(self.unrounded_depth(slo_s, shape))
+        if not self.rises:
+            return most if self.latency_s(1, shape) <= slo_s else 0
+        return floor(min(float(most), self.unrounded_depth(slo_s, shape)))
+
+    def times(self, factor: float) -> Curve:
+        """The curve of a device on which everything takes `factor` times as long."""
+        return Curve(self.alpha_s * factor, self.beta_s * factor)
+
+
+def floor(value: float) -> int:
+    """`math.floor`, but a hair below a whole number is that number."""
+    return math.floor(value + _NEARLY * max(1.0, abs(value)))
+
+
+def ceil(value: float) -> int:
+    """`math.ceil`, but a hair above a whole number is that number."""
+    return math.ceil(value - _NEARLY * max(1.0, abs(value)))
+
+
+def _runs(shape: Shape) -> int:
+    """Batches that the slowest query sits through."""
+    return 2 if shape == "steady" else 1
