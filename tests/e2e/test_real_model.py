@@ -21,7 +21,7 @@ def ask(service, payload, path="/v1/embeddings", headers=()):
 def fill_accelerator_and_ask(service, texts):
     """Each text alone, answered by the CPU pool: the accelerator's queue is kept full meanwhile."""
     depth = service.router["accelerator"]["queue_depth"]
-    long = "keeps the accelerator pool busy for a while " * 60
+    long = "keeps the accelerator pool busy for a while " * 20
 
     async def run():
         connections = await connect(service.address, 2)
