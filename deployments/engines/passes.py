@@ -29,23 +29,34 @@ def packed_passes(lengths: Lengths, most_tokens: int, at_once: int = 1) -> Itera
     Where `at_once` passes run side by side there are as many, or a multiple, if there are queries enough.
     """
     ends = np.cumsum(lengths)
-    passes = max(-(-int(ends[-1]) // most_tokens), at_once)
-    passes = -(-passes // at_once) * at_once  # some may turn out empty: a query longer than a pass is one by itself
+    passes = _number_of_passes(lengths, most_tokens, at_once)  # some may be empty: a long query is one by itself
     middles = ends - lengths / 2
     owner = np.minimum((middles * passes / ends[-1]).astype(np.intp), passes - 1)
     cuts = [0, *(np.nonzero(np.diff(owner))[0] + 1).tolist(), len(lengths)]
     return (slice(start, end) for start, end in itertools.pairwise(cuts))
 
 
-def padded_passes(lengths: Lengths, most_tokens: int) -> Iterator[slice]:
-    """Slices of the queries (longest first): at most `most_tokens` once all are as long as the first of the pass."""
+def padded_passes(lengths: Lengths, most_tokens: int, at_once: int = 1) -> Iterator[slice]:
+    """Slices of the queries (longest first): at most `most_tokens` once all are as long as the first of the pass.
+
+    Where `at_once` passes run side by side there are about as many, or a multiple, of about equal tokens: a query more
+    than `most_tokens` at the most.
+    """
+    share = most_tokens if at_once == 1 else -(-int(lengths.sum()) // _number_of_passes(lengths, most_tokens, at_once))
     start = 0
     while start < len(lengths):
         longest = int(lengths[start])
-        end = min(len(lengths), start + max(1, most_tokens // longest))
+        queries = share // longest if at_once == 1 else -(-share // longest)
+        end = min(len(lengths), start + max(1, queries))
         # A pass ends where its queries would waste more than half of the padded tokens.
         wasteful = np.nonzero(lengths[start:end] * 2 < longest)[0]
         if len(wasteful):
             end = min(end, start + max(int(wasteful[0]), _SMALL_PASS))
         yield slice(start, end)
         start = end
+
+
+def _number_of_passes(lengths: Lengths, most_tokens: int, at_once: int) -> int:
+    """A multiple of `at_once`, so that no core waits for the last pass of another."""
+    passes = -(-int(lengths.sum()) // most_tokens)
+    return -(-passes // at_once) * at_once

@@ -97,10 +97,8 @@ class TorchEngine:
         return zip(passes, outcomes, strict=True)
 
     def _passes(self, lengths: Lengths) -> Iterator[slice]:
-        if not self._encoder.padded:
-            return packed_passes(lengths, self._pass_tokens, self._threads)
-        share = -(-int(lengths.sum()) // self._threads)
-        return padded_passes(lengths, min(self._pass_tokens, share))
+        cut = padded_passes if self._encoder.padded else packed_passes
+        return cut(lengths, self._pass_tokens, self._threads)
 
     def _side_by_side(self, run: Callable[[slice], Any], passes: list[slice]) -> Iterator[Vectors]:
         """Passes on one core each, which beats all cores on one pass: nobody waits for the slowest core at every layer,
