@@ -207,8 +207,8 @@ def _gelu_after(y: torch.Tensor, algorithm: str) -> torch.Tensor:
 
 @cache
 def _is_quicker_fused(activation: tuple[str, str], dtype: torch.dtype, shape: tuple[int, int]) -> bool:
-    """Whether oneDNN is quicker with gelu in the product than with torch's after it, on this CPU: with AVX-512 it is,
-    with AVX2 its gelu takes three times as long as torch's.
+    """Whether oneDNN is quicker with gelu in the product than with torch's after it, on this CPU: on one with AVX2 its
+    gelu took three times as long as torch's.
     """
     x = torch.ones(_RACE_ROWS, shape[1], dtype=dtype)
     weight, bias = _laid_out(torch.ones(shape, dtype=dtype)), torch.ones(shape[0], dtype=dtype)
@@ -230,19 +230,16 @@ class _Dense:
         self._fused = weight.device.type == "cpu" and _has_fused(weight.dtype)
         self._weight = _laid_out(weight) if self._fused else weight
         self._bias = bias
-        self._activation = _ACTIVATIONS[activation] if activation else _NONE
-        self._gelu_after = (
-            self._fused
-            and self._activation[0] == "gelu"
-            and not _is_quicker_fused(self._activation, weight.dtype, (weight.shape[0], weight.shape[1]))
-        )
+        self._activation = self._within = _ACTIVATIONS[activation] if activation else _NONE
+        if self._fused and self._activation[0] == "gelu":
+            shape = (weight.shape[0], weight.shape[1])
+            self._within = self._activation if _is_quicker_fused(self._activation, weight.dtype, shape) else _NONE
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         name, algorithm = self._activation
-        if self._gelu_after:
-            return _gelu_after(_product(x, self._weight, self._bias), algorithm)
         if self._fused:
-            return _product(x, self._weight, self._bias, self._activation)
+            y = _product(x, self._weight, self._bias, self._within)
+            return y if self._within is self._activation else _gelu_after(y, algorithm)
         y = functional.linear(x, self._weight, self._bias)
         if name == "gelu":
             return functional.gelu(y, approximate=algorithm)

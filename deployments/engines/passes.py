@@ -39,14 +39,14 @@ def packed_passes(lengths: Lengths, most_tokens: int, at_once: int = 1) -> Itera
 def padded_passes(lengths: Lengths, most_tokens: int, at_once: int = 1) -> Iterator[slice]:
     """Slices of the queries (longest first): at most `most_tokens` once all are as long as the first of the pass.
 
-    Where `at_once` passes run side by side there are about as many, or a multiple, of about equal tokens: a query more
-    than `most_tokens` at the most.
+    They are of about equal tokens; where `at_once` of them run side by side, about as many, or a multiple.
     """
-    share = most_tokens if at_once == 1 else -(-int(lengths.sum()) // _number_of_passes(lengths, most_tokens, at_once))
+    whole = max(1, most_tokens // int(lengths[0])) * int(lengths[0])  # tokens of a pass that is full
+    share = -(-int(lengths.sum()) // _number_of_passes(lengths, whole, at_once))
     start = 0
     while start < len(lengths):
         longest = int(lengths[start])
-        queries = share // longest if at_once == 1 else -(-share // longest)
+        queries = min(-(-share // longest), most_tokens // longest)
         end = min(len(lengths), start + max(1, queries))
         # A pass ends where its queries would waste more than half of the padded tokens.
         wasteful = np.nonzero(lengths[start:end] * 2 < longest)[0]
