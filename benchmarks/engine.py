@@ -87,9 +87,7 @@ def _load(model: str, way: Way) -> tuple[ModelCard, Engine]:
     settings = CpuSettings.model_validate({"engine": way.engine, "dtype": way.dtype})
     engine = create_engine(card, settings, "cpu", read_cpu_shape().usable)
     if isinstance(engine, TorchEngine):
-        if way.form == "padded":
-            engine.use_padded(way.dtype)
-        assert engine.form == way.form, way
+        engine.use(way.form, way.dtype)
     return card, engine
 
 

@@ -1,16 +1,18 @@
-"""BERT and its kin (RoBERTa, XLM-RoBERTa) over packed tokens: no padding but inside the CPU's attention. Imports torch.
+"""BERT and its kin (RoBERTa, XLM-RoBERTa) over packed tokens: no padding but in a CPU's attention. Imports torch.
 
 The layers are the model's own weights, ready for the device: query, key and value as one product, the attention's scale
 folded into the query's weights, and on a CPU what follows a product (residual, activation) fused into it by oneDNN,
-gelu only where that is quicker. Computes what `PooledModel` computes; the engine compares the two at start.
+gelu only where that is quicker. Which attention is quicker there, a race at start decides, too. Computes what
+`PooledModel` computes; the engine compares the two at start.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,9 @@ _ACTIVATIONS = {  # the model's word for it -> (oneDNN's name, its algorithm)
 }
 _NONE = ("none", "")
 _RACE_ROWS, _RACES = 256, 7
-_LONGEST_DENSE = 512  # tokens; the scores of longer queries would not stay in the caches
+_DENSE_LENGTHS = (16, 75, 128, 256, 512)  # tokens; the scores of longer queries would not stay in the caches
+_DENSE_TOKENS = 1024  # of a pass
+_SHORT = 48  # tokens; of so short queries it is quicker to pad many than to call the kernel for each
 _ROWS = 32  # oneDNN prepares a product anew for each number of rows that it has not met
 _FUSED = torch.ops.mkldnn
 
@@ -113,9 +117,7 @@ Attention = Callable[[torch.Tensor, Layout], torch.Tensor]  # [tokens, 3, heads,
 
 
 def _dense(qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """For CPUs: two batched products with the softmax between them, which beat the fused kernel on short queries."""
-    if layout.longest > _LONGEST_DENSE:
-        return _one_by_one(qkv, layout)
+    """Two batched products with the softmax between them, which on some CPUs beat the fused kernel on short queries."""
     heads, size = qkv.shape[2:]
     n, longest = layout.queries, layout.longest
     q, k, v = layout.pad(qkv).permute(2, 0, 3, 1, 4).reshape(3, n * heads, longest, size)
@@ -127,20 +129,45 @@ def _dense(qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
     return layout.unpad(mixed.reshape(n, longest, heads * size))
 
 
+def _fused_padded(qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """All queries through the fused kernel at once, padded inside the attention only."""
+    q, k, v = layout.pad(qkv).permute(2, 0, 3, 1, 4)
+    mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=layout.bias, scale=1.0)
+    return layout.unpad(mixed.transpose(1, 2).flatten(2))
+
+
 def _one_by_one(qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """Long queries, each alone through the fused kernel, whose memory does not grow with the square of the length."""
+    """Each query alone through the fused kernel, which wants a batch: without one torch takes a slow way round it."""
     mixed = [
-        functional.scaled_dot_product_attention(q, k, v, scale=1.0).transpose(0, 1)
-        for q, k, v in (one.permute(1, 2, 0, 3).unbind(0) for one in torch.split(qkv[: layout.tokens], layout.lengths))
+        functional.scaled_dot_product_attention(q, k, v, scale=1.0).squeeze(0).transpose(0, 1)
+        for q, k, v in (
+            one.permute(1, 2, 0, 3).unsqueeze(1).unbind(0) for one in torch.split(qkv[: layout.tokens], layout.lengths)
+        )
     ]
     return layout.add_spare(torch.cat(mixed).flatten(1))
 
 
-def _fused_padded(qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """For devices without a kernel for queries of different lengths: padded inside the attention only."""
-    q, k, v = layout.pad(qkv).permute(2, 0, 3, 1, 4)
-    mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=layout.bias, scale=1.0)
-    return layout.unpad(mixed.transpose(1, 2).flatten(2))
+def _by_length(longest_dense: int, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """For CPUs."""
+    if layout.longest <= longest_dense:
+        return _dense(qkv, layout)
+    if layout.ragged and layout.longest > _SHORT:
+        return _one_by_one(qkv, layout)
+    return _fused_padded(qkv, layout)
+
+
+@cache
+def _longest_dense(dtype: torch.dtype, heads: int, size: int) -> int:
+    """Up to how many tokens a query `_dense` is quicker than the fused kernel on this CPU; 0 where it never is."""
+    quicker = 0
+    for length in _DENSE_LENGTHS:
+        lengths = np.full(_DENSE_TOKENS // length, length, np.int32)
+        layout = Layout.of(lengths, torch.device("cpu"), dtype, padded=False)
+        qkv = torch.ones(layout.tokens + layout.spare, 3, heads, size, dtype=dtype)
+        if not _is_quicker(partial(_dense, qkv, layout), partial(_fused_padded, qkv, layout)):
+            break
+        quicker = length
+    return quicker
 
 
 def _varlen_cuda(qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -166,16 +193,29 @@ def _varlen_npu(qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
     return mixed.flatten(1)
 
 
-def _choose_attention(device: torch.device, dtype: torch.dtype) -> tuple[Attention, bool]:
-    """The attention, and whether it pads."""
+def _is_quicker(one: Callable[[], object], other: Callable[[], object]) -> bool:
+    """Whether `one` takes no longer than `other`, taking turns; the quickest of a few counts."""
+    seconds = [float("inf"), float("inf")]
+    with torch.inference_mode():
+        for _ in range(_RACES):
+            for which, run in enumerate((one, other)):
+                started = time.perf_counter()
+                run()
+                seconds[which] = min(seconds[which], time.perf_counter() - started)
+    return seconds[0] <= seconds[1]
+
+
+def _choose_attention(device: torch.device, dtype: torch.dtype, heads: int, size: int) -> tuple[Attention, int]:
+    """The attention, and the tokens of the longest query for which it may pad."""
     half = dtype in {torch.bfloat16, torch.float16}
     if device.type == "cpu":
-        return _dense, True
+        longest_dense = _longest_dense(dtype, heads, size)
+        return partial(_by_length, longest_dense), max(longest_dense, _SHORT)
     if device.type == "cuda" and half and torch.cuda.get_device_capability(device) >= (8, 0):
-        return _varlen_cuda, False
+        return _varlen_cuda, 0
     if device.type == "npu" and half:
-        return _varlen_npu, False
-    return _fused_padded, True
+        return _varlen_npu, 0
+    return _fused_padded, sys.maxsize
 
 
 def _has_fused(dtype: torch.dtype) -> bool:
@@ -212,15 +252,10 @@ def _is_quicker_fused(activation: tuple[str, str], dtype: torch.dtype, shape: tu
     """
     x = torch.ones(_RACE_ROWS, shape[1], dtype=dtype)
     weight, bias = _laid_out(torch.ones(shape, dtype=dtype)), torch.ones(shape[0], dtype=dtype)
-    fused, after = float("inf"), float("inf")
-    with torch.inference_mode():
-        for _ in range(_RACES):
-            started = time.perf_counter()
-            _product(x, weight, bias, activation)
-            between = time.perf_counter()
-            _gelu_after(_product(x, weight, bias), activation[1])
-            fused, after = min(fused, between - started), min(after, time.perf_counter() - between)
-    return fused <= after
+    return _is_quicker(
+        lambda: _product(x, weight, bias, activation),
+        lambda: _gelu_after(_product(x, weight, bias), activation[1]),
+    )
 
 
 class _Dense:
@@ -320,7 +355,8 @@ class PackedBert:
         config, embeddings = transformer.config, transformer.embeddings
         first = config.pad_token_id + 1 if "roberta" in config.model_type or config.model_type == "camembert" else 0
         self._device, self._dtype, self._pooling = device, dtype, card.pooling
-        self._attention, self._pads = _choose_attention(device, dtype)
+        heads = config.num_attention_heads
+        self._attention, self._longest_padded = _choose_attention(device, dtype, heads, config.hidden_size // heads)
         self._words = cast(embeddings.word_embeddings.weight)
         self._positions = cast(
             embeddings.position_embeddings.weight[first:] + embeddings.token_type_embeddings.weight[0]
@@ -328,12 +364,11 @@ class PackedBert:
         types = embeddings.token_type_embeddings.weight
         self._second = cast(embeddings.position_embeddings.weight[first:] + types[1]) if token_types else None
         self._norm = _Norm(embeddings.LayerNorm, cast)
-        self._layers = [
-            _Layer(layer, config.num_attention_heads, config.hidden_act, cast) for layer in transformer.encoder.layer
-        ]
+        self._layers = [_Layer(layer, heads, config.hidden_act, cast) for layer in transformer.encoder.layer]
 
     def __call__(self, ids: torch.Tensor, lengths: Lengths, *, each_token: bool = False) -> torch.Tensor:
-        layout = Layout.of(lengths, self._device, self._dtype, padded=self._pads)
+        padded = int(lengths.max()) <= self._longest_padded
+        layout = Layout.of(lengths, self._device, self._dtype, padded=padded)
         positions = torch.cat([self._positions[:length] for length in layout.lengths])
         if self._second is not None:
             is_second = ids >= TYPE

@@ -67,11 +67,12 @@ class TorchEngine:
         """What the engine runs: the "packed" or the "padded" form of the model."""
         return "padded" if self._encoder.padded else "packed"
 
-    def use_padded(self, dtype: str) -> None:
-        """Run the model in the transformers library's own code whatever is quicker: to compare with."""
-        from deployments.engines.pooled_model import PaddedModel, PooledModel
+    def use(self, form: str, dtype: str) -> None:
+        """Run that form in that number format whatever is quicker: to compare with."""
+        from deployments.engines.pooled_model import PooledModel
 
-        self._encoder = PaddedModel(PooledModel(self._card), getattr(self._torch, dtype), self._device)
+        encoders = self._encoders(PooledModel(self._card), getattr(self._torch, dtype))
+        self._encoder = next(encoder for encoder, found in encoders if found == form)
 
     def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
         order, ordered = longest_first(batch)

@@ -159,8 +159,8 @@ def test_the_vectors_of_tokens_pool_to_the_vector_of_the_query(card, queries, ex
         engine = create_engine(card, CpuSettings(engine="openvino", dtype="float32"), "cpu", 1)
     else:
         engine = TorchEngine(card, CpuSettings(dtype="float32"), "cpu", 2)
-        if form == "padded":
-            engine.use_padded("float32")
+        engine.use(form, "float32")
+        assert engine.form == form
     tokens = engine.embed(TokenBatch.pack(queries, each_token=True), NEVER)
     assert tokens.shape == (sum(LENGTHS), card.dimension)
     pooled = exact.embed(TokenBatch.pack(queries), NEVER)

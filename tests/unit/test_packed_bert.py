@@ -52,6 +52,29 @@ def compare(model, pooling, lengths):
     torch.testing.assert_close(got, torch.stack(wanted), atol=5e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("longest_dense", [0, 75, 512])
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_ways_of_attention_agree(monkeypatch, dtype, lengths, longest_dense):
+    """Whichever is the quicker one on this machine: the head's sizes are those of all-MiniLM-L6-v2."""
+    monkeypatch.setattr(packed_bert, "_longest_dense", lambda *_: longest_dense)
+    attention, longest_padded = packed_bert._choose_attention(CPU, dtype, 12, 32)
+    counts = np.array(lengths, np.int32)
+    layout = packed_bert.Layout.of(counts, CPU, dtype, padded=max(lengths) <= longest_padded)
+    torch.manual_seed(0)
+    qkv = (torch.randn(layout.tokens + layout.spare, 3, 12, 32) / 3).to(dtype)  # scores are about 1
+    got = attention(qkv, layout)
+    q, k, v = (part.transpose(0, 1).float() for part in qkv.unbind(1))
+    start = 0
+    for length in lengths:
+        here = slice(start, start + length)
+        shares = torch.softmax(q[:, here] @ k[:, here].transpose(1, 2), -1)
+        wanted = (shares @ v[:, here]).transpose(0, 1).flatten(1)
+        close = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.01, "rtol": 0.01}
+        torch.testing.assert_close(got[here].float(), wanted, **close)
+        start += length
+
+
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
 def test_bert(pooling, lengths):
@@ -73,7 +96,7 @@ def test_positions_of_roberta_start_after_the_padding_token(model, config):
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
 def test_the_attention_of_devices_without_a_kernel_for_lengths(monkeypatch, lengths):
-    monkeypatch.setattr(packed_bert, "_choose_attention", lambda *_: (packed_bert._fused_padded, True))
+    monkeypatch.setattr(packed_bert, "_choose_attention", lambda *_: (packed_bert._fused_padded, 720))
     compare(build(BertModel, BertConfig), "mean", lengths)
 
 
