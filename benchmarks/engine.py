@@ -36,7 +36,7 @@ _PRODUCT = {MINILM: (1200, 384, 1536), LARGE: (1200, 1024, 4096)}  # rows, and a
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to compute: an engine, a number format, and for torch the form (packed or padded)."""
+    """One way to compute: an engine, a number format, and for torch the form: packed, padded, or its own choice."""
 
     engine: str
     dtype: str
@@ -70,10 +70,11 @@ def run(bench: Bench) -> None:
                         bench.sample({**about, **found["about"]}, found["figures"], found["show"])
         step("memory")
         with bench.turn():
-            packed = Way("torch", quick_cpu_dtype()[0], "packed")
-            grown = _in_a_process(_soak, packed, soak)
+            # In the form that the engine chose: a model thrown away for another would leave memory to grow into.
+            chosen = Way("torch", quick_cpu_dtype()[0])
+            grown = _in_a_process(_soak, chosen, soak)
             shown = f"{grown['settled_mb']:.0f} MB after the first tenth, {grown['mb']:.0f} MB at the end"
-            bench.sample({"way": str(packed), "queries": soak}, grown, shown)
+            bench.sample({"way": str(chosen), "queries": soak}, grown, shown)
 
 
 def _in_a_process(work: Any, *words: Any) -> Any:
@@ -86,7 +87,7 @@ def _load(model: str, way: Way) -> tuple[ModelCard, Engine]:
     card = read_model_card(ModelSettings(id=str(folder)))
     settings = CpuSettings.model_validate({"engine": way.engine, "dtype": way.dtype})
     engine = create_engine(card, settings, "cpu", read_cpu_shape().usable)
-    if isinstance(engine, TorchEngine):
+    if isinstance(engine, TorchEngine) and way.form not in {"", engine.form}:
         engine.use(way.form, way.dtype)
     return card, engine
 
@@ -197,14 +198,14 @@ def sheets(found: Found) -> list[Sheet]:
 
 
 def goals(found: Found) -> list[Goal]:
-    packed = next((sample["way"] for sample in found["samples"] if "growth_mb" in sample), None)
-    rates = [_rate(found, MINILM, str(way), 75, 32) for way in WAYS if str(way) != packed]
-    best = max((rate for rate in rates if rate is not None), default=None)
-    growth = median(found, "growth_mb", way=packed)
+    asked = ((str(way), _rate(found, MINILM, str(way), 75, 32)) for way in WAYS)
+    rates = {way: rate for way, rate in asked if rate is not None}  # bfloat16 first, where it was measured
+    packed = next((way for way in rates if way.endswith("packed")), None)
+    best = max((rate for way, rate in rates.items() if way != packed), default=None)
     return [
         Goal("MiniLM, 32 of 75 tokens, packed against the best other way", 1.0,
-             ratio(_rate(found, MINILM, str(packed), 75, 32), best)),
-        Goal("memory growth over 100,000 queries", _ALLOWED_GROWTH_MB, growth, "MB", at_most=True),
+             ratio(rates.get(packed or ""), best)),
+        Goal("memory growth over 100,000 queries", _ALLOWED_GROWTH_MB, median(found, "growth_mb"), "MB", at_most=True),
     ]  # fmt: skip
 
 

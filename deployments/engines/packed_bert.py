@@ -32,7 +32,7 @@ _ACTIVATIONS = {  # the model's word for it -> (oneDNN's name, its algorithm)
 }
 _NONE = ("none", "")
 _RACE_ROWS, _RACES = 256, 7
-_DENSE_LENGTHS = (16, 75, 128, 256, 512)  # tokens; the scores of longer queries would not stay in the caches
+_DENSE_LENGTHS = (75, 128, 256, 512)  # tokens; the scores of longer queries would not stay in the caches
 _DENSE_TOKENS = 1024  # of a pass
 _SHORT = 48  # tokens; of so short queries it is quicker to pad many than to call the kernel for each
 _ROWS = 32  # oneDNN prepares a product anew for each number of rows that it has not met
