@@ -9,7 +9,7 @@ Serve sends this module by value to its controller: it imports nothing of ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 FILL = "fill"  # the name under which a replica tells how full its queue is
@@ -38,10 +38,3 @@ class KeepFill:
             return context.target_num_replicas, {}
         mean = sum(fills.values()) / len(fills)
         return context.current_num_replicas * mean / self.target, {}
-
-
-def fill_of(told: Iterable[tuple[str, float]]) -> float:
-    """How full a replica's queue is, of what came with the batches that are here: (Router, share of the depth that this
-    Router has in flight), the latest of each Router last.
-    """
-    return sum(dict(told).values())

@@ -8,65 +8,34 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from deployments.affinity import pin_thread, plan_affinity, read_cpu_shape, thread_environment
-from deployments.autoscaling import FILL, fill_of
-from deployments.channel import Batch, BatchServer
+from deployments.autoscaling import FILL
 from deployments.device_detector import CPU
-from deployments.engines import Engine, Stopped, TokenBatch, Vectors, create_engine
-from deployments.errors import EngineFailed, ReplicaLost
-from deployments.lease_office import LeaseOffice
-from deployments.liveness import actor_lives
+from deployments.engines import Engine, TokenBatch, Vectors, create_engine, embed
 from deployments.metrics import EmbedderMetrics, publish_again_and_again
 from deployments.model_files import ModelCard, read_model_card
+from deployments.queueing.cost_model import CostModel
+from deployments.queueing.schedule import Policy, Schedule
+from deployments.runner import Indices, Passed, Runner, Waiting
 from deployments.settings import Settings
 from deployments.sparse import pack
+from deployments.transport.channel import Server
 
 logger = logging.getLogger("ray.serve")
 T = TypeVar("T")
 
 _PROBE_TIMEOUT_S = 5.0
-_WARM_UP_TOKENS = 75  # the paper's query length
-_WARM_UP_QUERIES = 8
-
-
-class Reply(NamedTuple):
-    """What a call is answered: `unit` float32 [vectors, dimension] of length 1, the `norms` float32 [vectors] they had
-    before (so that a client may have the vectors as the model gave them), and the engine's seconds.
-
-    Other kinds than embedding are answered with the model's own numbers instead of `unit`, and norms of 1: a reranker
-    and a classifier with logits, a sparse model with rows of `sparse.pack`.
-    """
-
-    unit: Vectors
-    norms: npt.NDArray[np.float32]
-    compute_s: float
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    router: str
-    fill: float  # the share of the pool's depth that this Router had in flight
-    batch: TokenBatch
-    answer: asyncio.Future[Reply]
-    abandoned: bool = False
-    orphaned: bool = False  # its Router is dead: its places are free once the engine is done with it
-
-
-@dataclass(slots=True)
-class _Run:
-    """One engine run: the calls that were merged into it."""
-
-    calls: list[_Call]
-    started: float
-    stop: threading.Event = field(default_factory=threading.Event)
+_WARM_UP_S = 2.0
+_WARM_UP_RUNS = ((1, 75), (16, 75), (4, 250), (32, 10), (64, 75), (2, 500))  # queries, tokens of each
+_FEWEST_RUNS = 2
+_SLO_UNTIL_TOLD_S = 1.0  # the first Router that connects tells the promise and the rule; until then nothing is offered
 
 
 class Embedder:
@@ -85,20 +54,17 @@ class Embedder:
         self._cores = _choose_cores(pool, settings, context.rank.local_rank if context.rank else 0)
         os.environ.update(thread_environment(len(self._cores)))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=self._bind)
-        self._inbox: list[_Call] = []
-        self._calls: dict[str, _Call] = {}
-        self._run: _Run | None = None
-        self._runs_task: asyncio.Task[None] | None = None
         self._node = ray.get_runtime_context().get_node_id()
         self._host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        self._server = BatchServer(self._host, self._embed_batch, self._abandon_batch)
-        self._office = LeaseOffice(actor_lives, self._orphan)
-        self._most_queries = 0
         self._engine: Engine
         self._card: ModelCard
         self._engine, self._card = self._in_thread(lambda: self._load(settings, device))
         self._metrics = self._open_metrics()
-        self._warm_up = self._in_thread(self._measure)
+        model = self._in_thread(self._measure)
+        schedule = Schedule(model, Policy(_SLO_UNTIL_TOLD_S, depth=0), self._engine.pass_tokens)
+        self._runner = Runner(schedule, self._compute, on_run=self._metrics.ran, on_failure=self._failed)
+        self._server = Server(self._host, self._runner.receive, self._runner.gone)
+        self._warm_up = {"alpha_s": model.alpha_s, "beta_s": model.beta_s}
         info = self._engine.info
         logger.info(
             "%s ready: %s on %s, %s (%s), %s cores %s",
@@ -106,8 +72,8 @@ class Embedder:
         )  # fmt: skip
 
     def __del__(self) -> Awaitable[None] | None:
-        """Called by Serve, and waited for, before the replica ends: batches that came by the channel are answered."""
-        return self._server.drain() if hasattr(self, "_server") and self._server.busy else None
+        """Called by Serve, and waited for, before the replica ends: what was admitted is answered."""
+        return self._runner.drained() if hasattr(self, "_runner") else None
 
     def _in_thread(self, work: Callable[[], T]) -> T:
         return self._thread.submit(work).result()
@@ -133,26 +99,33 @@ class Embedder:
         }
         return EmbedderMetrics(metrics, self._pool, about)
 
-    def _measure(self) -> dict[str, float]:
-        """Warm up, and a first guess of Eq. 12 for the time before calibration: one query against eight."""
-        one, many = (self._time(queries) for queries in (1, _WARM_UP_QUERIES))
-        alpha_s = max(0.0, (many - one) / (_WARM_UP_QUERIES - 1))
-        return {"alpha_s": alpha_s, "beta_s": max(0.0, one - alpha_s)}
+    def _measure(self) -> CostModel:
+        """Warm up; a first cost model for the time before calibration, from a few lengths and sizes in two seconds."""
+        runs: list[tuple[list[int], float]] = []
+        ends = time.monotonic() + _WARM_UP_S
+        longest = self._card.max_tokens
+        for queries, tokens in _WARM_UP_RUNS:
+            lengths = [min(tokens, longest)] * queries
+            runs.append((lengths, self._time(lengths)))
+            if time.monotonic() > ends and len(runs) >= _FEWEST_RUNS:
+                break
+        return CostModel.fit(runs)
 
-    def _time(self, queries: int) -> float:
-        tokens = min(_WARM_UP_TOKENS, self._card.max_tokens)
-        batch = TokenBatch.random(self._card.vocab_size, [tokens] * queries, seed=queries)
-        if not self._engine.info.emulated:
-            self._engine.embed(batch, threading.Event())  # the first run of a shape pays for allocations
-        started = time.perf_counter()
-        self._engine.embed(batch, threading.Event())
-        return time.perf_counter() - started
+    def _time(self, lengths: list[int]) -> float:
+        """Seconds of one run, the quicker of two: the first run of a shape pays for allocations."""
+        batch = TokenBatch.random(self._card.vocab_size, lengths, seed=len(lengths))
+        seconds = []
+        for _ in range(1 if self._engine.info.emulated else 2):
+            started = time.perf_counter()
+            embed(self._engine, batch, threading.Event())
+            seconds.append(time.perf_counter() - started)
+        return min(seconds)
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         """What the Router learns of this replica from Serve: engine, device, cores, warm-up figures, its node and
         address.
         """
-        publish_again_and_again(self._metrics.publish)
+        publish_again_and_again(self._publish)
         return {
             **asdict(self._engine.info),
             "warm_up": self._warm_up,
@@ -162,137 +135,59 @@ class Embedder:
             "channel": {"host": self._host, "port": await self._server.start(), "secret": self._server.secret},
         }
 
-    async def embed(self, replica: str, batch_id: str, ids: bytes, lengths: bytes, *wanted: Any) -> Reply:
-        """A batch by way of Serve's handle, for a Router that the channel's port is closed to.
+    def _publish(self) -> None:
+        schedule = self._runner.schedule
+        self._metrics.publish(schedule.word(asyncio.get_running_loop().time()))
 
-        Raises ReplicaLost where the call was meant for another replica (which has gone); else as `_embed_batch`.
-        """
-        if replica != self._replica:
-            raise ReplicaLost(f"replica {replica} has gone")
-        batch = Batch(np.frombuffer(ids, np.int32), np.frombuffer(lengths, np.int32), *wanted)
-        return await self._embed_batch(batch_id, batch)
-
-    async def _embed_batch(self, batch_id: str, batch: Batch) -> Reply:
-        """One batch of a Router -> vectors.
-
-        Batches that wait while the engine runs are merged into its next run, if they want the same. Raises Stopped if
-        the Router has abandoned it, and EngineFailed.
-        """
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        tokens = TokenBatch(batch.ids, batch.lengths, batch.each_token)
-        call = _Call(batch_id.rpartition(":")[0], batch.fill, tokens, answer)
-        self._inbox.append(call)
-        self._calls[batch_id] = call
-        self._count_queries()
-        if self._runs_task is None:
-            self._runs_task = asyncio.create_task(self._run_inbox())
-        try:
-            return await call.answer
-        finally:
-            self._calls.pop(batch_id, None)
-
-    async def abandon(self, replica: str, batch_id: str) -> None:
-        """`_abandon_batch` by way of Serve's handle."""
-        if replica == self._replica:
-            self._abandon_batch(batch_id)
-
-    def _abandon_batch(self, batch_id: str) -> None:
-        """Nobody waits for this batch any more: drop it if it waits, stop the run if nobody waits for any of it."""
-        call = self._calls.get(batch_id)
-        if call is None:
-            return
-        call.abandoned = True
-        if call in self._inbox:
-            self._inbox.remove(call)
-            _fail(call, Stopped())
-        elif self._run is not None and all(other.abandoned for other in self._run.calls):
-            self._run.stop.set()
-
-    async def lease(self, replica: str, what: str, *words: Any) -> Any:
-        """A Router's word to the office that leases the places of this replica's queue (see `LeaseOffice`).
-
-        Raises ReplicaLost where it was meant for another replica.
-        """
-        if replica != self._replica:
-            raise ReplicaLost(f"replica {replica} has gone")
-        told = await self._office.calls[what](*words)
-        return {**told, "most_queries": self._most_queries} if what == "census" else told
-
-    def _count_queries(self) -> None:
-        self._most_queries = max(self._most_queries, sum(len(call.batch) for call in self._here()))
-
-    def _here(self) -> list[_Call]:
-        """Calls that run or wait, in the order in which they came."""
-        return [*(self._run.calls if self._run else ()), *self._inbox]
+    async def wake(self) -> None:
+        """Means nothing: Serve's handle follows a deployment from its first call on."""
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve's controller learns of this replica while it is autoscaled (see `autoscaling.KeepFill`)."""
-        return {FILL: fill_of((call.router, call.fill) for call in self._here())}
+        return {FILL: self._runner.schedule.fill(asyncio.get_running_loop().time())}
 
-    def _orphan(self, router: str) -> int:
-        """A Router is dead: what waits here of its queries is dropped. Returns how many run on."""
-        for call in [call for call in self._inbox if call.router == router]:
-            self._inbox.remove(call)
-            _fail(call, Stopped())
-        running = [call for call in (self._run.calls if self._run else ()) if call.router == router]
-        for call in running:
-            call.abandoned = call.orphaned = True
-        if self._run is not None and all(call.abandoned for call in self._run.calls):
-            self._run.stop.set()
-        return sum(len(call.batch) for call in running)
+    async def _compute(self, run: Sequence[Waiting], passed: Passed, stop: threading.Event) -> None:
+        """One run, in the engine's thread; each pass is told to the loop as it ends. Raises Stopped, or what the engine
+        raises.
+        """
+        loop = asyncio.get_running_loop()
 
-    async def _run_inbox(self) -> None:
-        """Run what waits, merged, until nothing waits."""
-        try:
-            while self._inbox:
-                each_token = self._inbox[0].batch.each_token
-                calls = [call for call in self._inbox if call.batch.each_token == each_token]
-                self._inbox = [call for call in self._inbox if call.batch.each_token != each_token]
-                await self._run_calls(calls)
-        finally:
-            self._runs_task = None
+        def tell(indices: Indices, unit: Vectors, norms: Vectors) -> None:
+            loop.call_soon_threadsafe(passed, indices, unit, norms)
 
-    async def _run_calls(self, calls: list[_Call]) -> None:
-        self._run = run = _Run(calls, time.monotonic())
-        batch = TokenBatch.merge([call.batch for call in calls])
-        try:
-            unit, norms = await asyncio.get_running_loop().run_in_executor(self._thread, self._embed, batch, run.stop)
-        except Exception as error:
-            if not isinstance(error, Stopped):
-                self._metrics.failed()
-                logger.exception("%s: a run of %d queries failed", self._pool, len(batch))
-                # Text only: the Router would have to import the engine's library to unpickle its exception.
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-                error = EngineFailed(f"the {self._pool} engine failed: {reason}")
-            for call in calls:
-                _fail(call, error)
-            return
-        finally:
-            self._run = None
-            self._office.end_lingering(sum(len(call.batch) for call in calls if call.orphaned))
-        compute_s = time.monotonic() - run.started
-        self._metrics.ran(len(batch), len(batch.ids), compute_s)
-        start = 0
-        for call in calls:
-            end = start + call.batch.vectors
-            if not call.answer.done():
-                call.answer.set_result(Reply(unit[start:end], norms[start:end], compute_s))
-            start = end
+        await loop.run_in_executor(self._thread, self._run, run, tell, stop)
+        await asyncio.sleep(0)  # what the thread has told last comes before the end
 
-    def _embed(self, batch: TokenBatch, stop: threading.Event) -> tuple[Vectors, npt.NDArray[np.float32]]:
-        """In the engine's thread: unit vectors and norms, or the model's own numbers (see Reply)."""
-        vectors = self._engine.embed(batch, stop)
-        if self._card.kind != "embedding":
-            finite = np.all(np.isfinite(vectors), axis=1, keepdims=True)
-            rows = pack(np.where(finite, vectors, 0)) if self._card.kind == "sparse" else vectors
-            return rows, np.where(finite[:, 0], np.float32(1), np.float32(np.nan))
-        norms = np.linalg.norm(vectors, axis=1).astype(np.float32, copy=False)
-        return vectors / np.maximum(norms, np.finfo(np.float32).tiny)[:, None], norms
+    def _run(self, run: Sequence[Waiting], tell: Passed, stop: threading.Event) -> None:
+        """In the engine's thread: pooled queries first, then those of which each token's vector is wanted."""
+        for each_token in (False, True):
+            chosen = np.array([i for i, query in enumerate(run) if query.each_token == each_token], np.intp)
+            if len(chosen):
+                batch = TokenBatch.pack([run[i].ids for i in chosen], each_token=each_token)
+                for indices, vectors in self._engine.passes(batch, stop):
+                    unit, norms = self._shape(vectors, each_token=each_token)
+                    tell(chosen[indices], unit, norms)
+
+    def _shape(self, vectors: Vectors, *, each_token: bool) -> tuple[Vectors, Vectors]:
+        """What travels: unit vectors and the norms they had, so that a client may have them as the model gave them. The
+        numbers of other kinds of model, and tokens' vectors, stay as they are, with norms of 1. A norm that is not
+        finite marks numbers that are not.
+        """
+        if self._card.kind == "embedding" and not each_token:
+            norms = np.linalg.norm(vectors, axis=1).astype(np.float32, copy=False)
+            return vectors / np.maximum(norms, np.finfo(np.float32).tiny)[:, None], norms
+        finite = np.all(np.isfinite(vectors), axis=1)
+        rows = pack(np.where(finite[:, None], vectors, 0)) if self._card.kind == "sparse" else vectors
+        return rows, np.where(finite, np.float32(1), np.float32(np.nan))
+
+    def _failed(self, error: Exception) -> str:
+        self._metrics.failed()
+        logger.error("%s: a run failed", self._pool, exc_info=error)
+        return f"the {self._pool} engine failed: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
 
     async def check_health(self) -> None:
         """Called by Serve. Raises where the device is lost or one run has taken `stuck_after_s`."""
-        if self._run is not None:
-            running_s = time.monotonic() - self._run.started
+        if running_s := self._runner.running_s:
             if running_s > self._settings.stuck_after_s:
                 raise RuntimeError(
                     f"the {self._pool} engine has been in one run for {running_s:.0f} s "
@@ -302,11 +197,6 @@ class Embedder:
         await asyncio.wait_for(
             asyncio.get_running_loop().run_in_executor(self._thread, self._engine.probe), _PROBE_TIMEOUT_S
         )
-
-
-def _fail(call: _Call, error: Exception) -> None:
-    if not call.answer.done():
-        call.answer.set_exception(error)
 
 
 def _choose_cores(pool: str, settings: Settings, local_rank: int) -> tuple[int, ...]:

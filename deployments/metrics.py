@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sized
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from deployments.errors import Busy, DeadlineExceeded, WindveError
+from deployments.queueing.schedule import Word
 
 OK, BUSY, ERROR, CANCELLED, INVALID = "ok", "busy", "error", "cancelled", "invalid"
 NO_POOL = "none"  # the pool of what was answered before it had one
@@ -63,9 +64,7 @@ class Instruments(Protocol):
 class PoolState(NamedTuple):
     """One pool as a Router sees it now."""
 
-    in_flight: int  # queries of this Router
-    waiting: int  # of these, not sent to a replica yet
-    depth: int
+    depth: int  # 0 where none is set
     live_replicas: int
     alpha_s: float
     beta_s: float
@@ -145,9 +144,7 @@ class RouterMetrics:
             instruments.Histogram("windve_tokenization_seconds", "Tokenising one request", _TOKENISING_S)
         )
         gauges = {
-            "in_flight": "Queries admitted and not answered, of this Router",
-            "waiting": "Of these, those not sent to a replica yet",
-            "depth": "Queue depth of each live replica, in force",
+            "depth": "Queue depth of each live replica, in force; 0 where none is set",
             "live_replicas": "Replicas that this Router may send to",
             "alpha_s": "Latency model: seconds more for each query in a batch",
             "beta_s": "Latency model: seconds of any batch",
@@ -166,11 +163,11 @@ class RouterMetrics:
         self._tokenising.observe(tokenization_s)
         self._queueing.observe(queue_s)
 
-    def promised(self, total_s: float, slo_s: float) -> None:
-        """It was one that the SLO is for."""
+    def promised(self, total_s: float, allowed_s: float) -> None:
+        """It was one that the SLO is for, or that brought a deadline of its own."""
         self._requests.add(1)
         self._total.observe(total_s)
-        if total_s > slo_s:
+        if total_s > allowed_s:
             self._slo_missed.add(1)
 
     def failed(self, error: BaseException, queries: int) -> None:
@@ -213,6 +210,7 @@ class EmbedderMetrics:
             "windve_run_queries": "Queries in these",
             "windve_run_seconds": "What these took",  # a histogram's sum is an estimate, by Ray's way of passing it on
             "windve_tokens": "Tokens in these",
+            "windve_planned_seconds": "What the cost model had said that these runs take",
             "windve_failed_runs": "Runs of the engine that failed",
         }
         self._tallies = [_tally(instruments, name, about, _POOL) for name, about in tallies.items()]
@@ -226,23 +224,43 @@ class EmbedderMetrics:
             instruments.Histogram("windve_batch_queries", "Queries in one run of the engine", _QUERIES, _POOL),
             self._pool,
         )
+        self._refusals = _tally(
+            instruments, "windve_refusals", "Queries that a replica refused, by reason", ("pool", "reason")
+        )
+        self._refused: Sequence[int] = (0, 0, 0)
+        gauges = {
+            "in_flight": "Queries admitted and not answered, at this replica",
+            "waiting": "Of these, those that do not run yet",
+            "factor": "What work takes now, as a share of what the cost model says",
+            "margin": "What is added to a prediction at admission, as a share",
+            "free_s": "Seconds until all that is admitted is done",
+        }
+        self._gauges: dict[str, _Gauge] = {
+            key: instruments.Gauge(f"windve_{key.removesuffix('_s')}{_unit(key)}", about, _POOL)
+            for key, about in gauges.items()
+        }
         self._info: _Gauge = instruments.Gauge("windve_info", "Always 1; what this replica runs", ("pool", *info))
         self._about = {**self._pool, **info}
 
-    def ran(self, queries: int, tokens: int, seconds: float) -> None:
+    def ran(self, queries: int, tokens: int, seconds: float, planned_s: float) -> None:
         self._inference.observe(seconds)
         self._batches.observe(float(queries))
-        for tally, step in zip(self._tallies, (1, queries, seconds, tokens), strict=False):
+        for tally, step in zip(self._tallies, (1, queries, seconds, tokens, planned_s), strict=False):
             tally.add(step, self._pool["pool"])
 
     def failed(self) -> None:
         self._tallies[-1].add(1, self._pool["pool"])
 
-    def publish(self) -> None:
-        for tally in self._tallies:
+    def publish(self, word: Word) -> None:
+        for reason, before, now in zip(("full", "never", "closed"), self._refused, word.refusals, strict=True):
+            self._refusals.add(now - before, self._pool["pool"], reason)
+        self._refused = word.refusals
+        for tally in (*self._tallies, self._refusals):
             tally.publish()
         for histogram in (self._inference, self._batches):
             histogram.publish()
+        for key, gauge in self._gauges.items():
+            gauge.set(float(getattr(word, key)), self._pool)
         self._info.set(1.0, self._about)
 
 

@@ -1,35 +1,181 @@
-"""One pool as the Router sees it: its live replicas, its batcher, and the calls that carry batches to them."""
+"""One pool as the Router sees it: its live replicas, and a channel to each."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import heapq
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
 from deployments import membership
-from deployments.batcher import Batcher, Pacing, Reply
-from deployments.channel import Channel
-from deployments.engines import TokenBatch
-from deployments.errors import EngineFailed, ReplicaLost, WindveError
-from deployments.holdings import Holdings
+from deployments.errors import ReplicaLost
 from deployments.metrics import PoolState
-from deployments.nearness import nearest_first
-from deployments.queue_manager import QueueManager
-from deployments.retry_after import PoolLoad
+from deployments.placement.locality import rank
+from deployments.placement.view import View
+from deployments.queueing.cost_model import CostModel
 from deployments.settings import PoolConfig
-from deployments.tenancy import Tenancy
+from deployments.transport.channel import Channel, Placed
+from deployments.transport.frames import Offer, Report
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 logger = logging.getLogger("ray.serve")
 
-_FIRST_GREETING_S, _LAST_GREETING_S = 0.2, 5.0  # between greetings of a replica that is in doubt
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0  # between attempts to connect
+_ANSWERS_S = 0.5  # a replica that takes longer for a word is shown by its last
+
+
+class Link:
+    """A Router's connection to one replica: made again when it breaks, until Serve says that the replica has gone.
+
+    What was placed when the connection broke is in doubt: it may still run there. It counts as lost when the replica,
+    reached again, has dropped it, or when Serve says that the replica is dead; not before, so that no query ever runs
+    twice at once on live replicas.
+    """
+
+    def __init__(self, pool: Pool, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> None:
+        self.view = View(replica, rank)
+        self.about = about
+        self.answered = 0  # queries
+        self._pool = pool
+        self._channel: Channel | None = None
+        self._doubtful: list[Placed] = []
+        self._words: list[asyncio.Future[None]] = []
+        self._task = pool.spawn(self._connect())
+
+    @property
+    def is_live(self) -> bool:
+        return self._channel is not None and self.view.word is not None
+
+    def is_silent(self, now: float) -> bool:
+        oldest = next(iter(self._channel.placed.values()), None) if self._channel is not None else None
+        return self.view.is_silent(now, None if oldest is None else oldest.due)
+
+    def offer(self, offer: Offer) -> Placed:
+        assert self._channel is not None
+        placed = self._channel.offer(offer)
+        cost_s = sum(self.view.model.cost_s(len(ids)) for ids in offer.queries)
+        self.view.sent(self._channel.frames, len(offer.queries), cost_s)
+        return placed
+
+    def call_off(self, placed: Placed) -> None:
+        placed.forget()
+        if self._channel is not None:
+            self._channel.call_off(placed)
+
+    def confirm(self, placed: Placed) -> None:
+        if self._channel is not None:
+            self._channel.confirm(placed)
+
+    def refuse_here(self, work_s: float) -> None:
+        """A query of so much work is refused without asking the replica, which is told with the next frame."""
+        if self._channel is not None:
+            self._channel.tell_refused(work_s)
+
+    def configure(self) -> None:
+        if self._channel is not None:
+            self._channel.configure(self._pool.terms)
+
+    def describe(self) -> dict[str, Any]:
+        """As `/info` shows it; the channel's secret stays here."""
+        word = self.view.word
+        assert word is not None
+        return {
+            **self.about,
+            "channel": f"port {self.about['channel']['port']}",
+            "queries": self.answered,
+            "in_flight": word.in_flight,
+            "waiting": word.waiting,
+            "most_queries": word.most,
+            "opens_s": word.opens_s if math.isfinite(word.opens_s) else None,
+            "factor": round(word.factor, 4),
+            "margin": round(word.margin, 4),
+            "refusals": dict(zip(("full", "never", "closed"), word.refusals, strict=True)),
+        }
+
+    async def ask_word(self) -> None:
+        """Return when the replica has told how it is, or does not answer."""
+        if self._channel is not None:
+            self._channel.ask()
+            word = asyncio.get_running_loop().create_future()
+            self._words.append(word)
+            await asyncio.wait([word], timeout=_ANSWERS_S)
+
+    def end(self) -> None:
+        """Serve says that the replica has gone: dead, or drained."""
+        self._task.cancel()
+        if self._channel is not None:
+            left, self._channel.placed = list(self._channel.placed.values()), {}
+            self._channel.close()
+            self._channel = None
+            self._doubtful += left
+        self._lose_doubtful()
+
+    def drain(self) -> None:
+        """Serve counts it out, and it may still answer what it has: the connection ends with the replica."""
+        if self._channel is None or not self._channel.placed:
+            self.end()
+
+    def _on_report(self, report: Report) -> None:
+        first = self.view.word is None
+        self.view.hear(asyncio.get_running_loop().time(), report.word, report.seen)
+        self.answered += len(report.answered)
+        for word in self._words:
+            if not word.done():
+                word.set_result(None)
+        self._words.clear()
+        if first:
+            self._lose_doubtful()  # it has dropped them
+            self._pool.changed()
+
+    def _on_lost(self, left: list[Placed]) -> None:
+        if self._channel is None:
+            return
+        self._channel = None
+        self.view.forget()
+        self._doubtful += left
+        self._pool.changed()
+        if self._pool.links.get(self.view.replica) is self:
+            self._task = self._pool.spawn(self._connect())
+        else:
+            self._lose_doubtful()  # it was draining, and has ended
+
+    def _lose_doubtful(self) -> None:
+        lost, self._doubtful = self._doubtful, []
+        for placed in lost:
+            placed.fail(
+                ReplicaLost(
+                    f"the {self._pool.name} pool lost replica {self.view.replica} while the query was on it; "
+                    "please try again"
+                )
+            )
+
+    async def _connect(self) -> None:
+        """Until it is reached; its first word ends the wait."""
+        at, wait_s, told = self.about["channel"], _FIRST_RETRY_S, False
+        while True:
+            try:
+                channel = await Channel.open((at["host"], at["port"]), at["secret"], self._on_report, self._on_lost)
+            except (OSError, TimeoutError) as error:
+                if isinstance(error, ConnectionRefusedError):  # nobody listens there: its process is dead
+                    self._lose_doubtful()
+                if not told:
+                    told = True
+                    logger.warning(
+                        "the %s pool's replica %s is not reached at %s:%s (%s): it gets no queries until it is",
+                        self._pool.name, self.view.replica, at["host"], at["port"], str(error) or "no answer",
+                    )  # fmt: skip
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _LAST_RETRY_S)
+                continue
+            self._channel = channel
+            channel.configure(self._pool.terms)
+            channel.ask()
+            return
 
 
 class Pool:
@@ -40,234 +186,139 @@ class Pool:
         name: str,
         *,
         deployment: str,
-        handle: DeploymentHandle[Any],
-        queue: QueueManager,
+        handle: DeploymentHandle[Any] | None,
         router: str,
-        actor: str,  # the Router's own
         node: str,  # on which the Router runs
-        on_change: Callable[[], None],  # called whenever replicas or places have come or gone
+        on_change: Callable[[], None],  # called whenever replicas have come or gone
     ) -> None:
         self.name = name
-        self.members: Mapping[str, Mapping[str, Any]] = {}
-        self.config = PoolConfig(queue_depth=0)
-        self._deployment = deployment
-        self._queue = queue
-        self._router = router
-        self._node = node
+        self.config = PoolConfig()
+        self.links: dict[str, Link] = {}
+        self.terms: dict[str, Any] = {}
+        self.live: list[Link] = []  # replicas that answer
         self._on_change = on_change
+        self._deployment, self._handle = deployment, handle
+        self._router, self._node = router, node
         self._loop = asyncio.get_running_loop()
-        # What crosses is bytes and arrays: plain pickle does it without looking for closures.
-        pickled = handle.options(request_serialization="pickle", response_serialization="pickle")
-        self._embed = pickled.options(method_name="embed")
-        self._abandon = pickled.options(method_name="abandon")
-        self._lease = pickled.options(method_name="lease")
-        self._channels: dict[str, Channel] = {}
-        self._errands: set[asyncio.Task[None]] = set()
-        self._joining: set[str] = set()
-        self.batcher = Batcher(name, self._send, self._call_off, lambda: queue.is_full(name))
-        holdings = Holdings(self.batcher.out, lambda: queue.in_flight(name), lambda: self.batcher.waiting)
-        self.batcher.places = holdings.at
-        self.tenancy = Tenancy(
-            name, router, actor, self._call_lease, queue, holdings, self._places_changed, self._doubt
-        )
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def connect(self) -> None:
         """Follow the pool's replicas from now on."""
 
         def changed(members: membership.Members, died: str | None) -> None:
-            self._loop.call_soon_threadsafe(self._follow, members, died)
+            self._loop.call_soon_threadsafe(self.follow, members, died)
 
         membership.watch(self._deployment, changed)
-        # A handle starts to follow its deployment with its first call: make one that means nothing.
-        self._spawn(self._call_abandon("none", "none"))
+        # A handle starts to follow its deployment with its first call.
+        self.spawn(self._wake_handle())
 
-    def configure(self, config: PoolConfig) -> None:
-        """Take a new depth and latency model over, in place."""
+    async def _wake_handle(self) -> None:
+        assert self._handle is not None
+        try:
+            await self._handle.options(method_name="wake").remote()
+        except Exception as error:  # noqa: BLE001 - it meant nothing; the handle follows its deployment from now on
+            logger.info("the %s pool's first call failed: %s", self.name, error)
+
+    def configure(self, config: PoolConfig, terms: Mapping[str, Any]) -> None:
+        """Take a new depth, model and rule over, in place; every replica is told."""
         self.config = config
-        self._queue.set_depth(self.name, config.queue_depth)
-        self.tenancy.set_depth(config.queue_depth)
-        self.batcher.depth = config.queue_depth
-        self.batcher.pacing = Pacing.from_beta(self.latency_model[1])
+        model = None
+        if config.alpha_s is not None and config.beta_s is not None:
+            cost = config.cost
+            curve = CostModel.of_curve(config.alpha_s, config.beta_s)
+            model = [cost.query_s, cost.token_s, cost.token2_s, config.beta_s] if cost else list(_numbers(curve))
+        self.terms = {"router": self._router, **terms, "depth": config.queue_depth, "model": model}
+        for link in self.links.values():
+            link.configure()
 
-    def try_depth(self, depth: int | None) -> None:
-        """Let batches be as large as a trial's `depth` allows, and never smaller than the depth in force does. None: no
-        trial.
-        """
-        self.batcher.depth = max(self.config.queue_depth, depth or 0)
-        self.tenancy.set_trial(depth)
+    def changed(self) -> None:
+        """Replicas have come or gone, or have begun or ceased to answer."""
+        self.live = [link for link in self.links.values() if link.is_live]
+        self._on_change()
 
     @property
-    def latency_model(self) -> tuple[float, float]:
-        """(alpha_s, beta_s): calibrated if the config has them, else what a replica measured while it warmed up."""
-        if self.config.alpha_s is not None and self.config.beta_s is not None:
-            return self.config.alpha_s, self.config.beta_s
-        warm_up = next((member["warm_up"] for member in self.members.values()), {"alpha_s": 0.0, "beta_s": 0.0})
-        return warm_up["alpha_s"], warm_up["beta_s"]
+    def is_open(self) -> bool:
+        return self.config.queue_depth != 0 and bool(self.live)
+
+    @property
+    def by_count(self) -> bool:
+        """Admission by depth: Algorithm 1."""
+        return bool(self.terms.get("admission") == "depth")
+
+    def capacity(self, tokens: float, slo_s: float) -> float:
+        """Queries of so many tokens that may be in flight at once on idle replicas."""
+        if not self.is_open:
+            return 0.0
+        if self.by_count:
+            return (self.config.queue_depth or 0) * len(self.live)
+        return sum(link.view.most_queries(tokens, slo_s, self.config.queue_depth) for link in self.live)
+
+    def room_queries(self, now: float, tokens: float, left_s: float) -> float:
+        """About how many of them would be admitted now."""
+        if not self.is_open:
+            return 0.0
+        if self.by_count:
+            words = [link.view.word for link in self.live if link.view.word is not None]
+            return max(0.0, self.capacity(tokens, left_s) - sum(word.in_flight for word in words))
+        return sum(link.view.room_queries(now, tokens, left_s) for link in self.live)
+
+    @property
+    def queries_s(self) -> float:
+        """Queries of 75 tokens that its live replicas do in a second, about."""
+        return sum(1 / max(link.view.model.alpha_s, 1e-6) for link in self.live)
 
     @property
     def calibrated(self) -> bool:
         return self.config.alpha_s is not None  # and beta_s with it: the settings see to that
 
     @property
-    def _fill(self) -> float:
-        """The share of the pool's depth that this Router has in flight: autoscaling goes by it."""
-        return self._queue.in_flight(self.name) / max(1, self._queue.capacity_of(self.name))
+    def latency_model(self) -> tuple[float, float]:
+        """(alpha_s, beta_s): calibrated if the config has them, else what a replica measured while it warmed up."""
+        if self.config.alpha_s is not None and self.config.beta_s is not None:
+            return self.config.alpha_s, self.config.beta_s
+        model = next((link.view.model for link in self.live), CostModel(0.0, 0.0, 0.0, 0.0))
+        return model.alpha_s, model.beta_s
 
-    def load(self, share: float = 1.0) -> PoolLoad:
-        """What this pool runs and holds; `share` of its capacity is open to who asks."""
-        alpha_s, beta_s = self.latency_model
-        capacity = int(self._queue.capacity_of(self.name) * share)
-        return PoolLoad(alpha_s, beta_s, capacity, tuple(self.batcher.running()), self.batcher.waiting)
+    def by_finish(self, now: float, tokens: int, most: int) -> Iterator[Link]:
+        """The live replicas that would finish first, `most` of them, those that have stopped aside."""
+        live = [link for link in self.live if not link.is_silent(now)]
+        if len(live) == 1:
+            yield live[0]
+            return
+        yield from heapq.nsmallest(
+            most, live, key=lambda link: (round(link.view.finish_s(now, tokens), 4), link.view.rank)
+        )
+
+    def follow(self, members: membership.Members, died: str | None) -> None:
+        """Serve says which replicas live, and of one that it is dead for sure."""
+        if set(members) != set(self.links):
+            logger.info("the %s pool has %d live replicas", self.name, len(members))
+        for replica in set(self.links) - set(members):
+            link = self.links.pop(replica)
+            if replica == died:
+                link.end()
+            else:
+                link.drain()
+        if died in self.links:
+            self.links.pop(died).end()
+        for replica, about in members.items():
+            if replica not in self.links and replica != died:
+                where = rank(replica, about.get("node"), node=self._node, router=self._router)
+                self.links[replica] = Link(self, replica, about, where)
+        self.changed()
 
     def state(self) -> PoolState:
         """For Prometheus."""
         alpha_s, beta_s = self.latency_model
-        return PoolState(
-            self._queue.in_flight(self.name), self.batcher.waiting, self.config.queue_depth, len(self.members),
-            alpha_s, beta_s, self.calibrated,
-        )  # fmt: skip
+        return PoolState(self.config.queue_depth or 0, len(self.live), alpha_s, beta_s, self.calibrated)
 
-    async def census(self) -> dict[str, dict[str, Any]]:
-        """What the owners of the places say, replica by replica: who has how much (see `LeaseOffice.census`)."""
-        replicas = list(self.members)
-        told = await asyncio.gather(*(self._call_lease(replica, "census") for replica in replicas))
-        return {replica: found for replica, found in zip(replicas, told, strict=True) if found is not None}
-
-    def _follow(self, members: membership.Members, died: str | None) -> None:
-        """Serve says which replicas live. One is used as soon as it has told which of its places are ours."""
-        for replica in set(members) - set(self.members) - self._joining:
-            self._joining.add(replica)
-            self._spawn(self._join(replica))
-        self._set_members({replica: members[replica] for replica in self.members if replica in members}, died)
-
-    def _set_members(self, members: membership.Members, died: str | None = None) -> None:
-        if set(members) != set(self.members):
-            logger.info("the %s pool has %d live replicas", self.name, len(members))
-        for replica in set(self.members) - set(members):
-            self.tenancy.drop(replica)
-            self._channels.pop(replica, None)  # it closes with the replica, which may still answer what it runs
-        self.members = members
-        self._queue.set_replicas(self.name, len(members))
-        self.batcher.pacing = Pacing.from_beta(self.latency_model[1])
-        self.batcher.set_replicas(nearest_first(members, self._node, self._router), self._lost)
-        if died is not None:
-            self.batcher.give_up(died, self._lost(died))
-        self.tenancy.update()
-
-    def _places_changed(self) -> None:
-        self.batcher.look_again()
-        self._on_change()
-
-    def _lost(self, replica: str) -> ReplicaLost:
-        return ReplicaLost(f"the {self.name} pool lost replica {replica} while the query was on it; please try again")
-
-    async def _send(
-        self, replica: str, batch_id: str, queries: Sequence[npt.NDArray[np.int32]], each_token: bool
-    ) -> Reply:
-        from ray.exceptions import RayActorError, RayTaskError
-
-        channel = self._channels.get(replica)
-        try:
-            if channel is not None:
-                return await channel.embed(
-                    f"{self._router}:{batch_id}", queries, each_token=each_token, fill=self._fill
-                )
-            batch = TokenBatch.pack(list(queries))
-            reply: Reply = await self._embed.remote(
-                replica, f"{self._router}:{batch_id}", batch.ids.tobytes(), batch.lengths.tobytes(), each_token,
-                self._fill,
-            )  # fmt: skip
-        except WindveError:
-            raise
-        except (RayActorError, ConnectionError):
-            self._doubt(replica)
-            raise self._lost(replica) from None
-        except RayTaskError as error:
-            if isinstance(error.cause, WindveError):
-                raise error.cause from None
-            raise EngineFailed(f"the {self.name} engine failed: {_first_line(error.cause)}") from error
-        except Exception as error:
-            raise EngineFailed(f"the {self.name} engine failed: {_first_line(error)}") from error
-        return reply
-
-    def _broke(self, replica: str, channel: Channel) -> None:
-        """Seen at once, even where nothing was on the way: with its node a replica dies and so do those beside it, and
-        a query that one of them lost must not be sent to the next.
-        """
-        if self._channels.get(replica) is channel:
-            self._doubt(replica)
-
-    def _call_off(self, replica: str, batch_id: str) -> None:
-        channel = self._channels.get(replica)
-        if channel is not None:
-            channel.abandon(f"{self._router}:{batch_id}")
-        else:
-            self._spawn(self._call_abandon(replica, f"{self._router}:{batch_id}"))
-
-    async def _open_channel(self, replica: str) -> None:
-        """Where its port is closed to us, Serve's handle carries the batches: slower, and said once."""
-        at = membership.current(self._deployment).get(replica, {}).get("channel")
-        if at is None:
-            return  # gone meanwhile
-        try:
-            self._channels[replica] = await Channel.open(
-                at["host"], at["port"], at["secret"], lambda channel: self._broke(replica, channel)
-            )
-        except (OSError, TimeoutError) as error:
-            logger.warning(
-                "the %s pool's replica %s cannot be reached at %s:%s (%s): batches go through Serve's handle, slower",
-                self.name, replica, at["host"], at["port"], _first_line(error),
-            )  # fmt: skip
-
-    async def _call_abandon(self, replica: str, batch_id: str) -> None:
-        try:
-            await self._abandon.remote(replica, batch_id)
-        except Exception as error:  # noqa: BLE001 - a replica that has gone has nothing to abandon
-            logger.info("the %s pool did not reach replica %s: %s", self.name, replica, _first_line(error))
-
-    async def _call_lease(self, replica: str, what: str, *words: Any) -> Any:
-        """A word to the office that leases this replica's places, and its answer; None where it is not reached."""
-        response = self._lease.remote(replica, what, *words)
-        try:
-            return await response
-        except asyncio.CancelledError:
-            response.cancel()  # type: ignore[no-untyped-call]
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, its places are not counted on until it answers
-            logger.info("the %s pool did not reach replica %s: %s", self.name, replica, _first_line(error))
-            self._doubt(replica)
-            return None
-
-    def _doubt(self, replica: str) -> None:
-        """A call to it broke: nothing is sent there until it answers, or Serve says what became of it."""
-        if replica in self.members and replica not in self._joining:
-            self._joining.add(replica)
-            self._set_members({name: told for name, told in self.members.items() if name != replica})
-            self._spawn(self._join(replica))
-
-    async def _join(self, replica: str) -> None:
-        """Until it answers, or Serve counts it out."""
-        wait_s = _FIRST_GREETING_S
-        try:
-            while replica in membership.current(self._deployment):
-                if await self.tenancy.join(replica):
-                    await self._open_channel(replica)
-                    break
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _LAST_GREETING_S)
-        finally:
-            self._joining.discard(replica)
-        now = membership.current(self._deployment)
-        if replica in now:
-            self._set_members({**self.members, replica: now[replica]})
-        else:
-            self.tenancy.drop(replica)
-
-    def _spawn(self, errand: Any) -> None:
-        task = self._loop.create_task(errand, context=contextvars.Context())
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+    def spawn(self, errand: Any) -> asyncio.Task[None]:
+        """In an empty context: it must not be cancelled with the HTTP request that happens to be at hand."""
+        task: asyncio.Task[None] = self._loop.create_task(errand, context=contextvars.Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
 
-def _first_line(error: BaseException | None) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _numbers(model: CostModel) -> Sequence[float]:
+    return model.query_s, model.token_s, model.token2_s, model.beta_s

@@ -1,10 +1,8 @@
-"""How a batch reaches the replica it was made for, and how the Router learns which replicas live.
+"""How a Router learns which replicas of a pool live: Serve tells its request router, an extension point of its own.
 
-Serve's handle picks a replica by itself (power of two choices). A depth is a promise of one device, so the batcher
-picks, and this request router (Serve's own extension point) sends the call where its first argument says. Serve tells
-the same object whenever replicas come and go, which makes it the Router's source of membership too.
-
-Serve pickles this module by value into the Router's process: state that both share lives in `membership`.
+Queries do not travel through Serve's handle (see `transport`), so that nothing is routed here but a first call, with
+which the handle begins to follow its deployment. Serve pickles this module by value into the Router's process: state
+that both share lives in `membership`.
 """
 
 from __future__ import annotations
@@ -15,19 +13,14 @@ from deployments import membership
 
 
 class ReplicaRouter(RequestRouter):
-    """Sends each call to the replica that its first argument names."""
-
-    @property
-    def supports_rejection_protocol(self) -> bool:
-        return False  # the queue manager has admitted already; a replica never refuses
+    """Publishes the live replicas whenever they change."""
 
     async def choose_replicas(
-        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,  # noqa: ARG002 - Serve's
     ) -> list[list[RunningReplica]]:
-        wanted = pending_request.args[0] if pending_request is not None and pending_request.args else None
-        named = [replica for replica in candidate_replicas if replica.replica_id.unique_id == wanted]
-        # A replica that has gone: any other will do, it answers ReplicaLost.
-        return [named or list(candidate_replicas)]
+        return [list(candidate_replicas)]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)

@@ -1,20 +1,24 @@
-"""The Router: tokenise, admit, batch, dispatch. The way of a query is `embed`, top to bottom."""
+"""The Router: tokenise, place, answer. The way of a query is `embed`, top to bottom.
+
+It decides nothing about room: each replica admits for itself (`queueing.schedule`). A query is offered to the
+accelerators' replicas, the one first that would finish first, then to the CPUs', and is busy when all have refused. A
+replica that said when it opens again is not asked before.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from deployments.batcher import Answer, Job
 from deployments.device_detector import Topology
 from deployments.errors import (
     Busy,
@@ -30,12 +34,13 @@ from deployments.errors import (
 from deployments.metrics import RouterMetrics, counted, publish_again_and_again
 from deployments.model_files import ModelCard, read_model_card
 from deployments.pairs import Pair
-from deployments.pool import Pool
-from deployments.queue_manager import Full, Permit, QueueManager, Short
-from deployments.retry_after import retry_after_s
+from deployments.pool import Link, Pool
+from deployments.queueing.schedule import PATIENT
 from deployments.settings import Kind, RouterConfig, Settings
-from deployments.shortage import Shortage
+from deployments.tokenising import ON_LOOP, Tokenising, estimated_tokens
 from deployments.tokenizer import Query, Side, Token, TokenIds, Tokenizer, check_texts
+from deployments.transport.channel import Placed, Refused
+from deployments.transport.frames import CUT_BYTES, Answered, Offer
 from deployments.trial import Trial
 
 if TYPE_CHECKING:
@@ -43,13 +48,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ray.serve")
 
-# Tokenising this many characters takes about a millisecond: more than that leaves the event loop.
-_CHARACTERS_ON_LOOP = 4_000
 _CHARACTERS_TO_TOKENIZE = 100_000  # each token that is told costs some hundred bytes, and time of the interpreter
 _NUMBERS_OF_TOKENS = 4_000_000  # 10,000 tokens of 384 numbers; as text about 45 MB
-_TRIAL_LEASE_S = 10.0  # trial depths lapse so long after the last trial query: a run that was killed leaves nothing
 _TRIES = 2  # a query whose replica died is admitted once more
 _NEWS_S = 0.05  # but not sooner: a node that dies takes several replicas with it, and the news of each comes by itself
+_ASKED = 4  # replicas of a pool, at most, for one query
+_RETRY_LATER = 0.05  # of the SLO after the opening: at the opening itself many come back at once
+_SHORTEST_RETRY_S = 0.01
+_WAY_DOWN = 0.05  # of the difference: the way there and back is forgotten slowly, and believed at once
+_LONGEST_WAY = 0.25  # of the SLO
+_AHEAD, _SPARE = 1.5, 8  # queries are tokenised for so many times the room, and a few more: an estimate may be wrong
+_BULK_LOOK = 0.1  # of the SLO: so often a bulk request that has nothing anywhere asks again
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +80,66 @@ class Embedded:
     total_s: float
 
 
-@dataclass(slots=True, eq=False)
-class _BulkRequest:
-    """A bulk request: the queries that wait for a permit, those that have one, and word that it should look again."""
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How a request is to be answered. `kinds` of model are those whose answers the caller understands.
 
+    `truncate` cuts too long inputs (None: as `limits.auto_truncate` says) on the side that `truncation_direction` says;
+    `prompt_name` is the prompt to put before each (None: the default, if any); `bulk` asks to be bulk; `trial` asks to
+    be admitted by a calibration's rule, and is never bulk; `timeout_s` is how long the caller will wait, its deadline
+    in place of the SLO. `each_token` asks for the vectors of a query's tokens, [tokens, dimension], not normalised.
+    """
+
+    kinds: tuple[Kind, ...] = ("embedding",)
+    truncate: bool | None = None
+    truncation_direction: Side = "right"
+    prompt_name: str | None = None
+    bulk: bool = False
+    trial: Trial | None = None
+    timeout_s: float | None = None
+    each_token: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    """One request on its way. Times are the loop's."""
+
+    queries: Sequence[Query]
+    wanted: Wanted
+    prompt: str
+    started: float
+    due: float
+    patient: bool
+    bulk: bool
+    ids: list[TokenIds] = field(default_factory=list)
+    tokenised: float = 0.0
+    retry_s: float = math.inf  # the earliest that a replica that refused opens
+    asked: int = 0  # replicas, or known to be full
+    pool: str | None = None  # of the last of them
+    never: int = 0  # of these, those on which it would never end in time
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """Some queries of a request at one replica."""
+
+    link: Link
+    pool: str
+    placed: Placed
+    indices: list[int]
+
+
+@dataclass(slots=True, eq=False)
+class _Bulk:
+    """A bulk request: the queries that are nowhere yet, and word that it should look again."""
+
+    request: _Request
     missing: deque[int]
-    news: asyncio.Event
-    jobs: dict[Job, int] = field(default_factory=dict)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    parts: list[_Part] = field(default_factory=list)
+
+
+_Answers = dict[int, tuple[str, Answered]]  # by the query's index: the pool that answered, and what
 
 
 class Router:
@@ -91,7 +153,6 @@ class Router:
         from ray.serve import metrics as instruments
 
         self.pools: dict[str, Pool] = {}
-        context = serve.get_replica_context()
         self.settings = settings
         self.topology = topology
         self.card: ModelCard = read_model_card(settings.model)
@@ -99,20 +160,16 @@ class Router:
         self.config_problem: str | None = None
         self.started = time.time()
         self.refused = 0
+        self.replica = serve.get_replica_context().replica_tag
+        self.metrics = RouterMetrics(instruments)
         self._tokenizer = Tokenizer(self.card)
         self._tokenizer.encode(["warm"], truncate=True)
-        self._queue = QueueManager(topology.pools, self._on_release, self._on_low)
-        self._bulk: deque[_BulkRequest] = deque()
-        self._trial_depths: Mapping[str, int] | None = None
-        self._trial_ends = 0.0
+        self._tokenising = Tokenising()
         self._handles = handles
-        self.replica = context.replica_tag
-        self._actor = context.replica_id.to_full_id_str()
         self._node = ray.get_runtime_context().get_node_id()
-        self._shortage = Shortage(self._queue, {})
-        self._shares = False  # there are other Routers
-        self._census: dict[str, dict[str, Any]] = {}
-        self.metrics = RouterMetrics(instruments)
+        self._bulk: deque[_Bulk] = deque()
+        self._way_s = 0.0  # what the way to a replica and back takes of a deadline
+        self._trial_at = -math.inf
 
     async def reconfigure(self, user_config: Any) -> None:
         """Called by Serve with the `user_config`: at the start, and in place whenever it changes.
@@ -128,111 +185,443 @@ class Router:
             self.config_problem = str(error)
             logger.error("the new user_config is refused, the one before stays in force: %s", error)  # noqa: TRY400
             return
-        if not self.pools:
-            self._connect()
         self.config, self.config_problem = config, None
-        self._queue.bulk_share = config.bulk.share
+        first = not self.pools
+        if first:
+            self.pools = {name: self._pool(name) for name in self._handles}
+        terms = {"slo_s": config.slo_s, "admission": config.admission, "bulk_share": config.bulk.share}
         for name, pool in self.pools.items():
-            pool_config = config.pool(name)
-            assert pool_config is not None
-            pool.configure(pool_config)
-        self._try_depths(None)
-        logger.info("depths in force: %s", {name: pool.config.queue_depth for name, pool in self.pools.items()})
-        self._on_release()
+            pool.configure(config.pool(name), terms)
+        if first:
+            for pool in self.pools.values():
+                pool.connect()
+            asyncio.get_running_loop().call_soon(publish_again_and_again, self._publish)
+        depths = {name: pool.config.queue_depth for name, pool in self.pools.items()}
+        logger.info("in force: admission by %s, SLO %g s, depths %s", config.admission, config.slo_s, depths)
 
-    def _connect(self) -> None:
-        for name, (deployment, handle) in self._handles.items():
-            self.pools[name] = Pool(
-                name,
-                deployment=deployment,
-                handle=handle,
-                queue=self._queue,
-                router=self.replica,
-                actor=self._actor,
-                node=self._node,
-                on_change=self._on_change,
-            )
-        self._shortage.tenancies = {name: pool.tenancy for name, pool in self.pools.items()}
-        for pool in self.pools.values():
-            pool.connect()
-        asyncio.get_running_loop().call_soon(publish_again_and_again, self._publish)  # by then there is a config
+    def _pool(self, name: str) -> Pool:
+        deployment, handle = self._handles[name]
+        return Pool(
+            name,
+            deployment=deployment,
+            handle=handle,
+            router=self.replica,
+            node=self._node,
+            on_change=self._look_again,
+        )
 
     @counted
-    async def embed(
-        self,
-        queries: Sequence[Query],
-        *,
-        kinds: tuple[Kind, ...] = ("embedding",),
-        truncate: bool | None = None,
-        truncation_direction: Side = "right",
-        prompt_name: str | None = None,
-        bulk: bool = False,
-        trial: Trial | None = None,
-        timeout_s: float | None = None,
-        each_token: bool = False,
-    ) -> Embedded:
+    async def embed(self, queries: Sequence[Query], wanted: Wanted) -> Embedded:
         """Answer one request of 1..n queries, and count it: embed them, or what else the model is for.
 
-        `kinds` of model are those whose answers the caller understands.
-        `truncate` cuts too long inputs (None: as `limits.auto_truncate` says) on the side that `truncation_direction`
-        says; `prompt_name` is the prompt to put before each (None: the default, if any); `bulk` asks to be bulk;
-        `trial` asks to be admitted by other depths, and is never bulk; `timeout_s` is how long the caller will wait,
-        where that is less than the settings allow: queries that still wait then are given up, and no device sees them.
-        `each_token` asks for the vectors of a query's tokens, [tokens, dimension], not normalised, in place of one.
         Raises WrongKind, InvalidInput, Forbidden, Busy, Unavailable, TimedOut, DeadlineExceeded or EngineFailed.
         """
-        assert self.config is not None
-        if self.card.kind not in kinds:
-            raise WrongKind(
-                f"this is for models of the kind {' or '.join(kinds)}; {self.card.name} is {self.card.kind}"
-            )
-        started = time.monotonic()
-        if timeout_s is not None and timeout_s <= 0:
-            raise self._too_late(timeout_s)
-        prompt = self._prompt(prompt_name)
-        if trial is not None:
-            self._enter_trial(trial)
-            bulk = False
-            free = self._queue.trial_free(trial.only)
-        else:
-            free = self._queue.free
-            bulk = bulk or len(queries) > self._queue.capacity
-        if not bulk and len(queries) > free and not self._may_ask(trial):
-            raise self._refusal(Full(len(queries), free))  # before any expensive work
-        most_s = self.config.bulk.timeout_s if bulk else self.config.request_timeout_s
+        request = self._open(queries, wanted)
+        most_s = self._most_s(request)
         try:
-            async with asyncio.timeout(most_s if timeout_s is None else min(timeout_s, most_s)):
-                cut = self.settings.limits.auto_truncate if truncate is None else truncate
-                token_ids = await self._tokenise(queries, prompt, cut, truncation_direction)
-                tokenised = time.monotonic()
-                if each_token:
-                    self._check_numbers(token_ids)
-                answers = await (
-                    self._embed_bulk(token_ids, each_token)
-                    if bulk
-                    else self._embed_at_once(token_ids, trial, each_token)
-                )
+            async with asyncio.timeout_at(request.started + min(most_s, wanted.timeout_s or most_s)):
+                self._refuse_early(request)  # before any expensive work
+                await self._tokenise(request)
+                answers = await (self._answer_bulk(request) if request.bulk else self._answer(request))
         except TimeoutError:
-            if timeout_s is not None and timeout_s < most_s:
-                raise self._too_late(timeout_s) from None
-            key = "bulk.timeout_s" if bulk else "request_timeout_s"
-            raise TimedOut(f"no answer within {most_s:g} s ({key}); please try again later") from None
-        total_s = time.monotonic() - started
-        queue_s = max(answer.queue_s for answer in answers)
-        self.metrics.answered([answer.pool for answer in answers], tokenization_s=tokenised - started, queue_s=queue_s)
-        if not bulk and trial is None:
-            self.metrics.promised(total_s, self.config.slo_s)
+            raise self._gave_up(request, most_s) from None
+        return self._embedded(request, answers)
+
+    def _open(self, queries: Sequence[Query], wanted: Wanted) -> _Request:
+        """Raises WrongKind, InvalidInput, Forbidden or DeadlineExceeded."""
+        assert self.config is not None
+        if self.card.kind not in wanted.kinds:
+            kinds = " or ".join(wanted.kinds)
+            raise WrongKind(f"this is for models of the kind {kinds}; {self.card.name} is {self.card.kind}")
+        if wanted.timeout_s is not None and wanted.timeout_s <= 0:
+            raise self._too_late(wanted.timeout_s)
+        prompt = self._prompt(wanted.prompt_name)
+        now, slo_s = asyncio.get_running_loop().time(), self.config.slo_s
+        allowed_s = slo_s if wanted.timeout_s is None else min(wanted.timeout_s, self.config.request_timeout_s)
+        if wanted.trial is not None:
+            self._enter_trial(wanted.trial)
+            allowed_s = wanted.trial.finish_s or allowed_s
+        patient = wanted.trial is None and self.config.admission == "finish" and allowed_s > PATIENT * slo_s
+        bulk = wanted.bulk and wanted.trial is None
+        return _Request(queries, wanted, prompt, now, now + allowed_s, patient, bulk)
+
+    def _most_s(self, request: _Request) -> float:
+        assert self.config is not None
+        return self.config.bulk.timeout_s if request.bulk else self.config.request_timeout_s
+
+    def _gave_up(self, request: _Request, most_s: float) -> DeadlineExceeded | TimedOut:
+        timeout_s = request.wanted.timeout_s
+        if timeout_s is not None and timeout_s < most_s:
+            return self._too_late(timeout_s)
+        key = "bulk.timeout_s" if request.bulk else "request_timeout_s"
+        return TimedOut(f"no answer within {most_s:g} s ({key}); please try again later")
+
+    def _embedded(self, request: _Request, answers: _Answers) -> Embedded:
+        assert self.config is not None
+        now = asyncio.get_running_loop().time()
+        in_order = [answers[index] for index in range(len(request.queries))]
+        pools, told = [pool for pool, _ in in_order], [answer for _, answer in in_order]
+        total_s, tokenization_s = now - request.started, request.tokenised - request.started
+        queue_s = max(answer.queue_s for answer in told)
+        self.metrics.answered(pools, tokenization_s=tokenization_s, queue_s=queue_s)
+        if not (request.bulk or request.wanted.trial):
+            allowed_s = self.config.slo_s if request.wanted.timeout_s is None else request.due - request.started
+            self.metrics.promised(total_s, allowed_s)
+        each_token = request.wanted.each_token
         return Embedded(
-            vectors=[answer.vector for answer in answers],
-            norms=[answer.norm for answer in answers],
-            pools=tuple(sorted({answer.pool for answer in answers})),
-            tokens=sum(map(len, token_ids)),
-            characters=sum(len(query) for query in queries if isinstance(query, str | Pair)),
-            tokenization_s=tokenised - started,
+            vectors=[answer.unit if each_token else answer.unit[0] for answer in told],
+            norms=[1.0 if each_token else float(answer.norms[0]) for answer in told],
+            pools=tuple(sorted(set(pools))),
+            tokens=sum(map(len, request.ids)),
+            characters=sum(len(query) for query in request.queries if isinstance(query, str | Pair)),
+            tokenization_s=tokenization_s,
             queue_s=queue_s,
-            compute_s=max(answer.compute_s for answer in answers),
+            compute_s=max(answer.compute_s for answer in told),
             total_s=total_s,
         )
+
+    # --- tokenise -----------------------------------------------------------------------------------------------------
+
+    async def _tokenise(self, request: _Request) -> None:
+        """Fill `request.ids`, and see whether it is too large to be admitted at once."""
+        wanted, prompt = request.wanted, request.prompt
+        cut = self.settings.limits.auto_truncate if wanted.truncate is None else wanted.truncate
+
+        def encode(queries: Sequence[Query], first: int) -> list[TokenIds]:
+            return self._token_ids(queries, prompt, cut, wanted.truncation_direction, first)
+
+        characters = sum(map(len, request.queries)) + len(prompt) * len(request.queries)
+        request.ids = await self._tokenising.encode(request.queries, characters, encode)
+        request.tokenised = asyncio.get_running_loop().time()
+        if wanted.each_token:
+            self._check_numbers(request.ids)
+        if len(request.queries) > 1 and wanted.trial is None and not request.bulk:
+            mean = sum(map(len, request.ids)) / len(request.ids)
+            request.bulk = len(request.queries) > self._capacity(mean)
+
+    def _token_ids(
+        self, queries: Sequence[Query], prompt: str, truncate: bool, side: Side, first: int
+    ) -> list[TokenIds]:
+        if prompt:
+            queries = [prompt + self._text(query, index) for index, query in enumerate(queries, first)]
+        if all(isinstance(query, str) for query in queries):
+            return self._tokenizer.encode(queries, truncate=truncate, side=side, first=first)  # type: ignore[arg-type]
+        if all(isinstance(query, Pair) for query in queries):
+            return self._tokenizer.encode_pairs(queries, truncate=truncate, side=side, first=first)  # type: ignore[arg-type]
+        return [self._ids_of(query, index, truncate, side) for index, query in enumerate(queries, first)]
+
+    def _ids_of(self, query: Query, index: int, truncate: bool, side: Side) -> TokenIds:
+        if isinstance(query, str):
+            return self._tokenizer.encode([query], truncate=truncate, side=side, first=index)[0]
+        if isinstance(query, Pair):
+            return self._tokenizer.encode_pairs([query], truncate=truncate, side=side, first=index)[0]
+        return self._tokenizer.check(query, index, truncate=truncate, side=side)
+
+    def _text(self, query: Query, index: int) -> str:
+        """A query that gets a prompt as text; token ids become the text that they stand for, as with TEI."""
+        if isinstance(query, str):
+            check_texts([query], index)
+            return query
+        assert not isinstance(query, Pair)  # kinds that read pairs have no prompts
+        return self._tokenizer.decode([query], skip_special_tokens=True)[0]
+
+    # --- place --------------------------------------------------------------------------------------------------------
+
+    def _refuse_early(self, request: _Request) -> None:
+        """Raises Busy or Unavailable where no replica would admit it, before it is tokenised."""
+        if request.wanted.trial is not None:
+            return
+        if not self.can_answer:
+            raise self._unavailable()
+        queries = request.queries
+        if request.bulk:
+            self._check_bulk(len(queries))
+            return
+        tokens = estimated_tokens(queries, self.card.max_tokens)
+        if request.patient or len(queries) > max(1.0, self._capacity(tokens)):
+            return  # it waits behind the others
+        now = asyncio.get_running_loop().time()
+        if all(link.view.opens_s(now) > 0 for pool in self.pools.values() if pool.is_open for link in pool.live):
+            for _ in self._candidates(request, round(tokens) * len(queries)):
+                pass  # each is full, and is told what it missed
+            raise self._busy(request)
+        characters = sum(map(len, queries)) + len(request.prompt) * len(queries)
+        if characters > ON_LOOP:
+            left_s = request.due - now
+            room = sum(pool.room_queries(now, tokens, left_s) for pool in self.pools.values())
+            ahead = self._tokenising.queries + len(queries)
+            if ahead > _AHEAD * room + _SPARE or self._tokenising.waiting_s > left_s:
+                request.retry_s = self._tokenising.waiting_s
+                raise self._busy(request)
+
+    async def _answer(self, request: _Request) -> _Answers:
+        """Admit all queries or none. What a dead replica lost is admitted once more, by the same deadline."""
+        answers: _Answers = {}
+        left = list(range(len(request.ids)))
+        for attempt in range(1, _TRIES + 1):
+            parts: list[_Part] = []
+            try:
+                await self._place(request, left, parts)
+                for part in parts:
+                    self._collect(request, part, await part.placed.outcome, answers)
+                break
+            except ReplicaLost:
+                if attempt == _TRIES:
+                    raise
+                for part in parts:  # what the others answer counts
+                    if isinstance(found := await _settled(part.placed), list):
+                        self._collect(request, part, found, answers)
+                left = [index for index in left if index not in answers]
+                await asyncio.sleep(_NEWS_S)
+            except BaseException:
+                for part in parts:
+                    part.link.call_off(part.placed)
+                raise
+        return answers
+
+    async def _place(self, request: _Request, left: list[int], parts: list[_Part]) -> None:
+        """Fill `parts` with places for all of `left`. Raises Busy, Unavailable or DeadlineExceeded where there are not,
+        and ReplicaLost.
+        """
+        alone = len(left) == 1
+        for pool, link in self._candidates(request, sum(len(request.ids[index]) for index in left)):
+            offer = self._offer(request, pool.name, left, part=not alone)
+            part = _Part(link, pool.name, link.offer(offer), left)
+            parts.append(part)
+            if alone:
+                outcome = await part.placed.outcome
+                if not isinstance(outcome, Refused):
+                    return
+                request.never += outcome.never
+                count = 0
+            else:
+                assert part.placed.admitted is not None
+                count = await part.placed.admitted
+            part.indices, left = left[:count], left[count:]
+            if not count:
+                parts.remove(part)
+                part.placed.forget()
+            if not left:
+                for held in parts[:-1]:
+                    held.link.confirm(held.placed)
+                return
+            self._note_full(request, pool, link)
+        raise self._busy(request)
+
+    def _candidates(self, request: _Request, tokens: int) -> Iterator[tuple[Pool, Link]]:
+        """Replicas in the order in which they are asked: the accelerators', then the CPUs', those first that would
+        finish first. One that said when it opens is left out until then, and told of the work that it missed.
+        """
+        trial = request.wanted.trial
+        for pool in self.pools.values():
+            if (
+                trial is not None
+                and trial.depths
+                and not (trial.depths.get(pool.name) and trial.only in {None, pool.name})
+            ):
+                continue
+            if trial is None and not pool.is_open:
+                continue
+            now = asyncio.get_running_loop().time()
+            for link in pool.by_finish(now, tokens, _ASKED):
+                if trial is None and not request.patient and link.view.opens_s(now) > 0:
+                    if request.pool != pool.name:
+                        link.refuse_here(link.view.model.cost_s(tokens))
+                    self._note_full(request, pool, link)
+                elif link.is_live:
+                    yield pool, link
+
+    def _note_full(self, request: _Request, pool: Pool, link: Link) -> None:
+        request.asked += 1
+        request.pool = pool.name
+        now = asyncio.get_running_loop().time()
+        request.retry_s = min(request.retry_s, self._opens_s(link, now, request))
+
+    def _opens_s(self, link: Link, now: float, request: _Request) -> float:
+        """Seconds until that replica would admit such a request."""
+        tokens = sum(map(len, request.ids)) or 1
+        misses_s = link.view.finish_s(now, tokens) - (request.due - request.started)
+        return max(link.view.opens_s(now), misses_s)
+
+    def _offer(self, request: _Request, pool: str, indices: Sequence[int], *, part: bool) -> Offer:
+        trial = request.wanted.trial
+        now = asyncio.get_running_loop().time()
+        return Offer(
+            number=0,
+            left_s=max(0.0, request.due - now - (0.0 if request.bulk else self._way_s)),
+            queries=[request.ids[index] for index in indices],
+            each_token=request.wanted.each_token,
+            bulk=request.bulk,
+            part=part,
+            again=request.pool == pool,
+            depth=trial.depths[pool] if trial is not None and trial.depths else None,
+            trial=trial is not None,
+        )
+
+    def _collect(self, request: _Request, part: _Part, found: list[Answered] | Refused, answers: _Answers) -> None:
+        """Raises ReplicaLost where the replica has let a part go that waited too long for the others."""
+        if isinstance(found, Refused):
+            raise ReplicaLost("a part of the request waited too long for the rest; please try again")
+        for index, answer in zip(part.indices, found, strict=True):
+            answers[index] = (part.pool, answer)
+        if not request.bulk:
+            assert self.config is not None
+            way_s = asyncio.get_running_loop().time() - part.placed.sent_at - max(a.stay_s for a in found)
+            if way_s < self._way_s:
+                way_s = self._way_s + _WAY_DOWN * (way_s - self._way_s)
+            self._way_s = min(max(way_s, 0.0), _LONGEST_WAY * self.config.slo_s)
+
+    # --- bulk ---------------------------------------------------------------------------------------------------------
+
+    async def _answer_bulk(self, request: _Request) -> _Answers:
+        """Let the queries in as the replicas have room for them, first come first served among bulk requests."""
+        assert self.config is not None
+        self._check_bulk(len(request.ids))
+        request.due = request.started + min(self.config.bulk.timeout_s, request.wanted.timeout_s or math.inf)
+        bulk = _Bulk(request, deque(range(len(request.ids))))
+        self._bulk.append(bulk)
+        try:
+            return await self._fill(bulk)
+        finally:
+            for part in bulk.parts:
+                part.link.call_off(part.placed)
+            self._bulk.remove(bulk)
+            self._look_again()
+
+    async def _fill(self, bulk: _Bulk) -> _Answers:
+        answers: _Answers = {}
+        tries = [0] * len(bulk.request.ids)
+        assert self.config is not None
+        while len(answers) < len(tries):
+            bulk.news.clear()
+            if bulk.missing and next(one for one in self._bulk if one.missing) is bulk:
+                self._spread(bulk, tries)
+            if bulk.missing and not bulk.parts and not self.can_answer:
+                raise self._unavailable()
+            try:
+                async with asyncio.timeout(_BULK_LOOK * self.config.slo_s if not bulk.parts else None):
+                    await bulk.news.wait()
+            except TimeoutError:
+                pass
+            self._take_answers(bulk, answers, tries)
+        return answers
+
+    def _spread(self, bulk: _Bulk, tries: list[int]) -> None:
+        """Offer each replica as much as it has room for; where nothing is anywhere, a query at least, for its word."""
+        for name, pool in self.pools.items():
+            for link in pool.live if pool.is_open else ():
+                indices: list[int] = []
+                room_s, size = link.view.bulk_room_s(by_count=pool.by_count), 0
+                while bulk.missing and size < CUT_BYTES:
+                    ids = bulk.request.ids[bulk.missing[0]]
+                    room_s -= link.view.model.alpha_s if pool.by_count else link.view.model.cost_s(len(ids))
+                    if room_s < 0 and (indices or bulk.parts):
+                        break
+                    size += ids.nbytes
+                    indices.append(bulk.missing.popleft())
+                if indices:
+                    for index in indices:
+                        tries[index] += 1
+                    placed = link.offer(self._offer(bulk.request, name, indices, part=True))
+                    assert placed.admitted is not None
+                    placed.admitted.add_done_callback(lambda _: bulk.news.set())
+                    placed.outcome.add_done_callback(lambda _: bulk.news.set())
+                    bulk.parts.append(_Part(link, name, placed, indices))
+        if not bulk.missing:
+            self._look_again()
+
+    def _take_answers(self, bulk: _Bulk, answers: _Answers, tries: list[int]) -> None:
+        """What is answered, and what is missing again: not admitted, or lost with its replica."""
+        for part in list(bulk.parts):
+            admitted = part.placed.admitted
+            if admitted is not None and admitted.done() and admitted.result() < len(part.indices):
+                for index in reversed(part.indices[admitted.result() :]):
+                    tries[index] -= 1
+                    bulk.missing.appendleft(index)
+                del part.indices[admitted.result() :]
+            if not part.placed.ended:
+                continue
+            bulk.parts.remove(part)
+            try:
+                found = part.placed.outcome.result()
+            except ReplicaLost:
+                if any(tries[index] >= _TRIES for index in part.indices):
+                    raise
+                bulk.missing.extendleft(reversed(part.indices))
+                continue
+            if not isinstance(found, Refused):
+                self._collect(bulk.request, part, found, answers)
+
+    def _look_again(self) -> None:
+        """There may be room for bulk requests."""
+        for bulk in self._bulk:
+            bulk.news.set()
+
+    # --- refuse -------------------------------------------------------------------------------------------------------
+
+    def _busy(self, request: _Request) -> WindveError:
+        assert self.config is not None
+        if not self.can_answer and request.wanted.trial is None:
+            return self._unavailable()
+        if request.asked and request.never == request.asked:
+            tokens = max(map(len, request.ids))
+            allowed_s = request.due - request.started
+            return DeadlineExceeded(
+                f"a query of {tokens} tokens takes longer than {allowed_s:g} s here, whatever else is served; allow "
+                "more time with the header x-request-timeout-ms, or send less"
+            )
+        self.refused += 1
+        known_s = request.retry_s if math.isfinite(request.retry_s) else self.config.slo_s
+        retry_after_s = max(_SHORTEST_RETRY_S, known_s + _RETRY_LATER * self.config.slo_s)
+        return Busy(
+            f"busy: what is admitted already leaves no room for {len(request.queries)} more within "
+            f"{request.due - request.started:g} s; come back in {retry_after_s:.2f} s",
+            retry_after_s=retry_after_s,
+        )
+
+    def _check_bulk(self, more: int) -> None:
+        """Raises Busy where too many bulk queries wait here already."""
+        assert self.config is not None
+        waiting = sum(len(bulk.missing) for bulk in self._bulk)
+        if waiting + more <= self.config.bulk.max_waiting:
+            return
+        self.refused += 1
+        queries_s = sum(pool.queries_s for pool in self.pools.values()) * self.config.bulk.share
+        raise Busy(
+            f"{waiting} bulk queries wait already (bulk.max_waiting: {self.config.bulk.max_waiting}); "
+            "please send fewer at once or come back later",
+            retry_after_s=max(self.config.slo_s, waiting / max(queries_s, 1e-6)),
+        )
+
+    def _unavailable(self) -> Unavailable:
+        return Unavailable("no pool can answer now: no live replica with an open queue; please try again later")
+
+    @property
+    def can_answer(self) -> bool:
+        return any(pool.is_open for pool in self.pools.values())
+
+    @property
+    def capacity(self) -> int:
+        """Queries of 75 tokens that may be in flight at once, all pools together."""
+        return int(self._capacity(75))
+
+    def _capacity(self, tokens: float) -> float:
+        assert self.config is not None
+        return sum(pool.capacity(tokens, self.config.slo_s) for pool in self.pools.values())
+
+    # --- trials and telling -------------------------------------------------------------------------------------------
+
+    def _enter_trial(self, trial: Trial) -> None:
+        """Raises Forbidden or InvalidInput."""
+        assert self.config is not None
+        trial.check(self.config.trial, self.topology.pools, time.time())
+        self._trial_at = asyncio.get_running_loop().time()
+
+    @property
+    def trial_seconds_ago(self) -> float | None:
+        """Since the last trial query here: a calibration runs. None: there was none."""
+        ago_s = asyncio.get_running_loop().time() - self._trial_at
+        return ago_s if math.isfinite(ago_s) else None
 
     async def tokenize(
         self, texts: Sequence[str], *, special_tokens: bool = True, prompt_name: str | None = None
@@ -281,272 +670,10 @@ class Router:
             f"no answer within the {timeout_s:g} s that the request allows; allow more, or send less"
         )
 
-    def _enter_trial(self, trial: Trial) -> None:
-        """Raises Forbidden or InvalidInput."""
-        assert self.config is not None
-        trial.check(self.config.trial, self.topology.pools, time.time())
-        loop = asyncio.get_running_loop()
-        self._trial_ends = loop.time() + _TRIAL_LEASE_S
-        if self._trial_depths is None:
-            loop.call_at(self._trial_ends, self._end_trial, context=contextvars.Context())
-        if trial.depths != self._trial_depths:
-            self._try_depths(trial.depths)
-
-    def _end_trial(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._trial_depths is not None and loop.time() < self._trial_ends:
-            loop.call_at(self._trial_ends, self._end_trial, context=contextvars.Context())
-        else:
-            self._try_depths(None)
-
-    def _try_depths(self, depths: Mapping[str, int] | None) -> None:
-        self._trial_depths = depths
-        self._queue.set_trial(depths)
-        for name, pool in self.pools.items():
-            pool.try_depth(None if depths is None else depths.get(name, 0))
-
-    async def _tokenise(self, queries: Sequence[Query], prompt: str, truncate: bool, side: Side) -> list[TokenIds]:
-        if sum(map(len, queries)) + len(prompt) * len(queries) <= _CHARACTERS_ON_LOOP:
-            return self._token_ids(queries, prompt, truncate, side)
-        return await asyncio.to_thread(self._token_ids, queries, prompt, truncate, side)
-
-    def _token_ids(self, queries: Sequence[Query], prompt: str, truncate: bool, side: Side) -> list[TokenIds]:
-        if prompt:
-            queries = [prompt + self._text(query, index) for index, query in enumerate(queries)]
-        if all(isinstance(query, str) for query in queries):
-            return self._tokenizer.encode(queries, truncate=truncate, side=side)  # type: ignore[arg-type]
-        if all(isinstance(query, Pair) for query in queries):
-            return self._tokenizer.encode_pairs(queries, truncate=truncate, side=side)  # type: ignore[arg-type]
-        return [self._ids_of(query, index, truncate, side) for index, query in enumerate(queries)]
-
-    def _ids_of(self, query: Query, index: int, truncate: bool, side: Side) -> TokenIds:
-        if isinstance(query, str):
-            return self._tokenizer.encode([query], truncate=truncate, side=side, first=index)[0]
-        if isinstance(query, Pair):
-            return self._tokenizer.encode_pairs([query], truncate=truncate, side=side, first=index)[0]
-        return self._tokenizer.check(query, index, truncate=truncate, side=side)
-
-    def _text(self, query: Query, index: int) -> str:
-        """A query that gets a prompt as text; token ids become the text that they stand for, as with TEI."""
-        if isinstance(query, str):
-            check_texts([query], index)
-            return query
-        assert not isinstance(query, Pair)  # kinds that read pairs have no prompts
-        return self._tokenizer.decode([query], skip_special_tokens=True)[0]
-
-    async def _embed_at_once(
-        self, token_ids: Sequence[TokenIds], trial: Trial | None, each_token: bool
-    ) -> list[Answer]:
-        """Admit all queries in one decision or none. Those whose replica died with them are admitted once more."""
-        answers: dict[int, Answer] = {}
-        left = list(range(len(token_ids)))
-        lost: ReplicaLost | None = None
-        for _ in range(_TRIES):
-            if lost is not None:
-                await asyncio.sleep(_NEWS_S)
-            permits = self._admit(len(left), trial)
-            if isinstance(permits, Short):  # never where this Router is alone
-                only = None if trial is None else trial.only
-                permits = await self._shortage.decide(len(left), trial=trial is not None, only=only)
-            if isinstance(permits, Full):
-                raise self._refusal(permits)
-            ran = await self._run([token_ids[i] for i in left], permits, each_token)
-            outcomes = dict(zip(left, ran, strict=True))
-            for i, outcome in outcomes.items():
-                if isinstance(outcome, Answer):
-                    answers[i] = outcome
-                elif isinstance(outcome, ReplicaLost):
-                    lost = outcome
-                else:
-                    raise outcome
-            left = [i for i in left if i not in answers]
-            if not left:
-                return [answers[i] for i in range(len(token_ids))]
-        assert lost is not None
-        raise lost
-
-    def _admit(self, queries: int, trial: Trial | None) -> list[Permit] | Full | Short:
-        return self._queue.admit(queries) if trial is None else self._queue.admit_trial(queries, trial.only)
-
-    def _may_ask(self, trial: Trial | None) -> bool:
-        """Other Routers may hold places that this one lacks, and not too many queries wait for these already."""
-        if trial is not None:
-            return self._queue.trial_has_more(trial.only)
-        return self._queue.has_more() and self._shortage.waiting < self._queue.capacity
-
-    async def _run(
-        self, token_ids: Sequence[TokenIds], permits: Sequence[Permit], each_token: bool
-    ) -> list[Answer | BaseException]:
-        """Hand admitted queries to their pools' batchers and wait for all; if the caller goes, so do they."""
-        jobs = self._submit(token_ids, permits, each_token)
-        try:
-            if len(jobs) == 1:  # the common case, without a gather
-                return [await jobs[0].answer]
-            return await asyncio.gather(*(job.answer for job in jobs), return_exceptions=True)
-        except WindveError as error:
-            return [error]
-        except asyncio.CancelledError:
-            self._leave(jobs)
-            raise
-
-    def _submit(self, token_ids: Sequence[TokenIds], permits: Sequence[Permit], each_token: bool) -> list[Job]:
-        """From here on each permit is its job's, and the batcher releases it."""
-        loop = asyncio.get_running_loop()
-        pairs = zip(token_ids, permits, strict=True)
-        jobs = [Job(ids, permit, loop.create_future(), each_token) for ids, permit in pairs]
-        for name, pool in self.pools.items():
-            mine = [job for job in jobs if job.permit.pool == name]
-            if mine:
-                pool.batcher.submit(mine)
-        return jobs
-
-    def _leave(self, jobs: Sequence[Job]) -> None:
-        """Nobody waits for these jobs any more."""
-        for job in jobs:
-            if not job.answer.cancel() and not job.answer.cancelled():
-                job.answer.exception()  # seen, so that asyncio does not complain
-        for name, pool in self.pools.items():
-            pool.batcher.leave([job for job in jobs if job.permit.pool == name])
-
-    async def _embed_bulk(self, token_ids: Sequence[TokenIds], each_token: bool) -> list[Answer]:
-        """Let the queries in as room comes free, after the single ones, first come first served among bulk."""
-        assert self.config is not None
-        if not self._queue.capacity:
-            raise self._unavailable()
-        waiting = sum(len(request.missing) for request in self._bulk)
-        if waiting + len(token_ids) > self.config.bulk.max_waiting:
-            self.refused += 1
-            share = self.config.bulk.share
-            raise Busy(
-                f"{waiting} bulk queries wait already (bulk.max_waiting: {self.config.bulk.max_waiting}); "
-                "please send fewer at once or come back later",
-                retry_after_s=self._retry_after_s(waiting + len(token_ids), share=share),
-            )
-        request = _BulkRequest(deque(range(len(token_ids))), asyncio.Event())
-        self._bulk.append(request)
-        try:
-            return await self._fill(request, token_ids, each_token)
-        finally:
-            self._leave(list(request.jobs))
-            self._leave_waiting_room(request)
-
-    async def _fill(self, request: _BulkRequest, token_ids: Sequence[TokenIds], each_token: bool) -> list[Answer]:
-        """Submit what gets permits, collect what is answered, take up again what a dead replica lost, until all is."""
-        answers: dict[int, Answer] = {}
-        tries = [0] * len(token_ids)
-        while len(answers) < len(token_ids):
-            request.news.clear()
-            if request.missing and self._bulk[0] is request:
-                permits = self._queue.admit_bulk(len(request.missing))
-                indices = [request.missing.popleft() for _ in permits]
-                jobs = self._submit([token_ids[i] for i in indices], permits, each_token)
-                for index, job in zip(indices, jobs, strict=True):
-                    tries[index] += 1
-                    request.jobs[job] = index
-                    job.answer.add_done_callback(lambda _: request.news.set())
-                if request.missing:
-                    self._ask_ahead(len(request.missing))
-                else:
-                    self._leave_waiting_room(request)
-            if self._collect(request, answers, tries):
-                await asyncio.sleep(_NEWS_S)
-            if request.missing and request not in self._bulk:
-                self._bulk.append(request)
-            elif len(answers) < len(token_ids):
-                await request.news.wait()
-        return [answers[index] for index in range(len(token_ids))]
-
-    @staticmethod
-    def _collect(request: _BulkRequest, answers: dict[int, Answer], tries: Sequence[int]) -> bool:
-        """Take what is answered. Returns whether a replica died with queries, which are then missing again."""
-        lost = False
-        for job in [job for job in request.jobs if job.answer.done()]:
-            index = request.jobs.pop(job)
-            failed = job.answer.exception()
-            if failed is None:
-                answers[index] = job.answer.result()
-            elif isinstance(failed, ReplicaLost) and tries[index] < _TRIES:
-                request.missing.append(index)
-                lost = True
-            else:
-                raise failed
-        return lost
-
-    def _leave_waiting_room(self, request: _BulkRequest) -> None:
-        if request in self._bulk:
-            self._bulk.remove(request)
-            self._on_release()
-
-    def _on_release(self) -> None:
-        """Room may have come free: the first bulk request looks again."""
-        if self._bulk:
-            self._bulk[0].news.set()
-        if self._shares:
-            self._shortage.serve()
-            for pool in self.pools.values():
-                pool.tenancy.released()
-
-    def _on_change(self) -> None:
-        """Replicas or places have come or gone."""
-        self._shares = any(pool.tenancy.holdings.shared for pool in self.pools.values())
-        self._on_release()
-
-    def _on_low(self, pool: str) -> None:
-        self.pools[pool].tenancy.ask_ahead()
-
-    def _ask_ahead(self, queries: int) -> None:
-        for pool in self.pools.values():
-            pool.tenancy.ask_ahead(queries)
-
-    def _refusal(self, full: Full) -> Busy | Unavailable:
-        if not self._queue.capacity:
-            return self._unavailable()
-        self.refused += 1
-        retry_after_s = self._retry_after_s(full.asked)
-        depths = " and ".join(f"{name} {self._queue.capacity_of(name)}" for name in self.pools)
-        return Busy(
-            f"busy: {full.asked} asked for, {full.free} places free of {depths}; come back in {retry_after_s:.2f} s",
-            retry_after_s=retry_after_s,
-        )
-
-    def _unavailable(self) -> Unavailable:
-        return Unavailable("no pool can answer now: no live replica with a queue depth above 0; please try again later")
-
-    def _retry_after_s(self, queries: int, *, share: float = 1.0) -> float:
-        return retry_after_s(queries, self._queue.free, [pool.load(share) for pool in self.pools.values()])
-
-    @property
-    def trial_depths(self) -> Mapping[str, int] | None:
-        """Trial depths in force here, or at another Router (by the last census)."""
-        if self._trial_depths is not None:
-            return self._trial_depths
-        tried = {
-            pool: told["trial_depth"]
-            for pool, census in self._census.items()
-            for told in census.values()
-            if told["trial_depth"] is not None
-        }
-        return tried or None
-
-    @property
-    def can_answer(self) -> bool:
-        return self._queue.capacity > 0
-
-    @property
-    def capacity(self) -> int:
-        """Queries that may be in flight at once, all pools together."""
-        return self._queue.capacity
-
-    async def take_census(self) -> None:
-        """Before `describe_pools`: what other Routers have in the pools. Costs nothing where there are none."""
-        pools = self.pools if self._shares else {}
-        told = await asyncio.gather(*(pool.census() for pool in pools.values()))
-        self._census = dict(zip(pools, told, strict=True))
-
-    def __del__(self) -> None:
-        """Called by Serve when it shuts this replica down, after the last answer: its places go back."""
-        for pool in self.pools.values():
-            pool.tenancy.leave()
+    async def hear_replicas(self) -> None:
+        """Before `describe_pools`: each replica's word as it is now."""
+        links = [link for pool in self.pools.values() for link in pool.live]
+        await asyncio.gather(*(link.ask_word() for link in links))
 
     async def check_health(self) -> None:
         """Called by Serve: a Router whose loop turns is healthy; pools have their own checks."""
@@ -561,36 +688,25 @@ class Router:
 
     def _describe(self, pool: Pool) -> dict[str, Any]:
         alpha_s, beta_s = pool.latency_model
-        counters = pool.batcher.counters
-        census = self._census.get(pool.name, {})
-        owners = {replica: {"places": told} for replica, told in census.items()}
-        routers = {name: word for told in census.values() for name, word in told["routers"].items()}
-        routers[self.replica] = {"in_flight": self._queue.in_flight(pool.name), "waiting": pool.batcher.waiting}
+        words = [link.view.word for link in pool.live if link.view.word is not None]
         return {
             "queue_depth": pool.config.queue_depth,
-            "live_replicas": len(pool.members),
+            "live_replicas": len(pool.live),
             "expected_replicas": self.topology.replicas[pool.name],
-            # of all Routers; the counters below are this one's
-            "in_flight": sum(router["in_flight"] for router in routers.values()),
-            "waiting": sum(router["waiting"] for router in routers.values()),
-            "routers": routers,
+            "in_flight": sum(word.in_flight for word in words),  # of all Routers
+            "waiting": sum(word.waiting for word in words),
             "latency_model": {
                 "alpha_s": round(alpha_s, 6),
                 "beta_s": round(beta_s, 6),
                 "source": "calibrated" if pool.calibrated else "measured at warm-up",
             },
-            "queries": counters.queries,
-            "batches": counters.batches,
-            "failed_batches": counters.failed_batches,
-            "largest_batch": counters.largest_batch,
-            "questions": pool.tenancy.asks,
-            "replicas": {
-                replica: {
-                    **member,
-                    **owners.get(replica, {}),
-                    "channel": f"port {member['channel']['port']}",
-                    "queries": counters.by_replica.get(replica, 0),
-                }
-                for replica, member in pool.members.items()  # the channel's secret stays here
-            },
+            "replicas": {link.view.replica: link.describe() for link in pool.live},
         }
+
+
+async def _settled(placed: Placed) -> list[Answered] | Refused | Exception:
+    """Its outcome, an error as a value."""
+    try:
+        return await placed.outcome
+    except WindveError as error:
+        return error

@@ -172,24 +172,39 @@ class Settings(_Strict):
         return _parse(cls, raw, "args")
 
 
-class PoolConfig(_Strict):
-    """Depth of a pool's queue, and the latency model `t = alpha*C + beta` (Eq. 12) that it came from, if calibrated."""
+class CostConfig(_Strict):
+    """Device seconds of a query of n tokens: `query_s + token_s * n + token2_s * n^2`."""
 
-    queue_depth: Depth
+    query_s: Annotated[float, Field(ge=0)]
+    token_s: Annotated[float, Field(ge=0)]
+    token2_s: Annotated[float, Field(ge=0)]
+
+
+class PoolConfig(_Strict):
+    """A pool's queue, and the latency model `t = alpha*C + beta` (Eq. 12) that serving starts from, if calibrated.
+
+    `queue_depth`: with `admission: depth` the most queries in flight for each live replica; with `finish` a bound on
+    the work of one run (so many queries of 75 tokens), none for no bound. 0 closes the pool.
+    """
+
+    queue_depth: Depth | None = None
     alpha_s: Annotated[float, Field(ge=0)] | None = None
     beta_s: Annotated[float, Field(ge=0)] | None = None
+    cost: CostConfig | None = None  # by tokens; without it, in proportion to them
 
     @model_validator(mode="after")
     def _both_or_neither(self) -> Self:
         if (self.alpha_s is None) != (self.beta_s is None):
             raise ValueError("alpha_s and beta_s belong together: give both or neither")
+        if self.cost is not None and self.alpha_s is None:
+            raise ValueError("cost needs alpha_s and beta_s beside it")
         return self
 
 
 class BulkConfig(_Strict):
-    """Requests with more queries than all depths together, or marked `x-windve-priority: bulk`."""
+    """Requests with more queries than fit at once, or marked `x-windve-priority: bulk`."""
 
-    share: Share = 0.5  # of each pool's depth; the rest stays free for single queries
+    share: Share = 0.5  # of the SLO, or of each depth, that they may take of a run; the rest is for single queries
     max_waiting: PositiveInt = 20_000  # queries; past that a bulk request is answered busy
     timeout_s: Seconds = 600.0  # in place of request_timeout_s: a thousand texts take their time on a slow device
 
@@ -204,6 +219,7 @@ class CalibrationRecord(_Strict):
     tokens: PositiveInt  # of each query
     quantile: Share  # of a burst's latencies that meets the SLO; 1: the slowest
     r2: dict[str, float]  # of each pool's fit
+    proved: list[str] = []  # what was in time at the SLO: bursts, stream, mixed lengths
     verified: str  # what was admitted in the last run, and how much of it in time
     heterogeneous: str | None = None  # why the CPU does not help, where it does not
 
@@ -219,6 +235,7 @@ class RouterConfig(_Strict):
     """The Router's `user_config`: what calibration writes and an operator turns, live."""
 
     slo_s: Seconds
+    admission: Literal["finish", "depth"] = "finish"  # by predicted finish, or by a count (the paper's Algorithm 1)
     request_timeout_s: Seconds = 60.0
     accelerator: PoolConfig | None = None
     cpu: PoolConfig | None = None
@@ -226,23 +243,23 @@ class RouterConfig(_Strict):
     calibration: CalibrationRecord | None = None
     trial: TrialPass | None = None
 
-    def pool(self, name: str) -> PoolConfig | None:
+    def pool(self, name: str) -> PoolConfig:
         pools: dict[str, PoolConfig | None] = {"accelerator": self.accelerator, "cpu": self.cpu}
-        return pools[name]
+        return pools[name] or PoolConfig()
 
     @classmethod
     def parse(cls, raw: Any, pools: tuple[str, ...] = ()) -> RouterConfig:
         """A `user_config` as typed settings, checked against the pools that exist.
 
-        Raises SettingsError that names the key: unknown ones, impossible depths, a pool without a depth.
+        Raises SettingsError that names the key: unknown ones, impossible depths, a pool without the depth it needs.
         """
         config = _parse(cls, raw, "user_config")
         for name in pools:
-            if config.pool(name) is None:
+            if config.admission == "depth" and config.pool(name).queue_depth is None:
                 raise SettingsError(
-                    f"user_config.{name}.queue_depth", f"missing, but the application has a pool named {name}"
+                    f"user_config.{name}.queue_depth", f"missing: admission by depth needs one for the {name} pool"
                 )
-        if pools and not any(config.pool(name).queue_depth for name in pools):  # type: ignore[union-attr]
+        if pools and not any(config.pool(name).queue_depth != 0 for name in pools):
             keys = " and ".join(f"user_config.{name}.queue_depth" for name in pools)
             raise SettingsError(keys, "0 closes a pool, and this leaves none that could answer")
         return config

@@ -33,6 +33,7 @@ class Trial:
     secret: str
     depths: Mapping[str, int]
     only: str | None = None
+    finish_s: float | None = None
 
     @classmethod
     def parse(cls, header: str) -> Trial:

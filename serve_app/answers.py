@@ -85,7 +85,8 @@ def describe(router: Router) -> dict[str, Any]:
             "busy_answers": router.refused,
             "config_problem": router.config_problem,
             "calibration": config.calibration.model_dump() if config and config.calibration else None,
-            "trial_depths": router.trial_depths,
+            "admission": config.admission if config else None,
+            "trial_seconds_ago": router.trial_seconds_ago,
             "pools": pools,
         },
     }

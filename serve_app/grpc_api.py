@@ -18,7 +18,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.errors import BodyTooLarge, Busy, EmptyInput, InvalidInput, Unavailable, WindveError
-from deployments.router import Embedded, Router
+from deployments.router import Embedded, Router, Wanted
 from deployments.tokenizer import Side, Token
 from serve_app.answers import describe, shape_vectors
 from serve_app.api_keys import ApiKeys
@@ -105,7 +105,7 @@ class GrpcApi:
 
     @_unary
     async def Info(self, request: InfoRequest, grpc_context: RayServegRPCContext) -> InfoResponse:
-        await self._router.take_census()
+        await self._router.hear_replicas()
         return info_response(describe(self._router))
 
     @_unary
@@ -151,13 +151,10 @@ class GrpcApi:
                 f"truncation_direction must be 0 (right) or 1 (left), not {request.truncation_direction}"
             )
         check_dimensions(_given(request, "dimensions"), self._router.card.dimension)
-        return await self._router.embed(
-            [_text(request.inputs)],
-            truncate=request.truncate,
-            truncation_direction=side,
-            prompt_name=_given(request, "prompt_name"),
-            **asked,
+        wanted = Wanted(
+            truncate=request.truncate, truncation_direction=side, prompt_name=_given(request, "prompt_name"), **asked
         )
+        return await self._router.embed([_text(request.inputs)], wanted)
 
     async def _tokenize(self, request: EncodeRequest) -> EncodeResponse:
         (tokens,) = await self._router.tokenize(

@@ -18,7 +18,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.errors import BodyTooLarge, InvalidInput, Unavailable, UnknownModel, WindveError, WrongKind
-from deployments.router import Embedded, Router
+from deployments.router import Embedded, Router, Wanted
 from deployments.settings import Kind
 from deployments.sparse import unpack
 from serve_app import openapi
@@ -265,8 +265,7 @@ class HttpApi:
     async def _embed(
         self, asked: EncodeRequest, request: Request, *, each_token: bool = False, **kinds: Any
     ) -> Embedded:
-        return await self._router.embed(
-            asked.queries,
+        wanted = Wanted(
             truncate=asked.truncate,
             truncation_direction=asked.truncation_direction,
             prompt_name=asked.prompt_name,
@@ -274,6 +273,7 @@ class HttpApi:
             **kinds,
             **admission(request.headers),
         )
+        return await self._router.embed(asked.queries, wanted)
 
     async def openai_models(self, _: Request) -> Answer:
         return _json({"object": "list", "data": [self._model()]})
@@ -288,12 +288,12 @@ class HttpApi:
         return {"id": self._rules.model, "object": "model", "created": created, "owned_by": "windve"}
 
     async def info(self, _: Request) -> Answer:
-        await self._router.take_census()
+        await self._router.hear_replicas()
         return _json(describe(self._router))
 
     async def health(self, _: Request) -> Answer:
         if not self._router.can_answer:
-            raise Unavailable("no pool can answer now: no live replica with a queue depth above 0")
+            raise Unavailable("no pool can answer now: no live replica with an open queue")
         return [], b""
 
     async def ping(self, _: Request) -> Answer:

@@ -366,7 +366,7 @@ def _show_application(console: Console, address: str, api_key: str | None) -> st
         table.add_row(
             name,
             str(pool["live_replicas"]),
-            str(pool["queue_depth"]),
+            "-" if pool["queue_depth"] is None else str(pool["queue_depth"]),
             str(member.get("device")),
             str(member.get("dtype")),
             ",".join(map(str, member.get("cores", []))),

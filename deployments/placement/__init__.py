@@ -1,0 +1,1 @@
+"""Which replica a query goes to. Pure."""

@@ -1,0 +1,84 @@
+"""What a Router knows of a replica: its last word, and what was sent since. Pure: the time is an argument."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from deployments.queueing.cost_model import CostModel
+from deployments.queueing.schedule import Word
+
+FREE = CostModel(0.0, 0.0, 0.0, 0.0)  # until the replica's first word
+_SILENT_S = 1.0  # past a deadline without a word: the replica may have stopped
+
+
+@dataclass(slots=True, eq=False)
+class View:
+    """One replica's. `rank`: who is preferred among replicas that would finish at the same time."""
+
+    replica: str
+    rank: tuple[bool, int]
+    word: Word | None = None
+    model: CostModel = FREE
+    heard_at: float = 0.0
+    _unseen: deque[tuple[int, int, float]] = field(default_factory=deque)  # (frame, queries, cost) that its last word
+    _unseen_s: float = 0.0  # does not know of
+
+    def hear(self, now: float, word: Word, seen: int) -> None:
+        """A report came, made after `seen` frames of this Router."""
+        self.word, self.heard_at = word, now
+        self.model = CostModel(*word.model)
+        while self._unseen and self._unseen[0][0] <= seen:
+            self._unseen.popleft()
+        self._unseen_s = sum(cost_s for _, _, cost_s in self._unseen)
+
+    def sent(self, frame: int, queries: int, cost_s: float) -> None:
+        """So many queries, so much work, went there in that frame."""
+        self._unseen.append((frame, queries, cost_s))
+        self._unseen_s += cost_s
+
+    def forget(self) -> None:
+        """The connection broke."""
+        self.word = None
+        self._unseen.clear()
+        self._unseen_s = 0.0
+
+    def finish_s(self, now: float, tokens: int) -> float:
+        """Seconds until a query of so many tokens would be answered there, if it went now."""
+        word = self.word
+        if word is None:
+            return math.inf
+        mine_s = self.model.beta_s + self._unseen_s + self.model.cost_s(tokens)
+        return max(0.0, self.heard_at + word.free_s - now) + word.factor * mine_s
+
+    def opens_s(self, now: float) -> float:
+        """Seconds until it admits again, by its last word; 0: now."""
+        return 0.0 if self.word is None else max(0.0, self.heard_at + self.word.opens_s - now)
+
+    def room_queries(self, now: float, tokens: float, slo_s: float) -> float:
+        """About how many queries of so many tokens would be admitted now."""
+        if self.word is None or math.isinf(self.word.opens_s):
+            return 0.0
+        factor = self.word.factor
+        left_s = (
+            slo_s - max(0.0, self.heard_at + self.word.free_s - now) - factor * (self.model.beta_s + self._unseen_s)
+        )
+        return max(0.0, left_s) / max(1e-9, factor * self.model.cost_s(round(tokens)))
+
+    def most_queries(self, tokens: float, slo_s: float, depth: int | None) -> float:
+        """Queries of so many tokens that fit into one run on the idle device."""
+        cost_s = max(1e-9, self.model.cost_s(round(tokens)))
+        work_s = max(0.0, slo_s - self.model.beta_s)
+        return min(work_s, math.inf if depth is None else depth * self.model.alpha_s) / cost_s
+
+    def bulk_room_s(self, *, by_count: bool) -> float:
+        """Planned device seconds of bulk queries that it has room for, by its last word and what was sent since."""
+        if self.word is None:
+            return 0.0
+        unseen_s = sum(count for _, count, _ in self._unseen) * self.model.alpha_s if by_count else self._unseen_s
+        return self.word.bulk_s - unseen_s
+
+    def is_silent(self, now: float, oldest_due: float | None) -> bool:
+        """Something there is past its deadline, and nothing has been heard since: it may have stopped."""
+        return oldest_due is not None and now > oldest_due + _SILENT_S and now > self.heard_at + _SILENT_S

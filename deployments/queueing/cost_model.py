@@ -1,0 +1,73 @@
+"""What a query costs a device, in device seconds by its tokens, and what a run of several takes. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+QUERY_TOKENS = 75  # of the paper's query, for which alpha stands
+
+Run = tuple[Sequence[int], float]  # tokens of each query of a run, and the seconds that it took
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """A query of n tokens costs `query_s + token_s * n + token2_s * n^2` device seconds; a run takes `beta_s` and the
+    sum of its queries' costs. All are seconds, none negative.
+
+    It is Eq. 12 of WindVE with queries of any length: alpha is the cost of 75 tokens.
+    """
+
+    query_s: float
+    token_s: float
+    token2_s: float
+    beta_s: float
+
+    def cost_s(self, tokens: int) -> float:
+        """Device seconds of one query."""
+        return self.query_s + (self.token_s + self.token2_s * tokens) * tokens
+
+    @property
+    def alpha_s(self) -> float:
+        return self.cost_s(QUERY_TOKENS)
+
+    def depth(self, slo_s: float) -> int | None:
+        """Eq. 7-10: the most queries of 75 tokens in a run that takes at most `slo_s`; None where they cost nothing."""
+        alpha_s = self.alpha_s
+        return max(0, int((slo_s - self.beta_s) / alpha_s + 1e-9)) if alpha_s > 0 else None
+
+    @classmethod
+    def of_curve(cls, alpha_s: float, beta_s: float) -> CostModel:
+        """Eq. 12 alone: the cost grows with the tokens, and is `alpha_s` at 75."""
+        return cls(0.0, alpha_s / QUERY_TOKENS, 0.0, beta_s)
+
+    @classmethod
+    def fit(cls, runs: Sequence[Run]) -> CostModel:
+        """Non-negative least squares over measured runs, each weighted by its own time: a tenth off is as bad for a
+        short run as for a long one. Raises ValueError for no runs.
+        """
+        if not runs:
+            raise ValueError("a cost model needs at least one run")
+        lengths = [np.asarray(tokens, np.float64) for tokens, _ in runs]
+        seconds = np.array([max(took_s, 1e-9) for _, took_s in runs])
+        columns = np.array([[len(one), one.sum(), np.square(one).sum(), 1.0] for one in lengths]) / seconds[:, None]
+        return cls(*_non_negative(columns, np.ones(len(runs))).tolist())
+
+
+def _non_negative(columns: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Least squares with no coefficient below 0: the best of all choices of those that may differ from 0."""
+    scale = np.abs(columns).max(axis=0)
+    columns = columns / scale
+    best, least = np.zeros(columns.shape[1]), float("inf")
+    for count in range(1, columns.shape[1] + 1):
+        for chosen in map(list, itertools.combinations(range(columns.shape[1]), count)):
+            found, *_ = np.linalg.lstsq(columns[:, chosen], wanted, rcond=None)
+            error = float(np.square(columns[:, chosen] @ found - wanted).sum())
+            if (found >= 0).all() and error < least * (1 - 1e-9):
+                best, least = np.zeros(columns.shape[1]), error
+                best[chosen] = found
+    return np.asarray(best / scale, np.float64)

@@ -1,0 +1,65 @@
+"""Long queries are not starved by short ones. Pure.
+
+Under overload what little room there is fits a short query long before it fits a long one, so that without a rule
+nearly every long query is refused. Here admission keeps room for a long query free whenever long ones have been refused
+more than `RATIO` times as often as short ones of late.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+RATIO = 2.5  # a device refuses long queries at most so many times as often as short ones
+_LONG, _SHORT = 2.0, 1.0  # of the mean cost: more is long, less is short
+_MEMORY_S = 10.0  # how long a refusal is remembered
+_FEW = 3.0  # offers of a kind that must be remembered before it has a say
+
+
+@dataclass(slots=True)
+class _Kind:
+    offered: float = 0.0
+    refused: float = 0.0
+
+    @property
+    def share(self) -> float:
+        return self.refused / self.offered if self.offered >= _FEW else 0.0
+
+    def fade(self, share: float) -> None:
+        self.offered *= share
+        self.refused *= share
+
+
+@dataclass(slots=True)
+class Fairness:
+    """Remembers what was offered and refused, by cost. `mean_s`: the mean cost of an offered query."""
+
+    mean_s: float
+    long_s: float = 0.0  # mean cost of the long ones
+    _long: _Kind = None  # type: ignore[assignment]
+    _short: _Kind = None  # type: ignore[assignment]
+    _at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._long, self._short = _Kind(), _Kind()
+
+    @property
+    def reserve_s(self) -> float:
+        """The room that admission must find for any query, as though it were a long one; 0 while the ratio holds."""
+        long, short = self._long.share, self._short.share
+        return self.long_s if long > RATIO * short and self._long.refused >= 1 else 0.0
+
+    def offered(self, now: float, cost_s: float, *, refused: bool) -> None:
+        """One query was admitted or refused for want of room."""
+        self.mean_s += 0.02 * (cost_s - self.mean_s)
+        fade = math.exp(-max(0.0, now - self._at) / _MEMORY_S)
+        self._at = now
+        self._long.fade(fade)
+        self._short.fade(fade)
+        kind = self._long if cost_s > _LONG * self.mean_s else self._short if cost_s < _SHORT * self.mean_s else None
+        if kind is None:
+            return
+        kind.offered += 1
+        kind.refused += refused
+        if kind is self._long:
+            self.long_s = self.long_s + 0.1 * (cost_s - self.long_s) if self.long_s else cost_s

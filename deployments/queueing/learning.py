@@ -1,0 +1,66 @@
+"""What a device teaches while it serves: how slow it is now, and how far predictions miss. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+_UP_AT_MOST = 1.5  # times as slow by one observation: an outlier is not the rule, a slow device is known after two
+_DOWN_SHARE = 0.15  # of the way down by one observation: a device that was slow once may be so again
+_SLOWEST, _QUICKEST = 50.0, 0.02
+_QUANTILE = 0.995
+_KEPT, _FEW = 2000, 200  # errors that the quantile is taken of; fewer are no proof
+_LEAST_MARGIN = 0.02
+_WIDE_MARGIN = {True: 0.05, False: 0.10}  # while there are few errors: calibrated or not
+_LARGEST_MARGIN = 0.3
+_CHANGED = 1.1  # times the factor before: not noise, the device is slower
+
+
+@dataclass(slots=True)
+class Learning:
+    """`factor`: actual over planned seconds of the latest work. `margin`: what is added to a prediction, as a share.
+
+    The factor goes up at once and down slowly: a mean over runs would leave many late when a device slows down. The
+    margin is the 99.5 % quantile of the relative errors of predictions at admission, not less than 2 %.
+    """
+
+    calibrated: bool = False
+    factor: float = 1.0
+    margin: float = _WIDE_MARGIN[False]
+    errors: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _planned_s: float = 0.0
+    _actual_s: float = 0.0
+    _new_errors: int = 0
+
+    def __post_init__(self) -> None:
+        self.margin = _WIDE_MARGIN[self.calibrated]
+
+    def worked(self, planned_s: float, actual_s: float, *, least_s: float) -> None:
+        """Work that was planned as `planned_s` took `actual_s`. Short pieces are summed up until `least_s` is planned:
+        a hiccup of milliseconds says nothing.
+        """
+        self._planned_s += planned_s
+        self._actual_s += actual_s
+        if self._planned_s < least_s or self._planned_s <= 0:
+            return
+        ratio = self._actual_s / self._planned_s
+        self._planned_s = self._actual_s = 0.0
+        if ratio > self.factor:
+            self.factor = min(ratio, _UP_AT_MOST * self.factor, _SLOWEST)
+        else:
+            self.factor = max(self.factor + _DOWN_SHARE * (ratio - self.factor), _QUICKEST)
+
+    def answered(self, predicted_s: float, actual_s: float, factor: float) -> None:
+        """A query was answered after `actual_s`; at admission `predicted_s` had been predicted, by that `factor`. A
+        device that has slowed down since is the factor's business: it would widen the margin for long.
+        """
+        changed = self.factor / factor
+        self.errors.append(actual_s / (predicted_s * (changed if changed > _CHANGED else 1.0)) - 1)
+        self._new_errors += 1
+        if self._new_errors >= max(16, len(self.errors) // 20):
+            self._new_errors = 0
+            worst = float(np.quantile(self.errors, _QUANTILE))
+            least = _LEAST_MARGIN if len(self.errors) >= _FEW else _WIDE_MARGIN[self.calibrated]
+            self.margin = min(max(worst, least), _LARGEST_MARGIN)

@@ -1,0 +1,466 @@
+"""The queue of one device: admits by predicted finish, or by a count, and says what runs next.
+
+Pure: no ray, no torch, no clock, no loop; the time is an argument. One `Schedule` belongs to one replica, and every
+method is called from one thread.
+
+What waits is of two classes. `prompt` queries have a deadline of at most twice the SLO and wait in the order of their
+deadlines. `patient` ones, bulk or with a later deadline, wait behind them: a run that they lengthen takes at most
+`bulk_share` of the SLO, so that prompt queries find room behind it, and of any run a fifth of that share is theirs.
+
+Notation, in planned device seconds: `work` is what the next run holds (all prompt queries and the patient ones that it
+takes), c a query's cost, L the time that the running run still needs, f and m the learned factor and margin.
+
+    answers pass by pass    L + f (beta + work + c + pass) <= left / (1 + m)       and the next run fits into the SLO
+    answers at the end      L + f (beta + work + c) <= left of the earliest deadline in the next run / (1 + m), and who
+                            opens the next run while one runs, only if L <= (left / (1 + m) - f beta) / (1 + f rho)
+    patient                 L + ceil(patient work / their share of any run) * SLO <= left / (1 + m)
+    depth (Algorithm 1)     queries waiting and running < depth
+
+Pass by pass nobody else's deadline needs a look: those with earlier ones are not moved, those with later ones still end
+by this one's. `rho` is the device seconds of work that arrive in a second; without that term one early query makes the
+next run short. `shared/sim`-like studies of both are in docs/scaling.md.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
+
+from deployments.queueing.cost_model import CostModel
+from deployments.queueing.fairness import Fairness
+from deployments.queueing.learning import Learning
+from deployments.queueing.pacing import Pacing
+
+PATIENT = 2.0  # SLOs: who allows more than so many waits behind the others
+_RHO_S = 3.0  # over which the arrival of work is averaged
+_OVERDUE_SHARE = 0.25  # of what a run is late by: how long it is thought to need still
+_TELLING = 0.25  # of the SLO: an error of a shorter prediction says nothing about lateness
+_SURE_SHARE = 0.2  # of `bulk_share`: of any run, however many prompt queries wait
+_UNIT_SHARE = 0.05  # of the SLO: the least work that the factor is learned from
+_NEVER = math.inf
+
+_by_deadline = attrgetter("due")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The promise and the rule in force. `depth`: of the queue with `admission: depth`; with `finish` a bound on the
+    work of one run (depth * alpha), None for no bound. 0 closes the queue.
+    """
+
+    slo_s: float
+    admission: Literal["finish", "depth"] = "finish"
+    depth: int | None = None
+    bulk_share: float = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class Query:
+    """One query that is offered. `item` is the caller's own. `due` is its deadline, by the schedule's clock, in s."""
+
+    tokens: int
+    due: float
+    patient: bool = False
+    bulk: bool = False
+    item: Any = None
+    cost_s: float = 0.0
+    held: bool = False  # admitted, and not to run before the rest of its request is admitted elsewhere
+    admitted_at: float = 0.0
+    predicted_s: float = 0.0  # from admission to the end of all work that waited then,
+    ahead_s: float = 0.0  # which was so much, in planned seconds,
+    slow: float = 1.0  # by this factor
+
+
+class Word(NamedTuple):
+    """What a replica says of itself: seconds from now, and counts. `opens_s`: until a query of the mean cost would be
+    admitted (0: now, inf: closed); `free_s`: until all that it holds is done; `bulk_s`: planned device seconds of
+    room for bulk queries; the model is the one in force, without the learned factor and margin.
+    """
+
+    opens_s: float
+    free_s: float
+    bulk_s: float
+    in_flight: int
+    waiting: int
+    most: int  # in flight at once, since the start
+    model: Sequence[float]  # query_s, token_s, token2_s, beta_s
+    factor: float
+    margin: float
+    refusals: Sequence[int]  # full, never, closed
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Queries refused since the start, by reason."""
+
+    full: int = 0  # no room before their deadlines
+    never: int = 0  # it would not end in time on an idle device either
+    closed: int = 0
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class Schedule:
+    """`pass_tokens`: how many tokens leave together; 0: the answers of a run come at its end."""
+
+    model: CostModel
+    policy: Policy
+    pass_tokens: int = 0
+    learning: Learning = field(default_factory=Learning)
+    refusals: Refusals = field(default_factory=Refusals)
+    running: int = 0
+    most: int = 0  # in flight at once, since the start
+    _fairness: Fairness = field(init=False)
+    _pacing: Pacing = field(init=False)
+    _prompt: list[Query] = field(default_factory=list)
+    _patient: list[Query] = field(default_factory=list)
+    _prompt_s: float = 0.0
+    _patient_s: float = 0.0
+    _bulk_running: int = 0
+    _rho: float = 0.0
+    _rho_at: float = 0.0
+    _first: float = 0.0  # arrival of the first of what waits for an idle device
+    _last: float = 0.0
+    _busy: bool = False
+    _began: float = 0.0
+    _since: float = 0.0  # the last sign of progress
+    planned_s: float = 0.0  # of the running run, or of the last
+    _done_s: float = 0.0
+    _errors: list[tuple[float, float, float]] = field(default_factory=list)  # of the running run: (predicted, actual,
+    # factor at admission)
+
+    def __post_init__(self) -> None:
+        self._fairness = Fairness(self.model.alpha_s)
+        self._pacing = Pacing.of_beta(self.model.beta_s)
+
+    # --- what is in force ---------------------------------------------------------------------------------------------
+
+    def configure(self, policy: Policy, model: CostModel, *, calibrated: bool) -> None:
+        """Take over another promise, rule or model, in place. What waits stays, by the costs it was admitted by."""
+        self.policy = policy
+        if model != self.model:
+            self.model = model
+            self._fairness = Fairness(model.alpha_s)
+            self.learning = Learning(calibrated)
+        self._pacing = Pacing.of_beta(model.beta_s)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._prompt) + len(self._patient)
+
+    @property
+    def in_flight(self) -> int:
+        return self.waiting + self.running
+
+    @property
+    def _pass_s(self) -> float:
+        return self.model.alpha_s * self.pass_tokens / 75
+
+    def _run_s(self, slo_s: float) -> float:
+        """Planned seconds of work that one run may hold: it ends within `slo_s` of its start."""
+        allowed_s = slo_s / (1 + self.learning.margin) / self.learning.factor - self.model.beta_s
+        if self.policy.depth is not None:
+            allowed_s = min(allowed_s, self.policy.depth * self.model.alpha_s)
+        return max(0.0, allowed_s)
+
+    @property
+    def _patient_run_s(self) -> float:
+        """Planned seconds that patient queries have in any run."""
+        return _SURE_SHARE * self.policy.bulk_share * self._run_s(self.policy.slo_s)
+
+    @property
+    def _patient_next_s(self) -> float:
+        """Of those that wait, what the next run holds at least: their share, or a larger one alone."""
+        return min(self._patient_s, max(self._patient_run_s, self._patient[0].cost_s)) if self._patient else 0.0
+
+    # --- admission ----------------------------------------------------------------------------------------------------
+
+    def offer(
+        self,
+        now: float,
+        queries: Sequence[Query],
+        *,
+        part: bool = False,
+        again: bool = False,
+        depth: int | None = None,
+        slo_s: float | None = None,
+    ) -> int:
+        """Admit these queries of one request, which have one deadline: all or none; where `part`, as many of the first
+        as there is room for. Returns how many were admitted.
+
+        `again`: another replica has counted them already. A calibration's trial is admitted by the count `depth`
+        instead, or as though the SLO were `slo_s`.
+        """
+        for query in queries:
+            query.cost_s = self.model.cost_s(query.tokens)
+        total_s = sum(query.cost_s for query in queries)
+        patient = queries[0].patient
+        if not (again or patient):
+            self.arrives(now, total_s)
+        if depth is not None or self.policy.admission == "depth":
+            taken = min(len(queries), self._free(depth, bulk=queries[0].bulk))
+        elif self.policy.depth == 0:
+            taken = 0
+        else:
+            room_s = self._patient_room_s(now, queries[0]) if patient else self.room_s(now, queries[0].due - now, slo_s)
+            taken = self._fitting(queries, total_s, room_s, patient=patient)
+        if taken < len(queries) and not part:
+            taken = 0
+        if depth is None and not patient:
+            self._fairness.offered(now, total_s / len(queries), refused=taken < len(queries))
+        if taken:
+            self._admit(now, queries[:taken])
+        if taken < len(queries):
+            self._count_refused(len(queries) - taken, queries[taken], now)
+        return taken
+
+    def arrives(self, now: float, work_s: float) -> None:
+        """So much work asks for this device; what a Router has refused by itself, too."""
+        self._rho = self._rho * math.exp(-max(0.0, now - self._rho_at) / _RHO_S) + work_s / _RHO_S
+        self._rho_at = now
+
+    def room_s(self, now: float, left_s: float, slo_s: float | None = None) -> float:
+        """Planned device seconds of work that is admitted now for a prompt query with `left_s` to its deadline."""
+        f, beta_s = self._slow(now), self.model.beta_s
+        left_s /= 1 + self.learning.margin
+        work_s = self._prompt_s + self._patient_next_s
+        until_s = self._until_free(now, f)
+        room_s = self._run_s(slo_s or self.policy.slo_s) - work_s
+        if self.pass_tokens:  # patient ones are behind it in the run
+            return min(room_s, (left_s - until_s) / f - beta_s - self._prompt_s - self._pass_s)
+        if self._busy and not self._prompt and until_s > (left_s - f * beta_s) / (1 + f * self._rho):
+            return 0.0
+        for line in (self._prompt, self._patient[:1]):
+            if line:
+                left_s = min(left_s, (line[0].due - now) / (1 + self.learning.margin))
+        return min(room_s, (left_s - until_s) / f - beta_s - work_s)
+
+    def _fitting(self, queries: Sequence[Query], total_s: float, room_s: float, *, patient: bool) -> int:
+        if not patient and max(q.cost_s for q in queries) < self._fairness.reserve_s > room_s:
+            return 0  # kept for a long query
+        if total_s <= room_s:
+            return len(queries)
+        taken = 0
+        for query in queries:
+            room_s -= query.cost_s
+            if room_s < 0:
+                break
+            taken += 1
+        return taken
+
+    def _patient_room_s(self, now: float, query: Query) -> float:
+        f = self._slow(now)
+        left_s = (query.due - now) / (1 + self.learning.margin)
+        until_s = self._until_free(now, f)
+        runs = math.floor(max(0.0, (left_s - until_s) / self.policy.slo_s))
+        room_s = runs * self._patient_run_s - self._patient_s
+        if query.bulk:  # no more than the next run may take: the rest waits at the Router, for whichever device is free
+            room_s = min(room_s, self._bulk_most_s - self._patient_s)
+        if not self._patient and f * (self.model.beta_s + self._prompt_s + query.cost_s) + until_s <= left_s:
+            room_s = max(room_s, query.cost_s)  # one that is larger than the share is let through by itself
+        return room_s
+
+    @property
+    def _bulk_most_s(self) -> float:
+        slo_s = self.policy.bulk_share * self.policy.slo_s / (1 + self.learning.margin)
+        return max(self._patient_run_s, slo_s / self.learning.factor - self.model.beta_s, self.model.alpha_s)
+
+    def _free(self, depth: int | None, *, bulk: bool) -> int:
+        """Places by Algorithm 1."""
+        limit = depth if depth is not None else self.policy.depth or 0
+        free = limit - self.in_flight
+        if bulk and limit:
+            held = self._bulk_running + sum(query.bulk for query in self._patient)
+            free = min(free, max(1, int(limit * self.policy.bulk_share)) - held)
+        return max(0, free)
+
+    def _admit(self, now: float, queries: Sequence[Query]) -> None:
+        if not self._busy and not self.waiting:
+            self._first = now
+        self._last = now
+        f = self._slow(now)
+        for query in queries:
+            query.admitted_at = now
+            if query.patient:
+                insort(self._patient, query, key=_by_deadline)
+                self._patient_s += query.cost_s
+            else:
+                insort(self._prompt, query, key=_by_deadline)
+                self._prompt_s += query.cost_s
+        self.most = max(self.most, self.in_flight)
+        work_s = self._prompt_s + self._patient_next_s
+        predicted_s = self._until_free(now, f) + f * (self.model.beta_s + work_s)
+        for query in queries:
+            query.predicted_s, query.ahead_s, query.slow = predicted_s, work_s, f
+
+    def _count_refused(self, count: int, query: Query, now: float) -> None:
+        if self.policy.depth == 0:
+            self.refusals.closed += count
+        elif self.never(query.cost_s, query.due - now):
+            self.refusals.never += count
+        else:
+            self.refusals.full += count
+
+    def never(self, cost_s: float, left_s: float) -> bool:
+        """A query of that cost does not end within `left_s` on an idle device either (Eq. 11)."""
+        finish = self.policy.admission == "finish"
+        return finish and self.learning.factor * (self.model.beta_s + cost_s) > min(left_s, self._longest_s)
+
+    @property
+    def _longest_s(self) -> float:
+        return _NEVER if self.policy.depth is None else self.policy.slo_s
+
+    # --- what runs ----------------------------------------------------------------------------------------------------
+
+    def start_in_s(self, now: float) -> float | None:
+        """Seconds until the next run should start; None where none can: one runs, or nothing waits that may."""
+        ready = [query for query in (*self._prompt, *self._patient) if not query.held] if not self._busy else []
+        if not ready:
+            return None
+        if self._nobody_can_join(now):
+            return 0.0
+        return max(0.0, self._pacing.start_at(len(ready), first=self._first, last=self._last) - now)
+
+    def _nobody_can_join(self, now: float) -> bool:
+        if self.policy.admission == "depth":
+            return not self._free(None, bulk=False)
+        return self.room_s(now, self.policy.slo_s) < self._fairness.mean_s
+
+    def start(self, now: float) -> list[Query]:
+        """Begin the next run: its queries in the order of their deadlines, the patient ones last."""
+        run = [query for query in self._prompt if not query.held]
+        room_s = self._fill_s(now, run)
+        for number, query in enumerate(query for query in self._patient if not query.held):
+            room_s -= query.cost_s
+            if number and room_s < 0:
+                break
+            run.append(query)
+        self._drop(run)
+        self.running = len(run)
+        self._bulk_running = sum(query.bulk for query in run)
+        self._busy, self._began, self._since = True, now, now
+        self.planned_s, self._done_s = self.model.beta_s + sum(query.cost_s for query in run), 0.0
+        return run
+
+    def _fill_s(self, now: float, run: Sequence[Query]) -> float:
+        """Planned seconds of patient queries that a run takes behind these prompt ones."""
+        if self.policy.admission == "depth":
+            return _NEVER
+        f, beta_s, prompt_s = self.learning.factor, self.model.beta_s, sum(query.cost_s for query in run)
+        ends_s = self.policy.bulk_share * self.policy.slo_s
+        if run and not self.pass_tokens:  # they would wait for it
+            ends_s = min(ends_s, run[0].due - now)
+        return max(self._patient_run_s, ends_s / (1 + self.learning.margin) / f - beta_s - prompt_s)
+
+    def passed(self, now: float, queries: Iterable[Query]) -> None:
+        """These queries of the running run are answered."""
+        queries = list(queries)
+        self._done_s += sum(query.cost_s for query in queries)
+        for query in queries:
+            self.running -= 1
+            self._bulk_running -= query.bulk
+            if query.predicted_s > _TELLING * self.policy.slo_s and not query.patient:
+                joined_s = query.slow * max(0.0, self._done_s - query.ahead_s)  # later, and ran before it
+                self._errors.append((query.predicted_s + joined_s, now - query.admitted_at, query.slow))
+        self._since = now
+
+    def ended(self, now: float, *, whole: bool = True) -> None:
+        """The running run has ended; not `whole`: it failed or was stopped, and its time teaches nothing."""
+        if whole:
+            least_s = _UNIT_SHARE * self.policy.slo_s
+            self.learning.worked(self.planned_s, now - self._began, least_s=least_s)
+            for predicted_s, actual_s, slow in self._errors:
+                self.learning.answered(predicted_s, actual_s, slow)
+        self._errors.clear()
+        self._busy = False
+        self.running = self._bulk_running = 0
+        self._first = self._last = now
+        if self._prompt or self._patient:  # what waits has waited already: no pause
+            self._first = now - self._pacing.longest_s
+
+    def remove(self, queries: Iterable[Query]) -> None:
+        """Nobody waits for these any more, none of which runs."""
+        self._drop(queries)
+
+    def _drop(self, queries: Iterable[Query]) -> None:
+        gone = set(map(id, queries))
+        if not gone:
+            return
+        self._prompt = [query for query in self._prompt if id(query) not in gone]
+        self._patient = [query for query in self._patient if id(query) not in gone]
+        self._prompt_s = sum(query.cost_s for query in self._prompt)
+        self._patient_s = sum(query.cost_s for query in self._patient)
+
+    # --- predictions --------------------------------------------------------------------------------------------------
+
+    def _slow(self, now: float) -> float:
+        """The factor, by what was learned and by a run that is overdue."""
+        if not self._busy:
+            return self.learning.factor
+        if self.pass_tokens:
+            by_now_s = min(self.planned_s, self.model.beta_s + self._done_s + self._pass_s)
+        else:
+            by_now_s = self.planned_s
+        return max(self.learning.factor, (now - self._began) / by_now_s if by_now_s > 0 else 0.0)
+
+    def _until_free(self, now: float, f: float) -> float:
+        """L: seconds until the running run ends, or until an idle device starts."""
+        if not self._busy:
+            if not self.waiting:
+                return self._pacing.pause_s
+            return max(0.0, self._pacing.start_at(self.waiting + 1, first=self._first, last=now) - now)
+        rest_s = self.planned_s - (self.model.beta_s + self._done_s if self._done_s else 0.0)
+        left_s = f * rest_s - (now - self._since)
+        late_s = (now - self._began) - self.learning.factor * self.planned_s
+        return max(left_s, _OVERDUE_SHARE * late_s, 0.0)
+
+    def opens_s(self, now: float) -> float:
+        """Seconds until a query of the mean cost that allows the SLO would be admitted; 0: now; inf: closed."""
+        if self.policy.depth == 0:
+            return _NEVER
+        f = self._slow(now)
+        until_s = self._until_free(now, f)
+        if self.policy.admission == "depth":
+            return 0.0 if self._free(None, bulk=False) else min(until_s, f * self._pass_s or until_s)
+        return self._room_in_s(now, f, until_s)
+
+    def _room_in_s(self, now: float, f: float, until_s: float) -> float:
+        cost_s = max(self._fairness.mean_s, self._fairness.reserve_s)
+        missing_s = cost_s - self.room_s(now, self.policy.slo_s)
+        if missing_s <= 0:
+            return 0.0
+        slo_s, beta_s = self.policy.slo_s / (1 + self.learning.margin), self.model.beta_s
+        work_s = self._prompt_s + self._patient_next_s
+        if self.pass_tokens:
+            if f * missing_s <= until_s and self._run_s(self.policy.slo_s) - work_s >= cost_s:
+                return f * missing_s
+            return until_s + max(0.0, f * (2 * beta_s + work_s + self._pass_s + cost_s) - slo_s)
+        latest_s = (slo_s - f * beta_s) / (1 + f * self._rho)  # of a run's rest, for somebody to open the next
+        if self._busy and not self._prompt and until_s > latest_s:
+            return until_s - latest_s
+        return until_s + max(0.0, f * (beta_s + work_s) - latest_s)
+
+    def word(self, now: float) -> Word:
+        """What Routers go by until they hear again."""
+        f = self._slow(now)
+        work_s = self._prompt_s + self._patient_s
+        free_s = self._until_free(now, f) if self._busy else 0.0
+        if self.waiting:
+            free_s += f * (self.model.beta_s + work_s)
+        model = self.model
+        by_count = self.policy.admission == "depth"
+        bulk_s = self._free(None, bulk=True) * model.alpha_s if by_count else self._bulk_most_s - self._patient_s
+        return Word(
+            self.opens_s(now), free_s, max(0.0, bulk_s), self.in_flight, self.waiting, self.most,
+            (model.query_s, model.token_s, model.token2_s, model.beta_s), f, self.learning.margin,
+            (self.refusals.full, self.refusals.never, self.refusals.closed),
+        )  # fmt: skip
+
+    def fill(self, now: float) -> float:
+        """How full the queue is: the share of its depth, or of an SLO, that is taken. Autoscaling goes by it."""
+        if self.policy.admission == "depth":
+            return self.in_flight / max(1, self.policy.depth or 0)
+        return self.word(now).free_s / self.policy.slo_s

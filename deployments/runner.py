@@ -1,0 +1,356 @@
+"""A replica's side of the channel: admits what Routers offer, runs it, answers pass by pass.
+
+The schedule decides; the engine is an argument. What a replica holds dies with it, and what a Router had waiting here
+is dropped when its connection ends, so that nothing need be kept anywhere else. Pure asyncio: in tests and simulations
+the loop's time is virtual.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments.engines import Stopped
+from deployments.queueing.cost_model import CostModel
+from deployments.queueing.schedule import PATIENT, Policy, Query, Schedule
+from deployments.transport.frames import Answered, Floats, Ids, Offer, Offers, Report
+
+logger = logging.getLogger("ray.serve")
+
+_HOLD_S = 1.0  # a part of a request waits so long for the rest to be admitted elsewhere
+_LATE_S = 0.002  # a timer later than this was kept waiting by a busy loop
+
+Indices = npt.NDArray[np.intp]
+
+
+class Client(Protocol):
+    """A Router's connection."""
+
+    def send(self, report: Report) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """One query that a Router offered, and where its answer goes."""
+
+    account: Account
+    number: int
+    index: int
+    ids: Ids
+    each_token: bool
+    gone: bool = False  # nobody waits for it any more
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """One Router: what it has here, and what it will be told next."""
+
+    client: Client
+    name: str = ""
+    seen: int = 0
+    offers: dict[int, list[Query]] = field(default_factory=dict)
+    outbox: Report | None = None
+    told_opens_at: float = 0.0
+    asks: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """The engine's run: its queries in the order of their deadlines. `stop`: nobody waits for any of them."""
+
+    queries: list[Query]
+    began: float
+    stop: threading.Event = field(default_factory=threading.Event)
+    left: set[int] = field(default_factory=set)  # indices of those that are not answered
+
+
+Passed = Callable[[Indices, Floats, Floats], None]
+"""Called on the loop as a pass ends: indices of the run's queries, their unit vectors float32 [queries or tokens,
+dimension] and the norms that these had, those of each query together."""
+Compute = Callable[[Sequence[Waiting], Passed, threading.Event], Awaitable[None]]
+
+
+class Runner:
+    """All methods are called on the event loop."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        compute: Compute,
+        *,
+        on_run: Callable[[int, int, float, float], None] = lambda *_: None,  # a run's queries, tokens, seconds, plan
+        on_failure: Callable[[Exception], str] = str,  # logs it; the sentence for clients
+    ) -> None:
+        self.schedule = schedule
+        self._measured = schedule.model
+        self._compute, self._on_run, self._on_failure = compute, on_run, on_failure
+        self._accounts: dict[Client, Account] = {}
+        self._run: Run | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+        self._flushing = False
+        self._idle = asyncio.Event()
+
+    @property
+    def running_s(self) -> float:
+        """Since when the engine has been in its run; 0: in none."""
+        return _now() - self._run.began if self._run is not None else 0.0
+
+    async def drained(self) -> None:
+        """Until all that was admitted is answered."""
+        while self.schedule.in_flight:
+            self._idle.clear()
+            await self._idle.wait()
+
+    # --- what Routers say ---------------------------------------------------------------------------------------------
+
+    def receive(self, client: Client, offers: Offers) -> None:
+        """One frame of a Router."""
+        now = _now()
+        account = self._accounts.setdefault(client, Account(client))
+        account.seen += 1
+        if offers.settings is not None:
+            self._configure(account, offers.settings)
+        if offers.refused_s:
+            self.schedule.arrives(now, offers.refused_s)
+        for number in offers.called_off:
+            self._drop(account, account.offers.pop(number, ()))
+        for number in offers.confirmed:
+            for query in account.offers.get(number, ()):
+                query.held = False
+        for offer in offers.offers:
+            self._take(account, offer, now)
+        if offers.asks:
+            account.asks = True
+            self._send_soon()
+        self._look()
+
+    def gone(self, client: Client) -> None:
+        """A Router's connection has ended: what it had waiting is dropped, what runs has nobody who waits for it."""
+        account = self._accounts.pop(client, None)
+        if account is not None:
+            self._drop(account, [query for queries in account.offers.values() for query in queries])
+            account.offers.clear()
+            self._look()
+
+    def _configure(self, account: Account, settings: dict[str, Any]) -> None:
+        """A Router's first words, and again whenever its config changes."""
+        account.name = settings["router"]
+        for client, other in list(self._accounts.items()):
+            if other is not account and other.name == account.name:
+                self.gone(client)  # its connection broke at the other end only
+        model = settings["model"]
+        self.schedule.configure(
+            Policy(settings["slo_s"], settings["admission"], settings["depth"], settings["bulk_share"]),
+            self._measured if model is None else CostModel(*model),
+            calibrated=model is not None,
+        )
+
+    def _take(self, account: Account, offer: Offer, now: float) -> None:
+        policy = self.schedule.policy
+        late = policy.admission == "finish" and not offer.trial and offer.left_s > PATIENT * policy.slo_s
+        due = now + offer.left_s
+        queries = [
+            Query(
+                len(ids),
+                due,
+                patient=offer.bulk or late,
+                bulk=offer.bulk,
+                item=Waiting(account, offer.number, index, ids, offer.each_token),
+            )
+            for index, ids in enumerate(offer.queries)
+        ]
+        trial_slo_s = offer.left_s if offer.trial and offer.depth is None else None
+        count = self.schedule.offer(
+            now, queries, part=offer.part, again=offer.again, depth=offer.depth, slo_s=trial_slo_s
+        )
+        if count:
+            account.offers[offer.number] = queries[:count]
+        if offer.part:
+            self._tell(account).admitted.append((offer.number, count))
+            if 0 < count < len(queries) and not offer.bulk:
+                self._hold(account, offer.number, queries[:count])
+        elif not count:
+            never = offer.depth is None and self.schedule.never(max(q.cost_s for q in queries), offer.left_s)
+            self._tell(account).refused.append((offer.number, never))
+
+    def _hold(self, account: Account, number: int, queries: list[Query]) -> None:
+        for query in queries:
+            query.held = True
+
+        def lapse() -> None:
+            if queries[0].held and account.offers.pop(number, None) is not None:
+                self._drop(account, queries)
+                self._tell(account).refused.append((number, False))
+                self._look()
+
+        _later(_HOLD_S, lapse)
+
+    def _drop(self, account: Account, queries: Iterable[Query]) -> None:
+        """Nobody waits for these any more: those that wait free their room at once, a run without others is stopped."""
+        running = self._run.queries if self._run is not None else ()
+        runs = set(map(id, running))
+        waiting = []
+        for query in queries:
+            query.item.gone = True
+            if id(query) not in runs:
+                waiting.append(query)
+        self.schedule.remove(waiting)
+        if self._run is not None and all(query.item.gone for query in running):
+            self._run.stop.set()
+        now = _now()
+        for other in self._accounts.values():
+            if waiting and other is not account and other.told_opens_at > now:
+                self._tell(other)  # there is room sooner than it was told
+        self._wake()
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Start what may start now, or look again when it may."""
+        now = _now()
+        wait_s = self.schedule.start_in_s(now)
+        if wait_s is None:
+            return
+        if wait_s > 0:
+            if self._timer is None:
+                self._arm(wait_s)  # it looks again when it fires
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        queries = self.schedule.start(now)
+        self._run = Run(queries, now, left=set(range(len(queries))))
+        # An empty context: a run must not be tied to whatever call happens to be at hand.
+        self._task = asyncio.get_running_loop().create_task(self._execute(self._run), context=contextvars.Context())
+
+    def _arm(self, wait_s: float) -> None:
+        self._timer_due = _now() + wait_s
+        self._timer = _later(wait_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        # A loop that was too busy to fire in time has arrivals in its sockets that it has not read yet: what seems a
+        # pause may be none. Look once more after they have been read.
+        if _now() - self._timer_due > _LATE_S:
+            _later(0, self._look)
+        else:
+            self._look()
+
+    async def _execute(self, run: Run) -> None:
+        problem: Exception | None = None
+
+        def passed(indices: Indices, unit: Floats, norms: Floats) -> None:
+            if self._run is run:
+                self._passed(run, indices, unit, norms)
+
+        try:
+            await self._compute([query.item for query in run.queries], passed, run.stop)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its queries are told
+            problem = error
+        now = _now()
+        if problem is None:
+            tokens = sum(query.tokens for query in run.queries)
+            self._on_run(len(run.queries), tokens, now - run.began, self.schedule.planned_s)
+        elif not isinstance(problem, Stopped):
+            sentence = self._on_failure(problem)
+            for number, account in {
+                (query.item.number, query.item.account)
+                for query in (run.queries[index] for index in run.left)
+                if not query.item.gone
+            }:
+                self._fail(account, number, sentence)
+        self._run = None
+        self.schedule.ended(now, whole=problem is None)
+        self._wake()
+        self._look()
+
+    def _fail(self, account: Account, number: int, sentence: str) -> None:
+        """The whole offer, whose other queries nobody wants then."""
+        if (queries := account.offers.pop(number, None)) is not None:
+            self._drop(account, queries)
+            self._tell(account).failed.append((number, sentence))
+
+    def _passed(self, run: Run, indices: Indices, unit: Floats, norms: Floats) -> None:
+        now = _now()
+        queries = [run.queries[index] for index in indices]
+        run.left.difference_update(indices.tolist())
+        self.schedule.passed(now, queries)
+        row = 0
+        for query in queries:
+            waiting: Waiting = query.item
+            end = row + (query.tokens if waiting.each_token else 1)
+            if not waiting.gone:
+                self._answer(query, unit[row:end], norms[row:end], run.began, now)
+            row = end
+
+    def _answer(self, query: Query, unit: Floats, norms: Floats, began: float, now: float) -> None:
+        waiting: Waiting = query.item
+        account = waiting.account
+        if not np.isfinite(norms).all():
+            self._fail(account, waiting.number, "the engine gave no finite numbers for this input")
+            return
+        waiting.gone = True
+        queries = account.offers[waiting.number]
+        if all(one.item.gone for one in queries):
+            del account.offers[waiting.number]
+        arrived = query.admitted_at
+        self._tell(account).answered.append(
+            Answered(waiting.number, waiting.index, unit, norms, began - arrived, now - began, now - arrived)
+        )
+
+    # --- what Routers are told ----------------------------------------------------------------------------------------
+
+    def _tell(self, account: Account) -> Report:
+        """What goes to that Router at the end of this turn of the loop."""
+        self._send_soon()
+        if account.outbox is None:
+            account.outbox = Report()
+        return account.outbox
+
+    def _send_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._send, context=contextvars.Context())
+
+    def _send(self) -> None:
+        now = _now()
+        word = self.schedule.word(now)
+        for account in self._accounts.values():
+            if account.asks and not self._runs_for_the_dead(account):
+                account.asks = False
+                self._tell(account)
+            if (report := account.outbox) is not None:
+                report.word, report.seen, account.outbox = word, account.seen, None
+                account.told_opens_at = now + word.opens_s
+                account.client.send(report)
+        self._flushing = False
+
+    def _runs_for_the_dead(self, account: Account) -> bool:
+        """Queries of a broken connection of the same Router still run: it must not send them elsewhere yet."""
+        return self._run is not None and any(
+            query.item.account is not account and query.item.account.name == account.name
+            for query in (self._run.queries[index] for index in self._run.left)
+        )
+
+    def _wake(self) -> None:
+        self._idle.set()
+        if any(account.asks for account in self._accounts.values()):
+            self._send_soon()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _later(delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(delay_s, callback, context=contextvars.Context())

@@ -1,0 +1,80 @@
+"""Long texts are tokenised in a thread of their own, in turns, and no more of them than there is room for."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from deployments.tokenizer import Query, TokenIds
+
+# Tokenising this many characters takes about a millisecond: more than that leaves the event loop.
+ON_LOOP = 4_000
+_TURN = 64_000  # characters: a larger request lets others in between
+_CHARACTERS_S = 2e6  # of one core, until it is measured
+_LEARN = 0.2
+_CHARACTERS_A_TOKEN = 4.0  # about, in any language rather fewer than more
+
+Encode = Callable[[Sequence[Query], int], list[TokenIds]]  # (some queries, the index of the first)
+
+
+@dataclass(slots=True)
+class Tokenising:
+    """One Router's. `waiting_s` is how long a text would wait for its turn."""
+
+    characters_s: float = _CHARACTERS_S
+    queries: int = 0  # that are being tokenised, in requests that left the loop
+    _characters: int = 0
+    _thread: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="tokenizer"), repr=False
+    )
+
+    @property
+    def waiting_s(self) -> float:
+        return self._characters / self.characters_s
+
+    async def encode(self, queries: Sequence[Query], characters: int, encode: Encode) -> list[TokenIds]:
+        """The token ids of each query, which have so many `characters` in all. Raises what `encode` raises."""
+        if characters <= ON_LOOP:
+            return encode(queries, 0)
+        loop, found = asyncio.get_running_loop(), list[TokenIds]()
+        self.queries += len(queries)
+        self._characters += characters
+        left = characters
+        try:
+            for part in _turns(queries):
+                size = sum(map(len, part))
+                ids, seconds = await loop.run_in_executor(self._thread, _timed, encode, part, len(found))
+                found += ids
+                if seconds > 0:
+                    self.characters_s += _LEARN * (size / seconds - self.characters_s)
+                self._characters -= min(size, left)
+                left -= min(size, left)
+        finally:
+            self.queries -= len(queries)
+            self._characters -= left
+        return found
+
+
+def estimated_tokens(queries: Sequence[Query], most: int) -> float:
+    """Of a query on average, before it is tokenised."""
+    return sum(min(most, max(1.0, len(query) / _CHARACTERS_A_TOKEN)) for query in queries) / len(queries)
+
+
+def _turns(queries: Sequence[Query]) -> Iterator[Sequence[Query]]:
+    start = size = 0
+    for end, query in enumerate(queries, 1):
+        size += len(query)
+        if size >= _TURN:
+            yield queries[start:end]
+            start, size = end, 0
+    if start < len(queries):
+        yield queries[start:]
+
+
+def _timed(encode: Encode, part: Sequence[Query], first: int) -> tuple[list[TokenIds], float]:
+    started = time.perf_counter()
+    ids = encode(part, first)
+    return ids, time.perf_counter() - started

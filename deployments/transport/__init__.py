@@ -1,0 +1,1 @@
+"""The wire between Routers and replicas. Pure asyncio."""

@@ -1,0 +1,321 @@
+"""A socket of their own between each Router and each replica.
+
+A call through Serve's handle costs both processes about a millisecond of their cores, several times what all else on
+the way of a query costs (docs/performance.md has the comparison). Serve still says which replicas live and where they
+listen; a replica admits who knows its secret, which only the application's own processes are told. Who has not shown it
+yet may send as many bytes as a secret has, and of such connections few are kept. Pure asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import hmac
+import logging
+import secrets
+import socket
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import cast
+
+from deployments.errors import EngineFailed, ReplicaLost
+from deployments.transport.frames import HEAD, LARGEST_FRAME, Answered, Offer, Offers, Report
+
+logger = logging.getLogger("ray.serve")
+
+_CONNECT_TIMEOUT_S = 5.0
+_SECRET_BYTES = 32
+_MOST_STRANGERS = 64  # connections that have not shown the secret: a Router does so at once, so the oldest gives way
+_KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 6_000}  # s, s, times, ms
+
+
+class _Peer(asyncio.Protocol):
+    """Either end: cuts what arrives into frames."""
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self.largest = LARGEST_FRAME
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's has no such base class
+        _keep_alive(transport)
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer
+        buffer += data
+        while len(buffer) >= HEAD.size:
+            size, _ = HEAD.unpack_from(buffer)
+            if not HEAD.size <= size <= self.largest:
+                self.transport.abort()  # not one of ours
+                return
+            if len(buffer) < size:
+                return
+            with memoryview(buffer) as view:
+                frame = bytes(view[:size])
+            del buffer[:size]
+            try:
+                self.frame_received(frame)
+            except (ValueError, TypeError, LookupError, struct.error) as error:
+                logger.warning("a frame of %d bytes is damaged (%s): the connection is closed", size, error)
+                self.transport.abort()
+            if self.transport.is_closing():
+                return
+
+    def frame_received(self, frame: bytes) -> None:
+        """Raises ValueError, TypeError, LookupError or struct.error where it is not what it says."""
+        raise NotImplementedError
+
+
+class Client(_Peer):
+    """One Router's connection, as the replica sees it."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__()
+        self._server, self._known = server, False
+        self.largest = HEAD.size + 2 * _SECRET_BYTES
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._server.meet(self)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._server.part(self)
+        if self._known:
+            self._server.on_gone(self)
+
+    def frame_received(self, frame: bytes) -> None:
+        if self._known:
+            self._server.on_offers(self, Offers.decode(frame))
+        elif hmac.compare_digest(frame[HEAD.size :], self._server.secret.encode()):
+            self._known, self.largest = True, LARGEST_FRAME
+            self._server.part(self)
+        else:
+            self.transport.abort()
+
+    def send(self, report: Report) -> None:
+        if not self.transport.is_closing():
+            for frame in report.encode():
+                self.transport.writelines(frame)
+
+
+@dataclass(slots=True, eq=False)
+class Server:
+    """A replica's end. `secret` and what `start` returns are what a Router must know."""
+
+    host: str
+    on_offers: Callable[[Client, Offers], None]
+    on_gone: Callable[[Client], None]
+    secret: str = field(default_factory=lambda: secrets.token_hex(_SECRET_BYTES))
+    _server: asyncio.Server | None = None
+    _strangers: dict[Client, None] = field(default_factory=dict)  # in the order in which they came
+
+    async def start(self) -> int:
+        """Listen; returns the port."""
+        self._server = await asyncio.get_running_loop().create_server(lambda: Client(self), self.host, 0)
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.close()
+
+    def meet(self, stranger: Client) -> None:
+        """One has connected."""
+        self._strangers[stranger] = None
+        if len(self._strangers) > _MOST_STRANGERS:
+            oldest = next(iter(self._strangers))
+            self.part(oldest)
+            oldest.transport.abort()
+
+    def part(self, stranger: Client) -> None:
+        """It has shown the secret, or has gone."""
+        self._strangers.pop(stranger, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The replica has no room; `never`: such a query would not end in time there on an idle device either."""
+
+    never: bool = False
+
+
+class Placed:
+    """An offer that is on its way. `outcome`: the answers of what was admitted, in their order, or `Refused`; raises
+    EngineFailed or ReplicaLost. `admitted`: how many of an offer in parts.
+    """
+
+    __slots__ = ("_answers", "_left", "admitted", "due", "number", "outcome", "sent_at", "size")
+
+    def __init__(self, offer: Offer, loop: asyncio.AbstractEventLoop) -> None:
+        self.number, self.size = offer.number, len(offer.queries)
+        self.sent_at = loop.time()
+        self.due = self.sent_at + offer.left_s
+        self.outcome: asyncio.Future[list[Answered] | Refused] = loop.create_future()
+        self.admitted: asyncio.Future[int] | None = loop.create_future() if offer.part else None
+        self._answers: list[Answered | None] = [None] * self.size
+        self._left = self.size
+
+    def refuse(self, *, never: bool = False) -> None:
+        self._settle(Refused(never), admitted=0)
+
+    def admit(self, count: int) -> None:
+        if not count:
+            self.refuse()
+            return
+        self._left -= self.size - count
+        del self._answers[count:]
+        if self.admitted is not None and not self.admitted.done():
+            self.admitted.set_result(count)
+        self._look()
+
+    def answer(self, one: Answered) -> None:
+        if self._answers[one.query] is None:
+            self._answers[one.query] = one
+            self._left -= 1
+        self._look()
+
+    def fail(self, error: Exception) -> None:
+        self._settle(error, admitted=0)
+
+    def forget(self) -> None:
+        """Nobody looks at its outcome."""
+        if not self.outcome.cancel() and not self.outcome.cancelled():
+            self.outcome.exception()  # seen, so that asyncio does not complain
+
+    @property
+    def ended(self) -> bool:
+        return self.outcome.done()
+
+    def _look(self) -> None:
+        if not self._left:
+            self._settle([answer for answer in self._answers if answer is not None], admitted=len(self._answers))
+
+    def _settle(self, outcome: list[Answered] | Refused | Exception, admitted: int) -> None:
+        if self.admitted is not None and not self.admitted.done():
+            self.admitted.set_result(admitted)
+        if self.outcome.done():
+            return  # nobody waits any more
+        if isinstance(outcome, Exception):
+            self.outcome.set_exception(outcome)
+        else:
+            self.outcome.set_result(outcome)
+
+
+class Channel(_Peer):
+    """A Router's end. What is offered in one turn of the loop goes in one frame.
+
+    `on_report` is told of every report before its contents settle what is placed; `on_lost` of the connection's end,
+    with what is placed and not settled: whether it still runs there, nobody knows yet.
+    """
+
+    def __init__(self, on_report: Callable[[Report], None], on_lost: Callable[[list[Placed]], None]) -> None:
+        super().__init__()
+        self._on_report, self._on_lost = on_report, on_lost
+        self._loop = asyncio.get_running_loop()
+        self._numbers = 0
+        self._out = Offers()
+        self.placed: dict[int, Placed] = {}
+        self.frames = 0  # sent, and in the making
+
+    @classmethod
+    async def open(
+        cls,
+        address: tuple[str, int],
+        secret: str,
+        on_report: Callable[[Report], None],
+        on_lost: Callable[[list[Placed]], None],
+    ) -> Channel:
+        """Raises OSError or TimeoutError."""
+        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+            _, channel = await asyncio.get_running_loop().create_connection(lambda: cls(on_report, on_lost), *address)
+        word = secret.encode()
+        channel.transport.writelines([HEAD.pack(HEAD.size + len(word), 0), word])
+        return channel
+
+    def offer(self, offer: Offer) -> Placed:
+        """Send it, with a number of its own."""
+        self._numbers += 1
+        offer = offer._replace(number=self._numbers)
+        placed = self.placed[self._numbers] = Placed(offer, self._loop)
+        self._outgoing().offers.append(offer)
+        return placed
+
+    def call_off(self, placed: Placed) -> None:
+        """Nobody waits for it any more."""
+        if self.placed.pop(placed.number, None) is not None:
+            self._outgoing().called_off.append(placed.number)
+
+    def confirm(self, placed: Placed) -> None:
+        """The rest of its request is admitted, too."""
+        self._outgoing().confirmed.append(placed.number)
+
+    def configure(self, settings: dict[str, object]) -> None:
+        self._outgoing().settings = settings
+
+    def ask(self) -> None:
+        """For a word, at once."""
+        self._outgoing().asks = True
+
+    def tell_refused(self, work_s: float) -> None:
+        """With the next frame: so much work was refused here without asking."""
+        self._out.refused_s += work_s
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def _outgoing(self) -> Offers:
+        if not self._out:
+            self.frames += 1
+            self._loop.call_soon(self._flush, context=contextvars.Context())
+        return self._out
+
+    def _flush(self) -> None:
+        out, self._out = self._out, Offers()
+        if not self.transport.is_closing():
+            self.transport.writelines(out.encode())
+
+    def frame_received(self, frame: bytes) -> None:
+        report = Report.decode(frame)
+        self._on_report(report)
+        for number, never in report.refused:
+            self._end(number, lambda placed, never=never: placed.refuse(never=never))  # type: ignore[misc]
+        for number, count in report.admitted:
+            if (placed := self.placed.get(number)) is not None:
+                placed.admit(count)
+                self._drop_ended(placed)
+        for number, problem in report.failed:
+            self._end(number, lambda placed, problem=problem: placed.fail(EngineFailed(problem)))  # type: ignore[misc]
+        for number in report.lost:
+            self._end(number, lambda placed: placed.fail(ReplicaLost("the replica shuts down")))
+        for one in report.answered:
+            if (placed := self.placed.get(one.number)) is not None:
+                placed.answer(one)
+                self._drop_ended(placed)
+
+    def _end(self, number: int, how: Callable[[Placed], None]) -> None:
+        if (placed := self.placed.pop(number, None)) is not None:
+            how(placed)
+
+    def _drop_ended(self, placed: Placed) -> None:
+        if placed.ended:
+            self.placed.pop(placed.number, None)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        left, self.placed = list(self.placed.values()), {}
+        self._on_lost(left)
+
+
+def _keep_alive(transport: asyncio.BaseTransport) -> None:
+    """A connection that swallows all is found out by the kernel within seconds."""
+    raw = transport.get_extra_info("socket")
+    if raw is None or raw.family not in {socket.AF_INET, socket.AF_INET6}:
+        return
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):  # not on every system
+            raw.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

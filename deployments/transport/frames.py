@@ -1,0 +1,175 @@
+"""What travels between a Router and a replica: frames of a small JSON head and arrays as they lie in memory. Pure.
+
+    frame    size uint32, head size uint32, head (JSON), arrays; little-endian, as both machines' arrays are
+
+A Router sends `Offers`: queries with the time that each has left, never clock times; those that it calls off; those
+whose hold ends well. A replica sends a `Report`: its word of itself, then what it refused, admitted, answered or failed
+at. Each side sends what gathers in one turn of its loop as one frame, cut where it would grow too large.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from deployments.queueing.schedule import Word
+
+Ids = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float32]
+
+HEAD = struct.Struct("<II")
+LARGEST_FRAME = 2**28  # bytes; a frame is cut long before
+CUT_BYTES = 2**24  # a frame that has so much takes nothing more
+
+
+_SILENT = Word(0.0, 0.0, 0.0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (0, 0, 0))  # until it is sent
+
+
+class Offer(NamedTuple):
+    """Queries of one request for one replica. `left_s`: until their deadline.
+
+    `part`: as many of the first as there is room for; they are held until the Router confirms them, unless all are
+    admitted. `bulk`: patient, and never held. `again`: another replica has been asked before. `depth`: admit by this
+    count (a trial); `trial_slo_s`: by predicted finish, as though this were the SLO.
+    """
+
+    number: int
+    left_s: float
+    queries: Sequence[Ids]
+    each_token: bool = False
+    bulk: bool = False
+    part: bool = False
+    again: bool = False
+    depth: int | None = None
+    trial: bool = False
+
+
+@dataclass(slots=True)
+class Offers:
+    """Of one Router, in the order in which they came. `refused_s`: device seconds of work that it refused by itself."""
+
+    offers: list[Offer] = field(default_factory=list)
+    called_off: list[int] = field(default_factory=list)
+    confirmed: list[int] = field(default_factory=list)
+    refused_s: float = 0.0
+    settings: dict[str, Any] | None = None
+    asks: bool = False  # for a word, at once
+
+    def __bool__(self) -> bool:
+        return bool(self.offers or self.called_off or self.confirmed or self.settings or self.asks)
+
+    def encode(self) -> list[bytes]:
+        """As the buffers of one frame."""
+        heads = [
+            [o.number, round(o.left_s, 6), len(o.queries), o.each_token, o.bulk, o.part, o.again, o.depth, o.trial]
+            for o in self.offers
+        ]
+        queries = [query for offer in self.offers for query in offer.queries]
+        lengths = np.fromiter(map(len, queries), np.int32, len(queries))
+        head = [heads, self.called_off, self.confirmed, self.refused_s, self.settings, self.asks]
+        return _frame(head, [lengths.tobytes(), *(query.tobytes() for query in queries)])
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Offers:
+        """Raises ValueError, TypeError or struct.error where it is not what it says."""
+        head, start = _head(frame)
+        heads, called_off, confirmed, refused_s, settings, asks = head
+        count = sum(one[2] for one in heads)
+        lengths = np.frombuffer(frame, np.int32, count, start)
+        ids = np.frombuffer(frame, np.int32, offset=start + lengths.nbytes)
+        if count and (lengths.min() < 1 or lengths.sum() != len(ids)):
+            raise ValueError("its lengths do not add up")  # one query's tokens would be another's
+        queries = iter(np.split(ids, np.cumsum(lengths)[:-1]) if count else [])
+        offers = [
+            Offer(number, left_s, [next(queries) for _ in range(size)], *how) for number, left_s, size, *how in heads
+        ]
+        return cls(offers, called_off, confirmed, refused_s, settings, asks)
+
+
+class Answered(NamedTuple):
+    """Query `query` of offer `number`: its unit vectors float32 [1 or tokens, dimension], their norms, and where its
+    time went: waiting, in the run until its pass ended, and at the replica in all.
+    """
+
+    number: int
+    query: int
+    unit: Floats
+    norms: Floats
+    queue_s: float
+    compute_s: float
+    stay_s: float
+
+
+@dataclass(slots=True)
+class Report:
+    """Of one replica to one Router. `seen`: frames of this Router that it has read so far.
+
+    `refused`: offers of which nothing was admitted, and whether they would never end in time there; `admitted`: how
+    many of an offer in parts; `failed`: (offer, sentence); `lost`: offers dropped because the replica shuts down.
+    """
+
+    word: Word = _SILENT
+    seen: int = 0
+    refused: list[tuple[int, bool]] = field(default_factory=list)
+    admitted: list[tuple[int, int]] = field(default_factory=list)
+    failed: list[tuple[int, str]] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    answered: list[Answered] = field(default_factory=list)
+
+    def encode(self) -> list[list[bytes]]:
+        """As the buffers of one frame, or of several where it holds much."""
+        frames = []
+        answers, size = list[Answered](), 0
+        head = [self.refused, self.admitted, self.failed, self.lost]
+        for one in self.answered:
+            if size > CUT_BYTES:
+                frames.append(self._encode(head, answers))
+                head, answers, size = [[], [], [], []], [], 0
+            answers.append(one)
+            size += one.unit.nbytes
+        frames.append(self._encode(head, answers))
+        return frames
+
+    def _encode(self, head: list[Any], answers: list[Answered]) -> list[bytes]:
+        width = answers[0].unit.shape[1] if answers else 0
+        about = [[a.number, a.query, len(a.norms), a.queue_s, a.compute_s, a.stay_s] for a in answers]
+        arrays = [np.ascontiguousarray(a.unit, np.float32).tobytes() for a in answers]
+        arrays += [a.norms.tobytes() for a in answers]
+        return _frame([list(self.word), self.seen, *head, width, about], arrays)
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Report:
+        """Raises ValueError, TypeError or struct.error where it is not what it says."""
+        head, start = _head(frame)
+        word, seen, refused, admitted, failed, lost, width, about = head
+        rows = sum(one[2] for one in about)
+        unit = np.frombuffer(frame, np.float32, rows * width, start).reshape(rows, width)
+        norms = np.frombuffer(frame, np.float32, rows, start + unit.nbytes)
+        answered, row = [], 0
+        for number, index, count, queue_s, compute_s, stay_s in about:
+            end = row + count
+            answered.append(Answered(number, index, unit[row:end], norms[row:end], queue_s, compute_s, stay_s))
+            row = end
+        if word[0] is None:  # JSON has no infinity: the queue is closed
+            word[0] = math.inf
+        return cls(Word(*word), seen, refused, admitted, failed, lost, answered)
+
+
+def _frame(head: Any, arrays: Sequence[bytes]) -> list[bytes]:
+    told = orjson.dumps(head)
+    told += b" " * (-len(told) % 4)  # arrays begin at a multiple of four
+    size = HEAD.size + len(told) + sum(map(len, arrays))
+    return [HEAD.pack(size, len(told)), told, *arrays]
+
+
+def _head(frame: bytes) -> tuple[Any, int]:
+    _, size = HEAD.unpack_from(frame)
+    end = HEAD.size + size
+    return orjson.loads(frame[HEAD.size : end]), end
