@@ -87,6 +87,7 @@ class Word(NamedTuple):
     in_flight: int
     waiting: int
     most: int  # in flight at once, since the start
+    runs: int  # since the start
     model: Sequence[float]  # query_s, token_s, token2_s, beta_s
     factor: float
     margin: float
@@ -113,6 +114,7 @@ class Schedule:
     refusals: Refusals = field(default_factory=Refusals)
     running: int = 0
     most: int = 0  # in flight at once, since the start
+    runs: int = 0  # since the start
     _fairness: Fairness = field(init=False)
     _pacing: Pacing = field(init=False)
     _prompt: list[Query] = field(default_factory=list)
@@ -339,6 +341,7 @@ class Schedule:
                 break
             run.append(query)
         self._drop(run)
+        self.runs += 1
         self.running = len(run)
         self._bulk_running = sum(query.bulk for query in run)
         self._busy, self._began, self._since = True, now, now
@@ -454,7 +457,7 @@ class Schedule:
         by_count = self.policy.admission == "depth"
         bulk_s = self._free(None, bulk=True) * model.alpha_s if by_count else self._bulk_most_s - self._patient_s
         return Word(
-            self.opens_s(now), free_s, max(0.0, bulk_s), self.in_flight, self.waiting, self.most,
+            self.opens_s(now), free_s, max(0.0, bulk_s), self.in_flight, self.waiting, self.most, self.runs,
             (model.query_s, model.token_s, model.token2_s, model.beta_s), f, self.learning.margin,
             (self.refusals.full, self.refusals.never, self.refusals.closed),
         )  # fmt: skip

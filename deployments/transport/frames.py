@@ -29,7 +29,7 @@ LARGEST_FRAME = 2**28  # bytes; a frame is cut long before
 CUT_BYTES = 2**24  # a frame that has so much takes nothing more
 
 
-_SILENT = Word(0.0, 0.0, 0.0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (0, 0, 0))  # until it is sent
+_SILENT = Word(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (0, 0, 0))  # until it is sent
 
 
 class Offer(NamedTuple):

@@ -183,6 +183,20 @@ def load_yaml(name):
     return yaml.safe_load((ROOT / "serve_app" / name).read_text())
 
 
+def by_depth(config, **depths):
+    """The same with `admission: depth`, the paper's rule: exact counts."""
+    user_config = config["applications"][0]["deployments"][0]["user_config"]
+    user_config["admission"] = "depth"
+    for pool, depth in depths.items():
+        user_config.setdefault(pool, {})["queue_depth"] = depth
+    return config
+
+
+def runs(service):
+    """{pool: runs of its engines since their start}."""
+    return {name: sum(told["runs"] for told in pool["replicas"].values()) for name, pool in service.pools().items()}
+
+
 @contextlib.contextmanager
 def running(config, folder):
     service = Service(config, folder)
@@ -195,8 +209,9 @@ def running(config, folder):
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
-    """The paper's V100 and Xeon, emulated at true speed."""
-    with running(load_yaml("rehearsal.yaml"), tmp_path_factory.mktemp("rehearsal")) as service:
+    """The paper's V100 and Xeon, emulated at true speed, with the paper's rule of admission."""
+    config = by_depth(load_yaml("rehearsal.yaml"), accelerator=90, cpu=18)
+    with running(config, tmp_path_factory.mktemp("rehearsal")) as service:
         yield service
 
 
@@ -220,10 +235,7 @@ def real(tmp_path_factory):
     args["model"]["id"] = str(with_prompts(folder))
     args["accelerator"] = {"device": "cpu"}
     args["cpu"]["engine"] = "torch"  # no race with OpenVINO at each start
-    user_config = config["applications"][0]["deployments"][0]["user_config"]
-    user_config["accelerator"] = {"queue_depth": 20}
-    user_config["cpu"] = {"queue_depth": 8}
-    with running(config, folder) as service:
+    with running(by_depth(config, accelerator=20, cpu=8), folder) as service:
         yield service
 
 

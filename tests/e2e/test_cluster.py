@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
-from conftest import ROOT, load_yaml
+from conftest import ROOT, by_depth, load_yaml
 from ray_nodes import cluster_for
 
 from calibration.load import burst, connect, request_bytes
@@ -39,7 +39,8 @@ def cluster():
     args, router = application["args"], application["deployments"][0]
     for pool, device in DEVICES.items():
         args[pool]["emulated"] = device
-        router["user_config"][pool] = {"queue_depth": DEPTHS[pool], **device}
+        router["user_config"][pool] = device
+    by_depth(config, **DEPTHS)
     args["accelerator"] |= {"device": "npu", "replicas": 2}
     args["cpu"]["replicas"] = 3
     args["wait_for_nodes_s"] = 60.0

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from conftest import load_yaml, running
+from conftest import by_depth, load_yaml, running
 
 from calibration.load import connect, request_bytes
 
@@ -22,7 +22,7 @@ def scaled(tmp_path_factory):
     application["args"]["accelerator"]["replicas"] = {
         "min": 1, "max": 2, "fill": 0.4, "upscale_delay_s": 1.0, "downscale_delay_s": 1.0,
     }  # fmt: skip
-    application["deployments"][0]["user_config"]["accelerator"] = {"queue_depth": DEPTH}
+    by_depth(config, accelerator=DEPTH)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
         with running(config, tmp_path_factory.mktemp("scaled")) as service:

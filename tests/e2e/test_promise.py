@@ -11,7 +11,7 @@ import asyncio
 import statistics
 
 import pytest
-from conftest import load_yaml, running
+from conftest import by_depth, load_yaml, running, runs
 
 from calibration.load import burst, connect, request_bytes
 
@@ -35,7 +35,8 @@ def slowed(config):
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory):
-    with running(slowed(load_yaml("rehearsal.yaml")), tmp_path_factory.mktemp("slow")) as service:
+    config = by_depth(load_yaml("rehearsal.yaml"), accelerator=90, cpu=18)
+    with running(slowed(config), tmp_path_factory.mktemp("slow")) as service:
         yield service
 
 
@@ -51,11 +52,11 @@ def try_until(holds, attempt):
 def test_what_is_admitted_is_answered_within_the_slo(slow, figure):
     def attempt():
         slow.wait_until_idle()
-        before = {name: pool["batches"] for name, pool in slow.pools().items()}
+        before = runs(slow)
         replies = burst(slow.address, [request_bytes({"input": f"{TEXT}{number}"}) for number in range(200)])
         slowest = max(reply.seconds for reply in replies if reply.status == 200)
         slowest_busy = max(reply.seconds for reply in replies if reply.status == 429)
-        batches = {name: pool["batches"] - before[name] for name, pool in slow.pools().items()}
+        batches = {name: count - before[name] for name, count in runs(slow).items()}
         figure(f"burst of 200 at 1/{SLOWER} speed, SLO {SLO_S} s: slowest {slowest:.3f} s, {batches}")
         assert sum(reply.status == 200 for reply in replies) == 108
         return slowest, slowest_busy, batches

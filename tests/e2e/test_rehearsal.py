@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import tei_wire
 import yaml
+from conftest import runs
 from loopback import only_loopback
 
 from calibration.load import burst, connect, request_bytes
@@ -36,11 +37,11 @@ def outcome(replies):
 def test_burst_of_200_fills_both_queues_and_the_rest_is_told_busy_at_once(rehearsal, figure):
     """Who answers what; how long it takes is shown here and judged in test_promise.py."""
     rehearsal.wait_until_idle()
-    before = {name: pool["batches"] for name, pool in rehearsal.pools().items()}
+    before = runs(rehearsal)
     replies = burst(rehearsal.address, queries(200))
     slowest = max(reply.seconds for reply in replies if reply.status == 200)
     slowest_busy = max(reply.seconds for reply in replies if reply.status == 429)
-    batches = {name: pool["batches"] - before[name] for name, pool in rehearsal.pools().items()}
+    batches = {name: count - before[name] for name, count in runs(rehearsal).items()}
     figure(f"burst of 200: {dict(outcome(replies))}, slowest {slowest:.3f} s, busy {slowest_busy:.3f} s, {batches}")
     assert outcome(replies) == {"accelerator": 90, "cpu": 18, 429: 92}
     busy = next(reply for reply in replies if reply.status == 429)
@@ -108,7 +109,7 @@ def test_openai_client_comes_back_when_the_busy_answer_says(rehearsal, loopback_
     once = openai.OpenAI(**server, max_retries=0)
     patient = openai.OpenAI(**server, max_retries=5, http_client=openai.DefaultHttpxClient(event_hooks=hooks))
     with occupied(rehearsal), once, patient:
-        with pytest.raises(openai.RateLimitError, match="0 places free") as refused:
+        with pytest.raises(openai.RateLimitError, match="leaves no room for 1 more") as refused:
             once.embeddings.create(model="emulated", input=TEXT)
         vector = patient.embeddings.create(model="emulated", input=TEXT).data[0].embedding
     assert (refused.value.code, refused.value.type) == ("busy", "rate_limit_error")
@@ -151,7 +152,7 @@ def test_other_clients_say_that_it_is_busy(rehearsal, loopback_only):
     haystack = HuggingFaceAPITextEmbedder("text_embeddings_inference", {"url": address})
     infinity = InfinityEmbeddings(model="emulated", infinity_api_url=address)
     llama_index = TextEmbeddingsInference("emulated", base_url=address)
-    sentence = "0 places free of accelerator 90 and cpu 18; come back in"
+    sentence = "leaves no room for 1 more within 2 s; come back in"
     for ask, said in [
         (lambda: haystack.run(TEXT), sentence),
         (lambda: InferenceClient(address).feature_extraction(TEXT), sentence),
@@ -247,7 +248,7 @@ def test_grpc_burst_on_one_connection_is_admitted_by_the_same_rule(tei):
     told = dict(busy.trailing_metadata())
     assert 0 < int(told["retry-after-ms"]) <= SLO_S * 1000
     assert told["grpc-retry-pushback-ms"] == told["retry-after-ms"]
-    assert busy.details().startswith("busy: 1 asked for, 0 places free of accelerator 90 and cpu 18")
+    assert busy.details().startswith("busy: what is admitted already leaves no room for 1 more")
 
 
 def test_grpc_s_own_retries_come_back_when_they_are_told(rehearsal, tei):

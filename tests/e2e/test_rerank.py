@@ -38,7 +38,9 @@ def both(folder, tmp_path_factory):
     reranker["args"]["model"] = {"id": str(folder), "name": "small"}
     reranker["args"]["accelerator"] = {"device": "cpu", "dtype": "float32"}
     reranker["args"]["cpu"]["dtype"] = "float32"
-    reranker["deployments"][0]["user_config"] |= {"accelerator": {"queue_depth": 4}, "cpu": {"queue_depth": 8}}
+    reranker["deployments"][0]["user_config"] |= {
+        "admission": "depth", "accelerator": {"queue_depth": 4}, "cpu": {"queue_depth": 8},
+    }  # fmt: skip
     for name, application in (("embedder", embedder), ("reranker", reranker)):
         application |= {"name": name, "route_prefix": f"/{name}"}
     config["applications"] = [embedder, reranker]
