@@ -172,17 +172,28 @@ class Settings(_Strict):
         return _parse(cls, raw, "args")
 
 
+class CostConfig(_Strict):
+    """Device seconds of a query of n tokens: `query_s + token_s * n + token2_s * n^2`."""
+
+    query_s: Annotated[float, Field(ge=0)]
+    token_s: Annotated[float, Field(ge=0)]
+    token2_s: Annotated[float, Field(ge=0)]
+
+
 class PoolConfig(_Strict):
     """Depth of a pool's queue, and the latency model `t = alpha*C + beta` (Eq. 12) that it came from, if calibrated."""
 
-    queue_depth: Depth
+    queue_depth: Depth | None = None
     alpha_s: Annotated[float, Field(ge=0)] | None = None
     beta_s: Annotated[float, Field(ge=0)] | None = None
+    cost: CostConfig | None = None  # alpha_s by the length of a query
 
     @model_validator(mode="after")
-    def _both_or_neither(self) -> Self:
+    def _belong_together(self) -> Self:
         if (self.alpha_s is None) != (self.beta_s is None):
             raise ValueError("alpha_s and beta_s belong together: give both or neither")
+        if self.cost is not None and self.alpha_s is None:
+            raise ValueError("cost needs alpha_s and beta_s beside it")
         return self
 
 
@@ -205,6 +216,7 @@ class CalibrationRecord(_Strict):
     quantile: Share  # of a burst's latencies that meets the SLO; 1: the slowest
     r2: dict[str, float]  # of each pool's fit
     verified: str  # what was admitted in the last run, and how much of it in time
+    proved: list[str] = []  # what held the SLO: "bursts" or "steady", "stream", "mixed lengths"
     heterogeneous: str | None = None  # why the CPU does not help, where it does not
 
 
@@ -219,6 +231,7 @@ class RouterConfig(_Strict):
     """The Router's `user_config`: what calibration writes and an operator turns, live."""
 
     slo_s: Seconds
+    admission: Literal["finish", "depth"] = "finish"  # by predicted finish, or by a count (Algorithm 1)
     request_timeout_s: Seconds = 60.0
     accelerator: PoolConfig | None = None
     cpu: PoolConfig | None = None
@@ -234,15 +247,17 @@ class RouterConfig(_Strict):
     def parse(cls, raw: Any, pools: tuple[str, ...] = ()) -> RouterConfig:
         """A `user_config` as typed settings, checked against the pools that exist.
 
-        Raises SettingsError that names the key: unknown ones, impossible depths, a pool without a depth.
+        Raises SettingsError that names the key: unknown ones, impossible depths, with `admission: depth` a pool without
+        one.
         """
         config = _parse(cls, raw, "user_config")
-        for name in pools:
-            if config.pool(name) is None:
+        depths = {name: pool.queue_depth if (pool := config.pool(name)) else None for name in pools}
+        for name, depth in depths.items():
+            if depth is None and config.admission == "depth":
                 raise SettingsError(
                     f"user_config.{name}.queue_depth", f"missing, but the application has a pool named {name}"
                 )
-        if pools and not any(config.pool(name).queue_depth for name in pools):  # type: ignore[union-attr]
+        if pools and all(depth == 0 for depth in depths.values()):
             keys = " and ".join(f"user_config.{name}.queue_depth" for name in pools)
             raise SettingsError(keys, "0 closes a pool, and this leaves none that could answer")
         return config

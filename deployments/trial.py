@@ -1,18 +1,20 @@
-"""Trial depths: how a calibration tries a depth on a running application without changing what others get. Pure.
+"""Trial queries: how a calibration tries a depth or an SLO on a running application without changing what others get.
+Pure.
 
-A trial query carries the run's secret and the depths by which it asks to be admitted:
+A trial query carries the run's secret and how it asks to be admitted:
 
-    x-windve-trial: SECRET accelerator=40 cpu=7
-    x-windve-trial: SECRET accelerator=40 cpu=7 only=cpu
+    x-windve-trial: SECRET accelerator=40 cpu=7             by a count, at these depths
+    x-windve-trial: SECRET accelerator=40 cpu=7 only=cpu    the same, on one pool only
+    x-windve-trial: SECRET finish=1.5                       by predicted finish, for an SLO of 1.5 s
 
-Its own queries are admitted and refused as they would be at these depths, or on one pool `only`; all others by the
-depths in force.
+Other queries are admitted by the settings in force.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,19 +22,23 @@ from deployments.errors import Forbidden, InvalidInput
 from deployments.settings import TrialPass
 
 HEADER = "x-windve-trial"
-_FORM = f"the header {HEADER} should look like 'SECRET accelerator=40 cpu=7' or '... only=cpu'"
-_ONLY = "only"
+_FORM = f"the header {HEADER} should look like 'SECRET accelerator=40 cpu=7', '... only=cpu' or 'SECRET finish=1.5'"
+_ONLY, _FINISH = "only", "finish"
+_LONGEST_S = 3600.0
 _LARGEST = 100_000
 _DIGITS = len(str(_LARGEST))
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one trial query asks for: `depths` for each live replica of a pool; a pool that is not named is closed."""
+    """What one trial query asks for: `depths` for each live replica of a pool; a pool that is not named is closed. Or,
+    with `finish_s`, every pool is open and admits by predicted finish for this SLO; `depths` is empty then.
+    """
 
     secret: str
     depths: Mapping[str, int]
     only: str | None = None
+    finish_s: float | None = None
 
     @classmethod
     def parse(cls, header: str) -> Trial:
@@ -40,6 +46,8 @@ class Trial:
         secret, *words = header.split() or [""]
         if not secret:
             raise InvalidInput(f"{_FORM}; it is empty")
+        if len(words) == 1 and words[0].startswith(f"{_FINISH}="):
+            return cls(secret, {}, finish_s=_seconds(words[0]))
         depths: dict[str, int] = {}
         only = None
         if words and words[-1].startswith(f"{_ONLY}="):
@@ -55,6 +63,8 @@ class Trial:
         return cls(secret, depths, only)
 
     def header(self) -> str:
+        if self.finish_s is not None:
+            return f"{self.secret} {_FINISH}={self.finish_s!r}"
         words = [self.secret, *(f"{pool}={depth}" for pool, depth in self.depths.items())]
         return " ".join(words if self.only is None else [*words, f"{_ONLY}={self.only}"])
 
@@ -69,6 +79,16 @@ class Trial:
         for pool in (*self.depths, *([] if self.only is None else [self.only])):
             if pool not in pools:
                 raise InvalidInput(f"{HEADER}: there is no pool named {pool}, only {' and '.join(pools)}")
+
+
+def _seconds(word: str) -> float:
+    try:
+        seconds = float(word.partition("=")[2])
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _LONGEST_S:
+        raise InvalidInput(f"{_FORM}; '{word}' does not")
+    return seconds
 
 
 def hash_secret(secret: str) -> str:
