@@ -13,7 +13,7 @@ from calibration.application import Application, CalibrationFailed
 from calibration.findings import Findings, Wishes
 from calibration.fine_tune import fine_tune
 from calibration.journal import Journal
-from calibration.latency_model import NotLinear, Sample
+from calibration.latency_model import Sample
 from calibration.levels import Aim
 from calibration.progress import Progress
 from calibration.proof import Promise, Step, tune, verify
@@ -126,11 +126,13 @@ class Calibration:
             self._progress.say(f"{samples[-1].concurrency} at once: {samples[-1].latency_s:.3f} s")
 
         with self._progress.stage(f"measuring the {pool} pool alone"):
-            try:
-                estimate = await sweep(trials, pool, aim, quantile, on_sample)
-            except NotLinear as error:
-                raise CalibrationFailed(f"the {pool} pool: {error}") from None
+            estimate = await sweep(trials, pool, aim, quantile, on_sample)
         self.found.estimates[pool] = estimate
+        if estimate.bent is not None:
+            self.found.note(
+                f"the {pool} pool's {estimate.bent}: its depth was found by bisection, and alpha and beta are those of "
+                "the least line on or above what was measured up to it"
+            )
         if estimate.line is not None and estimate.line.noise > _NOISY:
             self.found.note(
                 f"the {pool} pool's latencies scatter by {estimate.line.noise:.0%}: is other work on the device or the "
@@ -210,7 +212,7 @@ def _depths_text(depths: Mapping[str, int]) -> str:
 
 def _takes(estimate: Estimate, aim: Aim) -> str:
     """How long one query takes."""
-    if aim.shape == "steady" and estimate.line is not None:
+    if aim.shape == "steady":
         return f"takes up to {estimate.smallest_slo_s(aim):.3g} s where it may wait for a running batch"
     return f"takes {estimate.lone_s:.3g} s"
 
