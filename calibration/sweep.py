@@ -10,6 +10,7 @@ import numpy as np
 from calibration.application import CalibrationFailed
 from calibration.journal import Burst
 from calibration.latency_model import TOO_NOISY, Fit, Sample, cover, fit, misfit, scatter
+from calibration.lengths import LengthSample, next_concurrency
 from calibration.levels import Aim, bounds, limit_s, next_level
 from calibration.trials import Trials
 
@@ -29,6 +30,12 @@ class Estimate:
     queries: int
     lone_s: float
     bent: str | None = None
+
+    def queries_per_second(self, depth: int) -> float:
+        """What one replica answers with `depth` queries in each run; 0 for none."""
+        if not depth:
+            return 0.0
+        return depth / (self.line.curve.latency_s(depth) if self.line else self.lone_s)
 
     def smallest_slo_s(self, aim: Aim) -> float:
         """The smallest SLO that one query meets, s."""
@@ -79,6 +86,19 @@ def estimated(pool: str, samples: Sequence[Sample], aim: Aim, queries: int) -> E
     return replace(found, line=line, depth=depth)
 
 
+async def measure_length(
+    trials: Trials, estimate: Estimate, tokens: int, aim: Aim, quantile: float
+) -> list[LengthSample]:
+    """A few bursts of queries of another length on a pool whose line is known."""
+    assert estimate.line is not None
+    samples: list[LengthSample] = []
+    line, times = estimate.line.curve, tokens / trials.tokens
+    while (level := next_concurrency(samples, times, line, estimate.depth, aim.most)) is not None:
+        found = await _measure(trials, f"{tokens} tokens", estimate.pool, level, quantile, tokens=tokens)
+        samples.append(LengthSample(tokens, level, found.latency_s))
+    return samples
+
+
 async def stress_test(trials: Trials, pool: str, aim: Aim, quantile: float, step: int) -> tuple[int, int]:
     """What the estimator spares (Eq. 7-10): more and more queries at once, by `step`, until the SLO is missed.
 
@@ -94,13 +114,19 @@ async def stress_test(trials: Trials, pool: str, aim: Aim, quantile: float, step
     return level, spent * trials.replicas[pool]
 
 
-async def _measure(trials: Trials, stage: str, pool: str, level: int, quantile: float) -> Sample:
+async def _measure(
+    trials: Trials, stage: str, pool: str, level: int, quantile: float, *, tokens: int | None = None
+) -> Sample:
     alone = {name: level if name == pool else 0 for name in trials.replicas}
     for _ in range(1 + _AGAIN):
-        burst = await trials.burst(stage, alone)
+        burst = await trials.burst(stage, alone, tokens=tokens)
         if not burst.busy and not burst.failed:
             return Sample(level, what_counts(burst, pool, quantile))
+    if burst.failed:
+        raise CalibrationFailed(
+            f"{burst.failed} of {burst.sent} queries failed on the {pool} pool: a replica was lost, or hangs"
+        )
     raise CalibrationFailed(
-        f"{burst.busy} of {burst.sent} queries found no place on the {pool} pool and {burst.failed} failed: other "
-        "traffic is served at the same time, or a replica was lost; calibrate when it is quiet"
+        f"{burst.busy} of {burst.sent} queries found no place on the {pool} pool: other traffic is served at the same "
+        "time, or a replica was lost; calibrate when it is quiet"
     )

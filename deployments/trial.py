@@ -6,6 +6,7 @@ A trial query carries the run's secret and how it asks to be admitted:
     x-windve-trial: SECRET accelerator=40 cpu=7             by a count, at these depths
     x-windve-trial: SECRET accelerator=40 cpu=7 only=cpu    the same, on one pool only
     x-windve-trial: SECRET finish=1.5                       by predicted finish, for an SLO of 1.5 s
+    x-windve-trial: SECRET finish=1.5 only=accelerator      the same, on one pool only
 
 Other queries are admitted by the settings in force.
 """
@@ -32,7 +33,7 @@ _DIGITS = len(str(_LARGEST))
 @dataclass(frozen=True, slots=True)
 class Trial:
     """What one trial query asks for: `depths` for each live replica of a pool; a pool that is not named is closed. Or,
-    with `finish_s`, every pool is open and admits by predicted finish for this SLO; `depths` is empty then.
+    with `finish_s`, to be admitted by predicted finish for this SLO; `depths` is empty then. `only`: on this pool.
     """
 
     secret: str
@@ -46,12 +47,12 @@ class Trial:
         secret, *words = header.split() or [""]
         if not secret:
             raise InvalidInput(f"{_FORM}; it is empty")
-        if len(words) == 1 and words[0].startswith(f"{_FINISH}="):
-            return cls(secret, {}, finish_s=_seconds(words[0]))
         depths: dict[str, int] = {}
         only = None
         if words and words[-1].startswith(f"{_ONLY}="):
             only = words.pop().partition("=")[2]
+        if len(words) == 1 and words[0].startswith(f"{_FINISH}="):
+            return cls(secret, {}, only, _seconds(words[0]))
         for word in words:
             pool, _, depth = word.partition("=")
             if (
@@ -63,10 +64,10 @@ class Trial:
         return cls(secret, depths, only)
 
     def header(self) -> str:
+        words = [f"{pool}={depth}" for pool, depth in self.depths.items()]
         if self.finish_s is not None:
-            return f"{self.secret} {_FINISH}={self.finish_s!r}"
-        words = [self.secret, *(f"{pool}={depth}" for pool, depth in self.depths.items())]
-        return " ".join(words if self.only is None else [*words, f"{_ONLY}={self.only}"])
+            words = [f"{_FINISH}={self.finish_s!r}"]
+        return " ".join([self.secret, *words, *([] if self.only is None else [f"{_ONLY}={self.only}"])])
 
     def check(self, allowed: TrialPass | None, pools: tuple[str, ...], now: float) -> None:
         """Raises Forbidden unless `allowed` knows the secret and `now` (Unix time, s) is before its end; InvalidInput

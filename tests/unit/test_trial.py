@@ -51,10 +51,18 @@ def test_a_trial_may_be_aimed_at_one_pool():
         Trial.parse(f"{SECRET} cpu=7 only=npu").check(ALLOWED, POOLS, NOW)
 
 
-@pytest.mark.parametrize(("word", "seconds"), [("finish=1.5", 1.5), ("finish=3600", 3600.0), ("finish=1e-3", 0.001)])
-def test_a_trial_may_ask_for_an_slo(word, seconds):
-    trial = Trial.parse(f"{SECRET} {word}")
-    assert trial == Trial(SECRET, {}, finish_s=seconds)
+@pytest.mark.parametrize(
+    ("words", "seconds", "only"),
+    [
+        ("finish=1.5", 1.5, None),
+        ("finish=3600", 3600.0, None),
+        ("finish=1e-3", 0.001, None),
+        ("finish=2 only=cpu", 2.0, "cpu"),
+    ],
+)
+def test_a_trial_may_ask_for_an_slo(words, seconds, only):
+    trial = Trial.parse(f"{SECRET} {words}")
+    assert trial == Trial(SECRET, {}, only, seconds)
     assert Trial.parse(trial.header()) == trial
     trial.check(ALLOWED, POOLS, NOW)
 
@@ -63,10 +71,10 @@ def test_a_trial_may_ask_for_an_slo(word, seconds):
     "words",
     [
         *("finish=", "finish=0", "finish=-1", "finish=nan", "finish=inf", "finish=3601", "finish=1s"),
-        *("finish=1.5 cpu=7", "cpu=7 finish=1.5", "finish=1.5 finish=2.5", "finish=1.5 only=cpu"),
+        *("finish=1.5 cpu=7", "cpu=7 finish=1.5", "finish=1.5 finish=2.5"),
     ],
 )
-def test_an_slo_is_seconds_and_stands_alone(words):
+def test_an_slo_is_seconds_and_stands_in_place_of_depths(words):
     with pytest.raises(InvalidInput, match=r"or 'SECRET finish=1\.5'; 'finish="):
         Trial.parse(f"{SECRET} {words}")
 
