@@ -1,5 +1,8 @@
 """The proof beside bursts: queries that arrive one by one, more than the devices can answer, admitted by predicted
 finish. What is admitted is in time; the rest is told busy.
+
+REQUIRED allows twice as much late as serving should have over minutes: some seconds hold few queries, and one slow run
+of a device is a large share of them.
 """
 
 from __future__ import annotations

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_fine_tune import drive
 
 from calibration.application import CalibrationFailed
+from calibration.curve import Shape
 from calibration.latency_model import Sample, fit
 from calibration.levels import Aim, next_level
 from calibration.sweep import estimated
@@ -174,7 +176,7 @@ def test_of_steady_traffic_a_query_waits_for_a_running_batch_first(name):
 @pytest.mark.parametrize("name", ["tiles of 24", "tiles of 4", "a flat parabola", "doubles above 30"])
 def test_noise_and_outliers_do_not_hide_the_depth_of_what_is_on_no_line(name, figure):
     off = []
-    for seed in range(40):
+    for seed in range(20):
         chance = np.random.default_rng(seed)
 
         def latency_s(level, chance=chance):
@@ -184,8 +186,33 @@ def test_noise_and_outliers_do_not_hide_the_depth_of_what_is_on_no_line(name, fi
         found = estimated("cpu", sweep(latency_s, Aim(2.2)), Aim(2.2), 0)
         off.append(found.depth / true_depth(BENT[name], 2.2) - 1)
     near = sum(abs(by) <= 0.15 for by in off)
-    figure(f"estimator, {name}, noisy: {near} of 40 within 15 %, from {min(off):+.0%} to {max(off):+.0%}")
-    assert near >= 36  # fine-tuning finds the rest
+    figure(f"estimator, {name}, noisy: {near} of 20 within 15 %, from {min(off):+.0%} to {max(off):+.0%}")
+    assert near >= 18  # fine-tuning finds the rest
+
+
+STEPS = st.lists(st.tuples(st.integers(1, 64), st.floats(0, 0.5)), max_size=12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps=STEPS, lone_s=st.floats(0.01, 0.99), alpha_s=st.floats(0.001, 0.2), shape=st.sampled_from(Shape.__args__))
+def test_any_device_whose_time_grows_with_work_ends_with_its_depth(steps, lone_s, alpha_s, shape):
+    """Runs of concurrency that end in a jump, then a slope; fine-tuned by bursts, whatever the shape was."""
+
+    def latency_s(level):
+        taken_s, left = lone_s, level - 1
+        for width, jump_s in steps:
+            if left < width:
+                return taken_s
+            taken_s, left = taken_s + jump_s, left - width
+        return taken_s + alpha_s * left
+
+    aim = Aim(1.0, shape)
+    found = estimated("cpu", sweep(latency_s, aim), aim, 0)
+    if shape == "burst" or 2 * lone_s < 0.9:
+        assert found.depth >= 1
+        tuned, _ = drive({"cpu": found.depth}, lambda tried: {"cpu": latency_s(tried["cpu"]) <= 1})
+        true = true_depth(latency_s, 1)
+        assert true - max(1, 0.01 * true) <= tuned.depths["cpu"] <= true
 
 
 @pytest.mark.parametrize("curve", [COLUMNS[1].latency_s, *BENT.values()], ids=["V100", *BENT])
