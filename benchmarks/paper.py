@@ -173,7 +173,12 @@ def _long_model(scratch: Path) -> dict[str, str]:
 
 
 def _config(model: dict[str, str], pools: dict[str, Any]) -> dict[str, Any]:
-    router: dict[str, Any] = {"slo_s": 1.0, **{pool: {"queue_depth": 32} for pool in (ACCELERATOR, CPU)}}
+    # The paper's own rule: by a count, for which bursts are proof enough.
+    router: dict[str, Any] = {
+        "slo_s": 1.0,
+        "admission": "depth",
+        **{pool: {"queue_depth": 32} for pool in (ACCELERATOR, CPU)},
+    }
     args = {"model": model, "accelerator": {"device": "none"}, **pools}
     application = {
         "name": "windve",

@@ -52,9 +52,9 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m calibration",
         description=(
             "Measure each pool of a running windve application with bursts of queries, fit latency = alpha*C +\n"
-            "beta, fine-tune the queue depths with all pools at work, verify them, write them into the Serve\n"
-            "config, apply them live. Leaves a report (HTML, pictures, JSON). Calibrate when it is quiet: while it\n"
-            "runs, clients are told busy more often."
+            "beta and the cost of a query by its length, fine-tune the queue depths with all pools at work, verify\n"
+            "them, prove streams above the capacity, write all into the Serve config, apply it live. Leaves a report\n"
+            "(HTML, pictures, JSON). Calibrate when it is quiet: while it runs, clients are told busy more often."
         ),
         epilog=(
             "examples:\n"
@@ -134,7 +134,7 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
     run = Calibration(application, wishes, Progress(console))
     if config is not None:
         config.check_describes(application)
-    _allow_connections(2 * arguments.most * run.found.most_replicas)
+    _allow_connections(3 * arguments.most * run.found.most_replicas)
     console.print(
         f"calibrating {application.name} at {application.address} for an SLO of {wishes.slo_s:g} s, {wishes.shape} "
         f"traffic, {wishes.tokens} tokens a query"

@@ -30,8 +30,9 @@ class ConfigFile:
     def read(cls, path: Path, application: Application) -> ConfigFile:
         """Raises SettingsError where it cannot be edited: said before anything is measured."""
         found = cls(path, read_text(path), application.name)
-        pool = {"queue_depth": 1, "alpha_s": 0.1, "beta_s": 0.1}
-        record = {"at": "now", "r2": {"cpu": 1.0}}
+        cost = {"query_s": 0.1, "token_s": 0.1, "token2_s": 0.1}
+        pool = {"queue_depth": 1, "alpha_s": 0.1, "beta_s": 0.1, "cost": cost}
+        record = {"at": "now", "r2": {"cpu": 1.0}, "proved": ["bursts"]}
         user_config = {"slo_s": 1.0, "accelerator": pool, "cpu": pool, "calibration": record}
         found.edited({"max_ongoing_requests": 1, "user_config": user_config})
         if not os.access(path.resolve().parent, os.W_OK):

@@ -18,8 +18,10 @@ from calibration.curve import Shape
 from calibration.fine_tune import Tuned
 from calibration.journal import Burst
 from calibration.latency_model import CONFIDENCE
+from calibration.lengths import QueryCost
 from calibration.levels import Aim
 from calibration.proof import Step, Verification
+from calibration.stream import StreamProof
 from calibration.sweep import Estimate
 from deployments.device_detector import ACCELERATOR, CPU, probe_machine
 
@@ -58,6 +60,8 @@ class Findings:
     steps: list[Step] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     bursts: Sequence[Burst] = ()
+    costs: dict[str, QueryCost] = field(default_factory=dict)
+    streams: list[StreamProof] = field(default_factory=list)
     tuned: Tuned | None = None
     verification: Verification | None = None
     why_without_cpu: str | None = None
@@ -86,6 +90,12 @@ class Findings:
         admitted, late = sum(proof.admitted.values()), sum(proof.late.values())
         return f"{admitted - late} of {admitted} admitted queries within {self.wishes.slo_s:g} s"
 
+    @property
+    def proved(self) -> list[str]:
+        """What held the SLO, in the words of the record."""
+        loads = ["bursts" if self.wishes.shape == "burst" else "steady"]
+        return [*loads, *("mixed lengths" if proof.stream.mixed else "stream" for proof in self.streams)]
+
     def leave_cpu_out(self, reason: str) -> None:
         if self.why_without_cpu is None:
             self.why_without_cpu = reason
@@ -106,6 +116,9 @@ class Findings:
             user_config[pool] = {"queue_depth": depth}
             if line is not None:
                 user_config[pool] |= {"alpha_s": _round(line.curve.alpha_s), "beta_s": _round(line.curve.beta_s)}
+                user_config[pool]["cost"] = {
+                    key: _round(value) for key, value in _coefficients(self.costs[pool]).items()
+                }
         user_config["calibration"] = self._record()
         places = sum(depth * self.pools[pool]["live_replicas"] for pool, depth in self.depths.items())
         return {"max_ongoing_requests": max(_MAX_ONGOING, _PLACES_BEFORE_PROXY * places), "user_config": user_config}
@@ -121,6 +134,7 @@ class Findings:
             "quantile": self.wishes.quantile,
             "r2": {pool: round(line.r2, 5) for pool, line in lines.items() if line is not None},
             "verified": self.verified,
+            "proved": self.proved,
         }
         if self.why_without_cpu is not None:
             record["heterogeneous"] = f"off: {self.why_without_cpu}"
@@ -156,6 +170,7 @@ class Findings:
             },
             "fine_tuning": [{**step.depths, "slowest_s": step.slowest_s, "held": step.held} for step in self.steps],
             "verification": self._verification(),
+            "streams": [_stream(proof) for proof in self.streams],
             "bursts": [asdict(burst) for burst in self.bursts],
             "written": dict(written),
         }
@@ -170,7 +185,9 @@ class Findings:
             "replicas": self.pools[pool]["live_replicas"],
             "cores": min(cores) if cores else None,
         }
-        told |= dict.fromkeys(("alpha_s", "beta_s", "r2", "noise", "regression_depth", "estimate", "stress_depth"))
+        told |= dict.fromkeys(
+            ("alpha_s", "beta_s", "r2", "noise", "regression_depth", "estimate", "stress_depth", "cost")
+        )
         told |= {"fine_tuned": self.depths.get(pool), "samples": [], "queries": 0, "note": None}
         estimate = self.estimates.get(pool)
         if estimate is None:
@@ -188,6 +205,7 @@ class Findings:
             highest = max(sample.concurrency for sample in estimate.samples)
             told |= {"alpha_s": curve.alpha_s, "beta_s": curve.beta_s, "r2": line.r2, "noise": line.noise}
             told["regression_depth"] = curve.depth(aim.slo_s, aim.shape, aim.most)
+            told["cost"] = self._cost(pool)
             told["band"] = [
                 [concurrency, curve.latency_s(concurrency) - margin_s, curve.latency_s(concurrency) + margin_s]
                 for concurrency in np.linspace(1, highest, 24).tolist()
@@ -196,6 +214,13 @@ class Findings:
         if pool == CPU:
             told["note"] = self.why_without_cpu
         return told
+
+    def _cost(self, pool: str) -> dict[str, Any] | None:
+        cost = self.costs.get(pool)
+        if cost is None:
+            return None
+        lengths = sorted({self.wishes.tokens, *(sample.tokens for sample in cost.samples)})
+        return {**asdict(cost), "by_tokens": [[tokens, cost.seconds(tokens)] for tokens in lengths]}
 
     def _verification(self) -> dict[str, Any] | None:
         proof = self.verification
@@ -223,6 +248,16 @@ class Findings:
             "share": proof.share,
             "pools": pools,
         }
+
+
+def _coefficients(cost: QueryCost) -> dict[str, float]:
+    return {"query_s": cost.query_s, "token_s": cost.token_s, "token2_s": cost.token2_s}
+
+
+def _stream(proof: StreamProof) -> dict[str, Any]:
+    p50_s, p99_s, slowest_s = np.quantile(proof.latencies_s, (0.5, 0.99, 1)).tolist()
+    counts = {"sent": proof.sent, "admitted": len(proof.latencies_s), "late": proof.late, "busy": proof.busy}
+    return {**asdict(proof.stream), **counts, "p50_s": p50_s, "p99_s": p99_s, "slowest_s": slowest_s}
 
 
 def _machine() -> dict[str, Any]:

@@ -20,7 +20,7 @@ class Burst:
     Unix time, s.
     """
 
-    stage: str  # sweep, stress test, fine-tune, verify
+    stage: str  # sweep, stress test, 10 tokens (a length), fine-tune, verify, stream
     at: float
     depths: dict[str, int]
     sent: int

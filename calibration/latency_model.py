@@ -2,14 +2,16 @@
 
 The fit is robust: a first line is drawn through the most consistent share of the samples, what lies far from it is left
 out, and the rest is fitted by weighted least squares with alpha, beta >= 0. Device noise grows with the latency, so all
-residuals are relative to the line.
+residuals are relative to the line. Latencies that are on no line get the least line that lies on or above them.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,7 @@ from calibration.curve import Curve, Shape
 
 CONFIDENCE = 0.985  # one-sided: the depth is too large in one of forty calibrations, before it is fine-tuned
 NOT_LINEAR = 0.07  # a level that lies further from the line than this share of it does not belong to a line
-TOO_NOISY = 0.25  # standard deviation of a burst's latency, a share of it: no line says anything then
+TOO_NOISY = 0.25  # standard deviation of a burst's latency, a share of it: no depth can be told then
 _CONSISTENT = 0.7  # share of the samples that the first line is drawn through
 _FAR = 4.0  # standard deviations from the first line: an outlier
 _FAR_AT_LEAST = 0.10
@@ -26,12 +28,9 @@ _NOISE_BEFORE = 0.01  # what is believed of the noise before any sample, worth _
 _BEFORE_WORTH = 2  # happen to lie on a line are no proof that there is no noise
 _SCALE_AT_LEAST = 0.005
 _MOST_PAIRS = 4000
+_DEVIATIONS = 1.4826  # standard deviations in the median of what a normal distribution is away from its middle
 
 Floats = npt.NDArray[np.float64]
-
-
-class NotLinear(ValueError):
-    """The latencies are not those of `alpha*C + beta`: no depth can be read off a line. Its text is one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +92,13 @@ class Misfit:
     problem: str
 
 
+def scatter(samples: Sequence[Sample]) -> float:
+    """Standard deviation of a burst's latency, a share of it, by bursts of equal concurrency; 0 where none are."""
+    pairs = itertools.combinations(samples, 2)
+    apart = [abs(math.log(a.latency_s / b.latency_s)) for a, b in pairs if a.concurrency == b.concurrency]
+    return _DEVIATIONS * median(apart) / math.sqrt(2) if apart else 0.0
+
+
 def misfit(samples: Sequence[Sample], fitted: Fit) -> Misfit | None:
     """The level that is furthest from the line, further than NOT_LINEAR and than noise explains; None if all fit."""
     away: dict[int, float] = {}
@@ -100,14 +106,55 @@ def misfit(samples: Sequence[Sample], fitted: Fit) -> Misfit | None:
         residual = sample.latency_s / fitted.curve.latency_s(sample.concurrency) - 1
         away[sample.concurrency] = min(away.get(sample.concurrency, math.inf), residual, key=abs)
     level, residual = max(away.items(), key=lambda item: abs(item[1]))
-    if abs(residual) <= max(NOT_LINEAR, 3 * fitted.noise):
+    # The line's own residuals are no measure of noise here: they hold what bends.
+    if abs(residual) <= max(NOT_LINEAR, 3 * min(fitted.noise, scatter(samples))):
         return None
     line_s = fitted.curve.latency_s(level)
     return Misfit(
         level,
         f"latency is not linear in concurrency: {level} at once take {line_s * (1 + residual):.3g} s where the line "
-        f"through the other bursts says {line_s:.3g} s (R2 {fitted.r2:.3f}); is other work on the device?",
+        f"through the other bursts says {line_s:.3g} s (R2 {fitted.r2:.3f})",
     )
+
+
+def cover(samples: Sequence[Sample], depth: int, limit_s: float) -> Fit:
+    """The least line that lies on or above all samples up to `depth`, outliers aside, and reaches `limit_s` there.
+
+    It promises no more than `depth` and it rises, also where a device answers one query and `depth` in the same time.
+    Least: in the middle between 0 and `depth`.
+    """
+    far = 1 + max(_FAR * scatter(samples), _FAR_AT_LEAST)
+    points = {depth: limit_s}
+    outliers = set()
+    for index, sample in enumerate(samples):
+        level = sample.concurrency
+        if level > depth:
+            continue
+        # More queries take no less time, so a burst is slow for its level if a larger one was much quicker.
+        if sample.latency_s > far * min(other.latency_s for other in samples if other.concurrency >= level):
+            outliers.add(index)
+        else:
+            points[level] = max(points.get(level, 0.0), sample.latency_s)
+    concurrency, latency = (np.array(column, dtype=np.float64) for column in zip(*sorted(points.items()), strict=True))
+    line = _least_above(concurrency, latency, depth / 2)
+    kept = [sample for index, sample in enumerate(samples) if sample.concurrency <= depth and index not in outliers]
+    seen = np.array([sample.latency_s for sample in kept])
+    unexplained = sum((sample.latency_s - line.latency_s(sample.concurrency)) ** 2 for sample in kept)
+    spread = float(np.sum(np.square(seen - seen.mean()))) if kept else 0.0
+    r2 = max(0.0, 1 - unexplained / spread) if spread > 0 else 0.0
+    return Fit(line, r2, scatter(samples), frozenset(outliers), np.zeros((2, 2)), 0.0)
+
+
+def _least_above(concurrency: Floats, latency: Floats, middle: float) -> Curve:
+    """Of the lines through two of these points, or one and the origin, that lie on or above all: the least there."""
+    lines = [Curve(float(np.max(latency / concurrency)), 0.0)]
+    for first, second in itertools.combinations(range(len(latency)), 2):
+        alpha_s = float((latency[second] - latency[first]) / (concurrency[second] - concurrency[first]))
+        line = Curve(alpha_s, float(latency[first] - alpha_s * concurrency[first]))
+        above = alpha_s * concurrency + line.beta_s >= latency * (1 - 1e-9)
+        if alpha_s >= 0 and line.beta_s >= 0 and above.all():
+            lines.append(line)
+    return min(lines, key=lambda line: line.latency_s(middle))
 
 
 def _consistent_line(concurrency: Floats, latency: Floats) -> Curve:
@@ -165,7 +212,7 @@ def _relative(model: Curve, concurrency: Floats, latency: Floats) -> Floats:
 
 def _scale(residuals: Floats) -> float:
     """The standard deviation of the residuals' middle part."""
-    return max(_SCALE_AT_LEAST, 1.4826 * float(np.median(np.abs(residuals))))
+    return max(_SCALE_AT_LEAST, _DEVIATIONS * float(np.median(np.abs(residuals))))
 
 
 def _largest(latency_s: Callable[[int], float], slo_s: float, most: int) -> int:

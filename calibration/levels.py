@@ -2,6 +2,8 @@
 
 Few levels and far apart: lone queries, which give about beta; a quick climb, which gives about alpha; then the level
 where the SLO should just be met, again and again, and half of it, until the confidence interval of the depth is narrow.
+Where the latencies are on no line (a device that computes in tiles, attention's square), bisection finds the depth, as
+more queries take no less time.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from calibration.curve import Shape
-from calibration.latency_model import Fit, Misfit, NotLinear, Sample, fit, misfit
+from calibration.latency_model import Fit, Sample, fit, misfit
 
 LONE = 2  # lone queries before anything else
 LONE_TOO_SLOW = 3  # as many that are all too slow settle that the pool cannot be used (Eq. 11)
@@ -21,7 +23,7 @@ CLIMB = 6  # at most so many times the level before
 _SURE_SHARE = 0.02  # of the depth: an interval as narrow as this is good enough
 _SURE_QUERIES = 0.5
 _ENOUGH, _ENOUGH_CHEAP, _CHEAP = 4, 8, 16  # samples; where the depth is small, a few more cost next to nothing
-_REPEATS = 4  # of every level, before the latency is called not linear
+_REPEATS = 2  # of a level off the line before the line is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,46 +38,87 @@ class Aim:
     bursts: int = 40
 
 
-def next_level(samples: Sequence[Sample], aim: Aim) -> int | None:
-    """The concurrency of the next burst, or None: the depth is known well enough, or no burst can make it so.
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The largest concurrency that held the SLO and the smallest above that did not; None: none was seen."""
 
-    Raises NotLinear when samples at a level that were repeated do not fit a line.
-    """
+    holds: int
+    misses: int | None
+
+    @property
+    def close(self) -> bool:
+        return self.misses is not None and self.misses - self.holds <= max(1, int(_SURE_SHARE * self.holds))
+
+
+def bounds(samples: Sequence[Sample], aim: Aim) -> Bounds:
+    """What the samples say of the depth without any line. A level that most of its bursts do not decide misses."""
+    held = {level: _held(samples, level, aim) for level in {sample.concurrency for sample in samples}}
+    misses = min((level for level in held if not held[level]), default=None)
+    return Bounds(max((level for level in held if misses is None or level < misses), default=0), misses)
+
+
+def limit_s(samples: Sequence[Sample], aim: Aim) -> float:
+    """What a burst may take, s. Under steady traffic a query may wait for a running batch first, about a lone query."""
+    lone = [sample.latency_s for sample in samples if sample.concurrency == 1]
+    return aim.slo_s - (median(lone) if aim.shape == "steady" else 0.0)
+
+
+def next_level(samples: Sequence[Sample], aim: Aim) -> int | None:
+    """The concurrency of the next burst, or None: the depth is known well enough, or no burst can make it so."""
     lone = [sample.latency_s for sample in samples if sample.concurrency == 1]
     if len(lone) < LONE or (len(lone) < LONE_TOO_SLOW and min(lone) > aim.slo_s):
         return 1
     if min(lone) > aim.slo_s or aim.most == 1:
         return None
     highest = max(sample.concurrency for sample in samples)
-    if highest == 1:  # at least slo/(alpha + beta) fit: alpha*C + beta <= C * (alpha + beta)
-        return min(aim.most, max(2, min(CLIMB, math.floor(3 * aim.slo_s / median(lone)))))
+    if highest == 1:
+        return min(aim.most, _climb(samples, highest, aim))
     return _by_the_line(samples, highest, aim)
 
 
 def _by_the_line(samples: Sequence[Sample], highest: int, aim: Aim) -> int | None:
     fitted = fit(samples)
     target = _target(fitted, aim)
-    if target > highest and not _close(highest, target):
-        return min(target, CLIMB * highest)
+    # Beyond a burst that was late only a line that is none leads: a flat one as far as to bursts of minutes.
+    if target > highest and not _close(highest, target) and _held(samples, highest, aim):
+        return min(target, _climb(samples, highest, aim))
     odd = misfit(samples, fitted)
     if odd is not None:
-        return _measure_again(samples, odd)
+        once = sum(sample.concurrency == odd.concurrency for sample in samples) < _REPEATS
+        return odd.concurrency if once else _by_bisection(samples, aim)
     if len(samples) >= aim.bursts or _sure(samples, fitted, aim):
         return None
-    return _where_it_helps(samples, target)
+    return _where_it_helps(samples, min(target, _climb(samples, highest, aim)))
 
 
-def _measure_again(samples: Sequence[Sample], odd: Misfit) -> int:
-    """The level to repeat before the latency is called not linear: the odd one, then all others (one slow burst of
-    theirs may have bent the line).
-    """
+def _climb(samples: Sequence[Sample], highest: int, aim: Aim) -> int:
+    """The highest level to go to from here: where `highest` takes t, on any line slo/t times as many are in time."""
+    latency_s = median(sample.latency_s for sample in samples if sample.concurrency == highest)
+    return max(highest + 1, min(CLIMB * highest, math.floor(3 * aim.slo_s / latency_s * highest)))
+
+
+def _by_bisection(samples: Sequence[Sample], aim: Aim) -> int | None:
+    """One burst a level, which may be slow by accident, until the bounds are close; then these once more."""
+    found = bounds(samples, aim)
+    if len(samples) >= aim.bursts:
+        return None
+    if found.misses is None and found.holds < aim.most:
+        return min(aim.most, 2 * found.holds)
+    if found.misses is not None and not found.close:
+        return (found.holds + found.misses) // 2
     counts = Counter(sample.concurrency for sample in samples)
-    if counts[odd.concurrency] < _REPEATS:
-        return odd.concurrency
-    level = min(counts, key=lambda concurrency: (counts[concurrency], concurrency))
-    if counts[level] >= _REPEATS:
-        raise NotLinear(odd.problem)
-    return level
+    if found.misses is not None and _held(samples, found.misses, aim) is None:
+        return found.misses
+    return found.holds if counts[found.holds] == 1 else None
+
+
+def _held(samples: Sequence[Sample], level: int, aim: Aim) -> bool | None:
+    """Whether most bursts at `level` were in time; None where as many were late, or the only one was."""
+    most_s = limit_s(samples, aim)
+    late = [sample.latency_s > most_s for sample in samples if sample.concurrency == level]
+    if late == [True] or 2 * sum(late) == len(late):
+        return None
+    return 2 * sum(late) < len(late)
 
 
 def _target(fitted: Fit, aim: Aim) -> int:

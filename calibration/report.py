@@ -82,7 +82,7 @@ def write(folder: Path, report: Mapping[str, Any]) -> Path:
 
 def show(console: Console, report: Mapping[str, Any]) -> None:
     """The depths, the gain, the verification and the verdict, for a terminal of 100 columns."""
-    for sheet in _sheets(_depths(report), _gain(report), _verification(report)):
+    for sheet in _sheets(_depths(report), _cost(report), _gain(report), _verification(report), _streams(report)):
         console.print(Text(sheet.title, style="bold"))
         console.print(_rich_table(sheet))
         console.print(Text(f"{sheet.caption}\n" if sheet.caption else "", style="dim"))
@@ -182,6 +182,36 @@ def _verification(report: Mapping[str, Any]) -> Sheet | None:
         f"within the SLO ({share}), {seen['busy']} told busy, {seen['failed']} failed"
     )
     return Sheet("Verification", ["pool", "admitted", "late", "p50, s", "p99, s", "slowest, s"], rows, caption)
+
+
+def _streams(report: Mapping[str, Any]) -> Sheet | None:
+    """The loads beside bursts that were proved."""
+    if not report["streams"]:
+        return None
+    rows = [
+        [one["name"], f"{one['rate']:.3g}", *(_number(one[key]) for key in ("admitted", "late", "busy")),
+         *(_seconds(one[key]) for key in ("p50_s", "p99_s", "slowest_s"))]
+        for one in report["streams"]
+    ]  # fmt: skip
+    columns = ["", "offered/s", "admitted", "late", "busy", "p50, s", "p99, s", "slowest, s"]
+    return Sheet("Streams, admitted by predicted finish", columns, rows)
+
+
+def _cost(report: Mapping[str, Any]) -> Sheet | None:
+    """What a query costs by its tokens, at the lengths that were measured."""
+    costs = {name: pool["cost"] for name, pool in _pools(report).items() if pool["cost"] is not None}
+    if not costs:
+        return None
+    rows = [
+        [f"{found[0][0]}", *(f"{1000 * seconds:.4g}" for _, seconds in found)]
+        for found in zip(*(cost["by_tokens"] for cost in costs.values()), strict=True)
+    ]
+    formulas = (
+        f"{POOLS[name]}: {one['query_s']:.4g} + {one['token_s']:.4g} n + {one['token2_s']:.4g} n^2 s"
+        for name, one in costs.items()
+    )
+    columns = ["tokens n", *(f"{POOLS[name]}, ms" for name in costs)]
+    return Sheet("Cost of a query by its length", columns, rows, "; ".join(formulas))
 
 
 def _fine_tuning(report: Mapping[str, Any]) -> Sheet | None:
@@ -324,7 +354,8 @@ def _page(report: Mapping[str, Any], pictures: Mapping[str, bytes]) -> str:
         "<section>\n<h2>Pictures</h2>\n" if pictures else "",
         *(_html_picture(report, name, png) for name, png in pictures.items()),
         "</section>\n" if pictures else "",
-        *map(_html_table, _sheets(_verification(report), _fine_tuning(report), _curves(report))),
+        *map(_html_table, _sheets(_verification(report), _streams(report), _fine_tuning(report))),
+        *map(_html_table, _sheets(_curves(report), _cost(report))),
         *(_html_table(_facts(key.title(), report[key])) for key in ("application", "machine", "settings")),
         f"<section>\n<h2>Notes</h2>\n<ul>\n{notes}</ul>\n</section>\n" if notes else "",
         _html_table(_facts("Written", report["written"])),

@@ -1,4 +1,4 @@
-"""A calibration from beginning to end: measure each pool, estimate, fine-tune all at work, verify."""
+"""A calibration from beginning to end: measure each pool, estimate, fine-tune all at work, verify, prove streams."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from calibration.application import Application, CalibrationFailed
 from calibration.findings import Findings, Wishes
 from calibration.fine_tune import fine_tune
 from calibration.journal import Journal
-from calibration.latency_model import NotLinear, Sample
+from calibration.latency_model import Sample
+from calibration.lengths import LengthSample, fit_cost, other_lengths
 from calibration.levels import Aim
 from calibration.progress import Progress
 from calibration.proof import Promise, Step, tune, verify
-from calibration.sweep import Estimate, stress_test, sweep
+from calibration.stream import OVERLOAD, Stream, prove
+from calibration.sweep import Estimate, measure_length, stress_test, sweep
 from calibration.trials import Trials
 from deployments.device_detector import ACCELERATOR, CPU
 from deployments.settings import RouterConfig
 
 _TIMEOUT_MARGIN_S = 30.0  # beyond the application's own: then it does not answer at all
-_LAPSE_S = 15.0  # the Router's own lease of trial depths, and a bit
+_ANOTHER_S = 10.0  # since the last trial query: a run that goes on sends some more often
 _NOISY = 0.08  # standard deviation of a burst's latency, a share of it: worth a word
 
 
@@ -62,6 +64,10 @@ class Calibration:
         return float(self._application.router_config().get("request_timeout_s", default))
 
     @property
+    def _admission(self) -> str:
+        return str(self._application.router_config().get("admission", RouterConfig.model_fields["admission"].default))
+
+    @property
     def about(self) -> dict[str, Any]:
         """What makes another run the same: an interrupted one is resumed only then."""
         replicas = {name: sorted(pool["replicas"]) for name, pool in self.found.pools.items()}
@@ -87,21 +93,28 @@ class Calibration:
             for pool in self.found.pools:
                 await self._sweep(trials, pool)
             estimates = self._usable_estimates()
+            await self._measure_lengths(trials)
             if not estimate_only:
                 await self._tune(trials, estimates)
                 await self._verify(trials)
+                if self._admission == "finish":
+                    await self._prove_streams(trials)
                 await self._check_replicas()
         finally:
             trials.close()
             await asyncio.shield(asyncio.to_thread(self._withdraw_pass))
 
     async def _wait_for_another_run(self) -> None:
-        """The trial depths of a run that was killed lapse by themselves; those of one that goes on do not."""
-        ends = time.monotonic() + _LAPSE_S
-        while (await asyncio.to_thread(self._application.info))["windve"]["trial_depths"] is not None:
+        """The trial queries of a run that was killed have ended; those of one that goes on have not."""
+        ends = time.monotonic() + 1.5 * _ANOTHER_S
+        while (ago_s := await self._trial_seconds_ago()) is not None and ago_s < _ANOTHER_S:
             if time.monotonic() > ends:
                 raise CalibrationFailed("another calibration of this application is running: wait until it has ended")
             await asyncio.sleep(0.2)
+
+    async def _trial_seconds_ago(self) -> float | None:
+        found: float | None = (await asyncio.to_thread(self._application.info))["windve"]["trial_seconds_ago"]
+        return found
 
     async def _check_replicas(self) -> None:
         """Depths are for each replica: what was measured is wrong if their number changed meanwhile."""
@@ -126,11 +139,13 @@ class Calibration:
             self._progress.say(f"{samples[-1].concurrency} at once: {samples[-1].latency_s:.3f} s")
 
         with self._progress.stage(f"measuring the {pool} pool alone"):
-            try:
-                estimate = await sweep(trials, pool, aim, quantile, on_sample)
-            except NotLinear as error:
-                raise CalibrationFailed(f"the {pool} pool: {error}") from None
+            estimate = await sweep(trials, pool, aim, quantile, on_sample)
         self.found.estimates[pool] = estimate
+        if estimate.bent is not None:
+            self.found.note(
+                f"the {pool} pool's {estimate.bent}: its depth was found by bisection, and alpha and beta are those of "
+                "the least line on or above what was measured up to it"
+            )
         if estimate.line is not None and estimate.line.noise > _NOISY:
             self.found.note(
                 f"the {pool} pool's latencies scatter by {estimate.line.noise:.0%}: is other work on the device or the "
@@ -149,6 +164,22 @@ class Calibration:
                 self.found.stress[pool] = await stress_test(trials, pool, aim, quantile, self.found.wishes.stress_step)
             depth, spent = self.found.stress[pool]
             self._progress.done(f"{pool}: a stress test says {depth} ({spent} queries)")
+
+    async def _measure_lengths(self, trials: Trials) -> None:
+        """What a query costs by its length, on each pool that has a line."""
+        aim, quantile, tokens = self.found.wishes.aim, self.found.wishes.quantile, self.found.wishes.tokens
+        lined = {pool: estimate for pool, estimate in self.found.estimates.items() if estimate.line is not None}
+        with self._progress.stage("measuring queries of other lengths"):
+            others = other_lengths(tokens, self.found.info["max_input_length"])
+            lengths = [await trials.nearest(length) for length in others]
+            for pool, estimate in lined.items():
+                assert estimate.line is not None
+                samples: list[LengthSample] = []
+                for length in lengths:
+                    samples += await measure_length(trials, estimate, length, aim, quantile)
+                self.found.costs[pool] = cost = fit_cost(samples, estimate.line.curve, tokens)
+                shown = ", ".join(f"{1000 * cost.seconds(n):.3g} ms at {n}" for n in sorted([*lengths, tokens]))
+                self._progress.done(f"{pool}: a query costs by its tokens {shown}")
 
     def _usable_estimates(self) -> dict[str, int]:
         """The estimated depths. Raises CalibrationFailed where the preferred pool cannot meet the SLO at all."""
@@ -199,6 +230,25 @@ class Calibration:
             self.found.leave_cpu_out("not one query on it met the SLO in the verification")
         self._progress.done(f"verified: {self.found.verified}")
 
+    async def _prove_streams(self, trials: Trials) -> None:
+        """Queries that come one by one, of equal and of mixed lengths, more than the pools can answer."""
+        wishes, depths = self.found.wishes, self.found.depths
+        rate = OVERLOAD * sum(
+            self.found.estimates[pool].queries_per_second(depth) * trials.replicas[pool]
+            for pool, depth in depths.items()
+        )
+        first = next(iter(depths))
+        only = None if all(depths.values()) else first  # a pool that is to be closed does not help in the proof
+        for name, mixed in (("stream", False), ("stream of mixed lengths", True)):
+            stream = Stream(name, rate, wishes.tokens, mixed)
+            arrivals = stream.arrivals(wishes.slo_s, self.found.info["max_input_length"], wishes.seed)
+            with self._progress.stage(f"proving a {name}, {rate:.3g} queries a second"):
+                proof = await prove(trials, stream, arrivals, wishes.slo_s, only)
+            self.found.streams.append(proof)
+            self._progress.done(
+                f"{name}: {proof.late} of {len(proof.latencies_s)} admitted queries late, {proof.busy} told busy"
+            )
+
     @property
     def _promise(self) -> Promise:
         return Promise(self.found.wishes.aim, self.found.wishes.quantile)
@@ -210,7 +260,7 @@ def _depths_text(depths: Mapping[str, int]) -> str:
 
 def _takes(estimate: Estimate, aim: Aim) -> str:
     """How long one query takes."""
-    if aim.shape == "steady" and estimate.line is not None:
+    if aim.shape == "steady":
         return f"takes up to {estimate.smallest_slo_s(aim):.3g} s where it may wait for a running batch"
     return f"takes {estimate.lone_s:.3g} s"
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from calibration.application import CalibrationFailed
 from calibration.journal import Burst
-from calibration.latency_model import TOO_NOISY, Fit, NotLinear, Sample, fit
-from calibration.levels import Aim, next_level
+from calibration.latency_model import TOO_NOISY, Fit, Sample, cover, fit, misfit, scatter
+from calibration.lengths import LengthSample, next_concurrency
+from calibration.levels import Aim, bounds, limit_s, next_level
 from calibration.trials import Trials
 
 _AGAIN = 2  # times that a burst is sent again because others took its places
@@ -18,7 +19,9 @@ _AGAIN = 2  # times that a burst is sent again because others took its places
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a sweep found, with `queries` spent on it. `line` is None where not one query meets the SLO (Eq. 11)."""
+    """What a sweep found, with `queries` spent on it. `line` is None where not one query meets the SLO (Eq. 11). `bent`
+    says why the latencies are on no line; `line` lies on or above them then, and `depth` was found by bisection.
+    """
 
     pool: str
     samples: tuple[Sample, ...]
@@ -26,11 +29,18 @@ class Estimate:
     depth: int
     queries: int
     lone_s: float
+    bent: str | None = None
+
+    def queries_per_second(self, depth: int) -> float:
+        """What one replica answers with `depth` queries in each run; 0 for none."""
+        if not depth:
+            return 0.0
+        return depth / (self.line.curve.latency_s(depth) if self.line else self.lone_s)
 
     def smallest_slo_s(self, aim: Aim) -> float:
         """The smallest SLO that one query meets, s."""
         if self.line is None:
-            return self.lone_s
+            return self.lone_s * (2 if aim.shape == "steady" else 1)
         return max(self.lone_s, self.line.curve.latency_s(1, aim.shape) + self.line.margin_s(1, aim.shape))
 
 
@@ -42,25 +52,51 @@ def what_counts(burst: Burst, pool: str, quantile: float) -> float:
 async def sweep(
     trials: Trials, pool: str, aim: Aim, quantile: float, on_sample: Callable[[list[Sample]], None]
 ) -> Estimate:
-    """Measure `pool` alone until its depth is known. Raises NotLinear, or CalibrationFailed where others disturb it."""
+    """Measure `pool` alone until its depth is known. Raises CalibrationFailed where its latencies scatter, or others
+    disturb it.
+    """
     samples: list[Sample] = []
     while (level := next_level(samples, aim)) is not None:
         samples.append(await _measure(trials, "sweep", pool, level, quantile))
         on_sample(samples)
+    return estimated(pool, samples, aim, sum(sample.concurrency for sample in samples) * trials.replicas[pool])
+
+
+def estimated(pool: str, samples: Sequence[Sample], aim: Aim, queries: int) -> Estimate:
+    """What the samples of a sweep that is done say. Raises CalibrationFailed where they scatter too much to say it."""
     lone_s = float(np.median([sample.latency_s for sample in samples if sample.concurrency == 1]))
-    queries = sum(sample.concurrency for sample in samples) * trials.replicas[pool]
+    found = Estimate(pool, tuple(samples), None, int(lone_s <= aim.slo_s), queries, lone_s)  # 1 where --most is 1
     if max(sample.concurrency for sample in samples) == 1:
-        return Estimate(pool, tuple(samples), None, int(lone_s <= aim.slo_s), queries, lone_s)  # 1 where --most is 1
+        return found
     line = fit(samples)
-    if line.noise > TOO_NOISY:
-        raise NotLinear(
-            f"latencies scatter by {line.noise:.0%} around any line (R2 {line.r2:.2f}); is other work on the device or "
-            "the machine? Calibrate when it is quiet"
+    odd = misfit(samples, line)
+    noise = line.noise if odd is None else scatter(samples)
+    if noise > TOO_NOISY:
+        raise CalibrationFailed(
+            f"the {pool} pool: latencies of equal bursts scatter by {noise:.0%}; is other work on the device or the "
+            "machine? Calibrate when it is quiet"
         )
+    if odd is not None:
+        depth = bounds(samples, aim).holds
+        above = cover(samples, depth, limit_s(samples, aim)) if depth else None
+        return replace(found, line=above, depth=depth, bent=odd.problem)
     depth = line.safe_depth(aim.slo_s, aim.shape, aim.most)
     if not depth and line.curve.depth(aim.slo_s, aim.shape, aim.most):
         depth = 1  # the line allows it, its margin does not: fine-tuning will tell
-    return Estimate(pool, tuple(samples), line, depth, queries, lone_s)
+    return replace(found, line=line, depth=depth)
+
+
+async def measure_length(
+    trials: Trials, estimate: Estimate, tokens: int, aim: Aim, quantile: float
+) -> list[LengthSample]:
+    """A few bursts of queries of another length on a pool whose line is known."""
+    assert estimate.line is not None
+    samples: list[LengthSample] = []
+    line, times = estimate.line.curve, tokens / trials.tokens
+    while (level := next_concurrency(samples, times, line, estimate.depth, aim.most)) is not None:
+        found = await _measure(trials, f"{tokens} tokens", estimate.pool, level, quantile, tokens=tokens)
+        samples.append(LengthSample(tokens, level, found.latency_s))
+    return samples
 
 
 async def stress_test(trials: Trials, pool: str, aim: Aim, quantile: float, step: int) -> tuple[int, int]:
@@ -78,13 +114,19 @@ async def stress_test(trials: Trials, pool: str, aim: Aim, quantile: float, step
     return level, spent * trials.replicas[pool]
 
 
-async def _measure(trials: Trials, stage: str, pool: str, level: int, quantile: float) -> Sample:
+async def _measure(
+    trials: Trials, stage: str, pool: str, level: int, quantile: float, *, tokens: int | None = None
+) -> Sample:
     alone = {name: level if name == pool else 0 for name in trials.replicas}
     for _ in range(1 + _AGAIN):
-        burst = await trials.burst(stage, alone)
+        burst = await trials.burst(stage, alone, tokens=tokens)
         if not burst.busy and not burst.failed:
             return Sample(level, what_counts(burst, pool, quantile))
+    if burst.failed:
+        raise CalibrationFailed(
+            f"{burst.failed} of {burst.sent} queries failed on the {pool} pool: a replica was lost, or hangs"
+        )
     raise CalibrationFailed(
-        f"{burst.busy} of {burst.sent} queries found no place on the {pool} pool and {burst.failed} failed: other "
-        "traffic is served at the same time, or a replica was lost; calibrate when it is quiet"
+        f"{burst.busy} of {burst.sent} queries found no place on the {pool} pool: other traffic is served at the same "
+        "time, or a replica was lost; calibrate when it is quiet"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Awaitable, Mapping, Sequence
@@ -19,6 +20,7 @@ from deployments.trial import HEADER, Trial
 T = TypeVar("T")
 
 _ROOM_FOR_OTHERS = 1000  # the depth by which the first query is admitted, whatever else is in flight
+_ROOM_IN_STREAM, _ROOM_AT_LEAST = 2.0, 50  # connections, times what arrives within the SLO; none free: a query waits
 _PASS_ARRIVES_S = 15.0  # the new user_config is on its way to the Router
 _WORDS = (
     *("river", "stone", "window", "garden", "market", "paper", "light", "winter", "road", "music", "water", "house"),
@@ -48,7 +50,7 @@ _ROUTES = {  # of a lone text, by the model's kind, and the field that holds it
 
 @dataclass(slots=True)
 class Trials:
-    """Bursts and steady streams at depths that are not in force. `replicas[pool]`: depths are for each of them."""
+    """Loads at depths, or for an SLO, that are not in force. `replicas[pool]`: depths are for each of them."""
 
     address: Address
     headers: Sequence[tuple[str, str]]  # of every query, beside the trial's
@@ -59,7 +61,7 @@ class Trials:
     seed: int
     timeout_s: float
     kind: str = "embedding"  # of the model, as `/info` says
-    _words: int = 0
+    _words: dict[int, int] = field(default_factory=dict)  # of a text, by its tokens
     _connections: list[Connection] = field(default_factory=list)
     _number: count[int] = field(default_factory=count)
 
@@ -70,37 +72,51 @@ class Trials:
         """
         if self.tokens > most_tokens:
             raise SettingsError("--tokens", f"the model takes at most {most_tokens}, not {self.tokens}")
-        self._words = self.tokens
-        for _ in range(8):  # most words are one token; other vocabularies need a few steps
-            found = int((await self._first_answer()).headers["x-compute-tokens"])
-            if found == self.tokens:
-                return
-            self._words = max(1, self._words + self.tokens - found)
+        found = await self.nearest(self.tokens)
         if abs(found - self.tokens) > 0.1 * self.tokens:
             raise SettingsError("--tokens", f"no text of {self.tokens} tokens was found, only one of {found}")
+        self._words[self.tokens] = self._words[found]
 
-    async def _first_answer(self) -> Reply:
+    async def nearest(self, tokens: int) -> int:
+        """Find texts of about so many tokens; how many they have."""
+        words = tokens
+        for _ in range(8):  # most words are one token; other vocabularies need a few steps
+            found = int((await self._first_answer(words)).headers["x-compute-tokens"])
+            self._words[found] = words
+            if found == tokens:
+                break
+            words = max(1, words + tokens - found)
+        return found
+
+    def _words_of(self, tokens: int) -> int:
+        """Words of a text of about so many tokens, by the lengths that were found."""
+        (least, fewest), (most, many) = min(self._words.items()), max(self._words.items())
+        slope = (many - fewest) / (most - least) if most > least else 1.0
+        return self._words.get(tokens) or max(1, round(fewest + slope * (tokens - least)))
+
+    async def _first_answer(self, words: int) -> Reply:
         """An answered query: until the pass is in force, and while others take the places, it is sent again."""
         ends = time.monotonic() + _PASS_ARRIVES_S
-        depths = dict.fromkeys(self.replicas, _ROOM_FOR_OTHERS)
+        request = self._request(Trial(self.secret, dict.fromkeys(self.replicas, _ROOM_FOR_OTHERS)), words)
         while True:
             await self._connect(1)
-            (reply,) = await self._answers(ask_all(self._connections[:1], [self._request(depths)], self.timeout_s))
+            (reply,) = await self._answers(ask_all(self._connections[:1], [request], self.timeout_s))
             if reply.status == 200:
                 return reply
             if reply.status not in {403, 429} or time.monotonic() > ends:
                 raise CalibrationFailed(f"the application did not answer a trial query: {_problem(reply)}")
             await asyncio.sleep(0.1)
 
-    async def burst(self, stage: str, depths: Mapping[str, int], extra: int = 0) -> Burst:
-        """As many queries at once for each pool as fill its depth, and `extra` more for any. All answered when it
-        returns.
+    async def burst(self, stage: str, depths: Mapping[str, int], extra: int = 0, tokens: int | None = None) -> Burst:
+        """As many queries at once for each pool as fill its depth, and `extra` more for any; of another length, if
+        given. All answered when it returns.
         """
         aims = self._aims(depths, extra)
         done = self.journal.replayed(stage, depths, len(aims))
         if done is None:
             await self._connect(len(aims))
-            requests = [self._request(depths, only) for only in aims]
+            words = self._words_of(tokens or self.tokens)
+            requests = [self._request(Trial(self.secret, depths, only), words) for only in aims]
             at = time.time()
             replies = await self._answers(ask_all(self._connections[: len(aims)], requests, self.timeout_s))
             done = self._collect(stage, at, depths, list(zip(aims, replies, strict=True)), len(aims))
@@ -115,7 +131,7 @@ class Trials:
         done = self.journal.replayed(stage, depths, len(aims))
         if done is None:
             await self._connect(len(aims))
-            at, ends = time.time(), time.monotonic() + seconds
+            words, at, ends = self._words_of(self.tokens), time.time(), time.monotonic() + seconds
             # How long a client pauses is nobody's secret: `random`, with a seed, so that a run can be repeated.
             chance = random.Random(self.seed)  # noqa: S311
 
@@ -123,13 +139,42 @@ class Trials:
                 replies = []
                 await asyncio.sleep(chance.random() * pause_s)
                 while time.monotonic() < ends:
-                    replies.append((only, await connection.ask(self._request(depths, only), self.timeout_s)))
+                    request = self._request(Trial(self.secret, depths, only), words)
+                    replies.append((only, await connection.ask(request, self.timeout_s)))
                     await asyncio.sleep(chance.expovariate(1 / pause_s))
                 return replies
 
             clients = zip(self._connections[: len(aims)], aims, strict=True)
             answers = await self._answers(asyncio.gather(*(ask_again_and_again(*client) for client in clients)))
             done = self._collect(stage, at, depths, [pair for pairs in answers for pair in pairs], len(aims))
+            self.journal.add(done)
+        return done
+
+    async def stream(self, stage: str, slo_s: float, arrivals: Sequence[tuple[float, int]], only: str | None) -> Burst:
+        """Queries that come when they come (s after the first, tokens), whatever became of those before, admitted by
+        predicted finish for `slo_s`; on the pool `only`, if given.
+        """
+        done = self.journal.replayed(stage, {}, len(arrivals))
+        if done is None:
+            rate = len(arrivals) / max(arrivals[-1][0], slo_s)
+            await self._connect(min(len(arrivals), math.ceil(_ROOM_IN_STREAM * rate * slo_s) + _ROOM_AT_LEAST))
+            free = asyncio.LifoQueue[Connection]()
+            for connection in self._connections:
+                free.put_nowait(connection)
+            trial = Trial(self.secret, {}, only, slo_s)
+            requests = [self._request(trial, self._words_of(tokens)) for _, tokens in arrivals]
+
+            async def ask(connection: Connection, request: bytes) -> tuple[str | None, Reply]:
+                try:
+                    return only, await connection.ask(request, self.timeout_s)
+                finally:
+                    free.put_nowait(connection)
+
+            at, began, asked = time.time(), time.monotonic(), []
+            for (due_s, _), request in zip(arrivals, requests, strict=True):
+                await asyncio.sleep(began + due_s - time.monotonic())
+                asked.append(asyncio.create_task(ask(await free.get(), request)))
+            done = self._collect(stage, at, {}, await self._answers(asyncio.gather(*asked)), len(arrivals))
             self.journal.add(done)
         return done
 
@@ -166,12 +211,12 @@ class Trials:
                 f"a connection to {self.address} broke in the middle of a burst: {reason}"
             ) from None
 
-    def _request(self, depths: Mapping[str, int], only: str | None = None) -> bytes:
+    def _request(self, trial: Trial, words: int) -> bytes:
         number = next(self._number)
-        words = random.Random(self.seed * 1_000_003 + number).choices(_WORDS, k=self._words)  # noqa: S311 - texts
-        route, text = _ROUTES[self.kind]
-        payload = {text: " ".join(words), "encoding_format": "base64"}  # TEI's routes do not look at the format
-        headers = [*self.headers, (HEADER, Trial(self.secret, depths, only).header())]
+        text = random.Random(self.seed * 1_000_003 + number).choices(_WORDS, k=words)  # noqa: S311 - texts
+        route, field_name = _ROUTES[self.kind]
+        payload = {field_name: " ".join(text), "encoding_format": "base64"}  # TEI's routes do not look at the format
+        headers = [*self.headers, (HEADER, trial.header())]
         return request_bytes(payload, f"{self.address.prefix}{route}", headers, self.address.netloc)
 
     def _collect(
@@ -183,7 +228,7 @@ class Trials:
         sent: int,
     ) -> Burst:
         """A query that the application gave up on counts as late on its pool. Raises CalibrationFailed if all fail."""
-        latencies: dict[str, list[float]] = {pool: [] for pool in depths}
+        latencies: dict[str, list[float]] = {pool: [] for pool in self.replicas}
         busy = failed = 0
         for only, reply in answers:
             pool = reply.pool if reply.status == 200 else only if _timed_out(reply) else None

@@ -200,7 +200,7 @@ class PoolConfig(_Strict):
     cost: CostConfig | None = None  # by tokens; without it, in proportion to them
 
     @model_validator(mode="after")
-    def _both_or_neither(self) -> Self:
+    def _belong_together(self) -> Self:
         if (self.alpha_s is None) != (self.beta_s is None):
             raise ValueError("alpha_s and beta_s belong together: give both or neither")
         if self.cost is not None and self.alpha_s is None:
@@ -226,8 +226,8 @@ class CalibrationRecord(_Strict):
     tokens: PositiveInt  # of each query
     quantile: Share  # of a burst's latencies that meets the SLO; 1: the slowest
     r2: dict[str, float]  # of each pool's fit
-    proved: list[str] = []  # what was in time at the SLO: bursts, stream, mixed lengths
     verified: str  # what was admitted in the last run, and how much of it in time
+    proved: list[str] = []  # what held the SLO: "bursts" or "steady", "stream", "mixed lengths"
     heterogeneous: str | None = None  # why the CPU does not help, where it does not
 
 

@@ -1,18 +1,21 @@
-"""Trial depths: how a calibration tries a depth on a running application without changing what others get. Pure.
+"""Trial queries: how a calibration tries a depth or an SLO on a running application without changing what others get.
+Pure.
 
-A trial query carries the run's secret and the depths by which it asks to be admitted:
+A trial query carries the run's secret and how it asks to be admitted:
 
-    x-windve-trial: SECRET accelerator=40 cpu=7
-    x-windve-trial: SECRET accelerator=40 cpu=7 only=cpu
+    x-windve-trial: SECRET accelerator=40 cpu=7             by a count, at these depths
+    x-windve-trial: SECRET accelerator=40 cpu=7 only=cpu    the same, on one pool only
+    x-windve-trial: SECRET finish=1.5                       by predicted finish, for an SLO of 1.5 s
+    x-windve-trial: SECRET finish=1.5 only=accelerator      the same, on one pool only
 
-Its own queries are admitted and refused as they would be at these depths, or on one pool `only`; all others by the
-depths in force.
+Other queries are admitted by the settings in force.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,15 +23,18 @@ from deployments.errors import Forbidden, InvalidInput
 from deployments.settings import TrialPass
 
 HEADER = "x-windve-trial"
-_FORM = f"the header {HEADER} should look like 'SECRET accelerator=40 cpu=7' or '... only=cpu'"
-_ONLY = "only"
+_FORM = f"the header {HEADER} should look like 'SECRET accelerator=40 cpu=7', '... only=cpu' or 'SECRET finish=1.5'"
+_ONLY, _FINISH = "only", "finish"
+_LONGEST_S = 3600.0
 _LARGEST = 100_000
 _DIGITS = len(str(_LARGEST))
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What one trial query asks for: `depths` for each live replica of a pool; a pool that is not named is closed."""
+    """What one trial query asks for: `depths` for each live replica of a pool; a pool that is not named is closed. Or,
+    with `finish_s`, to be admitted by predicted finish for this SLO; `depths` is empty then. `only`: on this pool.
+    """
 
     secret: str
     depths: Mapping[str, int]
@@ -45,6 +51,8 @@ class Trial:
         only = None
         if words and words[-1].startswith(f"{_ONLY}="):
             only = words.pop().partition("=")[2]
+        if len(words) == 1 and words[0].startswith(f"{_FINISH}="):
+            return cls(secret, {}, only, _seconds(words[0]))
         for word in words:
             pool, _, depth = word.partition("=")
             if (
@@ -56,8 +64,10 @@ class Trial:
         return cls(secret, depths, only)
 
     def header(self) -> str:
-        words = [self.secret, *(f"{pool}={depth}" for pool, depth in self.depths.items())]
-        return " ".join(words if self.only is None else [*words, f"{_ONLY}={self.only}"])
+        words = [f"{pool}={depth}" for pool, depth in self.depths.items()]
+        if self.finish_s is not None:
+            words = [f"{_FINISH}={self.finish_s!r}"]
+        return " ".join([self.secret, *words, *([] if self.only is None else [f"{_ONLY}={self.only}"])])
 
     def check(self, allowed: TrialPass | None, pools: tuple[str, ...], now: float) -> None:
         """Raises Forbidden unless `allowed` knows the secret and `now` (Unix time, s) is before its end; InvalidInput
@@ -70,6 +80,16 @@ class Trial:
         for pool in (*self.depths, *([] if self.only is None else [self.only])):
             if pool not in pools:
                 raise InvalidInput(f"{HEADER}: there is no pool named {pool}, only {' and '.join(pools)}")
+
+
+def _seconds(word: str) -> float:
+    try:
+        seconds = float(word.partition("=")[2])
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= _LONGEST_S:
+        raise InvalidInput(f"{_FORM}; '{word}' does not")
+    return seconds
 
 
 def hash_secret(secret: str) -> str:

@@ -55,7 +55,11 @@ def service(tmp_path_factory, owner):
     application = config["applications"][0]
     application["args"]["heterogeneous"] = False
     application["args"]["accelerator"]["emulated"] = {"alpha_s": 0.01, "beta_s": 0.1}
-    application["deployments"][0]["user_config"] = {"slo_s": 1.0, "admission": "depth", "accelerator": {"queue_depth": 20}}
+    application["deployments"][0]["user_config"] = {
+        "slo_s": 1.0,
+        "admission": "depth",
+        "accelerator": {"queue_depth": 20},
+    }
     folder = tmp_path_factory.mktemp("token")
     keys = folder / "api-keys"
     keys.write_text(KEY)

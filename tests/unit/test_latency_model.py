@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration.curve import Curve
-from calibration.latency_model import Sample, fit, misfit
+from calibration.latency_model import Sample, cover, fit, misfit, scatter
 
 # SLO 1 s and 2 s, burst and steady: floor((slo - beta) / alpha) and floor((slo - 2 * beta) / alpha).
 V100 = Curve(0.018, 0.27)
@@ -167,3 +168,46 @@ def test_a_misfit_is_at_one_of_the_levels(samples):
     if odd is not None:
         assert odd.concurrency in {sample.concurrency for sample in samples}
         assert odd.problem.startswith(f"latency is not linear in concurrency: {odd.concurrency} at once take ")
+
+
+def test_equal_bursts_tell_the_noise_whatever_the_line():
+    chance = np.random.default_rng(1)
+    samples = [
+        Sample(level, 0.01 * level**2 * (1 + 0.05 * chance.standard_normal())) for level in range(1, 30) for _ in "abc"
+    ]
+    assert 0.04 <= scatter(samples) <= 0.06
+    assert scatter(samples[:1]) == 0
+
+
+LEVEL_LATENCIES = st.lists(
+    st.tuples(CONCURRENCY, st.floats(0.01, 1.0)), min_size=1, max_size=20, unique_by=lambda pair: pair[0]
+)
+
+
+@few
+@given(LEVEL_LATENCIES, CONCURRENCY, st.floats(1.0, 2.0))
+def test_a_line_covers_what_was_measured_and_promises_no_more(measured, depth, limit_s):
+    rising = zip(sorted(level for level, _ in measured), sorted(latency for _, latency in measured), strict=True)
+    samples = [Sample(level, latency_s) for level, latency_s in rising]
+    found = cover(samples, depth, limit_s)
+    assert not found.outliers
+    assert found.curve.alpha_s >= 0
+    assert found.curve.beta_s >= 0
+    assert found.curve.latency_s(depth) >= limit_s * (1 - 1e-9)
+    for sample in samples:
+        if sample.concurrency <= depth:
+            assert found.curve.latency_s(sample.concurrency) >= sample.latency_s * (1 - 1e-9)
+
+
+def test_of_all_lines_above_it_is_the_least():
+    tile = [Sample(level, 0.7 if level <= 24 else 1.13) for level in (1, 12, 24, 25, 36, 48)]
+    assert cover(tile, 48, 1.2).curve == Curve(pytest.approx(0.43 / 24), pytest.approx(0.7 - 0.43 / 24))
+    parabola = [Sample(level, 0.2 + 0.0005 * level**2) for level in (1, 10, 20, 40)]
+    assert cover(parabola, 40, 1.0).curve.latency_s(40) == pytest.approx(1.0)
+
+
+def test_a_slow_burst_does_not_lift_the_line():
+    samples = [*on(V100), Sample(12, 3 * V100.latency_s(12))]
+    found = cover(samples, 40, 1.0)
+    assert found.outliers == {5}
+    assert found.curve.latency_s(12) < 1.1 * V100.latency_s(12)

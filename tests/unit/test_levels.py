@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_fine_tune import drive
 
-from calibration.latency_model import NotLinear, Sample, fit
+from calibration.application import CalibrationFailed
+from calibration.curve import Shape
+from calibration.latency_model import Sample, fit
 from calibration.levels import Aim, next_level
+from calibration.sweep import estimated
 
 NOISE, OUTLIERS, SEEDS = 0.03, 0.05, 100
 
@@ -46,11 +49,10 @@ class Column:
         """Within 5 % or one query of the truth, and never above."""
         return self.depth - max(1, 0.05 * self.depth) <= estimate <= self.depth
 
-    @property
-    def stress_queries(self):
-        """What a stress test by steps of 8 sends, up to and including the first level that misses the SLO."""
-        levels = range(8, self.depth + 9, 8)
-        return sum(levels)
+
+def stress_queries(depth):
+    """What a stress test by steps of 8 sends, up to and including the first level that misses the SLO."""
+    return sum(range(8, depth + 9, 8))
 
 
 COLUMNS = [
@@ -86,12 +88,12 @@ def test_without_noise_the_estimate_is_near_and_never_above(column):
     samples = sweep(column.latency_s, Aim(column.slo_s))
     assert column.is_good(fit(samples).safe_depth(column.slo_s))
     if column.depth >= 80:
-        assert queries(samples) <= column.stress_queries / 3
+        assert queries(samples) <= stress_queries(column.depth) / 3
 
 
 def test_all_columns_together_cost_a_third_of_stress_tests_at_most(figure):
     spent = sum(queries(sweep(column.latency_s, Aim(column.slo_s))) for column in COLUMNS)
-    stress = sum(column.stress_queries for column in COLUMNS)
+    stress = sum(stress_queries(column.depth) for column in COLUMNS)
     figure(f"estimator, no noise, all columns of Table III: {spent} queries; stress tests by steps of 8: {stress}")
     assert spent <= stress / 3
 
@@ -122,24 +124,109 @@ def test_one_slow_lone_query_proves_nothing():
     assert 38 <= fit(samples).safe_depth(1) <= 40
 
 
+def tiles(alpha_s, beta_s, tile):
+    """A device that computes so many queries at once, whether there are as many or not."""
+    return lambda level: beta_s + alpha_s * tile * math.ceil(level / tile)
+
+
+BENT = {
+    "tiles of 24": tiles(0.018, 0.27, 24),
+    "tiles of 4": tiles(0.0858, 0.32, 4),
+    "tiles of 24, quick": tiles(0.003, 0.05, 24),
+    "one tile of 500": tiles(0.0008, 0.5, 500),
+    "a flat parabola": lambda level: 0.27 + 0.0005 * level**2,
+    "a steep parabola": lambda level: 0.27 + 0.01 * level**2,
+    "a root": lambda level: 0.1 + 0.1 * math.sqrt(level),
+    "doubles above 4": lambda level: (0.27 + 0.018 * level) * (2 if level > 4 else 1),
+    "doubles above 30": lambda level: (0.27 + 0.018 * level) * (2 if level > 30 else 1),
+}
+
+
+def true_depth(latency_s, slo_s, waits_s=0.0):
+    return max(level for level in range(2049) if not level or latency_s(level) + waits_s <= slo_s)
+
+
 @pytest.mark.parametrize("slo_s", [1, 2])
-@pytest.mark.parametrize(
-    "latency_s",
-    [
-        lambda level: 0.27 + 0.0005 * level**2,
-        lambda level: 0.27 + 0.01 * level**2,
-        lambda level: (0.27 + 0.018 * level) * (2 if level > 4 else 1),
-        lambda level: (0.27 + 0.018 * level) * (2 if level > 30 else 1),
-    ],
-    ids=["a flat parabola", "a steep parabola", "doubles above 4", "doubles above 30"],
-)
-def test_what_is_no_line_is_refused_and_a_level_named(latency_s, slo_s):
-    measured = []
-    with pytest.raises(NotLinear, match="is other work on the device") as refused:
-        sweep(lambda level: measured.append(level) or latency_s(level), Aim(slo_s))
-    (named,) = re.findall(r"(\d+) at once take", str(refused.value))
-    assert min(Counter(measured).values()) >= 2
-    assert Counter(measured)[int(named)] >= 4  # no verdict from one burst
+@pytest.mark.parametrize("name", BENT)
+def test_what_is_on_no_line_gets_its_true_depth_and_a_line_above(name, slo_s, figure):
+    latency_s, aim = BENT[name], Aim(slo_s)
+    samples = sweep(latency_s, aim)
+    true, found = true_depth(latency_s, slo_s), estimated("cpu", samples, aim, 0)
+    figure(f"estimator, {name} at {slo_s} s: {found.depth} of {true}, {queries(samples)} queries")
+    assert "latency is not linear in concurrency" in found.bent
+    assert true - max(1, 0.02 * true) <= found.depth <= true
+    assert max(latency_s(level) for level in levels(samples)) <= 9 * slo_s  # 3 on any line, its square on a parabola
+    assert queries(samples) <= max(1300, 0.6 * stress_queries(true))
+    curve = found.line.curve
+    assert curve.alpha_s > 0
+    assert curve.depth(slo_s) <= found.depth
+    for level in levels(samples):
+        assert level > found.depth or curve.latency_s(level) >= latency_s(level) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", BENT)
+def test_of_steady_traffic_a_query_waits_for_a_running_batch_first(name):
+    latency_s, aim = BENT[name], Aim(2, "steady")
+    samples = sweep(latency_s, aim)
+    true, found = true_depth(latency_s, 2, waits_s=latency_s(1)), estimated("cpu", samples, aim, 0)
+    if found.bent is not None:
+        assert true - max(1, 0.02 * true) <= found.depth <= true
+
+
+@pytest.mark.parametrize("name", ["tiles of 24", "tiles of 4", "a flat parabola", "doubles above 30"])
+def test_noise_and_outliers_do_not_hide_the_depth_of_what_is_on_no_line(name, figure):
+    off = []
+    for seed in range(20):
+        chance = np.random.default_rng(seed)
+
+        def latency_s(level, chance=chance):
+            found = BENT[name](level) * (1 + NOISE * chance.standard_normal())
+            return found * chance.uniform(2, 4) if chance.random() < OUTLIERS else found
+
+        found = estimated("cpu", sweep(latency_s, Aim(2.2)), Aim(2.2), 0)
+        off.append(found.depth / true_depth(BENT[name], 2.2) - 1)
+    near = sum(abs(by) <= 0.15 for by in off)
+    figure(f"estimator, {name}, noisy: {near} of 20 within 15 %, from {min(off):+.0%} to {max(off):+.0%}")
+    assert near >= 18  # fine-tuning finds the rest
+
+
+STEPS = st.lists(st.tuples(st.integers(1, 64), st.floats(0, 0.5)), max_size=12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps=STEPS, lone_s=st.floats(0.01, 0.99), alpha_s=st.floats(0.001, 0.2), shape=st.sampled_from(Shape.__args__))
+def test_any_device_whose_time_grows_with_work_ends_with_its_depth(steps, lone_s, alpha_s, shape):
+    """Runs of concurrency that end in a jump, then a slope; fine-tuned by bursts, whatever the shape was."""
+
+    def latency_s(level):
+        taken_s, left = lone_s, level - 1
+        for width, jump_s in steps:
+            if left < width:
+                return taken_s
+            taken_s, left = taken_s + jump_s, left - width
+        return taken_s + alpha_s * left
+
+    aim = Aim(1.0, shape)
+    found = estimated("cpu", sweep(latency_s, aim), aim, 0)
+    if shape == "burst" or 2 * lone_s < 0.9:
+        assert found.depth >= 1
+        tuned, _ = drive({"cpu": found.depth}, lambda tried: {"cpu": latency_s(tried["cpu"]) <= 1})
+        true = true_depth(latency_s, 1)
+        assert true - max(1, 0.01 * true) <= tuned.depths["cpu"] <= true
+
+
+@pytest.mark.parametrize("curve", [COLUMNS[1].latency_s, *BENT.values()], ids=["V100", *BENT])
+def test_only_what_scatters_is_refused(curve):
+    refused = 0
+    for seed in range(10):
+        chance = np.random.default_rng(seed)
+        samples = sweep(lambda level, by=chance: curve(level) * np.exp(0.6 * by.standard_normal()), Aim(2))
+        try:
+            estimated("cpu", samples, Aim(2), 0)
+        except CalibrationFailed as error:
+            assert "scatter" in str(error)  # noqa: PT017 - a few get by: fine-tuning and the proof are still to come
+            refused += 1
+    assert refused >= 8
 
 
 def test_a_step_beyond_what_the_slo_allows_is_none_of_its_business():
@@ -184,13 +271,10 @@ def test_it_ends_whatever_the_latencies_are_and_never_sends_more_than_it_may(cur
     def latency_s(level):
         sent.append(level)
         assert 1 <= level <= aim.most
-        assert len(sent) <= aim.bursts + 4 * len(set(sent))  # every level may be repeated four times before a verdict
+        assert len(sent) <= aim.bursts + 2 * len(set(sent))  # every level may be repeated before the line is given up
         return max(1e-6, curve(level, np.exp(spread * chance.standard_normal())))
 
-    try:
-        assert levels(sweep(latency_s, aim)) == sent
-    except NotLinear as refused:
-        assert re.search(r"\d+ at once take", str(refused))  # noqa: PT017 - either end is a good one
+    assert levels(sweep(latency_s, aim)) == sent
 
 
 def test_it_ends_where_one_query_at_once_is_the_most():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
+from dataclasses import replace
 
 import pytest
 
@@ -26,12 +28,15 @@ class Devices:
         self.replicas = dict.fromkeys(curves, replicas)
         self.bursts = []
 
-    async def burst(self, stage, depths, extra=0):
+    def latency_s(self, alpha_s, beta_s, depth):
+        return alpha_s * depth + beta_s
+
+    async def burst(self, stage, depths, extra=0, tokens=None):
         more = next(self.late)
         latencies = {}
         for pool, (alpha_s, beta_s) in self.curves.items():
             answered = max(0, depths[pool] * self.replicas[pool] - self.taken)
-            latencies[pool] = [alpha_s * depths[pool] + beta_s + more] * answered
+            latencies[pool] = [self.latency_s(alpha_s, beta_s, depths[pool]) + more] * answered
             more = 0.0
         sent = sum(depths[pool] * self.replicas[pool] for pool in depths) + extra
         busy = sent - sum(map(len, latencies.values()))
@@ -42,6 +47,29 @@ class Devices:
 
 def verified(devices, depths, promise=PROMISE):
     return asyncio.run(verify(devices, depths, promise, lambda *_: None))
+
+
+@pytest.mark.parametrize(("slo_s", "depths"), [(1.2, (48, 8)), (2.0, (96, 16)), (3.0, (144, 28))])
+def test_devices_that_compute_in_tiles_end_with_proven_depths(slo_s, depths):
+    """24 at a time on the accelerator, 4 on the CPU."""
+
+    class Tiled(Devices):
+        def latency_s(self, alpha_s, beta_s, depth):
+            tile = 24 if alpha_s == V100[0] else 4
+            return beta_s + alpha_s * tile * math.ceil(depth / tile)
+
+    async def calibrate():
+        aim = Aim(slo_s)
+        estimates = [await sweep(devices, pool, aim, 1.0, lambda _: None) for pool in devices.curves]
+        estimated = {estimate.pool: estimate.depth for estimate in estimates}
+        tuned = await tune(devices, fine_tune(estimated, 2048), Promise(aim, 1.0), lambda _: None)
+        return await verify(devices, tuned.depths, Promise(aim, 1.0), lambda *_: None)
+
+    devices = Tiled({"accelerator": V100, "cpu": XEON})
+    proof = asyncio.run(calibrate())
+    assert proof.share == 1.0
+    for found, true in zip(proof.depths.values(), depths, strict=True):
+        assert true - max(1, true // 100) <= found <= true
 
 
 def test_tuning_finds_what_the_curves_allow():
@@ -75,7 +103,7 @@ def test_a_little_late_is_stepped_down_for_and_accepted_if_it_stays():
     """One query of each burst is late: 1 in 200, less than 1 %."""
 
     class Ragged(Devices):
-        async def burst(self, stage, depths, extra=0):
+        async def burst(self, stage, depths, extra=0, tokens=None):
             done = await super().burst(stage, depths, extra)
             done.latencies_s["accelerator"][0] = 2.1
             return done
@@ -108,6 +136,16 @@ def test_a_sweep_that_others_disturb_is_refused():
     devices = Devices({"cpu": XEON}, taken=1)
     with pytest.raises(CalibrationFailed, match="1 of 1 queries found no place on the cpu pool"):
         asyncio.run(sweep(devices, "cpu", Aim(2.0), 1.0, lambda _: None))
+
+
+def test_queries_that_fail_are_not_said_to_find_no_place():
+    class Hanging(Devices):
+        async def burst(self, stage, depths, extra=0, tokens=None):
+            done = await super().burst(stage, depths, extra)
+            return replace(done, failed=done.sent, latencies_s={"cpu": []})
+
+    with pytest.raises(CalibrationFailed, match="1 of 1 queries failed on the cpu pool: a replica was lost, or hangs"):
+        asyncio.run(sweep(Hanging({"cpu": XEON}), "cpu", Aim(2.0), 1.0, lambda _: None))
 
 
 def test_a_pool_too_slow_for_one_query_gets_no_depth():

@@ -35,6 +35,7 @@ PURE = [
     "calibration.curve",
     "calibration.fine_tune",
     "calibration.latency_model",
+    "calibration.lengths",
     "calibration.levels",
     "calibration.serve_config",
     "serve_app.api_keys",

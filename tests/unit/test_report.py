@@ -33,6 +33,8 @@ def made_pool(name, depth, slo_s, rng):
         "alpha_s": alpha_s, "beta_s": beta_s, "r2": 0.9987, "noise": 0.015, "band": band,
         "regression_depth": depth + 1, "estimate": depth - 1, "stress_depth": None, "fine_tuned": depth,
         "samples": samples, "queries": 181, "note": None,
+        "cost": {"query_s": 0.1 * alpha_s, "token_s": 0.9 * alpha_s / 75, "token2_s": 0.0, "samples": [],
+                 "by_tokens": [[tokens, alpha_s * (0.1 + 0.9 * tokens / 75)] for tokens in (10, 75, 225)]},
     }  # fmt: skip
 
 
@@ -62,6 +64,11 @@ def made_report(slo_s=2.0):
             "pools": {"accelerator": {"admitted": 475, "late": 0, "p50_s": 1.84, "p99_s": 1.97, "slowest_s": 1.983},
                       "cpu": {"admitted": 95, "late": 0, "p50_s": 1.88, "p99_s": 1.95, "slowest_s": 1.957}},
         },
+        "streams": [
+            {"name": name, "rate": 86.2, "tokens": 75, "mixed": name != "stream", "sent": 1724, "admitted": 1210,
+             "late": 3, "busy": 514, "p50_s": 1.21, "p99_s": 1.952, "slowest_s": 2.013}
+            for name in ("stream", "stream of mixed lengths")
+        ],
         "bursts": [
             {"stage": "sweep", "at": 1795219140.2, "depths": {"accelerator": 16, "cpu": 0}, "sent": 16, "busy": 0,
              "failed": 0, "latencies_s": {"accelerator": [0.55] * 16, "cpu": []}},
@@ -73,7 +80,7 @@ def made_report(slo_s=2.0):
 
 
 def unfitted(pool):
-    pool |= dict.fromkeys(("alpha_s", "beta_s", "r2", "noise", "regression_depth", "estimate", "fine_tuned"))
+    pool |= dict.fromkeys(("alpha_s", "beta_s", "r2", "noise", "regression_depth", "estimate", "fine_tuned", "cost"))
     del pool["band"]
 
 
@@ -102,7 +109,13 @@ def cpu_too_slow(made):
 
 
 def refused(made):
-    made |= {"outcome": "refused", "reason": "another client sends queries", "verification": None, "fine_tuning": []}
+    made |= {
+        "outcome": "refused",
+        "reason": "another client sends queries",
+        "verification": None,
+        "fine_tuning": [],
+        "streams": [],
+    }
     made |= {"bursts": [], "notes": [], "written": {"config": None, "backup": None, "applied": False}}
     for pool in made["pools"].values():
         unfitted(pool)
@@ -238,12 +251,27 @@ def test_the_terminal_has_the_tables_of_the_paper():
     assert row(text, "hardware saved at peak load, up to (Eq. 6)") == ["16.7", "%"]
     assert row(text, "throughput gained at average load, up to (Eq. 5)") == ["+20.0", "%"]
     assert row(text, "CPU  ") == ["95", "0", "1.880", "1.950", "1.957"]
+    assert row(text, "10  ") == ["3.96", "18.88"]
+    assert row(text, "225  ") == ["50.4", "240.2"]
+    assert row(text, "stream of mixed lengths") == ["86.2", "1210", "3", "514", "1.210", "1.952", "2.013"]
     assert "Tesla V100" in text
 
 
 def test_the_page_has_the_numbers():
     text = Page(report._page(MADE, {})).text
-    for number in ("95 + 19", "+20.0 %", "16.7 %", "0.018", "0.99870", "2.036", "missed", "570 of 570", "23.5"):
+    for number in (
+        "95 + 19",
+        "+20.0 %",
+        "16.7 %",
+        "0.018",
+        "0.99870",
+        "2.036",
+        "missed",
+        "570 of 570",
+        "23.5",
+        "240.2",
+        "1210",
+    ):
         assert number in text
     for word in ("serve_app/config.yaml", "memory, GiB", "AMD EPYC", "keeps its depth while the CPU works"):
         assert word in text

@@ -12,6 +12,7 @@ from deployments.settings import RouterConfig, Settings
 from serve_app.config_file import check_config, load_config
 
 MODEL = {"model": {"id": "x"}}
+COST = {"query_s": 0.0, "token_s": 0.001, "token2_s": 0.0}
 EMULATED = {"engine": "emulated", "emulated": {"alpha_s": 0.1, "beta_s": 0.2}}
 
 
@@ -44,7 +45,19 @@ def test_bad_args_name_the_key(raw, sentence):
     ("raw", "sentence"),
     [
         (None, "user_config: missing"),
-        ({"slo_s": 1}, "user_config.cpu.queue_depth: missing, but the application has a pool named cpu"),
+        *(
+            (
+                {"slo_s": 1, "admission": "depth", **pool},
+                "user_config.cpu.queue_depth: missing, but the application has",
+            )
+            for pool in ({}, {"cpu": {}})
+        ),
+        ({"slo_s": 1, "admission": "count"}, "user_config.admission: should be 'finish' or 'depth', not 'count'"),
+        ({"slo_s": 1, "cpu": {"cost": COST}}, "user_config.cpu: cost needs alpha_s and beta_s beside it"),
+        (
+            {"slo_s": 1, "cpu": {"alpha_s": 0.1, "beta_s": 0.1, "cost": COST | {"token_s": -1}}},
+            "user_config.cpu.cost.token_s: should be greater than or equal to 0",
+        ),
         ({"slo_s": 1, "cpu": {"queue_depth": -1}}, "user_config.cpu.queue_depth: should be greater than or equal to 0"),
         ({"slo_s": 1, "cpu": {"queue_depth": 1.5}}, "user_config.cpu.queue_depth: should be a valid integer, not 1.5"),
         (
@@ -65,6 +78,12 @@ def test_bad_user_config_names_the_key(raw, sentence):
     with pytest.raises(SettingsError) as caught:
         RouterConfig.parse(raw, ("cpu",))
     assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("pools", [{}, {"cpu": {}}, {"accelerator": {"queue_depth": 0}}])
+def test_by_predicted_finish_a_pool_needs_no_depth(pools):
+    config = RouterConfig.parse({"slo_s": 1, **pools}, ("accelerator", "cpu"))
+    assert config.admission == "finish"
 
 
 def test_a_depth_for_a_pool_that_is_not_there_is_fine():

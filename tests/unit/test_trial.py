@@ -51,6 +51,34 @@ def test_a_trial_may_be_aimed_at_one_pool():
         Trial.parse(f"{SECRET} cpu=7 only=npu").check(ALLOWED, POOLS, NOW)
 
 
+@pytest.mark.parametrize(
+    ("words", "seconds", "only"),
+    [
+        ("finish=1.5", 1.5, None),
+        ("finish=3600", 3600.0, None),
+        ("finish=1e-3", 0.001, None),
+        ("finish=2 only=cpu", 2.0, "cpu"),
+    ],
+)
+def test_a_trial_may_ask_for_an_slo(words, seconds, only):
+    trial = Trial.parse(f"{SECRET} {words}")
+    assert trial == Trial(SECRET, {}, only, seconds)
+    assert Trial.parse(trial.header()) == trial
+    trial.check(ALLOWED, POOLS, NOW)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("finish=", "finish=0", "finish=-1", "finish=nan", "finish=inf", "finish=3601", "finish=1s"),
+        *("finish=1.5 cpu=7", "cpu=7 finish=1.5", "finish=1.5 finish=2.5"),
+    ],
+)
+def test_an_slo_is_seconds_and_stands_in_place_of_depths(words):
+    with pytest.raises(InvalidInput, match=r"or 'SECRET finish=1\.5'; 'finish="):
+        Trial.parse(f"{SECRET} {words}")
+
+
 @pytest.mark.parametrize("header", ["", "  ", f"{SECRET} cpu={'9' * 5000}"], ids=["empty", "blank", "5,000 digits"])
 def test_headers_that_end_in_an_error_of_python(header):
     with pytest.raises(InvalidInput):

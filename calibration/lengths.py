@@ -1,0 +1,87 @@
+"""What a query costs by its length, from a few bursts of other lengths than the sweep's. Pure.
+
+A burst of C queries of n tokens takes beta + C * c(n), with beta as the sweep found it, and
+
+    c(n) = query_s + token_s * n + token2_s * n^2
+
+where no coefficient is negative and c is alpha at the sweep's length: Eq. 12 stays true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from calibration.curve import Curve
+from calibration.levels import CLIMB
+
+_SHORT, _TIMES_LONGER = 10, 3  # tokens; times the sweep's length
+_ALIKE = 1.5  # lengths less than so many times apart tell nothing of each other
+_BURSTS = 3  # of each length: one to find how many queries are half a depth's work, and two of that work
+_LEAST_SHARE = 0.05  # of alpha: a cheaper query counts as this in what is sent and in how much an error weighs
+_HELD = 1e4  # weight of c being alpha at the sweep's length, beside relative errors
+
+
+@dataclass(frozen=True, slots=True)
+class LengthSample:
+    """One burst: `concurrency` queries of `tokens` at once (for each replica), and the latency that counts of it, s."""
+
+    tokens: int
+    concurrency: int
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class QueryCost:
+    """Device seconds of one query by its tokens, and the bursts of other lengths that say so."""
+
+    query_s: float
+    token_s: float
+    token2_s: float
+    samples: tuple[LengthSample, ...] = ()
+
+    def seconds(self, tokens: float) -> float:
+        return self.query_s + (self.token_s + self.token2_s * tokens) * tokens
+
+
+def other_lengths(tokens: int, most_tokens: int) -> list[int]:
+    """Lengths to measure beside `tokens`, of at most `most_tokens`: a short and a long one that are not alike."""
+    wanted = {min(_SHORT, most_tokens), min(_TIMES_LONGER * tokens, most_tokens)}
+    return sorted(length for length in wanted if max(length / tokens, tokens / length) > _ALIKE)
+
+
+def next_concurrency(samples: Sequence[LengthSample], times: float, line: Curve, depth: int, most: int) -> int | None:
+    """How many queries `times` as long as the sweep's to send next, after these; None: enough is known. About half of
+    the work of the depth; at first on the safe side, as it is not known what one costs.
+    """
+    if len(samples) == _BURSTS or not line.rises:
+        return None
+    half_s = max(1.0, depth / 2) * line.alpha_s
+    if not samples:
+        return max(1, int(half_s / (line.alpha_s * max(1.0, times))))
+    cost_s = max(_LEAST_SHARE * line.alpha_s, _seconds_each(samples[0], line))
+    return max(1, min(most, CLIMB * samples[0].concurrency, int(half_s / cost_s)))
+
+
+def fit_cost(samples: Sequence[LengthSample], line: Curve, tokens: int) -> QueryCost:
+    """The cost that is alpha at `tokens` and nearest to the samples at other lengths, each by its median; in proportion
+    to the tokens where there are none.
+    """
+    if not samples:
+        return QueryCost(0.0, line.alpha_s / tokens, 0.0)
+    from scipy.optimize import nnls
+
+    lengths = sorted({sample.tokens for sample in samples})
+    costs = [median(_seconds_each(sample, line) for sample in samples if sample.tokens == length) for length in lengths]
+    weights = 1 / np.maximum(costs, _LEAST_SHARE * line.alpha_s)
+    columns = line.alpha_s * np.vander(np.array(lengths) / tokens, 3, increasing=True) * weights[:, None]
+    shares, _ = nnls(np.vstack([columns, np.full(3, _HELD)]), np.append(np.array(costs) * weights, _HELD))
+    parts = line.alpha_s * shares / shares.sum()  # of alpha: for the query, its tokens, and their square
+    return QueryCost(float(parts[0]), float(parts[1]) / tokens, float(parts[2]) / tokens**2, tuple(samples))
+
+
+def _seconds_each(sample: LengthSample, line: Curve) -> float:
+    return max(0.0, (sample.latency_s - line.beta_s) / sample.concurrency)

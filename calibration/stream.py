@@ -1,0 +1,84 @@
+"""The proof beside bursts: queries that arrive one by one, more than the devices can answer, admitted by predicted
+finish. What is admitted is in time; the rest is told busy.
+
+REQUIRED allows twice as much late as serving should have over minutes: some seconds hold few queries, and one slow run
+of a device is a large share of them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from calibration.application import CalibrationFailed
+from calibration.journal import Burst
+from calibration.proof import REQUIRED
+from calibration.trials import Trials
+
+OVERLOAD = 1.5  # times what the pools answer in a second
+_SLOS, _SHORTEST_S = 10, 3.0  # how long a stream goes on
+_SPREAD = 0.9  # of the logarithm of mixed lengths
+_SHORTEST_TOKENS = 3
+_ATTEMPTS = 2
+
+Arrival = tuple[float, int]  # when, s after the first; tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Poisson arrivals, `rate` a second, of queries of `tokens`; `mixed`: on average, log-normal."""
+
+    name: str
+    rate: float
+    tokens: int
+    mixed: bool
+
+    def arrivals(self, slo_s: float, most_tokens: int, seed: int) -> list[Arrival]:
+        chance = random.Random(seed)  # noqa: S311 - nobody's secret, and a run can be repeated
+        at, found = 0.0, []
+        middle = math.log(self.tokens) - _SPREAD**2 / 2
+        while at < max(_SHORTEST_S, _SLOS * slo_s):
+            tokens = round(chance.lognormvariate(middle, _SPREAD)) if self.mixed else self.tokens
+            found.append((at, min(most_tokens, max(_SHORTEST_TOKENS, tokens))))
+            at += chance.expovariate(self.rate)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class StreamProof:
+    """A stream that held: `late` of `latencies_s` are above the SLO."""
+
+    stream: Stream
+    sent: int
+    busy: int
+    late: int
+    latencies_s: tuple[float, ...]
+
+
+async def prove(
+    trials: Trials, stream: Stream, arrivals: Sequence[Arrival], slo_s: float, only: str | None
+) -> StreamProof:
+    """Send the stream, once more where too much is late. Raises CalibrationFailed where it is late again, or fails."""
+    for _ in range(_ATTEMPTS):
+        found = _count(await trials.stream(stream.name, slo_s, arrivals, only), stream, slo_s)
+        answered = len(found.latencies_s)
+        if found.late <= (1 - REQUIRED) * answered:
+            return found
+    raise CalibrationFailed(
+        f"the SLO does not hold for a {stream.name} of {stream.rate:.3g} queries a second: {found.late} of {answered} "
+        f"admitted queries were answered after {slo_s:g} s; nothing was written. Calibrate when it is quiet, or loosen "
+        "the SLO"
+    )
+
+
+def _count(sent: Burst, stream: Stream, slo_s: float) -> StreamProof:
+    latencies_s = tuple(latency for pool in sent.latencies_s.values() for latency in pool)
+    if sent.failed or not latencies_s:
+        raise CalibrationFailed(
+            f"{sent.failed} of {sent.sent} queries of a {stream.name} failed and {len(latencies_s)} were answered: "
+            "nothing was written"
+        )
+    late = sum(latency > slo_s for latency in latencies_s)
+    return StreamProof(stream, sent.sent, sent.busy, late, latencies_s)

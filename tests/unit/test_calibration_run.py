@@ -1,0 +1,186 @@
+"""A whole calibration, from the sweep to what is written, of an application that is a formula."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import math
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from rich.console import Console
+
+import calibration.run
+from calibration import report
+from calibration.application import CalibrationFailed
+from calibration.findings import Wishes
+from calibration.journal import Burst, Journal
+from calibration.load import Address
+from calibration.progress import Progress
+from calibration.run import Calibration
+from calibration.serve_config import edit
+from deployments.settings import RouterConfig
+
+CURVES = {"accelerator": (0.018, 0.27), "cpu": (0.0858, 0.32)}
+TILES = {"accelerator": 24, "cpu": 4}
+CONFIG = """\
+applications:
+- import_path: serve_app.app:build
+  name: windve
+  deployments:
+  - name: Router
+    user_config: {slo_s: 1.0, cpu: {queue_depth: 7}}  # guessed
+"""
+
+
+class Application:
+    name, address, headers = "windve", Address("127.0.0.1", 8000), ()
+
+    def __init__(self, ago_s=None, **router):
+        self.router, self.ago_s, self.has_pass = router, ago_s, False
+
+    def router_config(self):
+        return self.router
+
+    def info(self):
+        pools = {
+            pool: {
+                "queue_depth": None, "in_flight": 0, "live_replicas": 1, "expected_replicas": 1,
+                "replicas": {f"{pool}-1": {"device": pool, "cores": None, "engine": "emulated", "dtype": "float32"}},
+            }
+            for pool in CURVES
+        }  # fmt: skip
+        windve = {"config_problem": None, "kind": "embedding", "emulated": True, "trial_seconds_ago": self.ago_s}
+        return {"model_id": "m", "max_input_length": 512, "windve": {**windve, "pools": pools}}
+
+    def issue_pass(self):
+        self.has_pass = True
+        return "secret"
+
+    def withdraw_pass(self):
+        self.has_pass = False
+
+
+class Trials:
+    """In place of those that send queries: what the devices would answer."""
+
+    def __init__(self, address, headers, secret, journal, replicas, tokens, *_):
+        self.replicas, self.tokens, self.journal, self.streamed = replicas, tokens, journal, []
+
+    async def prepare(self, most_tokens):
+        pass
+
+    async def nearest(self, tokens):
+        return tokens
+
+    def latency_s(self, pool, depth, tokens):
+        alpha_s, beta_s = CURVES[pool]
+        return beta_s + alpha_s * depth * (0.2 + 0.8 * tokens / self.tokens)
+
+    async def burst(self, stage, depths, extra=0, tokens=None):
+        latencies = {
+            pool: [self.latency_s(pool, depth, tokens or self.tokens)] * depth for pool, depth in depths.items()
+        }
+        sent = sum(depths.values()) + extra
+        return self._done(Burst(stage, 0.0, dict(depths), sent, extra, 0, latencies))
+
+    async def stream(self, stage, slo_s, arrivals, only):
+        answered = {pool: [0.95 * slo_s] * 100 for pool in self.replicas if only in {None, pool}}
+        return self._done(Burst(stage, 0.0, {}, len(arrivals), len(arrivals) - 100 * len(answered), 0, answered))
+
+    def _done(self, burst):
+        self.journal.add(burst)
+        return burst
+
+    def close(self):
+        pass
+
+
+class Tiled(Trials):
+    def latency_s(self, pool, depth, tokens):
+        return super().latency_s(pool, TILES[pool] * math.ceil(depth / TILES[pool]), tokens)
+
+
+@pytest.fixture
+def calibrate(tmp_path, monkeypatch):
+    def run(application, trials=Trials, slo_s=2.0, **options):
+        monkeypatch.setattr(calibration.run, "Trials", trials)
+        wishes = Wishes(slo_s, "burst", 75, 1.0, 2048, 0, 0)
+        work = Calibration(application, wishes, Progress(Console(file=io.StringIO())))
+        journal = Journal(tmp_path, work.about, fresh=True)
+        try:
+            asyncio.run(work.measure(journal, **options))
+        finally:
+            journal.close()
+        assert not application.has_pass
+        return work.found
+
+    return run
+
+
+def written(found):
+    """The Router's settings that a run writes into a Serve config, as the Router reads them."""
+    entry = yaml.safe_load(edit(CONFIG, "windve", found.changes()))["applications"][0]["deployments"][0]
+    return RouterConfig.parse(entry["user_config"], ("accelerator", "cpu"))
+
+
+def test_depths_costs_and_what_was_proved_are_written(calibrate, tmp_path):
+    found = calibrate(Application())
+    config = written(found)
+    assert (config.accelerator.queue_depth, config.cpu.queue_depth) == (96, 19)
+    assert config.calibration.proved == ["bursts", "stream", "mixed lengths"]
+    for pool, (alpha_s, beta_s) in CURVES.items():
+        settings = config.pool(pool)
+        assert settings.alpha_s == pytest.approx(alpha_s, rel=1e-3)
+        assert settings.beta_s == pytest.approx(beta_s, rel=1e-3)
+        assert settings.cost.query_s == pytest.approx(0.2 * alpha_s, rel=0.02)
+        assert settings.cost.token_s == pytest.approx(0.8 * alpha_s / 75, rel=0.02)
+        assert settings.cost.token2_s == pytest.approx(0, abs=1e-7)
+    rate = 1.5 * (96 / 1.998 + 19 / 1.9502)  # what both answer in full runs, and half as much more
+    assert [proof.stream.rate for proof in found.streams] == [pytest.approx(rate, rel=0.01)] * 2
+    console = Console(file=io.StringIO(), width=100)
+    told = found.report(None, {})
+    report.show(console, told)
+    assert "Cost of a query by its length" in console.file.getvalue()
+    assert "stream of mixed lengths" in report.write(tmp_path / "report", told).read_text()
+
+
+def test_by_depth_bursts_are_proof_enough(calibrate):
+    assert written(calibrate(Application(admission="depth"))).calibration.proved == ["bursts"]
+
+
+def test_devices_that_compute_in_tiles_are_calibrated(calibrate):
+    found = calibrate(Application(), Tiled, slo_s=1.2)
+    assert found.depths == {"accelerator": 48, "cpu": 8}
+    assert sum("found by bisection" in note for note in found.notes) == 2
+    for pool, settings in (("accelerator", written(found).accelerator), ("cpu", written(found).cpu)):
+        assert settings.alpha_s > 0
+        for sample in found.estimates[pool].samples:
+            if sample.concurrency <= found.depths[pool]:
+                assert settings.alpha_s * sample.concurrency + settings.beta_s >= 0.999 * sample.latency_s
+
+
+def test_a_cpu_that_is_left_out_does_not_help_in_the_proof(calibrate, monkeypatch):
+    monkeypatch.setitem(CURVES, "cpu", (0.5, 3.0))
+    found = calibrate(Application())
+    assert found.depths == {"accelerator": 96, "cpu": 0}
+    assert {len(proof.latencies_s) for proof in found.streams} == {100}
+    assert written(found).calibration.heterogeneous.startswith("off: one query on the cpu pool takes 3.5 s")
+
+
+def test_an_estimate_is_not_proved(calibrate):
+    found = calibrate(Application(), estimate_only=True)
+    assert found.report(None, {})["pools"]["cpu"]["cost"]["by_tokens"][1] == [75, pytest.approx(0.0858, rel=1e-3)]
+    assert (found.verification, found.streams) == (None, [])
+
+
+@pytest.mark.parametrize(("ago_s", "another"), [(None, False), (10.0, False), (9.9, True)])
+def test_a_run_waits_for_the_last_trial_query_of_another(calibrate, monkeypatch, ago_s, another):
+    now = iter(range(0, 1000, 20))
+    monkeypatch.setattr(calibration.run, "time", SimpleNamespace(monotonic=lambda: next(now), time=lambda: 0.0))
+    if not another:
+        assert calibrate(Application(ago_s), estimate_only=True).estimates
+        return
+    with pytest.raises(CalibrationFailed, match="another calibration of this application is running"):
+        calibrate(Application(ago_s))

@@ -1,0 +1,96 @@
+"""What a query costs by its length: on devices that are formulas, through HTTP as a client sees it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibration.curve import Curve
+from calibration.lengths import LengthSample, fit_cost, next_concurrency, other_lengths
+
+TOKENS = 75
+V100 = Curve(0.018, 0.27)
+SHARES = {  # of alpha: for the query, its tokens, and their square
+    "in proportion": (0, 1, 0),
+    "the same for all": (1, 0, 0),
+    "of each some": (0.2, 0.7, 0.1),
+    "attention": (0, 0.6, 0.4),
+}
+
+
+def seconds(line, shares, tokens):
+    return line.alpha_s * sum(share * (tokens / TOKENS) ** power for power, share in enumerate(shares))
+
+
+def measured(line, shares, depth, lengths=(10, 225), most=2048, noise=lambda: 1.0):
+    samples = []
+    for length in lengths:
+        own = []
+        while (level := next_concurrency(own, length / TOKENS, line, depth, most)) is not None:
+            assert level <= most
+            taken_s = (line.beta_s + level * seconds(line, shares, length)) * noise()
+            own.append(LengthSample(length, level, taken_s))
+        samples += own
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("tokens", "most_tokens", "lengths"),
+    [(75, 512, [10, 225]), (75, 200, [10, 200]), (75, 75, [10]), (10, 512, [30]), (200, 256, [10]), (3, 3, [])],
+)
+def test_a_short_and_a_long_length_that_the_model_takes(tokens, most_tokens, lengths):
+    assert other_lengths(tokens, most_tokens) == lengths
+
+
+@pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
+@pytest.mark.parametrize("line", [V100, Curve(0.00904, 0.24), Curve(0.0752, 0.85)], ids=["V100", "Atlas", "Kunpeng"])
+def test_the_cost_of_a_device_is_found(line, shares):
+    samples = measured(line, shares, line.depth(2.0))
+    cost = fit_cost(samples, line, TOKENS)
+    for tokens in (10, 40, TOKENS, 150, 225, 500):
+        assert cost.seconds(tokens) == pytest.approx(seconds(line, shares, tokens), rel=1e-3)
+    assert cost.seconds(TOKENS) == pytest.approx(line.alpha_s, rel=1e-9)
+
+
+def test_each_burst_is_about_half_of_the_depth_in_work():
+    samples = measured(V100, SHARES["in proportion"], 96)
+    assert [(sample.tokens, sample.concurrency) for sample in samples] == [
+        *[(10, 48), (10, 288), (10, 288)],  # six times the burst before at most
+        *[(225, 16)] * 3,
+    ]
+    assert max(sample.latency_s for sample in samples) <= 2.0 / 2 + V100.beta_s
+
+
+def test_with_noise_and_a_slow_burst_it_is_near():
+    for seed in range(20):
+        chance = np.random.default_rng(seed)
+        samples = measured(V100, SHARES["of each some"], 96, noise=lambda by=chance: 1 + 0.03 * by.standard_normal())
+        slow = samples[-1]
+        samples[-1] = LengthSample(slow.tokens, slow.concurrency, 3 * slow.latency_s)
+        cost = fit_cost(samples, V100, TOKENS)
+        for tokens in (10, 225):
+            assert cost.seconds(tokens) == pytest.approx(seconds(V100, SHARES["of each some"], tokens), rel=0.2)
+
+
+def test_where_no_other_length_was_measured_it_is_in_proportion_to_the_tokens():
+    cost = fit_cost([], V100, TOKENS)
+    assert cost.seconds(150) == pytest.approx(2 * V100.alpha_s)
+
+
+def test_a_device_whose_time_does_not_grow_is_not_asked():
+    assert next_concurrency([], 3.0, Curve(0.0, 0.5), 2048, 2048) is None
+
+
+SAMPLES = st.lists(
+    st.builds(LengthSample, st.sampled_from([10, 225]), st.integers(1, 500), st.floats(1e-3, 100)), min_size=1
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SAMPLES, st.floats(1e-5, 0.2), st.floats(0, 1))
+def test_whatever_was_measured_no_part_is_negative_and_eq_12_stays_true(samples, alpha_s, beta_s):
+    cost = fit_cost(samples, Curve(alpha_s, beta_s), TOKENS)
+    assert min(cost.query_s, cost.token_s, cost.token2_s) >= 0
+    assert cost.seconds(TOKENS) == pytest.approx(alpha_s)

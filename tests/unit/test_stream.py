@@ -1,0 +1,114 @@
+"""The proof by streams, against an application that is a formula."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from test_load import BUSY, OK, serve
+
+from calibration.application import CalibrationFailed
+from calibration.journal import Burst, Journal
+from calibration.load import Address
+from calibration.stream import Stream, prove
+from calibration.trials import Trials
+from deployments.trial import HEADER, Trial
+
+EQUAL, MIXED = Stream("stream", 60.0, 75, mixed=False), Stream("stream of mixed lengths", 60.0, 75, mixed=True)
+
+
+def test_equal_lengths_arrive_at_random_moments_for_ten_slos():
+    arrivals = EQUAL.arrivals(2.0, 512, seed=1)
+    gaps = np.diff([at for at, _ in arrivals])
+    assert arrivals[0][0] == 0
+    assert 19 <= arrivals[-1][0] < 20
+    assert len(arrivals) == pytest.approx(1200, rel=0.1)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.15)  # Poisson
+    assert {tokens for _, tokens in arrivals} == {75}
+
+
+def test_mixed_lengths_have_the_same_mean_and_fit_the_model():
+    tokens = [tokens for _, tokens in MIXED.arrivals(20.0, 512, seed=1)]
+    assert np.mean(tokens) == pytest.approx(75, rel=0.1)
+    assert min(tokens) >= 3
+    assert max(tokens) <= 512
+    assert np.quantile(tokens, 0.9) > 5 * np.quantile(tokens, 0.1)
+
+
+def test_a_short_slo_is_proved_for_some_seconds():
+    assert EQUAL.arrivals(0.05, 512, seed=1)[-1][0] > 2.5
+
+
+def test_a_stream_can_be_repeated():
+    assert MIXED.arrivals(1.0, 512, seed=7) == MIXED.arrivals(1.0, 512, seed=7) != MIXED.arrivals(1.0, 512, seed=8)
+
+
+class Answers:
+    """Streams end with these many late of a hundred each, one after the other."""
+
+    def __init__(self, *late, failed=0):
+        self.late, self.failed, self.asked = iter(late), failed, []
+
+    async def stream(self, stage, slo_s, arrivals, only):
+        late = next(self.late)
+        self.asked.append((stage, slo_s, only))
+        latencies = {"accelerator": [1.1 * slo_s] * late + [0.9 * slo_s] * (90 - late), "cpu": [slo_s] * 10}
+        return Burst(stage, 0.0, {}, len(arrivals), len(arrivals) - 100, self.failed, latencies)
+
+
+def proved(answers, only=None):
+    arrivals = EQUAL.arrivals(2.0, 512, seed=1)
+    return asyncio.run(prove(answers, EQUAL, arrivals, 2.0, only))
+
+
+@pytest.mark.parametrize(("late", "tries"), [((0,), 1), ((1,), 1), ((2, 1), 2), ((90, 0), 2)])
+def test_one_in_a_hundred_may_be_late_and_one_more_try_is_given(late, tries):
+    answers = Answers(*late)
+    proof = proved(answers, "accelerator")
+    assert answers.asked == [("stream", 2.0, "accelerator")] * tries
+    assert (proof.late, len(proof.latencies_s)) == (late[-1], 100)
+
+
+def test_what_is_late_twice_is_refused():
+    with pytest.raises(CalibrationFailed, match=r"a stream of 60 queries a second: 3 of 100 .* nothing was written"):
+        proved(Answers(2, 3))
+
+
+def test_failures_are_no_proof():
+    with pytest.raises(CalibrationFailed, match=r"1 of \d+ queries of a stream failed"):
+        proved(Answers(0, failed=1))
+
+
+def streamed(folder, *answers, arrivals):
+    """What a stream through HTTP ends with, and the server it went to."""
+    done = []
+
+    async def test(address: Address):
+        journal = Journal(folder, {}, fresh=True)
+        replicas = {"accelerator": 1, "cpu": 1}
+        trials = Trials(address, (), "secret", journal, replicas, 75, 0, 5.0, _words={10: 8, 75: 73})
+        try:
+            done.append(await trials.stream("stream", 1.5, arrivals, "cpu"))
+        finally:
+            trials.close()
+            journal.close()
+        assert journal.bursts == done
+
+    return done, serve(test, *answers)
+
+
+def test_a_stream_goes_by_predicted_finish_and_each_query_has_its_length(tmp_path):
+    (found,), server = streamed(tmp_path, OK, arrivals=[(0.0, 75), (0.0, 10), (0.001, 200)])
+    asked = [request for _, request in server.asked if request.startswith(b"POST")]
+    words = [len(request.partition(b'"input": "')[2].split(b'"')[0].split()) for request in asked]
+    assert sorted(words) == [8, 73, 198]
+    header = f"{HEADER}: {Trial('secret', {}, 'cpu', 1.5).header()}".encode()
+    assert all(header in request for request in asked)
+    assert (found.sent, found.busy, found.failed, len(found.latencies_s["cpu"])) == (3, 0, 0, 3)
+
+
+def test_busy_answers_of_a_stream_are_counted(tmp_path):
+    ping = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+    (found,), _ = streamed(tmp_path, *[ping] * 4, OK, BUSY, arrivals=[(0.0, 75)] * 4)
+    assert (found.sent, found.busy, len(found.latencies_s["cpu"])) == (4, 3, 1)
