@@ -414,13 +414,7 @@ class Router:
         """
         trial = request.wanted.trial
         for pool in self.pools.values():
-            if (
-                trial is not None
-                and trial.depths
-                and not (trial.depths.get(pool.name) and trial.only in {None, pool.name})
-            ):
-                continue
-            if trial is None and not pool.is_open:
+            if not (pool.is_open if trial is None else trial.may_use(pool.name)):
                 continue
             now = asyncio.get_running_loop().time()
             for link in pool.by_finish(now, tokens, _ASKED):

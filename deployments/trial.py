@@ -63,6 +63,10 @@ class Trial:
             depths[pool] = int(depth)
         return cls(secret, depths, only)
 
+    def may_use(self, pool: str) -> bool:
+        """Whether it asks for a place there."""
+        return self.only in {None, pool} and (self.finish_s is not None or bool(self.depths.get(pool)))
+
     def header(self) -> str:
         words = [f"{pool}={depth}" for pool, depth in self.depths.items()]
         if self.finish_s is not None:
