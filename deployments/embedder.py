@@ -20,7 +20,7 @@ from deployments.affinity import pin_thread, plan_affinity, read_cpu_shape, thre
 from deployments.autoscaling import FILL, fill_of
 from deployments.channel import Batch, BatchServer
 from deployments.device_detector import CPU
-from deployments.engines import Engine, Stopped, TokenBatch, Vectors, create_engine
+from deployments.engines import Engine, Stopped, TokenBatch, Vectors, create_engine, embed
 from deployments.errors import EngineFailed, ReplicaLost
 from deployments.lease_office import LeaseOffice
 from deployments.liveness import actor_lives
@@ -143,9 +143,9 @@ class Embedder:
         tokens = min(_WARM_UP_TOKENS, self._card.max_tokens)
         batch = TokenBatch.random(self._card.vocab_size, [tokens] * queries, seed=queries)
         if not self._engine.info.emulated:
-            self._engine.embed(batch, threading.Event())  # the first run of a shape pays for allocations
+            embed(self._engine, batch, threading.Event())  # the first run of a shape pays for allocations
         started = time.perf_counter()
-        self._engine.embed(batch, threading.Event())
+        embed(self._engine, batch, threading.Event())
         return time.perf_counter() - started
 
     async def record_replica_metadata(self) -> dict[str, Any]:
@@ -281,7 +281,7 @@ class Embedder:
 
     def _embed(self, batch: TokenBatch, stop: threading.Event) -> tuple[Vectors, npt.NDArray[np.float32]]:
         """In the engine's thread: unit vectors and norms, or the model's own numbers (see Reply)."""
-        vectors = self._engine.embed(batch, stop)
+        vectors = embed(self._engine, batch, stop)
         if self._card.kind != "embedding":
             finite = np.all(np.isfinite(vectors), axis=1, keepdims=True)
             rows = pack(np.where(finite, vectors, 0)) if self._card.kind == "sparse" else vectors

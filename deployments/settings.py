@@ -41,15 +41,22 @@ class ModelSettings(_Strict):
 
 
 class EmulatedDevice(_Strict):
-    """A device that is not at hand: answers after `alpha_s * n + beta_s`, with unit vectors that mean nothing."""
+    """A device that is not at hand: answers C queries of 75 tokens after `alpha_s * C + beta_s`, with unit vectors that
+    mean nothing. A query of n tokens counts n / 75; `beta_s` is paid once a run.
+    """
 
     alpha_s: Annotated[float, Field(ge=0)]
     beta_s: Annotated[float, Field(ge=0)]
+    pass_queries: PositiveInt | None = None  # so many leave together, in order; none: all at the end of the run
+    tile_queries: PositiveInt = 1  # larger: a run costs as much as the next multiple of so many of its mean query
+    curvature: Annotated[float, Field(ge=0)] = 0.0  # larger: w seconds of work take w * (1 + curvature * w); beta_s not
+    drift: Annotated[float, Field(ge=1)] = 1.0  # larger: the device becomes so many times slower while it is in use
+    drift_after_s: Annotated[float, Field(ge=0)] = 0.0  # later: runs that start before keep their speed; from the start
     noise: Annotated[float, Field(ge=0, lt=1)] = 0.0  # standard deviation, share of the latency
     outlier_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
     outlier_factor: Annotated[float, Field(ge=1)] = 3.0  # on average; uniform within a third of it: 2 to 4
     seed: int = 0
-    time_scale: Seconds = 1.0  # 0.1 lets a second pass in a tenth
+    time_scale: Seconds = 1.0  # 0.1 lets a second pass in a tenth, also those of drift_after_s
 
 
 class Autoscaled(_Strict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from deployments.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
 
 Vectors = npt.NDArray[np.float32]  # shape [queries, dimension]
+Queries = npt.NDArray[np.intp]  # positions of queries in their batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +39,21 @@ class TokenBatch:
         """How many vectors are wanted."""
         return len(self.ids) if self.each_token else len(self.lengths)
 
-    def rows(self, queries: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    def rows(self, queries: Queries) -> npt.NDArray[np.intp]:
         """Which of the batch's vectors are those of these queries, in their order."""
-        if not self.each_token:
-            return queries
-        ends = np.cumsum(self.lengths)
-        return np.concatenate([np.arange(ends[query] - self.lengths[query], ends[query]) for query in queries])
+        return self._tokens(queries) if self.each_token else queries
+
+    def select(self, queries: Queries) -> TokenBatch:
+        """The batch of these queries, in their order."""
+        return TokenBatch(self.ids[self._tokens(queries)], self.lengths[queries], self.each_token)
+
+    def _tokens(self, queries: Queries) -> npt.NDArray[np.intp]:
+        """Where the tokens of these queries stand in `ids`, in their order."""
+        lengths = self.lengths[queries].astype(np.intp)
+        starts = np.cumsum(self.lengths)[queries] - lengths
+        shifts = starts - (np.cumsum(lengths) - lengths)
+        tokens: npt.NDArray[np.intp] = np.arange(lengths.sum()) + np.repeat(shifts, lengths)
+        return tokens
 
     @classmethod
     def pack(cls, queries: list[npt.NDArray[np.int32]], *, each_token: bool = False) -> TokenBatch:
@@ -84,7 +94,7 @@ class EngineInfo:
 
 
 class Stopped(Exception):
-    """Raised by `embed` when `stop` was set between two passes of the model."""
+    """Raised by `Engine.passes` when `stop` was set between two passes of the model."""
 
 
 class Engine(Protocol):
@@ -92,17 +102,38 @@ class Engine(Protocol):
 
     info: EngineInfo
 
-    def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
-        """Float32 [queries, dimension] in the order of `batch`: pooled vectors, not normalised, or what else a model of
-        this kind answers; or a vector of each token, [tokens, dimension], where it says so.
+    @property
+    def pass_tokens(self) -> int:
+        """About how many tokens leave together: those of a window (see `passes.py`), in which passes run side by side
+        and a query may leave after one behind it. 0 where all answers come at the end of the run.
+        """
+        ...
 
-        Raises Stopped once `stop` is set.
+    def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, Vectors]]:
+        """As each pass of the model ends: which queries of `batch` it was, and their vectors, float32 [queries,
+        dimension], in that order. Together the passes are every query once.
+
+        The batch's queries stand in the order of their deadlines, and the first leave first, as far as passes of like
+        length allow. Vectors are pooled and not normalised, or what else a model of this kind answers; or one of each
+        token of these queries, [tokens, dimension], where the batch says so. Raises Stopped once `stop` is set.
         """
         ...
 
     def probe(self) -> None:
         """Touch the device and come back; raises whatever the device raises. Costs next to nothing."""
         ...
+
+
+def embed(engine: Engine, batch: TokenBatch, stop: threading.Event) -> Vectors:
+    """The vectors of all passes, float32 [queries, dimension] or [tokens, dimension], in the order of `batch`.
+
+    Raises Stopped once `stop` is set.
+    """
+    passes = list(engine.passes(batch, stop))
+    vectors = np.empty((batch.vectors, passes[0][1].shape[1]), dtype=np.float32)
+    for queries, found in passes:
+        vectors[batch.rows(queries)] = found
+    return vectors
 
 
 def create_engine(card: ModelCard, settings: AcceleratorSettings | CpuSettings, device: str, threads: int) -> Engine:

@@ -1,25 +1,42 @@
-"""A device that is not on anyone's desk: waits `alpha_s * n + beta_s`, answers unit vectors that mean nothing."""
+"""A device that is not on anyone's desk: waits `run_seconds`, answers unit vectors that mean nothing."""
 
 from __future__ import annotations
 
 import threading
 import time
 import zlib
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from deployments.engines import EngineInfo, Stopped, TokenBatch, Vectors
+from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors
+from deployments.engines.passes import Lengths
 from deployments.model_files import ModelCard
 from deployments.settings import EmulatedDevice
+
+_ALPHA_TOKENS = 75  # of the paper's queries, whose seconds `alpha_s` is
+
+
+def run_seconds(device: EmulatedDevice, lengths: Lengths) -> float:
+    """How long a run of queries of these lengths takes: Eq. 12, `alpha_s * C + beta_s`, a query of n tokens counted as
+    n / 75. Before noise, outliers, drift and `time_scale`.
+    """
+    tiles = -(-len(lengths) // device.tile_queries)
+    queries = tiles * device.tile_queries
+    work_s = device.alpha_s * queries * float(np.mean(lengths)) / _ALPHA_TOKENS
+    return device.beta_s + work_s * (1 + device.curvature * work_s)
 
 
 class EmulatedEngine:
     """Deterministic vectors (the same tokens give the same vector on every emulated device) after a true wait."""
 
-    def __init__(self, card: ModelCard, device: EmulatedDevice) -> None:
+    def __init__(self, card: ModelCard, device: EmulatedDevice, clock: Callable[[], float] = time.monotonic) -> None:
         self._device = device
+        self._clock = clock
+        self._started = clock()
         self._random = np.random.default_rng(device.seed)
         self._waves = np.arange(1, card.dimension + 1, dtype=np.float32)
+        self.pass_tokens = (device.pass_queries or 0) * _ALPHA_TOKENS
         self.info = EngineInfo(
             engine="emulated",
             device=f"emulated (alpha {device.alpha_s} s, beta {device.beta_s} s)",
@@ -29,25 +46,41 @@ class EmulatedEngine:
             why="accelerator and CPU are emulated: the vectors mean nothing",
         )
 
-    def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
-        ends = time.monotonic() + self._latency_s(len(batch))
-        inputs = batch.ids if batch.each_token else batch.queries()
-        seeds = np.array([zlib.crc32(one.tobytes()) % 9973 for one in inputs], dtype=np.float32)
-        vectors: Vectors = np.cos(np.outer(seeds + 1, self._waves) * np.float32(1e-3))
-        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-        if stop.wait(max(0.0, ends - time.monotonic())):
-            raise Stopped
-        return vectors
+    def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, Vectors]]:
+        """All queries at the end of the run; or `pass_queries` of them at a time, each pass once its share, by tokens,
+        of the run's time after `beta_s` has passed.
+        """
+        started = self._clock()
+        factor = self._factor(started)
+        total_s = run_seconds(self._device, batch.lengths)
+        step = self._device.pass_queries or len(batch)
+        done = np.cumsum(batch.lengths) / len(batch.ids)  # share of the work, as each query ends
+        for first in range(0, len(batch), step):
+            queries = np.arange(first, min(first + step, len(batch)))
+            vectors = self._vectors(batch.select(queries))
+            end_s = self._device.beta_s + (total_s - self._device.beta_s) * float(done[queries[-1]])
+            if stop.wait(max(0.0, started + end_s * factor - self._clock())):
+                raise Stopped
+            yield queries, vectors
 
     def probe(self) -> None:
         """An emulated device is always there."""
 
-    def _latency_s(self, queries: int) -> float:
-        """Eq. 12, with seeded noise and outliers, scaled."""
+    def _vectors(self, batch: TokenBatch) -> Vectors:
+        inputs = batch.ids if batch.each_token else batch.queries()
+        seeds = np.array([zlib.crc32(one.tobytes()) % 9973 for one in inputs], dtype=np.float32)
+        vectors: Vectors = np.cos(np.outer(seeds + 1, self._waves) * np.float32(1e-3))
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors
+
+    def _factor(self, now: float) -> float:
+        """By how much longer a run that starts now takes: seeded noise and outliers, drift, and the scale of time."""
         device = self._device
-        latency_s = device.alpha_s * queries + device.beta_s
+        factor = device.time_scale
         if device.noise:
-            latency_s *= max(0.0, 1 + device.noise * float(self._random.standard_normal()))
+            factor *= max(0.0, 1 + device.noise * float(self._random.standard_normal()))
         if device.outlier_rate and self._random.random() < device.outlier_rate:
-            latency_s *= device.outlier_factor * float(self._random.uniform(2 / 3, 4 / 3))
-        return latency_s * device.time_scale
+            factor *= device.outlier_factor * float(self._random.uniform(2 / 3, 4 / 3))
+        if now - self._started >= device.drift_after_s * device.time_scale:
+            factor *= device.drift
+        return factor

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from deployments.device_detector import quick_cpu_dtype
-from deployments.engines import EngineInfo, Stopped, TokenBatch, Vectors
-from deployments.engines.passes import longest_first, padded_passes
+from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed
+from deployments.engines.passes import cut_batch, window_tokens
 from deployments.engines.torch_engine import import_torch
 from deployments.errors import SettingsError
 from deployments.model_files import ModelCard
@@ -32,7 +33,8 @@ class OpenVinoEngine:
         except ImportError:
             raise SettingsError("args.cpu.engine", "openvino is not installed (pip install windve[openvino])") from None
         self._card = card
-        self._pass_tokens = min(settings.max_batch_tokens, _PASS_TOKENS)
+        self._most_tokens = min(settings.max_batch_tokens, _PASS_TOKENS)
+        self.pass_tokens = window_tokens(self._most_tokens, at_once=1, padded=True)
         self._threads = threads
         self._each_token: PaddedModel | None = None
         self._core = openvino.Core()
@@ -40,7 +42,7 @@ class OpenVinoEngine:
         self._request, dtype, why, agreed = self._choose_dtype(settings.dtype)
         from deployments.engines.pooled_model import describe_threads, queries_per_s
 
-        speed = queries_per_s(self.embed, card)
+        speed = queries_per_s(self, card)
         self.info = EngineInfo(
             engine=f"openvino {openvino.__version__.split('-')[0]}",
             device=describe_threads(threads),
@@ -52,42 +54,34 @@ class OpenVinoEngine:
             queries_per_s=round(speed, 1),
         )
 
-    def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
-        from deployments.engines.pooled_model import pad
-
-        if batch.each_token:
-            return self._embed_each_token(batch, stop)
-        order, ordered = longest_first(batch)
-        queries = ordered.queries()
-        vectors = np.empty((len(order), self._card.dimension), dtype=np.float32)
-        for chosen in padded_passes(ordered.lengths, self._pass_tokens):
+    def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, Vectors]]:
+        run = self._tokens if batch.each_token else self._pooled
+        for queries in cut_batch(batch.lengths, self._most_tokens, at_once=1, padded=True):
             if stop.is_set():
                 raise Stopped
-            vectors[order[chosen]] = self._request.infer(list(pad(queries[chosen])))[0]
+            yield queries, run(batch.select(queries))
+
+    def _pooled(self, batch: TokenBatch) -> Vectors:
+        from deployments.engines.pooled_model import pad
+
+        vectors: Vectors = self._request.infer(list(pad(batch.queries())))[0]
         return vectors
 
-    def _embed_each_token(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
+    def _tokens(self, batch: TokenBatch) -> Vectors:
         """By torch in float32, loaded when first asked for: what is compiled has its pooling in it."""
         torch = import_torch("cpu")
         from deployments.engines.pooled_model import PaddedModel, PooledModel
 
         if self._each_token is None:
             self._each_token = PaddedModel(PooledModel(self._card), torch.float32, torch.device("cpu"))
-        order, ordered = longest_first(batch)
-        queries = ordered.queries()
-        vectors = np.empty((batch.vectors, self._card.dimension), dtype=np.float32)
-        for chosen in padded_passes(ordered.lengths, self._pass_tokens):
-            if stop.is_set():
-                raise Stopped
-            with torch.inference_mode():
-                ids = torch.from_numpy(np.concatenate(queries[chosen]))
-                found = self._each_token(ids, ordered.lengths[chosen], each_token=True)
-            vectors[batch.rows(order[chosen])] = found.numpy()
+        with torch.inference_mode():
+            found = self._each_token(torch.from_numpy(batch.ids), batch.lengths, each_token=True)
+        vectors: Vectors = found.numpy()
         return vectors
 
     def probe(self) -> None:
         """One short query through the compiled model."""
-        self.embed(TokenBatch.pack([np.zeros(2, np.int32)]), threading.Event())
+        embed(self, TokenBatch.pack([np.zeros(2, np.int32)]), threading.Event())
 
     def _export(self, openvino: Any) -> tuple[Any, Vectors]:
         """torch.export with free batch and length (TorchScript tracing fails in transformers' attention masks), and
@@ -129,7 +123,7 @@ class OpenVinoEngine:
         probe, like = probe_batch(self._card), likeness(self._card)
         for dtype in dict.fromkeys((candidate, "float32")):
             self._request = self._compile(dtype)
-            agreed = like.of(self._reference, self.embed(probe, threading.Event()))
+            agreed = like.of(self._reference, embed(self, probe, threading.Event()))
             if agreed >= like.least or (dtype == wanted and dtype != "float32"):
                 return self._request, dtype, f"{reason}; by torch: {like.describe(agreed)}", agreed
             reason = f"{dtype} differs too much from torch in float32 here ({like.describe(agreed)})"

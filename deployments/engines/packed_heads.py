@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from deployments.engines.packed_bert import Cast, Head, Layout, dense_of, norm_of
-from deployments.engines.passes import packed_passes
+from deployments.engines.passes import even_slices
 
 _SCORES = {"Bert", "Camembert", "Roberta", "XLMRoberta"}
 _WORD_TOKENS = 2048  # whose numbers, one for each word of the vocabulary, are in memory at once
@@ -70,7 +70,7 @@ class _Words:
         x = self._norm(self._dense(x))
         largest: list[torch.Tensor] = []
         start = 0
-        for chosen in packed_passes(np.array(layout.lengths, np.int32), _WORD_TOKENS):
+        for chosen in even_slices(np.array(layout.lengths, np.int32), -(-layout.tokens // _WORD_TOKENS)):
             lengths = layout.lengths[chosen]
             logits = self._decoder(x[start : start + sum(lengths)])
             largest += [one.amax(0) for one in torch.split(logits, lengths)]

@@ -1,4 +1,6 @@
-"""A batch of any size -> passes of the model: few enough tokens each to stay in the caches, of like length. Pure."""
+"""A batch of any size -> passes of the model: few enough tokens each to stay in the caches, of like length, and the
+earliest deadlines first. Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,55 +10,70 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from deployments.engines import TokenBatch
+from deployments.engines import Queries
 
 Lengths = npt.NDArray[np.int32]  # tokens of each query
-_SMALL_PASS = 8  # queries; splitting a padded pass further costs more in passes than the padding does
+_PADDED_WINDOW = 2  # padded passes in a window for each that runs at once: more are less padding, and answer later
+_PADDING = 1 / 24  # of a padded pass's most tokens may be padding; less costs more in passes than it saves
 
 
-def longest_first(batch: TokenBatch) -> tuple[npt.NDArray[np.intp], TokenBatch]:
-    """(order, the batch in that order): neighbours are of like length, and the longest work starts first."""
-    order = np.argsort(-batch.lengths, kind="stable")
-    if np.array_equal(order, np.arange(len(order))):
-        return order, batch
-    queries = batch.queries()
-    return order, TokenBatch.pack([queries[i] for i in order], each_token=batch.each_token)
+def window_tokens(most_tokens: int, at_once: int, *, padded: bool) -> int:
+    """About how many tokens a window of `cut_batch` holds."""
+    return most_tokens * _window_passes(at_once, padded=padded)
 
 
-def packed_passes(lengths: Lengths, most_tokens: int, at_once: int = 1) -> Iterator[slice]:
-    """Slices of the queries (longest first): passes of about equal tokens, `most_tokens` or a query more at the most.
+def _window_passes(at_once: int, *, padded: bool) -> int:
+    return at_once * (_PADDED_WINDOW if padded else 1)
 
-    Where `at_once` passes run side by side there are as many, or a multiple, if there are queries enough.
+
+def cut_batch(lengths: Lengths, most_tokens: int, at_once: int, *, padded: bool) -> list[Queries]:
+    """The queries of each pass; the passes in the order in which they start, `at_once` of them side by side.
+
+    `lengths` stand in the order of deadlines. They are cut in this order into windows of about `window_tokens`. Only
+    inside a window the longest come first, so that the queries of a pass are of like length. A query therefore starts
+    at most a window later than one behind it.
+
+    Packed passes hold at most `most_tokens` and two of the longest queries more. Padded ones hold at most `most_tokens`
+    once all their queries are as long as the longest of them, or are one query.
+    """
+    longest = int(lengths.max())
+    full = max(1, most_tokens // longest) * longest if padded else most_tokens  # tokens of a pass
+    passes: list[Queries] = []
+    number = _window_passes(at_once, padded=padded)
+    for window in even_slices(lengths, _ceil(int(lengths.sum()), number * full)):
+        order = window.start + np.argsort(-lengths[window], kind="stable")
+        cut = padded_slices(lengths[order], most_tokens, number) if padded else even_slices(lengths[order], number)
+        passes.extend(order[one] for one in cut)
+    return passes
+
+
+def even_slices(lengths: Lengths, number: int) -> Iterator[slice]:
+    """Slices of the queries, in any order, of about equal tokens: `number` of them, or fewer where one query is more
+    than its share. A slice holds at most a share and a query more.
     """
     ends = np.cumsum(lengths)
-    passes = _number_of_passes(lengths, most_tokens, at_once)  # some may be empty: a long query is one by itself
     middles = ends - lengths / 2
-    owner = np.minimum((middles * passes / ends[-1]).astype(np.intp), passes - 1)
+    owner = np.minimum((middles * number / ends[-1]).astype(np.intp), number - 1)
     cuts = [0, *(np.nonzero(np.diff(owner))[0] + 1).tolist(), len(lengths)]
     return (slice(start, end) for start, end in itertools.pairwise(cuts))
 
 
-def padded_passes(lengths: Lengths, most_tokens: int, at_once: int = 1) -> Iterator[slice]:
-    """Slices of the queries (longest first): at most `most_tokens` once all are as long as the first of the pass.
+def padded_slices(lengths: Lengths, most_tokens: int, number: int) -> Iterator[slice]:
+    """Slices of the queries (longest first): at most `most_tokens` once all are as long as the first of the slice.
 
-    They are of about equal tokens; where `at_once` of them run side by side, about as many, or a multiple.
+    They are of about equal tokens, and about `number`; more where that would be too large, or too much padding.
     """
-    whole = max(1, most_tokens // int(lengths[0])) * int(lengths[0])  # tokens of a pass that is full
-    share = -(-int(lengths.sum()) // _number_of_passes(lengths, whole, at_once))
+    share = _ceil(int(lengths.sum()), number)
     start = 0
     while start < len(lengths):
         longest = int(lengths[start])
-        queries = min(-(-share // longest), most_tokens // longest)
+        queries = min(_ceil(share, longest), most_tokens // longest)
         end = min(len(lengths), start + max(1, queries))
-        # A pass ends where its queries would waste more than half of the padded tokens.
-        wasteful = np.nonzero(lengths[start:end] * 2 < longest)[0]
-        if len(wasteful):
-            end = min(end, start + max(int(wasteful[0]), _SMALL_PASS))
+        padding = np.cumsum(longest - lengths[start:end])
+        end = start + int(np.searchsorted(padding, most_tokens * _PADDING, side="right"))
         yield slice(start, end)
         start = end
 
 
-def _number_of_passes(lengths: Lengths, most_tokens: int, at_once: int) -> int:
-    """A multiple of `at_once`, so that no core waits for the last pass of another."""
-    passes = -(-int(lengths.sum()) // most_tokens)
-    return -(-passes // at_once) * at_once
+def _ceil(some: int, by: int) -> int:
+    return -(-some // by)

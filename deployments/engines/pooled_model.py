@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
-from deployments.engines import TokenBatch, Vectors
+from deployments.engines import Engine, TokenBatch, Vectors, embed
 from deployments.engines.passes import Lengths
 from deployments.errors import SettingsError
 from deployments.model_files import SCORING, ModelCard
@@ -161,14 +161,14 @@ def probe_batch(card: ModelCard) -> TokenBatch:
     return batch
 
 
-def queries_per_s(embed: Callable[[TokenBatch, threading.Event], Vectors], card: ModelCard) -> float:
-    """How quickly `embed` computes a batch of the paper's queries; the quickest of a few times counts."""
+def queries_per_s(engine: Engine, card: ModelCard) -> float:
+    """How quickly `engine` computes a batch of the paper's queries; the quickest of a few times counts."""
     length = min(_TIMED_TOKENS, card.max_tokens)
     batch = TokenBatch.random(card.vocab_size, [length] * _TIMED_QUERIES, seed=1)
     seconds = []
     for _ in range(_TIMES):
         started = time.perf_counter()
-        embed(batch, threading.Event())
+        embed(engine, batch, threading.Event())
         seconds.append(time.perf_counter() - started)
     return len(batch) / min(seconds)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deployments.device_detector import quick_cpu_dtype
-from deployments.engines import EngineInfo, Stopped, TokenBatch, Vectors
+from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed
 from deployments.engines.memory import bound_prepared_operations, keep_freed_memory
-from deployments.engines.passes import Lengths, longest_first, packed_passes, padded_passes
+from deployments.engines.passes import cut_batch, window_tokens
 from deployments.errors import SettingsError
 from deployments.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
@@ -40,11 +40,11 @@ class TorchEngine:
         self._torch = import_torch(device)
         self._card = card
         self._device = _open_device(self._torch, device)
-        self._pass_tokens = settings.max_batch_tokens
+        self._most_tokens = settings.max_batch_tokens  # of a pass
         self._threads = 1
         if self._device.type == "cpu":
             keep_freed_memory()
-            self._pass_tokens = min(self._pass_tokens, _CPU_PASS_TOKENS)
+            self._most_tokens = min(self._most_tokens, _CPU_PASS_TOKENS)
             self._threads = threads
             self._torch.set_num_threads(threads)
             self._local = threading.local()
@@ -71,51 +71,56 @@ class TorchEngine:
         """Run that form in that number format whatever is quicker: to compare with."""
         from deployments.engines.pooled_model import PooledModel
 
-        encoders = self._encoders(PooledModel(self._card), getattr(self._torch, dtype))
-        self._encoder = next(encoder for encoder, found in encoders if found == form)
+        forms = dict(self._forms(PooledModel(self._card), getattr(self._torch, dtype)))
+        self._encoder = forms[form]()
 
-    def embed(self, batch: TokenBatch, stop: threading.Event) -> Vectors:
-        order, ordered = longest_first(batch)
-        vectors = np.empty((batch.vectors, self._card.dimension), dtype=np.float32)
-        for chosen, found in self._run(ordered, stop):
-            vectors[batch.rows(order[chosen])] = found
-        return vectors
+    @property
+    def pass_tokens(self) -> int:
+        return window_tokens(self._most_tokens, self._threads, padded=self._encoder.padded)
 
-    def _run(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[slice, Vectors]]:
-        passes = list(self._passes(batch.lengths))
-        bounds = np.concatenate([[0], np.cumsum(batch.lengths)])
+    def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, Vectors]]:
+        cut = cut_batch(batch.lengths, self._most_tokens, self._threads, padded=self._encoder.padded)
+        ordered = batch.select(np.concatenate(cut))
+        ends = np.cumsum([len(queries) for queries in cut])
+        bounds = np.concatenate([[0], np.cumsum(ordered.lengths)])
         with self._torch.inference_mode():
-            ids = self._torch.from_numpy(batch.ids).to(self._device, non_blocking=True)  # once, for all passes
+            ids = self._torch.from_numpy(ordered.ids).to(self._device, non_blocking=True)  # once, for all passes
 
-        def run(chosen: slice) -> Any:
+        def run(number: int) -> Any:
             if stop.is_set():
                 raise Stopped
+            start, end = ends[number] - len(cut[number]), ends[number]
             with self._torch.inference_mode():
-                tokens = ids[bounds[chosen.start] : bounds[chosen.stop]]
-                return self._encoder(tokens, batch.lengths[chosen], each_token=batch.each_token)
+                tokens = ids[bounds[start] : bounds[end]]
+                return self._encoder(tokens, ordered.lengths[start:end], each_token=batch.each_token)
 
-        outcomes = self._side_by_side(run, passes) if self._device.type == "cpu" else _one_ahead(run, passes)
-        return zip(passes, outcomes, strict=True)
+        outcomes = self._side_by_side if self._device.type == "cpu" else _one_ahead
+        return ((cut[number], vectors) for number, vectors in outcomes(run, len(cut)))
 
-    def _passes(self, lengths: Lengths) -> Iterator[slice]:
-        cut = padded_passes if self._encoder.padded else packed_passes
-        return cut(lengths, self._pass_tokens, self._threads)
-
-    def _side_by_side(self, run: Callable[[slice], Any], passes: list[slice]) -> Iterator[Vectors]:
+    def _side_by_side(self, run: Callable[[int], Any], passes: int) -> Iterator[tuple[int, Vectors]]:
         """Passes on one core each, which beats all cores on one pass: nobody waits for the slowest core at every layer,
         and a core that other work takes away for a moment holds up only its own pass. A lone pass gets all cores.
         """
-        at_once = min(len(passes), self._threads)
+        at_once = min(passes, self._threads)
         threads = self._threads // at_once
 
-        def run_here(chosen: slice) -> Vectors:
+        def run_here(number: int) -> tuple[int, Vectors]:
             if getattr(self._local, "threads", None) != threads:  # the call is not free: it empties caches
                 self._torch.set_num_threads(threads)
                 self._local.threads = threads
-            vectors: Vectors = run(chosen).numpy()
-            return vectors
+            vectors: Vectors = run(number).numpy()
+            return number, vectors
 
-        return map(run_here, passes) if at_once == 1 else self._workers.map(run_here, passes)
+        if at_once == 1:
+            yield from map(run_here, range(passes))
+            return
+        running = [self._workers.submit(run_here, number) for number in range(passes)]
+        try:
+            for ended in as_completed(running):
+                yield ended.result()
+        finally:
+            for one in running:
+                one.cancel()  # those that have not started
 
     def probe(self) -> None:
         """A small product on the device, waited for: a hung device hangs here, a lost one raises."""
@@ -134,14 +139,15 @@ class TorchEngine:
         candidate, reason = (wanted, "set by hand") if wanted != "auto" else self._quick_dtype()
         self._encoder = PaddedModel(exact, self._torch.float32, self._device)
         probe = pooled_model.probe_batch(self._card)
-        reference = self.embed(probe, threading.Event())
+        reference = embed(self, probe, threading.Event())
         for dtype in dict.fromkeys((candidate, "float32")):
             found = []
-            for encoder, form in self._encoders(exact, getattr(self._torch, dtype)):
-                self._encoder = encoder
-                agreed = like.of(reference, self.embed(probe, threading.Event()))
+            for form, build in self._forms(exact, getattr(self._torch, dtype)):
+                self._encoder = build()
+                agreed = like.of(reference, embed(self, probe, threading.Event()))
+                speed = pooled_model.queries_per_s(self, self._card)
                 if agreed >= like.least or (dtype == wanted and form == "padded"):
-                    found.append((pooled_model.queries_per_s(self.embed, self._card), form, encoder, agreed))
+                    found.append((speed, form, self._encoder, agreed))
             if found:
                 speed, form, encoder, agreed = max(found, key=lambda one: one[0])
                 others = "".join(f", {other} {slower:.0f}" for slower, other, *_ in found if other != form)
@@ -151,19 +157,20 @@ class TorchEngine:
             exact = PooledModel(self._card)  # the exact weights again: those that were cast have lost their low bits
         raise SettingsError("args.model.id", f"{self._card.name} does not agree with itself: {reason}")
 
-    def _encoders(self, exact: PooledModel, dtype: Any) -> Iterator[tuple[PackedBert | PaddedModel, str]]:
+    def _forms(self, exact: PooledModel, dtype: Any) -> Iterator[tuple[str, Callable[[], PackedBert | PaddedModel]]]:
+        """Each form that this model has, and what builds it. The padded one, the last, casts `exact` itself."""
         from deployments.engines import packed_heads
         from deployments.engines.packed_bert import PackedBert, unsupported
         from deployments.engines.pooled_model import PaddedModel
 
-        if self._card.kind == "embedding":
-            if not unsupported(exact.transformer):
-                yield PackedBert(self._card, exact.transformer, dtype, self._device), "packed"
-        elif not unsupported(exact.transformer) and not packed_heads.unsupported(exact.model):
-            head, types = partial(packed_heads.head_of, exact.model), self._card.token_types
-            packed = PackedBert(self._card, exact.transformer, dtype, self._device, head=head, token_types=types)
-            yield packed, "packed"
-        yield PaddedModel(exact, dtype, self._device), "padded"
+        if not unsupported(exact.transformer):
+            packed = partial(PackedBert, self._card, exact.transformer, dtype, self._device)
+            if self._card.kind == "embedding":
+                yield "packed", packed
+            elif not packed_heads.unsupported(exact.model):
+                head = partial(packed_heads.head_of, exact.model)
+                yield "packed", partial(packed, head=head, token_types=self._card.token_types)
+        yield "padded", partial(PaddedModel, exact, dtype, self._device)
 
     def _quick_dtype(self) -> tuple[str, str]:
         """The narrow dtype that this device computes quickly, and the reason."""
@@ -184,17 +191,16 @@ class TorchEngine:
         return f"{self._device}, {backend.get_device_name(self._device)}"
 
 
-def _one_ahead(run: Callable[[slice], Any], passes: list[slice]) -> Iterator[Vectors]:
+def _one_ahead(run: Callable[[int], Any], passes: int) -> Iterator[tuple[int, Vectors]]:
     """Each pass is handed to the device before the answer of the one before it is copied back: the device never waits
     for a copy, and a run that nobody waits for any more stops within two passes.
     """
-    before: Any = None
-    for chosen in passes:
-        pooled = run(chosen)
-        if before is not None:
-            yield before.cpu().numpy()
-        before = pooled
-    yield before.cpu().numpy()
+    before = run(0)
+    for number in range(1, passes):
+        ahead = run(number)
+        yield number - 1, before.cpu().numpy()
+        before = ahead
+    yield passes - 1, before.cpu().numpy()
 
 
 def import_torch(device: str) -> ModuleType:
