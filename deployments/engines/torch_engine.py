@@ -6,6 +6,7 @@ attention that `packed_bert` chooses for it.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ from deployments.settings import AcceleratorSettings, CpuSettings
 if TYPE_CHECKING:
     from deployments.engines.packed_bert import PackedBert
     from deployments.engines.pooled_model import PaddedModel, PooledModel
+
+logger = logging.getLogger("ray.serve")
 
 _CPU_PASS_TOKENS = 1024  # what one core's caches hold of a pass; larger passes are slower on each CPU measured
 
@@ -143,9 +146,16 @@ class TorchEngine:
         for dtype in dict.fromkeys((candidate, "float32")):
             found = []
             for form, build in self._forms(exact, getattr(self._torch, dtype)):
-                self._encoder = build()
-                agreed = like.of(reference, embed(self, probe, threading.Event()))
-                speed = pooled_model.queries_per_s(self, self._card)
+                try:
+                    self._encoder = build()
+                    agreed = like.of(reference, embed(self, probe, threading.Event()))
+                    speed = pooled_model.queries_per_s(self, self._card)
+                except Exception as error:
+                    if form == "padded":
+                        raise
+                    # Whatever an older library or driver lacks for it: the padded form needs the model's own code only.
+                    logger.warning("the %s form in %s is left out: %s: %s", form, dtype, type(error).__name__, error)
+                    continue
                 if agreed >= like.least or (dtype == wanted and form == "padded"):
                     found.append((speed, form, self._encoder, agreed))
             if found:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shutil
 import threading
 import time
@@ -159,6 +160,21 @@ def test_a_run_is_stopped_between_two_passes(card, queries):
     stop.set()
     with pytest.raises(Stopped):
         next(passes)
+
+
+def test_a_form_that_fails_is_left_out(card, monkeypatch, caplog):
+    """As packed does where torch's own attention takes no `scale` yet."""
+    from deployments.engines import packed_bert
+
+    def lacks_it(qkv, layout):
+        raise TypeError("varlen_attn() got an unexpected keyword argument 'scale'")
+
+    monkeypatch.setattr(packed_bert, "_choose_attention", lambda *_: (lacks_it, 0))
+    monkeypatch.setattr(logging.getLogger("ray.serve"), "propagate", True)
+    engine = TorchEngine(card, CpuSettings(dtype="float32"), "cpu", 1)
+    assert engine.form == "padded"
+    (told,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert told.startswith("the packed form in float32 is left out: TypeError: varlen_attn()")
 
 
 class Clock:
