@@ -22,7 +22,7 @@ from benchmarks.sheet import Sheet
 from benchmarks.texts import model_folder
 from deployments.affinity import read_cpu_shape
 from deployments.device_detector import quick_cpu_dtype
-from deployments.engines import Engine, TokenBatch, create_engine
+from deployments.engines import Engine, TokenBatch, create_engine, embed
 from deployments.engines.torch_engine import TorchEngine
 from deployments.model_files import ModelCard, read_model_card
 from deployments.settings import CpuSettings, ModelSettings
@@ -123,11 +123,11 @@ def _measure(model: str, way: Way, seconds: float) -> list[dict[str, Any]]:
 
 def _times(engine: Engine, batch: TokenBatch, seconds: float) -> list[float]:
     times: list[float] = []
-    engine.embed(batch, threading.Event())
+    embed(engine, batch, threading.Event())
     ends = time.perf_counter() + seconds
     while len(times) < 3 or time.perf_counter() < ends:
         started = time.perf_counter()
-        engine.embed(batch, threading.Event())
+        embed(engine, batch, threading.Event())
         times.append(time.perf_counter() - started)
     return times
 
@@ -166,7 +166,7 @@ def _soak(way: Way, queries: int) -> dict[str, Any]:
     curve = []
     for done in range(0, queries, _SOAK_BATCH):
         lengths = random.integers(3, 40, _SOAK_BATCH).tolist()
-        engine.embed(TokenBatch.random(card.vocab_size, lengths, seed=done), threading.Event())
+        embed(engine, TokenBatch.random(card.vocab_size, lengths, seed=done), threading.Event())
         if done % (queries // 20) == 0:
             curve.append(_resident_mb())
     settled = curve[int(len(curve) * _SETTLED_AFTER)]

@@ -28,7 +28,7 @@ from benchmarks.shapes import BGE_LARGE, BertShape, bge_large_folder
 from benchmarks.sheet import Sheet
 from benchmarks.texts import of_tokens
 from deployments.device_detector import ACCELERATOR, CPU
-from deployments.engines import TokenBatch, Vectors
+from deployments.engines import TokenBatch, Vectors, embed
 from deployments.engines.torch_engine import TorchEngine, import_torch
 from deployments.errors import WindveError
 from deployments.model_files import read_model_card
@@ -191,9 +191,9 @@ class Windve:
 
         def whole() -> Vectors:
             batch = TokenBatch.pack(self.tokenizer.encode(texts, truncate=True))
-            return _unit(self.engine.embed(batch, never))
+            return _unit(embed(self.engine, batch, never))
 
-        return {WINDVE: whole, WINDVE_IDS: lambda: self.engine.embed(ready, never)}
+        return {WINDVE: whole, WINDVE_IDS: lambda: embed(self.engine, ready, never)}
 
 
 class Peer:

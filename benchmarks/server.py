@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving import ROOT
+from benchmarks.serving import ROOT, python_path
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 60.0
@@ -33,7 +33,7 @@ def running(
         with log.open("w", encoding="utf-8") as output:
             process = subprocess.Popen(  # noqa: S603 - our own command
                 command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **(environment or {})},
+                env={**os.environ, "PYTHONPATH": python_path(), "HF_HUB_OFFLINE": "1", **(environment or {})},
             )  # fmt: skip
         try:
             _wait(process, ready, log)

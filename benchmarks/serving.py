@@ -45,6 +45,11 @@ class Service:
         return report
 
 
+def python_path() -> str:
+    """PYTHONPATH for what a measurement starts: this very tree before all, then what the caller has there."""
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 @contextmanager
 def serving(config: Mapping[str, Any], **environment: str) -> Iterator[Service]:
     """`python -m serve_app` on this Serve config until the block ends. Raises RuntimeError if it does not start."""
@@ -57,7 +62,7 @@ def serving(config: Mapping[str, Any], **environment: str) -> Iterator[Service]:
             process = subprocess.Popen(  # noqa: S603 - our own command
                 [sys.executable, "-m", "serve_app", str(file)],
                 cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, "COLUMNS": "200", "PYTHONPATH": str(ROOT), **environment},  # this very tree
+                env={**os.environ, "COLUMNS": "200", "PYTHONPATH": python_path(), **environment},
             )  # fmt: skip
         try:
             yield _wait(process, log, port)

@@ -104,8 +104,8 @@ class Engine(Protocol):
 
     @property
     def pass_tokens(self) -> int:
-        """About how many tokens leave together: the largest step between two answers of a run, all passes that run side
-        by side counted. 0 where all answers come at the end of the run.
+        """About how many tokens leave together: those of a window (see `passes.py`), in which passes run side by side
+        and a query may leave after one behind it. 0 where all answers come at the end of the run.
         """
         ...
 

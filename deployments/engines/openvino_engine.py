@@ -11,7 +11,7 @@ import numpy as np
 
 from deployments.device_detector import quick_cpu_dtype
 from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed
-from deployments.engines.passes import cut_batch
+from deployments.engines.passes import cut_batch, window_tokens
 from deployments.engines.torch_engine import import_torch
 from deployments.errors import SettingsError
 from deployments.model_files import ModelCard
@@ -33,7 +33,8 @@ class OpenVinoEngine:
         except ImportError:
             raise SettingsError("args.cpu.engine", "openvino is not installed (pip install windve[openvino])") from None
         self._card = card
-        self.pass_tokens = min(settings.max_batch_tokens, _PASS_TOKENS)
+        self._most_tokens = min(settings.max_batch_tokens, _PASS_TOKENS)
+        self.pass_tokens = window_tokens(self._most_tokens, at_once=1, padded=True)
         self._threads = threads
         self._each_token: PaddedModel | None = None
         self._core = openvino.Core()
@@ -55,7 +56,7 @@ class OpenVinoEngine:
 
     def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, Vectors]]:
         run = self._tokens if batch.each_token else self._pooled
-        for queries in cut_batch(batch.lengths, self.pass_tokens, at_once=1, padded=True):
+        for queries in cut_batch(batch.lengths, self._most_tokens, at_once=1, padded=True):
             if stop.is_set():
                 raise Stopped
             yield queries, run(batch.select(queries))

@@ -17,12 +17,21 @@ _PADDED_WINDOW = 2  # padded passes in a window for each that runs at once: more
 _PADDING = 1 / 24  # of a padded pass's most tokens may be padding; less costs more in passes than it saves
 
 
+def window_tokens(most_tokens: int, at_once: int, *, padded: bool) -> int:
+    """About how many tokens a window of `cut_batch` holds."""
+    return most_tokens * _window_passes(at_once, padded=padded)
+
+
+def _window_passes(at_once: int, *, padded: bool) -> int:
+    return at_once * (_PADDED_WINDOW if padded else 1)
+
+
 def cut_batch(lengths: Lengths, most_tokens: int, at_once: int, *, padded: bool) -> list[Queries]:
     """The queries of each pass; the passes in the order in which they start, `at_once` of them side by side.
 
-    `lengths` stand in the order of deadlines. They are cut in this order into windows of about `at_once * most_tokens`
-    tokens. Only inside a window the longest come first, so that the queries of a pass are of like length. A query
-    therefore starts at most a window later than one behind it.
+    `lengths` stand in the order of deadlines. They are cut in this order into windows of about `window_tokens`. Only
+    inside a window the longest come first, so that the queries of a pass are of like length. A query therefore starts
+    at most a window later than one behind it.
 
     Packed passes hold at most `most_tokens` and two of the longest queries more. Padded ones hold at most `most_tokens`
     once all their queries are as long as the longest of them, or are one query.
@@ -30,7 +39,7 @@ def cut_batch(lengths: Lengths, most_tokens: int, at_once: int, *, padded: bool)
     longest = int(lengths.max())
     full = max(1, most_tokens // longest) * longest if padded else most_tokens  # tokens of a pass
     passes: list[Queries] = []
-    number = at_once * (_PADDED_WINDOW if padded else 1)  # passes in a window
+    number = _window_passes(at_once, padded=padded)
     for window in even_slices(lengths, _ceil(int(lengths.sum()), number * full)):
         order = window.start + np.argsort(-lengths[window], kind="stable")
         cut = padded_slices(lengths[order], most_tokens, number) if padded else even_slices(lengths[order], number)

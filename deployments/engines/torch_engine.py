@@ -20,7 +20,7 @@ import numpy as np
 from deployments.device_detector import quick_cpu_dtype
 from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed
 from deployments.engines.memory import bound_prepared_operations, keep_freed_memory
-from deployments.engines.passes import cut_batch
+from deployments.engines.passes import cut_batch, window_tokens
 from deployments.errors import SettingsError
 from deployments.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
@@ -79,7 +79,7 @@ class TorchEngine:
 
     @property
     def pass_tokens(self) -> int:
-        return self._threads * self._most_tokens
+        return window_tokens(self._most_tokens, self._threads, padded=self._encoder.padded)
 
     def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, Vectors]]:
         cut = cut_batch(batch.lengths, self._most_tokens, self._threads, padded=self._encoder.padded)

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shutil
 import threading
 import time
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.processors import Sequence
 
-from deployments.engines import Stopped, TokenBatch, create_engine
-from deployments.engines.emulated import EmulatedEngine
+from deployments.engines import Stopped, TokenBatch, create_engine, embed
+from deployments.engines.emulated import EmulatedEngine, run_seconds
+from deployments.engines.passes import window_tokens
 from deployments.engines.torch_engine import TorchEngine
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
 from deployments.model_files import read_model_card
@@ -56,8 +59,8 @@ def test_same_vector_alone_in_a_batch_and_in_small_passes(card, queries, exact, 
     settings = CpuSettings(engine=engine, dtype=dtype, max_batch_tokens=max_batch_tokens)
     engine = create_engine(card, settings, "cpu", 1)
     engine.probe()
-    together = unit(engine.embed(TokenBatch.pack(queries), NEVER))
-    alone = unit(np.concatenate([exact.embed(TokenBatch.pack([query]), NEVER) for query in queries]))
+    together = unit(embed(engine, TokenBatch.pack(queries), NEVER))
+    alone = unit(np.concatenate([embed(exact, TokenBatch.pack([query]), NEVER) for query in queries]))
     agreement = float(np.min(np.sum(together * alone, axis=1)))
     assert agreement >= (0.9999 if dtype == "float32" else 0.999)
 
@@ -65,7 +68,7 @@ def test_same_vector_alone_in_a_batch_and_in_small_passes(card, queries, exact, 
 def test_vectors_do_not_depend_on_how_many_cores_share_the_work(card, queries):
     batch = TokenBatch.pack(queries)
     one, two = (create_engine(card, CpuSettings(engine="torch"), "cpu", threads) for threads in (1, 2))
-    cosines = np.sum(unit(one.embed(batch, NEVER)) * unit(two.embed(batch, NEVER)), axis=1)
+    cosines = np.sum(unit(embed(one, batch, NEVER)) * unit(embed(two, batch, NEVER)), axis=1)
     assert cosines.min() >= 0.9999  # not bit for bit: other queries share a pass, and its products round otherwise
 
 
@@ -88,7 +91,7 @@ def test_cls_and_last_token_pooling(card, queries):
     batch = TokenBatch.pack(queries)
     settings = CpuSettings(dtype="float32")
     by_pooling = {
-        pooling: TorchEngine(dataclasses.replace(card, pooling=pooling), settings, "cpu", 1).embed(batch, NEVER)
+        pooling: embed(TorchEngine(dataclasses.replace(card, pooling=pooling), settings, "cpu", 1), batch, NEVER)
         for pooling in ("cls", "last")
     }
     for query, cls, last in zip(queries, by_pooling["cls"], by_pooling["last"], strict=True):
@@ -110,7 +113,7 @@ def test_a_run_that_nobody_waits_for_stops(card, exact, queries):
     stop = threading.Event()
     stop.set()
     with pytest.raises(Stopped):
-        exact.embed(TokenBatch.pack(queries), stop)
+        embed(exact, TokenBatch.pack(queries), stop)
 
 
 def test_weights_that_are_not_there_are_not_made_up(card, tmp_path):
@@ -125,21 +128,151 @@ def test_weights_that_are_not_there_are_not_made_up(card, tmp_path):
         TorchEngine(broken, CpuSettings(), "cpu", 1)
 
 
+PASSES = {"packed": ("torch", 2), "padded": ("torch", 2), "openvino": ("openvino", 1)}
+
+
+@pytest.mark.parametrize("each_token", [False, True])
+@pytest.mark.parametrize("form", PASSES)
+def test_passes_are_every_query_once_with_its_own_vectors(card, queries, form, each_token):
+    name, threads = PASSES[form]
+    engine = create_engine(card, CpuSettings(engine=name, dtype="float32", max_batch_tokens=200), "cpu", threads)
+    if name == "torch":
+        engine.use(form, "float32")
+    assert engine.pass_tokens == window_tokens(200, threads, padded=form != "packed")
+    batch = TokenBatch.pack(queries, each_token=each_token)
+    passes = list(engine.passes(batch, NEVER))
+    assert len(passes) > 2
+    assert sorted(np.concatenate([chosen for chosen, _ in passes]).tolist()) == list(range(len(queries)))
+    whole = embed(engine, batch, NEVER)
+    for chosen, vectors in passes:
+        assert vectors.dtype == np.float32
+        assert vectors.shape == (len(batch.rows(chosen)), card.dimension)
+        assert np.allclose(vectors, whole[batch.rows(chosen)], atol=1e-6)
+        alone = embed(engine, batch.select(chosen[:1]), NEVER)
+        assert np.allclose(vectors[: len(alone)], alone, atol=1e-4)
+
+
+def test_a_run_is_stopped_between_two_passes(card, queries):
+    engine = TorchEngine(card, CpuSettings(dtype="float32", max_batch_tokens=40), "cpu", 1)
+    stop = threading.Event()
+    passes = engine.passes(TokenBatch.pack(queries), stop)
+    next(passes)
+    stop.set()
+    with pytest.raises(Stopped):
+        next(passes)
+
+
+def test_a_form_that_fails_is_left_out(card, monkeypatch, caplog):
+    """As packed does where torch's own attention takes no `scale` yet."""
+    from deployments.engines import packed_bert
+
+    def lacks_it(qkv, layout):
+        raise TypeError("varlen_attn() got an unexpected keyword argument 'scale'")
+
+    monkeypatch.setattr(packed_bert, "_choose_attention", lambda *_: (lacks_it, 0))
+    monkeypatch.setattr(logging.getLogger("ray.serve"), "propagate", True)
+    engine = TorchEngine(card, CpuSettings(dtype="float32"), "cpu", 1)
+    assert engine.form == "padded"
+    (told,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert told.startswith("the packed form in float32 is left out: TypeError: varlen_attn()")
+
+
+class Clock:
+    """Time that passes only while somebody waits. It stands for the event that stops a run, too."""
+
+    def __init__(self, stop_at=float("inf")):
+        self.now, self.stop_at = 100.0, 100.0 + stop_at
+
+    def __call__(self):
+        return self.now
+
+    def wait(self, seconds):
+        self.now = min(self.now + seconds, self.stop_at)
+        return self.now >= self.stop_at
+
+
+def emulated(card, clock, **device):
+    return EmulatedEngine(card, EmulatedDevice(**{"alpha_s": 0.01, "beta_s": 0.2, **device}), clock)
+
+
+def ends(engine, clock, lengths):
+    """When each pass of a run ends, from the run's start, and its queries."""
+    started = clock.now
+    batch = TokenBatch.pack([np.arange(length, dtype=np.int32) for length in lengths])
+    return [(round(clock.now - started, 9), queries.tolist()) for queries, _ in engine.passes(batch, clock)]
+
+
+def seconds(lengths, **device):
+    return run_seconds(EmulatedDevice(**{"alpha_s": 0.01, "beta_s": 0.2, **device}), np.array(lengths, np.int32))
+
+
+def test_an_emulated_run_takes_as_long_as_its_tokens():
+    assert seconds([75] * 10) == pytest.approx(0.3)
+    assert seconds([150] * 5) == pytest.approx(0.3)
+    assert seconds([25, 50]) == pytest.approx(0.21)
+    assert seconds([75] * 10, time_scale=0.1, noise=0.5, drift=2.0) == pytest.approx(0.3)  # all that is not Eq. 12
+
+
+@pytest.mark.parametrize(("queries", "paid"), [(1, 8), (8, 8), (9, 16), (16, 16)])
+def test_an_emulated_run_is_computed_in_tiles(queries, paid):
+    assert seconds([75] * queries, tile_queries=8) == pytest.approx(0.01 * paid + 0.2)
+    assert seconds([30, 60] * queries, tile_queries=2) == seconds([30, 60] * queries)
+
+
+def test_an_emulated_device_may_be_convex_in_its_work():
+    assert seconds([75] * 10, curvature=2.0) == pytest.approx(0.2 + 0.1 * 1.2)
+    assert seconds([75] * 20, curvature=2.0) == pytest.approx(0.2 + 0.2 * 1.4)
+
+
+def test_emulated_answers_come_at_the_end_of_the_run(card):
+    clock = Clock()
+    engine = emulated(card, clock)
+    assert engine.pass_tokens == 0
+    assert ends(engine, clock, [75, 150, 75]) == [(0.24, [0, 1, 2])]
+
+
+def test_emulated_answers_come_pass_by_pass(card):
+    clock = Clock()
+    engine = emulated(card, clock, pass_queries=2)
+    assert engine.pass_tokens == 150
+    assert ends(engine, clock, [75, 150, 75, 75, 75]) == [(0.23, [0, 1]), (0.25, [2, 3]), (0.26, [4])]
+    slow = emulated(card, clock, pass_queries=2, curvature=10.0, time_scale=10.0)
+    assert ends(slow, clock, [75] * 4) == [(2.28, [0, 1]), (2.56, [2, 3])]
+
+
+def test_an_emulated_device_that_becomes_slower(card):
+    clock = Clock()
+    engine = emulated(card, clock, drift=1.5, drift_after_s=0.5)
+    took = [ends(engine, clock, [75] * 10)[0][0] for _ in range(4)]
+    assert took == [0.3, 0.3, 0.45, 0.45]  # the second one starts before the half second is over
+    quick = emulated(card, clock, drift=1.5, drift_after_s=0.5, time_scale=0.1)
+    assert [ends(quick, clock, [75] * 10)[0][0] for _ in range(3)] == [0.03, 0.03, 0.045]
+
+
+@pytest.mark.parametrize("pass_queries", [None, 3])
+def test_an_emulated_run_is_stopped_while_it_waits(card, pass_queries):
+    clock = Clock(stop_at=0.25)
+    with pytest.raises(Stopped):
+        ends(emulated(card, clock, pass_queries=pass_queries), clock, [75] * 10)
+    assert clock.now == 100.25
+
+
 def test_emulated_time_and_vectors(card, queries):
-    engine = EmulatedEngine(card, EmulatedDevice(alpha_s=0.01, beta_s=0.2, time_scale=0.1))
+    engine = EmulatedEngine(card, EmulatedDevice(alpha_s=0.01, beta_s=0.2, time_scale=0.1, pass_queries=5))
     started = time.perf_counter()
-    vectors = engine.embed(TokenBatch.pack(queries), NEVER)
-    assert time.perf_counter() - started >= (0.01 * len(queries) + 0.2) * 0.1
+    vectors = embed(engine, TokenBatch.pack(queries), NEVER)
+    assert time.perf_counter() - started >= (0.01 * sum(LENGTHS) / 75 + 0.2) * 0.1
     assert vectors.dtype == np.float32
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-    again = EmulatedEngine(card, EmulatedDevice(alpha_s=0, beta_s=0)).embed(TokenBatch.pack(queries[:1]), NEVER)
+    again = embed(EmulatedEngine(card, EmulatedDevice(alpha_s=0, beta_s=0)), TokenBatch.pack(queries[:1]), NEVER)
     assert np.array_equal(again[0], vectors[0])
 
 
 def test_emulated_noise_and_outliers_are_seeded(card):
     def latencies(**noise):
-        engine = EmulatedEngine(card, EmulatedDevice(alpha_s=0.01, beta_s=0.2, **noise))
-        return [engine._latency_s(10) for _ in range(2000)]
+        clock = Clock()
+        engine = emulated(card, clock, **noise)
+        return [ends(engine, clock, [75] * 10)[0][0] for _ in range(2000)]
 
     assert latencies() == pytest.approx([0.3] * 2000)
     noisy = latencies(noise=0.03, seed=1)
@@ -147,6 +280,16 @@ def test_emulated_noise_and_outliers_are_seeded(card):
     assert np.std(noisy) == pytest.approx(0.009, rel=0.1)
     outliers = np.array(latencies(outlier_rate=0.05, outlier_factor=3))
     assert np.mean(outliers > 0.8) == pytest.approx(0.05, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"pass_queries": 0}, {"tile_queries": 0}, {"curvature": -0.1}, {"drift": 0.9}, {"drift_after_s": -1.0}],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_what_an_emulated_device_cannot_be(wrong):
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        EmulatedDevice(alpha_s=0.01, beta_s=0.2, **wrong)
 
 
 def mean_of_tokens(vectors, lengths):
@@ -161,17 +304,17 @@ def test_the_vectors_of_tokens_pool_to_the_vector_of_the_query(card, queries, ex
         engine = TorchEngine(card, CpuSettings(dtype="float32"), "cpu", 2)
         engine.use(form, "float32")
         assert engine.form == form
-    tokens = engine.embed(TokenBatch.pack(queries, each_token=True), NEVER)
+    tokens = embed(engine, TokenBatch.pack(queries, each_token=True), NEVER)
     assert tokens.shape == (sum(LENGTHS), card.dimension)
-    pooled = exact.embed(TokenBatch.pack(queries), NEVER)
+    pooled = embed(exact, TokenBatch.pack(queries), NEVER)
     assert np.allclose(mean_of_tokens(tokens, LENGTHS), pooled, atol=1e-4)
 
 
 def test_emulated_vectors_of_tokens(card, queries):
     engine = EmulatedEngine(card, EmulatedDevice(alpha_s=0, beta_s=0))
-    vectors = engine.embed(TokenBatch.pack(queries, each_token=True), NEVER)
+    vectors = embed(engine, TokenBatch.pack(queries, each_token=True), NEVER)
     assert vectors.shape == (sum(LENGTHS), card.dimension)
-    assert np.array_equal(vectors[:3], engine.embed(TokenBatch.pack(queries[:1], each_token=True), NEVER))
+    assert np.array_equal(vectors[:3], embed(engine, TokenBatch.pack(queries[:1], each_token=True), NEVER))
 
 
 def test_tokenizer(card):

@@ -12,7 +12,7 @@ from benchmarks import gpu
 from benchmarks.bench import Bench, NotAvailable
 from benchmarks.shapes import BGE_LARGE, BertShape, write_bert
 from benchmarks.texts import of_tokens
-from deployments.engines import TokenBatch
+from deployments.engines import TokenBatch, embed
 from deployments.engines.torch_engine import TorchEngine
 from deployments.model_files import read_model_card
 from deployments.settings import CpuSettings, ModelSettings
@@ -46,7 +46,7 @@ def test_the_folder_is_a_model(folder):
     assert card.parameters == embeddings + TINY.layer_weights + biases_and_norms + pooler
     assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
     engine = TorchEngine(card, CpuSettings(dtype="float32"), "cpu", 1)
-    vectors = engine.embed(TokenBatch.pack([np.arange(5, dtype=np.int32)]), threading.Event())
+    vectors = embed(engine, TokenBatch.pack([np.arange(5, dtype=np.int32)]), threading.Event())
     assert vectors.shape == (1, 64)
 
 

@@ -11,7 +11,7 @@ from kinds_of_models import KINDS, save_model
 from sentence_transformers import CrossEncoder, SparseEncoder
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from deployments.engines import TokenBatch, create_engine
+from deployments.engines import TokenBatch, create_engine, embed
 from deployments.engines.pooled_model import likeness, score_agreement
 from deployments.errors import SettingsError
 from deployments.model_files import read_model_card
@@ -77,29 +77,27 @@ def test_numbers_are_the_librarys_own_alone_and_in_a_batch(saved, name, engine):
     ids = tokenised(card, queries)
     built = create_engine(card, CpuSettings(engine=engine, dtype="float32"), "cpu", 1)
     wanted = reference(folder, name, queries)
-    together = built.embed(TokenBatch.pack(ids), NEVER)
-    alone = np.concatenate([built.embed(TokenBatch.pack([query]), NEVER) for query in ids])
+    together = embed(built, TokenBatch.pack(ids), NEVER)
+    alone = np.concatenate([embed(built, TokenBatch.pack([query]), NEVER) for query in ids])
     assert together.dtype == np.float32
     np.testing.assert_allclose(together, wanted, **EXACT)
     np.testing.assert_allclose(alone, wanted, **EXACT)
     if engine == "torch":
         assert ("packed" in built.info.why) == ("distilbert" not in name)
         built.use("padded", "float32")
-        np.testing.assert_allclose(built.embed(TokenBatch.pack(ids), NEVER), wanted, **EXACT)
+        np.testing.assert_allclose(embed(built, TokenBatch.pack(ids), NEVER), wanted, **EXACT)
 
 
 @pytest.mark.parametrize("form", ["packed", "padded"])
 @pytest.mark.parametrize("name", ["bert reranker", "xlm-roberta reranker", "bert classifier", "bert sparse"])
 def test_each_form_by_itself(saved, name, form):
-    from deployments.engines.pooled_model import PooledModel
     from deployments.engines.torch_engine import TorchEngine
 
     card = load(saved(name), **({"kind": "sparse"} if "sparse" in name else {}))
     queries = [text for text in TEXTS if text] if card.kind == "sparse" else PAIRS
     engine = TorchEngine(card, CpuSettings(dtype="float32"), "cpu", 1)
-    forms = dict(reversed(one) for one in engine._encoders(PooledModel(card), torch.float32))
-    engine._encoder = forms[form]
-    found = engine.embed(TokenBatch.pack(tokenised(card, queries)), NEVER)
+    engine.use(form, "float32")
+    found = embed(engine, TokenBatch.pack(tokenised(card, queries)), NEVER)
     np.testing.assert_allclose(found, reference(saved(name), name, queries), **EXACT)
 
 
@@ -111,7 +109,7 @@ def test_scores_are_those_of_sentence_transformers(saved, name):
     )
     card = load(saved(name))
     engine = create_engine(card, CpuSettings(engine="torch", dtype="float32"), "cpu", 2)
-    found = engine.embed(TokenBatch.pack(Tokenizer(card).encode_pairs(PAIRS, truncate=True)), NEVER)
+    found = embed(engine, TokenBatch.pack(Tokenizer(card).encode_pairs(PAIRS, truncate=True)), NEVER)
     np.testing.assert_allclose(found[:, 0], wanted, **EXACT)
     assert np.ptp(wanted) > 0.1  # else they would agree whatever is computed
 
@@ -125,7 +123,7 @@ def test_weights_are_those_of_sentence_transformers(saved, tmp_path):
     card = load(tmp_path)
     assert (card.kind, card.pooling) == ("sparse", "splade")
     engine = create_engine(card, CpuSettings(engine="torch", dtype="float32"), "cpu", 1)
-    np.testing.assert_allclose(engine.embed(TokenBatch.pack(tokenised(card, texts)), NEVER), wanted, **EXACT)
+    np.testing.assert_allclose(embed(engine, TokenBatch.pack(tokenised(card, texts)), NEVER), wanted, **EXACT)
 
 
 def test_a_head_that_is_not_there_is_not_made_up(saved, tmp_path):

@@ -13,6 +13,7 @@ PURE = [
     "deployments.batcher",
     "deployments.channel",
     "deployments.device_detector",
+    "deployments.engines.emulated",
     "deployments.engines.passes",
     "deployments.errors",
     "deployments.holdings",
