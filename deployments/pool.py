@@ -51,15 +51,13 @@ class Link:
     def is_live(self) -> bool:
         return self._channel is not None and self.view.word is not None
 
-    def is_silent(self, now: float) -> bool:
-        oldest = next(iter(self._channel.placed.values()), None) if self._channel is not None else None
-        return self.view.is_silent(now, None if oldest is None else oldest.due)
-
     def offer(self, offer: Offer) -> Placed:
         assert self._channel is not None
         placed = self._channel.offer(offer)
         cost_s = sum(self.view.model.cost_s(len(ids)) for ids in offer.queries)
-        self.view.sent(self._channel.frames, len(offer.queries), cost_s)
+        now = asyncio.get_running_loop().time()
+        if self.view.sent(now, self._channel.frames, len(offer.queries), cost_s):
+            self._channel.ask()
         return placed
 
     def call_off(self, placed: Placed) -> None:
@@ -281,8 +279,10 @@ class Pool:
         return model.alpha_s, model.beta_s
 
     def by_finish(self, now: float, tokens: int, most: int) -> Iterator[Link]:
-        """The live replicas that would finish first, `most` of them, those that have stopped aside."""
-        live = [link for link in self.live if not link.is_silent(now)]
+        """The live replicas that would finish first, `most` of them; those that have stopped are left out."""
+        depth = self.config.queue_depth if self.by_count else None
+        slo_s = self.terms["slo_s"]
+        live = [link for link in self.live if not (link.view.is_silent(now) or link.view.is_flooded(slo_s, depth))]
         if len(live) == 1:
             yield live[0]
             return

@@ -10,7 +10,8 @@ from deployments.queueing.cost_model import CostModel
 from deployments.queueing.schedule import Word
 
 FREE = CostModel(0.0, 0.0, 0.0, 0.0)  # until the replica's first word
-_SILENT_S = 1.0  # past a deadline without a word: the replica may have stopped
+_QUIET_S = 0.25  # since it was heard: it is asked for a word with the next offer
+_SILENT_S = 1.0  # since it was asked: it may have stopped
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +25,7 @@ class View:
     heard_at: float = 0.0
     _unseen: deque[tuple[int, int, float]] = field(default_factory=deque)  # (frame, queries, cost) that its last word
     _unseen_s: float = 0.0  # does not know of
+    _asked_at: float = -math.inf
 
     def hear(self, now: float, word: Word, seen: int) -> None:
         """A report came, made after `seen` frames of this Router."""
@@ -33,14 +35,19 @@ class View:
             self._unseen.popleft()
         self._unseen_s = sum(cost_s for _, _, cost_s in self._unseen)
 
-    def sent(self, frame: int, queries: int, cost_s: float) -> None:
-        """So many queries, so much work, went there in that frame."""
+    def sent(self, now: float, frame: int, queries: int, cost_s: float) -> bool:
+        """So many queries, so much work, go there in that frame. Returns whether it should be asked for a word."""
         self._unseen.append((frame, queries, cost_s))
         self._unseen_s += cost_s
+        if max(self.heard_at, self._asked_at) > now - _QUIET_S or self._asked_at > self.heard_at:
+            return False
+        self._asked_at = now
+        return True
 
     def forget(self) -> None:
         """The connection broke."""
         self.word = None
+        self._asked_at = -math.inf
         self._unseen.clear()
         self._unseen_s = 0.0
 
@@ -79,6 +86,12 @@ class View:
         unseen_s = sum(count for _, count, _ in self._unseen) * self.model.alpha_s if by_count else self._unseen_s
         return self.word.bulk_s - unseen_s
 
-    def is_silent(self, now: float, oldest_due: float | None) -> bool:
-        """Something there is past its deadline, and nothing has been heard since: it may have stopped."""
-        return oldest_due is not None and now > oldest_due + _SILENT_S and now > self.heard_at + _SILENT_S
+    def is_silent(self, now: float) -> bool:
+        """It was asked for a word and has given none: it may have stopped."""
+        return self.heard_at < self._asked_at < now - _SILENT_S
+
+    def is_flooded(self, slo_s: float, depth: int | None) -> bool:
+        """More was sent there since its last word than it can ever admit: it is not sent even more."""
+        if depth is not None and sum(count for _, count, _ in self._unseen) >= depth:
+            return True
+        return self.word is not None and self.word.factor * self._unseen_s > slo_s
