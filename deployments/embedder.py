@@ -21,7 +21,7 @@ from deployments.device_detector import CPU
 from deployments.engines import Engine, TokenBatch, Vectors, create_engine, embed
 from deployments.metrics import EmbedderMetrics, publish_again_and_again
 from deployments.model_files import ModelCard, read_model_card
-from deployments.queueing.cost_model import CostModel
+from deployments.queueing.cost_model import QUERY_TOKENS, CostModel
 from deployments.queueing.schedule import Policy, Schedule
 from deployments.runner import Indices, Passed, Runner, Waiting
 from deployments.settings import Settings
@@ -35,6 +35,7 @@ _PROBE_TIMEOUT_S = 5.0
 _WARM_UP_S = 2.0
 _WARM_UP_RUNS = ((1, 75), (16, 75), (4, 250), (32, 10), (64, 75), (2, 500))  # queries, tokens of each
 _FEWEST_RUNS = 2
+_PASS_SHARE = 0.12  # of the SLO, for what leaves together
 _SLO_UNTIL_TOLD_S = 1.0  # the first Router that connects tells the promise and the rule; until then nothing is offered
 
 
@@ -62,7 +63,13 @@ class Embedder:
         self._metrics = self._open_metrics()
         model = self._in_thread(self._measure)
         schedule = Schedule(model, Policy(_SLO_UNTIL_TOLD_S, depth=0), self._engine.pass_tokens)
-        self._runner = Runner(schedule, self._compute, on_run=self._metrics.ran, on_failure=self._failed)
+        self._runner = Runner(
+            schedule,
+            self._compute,
+            on_run=self._metrics.ran,
+            on_failure=self._failed,
+            on_policy=self._bound_passes,
+        )
         self._server = Server(self._host, self._runner.receive, self._runner.gone)
         self._warm_up = {"alpha_s": model.alpha_s, "beta_s": model.beta_s}
         info = self._engine.info
@@ -179,6 +186,12 @@ class Embedder:
         finite = np.all(np.isfinite(vectors), axis=1)
         rows = pack(np.where(finite[:, None], vectors, 0)) if self._card.kind == "sparse" else vectors
         return rows, np.where(finite, np.float32(1), np.float32(np.nan))
+
+    def _bound_passes(self, schedule: Schedule) -> None:
+        """A pass takes a small share of the SLO, so that answers leave early and a deadline is not missed by a pass."""
+        if alpha_s := schedule.model.alpha_s:
+            self._engine.bound_passes(int(_PASS_SHARE * schedule.policy.slo_s / alpha_s * QUERY_TOKENS))
+            schedule.pass_tokens = self._engine.pass_tokens
 
     def _failed(self, error: Exception) -> str:
         self._metrics.failed()

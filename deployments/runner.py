@@ -88,10 +88,11 @@ class Runner:
         *,
         on_run: Callable[[int, int, float, float], None] = lambda *_: None,  # a run's queries, tokens, seconds, plan
         on_failure: Callable[[Exception], str] = str,  # logs it; the sentence for clients
+        on_policy: Callable[[Schedule], None] = lambda _: None,  # another promise or model is in force
     ) -> None:
         self.schedule = schedule
         self._measured = schedule.model
-        self._compute, self._on_run, self._on_failure = compute, on_run, on_failure
+        self._compute, self._on_run, self._on_failure, self._on_policy = compute, on_run, on_failure, on_policy
         self._accounts: dict[Client, Account] = {}
         self._run: Run | None = None
         self._task: asyncio.Task[None] | None = None
@@ -154,6 +155,7 @@ class Runner:
             self._measured if model is None else CostModel(*model),
             calibrated=model is not None,
         )
+        self._on_policy(self.schedule)
 
     def _take(self, account: Account, offer: Offer, now: float) -> None:
         policy = self.schedule.policy

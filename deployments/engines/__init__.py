@@ -119,6 +119,12 @@ class Engine(Protocol):
         """
         ...
 
+    def bound_passes(self, tokens: int) -> None:
+        """From now on let about so many tokens leave together at the most, as far as that can be chosen: on a slow
+        device a whole pass takes too much of the SLO.
+        """
+        ...
+
     def probe(self) -> None:
         """Touch the device and come back; raises whatever the device raises. Costs next to nothing."""
         ...

@@ -63,6 +63,9 @@ class EmulatedEngine:
                 raise Stopped
             yield queries, vectors
 
+    def bound_passes(self, tokens: int) -> None:
+        """Its passes are as its settings say."""
+
     def probe(self) -> None:
         """An emulated device is always there."""
 

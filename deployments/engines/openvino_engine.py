@@ -20,6 +20,7 @@ from deployments.settings import AcceleratorSettings, CpuSettings
 if TYPE_CHECKING:
     from deployments.engines.pooled_model import PaddedModel
 
+_FEWEST_PASS_TOKENS = 512
 _PASS_TOKENS = 2048  # padded; larger passes leave the caches and are slower
 _PRECISION = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
@@ -33,8 +34,7 @@ class OpenVinoEngine:
         except ImportError:
             raise SettingsError("args.cpu.engine", "openvino is not installed (pip install windve[openvino])") from None
         self._card = card
-        self._most_tokens = min(settings.max_batch_tokens, _PASS_TOKENS)
-        self.pass_tokens = window_tokens(self._most_tokens, at_once=1, padded=True)
+        self._largest_pass = self._most_tokens = min(settings.max_batch_tokens, _PASS_TOKENS)
         self._threads = threads
         self._each_token: PaddedModel | None = None
         self._core = openvino.Core()
@@ -78,6 +78,14 @@ class OpenVinoEngine:
             found = self._each_token(torch.from_numpy(batch.ids), batch.lengths, each_token=True)
         vectors: Vectors = found.numpy()
         return vectors
+
+    @property
+    def pass_tokens(self) -> int:
+        return window_tokens(self._most_tokens, at_once=1, padded=True)
+
+    def bound_passes(self, tokens: int) -> None:
+        share = tokens * self._largest_pass // window_tokens(self._largest_pass, at_once=1, padded=True)
+        self._most_tokens = min(self._largest_pass, max(share, _FEWEST_PASS_TOKENS))
 
     def probe(self) -> None:
         """One short query through the compiled model."""

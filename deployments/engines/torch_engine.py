@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ray.serve")
 
+_FEWEST_PASS_TOKENS = 256  # fewer cost more than a tenth of the throughput
 _CPU_PASS_TOKENS = 1024  # what one core's caches hold of a pass; larger passes are slower on each CPU measured
 
 
@@ -52,6 +53,7 @@ class TorchEngine:
             self._torch.set_num_threads(threads)
             self._local = threading.local()
             self._workers = ThreadPoolExecutor(threads, thread_name_prefix="engine")
+        self._pass_tokens = self._most_tokens
         self._encoder: PackedBert | PaddedModel
         self._encoder, dtype, why, agreed, speed = self._choose(settings.dtype)
         self.info = EngineInfo(
@@ -79,10 +81,17 @@ class TorchEngine:
 
     @property
     def pass_tokens(self) -> int:
-        return window_tokens(self._most_tokens, self._threads, padded=self._encoder.padded)
+        return self._window_tokens(self._pass_tokens)
+
+    def bound_passes(self, tokens: int) -> None:
+        share = tokens * self._most_tokens // self._window_tokens(self._most_tokens)
+        self._pass_tokens = min(self._most_tokens, max(share, _FEWEST_PASS_TOKENS))
+
+    def _window_tokens(self, most_tokens: int) -> int:
+        return window_tokens(most_tokens, self._threads, padded=self._encoder.padded)
 
     def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, Vectors]]:
-        cut = cut_batch(batch.lengths, self._most_tokens, self._threads, padded=self._encoder.padded)
+        cut = cut_batch(batch.lengths, self._pass_tokens, self._threads, padded=self._encoder.padded)
         ordered = batch.select(np.concatenate(cut))
         ends = np.cumsum([len(queries) for queries in cut])
         bounds = np.concatenate([[0], np.cumsum(ordered.lengths)])

@@ -10,15 +10,16 @@ deadlines. `patient` ones, bulk or with a later deadline, wait behind them: a ru
 Notation, in planned device seconds: `work` is what the next run holds (all prompt queries and the patient ones that it
 takes), c a query's cost, L the time that the running run still needs, f and m the learned factor and margin.
 
-    answers pass by pass    L + f (beta + work + c + pass) <= left / (1 + m)       and the next run fits into the SLO
     answers at the end      L + f (beta + work + c) <= left of the earliest deadline in the next run / (1 + m), and who
                             opens the next run while one runs, only if L <= (left / (1 + m) - f beta) / (1 + f rho)
+    answers pass by pass    L + f (beta + work + c + pass) <= left / (1 + m); on an idle device as at the end
+    all of these            the next run fits into the SLO
     patient                 L + ceil(patient work / their share of any run) * SLO <= left / (1 + m)
     depth (Algorithm 1)     queries waiting and running < depth
 
 Pass by pass nobody else's deadline needs a look: those with earlier ones are not moved, those with later ones still end
 by this one's. `rho` is the device seconds of work that arrive in a second; without that term one early query makes the
-next run short. `shared/sim`-like studies of both are in docs/scaling.md.
+next run short. An idle device that would refuse everybody lets a lone query in now and then, and learns from it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ PATIENT = 2.0  # SLOs: who allows more than so many waits behind the others
 _RHO_S = 3.0  # over which the arrival of work is averaged
 _OVERDUE_SHARE = 0.25  # of what a run is late by: how long it is thought to need still
 _TELLING = 0.25  # of the SLO: an error of a shorter prediction says nothing about lateness
+_PROBE = 5.0  # SLOs without a run, after which a lone query is let in whatever is predicted
 _SURE_SHARE = 0.2  # of `bulk_share`: of any run, however many prompt queries wait
 _UNIT_SHARE = 0.05  # of the SLO: the least work that the factor is learned from
 _NEVER = math.inf
@@ -209,6 +211,8 @@ class Schedule:
         else:
             room_s = self._patient_room_s(now, queries[0]) if patient else self.room_s(now, queries[0].due - now, slo_s)
             taken = self._fitting(queries, total_s, room_s, patient=patient)
+            if not taken and len(queries) == 1 and self._may_probe(now):
+                taken = 1
         if taken < len(queries) and not part:
             taken = 0
         if depth is None and not patient:
@@ -231,7 +235,7 @@ class Schedule:
         work_s = self._prompt_s + self._patient_next_s
         until_s = self._until_free(now, f)
         room_s = self._run_s(slo_s or self.policy.slo_s) - work_s
-        if self.pass_tokens:  # patient ones are behind it in the run
+        if self.pass_tokens and self._busy:  # patient ones are behind it in the run
             return min(room_s, (left_s - until_s) / f - beta_s - self._prompt_s - self._pass_s)
         if self._busy and not self._prompt and until_s > (left_s - f * beta_s) / (1 + f * self._rho):
             return 0.0
@@ -239,6 +243,10 @@ class Schedule:
             if line:
                 left_s = min(left_s, (line[0].due - now) / (1 + self.learning.margin))
         return min(room_s, (left_s - until_s) / f - beta_s - work_s)
+
+    def _may_probe(self, now: float) -> bool:
+        """The device has been idle for long: what is known of it may be wrong, and a run will tell."""
+        return not self._busy and not self.waiting and now - self._since > _PROBE * self.policy.slo_s
 
     def _fitting(self, queries: Sequence[Query], total_s: float, room_s: float, *, patient: bool) -> int:
         if not patient and max(q.cost_s for q in queries) < self._fairness.reserve_s > room_s:
@@ -378,7 +386,7 @@ class Schedule:
             for predicted_s, actual_s, slow in self._errors:
                 self.learning.answered(predicted_s, actual_s, slow)
         self._errors.clear()
-        self._busy = False
+        self._busy, self._since = False, now
         self.running = self._bulk_running = 0
         self._first = self._last = now
         if self._prompt or self._patient:  # what waits has waited already: no pause
@@ -435,9 +443,11 @@ class Schedule:
         missing_s = cost_s - self.room_s(now, self.policy.slo_s)
         if missing_s <= 0:
             return 0.0
+        if not self._busy and not self.waiting:
+            return max(0.0, self._since + _PROBE * self.policy.slo_s - now)
         slo_s, beta_s = self.policy.slo_s / (1 + self.learning.margin), self.model.beta_s
         work_s = self._prompt_s + self._patient_next_s
-        if self.pass_tokens:
+        if self.pass_tokens and self._busy:
             if f * missing_s <= until_s and self._run_s(self.policy.slo_s) - work_s >= cost_s:
                 return f * missing_s
             return until_s + max(0.0, f * (2 * beta_s + work_s + self._pass_s + cost_s) - slo_s)
