@@ -64,6 +64,7 @@ class Instruments(Protocol):
 class PoolState(NamedTuple):
     """One pool as a Router sees it now."""
 
+    is_open: bool  # its queue is not closed
     depth: int  # 0 where none is set
     live_replicas: int
     alpha_s: float
@@ -127,7 +128,10 @@ class RouterMetrics:
             instruments, "windve_queries", "Queries by the pool and the outcome of their request", ("pool", "outcome")
         )
         self._slo_missed = _tally(
-            instruments, "windve_slo_missed", "Of windve_requests, those answered later than the SLO", ()
+            instruments,
+            "windve_slo_missed",
+            "Of windve_requests, those answered late or not at all, by an error of ours",
+            (),
         )
         self._requests = _tally(
             instruments, "windve_requests", "Requests that the SLO is for: bulk and trial ones aside", ()
@@ -144,6 +148,7 @@ class RouterMetrics:
             instruments.Histogram("windve_tokenization_seconds", "Tokenising one request", _TOKENISING_S)
         )
         gauges = {
+            "is_open": "1 unless the pool is closed (queue_depth: 0)",
             "depth": "Queue depth of each live replica, in force; 0 where none is set",
             "live_replicas": "Replicas that this Router may send to",
             "alpha_s": "Latency model: seconds more for each query in a batch",
@@ -151,8 +156,7 @@ class RouterMetrics:
             "calibrated": "1 if a calibration wrote the latency model, 0 if it was measured at warm-up",
         }
         self._gauges: dict[str, _Gauge] = {
-            key: instruments.Gauge(f"windve_{key.removesuffix('_s')}{_unit(key)}", about, _POOL)
-            for key, about in gauges.items()
+            key: instruments.Gauge(_name(key), about, _POOL) for key, about in gauges.items()
         }
         self._slo: _Gauge = instruments.Gauge("windve_slo_seconds", "The latency that is promised")
 
@@ -171,7 +175,11 @@ class RouterMetrics:
             self._slo_missed.add(1)
 
     def failed(self, error: BaseException, queries: int) -> None:
-        self._queries.add(queries, NO_POOL, outcome_of(error))
+        outcome = outcome_of(error)
+        self._queries.add(queries, NO_POOL, outcome)
+        if outcome == ERROR:  # not only late answers break the promise
+            self._requests.add(1)
+            self._slo_missed.add(1)
 
     def publish(self, slo_s: float, pools: Mapping[str, PoolState]) -> None:
         for tally in (self._queries, self._requests, self._slo_missed):
@@ -236,8 +244,7 @@ class EmbedderMetrics:
             "free_s": "Seconds until all that is admitted is done",
         }
         self._gauges: dict[str, _Gauge] = {
-            key: instruments.Gauge(f"windve_{key.removesuffix('_s')}{_unit(key)}", about, _POOL)
-            for key, about in gauges.items()
+            key: instruments.Gauge(_name(key), about, _POOL) for key, about in gauges.items()
         }
         self._info: _Gauge = instruments.Gauge("windve_info", "Always 1; what this replica runs", ("pool", *info))
         self._about = {**self._pool, **info}
@@ -276,5 +283,6 @@ def _tally(instruments: Instruments, name: str, about: str, tags: tuple[str, ...
     return _Tally(instruments.Counter(name, about, tags), tags)
 
 
-def _unit(key: str) -> str:
-    return "_seconds" if key.endswith("_s") else ""
+def _name(key: str) -> str:
+    """Of the gauge for a field: `beta_s` is windve_beta_seconds, `is_open` windve_open."""
+    return f"windve_{key.removeprefix('is_').removesuffix('_s')}{'_seconds' if key.endswith('_s') else ''}"

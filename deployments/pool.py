@@ -311,7 +311,8 @@ class Pool:
     def state(self) -> PoolState:
         """For Prometheus."""
         alpha_s, beta_s = self.latency_model
-        return PoolState(self.config.queue_depth or 0, len(self.live), alpha_s, beta_s, self.calibrated)
+        is_open = self.config.queue_depth != 0
+        return PoolState(is_open, self.config.queue_depth or 0, len(self.live), alpha_s, beta_s, self.calibrated)
 
     def spawn(self, errand: Any) -> asyncio.Task[None]:
         """In an empty context: it must not be cancelled with the HTTP request that happens to be at hand."""
