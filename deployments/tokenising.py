@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from deployments.pairs import Pair
 from deployments.tokenizer import Query, TokenIds
 
 # Tokenising this many characters takes about a millisecond: more than that leaves the event loop.
@@ -60,7 +61,8 @@ class Tokenising:
 
 def estimated_tokens(queries: Sequence[Query], most: int) -> float:
     """Of a query on average, before it is tokenised."""
-    return sum(min(most, max(1.0, len(query) / _CHARACTERS_A_TOKEN)) for query in queries) / len(queries)
+    tokens = (len(query) / (_CHARACTERS_A_TOKEN if isinstance(query, str | Pair) else 1) for query in queries)
+    return sum(min(most, max(1.0, one)) for one in tokens) / len(queries)
 
 
 def _turns(queries: Sequence[Query]) -> Iterator[Sequence[Query]]:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
-from deployments.errors import EngineFailed, ReplicaLost
+from deployments.errors import EngineFailed
 from deployments.transport.frames import HEAD, LARGEST_FRAME, Answered, Offer, Offers, Report
 
 logger = logging.getLogger("ray.serve")
@@ -289,8 +289,6 @@ class Channel(_Peer):
                 self._drop_ended(placed)
         for number, problem in report.failed:
             self._end(number, lambda placed, problem=problem: placed.fail(EngineFailed(problem)))  # type: ignore[misc]
-        for number in report.lost:
-            self._end(number, lambda placed: placed.fail(ReplicaLost("the replica shuts down")))
         for one in report.answered:
             if (placed := self.placed.get(one.number)) is not None:
                 placed.answer(one)

@@ -112,7 +112,7 @@ class Report:
     """Of one replica to one Router. `seen`: frames of this Router that it has read so far.
 
     `refused`: offers of which nothing was admitted, and whether they would never end in time there; `admitted`: how
-    many of an offer in parts; `failed`: (offer, sentence); `lost`: offers dropped because the replica shuts down.
+    many of an offer in parts; `failed`: (offer, sentence).
     """
 
     word: Word = _SILENT
@@ -120,18 +120,17 @@ class Report:
     refused: list[tuple[int, bool]] = field(default_factory=list)
     admitted: list[tuple[int, int]] = field(default_factory=list)
     failed: list[tuple[int, str]] = field(default_factory=list)
-    lost: list[int] = field(default_factory=list)
     answered: list[Answered] = field(default_factory=list)
 
     def encode(self) -> list[list[bytes]]:
         """As the buffers of one frame, or of several where it holds much."""
         frames = []
         answers, size = list[Answered](), 0
-        head = [self.refused, self.admitted, self.failed, self.lost]
+        head = [self.refused, self.admitted, self.failed]
         for one in self.answered:
             if size > CUT_BYTES:
                 frames.append(self._encode(head, answers))
-                head, answers, size = [[], [], [], []], [], 0
+                head, answers, size = [[], [], []], [], 0
             answers.append(one)
             size += one.unit.nbytes
         frames.append(self._encode(head, answers))
@@ -148,7 +147,7 @@ class Report:
     def decode(cls, frame: bytes) -> Report:
         """Raises ValueError, TypeError or struct.error where it is not what it says."""
         head, start = _head(frame)
-        word, seen, refused, admitted, failed, lost, width, about = head
+        word, seen, refused, admitted, failed, width, about = head
         rows = sum(one[2] for one in about)
         unit = np.frombuffer(frame, np.float32, rows * width, start).reshape(rows, width)
         norms = np.frombuffer(frame, np.float32, rows, start + unit.nbytes)
@@ -159,7 +158,7 @@ class Report:
             row = end
         if word[0] is None:  # JSON has no infinity: the queue is closed
             word[0] = math.inf
-        return cls(Word(*word), seen, refused, admitted, failed, lost, answered)
+        return cls(Word(*word), seen, refused, admitted, failed, answered)
 
 
 def _frame(head: Any, arrays: Sequence[bytes]) -> list[bytes]:
