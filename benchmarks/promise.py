@@ -1,0 +1,268 @@
+"""The promise by the clock: whole services under bursts and streams of any length, at and above what the devices can do.
+
+The paper's V100 and Xeon are emulated at true speed; all-MiniLM-L6-v2 is computed by this machine's CPU, which the load
+generator shares. `reference`: the same arrivals, device curves and rule in virtual time, without margin, noise or way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import yaml
+from matplotlib.figure import Figure
+
+from benchmarks.arrivals import MIXED, Arrival, Ended, Length, Load, figures, poisson
+from benchmarks.bench import Bench, Found, samples_of
+from benchmarks.closed_loop import ask_again_and_again
+from benchmarks.goal import Goal, ratio
+from benchmarks.serving import ROOT, Service, serving
+from benchmarks.sheet import Sheet
+from benchmarks.simulation.reference import goodput
+
+END, PASSES = "at the run's end", "pass by pass"
+PAIR, V100, CPU = "V100 + Xeon", "V100", "MiniLM on the CPU"
+PAIR_RATES, V100_RATES = (35, 60, 80, 150), (61, 125)
+_PASS_QUERIES = 8
+_STEADY_DEPTH = 25  # floor((1 s - 2 beta) / alpha) of the V100
+_BURST, _BURSTS = 150, 20
+_CPU_SLO_S, _CPU_BURST, _CPU_MANY = 1.0, 206, 1200
+_CPU_LENGTHS: tuple[Length, ...] = (10, 75, 250, MIXED)
+_CPU_TIMES = (0.5, 1.0, 2.0, 3.0)  # of what the engine does in a closed loop
+_CLOSED = 48  # clients of that loop
+_MOST_RATE = 900.0  # queries/s that the load generator is asked for
+_HONOURS = 20  # one client in so many comes back when it was told
+_REST_S = 1.0
+
+
+def run(bench: Bench) -> None:
+    stream_s, bursts = (12.0, 5) if bench.quick else (60.0, _BURSTS)
+    with bench.steps(7) as step, bench.turn():
+        for routers in (1, 2):
+            for answers in (END, PASSES):
+                step(f"{PAIR}, {answers}, {routers} Routers")
+                if bench.wants(f"{PAIR}, {routers}"):
+                    _pair(bench, answers, routers, stream_s, bursts)
+        step(V100)
+        if bench.wants(V100):
+            _v100(bench, stream_s)
+        step("two kinds of deadlines")
+        if bench.wants("deadlines"):
+            _deadlines(bench, stream_s)
+        step(CPU)
+        if bench.wants(CPU):
+            _cpu(bench, 8.0 if bench.quick else 20.0, bursts)
+
+
+def _rehearsal(slo_s: float, answers: str, *, routers: int = 1, cpu: bool = True, depth: int | None = None) -> Any:
+    config = yaml.safe_load((ROOT / "serve_app" / "rehearsal.yaml").read_text(encoding="utf-8"))
+    (application,) = config["applications"]
+    (router,) = application["deployments"]
+    router["num_replicas"] = routers
+    router["user_config"]["slo_s"] = slo_s
+    application["args"]["heterogeneous"] = cpu
+    if not cpu:
+        del router["user_config"]["cpu"]
+    for pool in ("accelerator", "cpu"):
+        if answers == PASSES:
+            application["args"][pool]["emulated"]["pass_queries"] = _PASS_QUERIES
+    if depth is not None:
+        router["user_config"]["admission"] = "depth"
+        router["user_config"]["accelerator"]["queue_depth"] = depth
+    return config
+
+
+def _pair(bench: Bench, answers: str, routers: int, seconds: float, bursts: int) -> None:
+    slo_s = 2.0
+    about = {"service": PAIR, "answers": answers, "routers": routers}
+    with serving(_rehearsal(slo_s, answers, routers=routers)) as service:
+        _bursts(bench, about, service, _BURST, 75, slo_s, bursts)
+        for length in (75, MIXED):
+            for rate in PAIR_RATES:
+                arrivals = poisson(rate, seconds, length, slo_s)
+                reference = goodput(arrivals, (V100, "Xeon"), slo_s, _PASS_QUERIES if answers == PASSES else None)
+                _stream(bench, {**about, "length": length, "rate": rate}, service, arrivals, seconds, reference)
+
+
+def _v100(bench: Bench, seconds: float) -> None:
+    slo_s = 1.0
+    for answers, depth in ((END, _STEADY_DEPTH), (END, None), (PASSES, None)):
+        rule = "finish" if depth is None else f"depth {depth}"
+        about = {"service": V100, "answers": answers, "rule": rule}
+        with serving(_rehearsal(slo_s, answers, cpu=False, depth=depth)) as service:
+            for length in (75, MIXED):
+                for rate in V100_RATES:
+                    arrivals = poisson(rate, seconds, length, slo_s)
+                    _stream(bench, {**about, "length": length, "rate": rate}, service, arrivals, seconds)
+            if depth is None and answers == PASSES:
+                _returns(bench, {**about, "length": 75, "what": "returns"}, service, 1.5 / 0.018, slo_s, seconds)
+
+
+def _deadlines(bench: Bench, seconds: float) -> None:
+    """60/s that allow 20 s beside 20/s at the SLO."""
+    slo_s = 2.0
+    arrivals = poisson(60, seconds, 75, 20.0, seed=5)
+    patient = [Arrival(one.at_s, one.tokens, one.allowed_s, own_deadline=True) for one in arrivals]
+    prompt = poisson(20, seconds, 75, slo_s, seed=6)
+    with serving(_rehearsal(slo_s, END)) as service:
+        ended = asyncio.run(_send(service, sorted([*patient, *prompt], key=lambda one: one.at_s)))
+    for name, own in (("allow 20 s", True), ("the SLO", False)):
+        told = figures([one for one in ended if one.arrival.own_deadline == own], seconds)
+        about = {"service": PAIR, "what": "deadlines", "which": name}
+        bench.sample(about, told, _shown(told))
+
+
+def _cpu(bench: Bench, seconds: float, bursts: int) -> None:
+    config = yaml.safe_load((ROOT / "serve_app" / "config.yaml").read_text(encoding="utf-8"))
+    config["applications"][0]["args"]["cpu"]["engine"] = "torch"
+    about = {"service": CPU}
+    with serving(config) as service:
+        for calibrated in (False, True):
+            about["calibrated"] = calibrated
+            if calibrated:
+                service.calibrate(bench.out / "calibration", "--slo", f"{_CPU_SLO_S:g}", "--apply")
+            _bursts(bench, about, service, _CPU_BURST, 75, _CPU_SLO_S, bursts)
+            for length in _CPU_LENGTHS:
+                rate = _closed_loop(service, length, seconds / 2)
+                bench.sample({**about, "length": length, "what": "closed loop"}, {"queries_s": rate}, f"{rate:.1f}/s")
+                for times in _CPU_TIMES:
+                    offered = min(times * rate, _MOST_RATE)
+                    arrivals = poisson(offered, seconds, length, _CPU_SLO_S)
+                    of = {**about, "length": length, "times": times, "rate": round(offered, 1)}
+                    _stream(bench, of, service, arrivals, seconds, rate)
+        rate = _closed_loop(service, 75, seconds / 2)
+        _stolen_core(bench, about, service, rate, seconds)
+        _bursts(bench, {**about, "what": "many"}, service, _CPU_MANY, 75, _CPU_SLO_S, 3)
+        _returns(bench, {**about, "length": 75, "what": "returns"}, service, 1.5 * rate, _CPU_SLO_S, seconds)
+
+
+def _closed_loop(service: Service, length: Length, seconds: float) -> float:
+    """Queries/s of clients that ask again as soon as they are answered, no more of them than are answered in time."""
+    load = Load(service.url)
+    requests = [load.request(one, number) for number, one in enumerate(poisson(100, 2.0, length, _CPU_SLO_S))]
+    for clients in (_CLOSED, _CLOSED // 2, _CLOSED // 4, 4, 2, 1):
+        try:
+            url = f"{service.url}/v1/embeddings"
+            return float(ask_again_and_again(url, requests, connections=clients, seconds=seconds)["requests_s"])
+        except RuntimeError:  # told busy: too many for the SLO
+            time.sleep(_REST_S)
+    raise RuntimeError("not even one client at a time is answered in time")
+
+
+def _stolen_core(bench: Bench, about: Mapping[str, Any], service: Service, rate: float, seconds: float) -> None:
+    """Another process takes one core from the middle of a stream on."""
+    arrivals = poisson(rate, 2 * seconds, 75, _CPU_SLO_S)
+    thief: list[subprocess.Popen[bytes]] = []
+
+    async def steal() -> list[Ended]:
+        sending = asyncio.create_task(_send(service, arrivals))
+        await asyncio.sleep(seconds)
+        thief.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))  # noqa: S603, ASYNC220 - quick
+        return await sending
+
+    try:
+        ended = asyncio.run(steal())
+    finally:
+        for process in thief:
+            process.kill()
+            process.wait()
+    told = figures([one for one in ended if one.arrival.at_s > seconds + 3], seconds - 3)
+    bench.sample({**about, "what": "a core is taken", "rate": round(rate, 1)}, told, _shown(told))
+
+
+def _returns(
+    bench: Bench, about: Mapping[str, Any], service: Service, rate: float, slo_s: float, seconds: float
+) -> None:
+    """Of the first returns of the one client in twenty that comes back when it was told, how many are admitted."""
+    arrivals = poisson(rate, seconds, 75, slo_s)
+    returned: list[Arrival] = []
+    refused = 0
+
+    def again(one: Ended) -> Arrival | None:
+        nonlocal refused
+        refused += 1
+        if refused % _HONOURS or one.reply is None or one.arrival in returned:
+            return None
+        wait_s = int(one.reply.headers["retry-after-ms"]) / 1000
+        back = Arrival(one.arrival.at_s + one.after_s + wait_s, 75, slo_s)
+        returned.append(back)
+        return back
+
+    async def send() -> list[Ended]:
+        load = Load(service.url)
+        try:
+            return await load.stream(arrivals, again)
+        finally:
+            load.close()
+
+    ended = asyncio.run(send())
+    backs = set(map(id, returned))
+    came = [one for one in ended if id(one.arrival) in backs]
+    admitted = sum(one.ok for one in came) / max(1, len(came))
+    bench.sample(dict(about), {"returned": len(came), "admitted": admitted}, f"{admitted:.0%} of {len(came)} admitted")
+
+
+def _bursts(
+    bench: Bench, about: Mapping[str, Any], service: Service, queries: int, tokens: int, slo_s: float, bursts: int
+) -> None:
+    async def send() -> list[list[Ended]]:
+        load, found = Load(service.url), []
+        await load.open(queries)
+        for _ in range(bursts):
+            found.append(await load.burst(queries, tokens, slo_s))
+            await asyncio.sleep(_REST_S)
+        load.close()
+        return found
+
+    each = [figures(one, slo_s) for one in asyncio.run(send())]
+    told = {
+        "bursts": bursts,
+        "answered": statistics.mean(one["answered"] for one in each),
+        "fewest": min(one["answered"] for one in each),
+        "late": sum(one["late"] for one in each),
+        "late_bursts": sum(one["late"] > 0 for one in each),
+        "late_share": sum(one["late"] for one in each) / max(1, sum(one["answered"] for one in each)),
+        "failed": sum(one["failed"] for one in each),
+        "p50_s": statistics.median(one["p50_s"] for one in each),
+        "p99_s": statistics.median(one["p99_s"] for one in each),
+        "busy_p99_s": max(one["busy_p99_s"] for one in each),
+    }
+    shown = (
+        f"{bursts} bursts of {queries}: {told['answered']:.0f} answered on average, late in {told['late_bursts']}, "
+        f"p50 {told['p50_s']:.2f} s, p99 {told['p99_s']:.2f} s, busy within {told['busy_p99_s']:.2f} s"
+    )
+    bench.sample({**about, "burst": queries}, told, shown)
+
+
+def _stream(
+    bench: Bench,
+    about: Mapping[str, Any],
+    service: Service,
+    arrivals: Sequence[Arrival],
+    seconds: float,
+    reference: float | Mapping[str, float] | None = None,
+) -> None:
+    ended = asyncio.run(_send(service, arrivals))
+    told: dict[str, Any] = {**figures(ended, seconds), "reference": reference}
+    bench.sample(about, told, _shown(told))
+
+
+async def _send(service: Service, arrivals: Sequence[Arrival]) -> list[Ended]:
+    load = Load(service.url)
+    try:
+        return await load.stream(arrivals)
+    finally:
+        load.close()
+        await asyncio.sleep(_REST_S)
+
+
+def _shown(told: Mapping[str, Any]) -> str:
+    return (
+        f"{told['goodput_s']:.1f}/s in time of {told['sent']} sent, {told['late']} late ({told['late_share']:.2%}), "
+        f"{told['busy']} busy, {told['failed']} failed, p99 {told['p99_s']:.2f} s"
+    )
