@@ -13,8 +13,8 @@ takes), c a query's cost, L the time that the running run still needs, f and m t
     answers pass by pass    L + f (beta + work + c + pass) <= left / (1 + m)       and the next run fits into the SLO
     answers at the end      L + f (beta + work + c) <= left of the earliest deadline in the next run / (1 + m), and who
                             opens the next run while one runs, only if L <= (left / (1 + m) - f beta) / (1 + f rho)
-    patient                 L + ceil(patient work / their share of any run) * SLO <= left / (1 + m), and one run more where
-                            prompt ones wait whose answers come at the run's end: they need not let it into theirs
+    patient                 L + ceil(patient work / their share of any run) * SLO <= left / (1 + m), and one run more
+                            where prompt ones wait whose answers come at the run's end: they need not let it into theirs
     depth (Algorithm 1)     queries waiting and running < depth
 
 Pass by pass nobody else's deadline needs a look: those with earlier ones are not moved, those with later ones still end
@@ -176,7 +176,7 @@ class Schedule:
 
     @property
     def _patient_next_s(self) -> float:
-        """Of those that wait, what the next run holds at most where prompt ones fill it: until they have their share."""
+        """Of those that wait, what the next run holds at most though prompt ones fill it: till they have their share."""
         return min(self._patient_s, self._patient_run_s + self._patient_largest_s) if self._patient else 0.0
 
     # --- admission ----------------------------------------------------------------------------------------------------
