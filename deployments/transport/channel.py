@@ -246,12 +246,14 @@ class Channel(_Peer):
 
     def call_off(self, placed: Placed) -> None:
         """Nobody waits for it any more."""
-        if self.placed.pop(placed.number, None) is not None:
+        if self.placed.get(placed.number) is placed:  # not of a connection before this one
+            del self.placed[placed.number]
             self._outgoing().called_off.append(placed.number)
 
     def confirm(self, placed: Placed) -> None:
         """The rest of its request is admitted, too."""
-        self._outgoing().confirmed.append(placed.number)
+        if self.placed.get(placed.number) is placed:
+            self._outgoing().confirmed.append(placed.number)
 
     def configure(self, settings: dict[str, object]) -> None:
         self._outgoing().settings = settings
