@@ -128,7 +128,8 @@ class Runner:
             for query in account.offers.get(number, ()):
                 query.held = False
         for offer in offers.offers:
-            self._take(account, offer, now)
+            if offer.number not in offers.called_off:  # offered and called off in one turn
+                self._take(account, offer, now)
         if offers.asks:
             account.asks = True
             self._send_soon()
