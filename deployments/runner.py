@@ -209,8 +209,8 @@ class Runner:
         if self._run is not None and all(query.item.gone for query in running):
             self._run.stop.set()
         now = _now()
-        for other in self._accounts.values():
-            if waiting and other is not account and other.told_opens_at > now:
+        for other in self._accounts.values():  # the one that called off, too
+            if waiting and other.told_opens_at > now:
                 self._tell(other)  # there is room sooner than it was told
         self._wake()
 
