@@ -259,6 +259,8 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - whatever it is, its queries are told
             problem = error
         now = _now()
+        if problem is None and any(not run.queries[index].item.gone for index in run.left):
+            problem = RuntimeError(f"the engine left {len(run.left)} of {len(run.queries)} queries without an answer")
         if problem is None:
             tokens = sum(query.tokens for query in run.queries)
             self._on_run(len(run.queries), tokens, now - run.began, self.schedule.planned_s)
