@@ -326,17 +326,17 @@ class Runner:
             asyncio.get_running_loop().call_soon(self._send, context=contextvars.Context())
 
     def _send(self) -> None:
+        self._flushing = False
         now = _now()
         word = self.schedule.word(now)
         for account in self._accounts.values():
             if account.asks and not self._runs_for_the_dead(account):
                 account.asks = False
-                self._tell(account)
+                account.outbox = account.outbox or Report()
             if (report := account.outbox) is not None:
                 report.word, report.seen, account.outbox = word, account.seen, None
                 account.told_opens_at = now + word.opens_s
                 account.client.send(report)
-        self._flushing = False
 
     def _runs_for_the_dead(self, account: Account) -> bool:
         """Queries of a broken connection of the same Router still run: it must not send them elsewhere yet."""
