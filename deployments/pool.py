@@ -52,8 +52,9 @@ class Link:
         return self._channel is not None and self.view.word is not None
 
     def is_silent(self, now: float) -> bool:
-        oldest = next(iter(self._channel.placed.values()), None) if self._channel is not None else None
-        return self.view.is_silent(now, None if oldest is None else oldest.due)
+        if self._channel is None or not self.view.is_silent(now, -math.inf):
+            return False
+        return self.view.is_silent(now, min((placed.due for placed in self._channel.placed.values()), default=None))
 
     def offer(self, offer: Offer) -> Placed:
         assert self._channel is not None
