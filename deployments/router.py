@@ -466,7 +466,7 @@ class Router:
             answers[index] = (part.pool, answer)
         if not request.bulk:
             assert self.config is not None
-            way_s = asyncio.get_running_loop().time() - part.placed.sent_at - max(a.stay_s for a in found)
+            way_s = part.placed.settled_at - part.placed.sent_at - max(a.stay_s for a in found)
             if way_s < self._way_s:
                 way_s = self._way_s + _WAY_DOWN * (way_s - self._way_s)
             self._way_s = min(max(way_s, 0.0), _LONGEST_WAY * self.config.slo_s)
