@@ -373,10 +373,9 @@ class Router:
                         self._collect(request, part, found, answers)
                 left = [index for index in left if index not in answers]
                 await asyncio.sleep(_NEWS_S)
-            except BaseException:
+            finally:
                 for part in parts:
                     part.link.call_off(part.placed)
-                raise
         return answers
 
     async def _place(self, request: _Request, left: list[int], parts: list[_Part]) -> None:
