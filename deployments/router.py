@@ -219,9 +219,12 @@ class Router:
         request = self._open(queries, wanted)
         most_s = self._most_s(request)
         try:
-            async with asyncio.timeout_at(request.started + min(most_s, wanted.timeout_s or most_s)):
+            async with asyncio.timeout_at(request.started + min(most_s, wanted.timeout_s or most_s)) as timeout:
                 self._refuse_early(request)  # before any expensive work
                 await self._tokenise(request)
+                if (longer_s := self._most_s(request)) > most_s:  # it has turned out to be bulk
+                    most_s = longer_s
+                    timeout.reschedule(request.started + min(most_s, wanted.timeout_s or most_s))
                 answers = await (self._answer_bulk(request) if request.bulk else self._answer(request))
         except TimeoutError:
             raise self._gave_up(request, most_s) from None
