@@ -341,7 +341,10 @@ class Router:
             self._check_bulk(len(queries))
             return
         tokens = estimated_tokens(queries, self.card.max_tokens)
-        if request.patient or len(queries) > max(1.0, self._capacity(tokens)):
+        if len(queries) > max(1.0, self._capacity(tokens)):
+            self._check_bulk(len(queries))
+            return
+        if request.patient:
             return  # it waits behind the others
         now = asyncio.get_running_loop().time()
         if all(link.view.opens_s(now) > 0 for pool in self.pools.values() if pool.is_open for link in pool.live):
