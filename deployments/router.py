@@ -137,6 +137,7 @@ class _Bulk:
     missing: deque[int]
     news: asyncio.Event = field(default_factory=asyncio.Event)
     parts: list[_Part] = field(default_factory=list)
+    ask_again: dict[Link, float] = field(default_factory=dict)  # replicas that refused, and until when they are left
 
 
 _Answers = dict[int, tuple[str, Answered]]  # by the query's index: the pool that answered, and what
@@ -504,7 +505,7 @@ class Router:
             if bulk.missing and not bulk.parts and not self.can_answer:
                 raise self._unavailable()
             try:
-                async with asyncio.timeout(_BULK_LOOK * self.config.slo_s if not bulk.parts else None):
+                async with asyncio.timeout(_BULK_LOOK * self.config.slo_s if bulk.missing else None):
                     await bulk.news.wait()
             except TimeoutError:
                 pass
@@ -515,6 +516,8 @@ class Router:
         """Offer each replica as much as it has room for; where nothing is anywhere, a query at least, for its word."""
         for name, pool in self.pools.items():
             for link in pool.live if pool.is_open else ():
+                if bulk.ask_again.get(link, 0.0) > asyncio.get_running_loop().time():
+                    continue
                 indices: list[int] = []
                 room_s, size = link.view.bulk_room_s(by_count=pool.by_count), 0
                 while bulk.missing and size < CUT_BYTES:
@@ -554,7 +557,10 @@ class Router:
                     raise
                 bulk.missing.extendleft(reversed(part.indices))
                 continue
-            if not isinstance(found, Refused):
+            if isinstance(found, Refused):
+                assert self.config is not None
+                bulk.ask_again[part.link] = asyncio.get_running_loop().time() + _BULK_LOOK * self.config.slo_s
+            else:
                 self._collect(bulk.request, part, found, answers)
 
     def _look_again(self) -> None:
