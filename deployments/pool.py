@@ -171,7 +171,8 @@ class Link:
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _LAST_RETRY_S)
                 continue
-            if channel.transport.is_closing():
+            if channel.transport.is_closing():  # it broke before it was known here
+                await asyncio.sleep(wait_s)
                 continue
             self._channel = channel
             channel.configure(self._pool.terms)

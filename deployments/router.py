@@ -137,6 +137,7 @@ class _Bulk:
     missing: deque[int]
     news: asyncio.Event = field(default_factory=asyncio.Event)
     parts: list[_Part] = field(default_factory=list)
+    ask_again: dict[Link, float] = field(default_factory=dict)  # replicas that refused, and until when they are left
 
 
 _Answers = dict[int, tuple[str, Answered]]  # by the query's index: the pool that answered, and what
@@ -219,9 +220,12 @@ class Router:
         request = self._open(queries, wanted)
         most_s = self._most_s(request)
         try:
-            async with asyncio.timeout_at(request.started + min(most_s, wanted.timeout_s or most_s)):
+            async with asyncio.timeout_at(request.started + min(most_s, wanted.timeout_s or most_s)) as timeout:
                 self._refuse_early(request)  # before any expensive work
                 await self._tokenise(request)
+                if (longer_s := self._most_s(request)) > most_s:  # it has turned out to be bulk
+                    most_s = longer_s
+                    timeout.reschedule(request.started + min(most_s, wanted.timeout_s or most_s))
                 answers = await (self._answer_bulk(request) if request.bulk else self._answer(request))
         except TimeoutError:
             raise self._gave_up(request, most_s) from None
@@ -338,7 +342,10 @@ class Router:
             self._check_bulk(len(queries))
             return
         tokens = estimated_tokens(queries, self.card.max_tokens)
-        if request.patient or len(queries) > max(1.0, self._capacity(tokens)):
+        if len(queries) > max(1.0, self._capacity(tokens)):
+            self._check_bulk(len(queries))
+            return
+        if request.patient:
             return  # it waits behind the others
         now = asyncio.get_running_loop().time()
         if all(link.view.opens_s(now) > 0 for pool in self.pools.values() if pool.is_open for link in pool.live):
@@ -459,7 +466,7 @@ class Router:
             answers[index] = (part.pool, answer)
         if not request.bulk:
             assert self.config is not None
-            way_s = asyncio.get_running_loop().time() - part.placed.sent_at - max(a.stay_s for a in found)
+            way_s = part.placed.settled_at - part.placed.sent_at - max(a.stay_s for a in found)
             if way_s < self._way_s:
                 way_s = self._way_s + _WAY_DOWN * (way_s - self._way_s)
             self._way_s = min(max(way_s, 0.0), _LONGEST_WAY * self.config.slo_s)
@@ -492,7 +499,7 @@ class Router:
             if bulk.missing and not bulk.parts and not self.can_answer:
                 raise self._unavailable()
             try:
-                async with asyncio.timeout(_BULK_LOOK * self.config.slo_s if not bulk.parts else None):
+                async with asyncio.timeout(_BULK_LOOK * self.config.slo_s if bulk.missing else None):
                     await bulk.news.wait()
             except TimeoutError:
                 pass
@@ -503,6 +510,8 @@ class Router:
         """Offer each replica as much as it has room for; where nothing is anywhere, a query at least, for its word."""
         for name, pool in self.pools.items():
             for link in pool.live if pool.is_open else ():
+                if bulk.ask_again.get(link, 0.0) > asyncio.get_running_loop().time():
+                    continue
                 indices: list[int] = []
                 room_s, size = link.view.bulk_room_s(by_count=pool.by_count), 0
                 while bulk.missing and size < CUT_BYTES:
@@ -542,7 +551,10 @@ class Router:
                     raise
                 bulk.missing.extendleft(reversed(part.indices))
                 continue
-            if not isinstance(found, Refused):
+            if isinstance(found, Refused):
+                assert self.config is not None
+                bulk.ask_again[part.link] = asyncio.get_running_loop().time() + _BULK_LOOK * self.config.slo_s
+            else:
                 self._collect(bulk.request, part, found, answers)
 
     def _look_again(self) -> None:

@@ -124,12 +124,13 @@ class Runner:
         if offers.refused_s:
             self.schedule.arrives(now, offers.refused_s)
         for number in offers.called_off:
-            self._drop(account, account.offers.pop(number, ()))
+            self._drop(account.offers.pop(number, ()))
         for number in offers.confirmed:
             for query in account.offers.get(number, ()):
                 query.held = False
         for offer in offers.offers:
-            self._take(account, offer, now)
+            if offer.number not in offers.called_off:  # offered and called off in one turn
+                self._take(account, offer, now)
         if offers.asks:
             account.asks = True
             self._send_soon()
@@ -139,7 +140,7 @@ class Runner:
         """A Router's connection has ended: what it had waiting is dropped, what runs has nobody who waits for it."""
         account = self._accounts.pop(client, None)
         if account is not None:
-            self._drop(account, [query for queries in account.offers.values() for query in queries])
+            self._drop([query for queries in account.offers.values() for query in queries])
             account.offers.clear()
             self._look()
 
@@ -191,13 +192,13 @@ class Runner:
 
         def lapse() -> None:
             if queries[0].held and account.offers.pop(number, None) is not None:
-                self._drop(account, queries)
+                self._drop(queries)
                 self._tell(account).refused.append((number, False))
                 self._look()
 
         _later(_HOLD_S, lapse)
 
-    def _drop(self, account: Account, queries: Iterable[Query]) -> None:
+    def _drop(self, queries: Iterable[Query]) -> None:
         """Nobody waits for these any more: those that wait free their room at once, a run without others is stopped."""
         running = self._run.queries if self._run is not None else ()
         runs = set(map(id, running))
@@ -210,8 +211,8 @@ class Runner:
         if self._run is not None and all(query.item.gone for query in running):
             self._run.stop.set()
         now = _now()
-        for other in self._accounts.values():
-            if waiting and other is not account and other.told_opens_at > now:
+        for other in self._accounts.values():  # the one that called off, too
+            if waiting and other.told_opens_at > now:
                 self._tell(other)  # there is room sooner than it was told
         self._wake()
 
@@ -260,6 +261,8 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - whatever it is, its queries are told
             problem = error
         now = _now()
+        if problem is None and any(not run.queries[index].item.gone for index in run.left):
+            problem = RuntimeError(f"the engine left {len(run.left)} of {len(run.queries)} queries without an answer")
         if problem is None:
             tokens = sum(query.tokens for query in run.queries)
             self._on_run(len(run.queries), tokens, now - run.began, self.schedule.planned_s)
@@ -279,7 +282,7 @@ class Runner:
     def _fail(self, account: Account, number: int, sentence: str) -> None:
         """The whole offer, whose other queries nobody wants then."""
         if (queries := account.offers.pop(number, None)) is not None:
-            self._drop(account, queries)
+            self._drop(queries)
             self._tell(account).failed.append((number, sentence))
 
     def _passed(self, run: Run, indices: Indices, unit: Floats, norms: Floats) -> None:
@@ -325,17 +328,17 @@ class Runner:
             asyncio.get_running_loop().call_soon(self._send, context=contextvars.Context())
 
     def _send(self) -> None:
+        self._flushing = False
         now = _now()
         word = self.schedule.word(now)
         for account in self._accounts.values():
             if account.asks and not self._runs_for_the_dead(account):
                 account.asks = False
-                self._tell(account)
+                account.outbox = account.outbox or Report()
             if (report := account.outbox) is not None:
                 report.word, report.seen, account.outbox = word, account.seen, None
                 account.told_opens_at = now + word.opens_s
                 account.client.send(report)
-        self._flushing = False
 
     def _runs_for_the_dead(self, account: Account) -> bool:
         """Queries of a broken connection of the same Router still run: it must not send them elsewhere yet."""

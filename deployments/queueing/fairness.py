@@ -2,7 +2,7 @@
 
 Under overload what little room there is fits a short query long before it fits a long one, so that without a rule
 nearly every long query is refused. Here admission keeps room for a long query free whenever long ones have been refused
-more than `RATIO` times as often as short ones of late.
+more than `_AIM` times as often as short ones of late.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-RATIO = 2.5  # a device refuses long queries at most so many times as often as short ones
+RATIO = 3.0  # a device refuses long queries at most so many times as often as short ones
+_AIM = 2.5  # from here on room is kept for them; it takes a while to tell
 _LONG, _SHORT = 2.0, 1.0  # of the mean cost: more is long, less is short
 _MEMORY_S = 10.0  # how long a refusal is remembered
 _FEW = 3.0  # offers of a kind that must be remembered before it has a say
@@ -47,7 +48,7 @@ class Fairness:
     def reserve_s(self) -> float:
         """The room that admission must find for any query, as though it were a long one; 0 while the ratio holds."""
         long, short = self._long.share, self._short.share
-        return self.long_s if long > RATIO * short and self._long.refused >= 1 else 0.0
+        return self.long_s if long > _AIM * short and self._long.refused >= 1 else 0.0
 
     def offered(self, now: float, cost_s: float, *, refused: bool) -> None:
         """One query was admitted or refused for want of room."""

@@ -14,7 +14,8 @@ takes), c a query's cost, L the time that the running run still needs, f and m t
                             opens the next run while one runs, only if L <= (left / (1 + m) - f beta) / (1 + f rho)
     answers pass by pass    L + f (beta + work + c + pass) <= left / (1 + m); on an idle device as at the end
     all of these            the next run fits into the SLO
-    patient                 L + ceil(patient work / their share of any run) * SLO <= left / (1 + m)
+    patient                 L + ceil(patient work / their share of any run) * SLO <= left / (1 + m), and one run more
+                            where prompt ones wait whose answers come at the run's end: they need not let it into theirs
     depth (Algorithm 1)     queries waiting and running < depth
 
 Pass by pass nobody else's deadline needs a look: those with earlier ones are not moved, those with later ones still end
@@ -123,11 +124,13 @@ class Schedule:
     _patient: list[Query] = field(default_factory=list)
     _prompt_s: float = 0.0
     _patient_s: float = 0.0
+    _patient_largest_s: float = 0.0
     _bulk_running: int = 0
     _rho: float = 0.0
     _rho_at: float = 0.0
     _first: float = 0.0  # arrival of the first of what waits for an idle device
     _last: float = 0.0
+    _start_by: float = _NEVER  # or somebody who waits for an idle device would be late
     _busy: bool = False
     _began: float = 0.0
     _since: float = 0.0  # the last sign of progress
@@ -177,8 +180,8 @@ class Schedule:
 
     @property
     def _patient_next_s(self) -> float:
-        """Of those that wait, what the next run holds at least: their share, or a larger one alone."""
-        return min(self._patient_s, max(self._patient_run_s, self._patient[0].cost_s)) if self._patient else 0.0
+        """Of those that wait, what the next run holds at most though prompt ones fill it."""
+        return min(self._patient_s, self._patient_run_s + self._patient_largest_s) if self._patient else 0.0
 
     # --- admission ----------------------------------------------------------------------------------------------------
 
@@ -215,10 +218,11 @@ class Schedule:
                 taken = 1
         if taken < len(queries) and not part:
             taken = 0
-        if depth is None and not patient:
+        late = any(self.never(query.cost_s, query.due - now) for query in queries[taken:])
+        if depth is None and not (patient or late):  # no room that is kept would help those
             self._fairness.offered(now, total_s / len(queries), refused=taken < len(queries))
         if taken:
-            self._admit(now, queries[:taken])
+            self._admit(now, queries[:taken], promised=depth is None and self.policy.admission == "finish")
         if taken < len(queries):
             self._count_refused(len(queries) - taken, queries[taken], now)
         return taken
@@ -265,11 +269,15 @@ class Schedule:
         f = self._slow(now)
         left_s = (query.due - now) / (1 + self.learning.margin)
         until_s = self._until_free(now, f)
-        runs = math.floor(max(0.0, (left_s - until_s) / self.policy.slo_s))
+        with_it_s = f * (self.model.beta_s + self._prompt_s + query.cost_s)
+        longer_s = max(0.0, with_it_s + f * self._patient_next_s - self.policy.slo_s)  # the next run than others
+        runs = math.floor(max(0.0, (left_s - until_s - longer_s) / self.policy.slo_s))
+        if self._prompt and not self.pass_tokens:
+            runs -= 1
         room_s = runs * self._patient_run_s - self._patient_s
         if query.bulk:  # no more than the next run may take: the rest waits at the Router, for whichever device is free
             room_s = min(room_s, self._bulk_most_s - self._patient_s)
-        if not self._patient and f * (self.model.beta_s + self._prompt_s + query.cost_s) + until_s <= left_s:
+        if not self._patient and runs >= 1:
             room_s = max(room_s, query.cost_s)  # one that is larger than the share is let through by itself
         return room_s
 
@@ -287,9 +295,9 @@ class Schedule:
             free = min(free, max(1, int(limit * self.policy.bulk_share)) - held)
         return max(0, free)
 
-    def _admit(self, now: float, queries: Sequence[Query]) -> None:
+    def _admit(self, now: float, queries: Sequence[Query], *, promised: bool) -> None:
         if not self._busy and not self.waiting:
-            self._first = now
+            self._first, self._start_by = now, _NEVER
         self._last = now
         f = self._slow(now)
         for query in queries:
@@ -297,6 +305,7 @@ class Schedule:
             if query.patient:
                 insort(self._patient, query, key=_by_deadline)
                 self._patient_s += query.cost_s
+                self._patient_largest_s = max(self._patient_largest_s, query.cost_s)
             else:
                 insort(self._prompt, query, key=_by_deadline)
                 self._prompt_s += query.cost_s
@@ -305,6 +314,18 @@ class Schedule:
         predicted_s = self._until_free(now, f) + f * (self.model.beta_s + work_s)
         for query in queries:
             query.predicted_s, query.ahead_s, query.slow = predicted_s, work_s, f
+        if promised and not self._busy:
+            self._start_by = min(self._start_by, now + max(0.0, self._may_wait_s(now, queries[0], f)))
+
+    def _may_wait_s(self, now: float, query: Query, f: float) -> float:
+        """Seconds that an idle device may wait before it starts what waits, this query among it."""
+        if query.patient:
+            return (query.due - now) / (1 + self.learning.margin) - self.policy.slo_s
+        if self.pass_tokens:
+            left_s, work_s = query.due - now, self._prompt_s + self._pass_s
+        else:
+            left_s, work_s = self._prompt[0].due - now, self._prompt_s + self._patient_next_s
+        return left_s / (1 + self.learning.margin) - f * (self.model.beta_s + work_s)
 
     def _count_refused(self, count: int, query: Query, now: float) -> None:
         if self.policy.depth == 0:
@@ -332,7 +353,10 @@ class Schedule:
             return None
         if self._nobody_can_join(now):
             return 0.0
-        return max(0.0, self._pacing.start_at(len(ready), first=self._first, last=self._last) - now)
+        return max(0.0, self._start_at(len(ready), self._last) - now)
+
+    def _start_at(self, waiting: int, last: float) -> float:
+        return min(self._start_by, self._pacing.start_at(waiting, first=self._first, last=last))
 
     def _nobody_can_join(self, now: float) -> bool:
         if self.policy.admission == "depth":
@@ -342,11 +366,14 @@ class Schedule:
     def start(self, now: float) -> list[Query]:
         """Begin the next run: its queries in the order of their deadlines, the patient ones last."""
         run = [query for query in self._prompt if not query.held]
-        room_s = self._fill_s(now, run)
-        for number, query in enumerate(query for query in self._patient if not query.held):
-            room_s -= query.cost_s
-            if number and room_s < 0:
+        sure_s, fill_s, most_s = self._patient_run_s, *self._fill_s(now, run)
+        work_s = 0.0
+        for query in self._patient:
+            if query.held:
+                continue
+            if work_s + query.cost_s > (fill_s if work_s >= sure_s and work_s else most_s):
                 break
+            work_s += query.cost_s
             run.append(query)
         self._drop(run)
         self.runs += 1
@@ -356,15 +383,18 @@ class Schedule:
         self.planned_s, self._done_s = self.model.beta_s + sum(query.cost_s for query in run), 0.0
         return run
 
-    def _fill_s(self, now: float, run: Sequence[Query]) -> float:
-        """Planned seconds of patient queries that a run takes behind these prompt ones."""
+    def _fill_s(self, now: float, run: Sequence[Query]) -> tuple[float, float]:
+        """Planned seconds of patient queries that a run takes behind these prompt ones; and the most with their share
+        of any run, which is less only where those would wait for it.
+        """
         if self.policy.admission == "depth":
-            return _NEVER
-        f, beta_s, prompt_s = self.learning.factor, self.model.beta_s, sum(query.cost_s for query in run)
-        ends_s = self.policy.bulk_share * self.policy.slo_s
-        if run and not self.pass_tokens:  # they would wait for it
-            ends_s = min(ends_s, run[0].due - now)
-        return max(self._patient_run_s, ends_s / (1 + self.learning.margin) / f - beta_s - prompt_s)
+            return _NEVER, _NEVER
+        f, prompt_s = self.learning.factor * (1 + self.learning.margin), sum(query.cost_s for query in run)
+        fill_s = self.policy.bulk_share * self.policy.slo_s / f - self.model.beta_s - prompt_s
+        if run and not self.pass_tokens:
+            most_s = (run[0].due - now) / f - self.model.beta_s - prompt_s
+            return min(fill_s, most_s), most_s
+        return fill_s, _NEVER
 
     def passed(self, now: float, queries: Iterable[Query]) -> None:
         """These queries of the running run are answered."""
@@ -404,6 +434,7 @@ class Schedule:
         self._patient = [query for query in self._patient if id(query) not in gone]
         self._prompt_s = sum(query.cost_s for query in self._prompt)
         self._patient_s = sum(query.cost_s for query in self._patient)
+        self._patient_largest_s = max((query.cost_s for query in self._patient), default=0.0)
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
@@ -422,7 +453,7 @@ class Schedule:
         if not self._busy:
             if not self.waiting:
                 return self._pacing.pause_s
-            return max(0.0, self._pacing.start_at(self.waiting + 1, first=self._first, last=now) - now)
+            return max(0.0, self._start_at(self.waiting + 1, now) - now)
         rest_s = self.planned_s - (self.model.beta_s + self._done_s if self._done_s else 0.0)
         left_s = f * rest_s - (now - self._since)
         late_s = (now - self._began) - self.learning.factor * self.planned_s

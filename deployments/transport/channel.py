@@ -148,11 +148,11 @@ class Placed:
     EngineFailed or ReplicaLost. `admitted`: how many of an offer in parts.
     """
 
-    __slots__ = ("_answers", "_left", "admitted", "due", "number", "outcome", "sent_at", "size")
+    __slots__ = ("_answers", "_left", "admitted", "due", "number", "outcome", "sent_at", "settled_at", "size")
 
     def __init__(self, offer: Offer, loop: asyncio.AbstractEventLoop) -> None:
         self.number, self.size = offer.number, len(offer.queries)
-        self.sent_at = loop.time()
+        self.sent_at = self.settled_at = loop.time()
         self.due = self.sent_at + offer.left_s
         self.outcome: asyncio.Future[list[Answered] | Refused] = loop.create_future()
         self.admitted: asyncio.Future[int] | None = loop.create_future() if offer.part else None
@@ -199,6 +199,7 @@ class Placed:
             self.admitted.set_result(admitted)
         if self.outcome.done():
             return  # nobody waits any more
+        self.settled_at = self.outcome.get_loop().time()
         if isinstance(outcome, Exception):
             self.outcome.set_exception(outcome)
         else:
@@ -246,12 +247,14 @@ class Channel(_Peer):
 
     def call_off(self, placed: Placed) -> None:
         """Nobody waits for it any more."""
-        if self.placed.pop(placed.number, None) is not None:
+        if self.placed.get(placed.number) is placed:  # not of a connection before this one
+            del self.placed[placed.number]
             self._outgoing().called_off.append(placed.number)
 
     def confirm(self, placed: Placed) -> None:
         """The rest of its request is admitted, too."""
-        self._outgoing().confirmed.append(placed.number)
+        if self.placed.get(placed.number) is placed:
+            self._outgoing().confirmed.append(placed.number)
 
     def configure(self, settings: dict[str, object]) -> None:
         self._outgoing().settings = settings

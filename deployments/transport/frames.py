@@ -128,7 +128,7 @@ class Report:
         answers, size = list[Answered](), 0
         head = [self.refused, self.admitted, self.failed]
         for one in self.answered:
-            if size > CUT_BYTES:
+            if size > CUT_BYTES or (answers and one.unit.shape[1] != answers[0].unit.shape[1]):  # sparse rows
                 frames.append(self._encode(head, answers))
                 head, answers, size = [[], [], []], [], 0
             answers.append(one)
