@@ -91,7 +91,9 @@ class View:
         return self.heard_at < self._asked_at < now - _SILENT_S
 
     def is_flooded(self, slo_s: float, depth: int | None) -> bool:
-        """More was sent there since its last word than it can ever admit: it is not sent even more."""
-        if depth is not None and sum(count for _, count, _ in self._unseen) >= depth:
-            return True
+        """More was sent there since its last word than it can ever admit, within the SLO or, by count, to its `depth`:
+        it is not sent even more.
+        """
+        if depth is not None:
+            return sum(count for _, count, _ in self._unseen) >= depth
         return self.word is not None and self.word.factor * self._unseen_s > slo_s
