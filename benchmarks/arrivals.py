@@ -18,6 +18,7 @@ from calibration.load import Address, Connection, Reply, ask_all, connect, ping,
 
 MIXED = "mixed"  # log-normal lengths, mean about 75 once they are cut to the model's longest
 _MEDIAN, _SPREAD, _SHORTEST, _LONGEST = 60, 0.9, 4, 512
+LONGEST = 256  # tokens that all-MiniLM-L6-v2 takes: longer texts are cut
 _CONNECTIONS_AT_LEAST = 50
 _TIMEOUT_S = 90.0
 
@@ -61,6 +62,10 @@ class Ended:
         return self.reply is not None and self.reply.status == 200
 
     @property
+    def in_time(self) -> bool:
+        return self.ok and self.reply is not None and self.reply.seconds <= self.arrival.allowed_s
+
+    @property
     def busy(self) -> bool:
         return self.reply is not None and self.reply.status == 429
 
@@ -68,7 +73,7 @@ class Ended:
 class Load:
     """Clients of one service. `longest`: tokens that the model takes; longer texts are cut by it."""
 
-    def __init__(self, url: str, longest: int = 256) -> None:
+    def __init__(self, url: str, longest: int = LONGEST) -> None:
         self._address = Address.parse(url)
         self._longest = longest
         self._connections: list[Connection] = []
@@ -137,11 +142,11 @@ class Load:
         return ended
 
 
-def figures(ended: Sequence[Ended], seconds: float, longest: int = 256) -> dict[str, Any]:
+def figures(ended: Sequence[Ended], seconds: float) -> dict[str, Any]:
     """What clients saw: late is by the client's clock, from the request's first byte to the answer's last."""
     ok = [one for one in ended if one.ok and one.reply is not None]
     latencies = np.array([one.reply.seconds for one in ok if one.reply is not None] or [0.0])
-    in_time = [one for one in ok if one.reply is not None and one.reply.seconds <= one.arrival.allowed_s]
+    in_time = [one for one in ok if one.in_time]
     refused = {name: _refused(ended, *bounds) for name, bounds in {"short": (0, 49), "long": (201, 10**6)}.items()}
     return {
         "sent": len(ended),
@@ -151,7 +156,6 @@ def figures(ended: Sequence[Ended], seconds: float, longest: int = 256) -> dict[
         "late": len(ok) - len(in_time),
         "late_share": 1 - len(in_time) / max(1, len(ok)),
         "goodput_s": len(in_time) / seconds,
-        "goodput_75_s": sum(min(one.arrival.tokens, longest) for one in in_time) / 75 / seconds,
         "p50_s": float(np.quantile(latencies, 0.5)),
         "p99_s": float(np.quantile(latencies, 0.99)),
         "slowest_s": float(latencies.max()),
