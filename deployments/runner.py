@@ -123,7 +123,7 @@ class Runner:
         if offers.refused_s:
             self.schedule.arrives(now, offers.refused_s)
         for number in offers.called_off:
-            self._drop(account, account.offers.pop(number, ()))
+            self._drop(account.offers.pop(number, ()))
         for number in offers.confirmed:
             for query in account.offers.get(number, ()):
                 query.held = False
@@ -139,7 +139,7 @@ class Runner:
         """A Router's connection has ended: what it had waiting is dropped, what runs has nobody who waits for it."""
         account = self._accounts.pop(client, None)
         if account is not None:
-            self._drop(account, [query for queries in account.offers.values() for query in queries])
+            self._drop([query for queries in account.offers.values() for query in queries])
             account.offers.clear()
             self._look()
 
@@ -190,13 +190,13 @@ class Runner:
 
         def lapse() -> None:
             if queries[0].held and account.offers.pop(number, None) is not None:
-                self._drop(account, queries)
+                self._drop(queries)
                 self._tell(account).refused.append((number, False))
                 self._look()
 
         _later(_HOLD_S, lapse)
 
-    def _drop(self, account: Account, queries: Iterable[Query]) -> None:
+    def _drop(self, queries: Iterable[Query]) -> None:
         """Nobody waits for these any more: those that wait free their room at once, a run without others is stopped."""
         running = self._run.queries if self._run is not None else ()
         runs = set(map(id, running))
@@ -280,7 +280,7 @@ class Runner:
     def _fail(self, account: Account, number: int, sentence: str) -> None:
         """The whole offer, whose other queries nobody wants then."""
         if (queries := account.offers.pop(number, None)) is not None:
-            self._drop(account, queries)
+            self._drop(queries)
             self._tell(account).failed.append((number, sentence))
 
     def _passed(self, run: Run, indices: Indices, unit: Floats, norms: Floats) -> None:
