@@ -1,4 +1,4 @@
-"""The promise by the clock: whole services under bursts and streams of any length, up to three times what devices can do.
+"""The promise by the clock: whole services under bursts, and streams up to three times what devices can do.
 
 The paper's V100 and Xeon are emulated at true speed; all-MiniLM-L6-v2 is computed by this machine's CPU, which the load
 generator shares. `reference`: the same arrivals, device curves and rule in virtual time, without margin, noise or way.
@@ -469,16 +469,16 @@ def _cpu_goals(found: Found) -> list[Goal]:
             )
         )
         for length, times, least in ((75, 2.0, 0.8), (75, 3.0, 0.7), (250, 2.0, 0.85), (250, 3.0, 0.85)):
-            for one in streams:
-                if (one["length"], one["times"]) == (length, times):
-                    made.append(
-                        Goal(
-                            f"{name}: {length} tokens at {times:g} times, of the closed loop",
-                            least,
-                            ratio(one["goodput_s"], one["reference"]),
-                            "",
-                        )
-                    )
+            made += [
+                Goal(
+                    f"{name}: {length} tokens at {times:g} times, of the closed loop",
+                    least,
+                    ratio(one["goodput_s"], one["reference"]),
+                    "",
+                )
+                for one in streams
+                if (one["length"], one["times"]) == (length, times)
+            ]
         for one in samples_of(found, "late_bursts", **of):
             if one["burst"] == _CPU_BURST:
                 made.append(Goal(f"{name}: burst of {_CPU_BURST}, late", 1, 100 * one["late_share"], "%", at_most=True))

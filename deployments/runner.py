@@ -210,11 +210,16 @@ class Runner:
         self.schedule.remove(waiting)
         if self._run is not None and all(query.item.gone for query in running):
             self._run.stop.set()
-        now = _now()
-        for other in self._accounts.values():  # the one that called off, too
-            if waiting and other.told_opens_at > now:
-                self._tell(other)  # there is room sooner than it was told
+        if waiting:
+            self._tell_of_room()
         self._wake()
+
+    def _tell_of_room(self) -> None:
+        """There is room sooner than Routers were told; the one that called off hears it, too."""
+        now = _now()
+        for account in self._accounts.values():
+            if account.told_opens_at > now:
+                self._tell(account)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -276,6 +281,8 @@ class Runner:
                 self._fail(account, number, sentence)
         self._run = None
         self.schedule.ended(now, whole=problem is None)
+        if problem is not None:
+            self._tell_of_room()
         self._wake()
         self._look()
 

@@ -180,7 +180,7 @@ class Schedule:
 
     @property
     def _patient_next_s(self) -> float:
-        """Of those that wait, what the next run holds at most though prompt ones fill it."""
+        """Of those that wait, at most so much is in the next run, however full: until they have their share."""
         return min(self._patient_s, self._patient_run_s + self._patient_largest_s) if self._patient else 0.0
 
     # --- admission ----------------------------------------------------------------------------------------------------

@@ -1,0 +1,77 @@
+"""What a query costs by its tokens, the fit, and the paper's depths."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.queueing.cost_model import CostModel
+
+RUNS = [([75], 1), ([75] * 16, 1), ([250] * 4, 1), ([10] * 32, 1), ([75] * 64, 1), ([500] * 2, 1), ([500] * 20, 1)]
+
+
+def taken(model, noise=()):
+    noise = noise or [1.0] * len(RUNS)
+    return [
+        (tokens, factor * (model.beta_s + sum(map(model.cost_s, tokens))))
+        for (tokens, _), factor in zip(RUNS, noise, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("alpha_s", "beta_s", "slo_s", "depth"),
+    [
+        (0.0180, 0.27, 1.0, 40),
+        (0.0180, 0.27, 2.0, 96),
+        (0.0858, 0.32, 1.0, 7),
+        (0.0858, 0.32, 2.0, 19),
+        (0.00904, 0.24, 1.0, 84),
+        (0.00904, 0.24, 2.0, 194),
+        (0.0752, 0.85, 1.0, 1),
+        (0.0752, 0.85, 2.0, 15),
+        (0.0752, 1.01, 1.0, 0),
+        (0.1, 0.0, 0.3, 3),  # 0.3 / 0.1 is a little below 3 in floating point
+        (0.0, 0.5, 1.0, None),
+    ],
+)
+def test_the_depths_of_the_paper(alpha_s, beta_s, slo_s, depth):
+    assert CostModel.of_curve(alpha_s, beta_s).depth(slo_s) == depth
+
+
+@pytest.mark.parametrize("alpha_s", [0.0, 0.018])
+def test_alpha_is_the_cost_of_75_tokens(alpha_s):
+    model = CostModel.of_curve(alpha_s, 0.27)
+    assert model.alpha_s == model.cost_s(75) == pytest.approx(alpha_s)
+    assert CostModel(0.01, 1e-4, 1e-6, 0.1).cost_s(100) == pytest.approx(0.01 + 0.01 + 0.01)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        CostModel(0.0, 2.4e-4, 0.0, 0.27),
+        CostModel(0.003, 2.4e-4, 0.0, 0.03),
+        CostModel(0.0, 1e-4, 4e-7, 0.1),
+        CostModel(0.002, 1e-4, 4e-7, 0.1),
+        CostModel(0.0, 1e-4, 0.0, 0.0),
+    ],
+)
+def test_the_fit_finds_what_the_runs_were_made_of(model):
+    found = CostModel.fit(taken(model))
+    for name in ("query_s", "token_s", "token2_s", "beta_s"):
+        assert getattr(found, name) == pytest.approx(getattr(model, name), rel=1e-5, abs=1e-9), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0.5, 2.0), min_size=len(RUNS), max_size=len(RUNS)))
+def test_no_coefficient_is_negative_whatever_was_measured(noise):
+    found = CostModel.fit(taken(CostModel(0.001, 2e-4, 1e-7, 0.05), noise))
+    assert min(found.query_s, found.token_s, found.token2_s, found.beta_s) >= 0
+    assert found.alpha_s + found.beta_s > 0
+
+
+def test_one_run_is_enough_and_none_is_not():
+    found = CostModel.fit([([75] * 4, 0.4)])
+    assert found.beta_s + 4 * found.alpha_s == pytest.approx(0.4)
+    with pytest.raises(ValueError, match="at least one run"):
+        CostModel.fit([])

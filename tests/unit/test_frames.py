@@ -1,0 +1,166 @@
+"""What travels between Routers and replicas."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.queueing.schedule import Word
+from deployments.transport import frames
+from deployments.transport.frames import Answered, Offer, Offers, Report
+
+WORD = Word(0.25, 0.5, 0.1, 3, 2, 7, (0.0, 0.001, 0.0, 0.27), 1.1, 0.02, (1, 2, 3))
+
+
+def through(offers):
+    return Offers.decode(b"".join(offers.encode()))
+
+
+def ids(*numbers):
+    return np.array(numbers, np.int32)
+
+
+def answered(number, query, unit, **more):
+    unit = np.array(unit, np.float32)
+    return Answered(number, query, unit, np.arange(1, len(unit) + 1, dtype=np.float32), 0.1, 0.2, 0.3, **more)
+
+
+def test_an_empty_frame():
+    assert through(Offers()) == Offers()
+    (frame,) = Report(WORD, 5).encode()
+    report = Report.decode(b"".join(frame))
+    assert (report.seen, report.answered, report.refused) == (5, [], [])
+    assert [*report.word] == [*[*WORD][:6], list(WORD.model), 1.1, 0.02, list(WORD.refusals)]
+
+
+def test_offers_come_back_as_they_went():
+    sent = Offers(
+        [
+            Offer(1, 0.75, [ids(1, 2, 3), ids(4)]),
+            Offer(2, 600.0, [ids(5)], each_token=True, bulk=True, part=True, again=True),
+            Offer(3, 1.0, [ids(6, 7)], depth=40, trial=True),
+        ],
+        called_off=[9],
+        confirmed=[8],
+        refused_s=0.125,
+        settings={"router": "r", "slo_s": 1.0},
+        asks=True,
+    )
+    came = through(sent)
+    assert (came.called_off, came.confirmed, came.refused_s, came.settings, came.asks) == (
+        [9], [8], 0.125, {"router": "r", "slo_s": 1.0}, True,
+    )  # fmt: skip
+    for one, other in zip(sent.offers, came.offers, strict=True):
+        assert one._replace(queries=()) == other._replace(queries=())
+        assert [query.tolist() for query in one.queries] == [query.tolist() for query in other.queries]
+        assert all(query.dtype == np.int32 for query in other.queries)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), max_size=8))
+def test_no_query_gets_the_tokens_of_another(lengths):
+    chance = np.random.default_rng(0)
+    sent = [
+        Offer(number, 1.0, [chance.integers(0, 30_000, size, dtype=np.int32) for size in sizes])
+        for number, sizes in enumerate(lengths)
+    ]
+    came = through(Offers(sent)).offers
+    assert [[q.tolist() for q in o.queries] for o in came] == [[q.tolist() for q in o.queries] for o in sent]
+
+
+def reports(report):
+    return [Report.decode(b"".join(frame)) for frame in report.encode()]
+
+
+def test_a_report_with_all_that_it_may_hold():
+    sent = Report(
+        WORD._replace(opens_s=math.inf), 3, [(1, True)], [(2, 5)], [(3, "it broke")], [4],
+        [answered(5, 0, [[1, 2]]), answered(6, 1, [[3, 4], [5, 6], [7, 8]]), answered(5, 1, [[9, 10]])],
+    )  # fmt: skip
+    (came,) = reports(sent)
+    assert came.word.opens_s == math.inf
+    assert (came.refused, came.admitted, came.failed, came.lost) == ([[1, True]], [[2, 5]], [[3, "it broke"]], [4])
+    for one, other in zip(sent.answered, came.answered, strict=True):
+        assert (one.number, one.query, one.queue_s, one.stay_s) == (
+            other.number, other.query, other.queue_s, other.stay_s,
+        )  # fmt: skip
+        assert one.unit.tolist() == other.unit.tolist()
+        assert one.norms.tolist() == other.norms.tolist()
+
+
+def test_much_is_cut_into_several_frames_and_says_all_else_once(monkeypatch):
+    monkeypatch.setattr(frames, "CUT_BYTES", 1000)
+    sent = Report(WORD, 1, refused=[(9, False)], answered=[answered(i, 0, [[float(i)] * 100]) for i in range(20)])
+    came = reports(sent)
+    assert len(came) > 4
+    assert all(len(b"".join(frame)) < 3000 for frame in sent.encode())
+    assert [one.number for report in came for one in report.answered] == list(range(20))
+    assert [one.unit[0, 0] for report in came for one in report.answered] == list(range(20))
+    assert [report.refused for report in came] == [[[9, False]], *[[]] * (len(came) - 1)]
+
+
+def test_rows_of_different_widths_are_not_mixed_up():
+    """Sparse rows are as wide as their pass needs; two passes may end in one turn of the loop."""
+    sent = [answered(1, 0, [[1, 2]]), answered(2, 0, [[1, 2, 3, 4]]), answered(3, 0, [[5, 6]])]
+    came = [one for report in reports(Report(WORD, answered=sent)) for one in report.answered]
+    assert [one.unit.tolist() for one in came] == [one.unit.tolist() for one in sent]
+
+
+DAMAGE = (ValueError, TypeError, LookupError, struct.error)
+
+
+def frame_of(head, arrays=()):
+    return b"".join(frames._frame(head, arrays))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\0\0",
+        frames.HEAD.pack(8, 0),
+        frame_of([]),
+        frame_of({}),
+        frame_of(7),
+        frame_of([[[1, 1.0, 2]], [], [], 0, None, False]),  # two queries, no lengths
+        frame_of([[[1, 1.0, 1]], [], [], 0, None, False], [ids(3).tobytes(), ids(1, 2).tobytes()]),  # 3 of 2 tokens
+        frame_of([[[1, 1.0, 1]], [], [], 0, None, False], [ids(0).tobytes()]),
+        frame_of([[[1, 1.0, 1, 0, 0, 0, 0, 0, 0, 0]], [], [], 0, None, False], [ids(1).tobytes(), ids(1).tobytes()]),
+        frame_of([[[1]], [], [], 0, None, False]),
+        frame_of([[], [], [], 0, None, False], [b"abc"]),
+    ],
+)
+def test_damaged_offers_say_so(frame):
+    with pytest.raises(DAMAGE):
+        Offers.decode(frame)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        frame_of([]),
+        frame_of([list(WORD), 0, [], [], [], [], 4, [[1, 0, 1, 0, 0, 0]]]),  # no numbers
+        frame_of([list(WORD)[:3], 0, [], [], [], [], 0, []]),
+        frame_of([7, 0, [], [], [], [], 0, []]),
+        frame_of([list(WORD), 0, [], [], [], [], 1, [[1, 0]]]),
+    ],
+)
+def test_damaged_reports_say_so(frame):
+    with pytest.raises(DAMAGE):
+        Report.decode(frame)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_bit_that_flipped_is_damage_or_another_frame(data):
+    frame = bytearray(b"".join(Offers([Offer(1, 1.0, [ids(1, 2), ids(3)])], [4]).encode()))
+    at = data.draw(st.integers(0, len(frame) - 1))
+    frame[at] ^= 1 << data.draw(st.integers(0, 7))
+    with contextlib.suppress(DAMAGE):
+        Offers.decode(bytes(frame))

@@ -1,0 +1,357 @@
+"""A replica's side, in virtual time: what it admits, runs, answers and drops."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replica_world import FakeRouter, replica
+from virtual_device import EIGHT
+
+from benchmarks.virtual_time import run
+from deployments.transport.frames import Offer, Offers
+
+
+def virtual(test):
+    return lambda: run(test())
+
+
+@virtual
+async def test_a_burst_meets_and_becomes_one_run():
+    runner, engine = replica()
+    router = FakeRouter(runner)
+    for _ in range(30):
+        router.offer()
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(2)
+    assert [len(one) for one in engine.runs] == [30]
+    assert len(router.answers()) == 30
+
+
+@virtual
+async def test_bursts_through_two_routers_become_one_run():
+    runner, engine = replica(pass_tokens=0)
+    routers = [FakeRouter(runner, "a"), FakeRouter(runner, "b")]
+    for _ in range(15):
+        for router in routers:
+            router.offer()
+        await asyncio.sleep(0.001)
+    await runner.drained()
+    assert [len(one) for one in engine.runs] == [30]
+    assert {name for name, *_ in engine.runs[0]} == {"a", "b"}
+
+
+@virtual
+async def test_answers_leave_as_passes_end_and_say_where_the_time_went():
+    runner, _ = replica()
+    router = FakeRouter(runner)
+    router.offer(16)
+    await asyncio.sleep(0.3)
+    await runner.drained()
+    await asyncio.sleep(0)
+    first, last = router.ends[1, 0], router.ends[1, 15]
+    assert last[0] - first[0] == pytest.approx(8 * 0.018)
+    answer = first[1]
+    assert answer.compute_s == pytest.approx(0.27 + 8 * 0.018)
+    assert answer.queue_s + answer.compute_s == pytest.approx(answer.stay_s)
+    assert answer.unit.tolist() == [[1, 75]]
+
+
+@virtual
+async def test_each_tokens_vectors_go_to_their_query():
+    runner, _ = replica()
+    router = FakeRouter(runner)
+    router.offer(1, tokens=3)
+    router.offer(1, tokens=4, each_token=True)
+    router.offer(1, tokens=5)
+    await asyncio.sleep(1)
+    assert [router.ends[number, 0][1].unit.shape for number in (1, 2, 3)] == [(1, 2), (4, 2), (1, 2)]
+    assert [router.ends[number, 0][1].unit[0, 0] for number in (1, 2, 3)] == [1, 2, 3]
+
+
+@virtual
+async def test_calling_off_frees_its_room_at_once():
+    runner, _ = replica(pass_tokens=0)
+    router = FakeRouter(runner)
+    first = router.offer(25)
+    await asyncio.sleep(0.6)  # it runs
+    for _ in range(40):
+        router.offer()
+    waiting = [number for number in range(2, 100) if number in runner._accounts[router].offers]
+    assert len(waiting) > 20
+    router.call_off(*waiting)
+    assert runner.schedule.waiting == 0
+    again = router.offer()
+    await runner.drained()
+    await asyncio.sleep(0)
+    assert (again, 0) in router.ends
+    assert (first, 24) in router.ends
+    assert not {(number, 0) for number in waiting} & set(router.ends)
+
+
+@virtual
+async def test_a_router_that_called_off_hears_that_there_is_room_sooner():
+    runner, _ = replica(pass_tokens=0)
+    router, other = FakeRouter(runner, "a"), FakeRouter(runner, "b")
+    router.offer(30)
+    await asyncio.sleep(0.1)
+    many = [router.offer() for _ in range(60)]
+    other.offer()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert all(one.reports[-1][1].word.opens_s > 0 for one in (router, other))
+    router.call_off(*(number for number in many if number not in router.ends))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    told = [one.reports[-1][1].word.opens_s for one in (router, other)]
+    assert told[0] == told[1] < 0.7
+
+
+@virtual
+async def test_what_is_offered_and_called_off_in_one_frame_does_not_run():
+    runner, engine = replica()
+    router = FakeRouter(runner)
+    runner.receive(router, Offers([Offer(1, 1.0, [np.ones(5, np.int32)])], called_off=[1]))
+    await asyncio.sleep(1)
+    assert engine.runs == []
+    assert runner.schedule.in_flight == 0
+
+
+@virtual
+async def test_a_run_that_nobody_waits_for_is_stopped():
+    runner, engine = replica()
+    router = FakeRouter(runner)
+    numbers = [router.offer() for _ in range(30)]
+    await asyncio.sleep(0.4)
+    router.call_off(*numbers[:29])
+    assert not runner._run.stop.is_set()
+    router.call_off(numbers[29])
+    await asyncio.sleep(0.2)
+    assert engine.stopped == 1
+    assert runner.schedule.in_flight == 0
+    router.offer()
+    await asyncio.sleep(1)
+    assert len(engine.runs) == 2
+
+
+@virtual
+async def test_what_a_router_had_waiting_is_dropped_with_its_connection():
+    runner, engine = replica(pass_tokens=0)
+    dead, other = FakeRouter(runner, "dead"), FakeRouter(runner, "other")
+    other.offer(20)
+    await asyncio.sleep(0.2)
+    for _ in range(5):
+        dead.offer()
+    other.offer()
+    runner.gone(dead)
+    assert runner.schedule.waiting == 1
+    runner.gone(dead)  # once is enough, twice no error
+    await runner.drained()
+    assert len(engine.runs[1]) == 1
+
+
+@virtual
+async def test_a_hold_lapses_and_is_told():
+    runner, engine = replica()
+    router = FakeRouter(runner)
+    number = router.offer(60, part=True)
+    await asyncio.sleep(0)
+    assert 0 < router.admitted[number] < 60
+    await asyncio.sleep(0.9)
+    assert engine.runs == []
+    assert runner.schedule.waiting == router.admitted[number]
+    await asyncio.sleep(0.2)
+    assert router.ends[number] == ("refused", False)
+    assert runner.schedule.in_flight == 0
+    router.confirm(number)  # too late, and no error
+
+
+@virtual
+async def test_what_is_confirmed_runs():
+    runner, engine = replica()
+    router = FakeRouter(runner)
+    number = router.offer(60, part=True)
+    await asyncio.sleep(0)
+    router.confirm(number)
+    await asyncio.sleep(3)
+    assert len(engine.runs) == 1
+    assert len(router.answers()) == router.admitted[number]
+
+
+@pytest.mark.parametrize("how", [{"bulk": True}, {}])
+def test_bulk_and_what_is_admitted_whole_is_not_held(how):
+    @virtual
+    async def test():
+        runner, engine = replica()
+        router = FakeRouter(runner)
+        router.offer(60 if how else 10, left_s=600.0 if how else 1.0, part=True, **how)
+        await asyncio.sleep(3)
+        assert engine.runs
+
+    test()
+
+
+@virtual
+async def test_an_engines_failure_is_told_to_its_own_queries():
+    runner, engine = replica()
+    router = FakeRouter(runner)
+    engine.outcome = lambda waiting: MemoryError("out of memory") if waiting.number < 3 else None
+    router.offer()
+    router.offer(2)
+    await asyncio.sleep(0.1)
+    router.offer()
+    await asyncio.sleep(2)
+    assert (router.ends[1], router.ends[2]) == (("failed", "out of memory"), ("failed", "out of memory"))
+    assert (3, 0) in router.ends
+    assert runner.schedule.in_flight == 0
+
+
+@virtual
+async def test_a_query_whose_answer_is_no_number_fails_with_its_offer():
+    runner, engine = replica()
+    router = FakeRouter(runner)
+    engine.outcome = lambda waiting: np.nan if (waiting.number, waiting.index) == (2, 1) else None
+    for size in (1, 3, 1):
+        router.offer(size)
+    await asyncio.sleep(2)
+    assert router.ends[2] == ("failed", "the engine gave no finite numbers for this input")
+    assert {(1, 0), (3, 0)} <= set(router.ends)
+    assert (2, 2) not in router.ends
+
+
+@virtual
+async def test_an_engine_that_forgets_a_query_has_failed():
+    runner, engine = replica()
+    router = FakeRouter(runner)
+    engine.silent = True
+    router.offer()
+    await asyncio.sleep(2)
+    assert router.ends[1] == ("failed", "the engine left 1 of 1 queries without an answer")
+
+
+@virtual
+async def test_a_router_that_comes_back_hears_when_its_old_queries_have_ended():
+    """Until then it must not send them elsewhere: they would run twice at once."""
+    runner, engine = replica(pass_tokens=0)
+    other, old = FakeRouter(runner, "other"), FakeRouter(runner, "same")
+    other.offer(5)
+    old.offer(20)
+    await asyncio.sleep(0.2)
+    old.offer(3)
+    new = FakeRouter(runner, "same")  # the old connection broke at its own end only
+    assert runner.schedule.waiting == 0
+    await asyncio.sleep(0.1)
+    assert new.reports == []
+    await asyncio.sleep(1)
+    assert len(new.reports) == 1
+    assert len(engine.runs) == 1
+    assert (1, 4) in other.ends
+    assert old.answers() == []
+
+
+@virtual
+async def test_others_hear_when_it_opens_sooner_than_they_were_told():
+    runner, _ = replica(pass_tokens=0)
+    dead, other = FakeRouter(runner, "dead"), FakeRouter(runner, "other")
+    dead.offer(30)
+    await asyncio.sleep(0.6)
+    for _ in range(60):
+        dead.offer()
+    other.offer()
+    await asyncio.sleep(0)
+    told = len(other.reports)
+    assert other.reports[-1][1].word.opens_s > 0
+    runner.gone(dead)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(other.reports) == told + 1
+    assert other.reports[-1][1].word.opens_s < other.reports[-2][1].word.opens_s
+
+
+@virtual
+async def test_a_trial_goes_by_its_own_depth():
+    runner, _ = replica()
+    router = FakeRouter(runner)
+    numbers = [router.offer(trial=True, depth=3) for _ in range(5)]
+    await asyncio.sleep(0)
+    assert [number in router.ends for number in numbers] == [False, False, False, True, True]
+
+
+@virtual
+async def test_never_is_told_apart_from_full():
+    runner, _ = replica()
+    router = FakeRouter(runner)
+    router.offer(left_s=0.1)
+    for _ in range(60):
+        router.offer()
+    await asyncio.sleep(0)
+    assert router.ends[1] == ("refused", True)
+    assert router.ends[61] == ("refused", False)
+
+
+@pytest.mark.parametrize("pass_tokens", [0, EIGHT])
+@pytest.mark.parametrize("admission", ["finish", "depth"])
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_every_query_ends_once(admission, pass_tokens, seed):
+    """Random offers, call-offs, confirmations, ends of connections and failures: nothing is left."""
+
+    async def test():
+        chance = random.Random(seed)
+        runner, engine = replica(pass_tokens=pass_tokens)
+        depth = 20 if admission == "depth" else None
+        terms = {"admission": admission, "depth": depth}
+        engine.outcome = lambda waiting: (
+            ValueError("no")
+            if (waiting.number + waiting.index) % 23 == 0
+            else np.nan
+            if (waiting.number + waiting.index) % 17 == 0
+            else None
+        )
+        routers = [FakeRouter(runner, f"r{i}", **terms) for i in range(3)]
+        everyone, wanted, called_off = list(routers), [], set()
+        for _ in range(80):
+            router = chance.choice(routers)
+            match chance.choice(["offer", "offer", "offer", "off", "confirm", "end", "wait", "wait"]):
+                case "offer":
+                    size, part = chance.choice([1, 1, 4, 30]), chance.random() < 0.3
+                    bulk = chance.random() < 0.2
+                    allowed = 600.0 if bulk else chance.choice([0.5, 1.0, 10.0])
+                    number = router.offer(size, chance.randint(4, 300), allowed, part=part or bulk, bulk=bulk)
+                    wanted.append((router, number, size))
+                case "off" if wanted:
+                    whose, number, _ = chance.choice(wanted)
+                    if whose in routers:
+                        whose.call_off(number)
+                        called_off.add((whose, number))
+                case "confirm" if wanted:
+                    whose, number, _ = chance.choice(wanted)
+                    if whose in routers:
+                        whose.confirm(number)
+                case "end" if chance.random() < 0.3:
+                    at = routers.index(router)
+                    if chance.random() < 0.5:
+                        runner.gone(router)
+                    routers[at] = FakeRouter(runner, f"r{at}", **terms)
+                    everyone.append(routers[at])
+                case "wait":
+                    await asyncio.sleep(chance.choice([0.0, 0.01, 0.3]))
+            if depth:
+                assert runner.schedule.in_flight <= depth
+        await asyncio.sleep(120)
+        assert runner.schedule.in_flight == 0
+        assert runner._run is None
+        assert all(not account.offers for account in runner._accounts.values())
+        for router, number, size in wanted:
+            if router not in routers or (router, number) in called_off:
+                continue
+            if number in router.ends:  # refused or failed, and some of it may have been answered before
+                continue
+            admitted = router.admitted.get(number, size)
+            assert all((number, index) in router.ends for index in range(admitted))
+
+    run(test())
