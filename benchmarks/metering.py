@@ -13,9 +13,11 @@ from starlette.requests import Request
 
 from deployments.device_detector import ACCELERATOR, CPU
 from deployments.metrics import PUBLISHED_EVERY_S, EmbedderMetrics, PoolState, RouterMetrics
+from deployments.queueing.schedule import Word
 
-_STATE = PoolState(100, 20, 1024, 1, 0.01, 0.2, calibrated=True)
+_STATE = PoolState(is_open=True, depth=1024, live_replicas=1, alpha_s=0.01, beta_s=0.2, calibrated=True)
 _TOKENS = 75
+_SECONDS, _PLANNED_S = 0.1, 0.09  # of a run
 
 
 class _Instruments:
@@ -41,6 +43,7 @@ class Metering:
     """GET /?requests_s=3000&runs_s=100&periods=20: so many periods between two publications, one after the other."""
 
     def __init__(self) -> None:
+        self._refused = 0
         self._instruments = _Instruments()
         self._router = RouterMetrics(self._instruments)
         self._embedder = EmbedderMetrics(self._instruments, ACCELERATOR, {"model": "m", "engine": "e", "dtype": "d"})
@@ -72,11 +75,19 @@ class Metering:
 
     def _run(self, runs: int, queries: int) -> None:
         for _ in range(runs):
-            self._embedder.ran(queries, queries * _TOKENS, 0.1)
+            self._embedder.ran(queries, queries * _TOKENS, _SECONDS, _PLANNED_S)
 
     def _publish(self) -> None:
         self._router.publish(1.0, {ACCELERATOR: _STATE, CPU: _STATE})
-        self._embedder.publish()
+        self._embedder.publish(self._word())
+
+    def _word(self) -> Word:
+        """A busy replica's; with each publication it has refused more."""
+        self._refused += 1
+        return Word(
+            opens_s=0.5, free_s=0.9, bulk_s=0.0, in_flight=100, waiting=20, most=120, runs=1,
+            model=(0.0, 0.0001, 0.0, 0.2), factor=1.1, margin=0.02, refusals=(self._refused,) * 3,
+        )  # fmt: skip
 
 
 def _timed(work: Callable[[], None]) -> float:

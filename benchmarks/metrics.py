@@ -66,13 +66,13 @@ def _config() -> dict[str, Any]:
 
 def _path(bench: Bench, service: Service, seconds: float) -> dict[str, Any]:
     """Microseconds of the cores for each request, load generator aside; requests and runs a second."""
-    before = _batches(service)
+    before = _runs(service)
     told = bench.measure(
         lambda: wrk.post(f"{service.url}/v1/embeddings", [{"input": TEXT}], connections=CONNECTIONS, seconds=seconds)
     )
-    batches = _batches(service) - before
+    runs = _runs(service) - before
     spent_s = sum(told["cpu_s"][role] for role in (SERVER, ENGINE, PROXY, RAY))
-    runs_s = batches / told["requests"] * told["requests_s"]  # at most: the embedder merges what waits
+    runs_s = runs / told["requests"] * told["requests_s"]
     return {**told, "path_us": 1e6 * spent_s / told["requests"], "runs_s": runs_s}
 
 
@@ -122,8 +122,10 @@ def _cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def _batches(service: Service) -> int:
-    return int(_get(f"{service.url}/info")["windve"]["pools"][ACCELERATOR]["batches"])
+def _runs(service: Service) -> int:
+    """Of the accelerator's engines, since their start."""
+    replicas = _get(f"{service.url}/info")["windve"]["pools"][ACCELERATOR]["replicas"]
+    return sum(int(replica["runs"]) for replica in replicas.values())
 
 
 def _get(url: str) -> Any:

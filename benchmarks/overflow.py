@@ -28,9 +28,9 @@ from calibration.load import Address, Connection, Reply, request_bytes
 from deployments.device_detector import ACCELERATOR, CPU
 from k8s.dashboard import TOP, Panel
 
+POOLS = (ACCELERATOR, CPU)
 PHASES = {"calm": 15, "surge": 44, "peak": 70, "calm again": 15}  # queries a second
 SLO_S = 2.0
-DEPTHS = {ACCELERATOR: 77, CPU: 14}  # 95 % of (SLO - 2 beta) / alpha: for queries that come at any moment
 _SECONDS, _QUICK_SECONDS = 45.0, 20.0  # of each phase
 _TOKENS = 75
 _QUIET_S = 6.0  # all that was counted has been told and read when nothing has changed for so long
@@ -72,10 +72,7 @@ def run(bench: Bench) -> None:
 
 def _config() -> dict[str, Any]:
     config: dict[str, Any] = yaml.safe_load((ROOT / "serve_app" / "rehearsal.yaml").read_text(encoding="utf-8"))
-    user_config = config["applications"][0]["deployments"][0]["user_config"]
-    user_config["slo_s"] = SLO_S
-    for pool, depth in DEPTHS.items():
-        user_config[pool]["queue_depth"] = depth
+    config["applications"][0]["deployments"][0]["user_config"] |= {"slo_s": SLO_S, "admission": "finish"}
     return config
 
 
@@ -112,7 +109,7 @@ def _figures(replies: Sequence[Reply]) -> dict[str, Any]:
     latencies = [reply.seconds for reply in ok]
     return {
         "sent": len(replies),
-        **{pool: sum(reply.pool == pool for reply in ok) for pool in DEPTHS},
+        **{pool: sum(reply.pool == pool for reply in ok) for pool in POOLS},
         "busy": len(busy),
         "other": len(replies) - len(ok) - len(busy),
         "late": sum(latency > SLO_S for latency in latencies),
@@ -173,7 +170,7 @@ def sheets(found: Found) -> list[Sheet]:
         [what, str(_total(found, what)), f"{found['told'].get(what, 0.0):.0f}"] for what in (ACCELERATOR, CPU, "busy")
     ]
     return [
-        Sheet(f"What the clients saw; SLO {SLO_S:g} s, depths {DEPTHS[ACCELERATOR]} + {DEPTHS[CPU]}", head, rows),
+        Sheet(f"What the clients saw; SLO {SLO_S:g} s, admission by predicted finish", head, rows),
         Sheet("Counted", ["queries", "by the clients", "by Prometheus"], counted),
     ]
 
@@ -183,8 +180,8 @@ def _total(found: Found, what: str) -> int:
 
 
 def goals(found: Found) -> list[Goal]:
-    answered = sum(_total(found, pool) for pool in DEPTHS)
-    wrong = sum(abs(found["told"].get(what, 0.0) - _total(found, what)) for what in (*DEPTHS, "busy"))
+    answered = sum(_total(found, pool) for pool in POOLS)
+    wrong = sum(abs(found["told"].get(what, 0.0) - _total(found, what)) for what in (*POOLS, "busy"))
     return [
         Goal("answered later than the SLO", 1.0, 100 * _total(found, "late") / answered, "%", at_most=True),
         Goal("neither answered nor told busy", 0, _total(found, "other"), "queries", at_most=True),
@@ -208,7 +205,7 @@ def _panel(axes: Axes, panel: Panel, lines: Sequence[dict[str, Any]], seconds: f
         if number % 2:
             axes.axvspan(number * seconds, (number + 1) * seconds, color=_ODD, zorder=0)
     for colour, line in zip(_COLOURS, lines, strict=False):
-        flat = line["name"].endswith("places") or line["name"] == "SLO"
+        flat = line["name"] == "SLO"
         axes.plot(
             line["seconds"], [scale * value for value in line["values"]], color=colour, label=line["name"],
             linestyle="--" if flat else "-", linewidth=1.2 if flat else 1.8,

@@ -69,6 +69,11 @@ def _gauge(name: str, aggregate: str = "max", by: str = "pool", *, tags: str = "
     return f"{aggregate} by ({by}) ({name}{{{_APP}{tags}}})"
 
 
+def _most_of_late(gauge: str) -> str:
+    """A queue is told of at moments, and falls with each run's end."""
+    return f"max_over_time(({gauge})[$__rate_interval:])"
+
+
 def _of_our_nodes(expr: str) -> str:
     """Ray's own metrics have no application; its Ray cluster's session does."""
     return f"{expr} and on (SessionName) ray_windve_slo_seconds{{{_APP}}}"
@@ -80,45 +85,63 @@ _OK_OF_CPU = _rate("ray_windve_queries_total", tags=',outcome="ok",pool="cpu"')
 _BUSY = _rate("ray_windve_queries_total", tags=',outcome="busy"')
 _ENDED = _rate("ray_windve_queries_total", tags=',outcome=~"ok|busy"')
 _LATE = f"{_rate('ray_windve_slo_missed_total')} / ({_rate('ray_windve_requests_total')} > 0)"
-_ROOM = f"{_gauge('ray_windve_depth')} * {_gauge('ray_windve_live_replicas')}"
-_IN_FLIGHT = _gauge("ray_windve_in_flight", "sum")
-_MOST_IN_FLIGHT = f"max_over_time(({_IN_FLIGHT})[$__rate_interval:])"  # told of moments; it falls with each run's end
+_SLO = f"max(ray_windve_slo_seconds{{{_APP}}})"
+_QUEUE = _most_of_late(_gauge("ray_windve_free_seconds", "avg"))
+_DEPTH = f"({_gauge('ray_windve_depth')} > 0) * {_gauge('ray_windve_live_replicas')}"  # none where none is set
+_IN_FLIGHT = _most_of_late(_gauge("ray_windve_in_flight", "sum"))
 _RUNS = _rate("ray_windve_runs_total", "pool")
+_AGAINST_PLAN = (
+    f"{_rate('ray_windve_run_seconds_total', 'pool')} / ({_rate('ray_windve_planned_seconds_total', 'pool')} > 0)"
+)
 _DRIFT = _recorded("windve:drift:ratio_rate15m")
 _REPLICAS = 'ray_serve_deployment_replica_healthy{application="$application"'
 _GPU = "{{ip}} GPU {{GpuIndex}}"
 
 TOP = (
-    Panel("stat", "Come late", "Share of the requests that the SLO is for; more than 1 % misses it", "percentunit",
+    Panel("stat", "Late or failed", "Share of the requests that the SLO is for; more than 1 % misses it", "percentunit",
           (Query(_LATE),), bad=0.01),
     Panel("stat", "p99 against the SLO", "1 is the SLO", "percentunit",
-          (Query(f"{_quantile(0.99, 'ray_windve_request_seconds')} / scalar(max(ray_windve_slo_seconds{{{_APP}}}))"),),
-          bad=1.0),
-    Panel("stat", "Places taken", "Most in flight of late, of depth x live replicas", "percentunit",
-          (Query(f"{_MOST_IN_FLIGHT} / ({_ROOM} > 0)", "{{pool}}"),), bad=0.95),
+          (Query(f"{_quantile(0.99, 'ray_windve_request_seconds')} / scalar({_SLO})"),), bad=1.0),
+    Panel("stat", "Queue against the SLO", "Seconds of work that the replicas of a pool hold, as a share of the SLO. "
+          "At 1 there is no room; more is work that may wait longer", "percentunit",
+          (Query(f"{_QUEUE} / scalar({_SLO})", "{{pool}}"),), bad=0.95),
     Panel("stat", "Overflow to the CPU", "Share of the answered queries that the CPU pool answered", "percentunit",
           (Query(f"{_OK_OF_CPU} / ({_OK} > 0)"),)),
-    Panel("stat", "Told busy", "Share of the queries that were refused because both pools were full", "percentunit",
+    Panel("stat", "Told busy", "Share of the queries that were refused because no pool had room", "percentunit",
           (Query(f"{_BUSY} / ({_ENDED} > 0)"),), bad=0.05),
-    Panel("stat", "Runs against the calibration", "Time of the engines' runs, of what the calibration says. Above "
-          "1.2 it is not true any more; none without a calibration", "percentunit",
+    Panel("stat", "Runs against the calibration", "Time of the engines' runs, as a share of what the calibration says. "
+          "Above 1.2 it is no longer true; none without a calibration", "percentunit",
           (Query(_DRIFT, "{{pool}}"),), bad=1.2),
     Panel("graph", "Latency against the SLO", "From arrival to answer; bulk and trial requests aside", "s",
           (Query(_quantile(0.5, "ray_windve_request_seconds"), "p50"),
            Query(_quantile(0.99, "ray_windve_request_seconds"), "p99"),
-           Query(f"max(ray_windve_slo_seconds{{{_APP}}})", "SLO"))),
-    Panel("graph", "Room", "Most queries in flight, and the places that there are", "short",
-          (Query(_MOST_IN_FLIGHT, "{{pool}} in flight"), Query(_ROOM, "{{pool}} places"))),
+           Query(_SLO, "SLO"))),
+    Panel("graph", "Queue", "Seconds until a replica has done all that it holds; mean of a pool's replicas", "s",
+          (Query(_QUEUE, "{{pool}}"), Query(_SLO, "SLO"))),
     Panel("graph", "Answered", "By the pool that did it", "qps",
           (Query(_rate("ray_windve_queries_total", "pool", tags=',outcome="ok"'), "{{pool}}"),)),
-    Panel("graph", "Come late", "Share of the requests that the SLO is for", "percentunit", (Query(_LATE, "late"),)),
-    Panel("graph", "Not answered", "busy: both pools full; cancelled: who asked hung up; invalid: a mistake of theirs",
-          "qps", (Query(_rate("ray_windve_queries_total", "outcome", tags=',outcome!="ok"'), "{{outcome}}"),)),
-    Panel("graph", "Runs against the calibration", "About 1 or below while it is true", "percentunit",
-          (Query(_DRIFT, "{{pool}}"),)),
+    Panel("graph", "Late or failed", "Share of the requests that the SLO is for", "percentunit",
+          (Query(_LATE, "late or failed"),)),
+    Panel("graph", "Not answered", "busy: no pool had room; error: it failed here; cancelled: the client hung up, or "
+          "its deadline has passed or cannot be met; invalid: the client's mistake", "qps",
+          (Query(_rate("ray_windve_queries_total", "outcome", tags=',outcome!="ok"'), "{{outcome}}"),)),
+    Panel("graph", "Runs against the model", "Actual over planned time of the engines' runs, calibrated or not. "
+          "Admission follows it", "percentunit", (Query(_AGAINST_PLAN, "{{pool}}"),)),
 )  # fmt: skip
 
 ROWS = (
+    Row("Admission", (
+        Panel("graph", "In flight", "Most of late. Depth x live replicas beside it, where a depth is set: a limit with "
+              "admission: depth only", "short",
+              (Query(_IN_FLIGHT, "{{pool}}"), Query(_DEPTH, "{{pool}} depth"))),
+        Panel("graph", "Refused by the replicas", "Of the queries that Routers sent there. full: no room before the "
+              "deadline; never: late on an idle device, too. Another replica may have taken them", "qps",
+              (Query(_rate("ray_windve_refusals_total", "pool, reason"), "{{pool}} {{reason}}"),)),
+        Panel("graph", "Learned", "Factor: what work takes, as a share of what the model says. Margin: what is added "
+              "for its scatter. The largest of a pool's replicas", "percentunit",
+              (Query(_gauge("ray_windve_factor"), "{{pool}} factor"),
+               Query(_gauge("ray_windve_margin"), "{{pool}} margin"))),
+    )),
     Row("Where the time goes", (
         Panel("graph", "Tokenisation", "Of one request", "s", tuple(
             Query(_quantile(q, "ray_windve_tokenization_seconds"), f"p{q * 100:.0f}") for q in (0.5, 0.99))),
@@ -204,7 +227,7 @@ def dashboard() -> models.Dashboard:
     built = (
         grafana.Dashboard("windve")
         .uid("windve")
-        .description("Within the SLO? How much room? Does the CPU help? Who is refused? Is the calibration true?")
+        .description("Is the SLO kept? Is there room? Does the CPU help? Who is refused? Is the model true?")
         .tags(["windve"])
         .tooltip(models.DashboardCursorSync.CROSSHAIR)
         .time("now-1h", "now")

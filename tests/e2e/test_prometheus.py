@@ -21,7 +21,9 @@ WITHIN_S = 90  # all there is to see of a load is seen
 
 @pytest.fixture(scope="module")
 def prometheus(request, tmp_path_factory):
-    """It reads the rehearsal. The SLO is made so short that a full queue misses it: something to see for each query."""
+    """It reads the rehearsal: by the paper's rule, with depths, so that there is one to show. The SLO is made so short
+    that a full queue misses it: something to see for each query.
+    """
     if not is_installed():
         pytest.skip("prometheus is not installed (Debian: apt-get install prometheus): its expressions are not tested")
     service = request.getfixturevalue("rehearsal")
@@ -34,7 +36,7 @@ def prometheus(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def load(rehearsal, prometheus):
-    """Bursts that overflow to the CPU and of which some are told busy, until the tests here are over."""
+    """Bursts that overflow to the CPU, and of which replicas refuse some, until the tests here are over."""
     bursts, over = [], threading.Event()
 
     def send():
@@ -83,6 +85,22 @@ def test_the_rules_are_evaluated_and_the_recorded_ones_have_values(prometheus, l
     told = [rule for group in prometheus.ask("/api/v1/rules")["groups"] for rule in group["rules"]]
     assert {rule["name"] for rule in told} == {rule.get("alert") or rule["record"] for rule in rules}
     assert {rule["name"]: rule.get("lastError") for rule in told if rule["health"] != "ok"} == {}
+
+
+def test_runs_take_what_was_planned(prometheus, load):
+    until_answered(prometheus, {"drift": "windve:drift:ratio_rate15m"})
+    drift = prometheus.values("windve:drift:ratio_rate15m")
+    assert drift == [pytest.approx(1.0, rel=0.2)] * 2
+
+
+def test_replicas_tell_what_they_refuse_and_learn(prometheus, load):
+    asked = {
+        "full": 'sum by (pool) (ray_windve_refusals_total{reason="full"}) > 0',
+        "factor": "ray_windve_factor > 0",
+        "margin": "ray_windve_margin > 0",
+        "queue": "ray_windve_free_seconds > 0",
+    }
+    assert until_answered(prometheus, asked) == {}
 
 
 def test_alerts_ask_for_metrics_that_there_are(prometheus, load):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from types import SimpleNamespace
 
+import pytest
 import yaml
 
 from deployments.metrics import EmbedderMetrics, RouterMetrics
@@ -30,6 +33,17 @@ def test_grafana_s_sidecar_finds_it():
 
 def test_all_queries_are_in_it():
     assert [t["expr"] for panel in panels() for t in panel.get("targets", [])] == [q.expr for _, q in queries()]
+
+
+def test_prometheus_takes_each_query(tmp_path):
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (Debian: apt-get install prometheus): the queries are not parsed")
+    exprs = [query.expr.replace("$__rate_interval", "1m") for _, query in queries()]
+    rules = [{"record": f"query:{number}", "expr": expr} for number, expr in enumerate(exprs)]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    command = ["promtool", "check", "rules", str(tmp_path / "rules.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert f"{len(rules)} rules found" in done.stdout, done.stderr
 
 
 def test_no_panel_lies_on_another():

@@ -107,11 +107,11 @@ def made(before=None, device="cuda"):
     return serve_config.for_overlay(source, before, device=device, workers=3)
 
 
-def test_calibrated_depths_stay_and_guessed_ones_do_not():
-    guess, calibrated = made(), made()
-    router_config(guess["applications"][0])["slo_s"] = 7.0
+def test_what_a_calibration_wrote_stays_and_nothing_else_does():
+    changed, calibrated = made(), made()
+    router_config(changed["applications"][0]).update(slo_s=7.0, accelerator={"queue_depth": 64})
     router_config(calibrated["applications"][0]).update(slo_s=7.0, calibration={"at": "now"})
-    assert made(guess) == made()
+    assert made(changed) == made()
     assert made(calibrated) == calibrated
     assert made(calibrated) != made()
 
@@ -121,8 +121,16 @@ def test_each_worker_has_a_replica_of_each_pool():
     assert (told["accelerator"]["replicas"], told["cpu"]["replicas"]) == (3, 3)
 
 
-def test_without_an_accelerator_there_is_no_depth_for_one():
-    application = made(device="none")["applications"][0]
+def test_no_depth_is_guessed():
+    user_config = router_config(made()["applications"][0])
+    assert user_config["admission"] == "finish"
+    assert not {"accelerator", "cpu"} & user_config.keys()
+
+
+def test_without_an_accelerator_there_is_no_model_of_one():
+    source = yaml.safe_load(serve_config.SOURCE.read_text())
+    router_config(source["applications"][0])["accelerator"] = {"alpha_s": 0.01, "beta_s": 0.1}
+    application = serve_config.for_overlay(source, None, device="none", workers=3)["applications"][0]
     assert application["args"]["accelerator"] == {"device": "none"}
     assert "accelerator" not in router_config(application)
 
