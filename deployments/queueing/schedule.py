@@ -321,11 +321,8 @@ class Schedule:
         """Seconds that an idle device may wait before it starts what waits, this query among it."""
         if query.patient:
             return (query.due - now) / (1 + self.learning.margin) - self.policy.slo_s
-        if self.pass_tokens:
-            left_s, work_s = query.due - now, self._prompt_s + self._pass_s
-        else:
-            left_s, work_s = self._prompt[0].due - now, self._prompt_s + self._patient_next_s
-        return left_s / (1 + self.learning.margin) - f * (self.model.beta_s + work_s)
+        left_s = (self._prompt[0].due - now) / (1 + self.learning.margin)
+        return left_s - f * (self.model.beta_s + self._prompt_s + self._patient_next_s)
 
     def _count_refused(self, count: int, query: Query, now: float) -> None:
         if self.policy.depth == 0:
