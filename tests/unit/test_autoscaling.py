@@ -8,7 +8,7 @@ import pytest
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-from deployments.autoscaling import FILL, KeepFill, fill_of
+from deployments.autoscaling import FILL, KeepFill
 from deployments.device_detector import ACCELERATOR, CPU
 from deployments.errors import SettingsError
 from deployments.settings import Settings
@@ -43,11 +43,6 @@ def test_as_many_as_hold_the_queries_at_the_target(fills, replicas, wanted):
 @pytest.mark.parametrize("fills", [None, []])
 def test_without_a_word_from_the_replicas_nothing_changes(fills):
     assert KeepFill(0.7)(context(fills, 1, target=3))[0] == 3
-
-
-def test_the_latest_word_of_each_router_counts():
-    assert fill_of([]) == 0
-    assert fill_of([("a", 0.5), ("b", 0.25), ("a", 0.75)]) == 1.0
 
 
 SCALED = {"min": 1, "max": 8, "fill": 0.5, "upscale_delay_s": 0.0, "downscale_delay_s": 60.0}

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import grpc
 import numpy as np
 import pytest
+from asked import asked_of
 import tei_wire
 from google.protobuf import descriptor_pb2
 from google.protobuf.empty_pb2 import Empty
@@ -224,8 +225,8 @@ class FakeRouter:
         self.asked = []
         self.problem = None
 
-    async def embed(self, queries, **asked):
-        self.asked.append((list(queries), asked))
+    async def embed(self, queries, wanted):
+        self.asked.append((list(queries), asked_of(wanted)))
         if self.problem:
             raise self.problem
         return embedded(self.vector)
@@ -260,7 +261,7 @@ def test_embed_hands_on_what_was_asked():
 def test_embed_asks_for_nothing_that_was_not_asked():
     router = FakeRouter()
     answer(router, "Embed", tei_pb2.EmbedRequest(inputs="a"))
-    assert router.asked == [(["a"], {"truncate": False, "truncation_direction": "right", "prompt_name": None})]
+    assert router.asked == [(["a"], {"truncate": False})]
 
 
 @pytest.mark.parametrize(
@@ -456,7 +457,9 @@ def test_a_stream_s_queries_are_bulk_unless_it_says_otherwise():
         router = FakeRouter()
         done, _, error = stream(router, requests, *metadata)
         assert (len(done), error) == (3, None)
-        assert [(queries, asked["bulk"]) for queries, asked in router.asked] == [([text], bulk) for text in "abc"]
+        assert [(queries, asked.get("bulk", False)) for queries, asked in router.asked] == [
+            ([text], bulk) for text in "abc"
+        ]
 
 
 def test_a_stream_s_bad_request_is_its_status():

@@ -8,6 +8,7 @@ import types
 
 import numpy as np
 import pytest
+from asked import asked_of
 
 from deployments.errors import (
     Busy,
@@ -40,8 +41,8 @@ class FakeRouter:
     def __init__(self, error=None):
         self.error, self.asked = error, None
 
-    async def embed(self, queries, **asked):
-        self.asked = (list(queries), asked)
+    async def embed(self, queries, wanted):
+        self.asked = (list(queries), asked_of(wanted))
         if self.error is not None:
             raise self.error
         return Embedded(VECTORS[: len(queries)], [2.0] * len(queries), ("cpu",), 7, 3, 0.001, 0.002, 0.003, 0.0064)
@@ -74,7 +75,6 @@ def test_what_a_route_asks_of_the_router_and_answers(root):
     payload = {"inputs": ["a", "b"], "truncate": True, "truncation_direction": "Left", "prompt_name": "query"}
     reply = post(HttpApi(router), "/embed", payload, headers=headers, root=root)
     asked = {
-        "each_token": False,
         "truncate": True,
         "truncation_direction": "left",
         "prompt_name": "query",

@@ -9,11 +9,12 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from asked import asked_of
 
 from deployments.errors import InvalidInput, WrongKind
 from deployments.model_files import ModelCard
 from deployments.pairs import Pair
-from deployments.router import Embedded, Router
+from deployments.router import Embedded, Router, Wanted
 from deployments.settings import Settings
 from deployments.sparse import pack
 from serve_app.answers import model_type
@@ -38,8 +39,8 @@ class FakeRouter:
         )
         self.asked = None
 
-    async def embed(self, queries, **asked):
-        self.asked = (list(queries), asked)
+    async def embed(self, queries, wanted):
+        self.asked = (list(queries), asked_of(wanted))
         vectors = ANSWERS[self.card.kind][: len(queries)]
         return Embedded(vectors, [1.0] * len(queries), ("cpu",), 7, 3, 0.001, 0.002, 0.003, 0.0064)
 
@@ -130,9 +131,10 @@ def test_a_route_for_other_models_says_which_there_are(kind):
 
 
 def test_the_router_itself_refuses_what_a_caller_would_not_understand():
-    router = types.SimpleNamespace(config=1, card=FakeRouter("reranker").card, metrics=Mock())
+    router = Router.__new__(Router)
+    router.config, router.card, router.metrics = Mock(), FakeRouter("reranker").card, Mock()
     with pytest.raises(WrongKind, match="this is for models of the kind embedding; m is reranker"):
-        asyncio.run(Router.embed(router, ["a"]))
+        asyncio.run(Router.embed(router, ["a"], Wanted()))
 
 
 def test_info_says_the_kind_as_tei():

@@ -9,6 +9,10 @@ import pytest
 
 from deployments.errors import Busy, DeadlineExceeded, EmptyInput, EngineFailed, TimedOut, WrongKind
 from deployments.metrics import EmbedderMetrics, PoolState, RouterMetrics, counted, outcome_of
+from deployments.queueing.schedule import Word
+
+
+WORD = Word(0.5, 1.5, 0.0, 7, 2, 9, (0, 0, 0, 0), 1.25, 0.02, (3, 2, 1))
 
 
 class Written:
@@ -55,7 +59,7 @@ def test_queries_are_counted_by_pool_and_outcome_and_published_together():
         metrics.answered(["accelerator", "accelerator", "cpu"], tokenization_s=0.001, queue_s=0.1)
     metrics.failed(Busy("full", retry_after_s=1), 5)
     assert written.of("windve_queries") == []
-    state = PoolState(7, 2, 40, 3, 0.01, 0.2, calibrated=True)
+    state = PoolState(40, 3, 0.01, 0.2, calibrated=True)
     metrics.publish(1.0, {"cpu": state})
     counted = {(6, ("accelerator", "ok")), (3, ("cpu", "ok")), (5, ("none", "busy"))}
     assert set(written.of("windve_queries")) == counted
@@ -63,8 +67,6 @@ def test_queries_are_counted_by_pool_and_outcome_and_published_together():
     assert len(written.of("windve_queries")) == 3, "no step is published twice"
     gauges = {name: told for name in written.names if (told := written.of(name)) and told[0][1] == ("cpu",)}
     assert {name: told[0][0] for name, told in gauges.items()} == {
-        "windve_in_flight": 7,
-        "windve_waiting": 2,
         "windve_depth": 40,
         "windve_live_replicas": 3,
         "windve_alpha_seconds": 0.01,
@@ -122,17 +124,28 @@ def test_what_fails_is_counted_and_raised():
 def test_an_embedder_tells_each_run_and_what_it_is():
     written = Written()
     metrics = EmbedderMetrics(written, "cpu", {"model": "m", "dtype": "bfloat16"})
-    metrics.ran(16, 1200, 0.5)
-    metrics.ran(4, 300, 0.25)
+    metrics.ran(16, 1200, 0.5, 0.4)
+    metrics.ran(4, 300, 0.25, 0.2)
     metrics.failed()
     assert [value for value, _ in written.of("windve_inference_seconds")] == [0.5, 0.25]
     assert [value for value, _ in written.of("windve_batch_queries")] == [16, 4]
-    metrics.publish()
+    metrics.publish(WORD)
     assert written.told[4:] == [
         ("windve_runs", 2, ("cpu",)),
         ("windve_run_queries", 20, ("cpu",)),
         ("windve_run_seconds", 0.75, ("cpu",)),
         ("windve_tokens", 1500, ("cpu",)),
+        ("windve_planned_seconds", pytest.approx(0.6), ("cpu",)),
         ("windve_failed_runs", 1, ("cpu",)),
+        ("windve_refusals", 3, ("cpu", "full")),
+        ("windve_refusals", 2, ("cpu", "never")),
+        ("windve_refusals", 1, ("cpu", "closed")),
+        ("windve_in_flight", 7, ("cpu",)),
+        ("windve_waiting", 2, ("cpu",)),
+        ("windve_factor", 1.25, ("cpu",)),
+        ("windve_margin", 0.02, ("cpu",)),
+        ("windve_free_seconds", 1.5, ("cpu",)),
         ("windve_info", 1, ("cpu", "m", "bfloat16")),
     ]
+    metrics.publish(WORD._replace(refusals=(5, 2, 1)))
+    assert written.of("windve_refusals")[3:] == [(2, ("cpu", "full"))]  # only what is new

@@ -41,23 +41,25 @@ def test_bad_args_name_the_key(raw, sentence):
     assert "\n" not in str(caught.value)
 
 
+COST = {"query_s": 0, "token_s": 0.001, "token2_s": 0}
+
+
+def test_without_a_depth_admission_by_finish_is_open():
+    config = RouterConfig.parse({"slo_s": 1, "cpu": {"alpha_s": 0.1, "beta_s": 0.2, "cost": COST}}, ("cpu",))
+    assert (config.admission, config.pool("cpu").queue_depth) == ("finish", None)
+
+
 @pytest.mark.parametrize(
     ("raw", "sentence"),
     [
         (None, "user_config: missing"),
-        *(
-            (
-                {"slo_s": 1, "admission": "depth", **pool},
-                "user_config.cpu.queue_depth: missing, but the application has",
-            )
-            for pool in ({}, {"cpu": {}})
-        ),
-        ({"slo_s": 1, "admission": "count"}, "user_config.admission: should be 'finish' or 'depth', not 'count'"),
-        ({"slo_s": 1, "cpu": {"cost": COST}}, "user_config.cpu: cost needs alpha_s and beta_s beside it"),
         (
-            {"slo_s": 1, "cpu": {"alpha_s": 0.1, "beta_s": 0.1, "cost": COST | {"token_s": -1}}},
-            "user_config.cpu.cost.token_s: should be greater than or equal to 0",
+            {"slo_s": 1, "admission": "depth"},
+            "user_config.cpu.queue_depth: missing: admission by depth needs one for the cpu pool",
         ),
+        ({"slo_s": 1, "admission": "both"}, "user_config.admission: should be 'finish' or 'depth', not 'both'"),
+        ({"slo_s": 1, "cpu": {"cost": COST}}, "user_config.cpu: cost needs alpha_s and beta_s beside it"),
+        ({"slo_s": 1, "cpu": {"alpha_s": 0.1}}, "user_config.cpu: alpha_s and beta_s belong together"),
         ({"slo_s": 1, "cpu": {"queue_depth": -1}}, "user_config.cpu.queue_depth: should be greater than or equal to 0"),
         ({"slo_s": 1, "cpu": {"queue_depth": 1.5}}, "user_config.cpu.queue_depth: should be a valid integer, not 1.5"),
         (

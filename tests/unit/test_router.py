@@ -1,0 +1,330 @@
+"""The way of a query: tokenise, place, answer. Routers and replicas in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+import pytest
+from router_world import Replica, World, ask, several, text
+from virtual_device import EIGHT, V100, XEON
+
+from benchmarks.virtual_time import run
+from deployments.errors import Busy, DeadlineExceeded, EngineFailed, Unavailable
+from deployments.router import Embedded
+from deployments.tokenizer import Tokenizer
+
+
+def virtual(test):
+    return lambda monkeypatch: run(test(monkeypatch), 400_000)
+
+
+def kinds(answers):
+    return {
+        name: sum(type(one).__name__ == name for one in answers) for name in {type(one).__name__ for one in answers}
+    }
+
+
+def pools_of(answers):
+    pools = [pool for one in answers if isinstance(one, Embedded) for pool in one.pools]
+    return {pool: pools.count(pool) for pool in sorted(set(pools))}
+
+
+def both(slo_s=2.0, **how):
+    return {"accelerator": [Replica("a", V100, **how)], "cpu": [Replica("c", XEON, **how)]}, slo_s
+
+
+@virtual
+async def test_the_accelerator_first_then_the_cpu_then_busy(monkeypatch):
+    pools, slo_s = both()
+    world = World(monkeypatch, pools, slo_s=slo_s)
+    router = await world.router()
+    assert pools_of(await asyncio.gather(*several(router, 60))) == {"accelerator": 60}
+    await asyncio.sleep(3)
+    answers = await asyncio.gather(*several(router, 150))
+    found = pools_of(answers)
+    assert 85 <= found["accelerator"] <= 96
+    assert 15 <= found["cpu"] <= 19
+    busy = [one for one in answers if isinstance(one, Busy)]
+    assert len(busy) == 150 - sum(found.values())
+    assert all(0 < one.retry_after_s < 2.5 for one in busy)
+    assert all(one.total_s <= slo_s for one in answers if isinstance(one, Embedded))
+
+
+@virtual
+async def test_of_several_replicas_the_next_best_is_asked_after_a_refusal(monkeypatch):
+    replicas = [Replica("a1"), Replica("a2"), Replica("a3")]
+    router = await World(monkeypatch, {"accelerator": replicas}).router()
+    answers = await asyncio.gather(*several(router, 100))
+    assert pools_of(answers) == {"accelerator": 100}
+    assert all(20 <= replica.ran <= 45 for replica in replicas)
+
+
+@virtual
+async def test_a_burst_through_two_routers_pays_beta_once(monkeypatch):
+    replica = Replica("a")
+    world = World(monkeypatch, {"accelerator": [replica]})
+    first, second = await world.router("r0"), await world.router("r1")
+    await asyncio.gather(*several(first, 15), *several(second, 15))
+    assert [len(one) for one in replica.engine.runs] == [30]
+
+
+@virtual
+async def test_full_replicas_get_no_message_and_hear_of_the_work_later(monkeypatch):
+    replica = Replica("a")
+    router = await World(monkeypatch, {"accelerator": [replica]}).router()
+    first = several(router, 60)
+    await asyncio.sleep(0.1)
+    link = router.pools["accelerator"].live[0]
+    assert link.view.opens_s(asyncio.get_running_loop().time()) > 0
+    frames = link._channel.frames
+    answers = await asyncio.gather(*several(router, 20))
+    assert kinds(answers) == {"Busy": 20}
+    assert link._channel.frames == frames
+    assert link._channel._out.refused_s == pytest.approx(20 * 0.018, rel=0.2)
+    rho = replica.runner.schedule._rho
+    await asyncio.gather(*first)
+    await ask(router)
+    assert link._channel._out.refused_s == 0
+    assert replica.runner.schedule._rho > 0
+    assert rho > 0
+
+
+@virtual
+async def test_who_comes_back_when_told_is_admitted(monkeypatch):
+    router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
+    first = several(router, 60)
+    await asyncio.sleep(0.05)
+    refused = await ask(router)
+    await asyncio.sleep(refused.retry_after_s)
+    assert isinstance(await ask(router), Embedded)
+    await asyncio.gather(*first)
+
+
+@virtual
+async def test_a_request_of_several_texts_over_two_replicas(monkeypatch):
+    replicas = [Replica("a1"), Replica("a2")]
+    router = await World(monkeypatch, {"accelerator": replicas}).router()
+    done = await ask(router, *[text()] * 60)
+    assert isinstance(done, Embedded)
+    assert len(done.vectors) == 60
+    assert sorted(replica.ran for replica in replicas)[0] > 0
+    assert router._way_s < 0.02  # waiting for the other part is not the way there and back
+    assert all(replica.runner.schedule.in_flight == 0 for replica in replicas)
+
+
+@virtual
+async def test_whole_or_not_at_all(monkeypatch):
+    """What is held is let go as soon as the rest is refused."""
+    replicas = [Replica("a1"), Replica("a2")]
+    router = await World(monkeypatch, {"accelerator": replicas}).router()
+    first = several(router, 50)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    many = await ask(router, *[text()] * 60)
+    assert isinstance(many, Busy)
+    await asyncio.sleep(0.01)
+    assert sum(replica.runner.schedule.in_flight for replica in replicas) == 50
+    assert kinds(await asyncio.gather(*first)) == {"Embedded": 50}
+    assert sum(replica.ran for replica in replicas) == 50
+
+
+@virtual
+async def test_a_query_whose_replica_dies_is_admitted_once_more(monkeypatch):
+    replicas = [Replica("a1"), Replica("a2")]
+    world = World(monkeypatch, {"accelerator": replicas})
+    router = await world.router()
+    asked = several(router, 20)
+    await asyncio.sleep(0.05)
+    victim = max(replicas, key=lambda replica: replica.runner.schedule.in_flight)
+    victim.die()
+    world.follow(router, "accelerator", died=victim.name)
+    answers = await asyncio.gather(*asked)
+    assert kinds(answers) == {"Embedded": 20}
+    assert all(one.total_s <= 1.0 for one in answers)  # by its first deadline
+
+
+@virtual
+async def test_when_the_last_replica_dies_it_is_unavailable(monkeypatch):
+    replica = Replica("a1")
+    world = World(monkeypatch, {"accelerator": [replica]})
+    router = await world.router()
+    asked = several(router, 5)
+    await asyncio.sleep(0.05)
+    replica.die()  # nobody listens at its port: known to be dead before Serve says so
+    answers = await asyncio.gather(*asked)
+    assert all(isinstance(one, Unavailable) for one in answers)
+    assert not router.can_answer
+    assert isinstance(await ask(router), Unavailable)
+
+
+@virtual
+async def test_a_reset_connection_does_not_run_a_query_twice_at_once(monkeypatch):
+    replicas = [Replica("a1"), Replica("a2")]
+    world = World(monkeypatch, {"accelerator": replicas})
+    router = await world.router()
+    asked = several(router, 20, timeout_s=5.0)
+    await asyncio.sleep(0.1)
+    busy = max(replicas, key=lambda replica: replica.runner.schedule.in_flight)
+    before = {replica.name: replica.ran for replica in replicas}
+    busy.reset()
+    await asyncio.sleep(0.2)
+    assert {replica.name: replica.ran for replica in replicas} == before  # it may still run there
+    answers = await asyncio.gather(*asked)
+    assert kinds(answers) == {"Embedded": 20}
+    assert all(replica.runner.schedule.in_flight == 0 for replica in replicas)
+
+
+@virtual
+async def test_a_replica_that_has_stopped_is_left_out(monkeypatch):
+    replicas = [Replica("a1"), Replica("a2")]
+    router = await World(monkeypatch, {"accelerator": replicas}).router()
+    bulk = several(router, 1, *[text()] * 300)
+    await asyncio.sleep(0.05)
+    for wire in replicas[0].wires:
+        wire.swallows = wire.peer.swallows = True
+    lost = several(router, 4)
+    await asyncio.sleep(3)
+    assert kinds(await asyncio.gather(*several(router, 10))) == {"Embedded": 10}
+    for one in (*lost, *bulk):
+        one.cancel()
+    await asyncio.gather(*lost, *bulk, return_exceptions=True)
+
+
+@virtual
+async def test_a_request_of_a_thousand_texts_beside_single_queries(monkeypatch):
+    replicas = [Replica("a1", (0.002, 0.05), EIGHT), Replica("a2", (0.002, 0.05), EIGHT)]
+    router = await World(monkeypatch, {"accelerator": replicas}).router()
+    large = asyncio.ensure_future(ask(router, *[text(20 + i % 90) for i in range(1000)]))
+    single = []
+    for _ in range(100):
+        single += several(router, 1)
+        await asyncio.sleep(0.02)
+    answers = await asyncio.gather(*single)
+    assert kinds(answers) == {"Embedded": 100}
+    assert all(one.total_s <= 1.0 for one in answers)
+    done = await large
+    assert len(done.vectors) == 1000
+    assert [vector[1] for vector in done.vectors] == [20 + i % 90 for i in range(1000)]  # in their order
+    assert all(replica.runner.schedule.in_flight == 0 for replica in replicas)
+
+
+@virtual
+async def test_a_request_that_is_bulk_for_its_size_has_bulks_time(monkeypatch):
+    replica = Replica("a", (0.1, 0.1))
+    router = await World(monkeypatch, {"accelerator": [replica]}, request_timeout_s=5.0).router()
+    assert len((await ask(router, *[text()] * 100)).vectors) == 100
+
+
+@virtual
+async def test_a_second_bulk_request_does_not_ask_as_fast_as_it_is_refused(monkeypatch):
+    replica = Replica("a")
+    router = await World(monkeypatch, {"accelerator": [replica]}).router()
+    first = several(router, 1, *[text()] * 30, bulk=True)
+    await asyncio.sleep(0.05)
+    second = several(router, 1, *[text()] * 200, bulk=True)
+    link = router.pools["accelerator"].live[0]
+    frames = link._channel.frames
+    await asyncio.sleep(0.5)
+    assert link._channel.frames - frames <= 12
+    answers = await asyncio.gather(*first, *second)
+    assert [len(one.vectors) for one in answers] == [30, 200]
+
+
+@virtual
+async def test_too_much_bulk_is_refused_before_it_is_tokenised(monkeypatch):
+    router = await World(monkeypatch, {"accelerator": [Replica("a")]}, bulk={"max_waiting": 100}).router()
+    told = []
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, texts, **_: told.append(texts))
+    for bulk in (False, True):
+        assert isinstance(await ask(router, *[text()] * 200, bulk=bulk), Busy)
+    assert told == []
+
+
+@virtual
+async def test_of_large_texts_most_are_refused_before_they_are_tokenised(monkeypatch):
+    router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
+    encode, told = Tokenizer.encode, []
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, *a, **k: told.append(1) or encode(self, *a, **k))
+    answers = await asyncio.gather(*several(router, 600, "hello " * 1000))
+    assert len(told) < 60
+    found = kinds(answers)
+    assert found["Busy"] > 540
+    assert found["Embedded"] > 0
+
+
+@virtual
+async def test_what_would_never_end_in_time_is_told_so(monkeypatch):
+    router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
+    error = await ask(router, text(250), timeout_s=0.29)
+    assert isinstance(error, DeadlineExceeded)
+    assert "a query of 250 tokens takes longer than 0.29 s here" in str(error)
+    assert isinstance(await ask(router, text(250), timeout_s=0.5), Embedded)
+
+
+@virtual
+async def test_a_longer_deadline_waits_where_the_slo_is_busy(monkeypatch):
+    router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
+    first = several(router, 60)
+    await asyncio.sleep(0.05)
+    assert isinstance(await ask(router), Busy)
+    patient = await ask(router, timeout_s=20.0)
+    assert isinstance(patient, Embedded)
+    await asyncio.gather(*first)
+
+
+@virtual
+async def test_a_hang_up_frees_its_place_at_once(monkeypatch):
+    replicas = [Replica("a1"), Replica("a2")]
+    router = await World(monkeypatch, {"accelerator": replicas}).router()
+    asked = [*several(router, 30), *several(router, 1, *[text()] * 30)]
+    await asyncio.sleep(0.001)
+    assert sum(replica.runner.schedule.in_flight for replica in replicas) == 60
+    for one in asked:
+        one.cancel()
+    await asyncio.sleep(0.001)
+    assert sum(replica.runner.schedule.in_flight for replica in replicas) == 0
+    assert all(not link._channel.placed for link in router.pools["accelerator"].live)
+
+
+@virtual
+async def test_parts_are_called_off_when_the_client_goes_while_another_is_lost(monkeypatch):
+    replicas = [Replica("a1"), Replica("a2")]
+    world = World(monkeypatch, {"accelerator": replicas})
+    router = await world.router()
+    (asked,) = several(router, 1, *[text()] * 60)
+    await asyncio.sleep(0.1)
+    replicas[0].die()
+    world.follow(router, "accelerator", died="a1")
+    await asyncio.sleep(0.05)
+    assert replicas[1].runner.schedule.in_flight > 0
+    asked.cancel()
+    await asyncio.sleep(0.01)
+    assert replicas[1].runner._run.stop.is_set()
+
+
+@virtual
+async def test_an_engines_failure_is_the_queries_own(monkeypatch):
+    replica = Replica("a")
+    router = await World(monkeypatch, {"accelerator": [replica]}).router()
+    replica.engine.outcome = lambda waiting: math.nan if len(waiting.ids) == 33 else None
+    bad, good = several(router, 1, text(33)), several(router, 3)
+    assert isinstance((await asyncio.gather(*bad))[0], EngineFailed)
+    assert kinds(await asyncio.gather(*good)) == {"Embedded": 3}
+
+
+@virtual
+async def test_a_closed_pool_gets_nothing(monkeypatch):
+    pools, _ = both(1.0)
+    router = await World(monkeypatch, pools, accelerator={"queue_depth": 0}).router()
+    assert set(pools_of(await asyncio.gather(*several(router, 20)))) == {"cpu"}
+
+
+@virtual
+async def test_admission_by_depth_holds_for_any_number_of_routers(monkeypatch):
+    replica = Replica("a")
+    world = World(monkeypatch, {"accelerator": [replica]}, admission="depth", accelerator={"queue_depth": 10})
+    routers = [await world.router(f"r{i}") for i in range(3)]
+    answers = await asyncio.gather(*(one for router in routers for one in several(router, 20)))
+    assert kinds(answers) == {"Embedded": 10, "Busy": 50}
+    assert replica.runner.schedule.most == 10
