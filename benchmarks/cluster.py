@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-
 from deployments.batcher import Answer, Batcher, Job, Pacing, Reply
-from deployments.errors import ReplicaLost
 from deployments.holdings import Holdings
 from deployments.lease_office import LeaseOffice
 from deployments.queue_manager import Full, QueueManager, Short
 from deployments.shortage import Shortage
 from deployments.tenancy import Tenancy
+
+from deployments.errors import ReplicaLost
 
 T = TypeVar("T")
 

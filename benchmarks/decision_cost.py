@@ -7,12 +7,12 @@ import time
 import tracemalloc
 
 import numpy as np
-
-from benchmarks.cluster import Cluster, Device, Seen, Shape
-from benchmarks.virtual_time import run
 from deployments.batcher import Reply
 from deployments.channel import Batch, BatchServer, Channel
 from deployments.leases import Depth, Leases, Word
+
+from benchmarks.cluster import Cluster, Device, Seen, Shape
+from benchmarks.virtual_time import run
 
 _LOOPBACK = "127.0.0.1"
 _TURNS = 10**9

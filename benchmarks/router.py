@@ -6,6 +6,7 @@ import statistics
 from time import perf_counter_ns
 from typing import Any
 
+from deployments.queue_manager import QueueManager
 from matplotlib.figure import Figure
 
 from benchmarks import wrk
@@ -16,7 +17,6 @@ from benchmarks.server import wait_until_answered
 from benchmarks.serving import serving
 from benchmarks.sheet import Sheet
 from deployments.device_detector import ACCELERATOR, CPU
-from deployments.queue_manager import QueueManager
 
 ROUTERS = (1, 2, 4)
 CONNECTIONS = 128

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import grpc
 import numpy as np
 import pytest
-from asked import asked_of
 import tei_wire
+from asked import asked_of
 from google.protobuf import descriptor_pb2
 from google.protobuf.empty_pb2 import Empty
 from grpc_health.v1 import health_pb2
