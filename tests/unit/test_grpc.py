@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import grpc
 import numpy as np
 import pytest
-from asked import asked_of
 import tei_wire
+from asked import asked_of
 from google.protobuf import descriptor_pb2
 from google.protobuf.empty_pb2 import Empty
 from grpc_health.v1 import health_pb2
@@ -457,7 +457,9 @@ def test_a_stream_s_queries_are_bulk_unless_it_says_otherwise():
         router = FakeRouter()
         done, _, error = stream(router, requests, *metadata)
         assert (len(done), error) == (3, None)
-        assert [(queries, asked.get("bulk", False)) for queries, asked in router.asked] == [([text], bulk) for text in "abc"]
+        assert [(queries, asked.get("bulk", False)) for queries, asked in router.asked] == [
+            ([text], bulk) for text in "abc"
+        ]
 
 
 def test_a_stream_s_bad_request_is_its_status():

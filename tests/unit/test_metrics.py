@@ -11,7 +11,6 @@ from deployments.errors import Busy, DeadlineExceeded, EmptyInput, EngineFailed,
 from deployments.metrics import EmbedderMetrics, PoolState, RouterMetrics, counted, outcome_of
 from deployments.queueing.schedule import Word
 
-
 WORD = Word(0.5, 1.5, 0.0, 7, 2, 9, (0, 0, 0, 0), 1.25, 0.02, (3, 2, 1))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 
-import pytest
 from router_world import Replica, World, ask, several, text
 from virtual_device import EIGHT, V100, XEON
 
@@ -20,7 +19,9 @@ def virtual(test):
 
 
 def kinds(answers):
-    return {name: sum(type(one).__name__ == name for one in answers) for name in {type(one).__name__ for one in answers}}
+    return {
+        name: sum(type(one).__name__ == name for one in answers) for name in {type(one).__name__ for one in answers}
+    }
 
 
 def pools_of(answers):
@@ -79,7 +80,7 @@ async def test_full_replicas_get_no_message_and_hear_of_the_work_later(monkeypat
     answers = await asyncio.gather(*several(router, 20))
     assert kinds(answers) == {"Busy": 20}
     assert link._channel.frames == frames
-    assert link._channel._out.refused_s == pytest.approx(20 * 0.018, rel=0.2)
+    assert 20 * 0.018 <= link._channel._out.refused_s <= 30 * 0.018  # by their characters
     rho = replica.runner.schedule._rho
     await asyncio.gather(*first)
     await ask(router)
@@ -281,7 +282,9 @@ async def test_a_hang_up_frees_its_place_at_once(monkeypatch):
     for one in asked:
         one.cancel()
     await asyncio.sleep(0.001)
-    assert sum(replica.runner.schedule.in_flight for replica in replicas) == 0
+    for replica in replicas:
+        assert replica.runner.schedule.waiting == 0
+        assert replica.runner._run is None or replica.runner._run.stop.is_set()
     assert all(not link._channel.placed for link in router.pools["accelerator"].live)
 
 
