@@ -1,5 +1,5 @@
-"""Routers and replicas without Ray, in virtual time: the product's Router, Pool, Channel, Server, Runner and Schedule over
-connections in memory. Only the engine, Serve and the sockets are replaced.
+"""Routers and replicas without Ray, in virtual time: the product's Router, Pool, Channel, Server, Runner and Schedule
+over connections in memory. Only the engine, Serve and the sockets are replaced.
 """
 
 from __future__ import annotations
@@ -148,6 +148,8 @@ class World:
             replica = world.replicas[address[0]]
             replica.connect(channel)
             word = secret.encode()
+            await asyncio.sleep(0)  # a connection may break before it is known here
+            await asyncio.sleep(0)
             channel.transport.writelines([routers_head(word), word])
             return channel
 

@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from router_world import Replica, World, ask, several
+from router_world import Replica, World, ask
 
 from benchmarks.virtual_time import run
 from deployments.errors import ReplicaLost
@@ -119,25 +119,6 @@ async def test_a_connection_that_breaks_as_it_is_made_is_made_again(monkeypatch)
     await asyncio.sleep(1)
     assert len(pool.live) == 1
     assert isinstance(await ask(router), Embedded)
-
-
-@virtual
-async def test_a_hang_up_after_a_reconnection_leaves_others_alone(monkeypatch):
-    replica = Replica("a")
-    _, router, pool = await pool_of(monkeypatch, replica)
-    (old,) = several(router, 1)
-    await asyncio.sleep(0.05)
-    number = next(iter(pool.links["a"]._channel.placed))
-    doubtful = pool.links["a"]._channel.placed[number]
-    replica.reset()
-    await asyncio.sleep(1.5)
-    link = pool.links["a"]
-    (new,) = several(router, 1)
-    await asyncio.sleep(0.01)
-    link._channel.placed.setdefault(number, next(iter(link._channel.placed.values())))
-    link.call_off(doubtful)
-    assert isinstance(await new, Embedded)
-    await asyncio.gather(old, return_exceptions=True)
 
 
 @virtual
