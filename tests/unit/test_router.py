@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 
-import pytest
 from router_world import Replica, World, ask, several, text
 from virtual_device import EIGHT, V100, XEON
 
@@ -81,7 +80,7 @@ async def test_full_replicas_get_no_message_and_hear_of_the_work_later(monkeypat
     answers = await asyncio.gather(*several(router, 20))
     assert kinds(answers) == {"Busy": 20}
     assert link._channel.frames == frames
-    assert link._channel._out.refused_s == pytest.approx(20 * 0.018, rel=0.2)
+    assert 20 * 0.018 <= link._channel._out.refused_s <= 30 * 0.018  # by their characters
     rho = replica.runner.schedule._rho
     await asyncio.gather(*first)
     await ask(router)
@@ -108,7 +107,7 @@ async def test_a_request_of_several_texts_over_two_replicas(monkeypatch):
     done = await ask(router, *[text()] * 60)
     assert isinstance(done, Embedded)
     assert len(done.vectors) == 60
-    assert sorted(replica.ran for replica in replicas)[0] > 0
+    assert min(replica.ran for replica in replicas) > 0
     assert router._way_s < 0.02  # waiting for the other part is not the way there and back
     assert all(replica.runner.schedule.in_flight == 0 for replica in replicas)
 
@@ -217,18 +216,23 @@ async def test_a_request_that_is_bulk_for_its_size_has_bulks_time(monkeypatch):
 
 
 @virtual
-async def test_a_second_bulk_request_does_not_ask_as_fast_as_it_is_refused(monkeypatch):
+async def test_a_bulk_request_does_not_ask_as_fast_as_it_is_refused(monkeypatch):
+    """Another Router's bulk queries have the room."""
     replica = Replica("a")
-    router = await World(monkeypatch, {"accelerator": [replica]}).router()
-    first = several(router, 1, *[text()] * 30, bulk=True)
+    world = World(monkeypatch, {"accelerator": [replica]})
+    first, second = await world.router("r0"), await world.router("r1")
+    prompt = several(first, 35)
     await asyncio.sleep(0.05)
-    second = several(router, 1, *[text()] * 200, bulk=True)
-    link = router.pools["accelerator"].live[0]
+    bulk = several(first, 1, *[text()] * 60, bulk=True)
+    await asyncio.sleep(0.05)
+    assert replica.runner.schedule.waiting > 0
+    link = second.pools["accelerator"].live[0]
     frames = link._channel.frames
+    bulk += several(second, 1, *[text()] * 60, bulk=True)
     await asyncio.sleep(0.5)
-    assert link._channel.frames - frames <= 12
-    answers = await asyncio.gather(*first, *second)
-    assert [len(one.vectors) for one in answers] == [30, 200]
+    assert 1 <= link._channel.frames - frames <= 8
+    assert [len(one.vectors) for one in await asyncio.gather(*bulk)] == [60, 60]
+    await asyncio.gather(*prompt)
 
 
 @virtual
@@ -283,7 +287,9 @@ async def test_a_hang_up_frees_its_place_at_once(monkeypatch):
     for one in asked:
         one.cancel()
     await asyncio.sleep(0.001)
-    assert sum(replica.runner.schedule.in_flight for replica in replicas) == 0
+    for replica in replicas:
+        assert replica.runner.schedule.waiting == 0
+        assert replica.runner._run is None or replica.runner._run.stop.is_set()
     assert all(not link._channel.placed for link in router.pools["accelerator"].live)
 
 
@@ -294,13 +300,14 @@ async def test_parts_are_called_off_when_the_client_goes_while_another_is_lost(m
     router = await world.router()
     (asked,) = several(router, 1, *[text()] * 60)
     await asyncio.sleep(0.1)
-    replicas[0].die()
-    world.follow(router, "accelerator", died="a1")
+    other, lost = sorted(replicas, key=lambda replica: replica.ran)  # the first that was asked has more
+    lost.die()
+    world.follow(router, "accelerator", died=lost.name)
     await asyncio.sleep(0.05)
-    assert replicas[1].runner.schedule.in_flight > 0
+    assert other.runner.schedule.in_flight > 0
     asked.cancel()
     await asyncio.sleep(0.01)
-    assert replicas[1].runner._run.stop.is_set()
+    assert other.runner._run.stop.is_set()
 
 
 @virtual

@@ -1,0 +1,111 @@
+"""Long texts leave the event loop, in turns."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor, Future
+
+import pytest
+
+from deployments import tokenising
+from deployments.tokenising import ON_LOOP, Tokenising, estimated_tokens
+
+
+class Later(Executor):
+    """A thread that works when the test says so."""
+
+    def __init__(self):
+        self.waiting = []
+
+    def submit(self, work, /, *args):
+        self.waiting.append((future := Future(), work, args))
+        return future
+
+    def work(self):
+        future, work, args = self.waiting.pop(0)
+        try:
+            future.set_result(work(*args))
+        except ValueError as error:
+            future.set_exception(error)
+
+
+def encode(queries, first):
+    return [[first + i, len(query)] for i, query in enumerate(queries)]
+
+
+def with_thread(test):
+    async def whole():
+        thread = Later()
+        tokenising = Tokenising()
+        tokenising._thread.shutdown()
+        tokenising._thread = thread
+        await test(tokenising, thread)
+
+    return lambda: asyncio.run(whole())
+
+
+async def settle():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@with_thread
+async def test_what_is_short_stays_on_the_loop(told, thread):
+    assert await told.encode(["ab", "c"], ON_LOOP, encode) == [[0, 2], [1, 1]]
+    assert thread.waiting == []
+
+
+@with_thread
+async def test_a_large_request_lets_others_in_between(told, thread):
+    large = ["x" * (tokenising._TURN // 2)] * 5  # two turns of two, and one more
+    first = asyncio.ensure_future(told.encode(large, sum(map(len, large)), encode))
+    second = asyncio.ensure_future(told.encode(["y" * 5000], 5000, encode))
+    await settle()
+    assert (told.queries, len(thread.waiting)) == (6, 2)
+    thread.work()
+    thread.work()
+    await settle()
+    assert await second == [[0, 5000]]
+    assert not first.done()
+    for _ in range(2):
+        thread.work()
+        await settle()
+    assert [index for index, _ in await first] == [0, 1, 2, 3, 4]
+    assert (told.queries, told._characters) == (0, 0)
+
+
+@with_thread
+async def test_the_wait_for_a_turn_is_told_by_what_is_ahead(told, thread):
+    asked = asyncio.ensure_future(told.encode(["x" * 50_000], 50_000, encode))
+    await settle()
+    assert told.waiting_s == pytest.approx(50_000 / told.characters_s)
+    thread.work()
+    await asked
+    assert told.waiting_s == 0
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+def test_nothing_is_kept_by_who_has_gone(how):
+    @with_thread
+    async def test(told, thread):
+        def fails(queries, first):
+            raise ValueError
+
+        asked = asyncio.ensure_future(told.encode(["x" * 90_000, "y" * 90_000], 180_000, fails))
+        await settle()
+        if how == "cancelled":
+            asked.cancel()
+        else:
+            thread.work()
+        with pytest.raises((asyncio.CancelledError, ValueError)):
+            await asked
+        assert (told.queries, told._characters) == (0, 0)
+
+    test()
+
+
+@pytest.mark.parametrize(
+    ("queries", "tokens"), [(["a"], 1), (["x" * 300], 75), (["x" * 9000], 512), (["x" * 300, "x" * 100], 50)]
+)
+def test_tokens_are_estimated_by_characters(queries, tokens):
+    assert estimated_tokens(queries, 512) == tokens

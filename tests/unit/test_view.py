@@ -1,0 +1,90 @@
+"""What a Router knows of a replica between two of its words."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from deployments.placement.locality import rank
+from deployments.placement.view import View
+from deployments.queueing.schedule import Word
+
+MODEL = (0.0, 0.018 / 75, 0.0, 0.27)
+
+
+def view(now=10.0, seen=0, **word):
+    told = Word(0.0, 0.0, 0.5, 0, 0, 0, MODEL, 1.0, 0.02, (0, 0, 0))._replace(**word)
+    one = View("a", (False, 1))
+    one.hear(now, told, seen)
+    return one
+
+
+def test_before_its_first_word_it_finishes_nothing():
+    assert View("a", (False, 1)).finish_s(0.0, 75) == math.inf
+    assert View("a", (False, 1)).room_queries(0.0, 75, 1.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "now", "finish_s"),
+    [
+        ({}, 10.0, 0.27 + 0.018),
+        ({"free_s": 0.5}, 10.2, 0.3 + 0.288),
+        ({"free_s": 0.5}, 99.0, 0.288),
+        ({"factor": 2.0}, 10.0, 0.576),
+    ],
+)
+def test_when_a_query_would_be_answered(word, now, finish_s):
+    assert view(**word).finish_s(now, 75) == pytest.approx(finish_s)
+
+
+def test_what_was_sent_since_its_last_word_counts_until_it_has_read_it():
+    one = view()
+    one.sent(1, 10, 0.18)
+    one.sent(2, 5, 0.09)
+    assert one.finish_s(10.0, 75) == pytest.approx(0.288 + 0.27)
+    one.hear(10.1, one.word, 1)
+    assert one.finish_s(10.1, 75) == pytest.approx(0.288 + 0.09)
+    one.hear(10.2, one.word, 2)
+    assert one.finish_s(10.2, 75) == pytest.approx(0.288)
+    one.sent(3, 5, 0.09)
+    one.forget()
+    one.hear(11.0, view().word, 0)
+    assert one.finish_s(11.0, 75) == pytest.approx(0.288)
+
+
+def test_its_opening_passes():
+    one = view(opens_s=0.5)
+    assert [one.opens_s(now) for now in (10.0, 10.25, 10.5, 12.0)] == [0.5, 0.25, 0, 0]
+    assert view(opens_s=math.inf).opens_s(99.0) == math.inf
+    assert view(opens_s=math.inf).room_queries(10.0, 75, 1.0) == 0
+
+
+def test_about_how_many_queries_have_room():
+    assert view().room_queries(10.0, 75, 1.0) == pytest.approx(0.73 / 0.018)
+    assert view(free_s=0.5).room_queries(10.0, 75, 1.0) == pytest.approx(0.23 / 0.018)
+    assert view().most_queries(75, 1.0, None) == pytest.approx(40.56, abs=0.01)
+    assert view().most_queries(75, 1.0, 10) == pytest.approx(10)
+    assert view().most_queries(150, 1.0, 10) == pytest.approx(5)
+
+
+def test_room_for_bulk_is_told_less_what_was_sent():
+    one = view(bulk_s=0.2)
+    one.sent(1, 5, 0.05)
+    assert one.bulk_room_s(by_count=False) == pytest.approx(0.15)
+    assert one.bulk_room_s(by_count=True) == pytest.approx(0.2 - 5 * 0.018)
+
+
+@pytest.mark.parametrize(
+    ("now", "oldest_due", "silent"),
+    [(20.0, None, False), (20.0, 18.5, True), (20.0, 19.5, False), (10.5, 1.0, False), (11.5, 1.0, True)],
+)
+def test_a_replica_is_silent_past_a_deadline_without_a_word(now, oldest_due, silent):
+    assert view(10.0).is_silent(now, oldest_due) is silent
+
+
+def test_replicas_on_the_routers_node_are_preferred_and_others_in_an_order_of_its_own():
+    assert rank("a", "n1", node="n1", router="r") < rank("a", "n2", node="n1", router="r")
+    names = [f"replica-{i}" for i in range(6)]
+    orders = {tuple(sorted(names, key=lambda n: rank(n, "x", node="y", router=f"r{i}"))) for i in range(8)}
+    assert len({order[0] for order in orders}) >= 3
