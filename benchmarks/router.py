@@ -6,7 +6,6 @@ import statistics
 from time import perf_counter_ns
 from typing import Any
 
-from deployments.queue_manager import QueueManager
 from matplotlib.figure import Figure
 
 from benchmarks import wrk
@@ -16,12 +15,14 @@ from benchmarks.path import TEXT, config
 from benchmarks.server import wait_until_answered
 from benchmarks.serving import serving
 from benchmarks.sheet import Sheet
-from deployments.device_detector import ACCELERATOR, CPU
+from deployments.queueing.cost_model import QUERY_TOKENS, CostModel
+from deployments.queueing.schedule import Policy, Query, Schedule
 
 ROUTERS = (1, 2, 4)
 CONNECTIONS = 128
-IN_FLIGHT = 1000
-_DECISIONS = 200_000
+WAITING = 1000
+_DECISIONS = 50_000
+_SLO_S, _ALPHA_S, _BETA_S, _PASS_TOKENS = 2.0, 0.001, 0.05, 600  # 1,000 queries are half of the SLO
 
 
 def run(bench: Bench) -> None:
@@ -42,22 +43,23 @@ def run(bench: Bench) -> None:
 
 
 def admission() -> dict[str, Any]:
-    """Admit and release one query, the accelerator full and 1,000 queries in flight; the clock's own time taken off."""
-    manager = QueueManager([ACCELERATOR, CPU])
-    for pool in (ACCELERATOR, CPU):
-        manager.set_depth(pool, IN_FLIGHT * 6 // 10)
-        manager.set_replicas(pool, 1)
-    held = [manager.admit() for _ in range(IN_FLIGHT)]
+    """Admit one query by predicted finish, while a run is on and 1,000 queries wait; the clock's own time taken off."""
+    schedule = Schedule(CostModel.of_curve(_ALPHA_S, _BETA_S), Policy(_SLO_S), pass_tokens=_PASS_TOKENS)
+    now = 0.0
+    schedule.offer(now, [_query(now)])
+    schedule.start(now)
+    while schedule.waiting < WAITING:
+        assert schedule.offer(now, [_query(now)]) == 1
     clock, decisions = [], []
     for _ in range(_DECISIONS):
         before = perf_counter_ns()
         clock.append(perf_counter_ns() - before)
+        query = _query(now)
         before = perf_counter_ns()
-        granted = manager.admit()
-        assert isinstance(granted, list)
-        granted[0].release()
+        admitted = schedule.offer(now, [query])
         decisions.append(perf_counter_ns() - before)
-    assert sum(map(manager.in_flight, manager.pools)) == len(held)
+        assert admitted == 1
+        schedule.remove([query])
     own = statistics.median(clock)
     percentiles = [(value - own) / 1000 for value in statistics.quantiles(decisions, n=100)]
     return {
@@ -67,6 +69,10 @@ def admission() -> dict[str, Any]:
         "clock_us": own / 1000,
         "percentiles_us": percentiles,
     }
+
+
+def _query(now: float) -> Query:
+    return Query(QUERY_TOKENS, now + _SLO_S)
 
 
 def _throughput(bench: Bench, routers: int, number: int, seconds: float) -> None:
@@ -97,7 +103,7 @@ def sheets(found: Found) -> list[Sheet]:
     p50, p99 = (median(found, key, what="admission") for key in ("p50_us", "p99_us"))
     decision = [f"{p50:.2f}", f"{p99:.2f}"] if p50 is not None and p99 is not None else ["-", "-"]
     return [
-        Sheet(f"One admission and its release, {IN_FLIGHT:,} queries in flight", ["p50, us", "p99, us"], [decision]),
+        Sheet(f"One admission by predicted finish, {WAITING:,} queries waiting", ["p50, us", "p99, us"], [decision]),
         Sheet(
             f"Throughput through HTTP, {CONNECTIONS} connections",
             ["Router replicas", "requests/s", "p99, ms", "times one"],
