@@ -338,10 +338,10 @@ class Router:
             self._check_bulk(len(queries))
             return
         tokens = estimated_tokens(queries, self.card.max_tokens)
-        if request.patient or len(queries) > max(1.0, self._capacity(tokens)):
+        if request.patient or (len(queries) > 1 and len(queries) > self._capacity(tokens)):
             return  # it waits behind the others
         now = asyncio.get_running_loop().time()
-        if all(link.view.opens_s(now) > 0 for pool in self.pools.values() if pool.is_open for link in pool.live):
+        if all(pool.is_full(now) for pool in self.pools.values() if pool.is_open):
             for _ in self._candidates(request, round(tokens) * len(queries)):
                 pass  # each is full, and is told what it missed
             raise self._busy(request)
