@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
-from time import perf_counter_ns
-from typing import Any
-
 from matplotlib.figure import Figure
 
-from benchmarks import wrk
+from benchmarks import decision_cost, wrk
 from benchmarks.bench import Bench, Found, median, values_of
 from benchmarks.goal import Goal, ratio
 from benchmarks.path import TEXT, config
 from benchmarks.server import wait_until_answered
 from benchmarks.serving import serving
 from benchmarks.sheet import Sheet
-from deployments.device_detector import ACCELERATOR, CPU
-from deployments.queue_manager import QueueManager
 
 ROUTERS = (1, 2, 4)
 CONNECTIONS = 128
-IN_FLIGHT = 1000
-_DECISIONS = 200_000
 
 
 def run(bench: Bench) -> None:
@@ -31,7 +23,7 @@ def run(bench: Bench) -> None:
         for number in range(rounds):
             with bench.turn():
                 step("one admission decision")
-                told = bench.measure(admission)
+                told = bench.measure(decision_cost.admission)
                 shown = f"p50 {told['p50_us']:.2f} us, p99 {told['p99_us']:.2f} us"
                 bench.sample({"what": "admission", "round": number}, told, shown)
             for routers in ROUTERS[number % len(ROUTERS) :] + ROUTERS[: number % len(ROUTERS)]:
@@ -39,34 +31,6 @@ def run(bench: Bench) -> None:
                 if str(routers) not in bench.found.get("missing", {}):
                     with bench.turn():
                         _throughput(bench, routers, number, seconds)
-
-
-def admission() -> dict[str, Any]:
-    """Admit and release one query, the accelerator full and 1,000 queries in flight; the clock's own time taken off."""
-    manager = QueueManager([ACCELERATOR, CPU])
-    for pool in (ACCELERATOR, CPU):
-        manager.set_depth(pool, IN_FLIGHT * 6 // 10)
-        manager.set_replicas(pool, 1)
-    held = [manager.admit() for _ in range(IN_FLIGHT)]
-    clock, decisions = [], []
-    for _ in range(_DECISIONS):
-        before = perf_counter_ns()
-        clock.append(perf_counter_ns() - before)
-        before = perf_counter_ns()
-        granted = manager.admit()
-        assert isinstance(granted, list)
-        granted[0].release()
-        decisions.append(perf_counter_ns() - before)
-    assert sum(map(manager.in_flight, manager.pools)) == len(held)
-    own = statistics.median(clock)
-    percentiles = [(value - own) / 1000 for value in statistics.quantiles(decisions, n=100)]
-    return {
-        "p50_us": percentiles[49],
-        "p99_us": percentiles[98],
-        "largest_us": (max(decisions) - own) / 1000,
-        "clock_us": own / 1000,
-        "percentiles_us": percentiles,
-    }
 
 
 def _throughput(bench: Bench, routers: int, number: int, seconds: float) -> None:
@@ -97,7 +61,7 @@ def sheets(found: Found) -> list[Sheet]:
     p50, p99 = (median(found, key, what="admission") for key in ("p50_us", "p99_us"))
     decision = [f"{p50:.2f}", f"{p99:.2f}"] if p50 is not None and p99 is not None else ["-", "-"]
     return [
-        Sheet(f"One admission and its release, {IN_FLIGHT:,} queries in flight", ["p50, us", "p99, us"], [decision]),
+        Sheet(f"One admission, {decision_cost.WAITING:,} queries waiting", ["p50, us", "p99, us"], [decision]),
         Sheet(
             f"Throughput through HTTP, {CONNECTIONS} connections",
             ["Router replicas", "requests/s", "p99, ms", "times one"],

@@ -55,7 +55,7 @@ _NEWS_S = 0.05  # but not sooner: a node that dies takes several replicas with i
 _ASKED = 4  # replicas of a pool, at most, for one query
 _RETRY_LATER = 0.05  # of the SLO after the opening: at the opening itself many come back at once
 _SHORTEST_RETRY_S = 0.01
-_WAY_SLOS = 5.0  # the way there and back is believed at once, and forgotten over so many SLOs: it is longest for the
+_WAY_SLOS = 2.0  # the way there and back is believed at once, and forgotten over so many SLOs: it is longest for the
 # last answers of a run that come together, and the first of the next run say nothing about these
 _LONGEST_WAY = 0.25  # of the SLO
 _AHEAD, _SPARE = 1.5, 8  # queries are tokenised for so many times the room, and a few more: an estimate may be wrong
