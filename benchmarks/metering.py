@@ -13,8 +13,10 @@ from starlette.requests import Request
 
 from deployments.device_detector import ACCELERATOR, CPU
 from deployments.metrics import PUBLISHED_EVERY_S, EmbedderMetrics, PoolState, RouterMetrics
+from deployments.queueing.schedule import Word
 
-_STATE = PoolState(100, 20, 1024, 1, 0.01, 0.2, calibrated=True)
+_STATE = PoolState(100, 1, 0.01, 0.2, calibrated=True)
+_WORD = Word(0.0, 0.5, 0.1, 100, 50, 100, (0.0, 0.0001, 0.0, 0.2), 1.0, 0.02, (7, 0, 0))
 _TOKENS = 75
 
 
@@ -72,11 +74,11 @@ class Metering:
 
     def _run(self, runs: int, queries: int) -> None:
         for _ in range(runs):
-            self._embedder.ran(queries, queries * _TOKENS, 0.1)
+            self._embedder.ran(queries, queries * _TOKENS, 0.1, 0.1)
 
     def _publish(self) -> None:
         self._router.publish(1.0, {ACCELERATOR: _STATE, CPU: _STATE})
-        self._embedder.publish()
+        self._embedder.publish(_WORD)
 
 
 def _timed(work: Callable[[], None]) -> float:

@@ -18,7 +18,7 @@ takes), c a query's cost, L the time that the running run still needs, f and m t
 
 Pass by pass nobody else's deadline needs a look: those with earlier ones are not moved, those with later ones still end
 by this one's. `rho` is the device seconds of work that arrive in a second; without that term one early query makes the
-next run short. `shared/sim`-like studies of both are in docs/scaling.md.
+next run short. `make bench ARGS=admission` shows both beside the plain rules.
 """
 
 from __future__ import annotations
