@@ -1,114 +1,122 @@
-"""What the decisions cost a core by the number of Routers and replicas, measured without Ray and without devices."""
+"""What the decisions and the frames cost a core, measured without Ray and without devices."""
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 import tracemalloc
+from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
-from deployments.batcher import Reply
-from deployments.channel import Batch, BatchServer, Channel
-from deployments.leases import Depth, Leases, Word
 
-from benchmarks.cluster import Cluster, Device, Seen, Shape
+from benchmarks.simulation.application import Application, Shape
+from benchmarks.simulation.arrivals import QUERY_TOKENS
+from benchmarks.simulation.device import Device
 from benchmarks.virtual_time import run
+from deployments.queueing.schedule import Policy, Query, Schedule, Word
+from deployments.router import Wanted
+from deployments.transport.channel import Channel, Client, Server
+from deployments.transport.frames import Answered, Offer, Offers, Report
 
+WAITING = 1000
+_DECISIONS = 30_000
+_DEVICE, _SLO_S = Device(1e-3, 0.1), 4.0  # a run has room for several thousand
+_DIMENSION = 384
+_FRAMES = 2000
+_ITEMS = (1, 8, 32)
 _LOOPBACK = "127.0.0.1"
-_TURNS = 10**9
 
 
-def office_word_s(routers: int, words: int = 2000) -> float:
-    """Seconds for one word at an office that knows so many Routers: a question in a round, or places given back."""
-    leases, depth = Leases(), Depth(1, 4 * routers)
-    for number in range(routers):
-        leases.join(str(number), depth, 0)
-    for _ in range(3):
-        for router in leases.routers:
-            order = leases.take_order(router)
-            if order is not None:
-                keep = 0 if leases.is_sole(router) else None
-                leases.hear(router, Word(order.term, depth, order.recall, keep=keep))
-    terms = {}
-    for router in leases.routers:
-        told = leases.join(router, depth, 0)  # begins anew, and so says its term
-        terms[router] = told.term
-    rounds = max(64, words // routers)
-    started = time.perf_counter()
-    for number in range(rounds):
-        router = str(number % routers)
-        missing = 4 - leases.ask(router, terms[router], 4)
-        leases.recall({router: missing}, gently=True)
-        leases.answer(router, terms[router], missing, patient=True)
-        _take_all(leases)
-        leases.give(router, terms[router], leases.held(router))
-        _take_all(leases)
-    return (time.perf_counter() - started) / rounds / 2
+def admission(decisions: int = _DECISIONS) -> dict[str, Any]:
+    """One `Schedule.offer` that is admitted, 1,000 queries waiting; the clock's own time taken off."""
+    schedule = Schedule(_DEVICE.model, Policy(_SLO_S), QUERY_TOKENS)
+    schedule.offer(0.0, [Query(QUERY_TOKENS, _SLO_S)])
+    schedule.start(0.0)
+    for number in range(WAITING):
+        assert schedule.offer(0.0, [Query(QUERY_TOKENS, _SLO_S + number * 1e-4)])
+    clock, offers = [], []
+    for number in range(decisions):
+        query = Query(QUERY_TOKENS, _SLO_S + (number * 7919 % WAITING) * 1e-4)
+        before = perf_counter_ns()
+        clock.append(perf_counter_ns() - before)
+        before = perf_counter_ns()
+        admitted = schedule.offer(number * 1e-6, [query])
+        offers.append(perf_counter_ns() - before)
+        assert admitted
+        schedule.remove([query])
+    assert schedule.waiting == WAITING
+    own = statistics.median(clock)
+    percentiles = [(value - own) / 1000 for value in statistics.quantiles(offers, n=100)]
+    return {
+        "p50_us": percentiles[49],
+        "p99_us": percentiles[98],
+        "largest_us": (max(offers) - own) / 1000,
+        "clock_us": own / 1000,
+        "percentiles_us": percentiles,
+    }
 
 
-def _take_all(leases: Leases) -> None:
-    """As the office, which looks after each word whether there is news for those who listen."""
-    for router in leases.routers:
-        leases.take_order(router)
-
-
-def query_s(replicas: int, queries: int = 1500) -> float:
-    """Seconds for one query of a Router that shares so many replicas of a pool: admission, batcher and release, and a
-    simulated device, which costs the same however many replicas there are.
+def frame_s() -> tuple[float, float]:
+    """(seconds of a core for a frame, and more for each query or answer in it), at either end: the mean of a Router's
+    and a replica's ends of offers and reports.
     """
-    quick = Device(1e-3, 1e-2, 64)
-
-    async def serve() -> float:
-        cluster = Cluster(Shape(replicas, 2, {"accelerator": quick}))
-        await cluster.start()
-        rate = replicas * quick.most_queries_s / 4
-        seen = Seen()
+    ids = np.zeros(QUERY_TOKENS, np.int32)
+    unit, norms = np.zeros((1, _DIMENSION), np.float32), np.ones(1, np.float32)
+    word = Word(0.5, 0.9, 0.1, 90, 45, 96, 7, (0.0, 2.4e-4, 0.0, 0.27), 1.01, 0.02, (7, 0, 0))
+    found = []
+    for items in _ITEMS:
+        offers = Offers([Offer(n, 1.98, [ids]) for n in range(items)], refused_s=0.2)
+        report = Report(word, 7, answered=[Answered(n, 0, unit, norms, 0.4, 0.5, 0.9) for n in range(items)])
+        frames = b"".join(offers.encode()), b"".join(report.encode()[0])
         started = time.perf_counter()
-        await cluster.serve(rate, queries / rate, lambda: seen, lambda: None)
-        spent_s = time.perf_counter() - started
-        await cluster.stop()
-        return spent_s / len(seen.latencies_s)
+        for _ in range(_FRAMES // items):
+            offers.encode()
+            Offers.decode(frames[0])
+            report.encode()
+            Report.decode(frames[1])
+        found.append((time.perf_counter() - started) / (_FRAMES // items) / 4)
+    each, fixed = np.polyfit(_ITEMS, found, 1)
+    return max(0.0, float(fixed)), max(0.0, float(each))
 
-    return run(serve(), _TURNS)
 
+def place_s(nodes: int, queries: int = 1000) -> float:
+    """Seconds of a Router for choosing the replicas of one query, with so many nodes of two replicas each."""
 
-def word_s(replicas: int, words: int = 300) -> float:
-    """Seconds for what a Router does with each word of an office: its places are counted anew."""
-
-    async def update() -> float:
-        cluster = Cluster(Shape(replicas, 2, {"accelerator": Device(1e-3, 1e-2, 64)}))
-        await cluster.start()
-        tenancy = cluster.routers[0].tenancies["accelerator"]
+    async def place() -> float:
+        application = Application(Shape(nodes, 1, {"accelerator": _DEVICE, "cpu": _DEVICE}, _SLO_S))
+        await application.start()
+        router = application.routers[0]
+        request = router._open(["abcd" * QUERY_TOKENS], Wanted())  # noqa: SLF001 - it is timed by itself
         started = time.perf_counter()
-        for _ in range(words):
-            tenancy.update()
-        spent_s = time.perf_counter() - started
-        await cluster.stop()
-        return spent_s / words
+        for _ in range(queries):
+            router._refuse_early(request)  # noqa: SLF001
+            next(router._candidates(request, QUERY_TOKENS))  # noqa: SLF001
+        return (time.perf_counter() - started) / queries
 
-    return run(update(), _TURNS)
-
-
-def slope(cost: dict[int, float]) -> float:
-    """Least squares: how much each one more adds."""
-    return float(np.polyfit(list(cost), list(cost.values()), 1)[0])
+    return run(place(), 10**9)
 
 
 def channel_kb(channels: int = 200) -> float:
     """Kilobytes of Python's memory that one open channel takes, both ends together; the kernel's buffers aside."""
+    told = asyncio.Event()
 
-    async def embed(_id: str, batch: Batch) -> Reply:
-        queries = len(batch.lengths)
-        return np.zeros((queries, 1), np.float32), np.ones(queries, np.float32), 0.0
+    def hear(client: Client, _: Offers) -> None:
+        client.send(Report())
 
     async def measure() -> float:
-        server = BatchServer(_LOOPBACK, embed, lambda _: None)
+        server = Server(_LOOPBACK, hear, lambda _: None)
         port = await server.start()
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
-        opened = [await Channel.open(_LOOPBACK, port, server.secret) for _ in range(channels)]
-        for channel in opened:
-            await channel.embed("a", [np.zeros(75, np.int32)])
+        opened = []
+        for _ in range(channels):
+            channel = await Channel.open((_LOOPBACK, port), server.secret, lambda _: told.set(), lambda _: None)
+            told.clear()
+            channel.ask()
+            await told.wait()
+            opened.append(channel)
         after = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         for channel in opened:

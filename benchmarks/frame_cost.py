@@ -1,4 +1,4 @@
-"""`python -m benchmarks.frame_cost`: what a frame between a Router and a replica costs both, by the channel of their own
+"""`python -m benchmarks.frame_cost`: what a frame between Router and replica costs both, by the channel of their own
 and by Serve's handle with bytes, on a Ray of its own with the settings of `make serve`.
 
 Prints JSON: for each way and size of a frame, seconds of the Router's and of the replica's process for a query, and of

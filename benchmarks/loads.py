@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from deployments import lease_office
 from deployments.device_detector import ACCELERATOR, CPU
 from deployments.errors import Busy, DeadlineExceeded, EmptyInput, EngineFailed
 from deployments.metrics import EmbedderMetrics, Instruments, PoolState, RouterMetrics
+from deployments.queueing.schedule import Word
 
 EMBEDDER_CHECK_S = 2.0  # health_check_period_s in serve_app/app.py
 CHECK_CORE_S = 0.0005  # of the controller for each health check, by github.com/ray-project/ray/pull/64871
@@ -60,10 +60,8 @@ class Loads:
     nodes: int
     routers: int
     replicas: int
-    channels: int  # Router to embedder; as many polls are open
+    channels: int  # Router to embedder
     channel_mb: float  # of all processes together
-    polls_router: float  # without any query
-    polls_office: float
     haproxy_checks_router: float  # that each Router answers
     controller_checks: float
     controller_core: float  # share of its core that these take
@@ -86,8 +84,6 @@ def loads(nodes: int, routers: int, periods: Periods, *, channel_kb: float) -> L
         replicas=replicas,
         channels=routers * replicas,
         channel_mb=routers * replicas * channel_kb / 1000,
-        polls_router=replicas / lease_office.POLL_S,
-        polls_office=routers / lease_office.POLL_S,
         haproxy_checks_router=nodes / periods.haproxy_check,
         controller_checks=checks,
         controller_core=checks * CHECK_CORE_S,
@@ -120,16 +116,22 @@ def router_series() -> int:
     for error in _endings():
         metrics.failed(error, 1)
     metrics.promised(2.0, 1.0)
-    metrics.publish(1.0, dict.fromkeys((ACCELERATOR, CPU), PoolState(0, 0, 1, 1, 0.0, 0.0, True)))
+    metrics.publish(
+        1.0,
+        dict.fromkeys(
+            (ACCELERATOR, CPU),
+            PoolState(is_open=True, depth=1, live_replicas=1, alpha_s=0.0, beta_s=0.0, calibrated=True),
+        ),
+    )
     return ledger.series
 
 
 def embedder_series() -> int:
     ledger = _Ledger()
     metrics = EmbedderMetrics(ledger.instruments, CPU, {"model": "m", "engine": "e", "dtype": "d", "version": "v"})
-    metrics.ran(1, 1, 1.0)
+    metrics.ran(1, 1, 1.0, 1.0)
     metrics.failed()
-    metrics.publish()
+    metrics.publish(Word(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (1, 1, 1)))
     return ledger.series
 
 

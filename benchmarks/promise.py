@@ -146,7 +146,7 @@ def _deadlines(bench: Bench, seconds: float) -> None:
 def _cpu(bench: Bench, seconds: float, bursts: int) -> None:
     config = yaml.safe_load((ROOT / "serve_app" / "config.yaml").read_text(encoding="utf-8"))
     config["applications"][0]["args"]["cpu"]["engine"] = "torch"
-    about = {"service": CPU}
+    about: dict[str, Any] = {"service": CPU}
     with serving(config) as service:
         for calibrated in (False, True):
             about["calibrated"] = calibrated
@@ -383,7 +383,7 @@ def goals(found: Found) -> list[Goal]:
         for answers in (END, PASSES):
             of = {"service": PAIR, "answers": answers, "routers": routers}
             name = f"{PAIR}, {answers}, {routers} Router{'s' if routers > 1 else ''}"
-            (burst,) = samples_of(found, "late_bursts", **of) or [None]
+            burst = next(iter(samples_of(found, "late_bursts", **of)), None)
             if burst is not None:
                 made.append(
                     Goal(

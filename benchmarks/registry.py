@@ -17,10 +17,11 @@ ABOUT = {
     "service": "windve on the CPU against Infinity, mosec, LitServe and @serve.batch: same weights, same texts",
     "engine": "engines and number formats alone, by batch and length, against what the cores can multiply; memory",
     "router": "one admission decision, and the throughput of 1, 2 and 4 Router replicas",
-    "promise": "late answers and goodput of whole services: bursts and streams of any length, above what devices can do",
+    "promise": "late answers and goodput of whole services under bursts and streams, up to three times capacity",
     "overflow": "a peak that overflows to the CPU and goes, as Prometheus and the dashboard's panels see it",
     "metrics": "what metrics take of the cores, beside all that a request takes",
-    "scaling": "from one box to a thousand nodes: the real decisions in virtual time, loads computed, where it breaks",
+    "admission": "admission by predicted finish in virtual time, beside the paper's depths and the plain rules",
+    "scaling": "from one box to a thousand nodes: Routers and queues in virtual time, loads computed, where it breaks",
     "gpu": "windve on an NVIDIA GPU: its engine against the card's peak and sentence-transformers, and the CPU's help",
 }
 OPTIONAL = {"gpu", "overflow"}  # left out of a run of all where the machine lacks the device, or Prometheus

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import statistics
-from time import perf_counter_ns
-from typing import Any
-
 from matplotlib.figure import Figure
 
-from benchmarks import wrk
+from benchmarks import decision_cost, wrk
 from benchmarks.bench import Bench, Found, median, values_of
 from benchmarks.goal import Goal, ratio
 from benchmarks.path import TEXT, config
 from benchmarks.server import wait_until_answered
 from benchmarks.serving import serving
 from benchmarks.sheet import Sheet
-from deployments.queueing.cost_model import QUERY_TOKENS, CostModel
-from deployments.queueing.schedule import Policy, Query, Schedule
 
 ROUTERS = (1, 2, 4)
 CONNECTIONS = 128
-WAITING = 1000
-_DECISIONS = 50_000
-_SLO_S, _ALPHA_S, _BETA_S, _PASS_TOKENS = 2.0, 0.001, 0.05, 600  # 1,000 queries are half of the SLO
 
 
 def run(bench: Bench) -> None:
@@ -32,7 +23,7 @@ def run(bench: Bench) -> None:
         for number in range(rounds):
             with bench.turn():
                 step("one admission decision")
-                told = bench.measure(admission)
+                told = bench.measure(decision_cost.admission)
                 shown = f"p50 {told['p50_us']:.2f} us, p99 {told['p99_us']:.2f} us"
                 bench.sample({"what": "admission", "round": number}, told, shown)
             for routers in ROUTERS[number % len(ROUTERS) :] + ROUTERS[: number % len(ROUTERS)]:
@@ -40,39 +31,6 @@ def run(bench: Bench) -> None:
                 if str(routers) not in bench.found.get("missing", {}):
                     with bench.turn():
                         _throughput(bench, routers, number, seconds)
-
-
-def admission() -> dict[str, Any]:
-    """Admit one query by predicted finish, while a run is on and 1,000 queries wait; the clock's own time taken off."""
-    schedule = Schedule(CostModel.of_curve(_ALPHA_S, _BETA_S), Policy(_SLO_S), pass_tokens=_PASS_TOKENS)
-    now = 0.0
-    schedule.offer(now, [_query(now)])
-    schedule.start(now)
-    while schedule.waiting < WAITING:
-        assert schedule.offer(now, [_query(now)]) == 1
-    clock, decisions = [], []
-    for _ in range(_DECISIONS):
-        before = perf_counter_ns()
-        clock.append(perf_counter_ns() - before)
-        query = _query(now)
-        before = perf_counter_ns()
-        admitted = schedule.offer(now, [query])
-        decisions.append(perf_counter_ns() - before)
-        assert admitted == 1
-        schedule.remove([query])
-    own = statistics.median(clock)
-    percentiles = [(value - own) / 1000 for value in statistics.quantiles(decisions, n=100)]
-    return {
-        "p50_us": percentiles[49],
-        "p99_us": percentiles[98],
-        "largest_us": (max(decisions) - own) / 1000,
-        "clock_us": own / 1000,
-        "percentiles_us": percentiles,
-    }
-
-
-def _query(now: float) -> Query:
-    return Query(QUERY_TOKENS, now + _SLO_S)
 
 
 def _throughput(bench: Bench, routers: int, number: int, seconds: float) -> None:
@@ -103,7 +61,7 @@ def sheets(found: Found) -> list[Sheet]:
     p50, p99 = (median(found, key, what="admission") for key in ("p50_us", "p99_us"))
     decision = [f"{p50:.2f}", f"{p99:.2f}"] if p50 is not None and p99 is not None else ["-", "-"]
     return [
-        Sheet(f"One admission by predicted finish, {WAITING:,} queries waiting", ["p50, us", "p99, us"], [decision]),
+        Sheet(f"One admission, {decision_cost.WAITING:,} queries waiting", ["p50, us", "p99, us"], [decision]),
         Sheet(
             f"Throughput through HTTP, {CONNECTIONS} connections",
             ["Router replicas", "requests/s", "p99, ms", "times one"],

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ray.serve")
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0  # between attempts to connect
+_LOOKED_AT = 16  # replicas, for one query
 _ANSWERS_S = 0.5  # a replica that takes longer for a word is shown by its last
 
 
@@ -158,7 +159,8 @@ class Link:
         at, wait_s, told = self.about["channel"], _FIRST_RETRY_S, False
         while True:
             try:
-                channel = await Channel.open((at["host"], at["port"]), at["secret"], self._on_report, self._on_lost)
+                address = (at["host"], at["port"])
+                channel = await self._pool.open_channel(address, at["secret"], self._on_report, self._on_lost)
             except (OSError, TimeoutError) as error:
                 if isinstance(error, ConnectionRefusedError):  # nobody listens there: its process is dead
                     self._lose_doubtful()
@@ -183,6 +185,8 @@ class Link:
 class Pool:
     """`name` is "accelerator" or "cpu"; `deployment` is the name of its Serve deployment."""
 
+    open_channel = staticmethod(Channel.open)  # a simulation has another
+
     def __init__(
         self,
         name: str,
@@ -203,6 +207,7 @@ class Pool:
         self._router, self._node = router, node
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turn = 0
 
     def connect(self) -> None:
         """Follow the pool's replicas from now on."""
@@ -235,7 +240,7 @@ class Pool:
 
     def changed(self) -> None:
         """Replicas have come or gone, or have begun or ceased to answer."""
-        self.live = [link for link in self.links.values() if link.is_live]
+        self.live = sorted((link for link in self.links.values() if link.is_live), key=lambda link: link.view.rank)
         self._on_change()
 
     @property
@@ -282,16 +287,39 @@ class Pool:
         return model.alpha_s, model.beta_s
 
     def by_finish(self, now: float, tokens: int, most: int) -> Iterator[Link]:
-        """The live replicas that would finish first, `most` of them; those that have stopped are left out."""
+        """The live replicas that would finish first, `most` of them: those that are open before those that said when
+        they open. Those that have stopped, or were sent enough, are left out.
+        """
         depth = self.config.queue_depth if self.by_count else None
         slo_s = self.terms["slo_s"]
-        live = [link for link in self.live if not (link.view.is_silent(now) or link.view.is_flooded(slo_s, depth))]
+        live = [link for link in self._some() if not (link.view.is_silent(now) or link.view.is_flooded(slo_s, depth))]
         if len(live) == 1:
             yield live[0]
             return
         yield from heapq.nsmallest(
-            most, live, key=lambda link: (round(link.view.finish_s(now, tokens), 4), link.view.rank)
+            most,
+            live,
+            key=lambda link: (
+                link.view.opens_s(now) > 0,
+                round(link.view.finish_s(now, tokens), 4),
+                link.view.rank,
+            ),
         )
+
+    def is_full(self, now: float) -> bool:
+        """All that are looked at said when they open, and it is not yet."""
+        return all(link.view.opens_s(now) > 0 for link in self._some(turn=False))
+
+    def _some(self, *, turn: bool = True) -> Sequence[Link]:
+        """The replicas that are looked at for one query. Where there are many, a few in turn: to look at all would take
+        a thousand nodes' Router milliseconds a query, and all Routers would turn to the same one that seems best.
+        """
+        if len(self.live) <= _LOOKED_AT:
+            return self.live
+        start = self._turn % len(self.live)
+        self._turn += _LOOKED_AT * turn
+        few = self.live[start : start + _LOOKED_AT]
+        return few + self.live[: _LOOKED_AT - len(few)]
 
     def follow(self, members: membership.Members, died: str | None) -> None:
         """Serve says which replicas live, and of one that it is dead for sure."""

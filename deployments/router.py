@@ -55,7 +55,8 @@ _NEWS_S = 0.05  # but not sooner: a node that dies takes several replicas with i
 _ASKED = 4  # replicas of a pool, at most, for one query
 _RETRY_LATER = 0.05  # of the SLO after the opening: at the opening itself many come back at once
 _SHORTEST_RETRY_S = 0.01
-_WAY_DOWN = 0.05  # of the difference: the way there and back is forgotten slowly, and believed at once
+_WAY_SLOS = 2.0  # the way there and back is believed at once, and forgotten over so many SLOs: it is longest for the
+# last answers of a run that come together, and the first of the next run say nothing about these
 _LONGEST_WAY = 0.25  # of the SLO
 _AHEAD, _SPARE = 1.5, 8  # queries are tokenised for so many times the room, and a few more: an estimate may be wrong
 _BULK_LOOK = 0.1  # of the SLO: so often a bulk request that has nothing anywhere asks again
@@ -170,6 +171,7 @@ class Router:
         self._node = ray.get_runtime_context().get_node_id()
         self._bulk: deque[_Bulk] = deque()
         self._way_s = 0.0  # what the way to a replica and back takes of a deadline
+        self._way_at = 0.0
         self._trial_at = -math.inf
 
     async def reconfigure(self, user_config: Any) -> None:
@@ -342,13 +344,13 @@ class Router:
             self._check_bulk(len(queries))
             return
         tokens = estimated_tokens(queries, self.card.max_tokens)
-        if len(queries) > max(1.0, self._capacity(tokens)):
+        if len(queries) > 1 and len(queries) > self._capacity(tokens):
             self._check_bulk(len(queries))
             return
         if request.patient:
             return  # it waits behind the others
         now = asyncio.get_running_loop().time()
-        if all(link.view.opens_s(now) > 0 for pool in self.pools.values() if pool.is_open for link in pool.live):
+        if all(pool.is_full(now) for pool in self.pools.values() if pool.is_open):
             for _ in self._candidates(request, round(tokens) * len(queries)):
                 pass  # each is full, and is told what it missed
             raise self._busy(request)
@@ -466,10 +468,10 @@ class Router:
             answers[index] = (part.pool, answer)
         if not request.bulk:
             assert self.config is not None
-            way_s = part.placed.settled_at - part.placed.sent_at - max(a.stay_s for a in found)
-            if way_s < self._way_s:
-                way_s = self._way_s + _WAY_DOWN * (way_s - self._way_s)
-            self._way_s = min(max(way_s, 0.0), _LONGEST_WAY * self.config.slo_s)
+            now, slo_s = part.placed.settled_at, self.config.slo_s
+            way_s = now - part.placed.sent_at - max(a.stay_s for a in found)
+            forgotten_s = self._way_s * math.exp((self._way_at - now) / (_WAY_SLOS * slo_s))
+            self._way_s, self._way_at = min(max(way_s, forgotten_s), _LONGEST_WAY * slo_s), now
 
     # --- bulk ---------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,8 @@ takes), c a query's cost, L the time that the running run still needs, f and m t
 
 Pass by pass nobody else's deadline needs a look: those with earlier ones are not moved, those with later ones still end
 by this one's. `rho` is the device seconds of work that arrive in a second; without that term one early query makes the
-next run short. An idle device that would refuse everybody lets a lone query in now and then, and learns from it.
+next run short. `make bench ARGS=admission` shows both beside the plain rules. An idle device that would refuse everyone
+lets a lone query in now and then, and learns from it.
 """
 
 from __future__ import annotations

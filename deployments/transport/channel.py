@@ -282,7 +282,9 @@ class Channel(_Peer):
             self.transport.writelines(out.encode())
 
     def frame_received(self, frame: bytes) -> None:
-        report = Report.decode(frame)
+        self.hear(Report.decode(frame))
+
+    def hear(self, report: Report) -> None:
         self._on_report(report)
         for number, never in report.refused:
             self._end(number, lambda placed, never=never: placed.refuse(never=never))  # type: ignore[misc]

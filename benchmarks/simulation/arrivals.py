@@ -1,0 +1,31 @@
+"""Queries as they arrive: when, how long, and how long they may take. Pure, and the same for the same seed."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+QUERY_TOKENS = 75
+_LONGEST, _SHORTEST = 512, 4
+_MEDIAN, _SPREAD = 60, 0.9  # log-normal: 75 and more on average, a few of several hundred
+
+
+class Arrival(NamedTuple):
+    at: float  # seconds
+    tokens: int
+    allowed_s: float | None = None  # its own deadline; None: the SLO
+
+
+def poisson(
+    queries_s: float, seconds: float, *, mixed: bool = False, allowed_s: float | None = None, seed: int = 3
+) -> Iterator[Arrival]:
+    """A stream of `queries_s`, of 75 tokens each or of lengths `mixed`."""
+    draw, at = random.Random(seed), 0.0  # noqa: S311 - a simulation
+    while (at := at + draw.expovariate(queries_s)) < seconds:
+        yield Arrival(at, _length(draw) if mixed else QUERY_TOKENS, allowed_s)
+
+
+def _length(draw: random.Random) -> int:
+    return round(min(_LONGEST, max(_SHORTEST, draw.lognormvariate(math.log(_MEDIAN), _SPREAD))))

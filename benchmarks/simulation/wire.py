@@ -1,0 +1,125 @@
+"""What lies between a Router and a replica: their two cores, and a network with a delay in one direction."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+from deployments.transport.channel import Channel, Placed
+from deployments.transport.frames import Answered, Offers, Report
+
+_IN_ORDER_S = 1e-9  # two frames of one connection never arrive at the same moment
+
+
+class Core:
+    """One process's event loop: what it has to do is done one after the other."""
+
+    __slots__ = ("_free_at", "busy_s", "frames")
+
+    def __init__(self) -> None:
+        self._free_at = 0.0
+        self.busy_s = 0.0
+        self.frames = 0  # that it has sent
+
+    def done_at(self, now: float, seconds: float) -> float:
+        """When work that has just come is done."""
+        self._free_at = max(now, self._free_at) + seconds
+        self.busy_s += seconds
+        return self._free_at
+
+
+class Line:
+    """One direction of a connection: frames arrive in the order in which they were sent."""
+
+    __slots__ = ("_delay_s", "_draw", "_last", "_loop", "_source", "_target")
+
+    def __init__(self, source: Core, target: Core, delay_s: tuple[float, float], draw: random.Random) -> None:
+        self._source, self._target, self._delay_s, self._draw = source, target, delay_s, draw
+        self._loop = asyncio.get_running_loop()
+        self._last = 0.0
+
+    def send(self, costs_s: float, deliver: Callable[..., None], *what: Any) -> None:
+        """`costs_s`: what such a frame takes of a core, at each end."""
+        now = self._loop.time()
+        self._source.frames += 1
+        sent = self._source.done_at(now, costs_s)
+        most_s = self._delay_s[1]
+        arrives = sent + (self._draw.uniform(*self._delay_s) if most_s else 0.0)
+        if arrives <= now:
+            deliver(*what)
+            return
+        self._last = max(arrives, self._last + _IN_ORDER_S)
+        self._loop.call_at(self._last, self._arrive, costs_s, deliver, *what)
+
+    def _arrive(self, costs_s: float, deliver: Callable[..., None], *what: Any) -> None:
+        done = self._target.done_at(self._loop.time(), costs_s)
+        self._loop.call_at(done, deliver, *what)
+
+
+class ReplicaEnd:
+    """A Router's connection, as `Runner` sees it."""
+
+    def __init__(self, channel: MemoryChannel) -> None:
+        self._channel = channel
+
+    def send(self, report: Report) -> None:
+        channel = self._channel
+        if not channel.closed:
+            channel.back.send(channel.frame_s(len(report.answered) + len(report.refused)), channel.deliver, report)
+
+
+class MemoryChannel(Channel):
+    """The product's channel, whose frames are handed over instead of being encoded. `frame_s` is what one of so many
+    queries or answers takes of either core, `answer_s` what each answer takes of the Router's until its client has it.
+    """
+
+    def __init__(
+        self,
+        *,
+        lines: tuple[Line, Line],
+        receive: Callable[[ReplicaEnd, Offers], None],
+        gone: Callable[[ReplicaEnd], None],
+        frame_s: Callable[[int], float],
+        core: Core,
+        answer_s: float,
+        on_report: Callable[[Report], None],
+        on_lost: Callable[[list[Placed]], None],
+    ) -> None:
+        super().__init__(on_report, on_lost)
+        self.there, self.back = lines
+        self.frame_s, self.answer_s = frame_s, answer_s
+        self._core = core
+        self.closed = False
+        self._receive, self._gone = receive, gone
+        self.end = ReplicaEnd(self)
+
+    def _flush(self) -> None:
+        out, self._out = self._out, Offers()
+        if not self.closed:
+            self.there.send(self.frame_s(len(out.offers)), self._receive, self.end, out)
+
+    def deliver(self, report: Report) -> None:
+        """Each answer is its task's when the Router has dealt with those before it."""
+        if self.closed:
+            return
+        answers = report.answered
+        if not self.answer_s or not answers:
+            self.hear(report)
+            return
+        report.answered = []
+        self.hear(report)
+        now = self._loop.time()
+        for answer in answers:
+            self._loop.call_at(self._core.done_at(now, self.answer_s), self._answered, answer)
+
+    def _answered(self, answer: Answered) -> None:
+        if (placed := self.placed.get(answer.number)) is not None:
+            placed.answer(answer)
+            self._drop_ended(placed)
+
+    def close(self) -> None:
+        """The replica hears of it as of a frame."""
+        self.closed = True
+        self.there.send(0.0, self._gone, self.end)
