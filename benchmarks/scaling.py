@@ -61,8 +61,8 @@ def run(bench: Bench) -> None:
     bench.found |= {"curves": curves, "slo_s": slo_s}
     points = [
         (answers, nodes, load)
-        for answers in PASS_QUERIES
         for nodes in NODES
+        for answers in PASS_QUERIES
         for load in LOADS
         if not ({(answers, nodes), (answers, nodes, load)} & _LEFT_OUT) and (nodes <= IDEAL_UP_TO or not bench.quick)
     ]
@@ -72,6 +72,10 @@ def run(bench: Bench) -> None:
             costs = _measure_costs(bench)
         bench.found["periods"] = asdict(Periods.of_ray())
         logging.getLogger("ray.serve").setLevel(logging.WARNING)  # Ray sets it as it is imported
+        step("a Router dies")
+        told = run_virtual(death(Shape(*_KILLED, devices_of(curves, 8), slo_s, costs, DELAY_S)), _TURNS)
+        shown = f"{told['lost']} queries lost, its work dropped after {told['dropped_s'] * 1e3:.1f} ms"
+        bench.sample({"what": "death", "nodes": _KILLED[0], "routers": _KILLED[1]}, told, shown)
         for answers, nodes, load in points:
             step(f"{nodes} nodes, {answers}, {load:.0%}")
             devices = devices_of(curves, PASS_QUERIES[answers])
@@ -80,10 +84,6 @@ def run(bench: Bench) -> None:
             _sample(bench, {**about, "queue": "Routers"}, Shape(nodes, routers, devices, slo_s, costs, DELAY_S), load)
             if nodes <= IDEAL_UP_TO:
                 _sample(bench, {**about, "queue": "one"}, Shape(nodes, 1, devices, slo_s), load)
-        step("a Router dies")
-        told = run_virtual(death(Shape(*_KILLED, devices_of(curves, 8), slo_s, costs, DELAY_S)), _TURNS)
-        shown = f"{told['lost']} queries lost, its work dropped after {told['dropped_s'] * 1e3:.1f} ms"
-        bench.sample({"what": "death", "nodes": _KILLED[0], "routers": _KILLED[1]}, told, shown)
 
 
 def paper_curves() -> tuple[dict[str, tuple[float, float]], float]:
