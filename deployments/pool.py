@@ -14,7 +14,7 @@ from deployments import membership
 from deployments.errors import ReplicaLost
 from deployments.metrics import PoolState
 from deployments.placement.locality import rank
-from deployments.placement.view import View
+from deployments.placement.view import QUIET_S, View
 from deployments.queueing.cost_model import CostModel
 from deployments.settings import PoolConfig
 from deployments.transport.channel import Channel, Placed
@@ -46,6 +46,7 @@ class Link:
         self._channel: Channel | None = None
         self._doubtful: list[Placed] = []
         self._words: list[asyncio.Future[None]] = []
+        self._watching = False
         self._task = pool.spawn(self._connect())
 
     @property
@@ -56,10 +57,21 @@ class Link:
         assert self._channel is not None
         placed = self._channel.offer(offer)
         cost_s = sum(self.view.model.cost_s(len(ids)) for ids in offer.queries)
-        now = asyncio.get_running_loop().time()
-        if self.view.sent(now, self._channel.frames, len(offer.queries), cost_s):
-            self._channel.ask()
+        self.view.sent(self._channel.frames, len(offer.queries), cost_s)
+        if not self._watching:
+            self._watch()
         return placed
+
+    def _watch(self) -> None:
+        """Ask for a word while it says nothing of what it was sent."""
+        self._watching = self._channel is not None and not self.view.has_read_all
+        if self._channel is None or not self._watching:
+            return
+        loop = asyncio.get_running_loop()
+        if self.view.should_be_asked(loop.time()):
+            self.view.asked(loop.time())
+            self._channel.ask()
+        loop.call_later(QUIET_S, self._watch, context=contextvars.Context())
 
     def call_off(self, placed: Placed) -> None:
         placed.forget()
@@ -115,10 +127,14 @@ class Link:
             self._doubtful += left
         self._lose_doubtful()
 
-    def drain(self) -> None:
-        """Serve counts it out, and it may still answer what it has: the connection ends with the replica."""
+    def drain(self) -> bool:
+        """Serve counts it out; it may still answer what it has: the connection ends with the replica. False where it
+        has nothing, and the link has ended.
+        """
         if self._channel is None or not self._channel.placed:
             self.end()
+            return False
+        return True
 
     def _on_report(self, report: Report) -> None:
         first = self.view.word is None
@@ -142,7 +158,8 @@ class Link:
         if self._pool.links.get(self.view.replica) is self:
             self._task = self._pool.spawn(self._connect())
         else:
-            self._lose_doubtful()  # it was draining, and has ended
+            self._pool.drained(self.view.replica)  # and has ended
+            self._lose_doubtful()
 
     def _lose_doubtful(self) -> None:
         lost, self._doubtful = self._doubtful, []
@@ -185,8 +202,6 @@ class Link:
 class Pool:
     """`name` is "accelerator" or "cpu"; `deployment` is the name of its Serve deployment."""
 
-    open_channel = staticmethod(Channel.open)  # a simulation has another
-
     def __init__(
         self,
         name: str,
@@ -201,6 +216,7 @@ class Pool:
         self.config = PoolConfig()
         self.links: dict[str, Link] = {}
         self.terms: dict[str, Any] = {}
+        self._draining: dict[str, Link] = {}
         self.live: list[Link] = []  # replicas that answer
         self._on_change = on_change
         self._deployment, self._handle = deployment, handle
@@ -208,6 +224,16 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._turn = 0
+
+    async def open_channel(
+        self,
+        address: tuple[str, int],
+        secret: str,
+        on_report: Callable[[Report], None],
+        on_lost: Callable[[list[Placed]], None],
+    ) -> Channel:
+        """Raises OSError or TimeoutError. A simulation has another."""
+        return await Channel.open(address, secret, on_report, on_lost)
 
     def connect(self) -> None:
         """Follow the pool's replicas from now on."""
@@ -327,17 +353,23 @@ class Pool:
             logger.info("the %s pool has %d live replicas", self.name, len(members))
         for replica in set(self.links) - set(members):
             link = self.links.pop(replica)
-            if replica == died:
-                link.end()
-            else:
-                link.drain()
-        if died in self.links:
-            self.links.pop(died).end()
+            self._draining[replica] = link
+            if not link.drain():
+                del self._draining[replica]
+        for links in (self.links, self._draining):
+            if died in links:
+                links.pop(died).end()
         for replica, about in members.items():
-            if replica not in self.links and replica != died:
+            if replica in self._draining:  # counted in again
+                self.links[replica] = self._draining.pop(replica)
+            elif replica not in self.links and replica != died:
                 where = rank(replica, about.get("node"), node=self._node, router=self._router)
                 self.links[replica] = Link(self, replica, about, where)
         self.changed()
+
+    def drained(self, replica: str) -> None:
+        """Its connection has ended after Serve had counted it out."""
+        self._draining.pop(replica, None)
 
     def state(self) -> PoolState:
         """For Prometheus."""

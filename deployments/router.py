@@ -397,18 +397,14 @@ class Router:
             part = _Part(link, pool.name, link.offer(offer), left)
             parts.append(part)
             if alone:
-                outcome = await part.placed.outcome
-                if not isinstance(outcome, Refused):
-                    return
-                request.never += outcome.never
-                count = 0
+                count = int(not isinstance(await part.placed.outcome, Refused))
             else:
                 assert part.placed.admitted is not None
                 count = await part.placed.admitted
             part.indices, left = left[:count], left[count:]
             if not count:
                 parts.remove(part)
-                part.placed.forget()
+                request.never += part.placed.never
             if not left:
                 for held in parts[:-1]:
                     held.link.confirm(held.placed)
@@ -424,8 +420,9 @@ class Router:
         for pool in self.pools.values():
             if not (pool.is_open if trial is None else trial.may_use(pool.name)):
                 continue
-            now = asyncio.get_running_loop().time()
-            for link in pool.by_finish(now, tokens, _ASKED):
+            loop = asyncio.get_running_loop()
+            for link in pool.by_finish(loop.time(), tokens, _ASKED):
+                now = loop.time()  # the one before has been asked meanwhile
                 if trial is None and not request.patient and link.view.opens_s(now) > 0:
                     if request.pool != pool.name:
                         link.refuse_here(link.view.model.cost_s(tokens))

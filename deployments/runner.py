@@ -178,9 +178,9 @@ class Runner:
         )
         if count:
             account.offers[offer.number] = queries[:count]
-        if offer.part:
+        if offer.part and count:
             self._tell(account).admitted.append((offer.number, count))
-            if 0 < count < len(queries) and not offer.bulk:
+            if count < len(queries) and not offer.bulk:
                 self._hold(account, offer.number, queries[:count])
         elif not count:
             never = offer.depth is None and self.schedule.never(max(q.cost_s for q in queries), offer.left_s)

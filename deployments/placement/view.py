@@ -10,7 +10,7 @@ from deployments.queueing.cost_model import CostModel
 from deployments.queueing.schedule import Word
 
 FREE = CostModel(0.0, 0.0, 0.0, 0.0)  # until the replica's first word
-_QUIET_S = 0.25  # since it was heard: it is asked for a word with the next offer
+QUIET_S = 0.25  # after which a replica that was sent something and said nothing is asked for a word
 _SILENT_S = 1.0  # since it was asked: it may have stopped
 
 
@@ -35,14 +35,23 @@ class View:
             self._unseen.popleft()
         self._unseen_s = sum(cost_s for _, _, cost_s in self._unseen)
 
-    def sent(self, now: float, frame: int, queries: int, cost_s: float) -> bool:
-        """So many queries, so much work, go there in that frame. Returns whether it should be asked for a word."""
+    def sent(self, frame: int, queries: int, cost_s: float) -> None:
+        """So many queries, so much work, go there in that frame."""
         self._unseen.append((frame, queries, cost_s))
         self._unseen_s += cost_s
-        if max(self.heard_at, self._asked_at) > now - _QUIET_S or self._asked_at > self.heard_at:
-            return False
+
+    @property
+    def has_read_all(self) -> bool:
+        """Its last word came after all that was sent."""
+        return not self._unseen
+
+    def should_be_asked(self, now: float) -> bool:
+        """It was sent something, has said nothing for a while, and was not asked yet."""
+        return bool(self._unseen) and self._asked_at <= self.heard_at <= now - QUIET_S
+
+    def asked(self, now: float) -> None:
+        """For a word."""
         self._asked_at = now
-        return True
 
     def forget(self) -> None:
         """The connection broke."""

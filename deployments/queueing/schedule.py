@@ -45,6 +45,7 @@ _TELLING = 0.25  # of the SLO: an error of a shorter prediction says nothing abo
 _PROBE = 5.0  # SLOs without a run, after which a lone query is let in whatever is predicted
 _SURE_SHARE = 0.2  # of `bulk_share`: of any run, however many prompt queries wait
 _UNIT_SHARE = 0.05  # of the SLO: the least work that the factor is learned from
+_NOW_S = 1e-6  # no timer is as exact
 _NEVER = math.inf
 
 _by_deadline = attrgetter("due")
@@ -351,7 +352,8 @@ class Schedule:
             return None
         if self._nobody_can_join(now):
             return 0.0
-        return max(0.0, self._start_at(len(ready), self._last) - now)
+        wait_s = self._start_at(len(ready), self._last) - now
+        return wait_s if wait_s > _NOW_S else 0.0
 
     def _start_at(self, waiting: int, last: float) -> float:
         return min(self._start_by, self._pacing.start_at(waiting, first=self._first, last=last))

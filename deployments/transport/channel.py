@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from deployments.errors import EngineFailed
-from deployments.transport.frames import HEAD, LARGEST_FRAME, Answered, Offer, Offers, Report
+from deployments.transport.frames import CUT_BYTES, HEAD, LARGEST_FRAME, Answered, Offer, Offers, Report
 
 logger = logging.getLogger("ray.serve")
 
@@ -58,7 +58,7 @@ class _Peer(asyncio.Protocol):
             del buffer[:size]
             try:
                 self.frame_received(frame)
-            except (ValueError, TypeError, LookupError, struct.error) as error:
+            except (ValueError, TypeError, LookupError, ArithmeticError, StopIteration, struct.error) as error:
                 logger.warning("a frame of %d bytes is damaged (%s): the connection is closed", size, error)
                 self.transport.abort()
             if self.transport.is_closing():
@@ -159,6 +159,12 @@ class Placed:
         self._answers: list[Answered | None] = [None] * self.size
         self._left = self.size
 
+    @property
+    def never(self) -> bool:
+        """It is refused, and would be on an idle device, too."""
+        outcome = self.outcome.result() if self.outcome.done() and not self.outcome.cancelled() else None
+        return isinstance(outcome, Refused) and outcome.never
+
     def refuse(self, *, never: bool = False) -> None:
         self._settle(Refused(never), admitted=0)
 
@@ -219,6 +225,7 @@ class Channel(_Peer):
         self._loop = asyncio.get_running_loop()
         self._numbers = 0
         self._out = Offers()
+        self._out_bytes = 0
         self.placed: dict[int, Placed] = {}
         self.frames = 0  # sent, and in the making
 
@@ -243,6 +250,9 @@ class Channel(_Peer):
         offer = offer._replace(number=self._numbers)
         placed = self.placed[self._numbers] = Placed(offer, self._loop)
         self._outgoing().offers.append(offer)
+        self._out_bytes += sum(query.nbytes for query in offer.queries)
+        if self._out_bytes > CUT_BYTES:
+            self._flush()
         return placed
 
     def call_off(self, placed: Placed) -> None:
@@ -277,8 +287,8 @@ class Channel(_Peer):
         return self._out
 
     def _flush(self) -> None:
-        out, self._out = self._out, Offers()
-        if not self.transport.is_closing():
+        out, self._out, self._out_bytes = self._out, Offers(), 0
+        if out and not self.transport.is_closing():
             self.transport.writelines(out.encode())
 
     def frame_received(self, frame: bytes) -> None:

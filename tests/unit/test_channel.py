@@ -8,14 +8,14 @@ import contextlib
 import numpy as np
 import pytest
 
-from deployments.errors import EngineFailed, ReplicaLost
+from deployments.errors import EngineFailed
 from deployments.queueing.schedule import Word
 from deployments.transport import channel as channels
 from deployments.transport.channel import Channel, Refused, Server
 from deployments.transport.frames import HEAD, Answered, Offer, Report
 
 HOST = "127.0.0.1"
-WORD = Word(0.0, 0.0, 0.0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (0, 0, 0))
+WORD = Word(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (0, 0, 0))
 
 
 class Replica:
@@ -105,11 +105,10 @@ async def test_work_that_a_router_refused_waits_for_the_next_frame(ends):
 
 @over
 async def test_refused_admitted_answered_and_failed(ends):
-    refused, never, answered, failed, lost = await ends.offer(1, 1, 2, 1, 1)
+    refused, never, answered, failed = await ends.offer(1, 1, 2, 1)
     ends.replica.tell(
         refused=[(1, False), (2, True)],
         failed=[(4, "the engine failed: out of memory")],
-        lost=[5],
         answered=[one(3, 1, 5.0), one(3, 0, 4.0)],
     )
     assert await refused.outcome == Refused(never=False)
@@ -117,8 +116,6 @@ async def test_refused_admitted_answered_and_failed(ends):
     assert [a.unit[0, 0] for a in await answered.outcome] == [4, 5]  # in the order of the queries
     with pytest.raises(EngineFailed, match="out of memory"):
         await failed.outcome
-    with pytest.raises(ReplicaLost):
-        await lost.outcome
     assert ends.channel.placed == {}
     assert len(ends.reports) == 1
 

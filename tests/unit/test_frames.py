@@ -15,7 +15,7 @@ from deployments.queueing.schedule import Word
 from deployments.transport import frames
 from deployments.transport.frames import Answered, Offer, Offers, Report
 
-WORD = Word(0.25, 0.5, 0.1, 3, 2, 7, (0.0, 0.001, 0.0, 0.27), 1.1, 0.02, (1, 2, 3))
+WORD = Word(0.25, 0.5, 0.1, 3, 2, 7, 5, (0.0, 0.001, 0.0, 0.27), 1.1, 0.02, (1, 2, 3))
 
 
 def through(offers):

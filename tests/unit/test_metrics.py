@@ -11,7 +11,7 @@ from deployments.errors import Busy, DeadlineExceeded, EmptyInput, EngineFailed,
 from deployments.metrics import EmbedderMetrics, PoolState, RouterMetrics, counted, outcome_of
 from deployments.queueing.schedule import Word
 
-WORD = Word(0.5, 1.5, 0.0, 7, 2, 9, (0, 0, 0, 0), 1.25, 0.02, (3, 2, 1))
+WORD = Word(0.5, 1.5, 0.0, 7, 2, 9, 4, (0, 0, 0, 0), 1.25, 0.02, (3, 2, 1))
 
 
 class Written:
@@ -58,7 +58,7 @@ def test_queries_are_counted_by_pool_and_outcome_and_published_together():
         metrics.answered(["accelerator", "accelerator", "cpu"], tokenization_s=0.001, queue_s=0.1)
     metrics.failed(Busy("full", retry_after_s=1), 5)
     assert written.of("windve_queries") == []
-    state = PoolState(40, 3, 0.01, 0.2, calibrated=True)
+    state = PoolState(is_open=True, depth=40, live_replicas=3, alpha_s=0.01, beta_s=0.2, calibrated=True)
     metrics.publish(1.0, {"cpu": state})
     counted = {(6, ("accelerator", "ok")), (3, ("cpu", "ok")), (5, ("none", "busy"))}
     assert set(written.of("windve_queries")) == counted
@@ -66,6 +66,7 @@ def test_queries_are_counted_by_pool_and_outcome_and_published_together():
     assert len(written.of("windve_queries")) == 3, "no step is published twice"
     gauges = {name: told for name in written.names if (told := written.of(name)) and told[0][1] == ("cpu",)}
     assert {name: told[0][0] for name, told in gauges.items()} == {
+        "windve_open": 1,
         "windve_depth": 40,
         "windve_live_replicas": 3,
         "windve_alpha_seconds": 0.01,

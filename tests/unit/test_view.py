@@ -14,7 +14,7 @@ MODEL = (0.0, 0.018 / 75, 0.0, 0.27)
 
 
 def view(now=10.0, seen=0, **word):
-    told = Word(0.0, 0.0, 0.5, 0, 0, 0, MODEL, 1.0, 0.02, (0, 0, 0))._replace(**word)
+    told = Word(0.0, 0.0, 0.5, 0, 0, 0, 0, MODEL, 1.0, 0.02, (0, 0, 0))._replace(**word)
     one = View("a", (False, 1))
     one.hear(now, told, seen)
     return one
@@ -75,12 +75,27 @@ def test_room_for_bulk_is_told_less_what_was_sent():
     assert one.bulk_room_s(by_count=True) == pytest.approx(0.2 - 5 * 0.018)
 
 
-@pytest.mark.parametrize(
-    ("now", "oldest_due", "silent"),
-    [(20.0, None, False), (20.0, 18.5, True), (20.0, 19.5, False), (10.5, 1.0, False), (11.5, 1.0, True)],
-)
-def test_a_replica_is_silent_past_a_deadline_without_a_word(now, oldest_due, silent):
-    assert view(10.0).is_silent(now, oldest_due) is silent
+def test_a_replica_that_is_asked_and_says_nothing_is_silent():
+    one = view()
+    assert not one.should_be_asked(11.0)  # it has read all
+    one.sent(1, 1, 0.018)
+    assert [one.should_be_asked(now) for now in (10.1, 10.3)] == [False, True]
+    one.asked(10.3)
+    assert not one.should_be_asked(10.4)
+    assert [one.is_silent(now) for now in (11.2, 11.4)] == [False, True]
+    one.hear(11.5, one.word, 1)
+    assert one.has_read_all
+    assert not one.is_silent(11.6)
+
+
+def test_a_replica_is_sent_no_more_than_it_can_ever_admit_before_its_next_word():
+    one = view()
+    one.sent(1, 50, 0.9)
+    assert [one.is_flooded(1.0, None), one.is_flooded(1.0, 50), one.is_flooded(1.0, 51)] == [False, True, False]
+    one.sent(1, 10, 0.18)
+    assert one.is_flooded(1.0, None)
+    one.hear(10.1, one.word, 1)
+    assert not one.is_flooded(1.0, None)
 
 
 def test_replicas_on_the_routers_node_are_preferred_and_others_in_an_order_of_its_own():
