@@ -36,7 +36,7 @@ def test_an_empty_frame():
     (frame,) = Report(WORD, 5).encode()
     report = Report.decode(b"".join(frame))
     assert (report.seen, report.answered, report.refused) == (5, [], [])
-    assert [*report.word] == [*[*WORD][:6], list(WORD.model), 1.1, 0.02, list(WORD.refusals)]
+    assert [*report.word] == [*[*WORD][:7], list(WORD.model), 1.1, 0.02, list(WORD.refusals)]
 
 
 def test_offers_come_back_as_they_went():
@@ -80,12 +80,12 @@ def reports(report):
 
 def test_a_report_with_all_that_it_may_hold():
     sent = Report(
-        WORD._replace(opens_s=math.inf), 3, [(1, True)], [(2, 5)], [(3, "it broke")], [4],
+        WORD._replace(opens_s=math.inf), 3, [(1, True)], [(2, 5)], [(3, "it broke")],
         [answered(5, 0, [[1, 2]]), answered(6, 1, [[3, 4], [5, 6], [7, 8]]), answered(5, 1, [[9, 10]])],
     )  # fmt: skip
     (came,) = reports(sent)
     assert came.word.opens_s == math.inf
-    assert (came.refused, came.admitted, came.failed, came.lost) == ([[1, True]], [[2, 5]], [[3, "it broke"]], [4])
+    assert (came.refused, came.admitted, came.failed) == ([[1, True]], [[2, 5]], [[3, "it broke"]])
     for one, other in zip(sent.answered, came.answered, strict=True):
         assert (one.number, one.query, one.queue_s, one.stay_s) == (
             other.number, other.query, other.queue_s, other.stay_s,
