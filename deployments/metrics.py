@@ -273,10 +273,10 @@ class EmbedderMetrics:
 
 def publish_again_and_again(publish: Callable[[], None]) -> None:
     """From now on, on the running loop, for as long as it runs."""
-    publish()
     asyncio.get_running_loop().call_later(
         PUBLISHED_EVERY_S, publish_again_and_again, publish, context=contextvars.Context()
     )
+    publish()
 
 
 def _tally(instruments: Instruments, name: str, about: str, tags: tuple[str, ...]) -> _Tally:

@@ -47,6 +47,7 @@ class Link:
         self._doubtful: list[Placed] = []
         self._words: list[asyncio.Future[None]] = []
         self._watching = False
+        self._wait_s = 0.0  # before the next attempt to connect
         self._task = pool.spawn(self._connect())
 
     @property
@@ -145,6 +146,7 @@ class Link:
                 word.set_result(None)
         self._words.clear()
         if first:
+            self._wait_s = 0.0
             self._lose_doubtful()  # it has dropped them
             self._pool.changed()
 
@@ -174,6 +176,8 @@ class Link:
     async def _connect(self) -> None:
         """Until it is reached; its first word ends the wait."""
         at, wait_s, told = self.about["channel"], _FIRST_RETRY_S, False
+        await asyncio.sleep(self._wait_s)  # 0, unless the last connection broke before its first word
+        self._wait_s = min(max(2 * self._wait_s, _FIRST_RETRY_S), _LAST_RETRY_S)
         while True:
             try:
                 address = (at["host"], at["port"])
@@ -312,12 +316,12 @@ class Pool:
         model = next((link.view.model for link in self.live), CostModel(0.0, 0.0, 0.0, 0.0))
         return model.alpha_s, model.beta_s
 
-    def by_finish(self, now: float, tokens: int, most: int) -> Iterator[Link]:
+    def by_finish(
+        self, now: float, tokens: int, most: int, *, slo_s: float = math.inf, depth: int | None = None
+    ) -> Iterator[Link]:
         """The live replicas that would finish first, `most` of them: those that are open before those that said when
         they open. Those that have stopped, or were sent enough, are left out.
         """
-        depth = self.config.queue_depth if self.by_count else None
-        slo_s = self.terms["slo_s"]
         live = [link for link in self._some() if not (link.view.is_silent(now) or link.view.is_flooded(slo_s, depth))]
         if len(live) == 1:
             yield live[0]
@@ -362,6 +366,7 @@ class Pool:
         for replica, about in members.items():
             if replica in self._draining:  # counted in again
                 self.links[replica] = self._draining.pop(replica)
+                self.links[replica].configure()
             elif replica not in self.links and replica != died:
                 where = rank(replica, about.get("node"), node=self._node, router=self._router)
                 self.links[replica] = Link(self, replica, about, where)

@@ -421,7 +421,11 @@ class Router:
             if not (pool.is_open if trial is None else trial.may_use(pool.name)):
                 continue
             loop = asyncio.get_running_loop()
-            for link in pool.by_finish(loop.time(), tokens, _ASKED):
+            depth = trial.depths[pool.name] if trial is not None and trial.depths else None
+            if trial is None and pool.by_count:
+                depth = pool.config.queue_depth
+            slo_s = max(pool.terms["slo_s"], request.due - request.started)
+            for link in pool.by_finish(loop.time(), tokens, _ASKED, slo_s=slo_s, depth=depth):
                 now = loop.time()  # the one before has been asked meanwhile
                 if trial is None and not request.patient and link.view.opens_s(now) > 0:
                     if request.pool != pool.name:

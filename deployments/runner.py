@@ -123,13 +123,14 @@ class Runner:
             self._configure(account, offers.settings)
         if offers.refused_s:
             self.schedule.arrives(now, offers.refused_s)
-        for number in offers.called_off:
-            self._drop(account.offers.pop(number, ()))
+        called_off = set(offers.called_off)
+        if called_off:  # in one go: a client that goes may take thousands along
+            self._drop([query for number in called_off for query in account.offers.pop(number, ())])
         for number in offers.confirmed:
             for query in account.offers.get(number, ()):
                 query.held = False
         for offer in offers.offers:
-            if offer.number not in offers.called_off:  # offered and called off in one turn
+            if offer.number not in called_off:  # offered and called off in one turn
                 self._take(account, offer, now)
         if offers.asks:
             account.asks = True
@@ -157,6 +158,7 @@ class Runner:
             calibrated=model is not None,
         )
         self._on_policy(self.schedule)
+        self._tell_of_room()  # who was told that it is closed would not ask again
 
     def _take(self, account: Account, offer: Offer, now: float) -> None:
         policy = self.schedule.policy
@@ -270,15 +272,21 @@ class Runner:
             problem = RuntimeError(f"the engine left {len(run.left)} of {len(run.queries)} queries without an answer")
         if problem is None:
             tokens = sum(query.tokens for query in run.queries)
-            self._on_run(len(run.queries), tokens, now - run.began, self.schedule.planned_s)
+            try:
+                self._on_run(len(run.queries), tokens, now - run.began, self.schedule.planned_s)
+            except Exception:  # what is told of a run must not end the runs
+                logger.exception("a run was not counted")
         elif not isinstance(problem, Stopped):
-            sentence = self._on_failure(problem)
+            sentence = self._on_failure(problem).encode(errors="replace").decode()  # JSON has no lone surrogates
+            lost = list[Query]()
             for number, account in {
                 (query.item.number, query.item.account)
                 for query in (run.queries[index] for index in run.left)
                 if not query.item.gone
             }:
-                self._fail(account, number, sentence)
+                lost += account.offers.pop(number, ())
+                self._tell(account).failed.append((number, sentence))
+            self._drop(lost)
         self._run = None
         self.schedule.ended(now, whole=problem is None)
         if problem is not None:

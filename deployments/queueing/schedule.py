@@ -220,7 +220,7 @@ class Schedule:
                 taken = 1
         if taken < len(queries) and not part:
             taken = 0
-        late = any(self.never(query.cost_s, query.due - now) for query in queries[taken:])
+        late = any(query.cost_s > self._idle_room_s(query.due - now) for query in queries[taken:])
         if depth is None and not (patient or late):  # no room that is kept would help those
             self._fairness.offered(now, total_s / len(queries), refused=taken < len(queries))
         if taken:
@@ -249,6 +249,11 @@ class Schedule:
             if line:
                 left_s = min(left_s, (line[0].due - now) / (1 + self.learning.margin))
         return min(room_s, (left_s - until_s) / f - beta_s - work_s)
+
+    def _idle_room_s(self, left_s: float) -> float:
+        """What is admitted for such a deadline on an idle device."""
+        until_s = left_s / (1 + self.learning.margin) - self._pacing.pause_s
+        return min(self._run_s(self.policy.slo_s), until_s / self.learning.factor - self.model.beta_s)
 
     def _may_probe(self, now: float) -> bool:
         """The device has been idle for long: what is known of it may be wrong, and a run will tell."""

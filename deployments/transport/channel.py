@@ -162,7 +162,9 @@ class Placed:
     @property
     def never(self) -> bool:
         """It is refused, and would be on an idle device, too."""
-        outcome = self.outcome.result() if self.outcome.done() and not self.outcome.cancelled() else None
+        if not self.outcome.done() or self.outcome.cancelled() or self.outcome.exception() is not None:
+            return False
+        outcome = self.outcome.result()
         return isinstance(outcome, Refused) and outcome.never
 
     def refuse(self, *, never: bool = False) -> None:
