@@ -194,7 +194,7 @@ class Link:
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _LAST_RETRY_S)
                 continue
-            if channel.transport.is_closing():  # it broke before it was known here
+            if not channel.is_open:  # it broke before it was known here
                 await asyncio.sleep(wait_s)
                 continue
             self._channel = channel

@@ -95,8 +95,12 @@ class MemoryChannel(Channel):
         self._receive, self._gone = receive, gone
         self.end = ReplicaEnd(self)
 
+    @property
+    def is_open(self) -> bool:
+        return not self.closed
+
     def _flush(self) -> None:
-        out, self._out = self._out, Offers()
+        out, self._out, self._out_bytes = self._out, Offers(), 0
         if not self.closed:
             self.there.send(self.frame_s(len(out.offers)), self._receive, self.end, out)
 

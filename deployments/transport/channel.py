@@ -246,6 +246,10 @@ class Channel(_Peer):
         channel.transport.writelines([HEAD.pack(HEAD.size + len(word), 0), word])
         return channel
 
+    @property
+    def is_open(self) -> bool:
+        return not self.transport.is_closing()
+
     def offer(self, offer: Offer) -> Placed:
         """Send it, with a number of its own."""
         self._numbers += 1
