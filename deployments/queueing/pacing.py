@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_PAUSE_SHARE = 0.022  # of beta, for each query that waits, up to _PAUSE_QUERIES of them
+_PAUSE_SHARE = 0.03  # of beta, for each query that waits, up to _PAUSE_QUERIES of them
 _PAUSE_QUERIES = 3  # a lone query is hardly held back; several at once are a burst, and more patience saves a beta
 _LONGEST_SHARE = 0.5  # of beta: the most that arrivals without a pause hold back an idle device
 _SHORTEST_PAUSE_S = 0.001  # about three arrivals of one burst through the HTTP path

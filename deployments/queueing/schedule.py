@@ -132,6 +132,7 @@ class Schedule:
     _rho_at: float = 0.0
     _first: float = 0.0  # arrival of the first of what waits for an idle device
     _last: float = 0.0
+    _trial_depth: int | None = None  # of the latest offer, where it was a trial
     _start_by: float = _NEVER  # or somebody who waits for an idle device would be late
     _busy: bool = False
     _began: float = 0.0
@@ -220,6 +221,7 @@ class Schedule:
                 taken = 1
         if taken < len(queries) and not part:
             taken = 0
+        self._trial_depth = depth
         late = any(query.cost_s > self._idle_room_s(query.due - now) for query in queries[taken:])
         if depth is None and not (patient or late):  # no room that is kept would help those
             self._fairness.offered(now, total_s / len(queries), refused=taken < len(queries))
@@ -357,6 +359,8 @@ class Schedule:
             return None
         if self._nobody_can_join(now):
             return 0.0
+        if self._trial_depth is not None:  # a calibration's burst, which is to be one run
+            return max(0.0, self._first + self._pacing.longest_s - now)
         wait_s = self._start_at(len(ready), self._last) - now
         return wait_s if wait_s > _NOW_S else 0.0
 
@@ -364,8 +368,8 @@ class Schedule:
         return min(self._start_by, self._pacing.start_at(waiting, first=self._first, last=last))
 
     def _nobody_can_join(self, now: float) -> bool:
-        if self.policy.admission == "depth":
-            return not self._free(None, bulk=False)
+        if self._trial_depth is not None or self.policy.admission == "depth":
+            return not self._free(self._trial_depth, bulk=False)
         return self.room_s(now, self.policy.slo_s) < self._fairness.mean_s
 
     def start(self, now: float) -> list[Query]:
