@@ -1,4 +1,4 @@
-"""How many embedder replicas a pool should have: as many as hold its queries at a share of their depth. Pure.
+"""How many embedder replicas a pool should have: as many as keep its queues filled to a share. Pure.
 
 Serve's own policy goes by calls in progress at each replica. Here a call is a batch of any size, and travels by a
 socket that Serve does not count; what is scarce is the queue. So each replica tells Serve how full its queue is
@@ -26,7 +26,7 @@ class Context(Protocol):
 
 
 class KeepFill:
-    """Serve's `policy_function`. `target`: the share of the depth, in (0, 1], at which the queues should be."""
+    """Serve's `policy_function`. `target`: how full the queues should be, in (0, 1]: see `Schedule.fill`."""
 
     def __init__(self, target: float) -> None:
         self.target = target

@@ -60,7 +60,7 @@ class EmulatedDevice(_Strict):
 
 
 class Autoscaled(_Strict):
-    """Replicas that follow the load: as many as keep the queues at `fill`, a share of the depth (`KeepFill`)."""
+    """Replicas that follow the load: as many as keep the queues at `fill`, a share of the SLO or the depth."""
 
     min: PositiveInt
     max: PositiveInt

@@ -14,6 +14,7 @@ RATIO = 3.0  # a device refuses long queries at most so many times as often as s
 _AIM = 2.5  # from here on room is kept for them; it takes a while to tell
 _LONG, _SHORT = 2.0, 1.0  # of the mean cost: more is long, less is short
 _MEMORY_S = 10.0  # how long a refusal is remembered
+_FADE_EVERY = 0.01  # of the memory: oftener would only cost
 _FEW = 3.0  # offers of a kind that must be remembered before it has a say
 
 
@@ -53,10 +54,11 @@ class Fairness:
     def offered(self, now: float, cost_s: float, *, refused: bool) -> None:
         """One query was admitted or refused for want of room."""
         self.mean_s += 0.02 * (cost_s - self.mean_s)
-        fade = math.exp(-max(0.0, now - self._at) / _MEMORY_S)
-        self._at = now
-        self._long.fade(fade)
-        self._short.fade(fade)
+        if now - self._at > _FADE_EVERY * _MEMORY_S:
+            fade = math.exp((self._at - now) / _MEMORY_S)
+            self._at = now
+            self._long.fade(fade)
+            self._short.fade(fade)
         kind = self._long if cost_s > _LONG * self.mean_s else self._short if cost_s < _SHORT * self.mean_s else None
         if kind is None:
             return

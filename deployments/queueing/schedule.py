@@ -39,6 +39,7 @@ from deployments.queueing.learning import Learning
 from deployments.queueing.pacing import Pacing
 
 PATIENT = 2.0  # SLOs: who allows more than so many waits behind the others
+_FADE_S = 0.01
 _RHO_S = 3.0  # over which the arrival of work is averaged
 _OVERDUE_SHARE = 0.25  # of what a run is late by: how long it is thought to need still
 _TELLING = 0.25  # of the SLO: an error of a shorter prediction says nothing about lateness
@@ -75,9 +76,10 @@ class Query:
     cost_s: float = 0.0
     held: bool = False  # admitted, and not to run before the rest of its request is admitted elsewhere
     admitted_at: float = 0.0
-    predicted_s: float = 0.0  # from admission to the end of all work that waited then,
+    predicted_s: float = 0.0  # from admission, or the start of an idle device, to the end of all work that waited then,
     ahead_s: float = 0.0  # which was so much, in planned seconds,
-    slow: float = 1.0  # by this factor
+    slow: float = 1.0  # by this factor,
+    was_idle: bool = False  # on such a device, whose start later arrivals may delay
 
 
 class Word(NamedTuple):
@@ -204,9 +206,10 @@ class Schedule:
         `again`: another replica has counted them already. A calibration's trial is admitted by the count `depth`
         instead, or as though the SLO were `slo_s`.
         """
+        total_s = 0.0
         for query in queries:
             query.cost_s = self.model.cost_s(query.tokens)
-        total_s = sum(query.cost_s for query in queries)
+            total_s += query.cost_s
         patient = queries[0].patient
         if not (again or patient):
             self.arrives(now, total_s)
@@ -222,7 +225,7 @@ class Schedule:
         if taken < len(queries) and not part:
             taken = 0
         self._trial_depth = depth
-        late = any(query.cost_s > self._idle_room_s(query.due - now) for query in queries[taken:])
+        late = taken < len(queries) and self._is_late_when_idle(now, queries[taken:])
         if depth is None and not (patient or late):  # no room that is kept would help those
             self._fairness.offered(now, total_s / len(queries), refused=taken < len(queries))
         if taken:
@@ -231,10 +234,16 @@ class Schedule:
             self._count_refused(len(queries) - taken, queries[taken], now)
         return taken
 
+    def _is_late_when_idle(self, now: float, queries: Sequence[Query]) -> bool:
+        """One of these would not be admitted on an idle device either."""
+        return any(query.cost_s > self._idle_room_s(query.due - now) for query in queries)
+
     def arrives(self, now: float, work_s: float) -> None:
         """So much work asks for this device; what a Router has refused by itself, too."""
-        self._rho = self._rho * math.exp(-max(0.0, now - self._rho_at) / _RHO_S) + work_s / _RHO_S
-        self._rho_at = now
+        if now - self._rho_at > _FADE_S:  # oftener would only cost
+            self._rho *= math.exp((self._rho_at - now) / _RHO_S)
+            self._rho_at = now
+        self._rho += work_s / _RHO_S
 
     def room_s(self, now: float, left_s: float, slo_s: float | None = None) -> float:
         """Planned device seconds of work that is admitted now for a prompt query with `left_s` to its deadline."""
@@ -320,9 +329,9 @@ class Schedule:
                 self._prompt_s += query.cost_s
         self.most = max(self.most, self.in_flight)
         work_s = self._prompt_s + self._patient_next_s
-        predicted_s = self._until_free(now, f) + f * (self.model.beta_s + work_s)
+        predicted_s = (self._until_free(now, f) if self._busy else 0.0) + f * (self.model.beta_s + work_s)
         for query in queries:
-            query.predicted_s, query.ahead_s, query.slow = predicted_s, work_s, f
+            query.predicted_s, query.ahead_s, query.slow, query.was_idle = predicted_s, work_s, f, not self._busy
         if promised and not self._busy:
             self._start_by = min(self._start_by, now + max(0.0, self._may_wait_s(now, queries[0], f)))
 
@@ -414,7 +423,8 @@ class Schedule:
             self._bulk_running -= query.bulk
             if query.predicted_s > _TELLING * self.policy.slo_s and not query.patient:
                 joined_s = query.slow * max(0.0, self._done_s - query.ahead_s)  # later, and ran before it
-                self._errors.append((query.predicted_s + joined_s, now - query.admitted_at, query.slow))
+                since = self._began if query.was_idle else query.admitted_at
+                self._errors.append((query.predicted_s + joined_s, now - since, query.slow))
         self._since = now
 
     def ended(self, now: float, *, whole: bool = True) -> None:

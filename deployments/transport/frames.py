@@ -37,7 +37,7 @@ class Offer(NamedTuple):
 
     `part`: as many of the first as there is room for; they are held until the Router confirms them, unless all are
     admitted. `bulk`: patient, and never held. `again`: another replica has been asked before. `depth`: admit by this
-    count (a trial); `trial_slo_s`: by predicted finish, as though this were the SLO.
+    count; `trial`: of a calibration, without a count by predicted finish, as though `left_s` were the SLO.
     """
 
     number: int
