@@ -94,6 +94,18 @@ async def test_what_is_said_in_one_turn_of_the_loop_goes_in_one_frame(ends):
 
 
 @over
+async def test_in_a_long_turn_of_the_loop_frames_leave_meanwhile(ends):
+    """Or a replica would take the silence for the end of a burst."""
+    await ends.offer(1)
+    ends.channel.configure({"router": "r"})
+    ends.channel._out_since -= 1.0  # so long ago this turn has begun
+    ends.channel.offer(Offer(0, 1.0, [np.array([7], np.int32)]))
+    ends.channel.offer(Offer(0, 1.0, [np.array([7], np.int32)]))
+    await until(lambda: len(ends.replica.heard) == 3)
+    assert [[offer.number for offer in frame.offers] for frame in ends.replica.heard] == [[1], [2], [3]]
+
+
+@over
 async def test_work_that_a_router_refused_waits_for_the_next_frame(ends):
     ends.channel.tell_refused(0.5)
     ends.channel.tell_refused(0.25)
