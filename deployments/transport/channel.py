@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from deployments.errors import EngineFailed
-from deployments.transport.frames import CUT_BYTES, HEAD, LARGEST_FRAME, Answered, Offer, Offers, Report
+from deployments.transport.frames import CUT_BYTES, HEAD, LARGEST_FRAME, SIZE, Answered, Offer, Offers, Report
 
 logger = logging.getLogger("ray.serve")
 
@@ -48,8 +48,8 @@ class _Peer(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
         buffer += data
-        while len(buffer) >= HEAD.size:
-            size, _ = HEAD.unpack_from(buffer)
+        while len(buffer) >= SIZE.size:
+            (size,) = SIZE.unpack_from(buffer)
             if not HEAD.size <= size <= self.largest:
                 self.transport.abort()  # not one of ours
                 return

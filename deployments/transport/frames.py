@@ -24,7 +24,7 @@ from deployments.queueing.schedule import Word
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 
-HEAD = struct.Struct("<II")
+HEAD, SIZE = struct.Struct("<II"), struct.Struct("<I")  # of a frame and its head; of the frame, which comes first
 LARGEST_FRAME = 2**28  # bytes; a frame is cut long before
 CUT_BYTES = 2**24  # a frame that has so much takes nothing more
 

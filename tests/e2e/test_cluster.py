@@ -39,7 +39,7 @@ def cluster():
     args, router = application["args"], application["deployments"][0]
     for pool, device in DEVICES.items():
         args[pool]["emulated"] = device
-        router["user_config"][pool] = device
+        router["user_config"][pool] = dict(device)
     by_depth(config, **DEPTHS)
     args["accelerator"] |= {"device": "npu", "replicas": 2}
     args["cpu"]["replicas"] = 3
