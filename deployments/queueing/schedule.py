@@ -473,6 +473,8 @@ class Schedule:
             if not self.waiting:
                 return self._pacing.pause_s
             return max(0.0, self._start_at(self.waiting + 1, now) - now)
+        if not self.running:  # all is answered, and the run about to end
+            return 0.0
         rest_s = self.planned_s - (self.model.beta_s + self._done_s if self._done_s else 0.0)
         left_s = f * rest_s - (now - self._since)
         late_s = (now - self._began) - self.learning.factor * self.planned_s
