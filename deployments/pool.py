@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ray.serve")
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0  # between attempts to connect
-_AWAY = 0.02  # of the SLO, by which a replica on another node must be the earlier one to be preferred
+_AWAY = 1.25  # times its finish is that of a replica on another node taken for: one slow run is no reason to cross over
 _LOOKED_AT = 16  # replicas, for one query
 _ANSWERS_S = 0.5  # a replica that takes longer for a word is shown by its last
 
@@ -327,13 +327,12 @@ class Pool:
         if len(live) == 1:
             yield live[0]
             return
-        away_s = _AWAY * self.terms["slo_s"]
         yield from heapq.nsmallest(
             most,
             live,
             key=lambda link: (
                 link.view.opens_s(now) > 0,
-                round(link.view.finish_s(now, tokens) + link.view.rank[0] * away_s, 4),
+                round(link.view.finish_s(now, tokens) * (_AWAY if link.view.rank[0] else 1.0), 4),
                 link.view.rank,
             ),
         )
