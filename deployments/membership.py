@@ -22,11 +22,6 @@ def watch(deployment: str, watcher: Watcher) -> None:
         watcher(_members[deployment], None)
 
 
-def current(deployment: str) -> Members:
-    """The live replicas of `deployment`, as Serve last said."""
-    return _members.get(deployment, {})
-
-
 def publish(deployment: str, members: Members, died: str | None = None) -> None:
     """The live replicas of `deployment` are now `members`; `died` is one that is gone for sure (not draining)."""
     _members[deployment] = members
