@@ -62,7 +62,8 @@ async def prove(
 ) -> StreamProof:
     """Send the stream, once more where too much is late. Raises CalibrationFailed where it is late again, or fails."""
     for _ in range(_ATTEMPTS):
-        found = _count(await trials.stream(stream.name, slo_s, arrivals, only), stream, slo_s)
+        sent = await trials.stream(stream.name, slo_s, arrivals, only)
+        found = _count(sent, stream, slo_s, trials.problem)
         answered = len(found.latencies_s)
         if found.late <= (1 - REQUIRED) * answered:
             return found
@@ -73,12 +74,12 @@ async def prove(
     )
 
 
-def _count(sent: Burst, stream: Stream, slo_s: float) -> StreamProof:
+def _count(sent: Burst, stream: Stream, slo_s: float, problem: str) -> StreamProof:
     latencies_s = tuple(latency for pool in sent.latencies_s.values() for latency in pool)
     if sent.failed or not latencies_s:
         raise CalibrationFailed(
             f"{sent.failed} of {sent.sent} queries of a {stream.name} failed and {len(latencies_s)} were answered: "
-            "nothing was written"
+            f"nothing was written{f' (one failed with {problem})' if problem else ''}"
         )
     late = sum(latency > slo_s for latency in latencies_s)
     return StreamProof(stream, sent.sent, sent.busy, late, latencies_s)

@@ -61,6 +61,7 @@ class Trials:
     seed: int
     timeout_s: float
     kind: str = "embedding"  # of the model, as `/info` says
+    problem: str = ""  # of the last query that failed
     _words: dict[int, int] = field(default_factory=dict)  # of a text, by its tokens
     _connections: list[Connection] = field(default_factory=list)
     _number: count[int] = field(default_factory=count)
@@ -238,9 +239,9 @@ class Trials:
                 busy += 1
             else:
                 failed += 1
+                self.problem = _problem(reply)
         if failed and failed + busy == len(answers):
-            problem = next(reply for _, reply in answers if reply.status not in {200, 429})
-            raise CalibrationFailed(f"the application fails: {_problem(problem)}")
+            raise CalibrationFailed(f"the application fails: {self.problem}")
         return Burst(stage, at, dict(depths), sent, busy, failed, latencies)
 
 

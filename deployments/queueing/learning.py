@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 _UP_AT_MOST = 1.5  # times as slow by one observation: an outlier is not the rule, a slow device is known after two
-_DOWN_SHARE = 0.15  # of the way down by one observation: a device that was slow once may be so again
+_DOWN_SHARE = 0.25  # of the way down by one observation: a device that was slow once may be so again
 _SLOWEST, _QUICKEST = 50.0, 0.02
 _QUANTILE = 0.995
 _KEPT, _FEW = 2000, 200  # errors that the quantile is taken of; fewer are no proof
@@ -30,6 +30,7 @@ class Learning:
     factor: float = 1.0
     margin: float = _WIDE_MARGIN[False]
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _latest: tuple[float, float] = (1.0, 1.0)  # actual over planned, of the last work and that before
     _planned_s: float = 0.0
     _actual_s: float = 0.0
     _new_errors: int = 0
@@ -37,18 +38,21 @@ class Learning:
     def __post_init__(self) -> None:
         self.margin = _WIDE_MARGIN[self.calibrated]
 
-    def worked(self, planned_s: float, actual_s: float, *, least_s: float) -> None:
+    def worked(self, planned_s: float, actual_s: float, *, least_s: float, probe: bool = False) -> None:
         """Work that was planned as `planned_s` took `actual_s`. Short pieces are summed up until `least_s` is planned:
-        a hiccup of milliseconds says nothing.
+        a hiccup of milliseconds says nothing. `probe`: it was let in to see whether the factor is still true.
         """
         self._planned_s += planned_s
         self._actual_s += actual_s
         if self._planned_s < least_s or self._planned_s <= 0:
             return
         ratio = self._actual_s / self._planned_s
+        self._latest = ratio, self._latest[0]
         self._planned_s = self._actual_s = 0.0
         if ratio > self.factor:
             self.factor = min(ratio, _UP_AT_MOST * self.factor, _SLOWEST)
+        elif probe:
+            self.factor = max(ratio, _QUICKEST)
         else:
             self.factor = max(self.factor + _DOWN_SHARE * (ratio - self.factor), _QUICKEST)
 
@@ -56,8 +60,9 @@ class Learning:
         """A query was answered after `actual_s`; at admission `predicted_s` had been predicted, by that `factor`. A
         device that has slowed down since is the factor's business: it would widen the margin for long.
         """
-        changed = self.factor / factor
-        self.errors.append(actual_s / (predicted_s * (changed if changed > _CHANGED else 1.0)) - 1)
+        if max(self.factor, *self._latest) > _CHANGED * factor:
+            return
+        self.errors.append(actual_s / predicted_s - 1)
         self._new_errors += 1
         if self._new_errors >= max(16, len(self.errors) // 20):
             self._new_errors = 0

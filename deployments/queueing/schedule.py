@@ -21,7 +21,7 @@ takes), c a query's cost, L the time that the running run still needs, f and m t
 Pass by pass nobody else's deadline needs a look: those with earlier ones are not moved, those with later ones still end
 by this one's. `rho` is the device seconds of work that arrive in a second; without that term one early query makes the
 next run short. `make bench ARGS=admission` shows both beside the plain rules. An idle device that would refuse everyone
-lets a lone query in now and then, and learns from it.
+lets a lone query in now and then, and learns from it: what made it slow may be over.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _FADE_S = 0.01
 _RHO_S = 3.0  # over which the arrival of work is averaged
 _OVERDUE_SHARE = 0.25  # of what a run is late by: how long it is thought to need still
 _TELLING = 0.25  # of the SLO: an error of a shorter prediction says nothing about lateness
-_PROBE = 5.0  # SLOs without a run, after which a lone query is let in whatever is predicted
+_FIRST_PROBE, _LAST_PROBE = 1.0, 8.0  # SLOs without a run, after which a lone query is let in whatever is predicted:
+# the first time, and at most, twice as long each time in between
 _SURE_SHARE = 0.2  # of `bulk_share`: of any run, however many prompt queries wait
 _UNIT_SHARE = 0.05  # of the SLO: the least work that the factor is learned from
 _NOW_S = 1e-6  # no timer is as exact
@@ -132,6 +133,8 @@ class Schedule:
     _bulk_running: int = 0
     _rho: float = 0.0
     _rho_at: float = 0.0
+    _probe_after: float = _FIRST_PROBE  # SLOs without a run
+    _probes: bool = False  # the running run, or what waits
     _first: float = 0.0  # arrival of the first of what waits for an idle device
     _last: float = 0.0
     _trial_depth: int | None = None  # of the latest offer, where it was a trial
@@ -220,8 +223,8 @@ class Schedule:
         else:
             room_s = self._patient_room_s(now, queries[0]) if patient else self.room_s(now, queries[0].due - now, slo_s)
             taken = self._fitting(queries, total_s, room_s, patient=patient)
-            if not taken and len(queries) == 1 and self._may_probe(now):
-                taken = 1
+            if not taken and len(queries) == 1 and self._may_probe(now, queries[0]):
+                taken, self._probes = 1, True
         if taken < len(queries) and not part:
             taken = 0
         self._trial_depth = depth
@@ -266,9 +269,15 @@ class Schedule:
         until_s = left_s / (1 + self.learning.margin) - self._pacing.pause_s
         return min(self._run_s(self.policy.slo_s), until_s / self.learning.factor - self.model.beta_s)
 
-    def _may_probe(self, now: float) -> bool:
-        """The device has been idle for long: what is known of it may be wrong, and a run will tell."""
-        return not self._busy and not self.waiting and now - self._since > _PROBE * self.policy.slo_s
+    def _may_probe(self, now: float, query: Query) -> bool:
+        """The device has been idle for long: what is known of it may be wrong, and a run will tell. Sooner for a query
+        that would end in time if the device were as quick as planned.
+        """
+        if self._busy or self.waiting:
+            return False
+        in_time = self._pacing.pause_s + self.model.beta_s + query.cost_s <= query.due - now
+        after = self._probe_after if in_time and self.learning.factor > 1 else _LAST_PROBE
+        return now - self._since > after * self.policy.slo_s
 
     def _fitting(self, queries: Sequence[Query], total_s: float, room_s: float, *, patient: bool) -> int:
         if not patient and max(q.cost_s for q in queries) < self._fairness.reserve_s > room_s:
@@ -351,9 +360,11 @@ class Schedule:
             self.refusals.full += count
 
     def never(self, cost_s: float, left_s: float) -> bool:
-        """A query of that cost does not end within `left_s` on an idle device either (Eq. 11)."""
+        """A query of that cost does not end within `left_s` on an idle device either (Eq. 11), as quick as it is known
+        to be: one that is slow just now may be asked again.
+        """
         finish = self.policy.admission == "finish"
-        return finish and self.learning.factor * (self.model.beta_s + cost_s) > min(left_s, self._longest_s)
+        return finish and min(1.0, self.learning.factor) * (self.model.beta_s + cost_s) > min(left_s, self._longest_s)
 
     @property
     def _longest_s(self) -> float:
@@ -431,11 +442,12 @@ class Schedule:
         """The running run has ended; not `whole`: it failed or was stopped, and its time teaches nothing."""
         if whole:
             least_s = _UNIT_SHARE * self.policy.slo_s
-            self.learning.worked(self.planned_s, now - self._began, least_s=least_s)
+            self.learning.worked(self.planned_s, now - self._began, least_s=least_s, probe=self._probes)
             for predicted_s, actual_s, slow in self._errors:
                 self.learning.answered(predicted_s, actual_s, slow)
+        self._probe_after = min(2 * self._probe_after, _LAST_PROBE) if self._probes else _FIRST_PROBE
         self._errors.clear()
-        self._busy, self._since = False, now
+        self._busy, self._probes, self._since = False, False, now
         self.running = self._bulk_running = 0
         self._first = self._last = now
         if self._prompt or self._patient:  # what waits has waited already: no pause
@@ -496,7 +508,8 @@ class Schedule:
         if missing_s <= 0:
             return 0.0
         if not self._busy and not self.waiting:
-            return max(0.0, self._since + _PROBE * self.policy.slo_s - now)
+            after = self._probe_after if self.learning.factor > 1 else _LAST_PROBE
+            return max(0.0, self._since + after * self.policy.slo_s - now)
         slo_s, beta_s = self.policy.slo_s / (1 + self.learning.margin), self.model.beta_s
         work_s = self._prompt_s + self._patient_next_s
         if self.pass_tokens and self._busy:

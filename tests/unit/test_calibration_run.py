@@ -65,6 +65,8 @@ class Application:
 class Trials:
     """In place of those that send queries: what the devices would answer."""
 
+    problem = ""
+
     def __init__(self, address, headers, secret, journal, replicas, tokens, *_):
         self.replicas, self.tokens, self.journal, self.streamed = replicas, tokens, journal, []
 

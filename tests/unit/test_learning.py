@@ -21,8 +21,8 @@ def learned(*ratios):
         ([1.2], 1.2),  # at once
         ([9.0], 1.5),  # an outlier is not the rule
         ([2.0, 2.0], 2.0),  # a slow device is known after two
-        ([1.4, 1.0], 1.34),  # down slowly
-        ([0.5], 0.925),
+        ([1.4, 1.0], 1.3),  # down slowly
+        ([0.5], 0.875),
         ([1e9] * 30, 50.0),
         ([0.0] * 100, 0.02),
     ],
@@ -70,7 +70,26 @@ def test_the_margin_is_the_quantile_between_its_bounds(errors, margin):
     assert answered(learning, *errors, *errors) == pytest.approx(margin, abs=1e-6)
 
 
+def test_a_probe_is_believed():
+    learning = Learning(factor=2.2)
+    learning.worked(1.0, 1.05, least_s=0.05, probe=True)
+    assert learning.factor == 1.05
+    learning.worked(1.0, 9.0, least_s=0.05, probe=True)
+    assert learning.factor == pytest.approx(1.5 * 1.05)
+
+
 def test_what_a_slower_device_missed_is_not_the_margins_business():
     learning = Learning(factor=2.0)
-    assert answered(learning, *[1.0] * 400, factor=1.0) == 0.02
+    assert answered(learning, *[1.0] * 400, factor=1.0) == 0.10
+    assert not learning.errors
     assert answered(learning, *[0.05] * 2000, factor=1.95) == pytest.approx(0.05)
+
+
+def test_nor_is_what_one_slow_run_missed_until_those_who_waited_behind_it_are_answered():
+    learning = Learning()
+    for ratio in (4.0, 1.0):
+        learning.worked(1.0, ratio, least_s=0.05)
+        assert answered(learning, 3.0) == 0.10
+        assert not learning.errors
+    learning.worked(1.0, 1.0, least_s=0.05)
+    assert answered(learning, *[0.0] * 400, factor=learning.factor) == 0.02

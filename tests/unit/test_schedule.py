@@ -314,6 +314,17 @@ def test_a_device_that_slows_down_is_late_for_three_seconds(times, pass_tokens, 
 
 
 @pytest.mark.parametrize("pass_tokens", ENDS)
+def test_two_slow_runs_close_a_device_for_two_slos_only(pass_tokens):
+    """Where beta is half of the SLO nothing is predicted in time on a device that seems twice as slow."""
+    device = Device(schedule_of(V100, 0.6, pass_tokens=pass_tokens), slow=lambda now: 2.2 if 10 < now < 11.5 else 1)
+    sent = World([device]).run(poisson(40, 30, 0.6, mixed=True))
+    assert late_share(one for one in sent if one.at > 11.5) <= 0.01
+    before, after = (goodput([one for one in sent if at < one.at < at + 7], 7) for at in (2, 13))
+    assert after >= 0.7 * before
+    assert device.schedule.refusals.never == 0
+
+
+@pytest.mark.parametrize("pass_tokens", ENDS)
 @pytest.mark.parametrize("mixed", [False, True])
 def test_noise_of_three_percent_is_within_the_margin(pass_tokens, mixed):
     device = Device(schedule_of(V100, 1.0, pass_tokens=pass_tokens, learned=False), noise=0.03)
