@@ -48,8 +48,9 @@ class Fairness:
     @property
     def reserve_s(self) -> float:
         """The room that admission must find for any query, as though it were a long one; 0 while the ratio holds."""
-        long, short = self._long.share, self._short.share
-        return self.long_s if long > _AIM * short and self._long.refused >= 1 else 0.0
+        if self._long.refused < 1:
+            return 0.0
+        return self.long_s if self._long.share > _AIM * self._short.share else 0.0
 
     def offered(self, now: float, cost_s: float, *, refused: bool) -> None:
         """One query was admitted or refused for want of room."""

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from deployments.queueing.cost_model import CostModel
+from deployments.queueing.cost_model import QUERY_TOKENS, CostModel
 from deployments.queueing.fairness import Fairness
 from deployments.queueing.learning import Learning
 from deployments.queueing.pacing import Pacing
@@ -147,9 +147,15 @@ class Schedule:
     _errors: list[tuple[float, float, float]] = field(default_factory=list)  # of the running run: (predicted, actual,
     # factor at admission)
 
+    _run_most_s: float = 0.0  # planned seconds of work in one run,
+    _patient_run_s: float = 0.0  # of patient work in any run,
+    _pass_s: float = 0.0  # and of one pass
+    _deadlines: float = 1.0  # so much of the time to a deadline is counted on
+
     def __post_init__(self) -> None:
         self._fairness = Fairness(self.model.alpha_s)
         self._pacing = Pacing.of_beta(self.model.beta_s)
+        self._learn()
 
     # --- what is in force ---------------------------------------------------------------------------------------------
 
@@ -161,6 +167,14 @@ class Schedule:
             self._fairness = Fairness(model.alpha_s)
             self.learning = Learning(calibrated)
         self._pacing = Pacing.of_beta(model.beta_s)
+        self._learn()
+
+    def _learn(self) -> None:
+        """Another policy, model, factor or margin: what follows from them."""
+        self._deadlines = 1 / (1 + self.learning.margin)
+        self._run_most_s = self._run_s(self.policy.slo_s)
+        self._patient_run_s = _SURE_SHARE * self.policy.bulk_share * self._run_most_s
+        self._pass_s = self.model.alpha_s * self.pass_tokens / QUERY_TOKENS
 
     @property
     def waiting(self) -> int:
@@ -170,21 +184,12 @@ class Schedule:
     def in_flight(self) -> int:
         return self.waiting + self.running
 
-    @property
-    def _pass_s(self) -> float:
-        return self.model.alpha_s * self.pass_tokens / 75
-
     def _run_s(self, slo_s: float) -> float:
         """Planned seconds of work that one run may hold: it ends within `slo_s` of its start."""
-        allowed_s = slo_s / (1 + self.learning.margin) / self.learning.factor - self.model.beta_s
+        allowed_s = slo_s * self._deadlines / self.learning.factor - self.model.beta_s
         if self.policy.depth is not None:
             allowed_s = min(allowed_s, self.policy.depth * self.model.alpha_s)
         return max(0.0, allowed_s)
-
-    @property
-    def _patient_run_s(self) -> float:
-        """Planned seconds that patient queries have in any run."""
-        return _SURE_SHARE * self.policy.bulk_share * self._run_s(self.policy.slo_s)
 
     @property
     def _patient_next_s(self) -> float:
@@ -213,27 +218,33 @@ class Schedule:
         for query in queries:
             query.cost_s = self.model.cost_s(query.tokens)
             total_s += query.cost_s
-        patient = queries[0].patient
+        first, f = queries[0], self._slow(now)
+        patient, until_s = first.patient, self._until_free(now, f)
         if not (again or patient):
             self.arrives(now, total_s)
         if depth is not None or self.policy.admission == "depth":
-            taken = min(len(queries), self._free(depth, bulk=queries[0].bulk))
+            taken = min(len(queries), self._free(depth, bulk=first.bulk))
         elif self.policy.depth == 0:
             taken = 0
         else:
-            room_s = self._patient_room_s(now, queries[0]) if patient else self.room_s(now, queries[0].due - now, slo_s)
+            room_s = (
+                self._patient_room_s(now, first, f, until_s)
+                if patient
+                else self._room_s(now, first.due - now, f, until_s, slo_s)
+            )
             taken = self._fitting(queries, total_s, room_s, patient=patient)
-            if not taken and len(queries) == 1 and self._may_probe(now, queries[0]):
+            if not taken and len(queries) == 1 and self._may_probe(now, first):
                 taken, self._probes = 1, True
         if taken < len(queries) and not part:
             taken = 0
         self._trial_depth = depth
-        late = taken < len(queries) and self._is_late_when_idle(now, queries[taken:])
-        if depth is None and not (patient or late):  # no room that is kept would help those
-            self._fairness.offered(now, total_s / len(queries), refused=taken < len(queries))
+        whole = taken == len(queries)
+        if depth is None and not patient and (whole or not self._is_late_when_idle(now, queries[taken:])):
+            self._fairness.offered(now, total_s / len(queries), refused=not whole)  # else no room kept would help it
         if taken:
-            self._admit(now, queries[:taken], promised=depth is None and self.policy.admission == "finish")
-        if taken < len(queries):
+            promised = depth is None and self.policy.admission == "finish"
+            self._admit(now, queries if whole else queries[:taken], f, until_s, promised=promised)
+        if not whole:
             self._count_refused(len(queries) - taken, queries[taken], now)
         return taken
 
@@ -248,26 +259,27 @@ class Schedule:
             self._rho_at = now
         self._rho += work_s / _RHO_S
 
-    def room_s(self, now: float, left_s: float, slo_s: float | None = None) -> float:
-        """Planned device seconds of work that is admitted now for a prompt query with `left_s` to its deadline."""
-        f, beta_s = self._slow(now), self.model.beta_s
-        left_s /= 1 + self.learning.margin
+    def _room_s(self, now: float, left_s: float, f: float, until_s: float, slo_s: float | None = None) -> float:
+        """Planned device seconds of work that is admitted now for a prompt query with `left_s` to its deadline, on a
+        device that is slow by `f` and free in `until_s`.
+        """
+        beta_s = self.model.beta_s
+        left_s *= self._deadlines
         work_s = self._prompt_s + self._patient_next_s
-        until_s = self._until_free(now, f)
-        room_s = self._run_s(slo_s or self.policy.slo_s) - work_s
+        room_s = (self._run_most_s if slo_s is None else self._run_s(slo_s)) - work_s
         if self.pass_tokens and self._busy:  # patient ones are behind it in the run
             return min(room_s, (left_s - until_s) / f - beta_s - self._prompt_s - self._pass_s)
         if self._busy and not self._prompt and until_s > (left_s - f * beta_s) / (1 + f * self._rho):
             return 0.0
         for line in (self._prompt, self._patient[:1]):
             if line:
-                left_s = min(left_s, (line[0].due - now) / (1 + self.learning.margin))
+                left_s = min(left_s, (line[0].due - now) * self._deadlines)
         return min(room_s, (left_s - until_s) / f - beta_s - work_s)
 
     def _idle_room_s(self, left_s: float) -> float:
         """What is admitted for such a deadline on an idle device."""
-        until_s = left_s / (1 + self.learning.margin) - self._pacing.pause_s
-        return min(self._run_s(self.policy.slo_s), until_s / self.learning.factor - self.model.beta_s)
+        until_s = left_s * self._deadlines - self._pacing.pause_s
+        return min(self._run_most_s, until_s / self.learning.factor - self.model.beta_s)
 
     def _may_probe(self, now: float, query: Query) -> bool:
         """The device has been idle for long: what is known of it may be wrong, and a run will tell. Sooner for a query
@@ -280,7 +292,7 @@ class Schedule:
         return now - self._since > after * self.policy.slo_s
 
     def _fitting(self, queries: Sequence[Query], total_s: float, room_s: float, *, patient: bool) -> int:
-        if not patient and max(q.cost_s for q in queries) < self._fairness.reserve_s > room_s:
+        if not patient and room_s < self._fairness.reserve_s > max(q.cost_s for q in queries):
             return 0  # kept for a long query
         if total_s <= room_s:
             return len(queries)
@@ -292,10 +304,8 @@ class Schedule:
             taken += 1
         return taken
 
-    def _patient_room_s(self, now: float, query: Query) -> float:
-        f = self._slow(now)
-        left_s = (query.due - now) / (1 + self.learning.margin)
-        until_s = self._until_free(now, f)
+    def _patient_room_s(self, now: float, query: Query, f: float, until_s: float) -> float:
+        left_s = (query.due - now) * self._deadlines
         with_it_s = f * (self.model.beta_s + self._prompt_s + query.cost_s)
         longer_s = max(0.0, with_it_s + f * self._patient_next_s - self.policy.slo_s)  # the next run than others
         runs = math.floor(max(0.0, (left_s - until_s - longer_s) / self.policy.slo_s))
@@ -310,7 +320,7 @@ class Schedule:
 
     @property
     def _bulk_most_s(self) -> float:
-        slo_s = self.policy.bulk_share * self.policy.slo_s / (1 + self.learning.margin)
+        slo_s = self.policy.bulk_share * self.policy.slo_s * self._deadlines
         return max(self._patient_run_s, slo_s / self.learning.factor - self.model.beta_s, self.model.alpha_s)
 
     def _free(self, depth: int | None, *, bulk: bool) -> int:
@@ -322,11 +332,10 @@ class Schedule:
             free = min(free, max(1, int(limit * self.policy.bulk_share)) - held)
         return max(0, free)
 
-    def _admit(self, now: float, queries: Sequence[Query], *, promised: bool) -> None:
+    def _admit(self, now: float, queries: Sequence[Query], f: float, until_s: float, *, promised: bool) -> None:
         if not self._busy and not self.waiting:
             self._first, self._start_by = now, _NEVER
         self._last = now
-        f = self._slow(now)
         for query in queries:
             query.admitted_at = now
             if query.patient:
@@ -336,9 +345,10 @@ class Schedule:
             else:
                 insort(self._prompt, query, key=_by_deadline)
                 self._prompt_s += query.cost_s
-        self.most = max(self.most, self.in_flight)
+        if (in_flight := self.in_flight) > self.most:
+            self.most = in_flight
         work_s = self._prompt_s + self._patient_next_s
-        predicted_s = (self._until_free(now, f) if self._busy else 0.0) + f * (self.model.beta_s + work_s)
+        predicted_s = (until_s if self._busy else 0.0) + f * (self.model.beta_s + work_s)
         for query in queries:
             query.predicted_s, query.ahead_s, query.slow, query.was_idle = predicted_s, work_s, f, not self._busy
         if promised and not self._busy:
@@ -347,8 +357,8 @@ class Schedule:
     def _may_wait_s(self, now: float, query: Query, f: float) -> float:
         """Seconds that an idle device may wait before it starts what waits, this query among it."""
         if query.patient:
-            return (query.due - now) / (1 + self.learning.margin) - self.policy.slo_s
-        left_s = (self._prompt[0].due - now) / (1 + self.learning.margin)
+            return (query.due - now) * self._deadlines - self.policy.slo_s
+        left_s = (self._prompt[0].due - now) * self._deadlines
         return left_s - f * (self.model.beta_s + self._prompt_s + self._patient_next_s)
 
     def _count_refused(self, count: int, query: Query, now: float) -> None:
@@ -390,7 +400,8 @@ class Schedule:
     def _nobody_can_join(self, now: float) -> bool:
         if self._trial_depth is not None or self.policy.admission == "depth":
             return not self._free(self._trial_depth, bulk=False)
-        return self.room_s(now, self.policy.slo_s) < self._fairness.mean_s
+        f, slo_s = self._slow(now), self.policy.slo_s
+        return self._room_s(now, slo_s, f, self._until_free(now, f)) < self._fairness.mean_s
 
     def start(self, now: float) -> list[Query]:
         """Begin the next run: its queries in the order of their deadlines, the patient ones last."""
@@ -446,6 +457,7 @@ class Schedule:
             for predicted_s, actual_s, slow in self._errors:
                 self.learning.answered(predicted_s, actual_s, slow)
         self._probe_after = min(2 * self._probe_after, _LAST_PROBE) if self._probes else _FIRST_PROBE
+        self._learn()
         self._errors.clear()
         self._busy, self._probes, self._since = False, False, now
         self.running = self._bulk_running = 0
@@ -504,16 +516,16 @@ class Schedule:
 
     def _room_in_s(self, now: float, f: float, until_s: float) -> float:
         cost_s = max(self._fairness.mean_s, self._fairness.reserve_s)
-        missing_s = cost_s - self.room_s(now, self.policy.slo_s)
+        missing_s = cost_s - self._room_s(now, self.policy.slo_s, f, until_s)
         if missing_s <= 0:
             return 0.0
         if not self._busy and not self.waiting:
             after = self._probe_after if self.learning.factor > 1 else _LAST_PROBE
             return max(0.0, self._since + after * self.policy.slo_s - now)
-        slo_s, beta_s = self.policy.slo_s / (1 + self.learning.margin), self.model.beta_s
+        slo_s, beta_s = self.policy.slo_s * self._deadlines, self.model.beta_s
         work_s = self._prompt_s + self._patient_next_s
         if self.pass_tokens and self._busy:
-            if f * missing_s <= until_s and self._run_s(self.policy.slo_s) - work_s >= cost_s:
+            if f * missing_s <= until_s and self._run_most_s - work_s >= cost_s:
                 return f * missing_s
             return until_s + max(0.0, f * (2 * beta_s + work_s + self._pass_s + cost_s) - slo_s)
         latest_s = (slo_s - f * beta_s) / (1 + f * self._rho)  # of a run's rest, for somebody to open the next
