@@ -2,6 +2,9 @@
 
 The paper's V100 and Xeon are emulated at true speed; all-MiniLM-L6-v2 is computed by this machine's CPU, which the load
 generator shares. `reference`: the same arrivals, device curves and rule in virtual time, without margin, noise or way.
+
+What was measured while the host took more than `_STOLEN_S` of the machine is measured again, at most `_ATTEMPTS` times
+in all; the last counts, and `stolen_s` says how it was.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from benchmarks.sheet import Sheet
 from benchmarks.simulation import rules
 from benchmarks.simulation.arrivals import Arrival as Simulated
 from benchmarks.simulation.device import Device
+from benchmarks.stolen import Stolen
 
 END, PASSES = "at the run's end", "pass by pass"
 PAIR, V100, CPU = "V100 + Xeon", "V100", "MiniLM on the CPU"
@@ -40,6 +44,7 @@ _CLOSED = 48  # clients of that loop
 _MOST_RATE = 900.0  # queries/s that the load generator is asked for
 _HONOURS = 20  # one client in so many comes back when it was told
 _REST_S = 1.0
+_STOLEN_S, _ATTEMPTS = 0.06, 3  # seconds of a core in any 0.3 s
 
 
 def run(bench: Bench) -> None:
@@ -136,7 +141,7 @@ def _deadlines(bench: Bench, seconds: float) -> None:
     patient = [Arrival(one.at_s, one.tokens, one.allowed_s, own_deadline=True) for one in arrivals]
     prompt = poisson(20, seconds, 75, slo_s, seed=6)
     with serving(_rehearsal(slo_s, END)) as service:
-        ended = asyncio.run(_send(service, sorted([*patient, *prompt], key=lambda one: one.at_s)))
+        ended, _ = _send(service, sorted([*patient, *prompt], key=lambda one: one.at_s))
     for name, own in (("allow 20 s", True), ("the SLO", False)):
         told = figures([one for one in ended if one.arrival.own_deadline == own], seconds)
         about = {"service": PAIR, "what": "deadlines", "which": name}
@@ -193,10 +198,10 @@ def _stolen_core(bench: Bench, about: Mapping[str, Any], service: Service, rate:
     thief: list[subprocess.Popen[bytes]] = []
 
     async def steal() -> list[Ended]:
-        sending = asyncio.create_task(_send(service, arrivals))
+        sending = asyncio.create_task(_sent(service, arrivals))
         await asyncio.sleep(seconds)
         thief.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))  # noqa: ASYNC220 - quick
-        return await sending
+        return (await sending)[0]
 
     try:
         ended = asyncio.run(steal())
@@ -243,18 +248,25 @@ def _returns(
 def _bursts(
     bench: Bench, about: Mapping[str, Any], service: Service, queries: int, *, slo_s: float, bursts: int
 ) -> None:
-    async def send() -> list[list[Ended]]:
-        load, found = Load(service.url), []
+    async def send() -> tuple[list[list[Ended]], int]:
+        load, found, again = Load(service.url), list[list[Ended]](), 0
         await load.open(queries)
-        for _ in range(bursts):
-            found.append(await load.burst(queries, _TOKENS, slo_s))
+        while len(found) < bursts:
+            async with Stolen() as stolen:
+                ended = await load.burst(queries, _TOKENS, slo_s)
+            if stolen.most_s > _STOLEN_S and again < (_ATTEMPTS - 1) * bursts:
+                again += 1
+            else:
+                found.append(ended)
             await asyncio.sleep(_REST_S)
         load.close()
-        return found
+        return found, again
 
-    each = [figures(one, slo_s) for one in asyncio.run(send())]
+    found, again = asyncio.run(send())
+    each = [figures(one, slo_s) for one in found]
     told = {
         "bursts": bursts,
+        "again": again,
         "answered": statistics.mean(one["answered"] for one in each),
         "fewest": min(one["answered"] for one in each),
         "late": sum(one["late"] for one in each),
@@ -281,8 +293,13 @@ def _stream(
     seconds: float,
     reference: float | Mapping[str, float] | None = None,
 ) -> None:
-    ended = asyncio.run(_send(service, arrivals))
-    told: dict[str, Any] = {**figures(ended, seconds), "work_s": _work_s(ended) / seconds, "reference": reference}
+    ended, stolen_s = _send(service, arrivals)
+    told: dict[str, Any] = {
+        **figures(ended, seconds),
+        "work_s": _work_s(ended) / seconds,
+        "reference": reference,
+        "stolen_s": stolen_s,
+    }
     bench.sample(about, told, _shown(told))
 
 
@@ -296,10 +313,20 @@ def _work_s(ended: Sequence[Ended]) -> float:
     )
 
 
-async def _send(service: Service, arrivals: Sequence[Arrival]) -> list[Ended]:
+def _send(service: Service, arrivals: Sequence[Arrival]) -> tuple[list[Ended], float]:
+    """What became of them, and how much the host stole at worst."""
+    for _ in range(_ATTEMPTS):
+        ended, stolen_s = asyncio.run(_sent(service, arrivals))
+        if stolen_s <= _STOLEN_S:
+            break
+    return ended, stolen_s
+
+
+async def _sent(service: Service, arrivals: Sequence[Arrival]) -> tuple[list[Ended], float]:
     load = Load(service.url)
     try:
-        return await load.stream(arrivals)
+        async with Stolen() as stolen:
+            return await load.stream(arrivals), stolen.most_s
     finally:
         load.close()
         await asyncio.sleep(_REST_S)
