@@ -16,7 +16,7 @@ _STEAL = 8  # place of the field, proc(5)
 
 
 class Stolen:
-    """`async with Stolen() as stolen:` and afterwards `stolen.most_s`: the most that the host took in any 0.3 s of it, in
+    """`async with Stolen() as stolen:`, and then `stolen.most_s`: the most that the host took in any 0.3 s of it, in
     seconds of one core, averaged over the cores; 0 where the system does not tell.
     """
 
