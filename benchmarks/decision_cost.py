@@ -92,7 +92,7 @@ def place_s(nodes: int, queries: int = 1000) -> float:
         started = time.perf_counter()
         for _ in range(queries):
             router._refuse_early(request)  # noqa: SLF001
-            next(router._candidates(request, QUERY_TOKENS))  # noqa: SLF001
+            next(router._candidates(request, [QUERY_TOKENS]))  # noqa: SLF001
         return (time.perf_counter() - started) / queries
 
     return run(place(), 10**9)

@@ -1,7 +1,7 @@
 """How many embedder replicas a pool should have: as many as keep its queues filled to a share. Pure.
 
-Serve's own policy goes by calls in progress at each replica. Here a call is a batch of any size, and travels by a
-socket that Serve does not count; what is scarce is the queue. So each replica tells Serve how full its queue is
+Serve's own policy goes by calls in progress at each replica. Here queries travel by a socket that Serve does not
+count, and what is scarce is the queue. So each replica tells Serve how full its queue is
 (`Embedder.record_autoscaling_stats`), and this policy keeps it at `target`. Delays, factors and bounds stay Serve's.
 
 Serve sends this module by value to its controller: it imports nothing of ours.

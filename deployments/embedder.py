@@ -41,7 +41,7 @@ _SLO_UNTIL_TOLD_S = 1.0  # the first Router that connects tells the promise and 
 
 class Embedder:
     """Serve deployment. The engine lives in a thread of its own, bound to its cores before its library is imported,
-    so that the event loop stays free for health checks and the next batch.
+    so that the event loop stays free for health checks and for admission.
     """
 
     def __init__(self, pool: str, settings: Settings, device: str) -> None:
@@ -191,7 +191,7 @@ class Embedder:
         """A pass takes a small share of the SLO, so that answers leave early and a deadline is not missed by a pass."""
         if alpha_s := schedule.model.alpha_s:
             self._engine.bound_passes(int(_PASS_SHARE * schedule.policy.slo_s / alpha_s * QUERY_TOKENS))
-            schedule.pass_tokens = self._engine.pass_tokens
+            schedule.let_pass(self._engine.pass_tokens)
 
     def _failed(self, error: Exception) -> str:
         self._metrics.failed()

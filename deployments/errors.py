@@ -9,8 +9,8 @@ WindveError
 ├── Unauthorized            401  UNAUTHENTICATED      an API key is wanted, and none that is known was given
 ├── Forbidden               403  PERMISSION_DENIED    not for whom asks
 ├── WrongKind               400  FAILED_PRECONDITION  the model is of another kind than the route needs
-├── Busy                    429  RESOURCE_EXHAUSTED   both queues are full; says when to come back
-├── DeadlineExceeded        504  DEADLINE_EXCEEDED    the time that the client itself allowed has passed
+├── Busy                    429  RESOURCE_EXHAUSTED   no replica has room before the deadline; says when to come back
+├── DeadlineExceeded        504  DEADLINE_EXCEEDED    the client's own time has passed, or would on an idle device
 ├── EngineFailed            500  FAILED_PRECONDITION  the model run failed; the query was good
 └── Unavailable             503  UNAVAILABLE          no pool can answer now
     ├── ReplicaLost         503  UNAVAILABLE          the replica died with the query; the Router tries once more
@@ -18,8 +18,6 @@ WindveError
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 
 class WindveError(Exception):
@@ -90,7 +88,7 @@ class WrongKind(WindveError):
 
 
 class Busy(WindveError):
-    """Algorithm 1's third answer. `retry_after_s` is computed from what the pools are running, in seconds."""
+    """Algorithm 1's third answer. `retry_after_s`: seconds until a replica that was asked has room again."""
 
     status = 429
     grpc_status = "RESOURCE_EXHAUSTED"
@@ -99,13 +97,6 @@ class Busy(WindveError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-
-    def __reduce__(self) -> tuple[Any, tuple[str, float]]:
-        return _busy, (self.message, self.retry_after_s)
-
-
-def _busy(message: str, retry_after_s: float) -> Busy:
-    return Busy(message, retry_after_s=retry_after_s)
 
 
 class DeadlineExceeded(WindveError):

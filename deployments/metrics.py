@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from deployments.errors import Busy, DeadlineExceeded, WindveError
 from deployments.queueing.schedule import Word
@@ -29,16 +28,6 @@ _TOKENISING_S = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
 _QUERIES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0]
 _POOL = ("pool",)
 _SERVER_ERRORS = 500  # HTTP: from here on it is not the client who must change something
-
-
-class _Counting(Protocol):
-    metrics: RouterMetrics
-
-
-_R = TypeVar("_R", bound=_Counting)
-_Q = TypeVar("_Q", bound=Sized)
-_P = ParamSpec("_P")
-_A = TypeVar("_A")
 
 
 class _Counter(Protocol):
@@ -151,8 +140,8 @@ class RouterMetrics:
             "is_open": "1 unless the pool is closed (queue_depth: 0)",
             "depth": "Queue depth of each live replica, in force; 0 where none is set",
             "live_replicas": "Replicas that this Router may send to",
-            "alpha_s": "Latency model: seconds more for each query in a batch",
-            "beta_s": "Latency model: seconds of any batch",
+            "alpha_s": "Latency model: seconds more for each query of 75 tokens in a run",
+            "beta_s": "Latency model: seconds of any run",
             "calibrated": "1 if a calibration wrote the latency model, 0 if it was measured at warm-up",
         }
         self._gauges: dict[str, _Gauge] = {
@@ -192,22 +181,6 @@ class RouterMetrics:
                 gauge.set(float(getattr(state, key)), {"pool": pool})
 
 
-def counted(
-    embed: Callable[Concatenate[_R, _Q, _P], Awaitable[_A]],
-) -> Callable[Concatenate[_R, _Q, _P], Coroutine[Any, Any, _A]]:
-    """For the Router's method that embeds one request: those that end with an error are counted by it."""
-
-    async def counting(router: _R, queries: _Q, /, *args: _P.args, **how: _P.kwargs) -> _A:
-        try:
-            return await embed(router, queries, *args, **how)
-        except BaseException as error:
-            router.metrics.failed(error, len(queries))
-            raise
-
-    functools.update_wrapper(counting, embed)
-    return counting
-
-
 class EmbedderMetrics:
     """An embedder replica's. `info`: what it runs, each value a tag."""
 
@@ -223,9 +196,7 @@ class EmbedderMetrics:
         }
         self._tallies = [_tally(instruments, name, about, _POOL) for name, about in tallies.items()]
         self._inference = _Sampled(
-            instruments.Histogram(
-                "windve_inference_seconds", "One run of the engine, whole batches together", _SECONDS, _POOL
-            ),
+            instruments.Histogram("windve_inference_seconds", "One run of the engine", _SECONDS, _POOL),
             self._pool,
         )
         self._batches = _Sampled(

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ray.serve")
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0  # between attempts to connect
-_AWAY = 1.25  # times its finish is that of a replica on another node taken for: one slow run is no reason to cross over
+_AWAY = 1.25  # a replica on another node counts as if it finished so many times later: one slow run of the nearest must
+# not move queries between nodes
 _LOOKED_AT = 16  # replicas, for one query
 _ANSWERS_S = 0.5  # a replica that takes longer for a word is shown by its last
 
@@ -43,6 +44,8 @@ class Link:
         self.view = View(replica, rank)
         self.about = about
         self.answered = 0  # queries
+        self.bulk_parts = 0  # of bulk requests, there now
+        self.bulk_again_at = 0.0  # it had no room for bulk queries, and is not asked before
         self._pool = pool
         self._channel: Channel | None = None
         self._doubtful: list[Placed] = []
@@ -58,7 +61,7 @@ class Link:
     def offer(self, offer: Offer) -> Placed:
         assert self._channel is not None
         placed = self._channel.offer(offer)
-        cost_s = sum(self.view.model.cost_s(len(ids)) for ids in offer.queries)
+        cost_s = self.view.model.work_s(map(len, offer.queries))
         self.view.sent(self._channel.frames, len(offer.queries), cost_s)
         if not self._watching:
             self._watch()
@@ -318,7 +321,7 @@ class Pool:
         return model.alpha_s, model.beta_s
 
     def by_finish(
-        self, now: float, tokens: int, most: int, *, slo_s: float = math.inf, depth: int | None = None
+        self, now: float, lengths: Sequence[int], most: int, *, slo_s: float = math.inf, depth: int | None = None
     ) -> Iterator[Link]:
         """The live replicas that would finish first, `most` of them: those that are open before those that said when
         they open. Those that have stopped, or were sent enough, are left out.
@@ -332,7 +335,7 @@ class Pool:
             live,
             key=lambda link: (
                 link.view.opens_s(now) > 0,
-                round(link.view.finish_s(now, tokens) * (_AWAY if link.view.rank[0] else 1.0), 4),
+                round(link.view.finish_s(now, lengths) * (_AWAY if link.view.rank[0] else 1.0), 4),
                 link.view.rank,
             ),
         )

@@ -8,6 +8,7 @@ replica that said when it opens again is not asked before.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import time
@@ -31,7 +32,7 @@ from deployments.errors import (
     WindveError,
     WrongKind,
 )
-from deployments.metrics import RouterMetrics, counted, publish_again_and_again
+from deployments.metrics import RouterMetrics, publish_again_and_again
 from deployments.model_files import ModelCard, read_model_card
 from deployments.pairs import Pair
 from deployments.pool import Link, Pool
@@ -51,7 +52,7 @@ logger = logging.getLogger("ray.serve")
 _CHARACTERS_TO_TOKENIZE = 100_000  # each token that is told costs some hundred bytes, and time of the interpreter
 _NUMBERS_OF_TOKENS = 4_000_000  # 10,000 tokens of 384 numbers; as text about 45 MB
 _TRIES = 2  # a query whose replica died is admitted once more
-_NEWS_S = 0.05  # but not sooner: a node that dies takes several replicas with it, and the news of each comes by itself
+_NEWS_S = 0.05  # wait so long before: a node that dies takes several replicas with it, and the news of each comes alone
 _ASKED = 4  # replicas of a pool, at most, for one query
 _RETRY_LATER = 0.05  # of the SLO after the opening: at the opening itself many come back at once
 _SHORTEST_RETRY_S = 0.01
@@ -138,7 +139,6 @@ class _Bulk:
     missing: deque[int]
     news: asyncio.Event = field(default_factory=asyncio.Event)
     parts: list[_Part] = field(default_factory=list)
-    ask_again: dict[Link, float] = field(default_factory=dict)  # replicas that refused, and until when they are left
 
 
 _Answers = dict[int, tuple[str, Answered]]  # by the query's index: the pool that answered, and what
@@ -158,7 +158,7 @@ class Router:
         self.settings = settings
         self.topology = topology
         self.card: ModelCard = read_model_card(settings.model)
-        self.config: RouterConfig | None = None
+        self.config: RouterConfig  # once `reconfigure` was called
         self.config_problem: str | None = None
         self.started = time.time()
         self.refused = 0
@@ -183,7 +183,7 @@ class Router:
         try:
             config = RouterConfig.parse(user_config, self.topology.pools)
         except SettingsError as error:
-            if self.config is None:
+            if not self.pools:
                 raise
             self.config_problem = str(error)
             logger.error("the new user_config is refused, the one before stays in force: %s", error)  # noqa: TRY400
@@ -213,12 +213,18 @@ class Router:
             on_change=self._look_again,
         )
 
-    @counted
     async def embed(self, queries: Sequence[Query], wanted: Wanted) -> Embedded:
         """Answer one request of 1..n queries, and count it: embed them, or what else the model is for.
 
         Raises WrongKind, InvalidInput, Forbidden, Busy, Unavailable, TimedOut, DeadlineExceeded or EngineFailed.
         """
+        try:
+            return await self._embed(queries, wanted)
+        except BaseException as error:
+            self.metrics.failed(error, len(queries))
+            raise
+
+    async def _embed(self, queries: Sequence[Query], wanted: Wanted) -> Embedded:
         request = self._open(queries, wanted)
         most_s = self._most_s(request)
         try:
@@ -235,7 +241,6 @@ class Router:
 
     def _open(self, queries: Sequence[Query], wanted: Wanted) -> _Request:
         """Raises WrongKind, InvalidInput, Forbidden or DeadlineExceeded."""
-        assert self.config is not None
         if self.card.kind not in wanted.kinds:
             kinds = " or ".join(wanted.kinds)
             raise WrongKind(f"this is for models of the kind {kinds}; {self.card.name} is {self.card.kind}")
@@ -252,7 +257,6 @@ class Router:
         return _Request(queries, wanted, prompt, now, now + allowed_s, patient, bulk)
 
     def _most_s(self, request: _Request) -> float:
-        assert self.config is not None
         return self.config.bulk.timeout_s if request.bulk else self.config.request_timeout_s
 
     def _gave_up(self, request: _Request, most_s: float) -> DeadlineExceeded | TimedOut:
@@ -263,7 +267,6 @@ class Router:
         return TimedOut(f"no answer within {most_s:g} s ({key}); please try again later")
 
     def _embedded(self, request: _Request, answers: _Answers) -> Embedded:
-        assert self.config is not None
         now = asyncio.get_running_loop().time()
         in_order = [answers[index] for index in range(len(request.queries))]
         pools, told = [pool for pool, _ in in_order], [answer for _, answer in in_order]
@@ -303,25 +306,25 @@ class Router:
             self._check_numbers(request.ids)
         if len(request.queries) > 1 and wanted.trial is None and not request.bulk:
             mean = sum(map(len, request.ids)) / len(request.ids)
-            request.bulk = len(request.queries) > self._capacity(mean)
+            request.bulk = len(request.queries) > self._capacity(mean, request)
 
     def _token_ids(
         self, queries: Sequence[Query], prompt: str, truncate: bool, side: Side, first: int
     ) -> list[TokenIds]:
         if prompt:
             queries = [prompt + self._text(query, index) for index, query in enumerate(queries, first)]
-        if all(isinstance(query, str) for query in queries):
-            return self._tokenizer.encode(queries, truncate=truncate, side=side, first=first)  # type: ignore[arg-type]
-        if all(isinstance(query, Pair) for query in queries):
-            return self._tokenizer.encode_pairs(queries, truncate=truncate, side=side, first=first)  # type: ignore[arg-type]
-        return [self._ids_of(query, index, truncate, side) for index, query in enumerate(queries, first)]
-
-    def _ids_of(self, query: Query, index: int, truncate: bool, side: Side) -> TokenIds:
-        if isinstance(query, str):
-            return self._tokenizer.encode([query], truncate=truncate, side=side, first=index)[0]
-        if isinstance(query, Pair):
-            return self._tokenizer.encode_pairs([query], truncate=truncate, side=side, first=index)[0]
-        return self._tokenizer.check(query, index, truncate=truncate, side=side)
+        found: list[TokenIds] = []
+        for kind, group in itertools.groupby(queries, type):
+            some: Any = list(group)
+            at = first + len(found)
+            if kind is str:
+                found += self._tokenizer.encode(some, truncate=truncate, side=side, first=at)
+            elif kind is Pair:
+                found += self._tokenizer.encode_pairs(some, truncate=truncate, side=side, first=at)
+            else:
+                check = self._tokenizer.check
+                found += [check(ids, index, truncate=truncate, side=side) for index, ids in enumerate(some, at)]
+        return found
 
     def _text(self, query: Query, index: int) -> str:
         """A query that gets a prompt as text; token ids become the text that they stand for, as with TEI."""
@@ -344,14 +347,14 @@ class Router:
             self._check_bulk(len(queries))
             return
         tokens = estimated_tokens(queries, self.card.max_tokens)
-        if len(queries) > 1 and len(queries) > self._capacity(tokens):
+        if len(queries) > 1 and len(queries) > self._capacity(tokens, request):
             self._check_bulk(len(queries))
             return
         if request.patient:
             return  # it waits behind the others
         now = asyncio.get_running_loop().time()
         if all(pool.is_full(now) for pool in self.pools.values() if pool.is_open):
-            for _ in self._candidates(request, round(tokens) * len(queries)):
+            for _ in self._candidates(request, [round(tokens)] * len(queries)):
                 pass  # each is full, and is told what it missed
             raise self._busy(request)
         characters = sum(map(len, queries)) + len(request.prompt) * len(queries)
@@ -392,7 +395,8 @@ class Router:
         and ReplicaLost.
         """
         alone = len(left) == 1
-        for pool, link in self._candidates(request, sum(len(request.ids[index]) for index in left)):
+        lost: ReplicaLost | None = None
+        for pool, link in self._candidates(request, [len(request.ids[index]) for index in left]):
             offer = self._offer(request, pool.name, left, part=not alone)
             part = _Part(link, pool.name, link.offer(offer), left)
             parts.append(part)
@@ -404,15 +408,28 @@ class Router:
             part.indices, left = left[:count], left[count:]
             if not count:
                 parts.remove(part)
-                request.never += part.placed.never
+                found = await _settled(part.placed)
+                lost = found if isinstance(found, ReplicaLost) else lost
+                request.never += part.placed.never and self._is_too_long(request, link, offer)
             if not left:
                 for held in parts[:-1]:
                     held.link.confirm(held.placed)
                 return
             self._note_full(request, pool, link)
+        if lost is not None:
+            for held in parts:
+                held.link.call_off(held.placed)
+            parts.clear()
+            raise lost
         raise self._busy(request)
 
-    def _candidates(self, request: _Request, tokens: int) -> Iterator[tuple[Pool, Link]]:
+    @staticmethod
+    def _is_too_long(request: _Request, link: Link, offer: Offer) -> bool:
+        """Not only for what is left of the time that the request allows."""
+        model = link.view.model
+        return model.beta_s + max(model.cost_s(len(ids)) for ids in offer.queries) > request.due - request.started
+
+    def _candidates(self, request: _Request, lengths: Sequence[int]) -> Iterator[tuple[Pool, Link]]:
         """Replicas in the order in which they are asked: the accelerators', then the CPUs', those first that would
         finish first. One that said when it opens is left out until then, and told of the work that it missed.
         """
@@ -421,15 +438,15 @@ class Router:
             if not (pool.is_open if trial is None else trial.may_use(pool.name)):
                 continue
             loop = asyncio.get_running_loop()
-            depth = trial.depths[pool.name] if trial is not None and trial.depths else None
-            if trial is None and pool.by_count:
-                depth = pool.config.queue_depth
+            depth = pool.config.queue_depth if pool.by_count else None
+            if trial is not None:
+                depth = trial.depth(pool.name)
             slo_s = max(pool.terms["slo_s"], request.due - request.started)
-            for link in pool.by_finish(loop.time(), tokens, _ASKED, slo_s=slo_s, depth=depth):
+            for link in pool.by_finish(loop.time(), lengths, _ASKED, slo_s=slo_s, depth=depth):
                 now = loop.time()  # the one before has been asked meanwhile
                 if trial is None and not request.patient and link.view.opens_s(now) > 0:
                     if request.pool != pool.name:
-                        link.refuse_here(link.view.model.cost_s(tokens))
+                        link.refuse_here(link.view.model.work_s(lengths))
                     self._note_full(request, pool, link)
                 elif link.is_live:
                     yield pool, link
@@ -442,8 +459,8 @@ class Router:
 
     def _opens_s(self, link: Link, now: float, request: _Request) -> float:
         """Seconds until that replica would admit such a request."""
-        tokens = sum(map(len, request.ids)) or 1
-        misses_s = link.view.finish_s(now, tokens) - (request.due - request.started)
+        lengths = list(map(len, request.ids)) or [1]
+        misses_s = link.view.finish_s(now, lengths) - (request.due - request.started)
         return max(link.view.opens_s(now), misses_s)
 
     def _offer(self, request: _Request, pool: str, indices: Sequence[int], *, part: bool) -> Offer:
@@ -457,7 +474,7 @@ class Router:
             bulk=request.bulk,
             part=part,
             again=request.pool == pool,
-            depth=trial.depths[pool] if trial is not None and trial.depths else None,
+            depth=None if trial is None else trial.depth(pool),
             trial=trial is not None,
         )
 
@@ -468,7 +485,6 @@ class Router:
         for index, answer in zip(part.indices, found, strict=True):
             answers[index] = (part.pool, answer)
         if not request.bulk:
-            assert self.config is not None
             now, slo_s = part.placed.settled_at, self.config.slo_s
             way_s = now - part.placed.sent_at - max(a.stay_s for a in found)
             forgotten_s = self._way_s * math.exp((self._way_at - now) / (_WAY_SLOS * slo_s))
@@ -478,7 +494,6 @@ class Router:
 
     async def _answer_bulk(self, request: _Request) -> _Answers:
         """Let the queries in as the replicas have room for them, first come first served among bulk requests."""
-        assert self.config is not None
         self._check_bulk(len(request.ids))
         request.due = request.started + min(self.config.bulk.timeout_s, request.wanted.timeout_s or math.inf)
         bulk = _Bulk(request, deque(range(len(request.ids))))
@@ -488,16 +503,16 @@ class Router:
         finally:
             for part in bulk.parts:
                 part.link.call_off(part.placed)
+                part.link.bulk_parts -= 1
             self._bulk.remove(bulk)
             self._look_again()
 
     async def _fill(self, bulk: _Bulk) -> _Answers:
         answers: _Answers = {}
         tries = [0] * len(bulk.request.ids)
-        assert self.config is not None
         while len(answers) < len(tries):
             bulk.news.clear()
-            if bulk.missing and next(one for one in self._bulk if one.missing) is bulk:
+            if bulk.missing and self._next_bulk is bulk:
                 self._spread(bulk, tries)
             if bulk.missing and not bulk.parts and not self.can_answer:
                 raise self._unavailable()
@@ -513,14 +528,15 @@ class Router:
         """Offer each replica as much as it has room for; where nothing is anywhere, a query at least, for its word."""
         for name, pool in self.pools.items():
             for link in pool.live if pool.is_open else ():
-                if bulk.ask_again.get(link, 0.0) > asyncio.get_running_loop().time():
+                now = asyncio.get_running_loop().time()
+                if link.bulk_again_at > now or link.view.is_silent(now):
                     continue
                 indices: list[int] = []
                 room_s, size = link.view.bulk_room_s(by_count=pool.by_count), 0
                 while bulk.missing and size < CUT_BYTES:
                     ids = bulk.request.ids[bulk.missing[0]]
                     room_s -= link.view.model.alpha_s if pool.by_count else link.view.model.cost_s(len(ids))
-                    if room_s < 0 and (indices or bulk.parts):
+                    if room_s < 0 and (indices or bulk.parts or link.bulk_parts):
                         break
                     size += ids.nbytes
                     indices.append(bulk.missing.popleft())
@@ -532,6 +548,7 @@ class Router:
                     placed.admitted.add_done_callback(lambda _: bulk.news.set())
                     placed.outcome.add_done_callback(lambda _: bulk.news.set())
                     bulk.parts.append(_Part(link, name, placed, indices))
+                    link.bulk_parts += 1
         if not bulk.missing:
             self._look_again()
 
@@ -547,6 +564,7 @@ class Router:
             if not part.placed.ended:
                 continue
             bulk.parts.remove(part)
+            part.link.bulk_parts -= 1
             try:
                 found = part.placed.outcome.result()
             except ReplicaLost:
@@ -555,20 +573,23 @@ class Router:
                 bulk.missing.extendleft(reversed(part.indices))
                 continue
             if isinstance(found, Refused):
-                assert self.config is not None
-                bulk.ask_again[part.link] = asyncio.get_running_loop().time() + _BULK_LOOK * self.config.slo_s
+                part.link.bulk_again_at = asyncio.get_running_loop().time() + _BULK_LOOK * self.config.slo_s
             else:
                 self._collect(bulk.request, part, found, answers)
 
+    @property
+    def _next_bulk(self) -> _Bulk | None:
+        """The bulk request whose turn it is."""
+        return next((bulk for bulk in self._bulk if bulk.missing), None)
+
     def _look_again(self) -> None:
         """There may be room for bulk requests."""
-        for bulk in self._bulk:
+        if (bulk := self._next_bulk) is not None:
             bulk.news.set()
 
     # --- refuse -------------------------------------------------------------------------------------------------------
 
     def _busy(self, request: _Request) -> WindveError:
-        assert self.config is not None
         if not self.can_answer and request.wanted.trial is None:
             return self._unavailable()
         if request.asked and request.never == request.asked:
@@ -589,7 +610,6 @@ class Router:
 
     def _check_bulk(self, more: int) -> None:
         """Raises Busy where too many bulk queries wait here already."""
-        assert self.config is not None
         waiting = sum(len(bulk.missing) for bulk in self._bulk)
         if waiting + more <= self.config.bulk.max_waiting:
             return
@@ -613,15 +633,17 @@ class Router:
         """Queries of 75 tokens that may be in flight at once, all pools together."""
         return int(self._capacity(75))
 
-    def _capacity(self, tokens: float) -> float:
-        assert self.config is not None
-        return sum(pool.capacity(tokens, self.config.slo_s) for pool in self.pools.values())
+    def _capacity(self, tokens: float, request: _Request | None = None) -> float:
+        """Of queries of so many tokens; with what is left of the SLO for those of this request."""
+        slo_s = self.config.slo_s
+        if request is not None:
+            slo_s -= self._way_s + asyncio.get_running_loop().time() - request.started
+        return sum(pool.capacity(tokens, slo_s) for pool in self.pools.values())
 
     # --- trials and telling -------------------------------------------------------------------------------------------
 
     def _enter_trial(self, trial: Trial) -> None:
         """Raises Forbidden or InvalidInput."""
-        assert self.config is not None
         trial.check(self.config.trial, self.topology.pools, time.time())
         self._trial_at = asyncio.get_running_loop().time()
 
@@ -683,11 +705,7 @@ class Router:
         links = [link for pool in self.pools.values() for link in pool.live]
         await asyncio.gather(*(link.ask_word() for link in links))
 
-    async def check_health(self) -> None:
-        """Called by Serve: a Router whose loop turns is healthy; pools have their own checks."""
-
     def _publish(self) -> None:
-        assert self.config is not None
         self.metrics.publish(self.config.slo_s, {name: pool.state() for name, pool in self.pools.items()})
 
     def describe_pools(self) -> dict[str, dict[str, Any]]:

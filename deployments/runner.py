@@ -35,6 +35,7 @@ class Client(Protocol):
     """A Router's connection."""
 
     def send(self, report: Report) -> None: ...
+    def hang_up(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -150,7 +151,8 @@ class Runner:
         account.name = settings["router"]
         for client, other in list(self._accounts.items()):
             if other is not account and other.name == account.name:
-                self.gone(client)  # its connection broke at the other end only
+                self.gone(client)  # its connection broke at the other end only,
+                client.hang_up()  # and what it still had to say is not heard
         model = settings["model"]
         self.schedule.configure(
             Policy(settings["slo_s"], settings["admission"], settings["depth"], settings["bulk_share"]),
@@ -217,10 +219,11 @@ class Runner:
         self._wake()
 
     def _tell_of_room(self) -> None:
-        """There is room sooner than Routers were told; the one that called off hears it, too."""
+        """Where there is room sooner than a Router was told, it hears of it."""
         now = _now()
+        opens_at = now + self.schedule.opens_s(now)
         for account in self._accounts.values():
-            if account.told_opens_at > now:
+            if account.told_opens_at > max(now, opens_at + _LATE_S):
                 self._tell(account)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
@@ -278,27 +281,22 @@ class Runner:
                 logger.exception("a run was not counted")
         elif not isinstance(problem, Stopped):
             sentence = self._on_failure(problem).encode(errors="replace").decode()  # JSON has no lone surrogates
-            lost = list[Query]()
-            for number, account in {
-                (query.item.number, query.item.account)
-                for query in (run.queries[index] for index in run.left)
-                if not query.item.gone
-            }:
-                lost += account.offers.pop(number, ())
-                self._tell(account).failed.append((number, sentence))
-            self._drop(lost)
+            left = [run.queries[index].item for index in run.left]
+            self._fail({(one.account, one.number) for one in left if not one.gone}, sentence)
         self._run = None
         self.schedule.ended(now, whole=problem is None)
-        if problem is not None:
-            self._tell_of_room()
+        self._tell_of_room()
         self._wake()
         self._look()
 
-    def _fail(self, account: Account, number: int, sentence: str) -> None:
-        """The whole offer, whose other queries nobody wants then."""
-        if (queries := account.offers.pop(number, None)) is not None:
-            self._drop(queries)
-            self._tell(account).failed.append((number, sentence))
+    def _fail(self, offers: Iterable[tuple[Account, int]], sentence: str) -> None:
+        """Whole offers: nobody wants their other queries then."""
+        lost = list[Query]()
+        for account, number in offers:
+            if (queries := account.offers.pop(number, None)) is not None:
+                lost += queries
+                self._tell(account).failed.append((number, sentence))
+        self._drop(lost)
 
     def _passed(self, run: Run, indices: Indices, unit: Floats, norms: Floats) -> None:
         now = _now()
@@ -317,7 +315,7 @@ class Runner:
         waiting: Waiting = query.item
         account = waiting.account
         if not np.isfinite(norms).all():
-            self._fail(account, waiting.number, "the engine gave no finite numbers for this input")
+            self._fail([(account, waiting.number)], "the engine gave no finite numbers for this input")
             return
         waiting.gone = True
         queries = account.offers[waiting.number]

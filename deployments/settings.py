@@ -169,10 +169,6 @@ class Settings(_Strict):
     def emulated(self) -> bool:
         return self._used_pools()[0].engine == "emulated"
 
-    @property
-    def model_name(self) -> str:
-        return self.model.name or self.model.id
-
     @classmethod
     def parse(cls, raw: Any) -> Settings:
         """The `args` of a Serve config as typed settings. Raises SettingsError that names the key."""

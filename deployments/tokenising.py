@@ -43,10 +43,10 @@ class Tokenising:
         loop, found = asyncio.get_running_loop(), list[TokenIds]()
         self.queries += len(queries)
         self._characters += characters
-        left = characters
+        left, longer = characters, characters / max(1, sum(map(len, queries)))  # by the prompt before each
         try:
             for part in _turns(queries):
-                size = sum(map(len, part))
+                size = round(longer * sum(map(len, part)))
                 ids, seconds = await loop.run_in_executor(self._thread, _timed, encode, part, len(found))
                 found += ids
                 if seconds > 0:

@@ -63,6 +63,10 @@ class Trial:
             depths[pool] = int(depth)
         return cls(secret, depths, only)
 
+    def depth(self, pool: str) -> int | None:
+        """By which it is admitted there; None: by predicted finish."""
+        return self.depths.get(pool, 0) if self.finish_s is None else None
+
     def may_use(self, pool: str) -> bool:
         """Whether it asks for a place there."""
         return self.only in {None, pool} and (self.finish_s is not None or bool(self.depths.get(pool)))

@@ -53,7 +53,6 @@ class Ingress(Router):
 
     async def check_health(self) -> None:
         """Called by Serve every ten seconds or so: the moment to see whether the API keys have changed."""
-        await super().check_health()
         if self.api_keys is not None:
             await asyncio.to_thread(self.api_keys.refresh)
 
@@ -75,7 +74,7 @@ def build(args: dict[str, Any]) -> Application:
             serve.deployment(
                 name=_DEPLOYMENTS[pool],
                 **_how_many(settings, pool, topology),
-                max_ongoing_requests=1000,  # the queue manager admits; a replica never refuses
+                max_ongoing_requests=1000,  # never reached: queries travel by the channel, and the schedule admits
                 request_router_config=_SEND_WHERE_TOLD,
                 health_check_period_s=2,
                 health_check_timeout_s=5,  # three in a row, and the replica is replaced

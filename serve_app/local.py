@@ -30,7 +30,7 @@ from serve_app.api_keys import read_keys
 from serve_app.local_service import LocalService, private_folder
 
 _START_TIMEOUT_S = 600.0  # a large model from a slow disk or hub
-_OBJECT_STORE_BYTES = 200 * 2**20  # batches travel by gRPC; the store holds next to nothing
+_OBJECT_STORE_BYTES = 200 * 2**20  # queries travel by the channel; the store holds next to nothing
 _PROXY_TIMEOUT_S = 15.0  # for what listens a moment after it is said to be there
 _METRICS_PORT = 8080  # as on KubeRay
 _PROXY_PORTS = {  # Ray's own defaults

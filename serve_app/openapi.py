@@ -20,10 +20,10 @@ _MEANINGS = {
     413: "The body is larger than the server takes.",
     422: "The request must change; the sentence says how.",
     424: "The model run failed, or the route is for models of another kind.",
-    429: "Busy: the accelerator's and the CPU's queues are full. Retry-After and retry-after-ms say when to come back.",
+    429: "Busy: no device has room before the deadline. Retry-After and retry-after-ms say when to come back.",
     500: "The model run failed.",
     503: "No pool can answer now.",
-    504: f"The time that {TIMEOUT} allowed has passed.",
+    504: f"The time that {TIMEOUT} allows has passed, or one query alone takes longer than its deadline.",
 }
 _TEXT: Schema = {"type": "string", "minLength": 1}
 _NULL: Schema = {"type": "null"}

@@ -110,7 +110,6 @@ class SimulatedRouter(Router):
                 kind="embedding", name="none", dimension=1, max_tokens=_MAX_TOKENS, prompts={}, default_prompt_name=None
             ),
         )
-        self.config = None
         self.config_problem = None
         self.started = 0.0
         self.refused = 0

@@ -64,6 +64,9 @@ class ReplicaEnd:
     def __init__(self, channel: MemoryChannel) -> None:
         self._channel = channel
 
+    def hang_up(self) -> None:
+        pass
+
     def send(self, report: Report) -> None:
         channel = self._channel
         if not channel.closed:

@@ -65,17 +65,6 @@ class TokenBatch:
         random = np.random.default_rng(seed)
         return cls.pack([random.integers(0, vocab_size, length, dtype=np.int32) for length in lengths])
 
-    @classmethod
-    def merge(cls, batches: list[TokenBatch]) -> TokenBatch:
-        """One of all, which must want the same."""
-        if len(batches) == 1:
-            return batches[0]
-        return cls(
-            np.concatenate([batch.ids for batch in batches]),
-            np.concatenate([batch.lengths for batch in batches]),
-            batches[0].each_token,
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:

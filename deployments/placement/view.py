@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deployments.queueing.cost_model import CostModel
+from deployments.queueing.pacing import Pacing
 from deployments.queueing.schedule import Word
 
 FREE = CostModel(0.0, 0.0, 0.0, 0.0)  # until the replica's first word
@@ -16,7 +18,9 @@ _SILENT_S = 1.0  # since it was asked: it may have stopped
 
 @dataclass(slots=True, eq=False)
 class View:
-    """One replica's. `rank`: who is preferred among replicas that would finish at the same time."""
+    """One replica's. `rank`: what is preferred where replicas would finish at the same time; it begins with whether
+    the replica is on another node than the Router.
+    """
 
     replica: str
     rank: tuple[bool, int]
@@ -60,12 +64,12 @@ class View:
         self._unseen.clear()
         self._unseen_s = 0.0
 
-    def finish_s(self, now: float, tokens: int) -> float:
-        """Seconds until a query of so many tokens would be answered there, if it went now."""
+    def finish_s(self, now: float, lengths: Sequence[int]) -> float:
+        """Seconds until queries of so many tokens each would be answered there, if they went now together."""
         word = self.word
         if word is None:
             return math.inf
-        mine_s = self.model.beta_s + self._unseen_s + self.model.cost_s(tokens)
+        mine_s = self.model.beta_s + self._unseen_s + self.model.work_s(lengths)
         return max(0.0, self.heard_at + word.free_s - now) + word.factor * mine_s
 
     def opens_s(self, now: float) -> float:
@@ -83,9 +87,11 @@ class View:
         return max(0.0, left_s) / max(1e-9, factor * self.model.cost_s(round(tokens)))
 
     def most_queries(self, tokens: float, slo_s: float, depth: int | None) -> float:
-        """Queries of so many tokens that fit into one run on the idle device."""
+        """Queries of so many tokens that it would admit at once if it were idle."""
         cost_s = max(1e-9, self.model.cost_s(round(tokens)))
-        work_s = max(0.0, slo_s - self.model.beta_s)
+        slow, margin = (1.0, 0.0) if self.word is None else (self.word.factor, self.word.margin)
+        until_s = slo_s / (1 + margin) - Pacing.of_beta(self.model.beta_s).pause_s
+        work_s = max(0.0, until_s / slow - self.model.beta_s)
         return min(work_s, math.inf if depth is None else depth * self.model.alpha_s) / cost_s
 
     def bulk_room_s(self, *, by_count: bool) -> float:

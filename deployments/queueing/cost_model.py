@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,14 +31,13 @@ class CostModel:
         """Device seconds of one query."""
         return self.query_s + (self.token_s + self.token2_s * tokens) * tokens
 
+    def work_s(self, lengths: Iterable[int]) -> float:
+        """Device seconds of queries of these lengths together, without beta."""
+        return sum(map(self.cost_s, lengths))
+
     @property
     def alpha_s(self) -> float:
         return self.cost_s(QUERY_TOKENS)
-
-    def depth(self, slo_s: float) -> int | None:
-        """Eq. 7-10: the most queries of 75 tokens in a run that takes at most `slo_s`; None where they cost nothing."""
-        alpha_s = self.alpha_s
-        return max(0, int((slo_s - self.beta_s) / alpha_s + 1e-9)) if alpha_s > 0 else None
 
     @classmethod
     def of_curve(cls, alpha_s: float, beta_s: float) -> CostModel:

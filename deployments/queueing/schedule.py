@@ -142,7 +142,8 @@ class Schedule:
     _busy: bool = False
     _began: float = 0.0
     _since: float = 0.0  # the last sign of progress
-    planned_s: float = 0.0  # of the running run, or of the last
+    planned_s: float = 0.0  # of the running run, or of the last,
+    _planned_by: CostModel | None = None  # by this model
     _done_s: float = 0.0
     _errors: list[tuple[float, float, float]] = field(default_factory=list)  # of the running run: (predicted, actual,
     # factor at admission)
@@ -158,6 +159,11 @@ class Schedule:
         self._learn()
 
     # --- what is in force ---------------------------------------------------------------------------------------------
+
+    def let_pass(self, tokens: int) -> None:
+        """So many tokens leave together from now on."""
+        self.pass_tokens = tokens
+        self._learn()
 
     def configure(self, policy: Policy, model: CostModel, *, calibrated: bool) -> None:
         """Take over another promise, rule or model, in place. What waits stays, by the costs it was admitted by."""
@@ -211,30 +217,26 @@ class Schedule:
         """Admit these queries of one request, which have one deadline: all or none; where `part`, as many of the first
         as there is room for. Returns how many were admitted.
 
-        `again`: another replica has counted them already. A calibration's trial is admitted by the count `depth`
-        instead, or as though the SLO were `slo_s`.
+        `again`: another replica of the pool has counted their work already. A calibration's trial is admitted by the
+        count `depth` instead, or as though the SLO were `slo_s`.
         """
         total_s = 0.0
         for query in queries:
             query.cost_s = self.model.cost_s(query.tokens)
             total_s += query.cost_s
         first, f = queries[0], self._slow(now)
-        patient, until_s = first.patient, self._until_free(now, f)
+        until_s = self._until_free(now, f)
+        if first.patient and depth is None:
+            self._promote(now, queries, total_s)
+        patient = first.patient
         if not (again or patient):
             self.arrives(now, total_s)
         if depth is not None or self.policy.admission == "depth":
             taken = min(len(queries), self._free(depth, bulk=first.bulk))
-        elif self.policy.depth == 0:
-            taken = 0
+        elif patient:
+            taken = self._fitting(now, queries, total_s, self._patient_room_s(now, first, f, until_s))
         else:
-            room_s = (
-                self._patient_room_s(now, first, f, until_s)
-                if patient
-                else self._room_s(now, first.due - now, f, until_s, slo_s)
-            )
-            taken = self._fitting(queries, total_s, room_s, patient=patient)
-            if not taken and len(queries) == 1 and self._may_probe(now, first):
-                taken, self._probes = 1, True
+            taken = self._fitting(now, queries, total_s, self._room_s(now, first.due - now, f, until_s, slo_s))
         if taken < len(queries) and not part:
             taken = 0
         self._trial_depth = depth
@@ -281,20 +283,35 @@ class Schedule:
         until_s = left_s * self._deadlines - self._pacing.pause_s
         return min(self._run_most_s, until_s / self.learning.factor - self.model.beta_s)
 
-    def _may_probe(self, now: float, query: Query) -> bool:
-        """The device has been idle for long: what is known of it may be wrong, and a run will tell. Sooner for a query
-        that would end in time if the device were as quick as planned.
+    def _promote(self, now: float, queries: Sequence[Query], total_s: float) -> None:
+        """More than patient queries get in any run, but nobody is ahead: they are answered within the SLO."""
+        first, finish = queries[0], self.policy.admission == "finish"
+        if first.bulk or not finish or self._busy or self.waiting or total_s > self._idle_room_s(self.policy.slo_s):
+            return
+        if total_s > self._patient_room_s(now, first, self.learning.factor, self._pacing.pause_s):
+            for query in queries:
+                query.patient, query.due = False, min(query.due, now + self.policy.slo_s)
+
+    def _may_probe(self, now: float, queries: Sequence[Query], total_s: float) -> bool:
+        """The device has been idle for long: what is known of it may be wrong, and a run will tell. Sooner for queries
+        that would end in time if the device were as quick as planned; several at once only if they would.
         """
-        if self._busy or self.waiting:
+        in_time = self._pacing.pause_s + self.model.beta_s + total_s <= queries[0].due - now
+        if not in_time and len(queries) > 1:
             return False
-        in_time = self._pacing.pause_s + self.model.beta_s + query.cost_s <= query.due - now
         after = self._probe_after if in_time and self.learning.factor > 1 else _LAST_PROBE
         return now - self._since > after * self.policy.slo_s
 
-    def _fitting(self, queries: Sequence[Query], total_s: float, room_s: float, *, patient: bool) -> int:
-        if not patient and room_s < self._fairness.reserve_s > max(q.cost_s for q in queries):
-            return 0  # kept for a long query
-        if total_s <= room_s:
+    def _fitting(self, now: float, queries: Sequence[Query], total_s: float, room_s: float) -> int:
+        """How many of the first have room."""
+        if self.policy.depth == 0:
+            return 0
+        idle = not (self._busy or self.waiting)
+        if idle:
+            self._probes = total_s > room_s and self._may_probe(now, queries, total_s)
+        if room_s < self._reserve_s > max(q.cost_s for q in queries) and not queries[0].patient:
+            room_s = 0.0  # it is kept for a long query
+        if total_s <= room_s or (idle and self._probes):
             return len(queries)
         taken = 0
         for query in queries:
@@ -353,6 +370,12 @@ class Schedule:
             query.predicted_s, query.ahead_s, query.slow, query.was_idle = predicted_s, work_s, f, not self._busy
         if promised and not self._busy:
             self._start_by = min(self._start_by, now + max(0.0, self._may_wait_s(now, queries[0], f)))
+
+    @property
+    def _reserve_s(self) -> float:
+        """Room that is kept for a long query; none for one that an idle device would refuse as well."""
+        reserve_s = self._fairness.reserve_s
+        return reserve_s if reserve_s and reserve_s <= self._idle_room_s(self.policy.slo_s) else 0.0
 
     def _may_wait_s(self, now: float, query: Query, f: float) -> float:
         """Seconds that an idle device may wait before it starts what waits, this query among it."""
@@ -415,12 +438,13 @@ class Schedule:
                 break
             work_s += query.cost_s
             run.append(query)
-        self._drop(run)
+        self.remove(run)
         self.runs += 1
         self.running = len(run)
         self._bulk_running = sum(query.bulk for query in run)
         self._busy, self._began, self._since = True, now, now
         self.planned_s, self._done_s = self.model.beta_s + sum(query.cost_s for query in run), 0.0
+        self._planned_by = self.model
         return run
 
     def _fill_s(self, now: float, run: Sequence[Query]) -> tuple[float, float]:
@@ -451,12 +475,15 @@ class Schedule:
 
     def ended(self, now: float, *, whole: bool = True) -> None:
         """The running run has ended; not `whole`: it failed or was stopped, and its time teaches nothing."""
-        if whole:
+        if whole and self._planned_by is self.model:
             least_s = _UNIT_SHARE * self.policy.slo_s
             self.learning.worked(self.planned_s, now - self._began, least_s=least_s, probe=self._probes)
             for predicted_s, actual_s, slow in self._errors:
                 self.learning.answered(predicted_s, actual_s, slow)
-        self._probe_after = min(2 * self._probe_after, _LAST_PROBE) if self._probes else _FIRST_PROBE
+        if not self._probes:
+            self._probe_after = _FIRST_PROBE
+        elif whole:
+            self._probe_after = min(2 * self._probe_after, _LAST_PROBE)
         self._learn()
         self._errors.clear()
         self._busy, self._probes, self._since = False, False, now
@@ -466,10 +493,7 @@ class Schedule:
             self._first = now - self._pacing.longest_s
 
     def remove(self, queries: Iterable[Query]) -> None:
-        """Nobody waits for these any more, none of which runs."""
-        self._drop(queries)
-
-    def _drop(self, queries: Iterable[Query]) -> None:
+        """These do not wait any more: they run from now on, or nobody wants them."""
         gone = set(map(id, queries))
         if not gone:
             return
@@ -515,7 +539,9 @@ class Schedule:
         return self._room_in_s(now, f, until_s)
 
     def _room_in_s(self, now: float, f: float, until_s: float) -> float:
-        cost_s = max(self._fairness.mean_s, self._fairness.reserve_s)
+        cost_s = max(self._fairness.mean_s, self._reserve_s)
+        if self.model.cost_s(1) <= (idle_s := self._idle_room_s(self.policy.slo_s)) < cost_s:
+            cost_s = idle_s  # shorter ones are admitted
         missing_s = cost_s - self._room_s(now, self.policy.slo_s, f, until_s)
         if missing_s <= 0:
             return 0.0

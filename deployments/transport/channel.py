@@ -97,6 +97,11 @@ class Client(_Peer):
         else:
             self.transport.abort()
 
+    def hang_up(self) -> None:
+        self._server.part(self)
+        self._known = False
+        self.transport.abort()
+
     def send(self, report: Report) -> None:
         if not self.transport.is_closing():
             for frame in report.encode():
@@ -150,12 +155,11 @@ class Placed:
     EngineFailed or ReplicaLost. `admitted`: how many of an offer in parts.
     """
 
-    __slots__ = ("_answers", "_left", "admitted", "due", "number", "outcome", "sent_at", "settled_at", "size")
+    __slots__ = ("_answers", "_left", "admitted", "number", "outcome", "sent_at", "settled_at", "size")
 
     def __init__(self, offer: Offer, loop: asyncio.AbstractEventLoop) -> None:
         self.number, self.size = offer.number, len(offer.queries)
         self.sent_at = self.settled_at = loop.time()
-        self.due = self.sent_at + offer.left_s
         self.outcome: asyncio.Future[list[Answered] | Refused] = loop.create_future()
         self.admitted: asyncio.Future[int] | None = loop.create_future() if offer.part else None
         self._answers: list[Answered | None] = [None] * self.size
@@ -297,8 +301,10 @@ class Channel(_Peer):
         return self._out
 
     def _flush(self) -> None:
+        if not self._out:
+            return
         out, self._out, self._out_bytes = self._out, Offers(), 0
-        if out and not self.transport.is_closing():
+        if not self.transport.is_closing():
             self.transport.writelines(out.encode())
 
     def frame_received(self, frame: bytes) -> None:
@@ -307,21 +313,19 @@ class Channel(_Peer):
     def hear(self, report: Report) -> None:
         self._on_report(report)
         for number, never in report.refused:
-            self._end(number, lambda placed, never=never: placed.refuse(never=never))  # type: ignore[misc]
+            if (placed := self.placed.pop(number, None)) is not None:
+                placed.refuse(never=never)
         for number, count in report.admitted:
             if (placed := self.placed.get(number)) is not None:
                 placed.admit(count)
                 self._drop_ended(placed)
         for number, problem in report.failed:
-            self._end(number, lambda placed, problem=problem: placed.fail(EngineFailed(problem)))  # type: ignore[misc]
+            if (placed := self.placed.pop(number, None)) is not None:
+                placed.fail(EngineFailed(problem))
         for one in report.answered:
             if (placed := self.placed.get(one.number)) is not None:
                 placed.answer(one)
                 self._drop_ended(placed)
-
-    def _end(self, number: int, how: Callable[[Placed], None]) -> None:
-        if (placed := self.placed.pop(number, None)) is not None:
-            how(placed)
 
     def _drop_ended(self, placed: Placed) -> None:
         if placed.ended:

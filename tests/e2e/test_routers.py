@@ -25,6 +25,7 @@ DEPTHS = {"accelerator": 40, "cpu": 8}
 SLOWER = 4  # no batch ends while a burst still arrives
 ROUTERS = 3
 HAMMERED_S = 20
+STOPPED_S = 10
 FULL = {"accelerator": 40, "cpu": 8, 429: 52}  # of 100 at once
 TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
 
@@ -210,6 +211,50 @@ def test_what_a_killed_router_had_waiting_is_dropped_and_the_others_lose_nothing
     three.wait_until_idle()
     assert outcome(burst(three.address, queries(100))) == FULL
     check_bound(three)
+
+
+def test_a_router_that_stands_still_for_ten_seconds_loses_nothing(three, figure):
+    """SIGSTOP: what it had waiting runs, its answers wait for it, and the others have the queues to themselves."""
+    three.wait_until_idle()
+    (stopped, its), (_, other), _ = routers(three).items()
+
+    async def stop_mid_burst():
+        connections = [await connect(address, 12) for address in (its, other)]
+        asking = [asyncio.create_task(c.ask(r)) for c, r in zip(connections[0], queries(12), strict=True)]
+        await asyncio.sleep(0.5)
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            ends, theirs = time.monotonic() + STOPPED_S, Counter()
+            while time.monotonic() < ends:
+                theirs += outcome(await asyncio.gather(*(c.ask(queries(1)[0]) for c in connections[1])))
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        replies = await asyncio.gather(*asking)
+        for connection in itertools.chain(*connections):
+            connection.hang_up()
+        return replies, theirs
+
+    replies, theirs = asyncio.run(stop_mid_burst())
+    figure(f"SIGSTOP of a Router for {STOPPED_S} s: {dict(outcome(replies))}; another meanwhile: {dict(theirs)}")
+    assert {reply.status for reply in replies} == {200}
+    assert set(theirs) <= {"accelerator", "cpu"}
+    wait_for_routers(three, ROUTERS)
+    three.wait_until_idle()
+    assert outcome(burst(three.address, queries(100))) == FULL
+
+
+def test_new_values_under_load_lose_nothing(three, figure):
+    """`serve deploy` in place: half the places, and all of them again."""
+    with hammering(three.address, processes=2, clients=30) as statuses:
+        for share in (0.5, 1):
+            for pool, depth in DEPTHS.items():
+                three.router[pool]["queue_depth"] = int(share * depth)
+            three.deploy()
+            time.sleep(4)
+    figure(f"depths halved and restored under load of three Routers: {dict(statuses)}")
+    assert set(statuses) == {200, 429}
+    three.wait_until_idle()
+    assert outcome(burst(three.address, queries(100))) == FULL
 
 
 def scale(service, count):

@@ -64,6 +64,9 @@ class FakeRouter:
         self.admitted = {}
         runner.receive(self, Offers(settings={"router": name, **TERMS, **terms}, asks=True))
 
+    def hang_up(self):
+        pass
+
     def send(self, report):
         now = asyncio.get_running_loop().time()
         self.reports.append((now, report))

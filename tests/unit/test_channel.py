@@ -116,6 +116,20 @@ async def test_work_that_a_router_refused_waits_for_the_next_frame(ends):
 
 
 @over
+async def test_work_that_was_refused_after_a_frame_left_early_is_not_forgotten(ends):
+    await ends.offer(1)
+    ends.channel.configure({"router": "r"})
+    ends.channel._out_since -= 1.0
+    ends.channel.offer(Offer(0, 1.0, [np.array([7], np.int32)]))  # leaves at once
+    ends.channel.tell_refused(0.5)
+    await until(lambda: len(ends.replica.heard) == 2)
+    await asyncio.sleep(0.01)
+    await ends.offer(1)
+    await until(lambda: len(ends.replica.heard) == 3)
+    assert ends.replica.heard[-1].refused_s == 0.5
+
+
+@over
 async def test_refused_admitted_answered_and_failed(ends):
     refused, never, answered, failed = await ends.offer(1, 1, 2, 1)
     ends.replica.tell(

@@ -19,26 +19,6 @@ def taken(model, noise=()):
     ]
 
 
-@pytest.mark.parametrize(
-    ("alpha_s", "beta_s", "slo_s", "depth"),
-    [
-        (0.0180, 0.27, 1.0, 40),
-        (0.0180, 0.27, 2.0, 96),
-        (0.0858, 0.32, 1.0, 7),
-        (0.0858, 0.32, 2.0, 19),
-        (0.00904, 0.24, 1.0, 84),
-        (0.00904, 0.24, 2.0, 194),
-        (0.0752, 0.85, 1.0, 1),
-        (0.0752, 0.85, 2.0, 15),
-        (0.0752, 1.01, 1.0, 0),
-        (0.1, 0.0, 0.3, 3),  # 0.3 / 0.1 is a little below 3 in floating point
-        (0.0, 0.5, 1.0, None),
-    ],
-)
-def test_the_depths_of_the_paper(alpha_s, beta_s, slo_s, depth):
-    assert CostModel.of_curve(alpha_s, beta_s).depth(slo_s) == depth
-
-
 @pytest.mark.parametrize("alpha_s", [0.0, 0.018])
 def test_alpha_is_the_cost_of_75_tokens(alpha_s):
     model = CostModel.of_curve(alpha_s, 0.27)

@@ -47,7 +47,7 @@ def unit(vectors):
 
 
 def test_pack_and_split(queries):
-    batch = TokenBatch.merge([TokenBatch.pack(queries[:4]), TokenBatch.pack(queries[4:])])
+    batch = TokenBatch.pack(queries)
     assert len(batch) == len(queries)
     for one, other in zip(batch.queries(), queries, strict=True):
         assert np.array_equal(one, other)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from deployments.errors import Busy, DeadlineExceeded, EmptyInput, EngineFailed, TimedOut, WrongKind
-from deployments.metrics import EmbedderMetrics, PoolState, RouterMetrics, counted, outcome_of
+from deployments.metrics import EmbedderMetrics, PoolState, RouterMetrics, outcome_of
 from deployments.queueing.schedule import Word
 
 WORD = Word(0.5, 1.5, 0.0, 7, 2, 9, 4, (0, 0, 0, 0), 1.25, 0.02, (3, 2, 1))
@@ -99,26 +99,6 @@ def test_of_many_values_a_histogram_is_told_of_some_evenly(each, told):
         assert values == list(range(0, each, every))[:count]
         metrics.publish(1.0, {})
     assert [value for value, _ in written.of("windve_requests")] == [each, each]
-
-
-def test_what_fails_is_counted_and_raised():
-    class Asked:
-        def __init__(self):
-            self.written = Written()
-            self.metrics = RouterMetrics(self.written)
-
-        @counted
-        async def embed(self, queries, *, fail):
-            if fail:
-                raise Busy("full", retry_after_s=1)
-            return len(queries)
-
-    asked = Asked()
-    assert asyncio.run(asked.embed(["a", "b"], fail=False)) == 2
-    with pytest.raises(Busy):
-        asyncio.run(asked.embed(["a", "b"], fail=True))
-    asked.metrics.publish(1.0, {})
-    assert asked.written.of("windve_queries") == [(2, ("none", "busy"))]
 
 
 def test_an_embedder_tells_each_run_and_what_it_is():

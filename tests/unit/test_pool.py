@@ -32,11 +32,11 @@ def offer(link, queries=1, left_s=5.0):
 async def test_those_that_finish_first_are_asked_first(monkeypatch):
     _, _, pool = await pool_of(monkeypatch, Replica("a"), Replica("b"), Replica("far", node="m"))
     now = asyncio.get_running_loop().time()
-    first, *_, last = (link.view.replica for link in pool.by_finish(now, 75, 4))
+    first, *_, last = (link.view.replica for link in pool.by_finish(now, [75], 4))
     assert last == "far"  # level: the own node's first
     offer(pool.links[first], 5)
-    assert next(pool.by_finish(now, 75, 4)).view.replica not in {first, "far"}
-    assert len(list(pool.by_finish(now, 75, 2))) == 2
+    assert next(pool.by_finish(now, [75], 4)).view.replica not in {first, "far"}
+    assert len(list(pool.by_finish(now, [75], 2))) == 2
 
 
 @virtual
@@ -49,11 +49,11 @@ async def test_a_replica_that_says_nothing_past_a_deadline_is_left_out_and_taken
     link._channel.transport.peer.swallows = True
     await asyncio.sleep(2.5)
     now = asyncio.get_running_loop().time()
-    assert [one.view.replica for one in pool.by_finish(now, 75, 4)] == ["b"]
+    assert [one.view.replica for one in pool.by_finish(now, [75], 4)] == ["b"]
     link._channel.transport.peer.swallows = False
     link._channel.ask()
     await asyncio.sleep(0.1)
-    assert {one.view.replica for one in pool.by_finish(asyncio.get_running_loop().time(), 75, 4)} == {"a", "b"}
+    assert {one.view.replica for one in pool.by_finish(asyncio.get_running_loop().time(), [75], 4)} == {"a", "b"}
 
 
 @pytest.mark.parametrize("how", ["refused", "told dead", "counted out", "drops it"])

@@ -236,6 +236,66 @@ async def test_a_bulk_request_does_not_ask_as_fast_as_it_is_refused(monkeypatch)
 
 
 @virtual
+async def test_many_bulk_requests_of_one_text_leave_the_device_to_others(monkeypatch):
+    """As gRPC's streams send them."""
+    replica = Replica("a")
+    router = await World(monkeypatch, {"accelerator": [replica]}).router()
+    link = router.pools["accelerator"].live[0]
+    bulk = several(router, 400, bulk=True)
+    await asyncio.sleep(0)
+    assert link.view._unseen_s < 1.0
+    await asyncio.sleep(0.05)
+    single = []
+    for _ in range(20):
+        single += several(router, 1)
+        await asyncio.sleep(0.2)
+    assert kinds(await asyncio.gather(*single)) == {"Embedded": 20}
+    assert link._channel.frames < 600
+    assert kinds(await asyncio.gather(*bulk)) == {"Embedded": 400}
+    assert link.bulk_parts == 0
+
+
+@virtual
+async def test_what_does_not_fit_into_one_run_is_bulk(monkeypatch):
+    """No number of texts is refused by an idle device for ever."""
+    for count in range(34, 44):
+        router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
+        assert len((await ask(router, *[text()] * count)).vectors) == count
+
+
+@virtual
+async def test_a_request_that_is_lost_before_it_was_admitted_is_tried_again(monkeypatch):
+    replica = Replica("a1")
+    router = await World(monkeypatch, {"accelerator": [replica]}).router()
+    for texts in (1, 5):
+        (asked,) = several(router, 1, *[text()] * texts)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for wire in replica.wires:
+            wire.swallows = True  # the offer is read, its answer is not
+        await asyncio.sleep(0.001)
+        replica.reset()
+        assert isinstance(await asked, Embedded | Unavailable)
+        await asyncio.sleep(2)
+
+
+@virtual
+async def test_too_little_time_left_is_not_too_long_a_query(monkeypatch):
+    """Its replica died when most of its time had passed."""
+    replicas = [Replica("a1"), Replica("a2")]
+    world = World(monkeypatch, {"accelerator": replicas})
+    router = await world.router()
+    for replica in replicas:
+        replica.engine.slow = 9.0
+    (asked,) = several(router, 1)
+    await asyncio.sleep(0.85)
+    victim = max(replicas, key=lambda replica: replica.ran)
+    victim.die()
+    world.follow(router, "accelerator", died=victim.name)
+    assert isinstance(await asked, Busy)
+
+
+@virtual
 async def test_too_much_bulk_is_refused_before_it_is_tokenised(monkeypatch):
     router = await World(monkeypatch, {"accelerator": [Replica("a")]}, bulk={"max_waiting": 100}).router()
     told = []

@@ -275,6 +275,29 @@ async def test_others_hear_when_it_opens_sooner_than_they_were_told():
 
 
 @virtual
+async def test_a_router_hears_when_a_runs_end_shows_that_there_is_room():
+    """Its last answers left before the run had ended, with a word by what was known then."""
+    runner, engine = replica()
+    compute = runner._compute
+
+    async def and_ends_later(*how):
+        await compute(*how)
+        await asyncio.sleep(0.001)
+
+    runner._compute = and_ends_later
+    runner.schedule.learning.factor = 3.5
+    runner.schedule.ended(asyncio.get_running_loop().time())
+    await asyncio.sleep(1.5)
+    router = FakeRouter(runner)
+    router.offer()  # the probe
+    await asyncio.sleep(1)
+    assert router.answers() == [(1, 0)]
+    assert runner.schedule.learning.factor == pytest.approx(1.0, abs=0.05)
+    assert router.reports[-1][1].word.opens_s == 0
+    assert len(engine.runs) == 1
+
+
+@virtual
 async def test_a_trial_goes_by_its_own_depth():
     runner, _ = replica()
     router = FakeRouter(runner)

@@ -324,6 +324,77 @@ def test_two_slow_runs_close_a_device_for_two_slos_only(pass_tokens):
     assert device.schedule.refusals.never == 0
 
 
+def test_a_device_that_seems_slow_is_probed_by_requests_of_several_texts_too():
+    queue = schedule_of((0.02, 0.2), 1.0)
+    queue.learning.factor = 1.5
+    queue.ended(0.0)
+    texts = [Query(75, 3.0) for _ in range(32)]
+    assert queue.offer(0.5, texts, part=True) < 32
+    queue.remove(texts)
+    assert queue.offer(2.0, texts, part=True) == 32
+    queue.start(2.1)
+    queue.ended(2.1 + queue.planned_s)
+    assert queue.learning.factor == pytest.approx(1.0)
+
+
+def test_a_probe_that_hangs_up_leaves_nothing_behind():
+    queue = schedule_of(V100, 1.0)
+    queue.learning.factor = 4.0
+    queue.ended(0.0)
+    probe = Query(75, 3.0)
+    assert queue.offer(2.0, [probe]) == 1
+    queue.remove([probe])
+    queue.learning.factor = 1.4
+    queue._learn()
+    assert queue.offer(2.01, [Query(75, 3.1)]) == 1
+    queue.start(2.02)
+    queue.ended(2.02 + queue.planned_s)
+    assert queue.learning.factor == pytest.approx(1.3)  # an ordinary run: down slowly
+
+
+def test_a_probe_that_was_stopped_is_no_reason_to_wait_longer_for_the_next():
+    queue = schedule_of(V100, 1.0)
+    queue.learning.factor = 4.0
+    queue.ended(0.0)
+    for now in (1.1, 2.3):
+        assert queue.offer(now, [Query(75, now + 1)]) == 1
+        queue.start(now)
+        queue.ended(now + 0.05, whole=False)
+
+
+def test_a_run_that_another_model_planned_teaches_nothing():
+    queue = schedule_of(V100, 1.0)
+    queue.offer(0.0, [Query(75, 1.0)])
+    queue.start(0.0)
+    queue.configure(queue.policy, CostModel.of_curve(0.01, 0.1), calibrated=True)
+    queue.ended(0.9)
+    assert queue.learning.factor == 1.0
+
+
+def test_an_idle_device_is_open_for_those_that_fit():
+    """Though the mean query, and the long ones that were refused before, would not."""
+    queue = schedule_of((0.6, 0.3), 1.0)
+    queue.learning.factor = 1.1
+    queue.ended(0.0)
+    assert queue.word(0.5).opens_s == 0
+    assert queue.offer(0.5, [Query(20, 1.5)]) == 1
+
+
+def test_what_leaves_together_counts_from_the_moment_it_is_known():
+    queue = schedule_of(V100, 1.0, pass_tokens=16_384)
+    queue.let_pass(EIGHT)
+    queue.offer(0.0, [Query(75, 1.0)])
+    queue.start(0.0)
+    assert queue.offer(0.01, [Query(75, 1.01)]) == 1
+
+
+def test_several_patient_queries_are_admitted_where_nobody_is_ahead():
+    """As many as without a longer deadline."""
+    for count in (8, 15, 30):
+        queue = schedule_of(V100, 1.0)
+        assert queue.offer(0.0, [Query(75, 2.5, patient=True) for _ in range(count)]) == count
+
+
 @pytest.mark.parametrize("pass_tokens", ENDS)
 @pytest.mark.parametrize("mixed", [False, True])
 def test_noise_of_three_percent_is_within_the_margin(pass_tokens, mixed):

@@ -109,3 +109,18 @@ def test_nothing_is_kept_by_who_has_gone(how):
 )
 def test_tokens_are_estimated_by_characters(queries, tokens):
     assert estimated_tokens(queries, 512) == tokens
+
+
+@with_thread
+async def test_a_prompt_before_each_text_does_not_make_the_queue_seem_longer(told, thread):
+    texts, prompt = ["x" * tokenising._TURN] * 3, tokenising._TURN
+    one = asyncio.create_task(told.encode(texts, sum(map(len, texts)) + prompt * len(texts), encode))
+    await settle()
+    assert told._characters == 6 * tokenising._TURN
+    thread.work()
+    await settle()
+    assert told._characters == 4 * tokenising._TURN
+    while thread.waiting:
+        thread.work()
+        await settle()
+    assert (told._characters, len(await one)) == (0, 3)

@@ -21,7 +21,7 @@ def view(now=10.0, seen=0, **word):
 
 
 def test_before_its_first_word_it_finishes_nothing():
-    assert View("a", (False, 1)).finish_s(0.0, 75) == math.inf
+    assert View("a", (False, 1)).finish_s(0.0, [75]) == math.inf
     assert View("a", (False, 1)).room_queries(0.0, 75, 1.0) == 0
 
 
@@ -35,22 +35,22 @@ def test_before_its_first_word_it_finishes_nothing():
     ],
 )
 def test_when_a_query_would_be_answered(word, now, finish_s):
-    assert view(**word).finish_s(now, 75) == pytest.approx(finish_s)
+    assert view(**word).finish_s(now, [75]) == pytest.approx(finish_s)
 
 
 def test_what_was_sent_since_its_last_word_counts_until_it_has_read_it():
     one = view()
     one.sent(1, 10, 0.18)
     one.sent(2, 5, 0.09)
-    assert one.finish_s(10.0, 75) == pytest.approx(0.288 + 0.27)
+    assert one.finish_s(10.0, [75]) == pytest.approx(0.288 + 0.27)
     one.hear(10.1, one.word, 1)
-    assert one.finish_s(10.1, 75) == pytest.approx(0.288 + 0.09)
+    assert one.finish_s(10.1, [75]) == pytest.approx(0.288 + 0.09)
     one.hear(10.2, one.word, 2)
-    assert one.finish_s(10.2, 75) == pytest.approx(0.288)
+    assert one.finish_s(10.2, [75]) == pytest.approx(0.288)
     one.sent(3, 5, 0.09)
     one.forget()
     one.hear(11.0, view().word, 0)
-    assert one.finish_s(11.0, 75) == pytest.approx(0.288)
+    assert one.finish_s(11.0, [75]) == pytest.approx(0.288)
 
 
 def test_its_opening_passes():
@@ -63,7 +63,7 @@ def test_its_opening_passes():
 def test_about_how_many_queries_have_room():
     assert view().room_queries(10.0, 75, 1.0) == pytest.approx(0.73 / 0.018)
     assert view(free_s=0.5).room_queries(10.0, 75, 1.0) == pytest.approx(0.23 / 0.018)
-    assert view().most_queries(75, 1.0, None) == pytest.approx(40.56, abs=0.01)
+    assert view().most_queries(75, 1.0, None) == pytest.approx(39.0, abs=0.05)  # less its margin and the pause
     assert view().most_queries(75, 1.0, 10) == pytest.approx(10)
     assert view().most_queries(150, 1.0, 10) == pytest.approx(5)
 
