@@ -66,6 +66,11 @@ class Ended:
         return self.ok and self.reply is not None and self.reply.seconds <= self.arrival.allowed_s
 
     @property
+    def router_s(self) -> float:
+        """Seconds by the Router's clock, from its first read to its answer."""
+        return 0.0 if self.reply is None else int(self.reply.headers.get("x-total-time", 0)) / 1000
+
+    @property
     def busy(self) -> bool:
         return self.reply is not None and self.reply.status == 429
 
@@ -155,6 +160,7 @@ def figures(ended: Sequence[Ended], seconds: float) -> dict[str, Any]:
         "failed": sum(not (one.ok or one.busy) for one in ended),
         "late": len(ok) - len(in_time),
         "late_share": 1 - len(in_time) / max(1, len(ok)),
+        "router_late": sum(one.router_s > one.arrival.allowed_s for one in ok),  # by its own clock, from its first read
         "goodput_s": len(in_time) / seconds,
         "p50_s": float(np.quantile(latencies, 0.5)),
         "p99_s": float(np.quantile(latencies, 0.99)),

@@ -42,6 +42,7 @@ _CPU_LENGTHS: tuple[Length, ...] = (10, 75, 250, MIXED)
 _CPU_TIMES = (0.5, 1.0, 2.0, 3.0)  # of what the engine does in a closed loop
 _CLOSED = 48  # clients of that loop
 _MOST_RATE = 900.0  # queries/s that the load generator is asked for
+_RETURNS = 1.5  # times what is answered in time at overload
 _HONOURS = 20  # one client in so many comes back when it was told
 _REST_S = 1.0
 _STOLEN_S, _ATTEMPTS = 0.06, 3  # seconds of a core in any 0.3 s
@@ -122,16 +123,11 @@ def _v100(bench: Bench, seconds: float) -> None:
             for length in (75, MIXED):
                 for rate in V100_RATES:
                     arrivals = poisson(rate, seconds, length, slo_s)
-                    _stream(bench, {**about, "length": length, "rate": rate}, service, arrivals, seconds=seconds)
-            if depth is None and answers == PASSES:
-                _returns(
-                    bench,
-                    {**about, "length": 75, "what": "returns"},
-                    service,
-                    rate=1.5 / 0.018,
-                    slo_s=slo_s,
-                    seconds=seconds,
-                )
+                    of = {**about, "length": length, "rate": rate}
+                    goodput_s = _stream(bench, of, service, arrivals, seconds=seconds)
+                    if depth is None and (length, rate) == (75, max(V100_RATES)):
+                        of = {**about, "length": 75, "what": "returns"}
+                        _returns(bench, of, service, rate=_RETURNS * goodput_s, slo_s=slo_s, seconds=2 * seconds)
 
 
 def _deadlines(bench: Bench, seconds: float) -> None:
@@ -173,7 +169,7 @@ def _cpu(bench: Bench, seconds: float, bursts: int) -> None:
             bench,
             {**about, "length": 75, "what": "returns"},
             service,
-            rate=1.5 * rate,
+            rate=_RETURNS * rate,
             slo_s=_CPU_SLO_S,
             seconds=seconds,
         )
@@ -272,6 +268,7 @@ def _bursts(
         "late": sum(one["late"] for one in each),
         "late_bursts": sum(one["late"] > 0 for one in each),
         "late_share": sum(one["late"] for one in each) / max(1, sum(one["answered"] for one in each)),
+        "router_late_share": sum(one["router_late"] for one in each) / max(1, sum(one["answered"] for one in each)),
         "failed": sum(one["failed"] for one in each),
         "p50_s": statistics.median(one["p50_s"] for one in each),
         "p99_s": statistics.median(one["p99_s"] for one in each),
@@ -292,7 +289,8 @@ def _stream(
     *,
     seconds: float,
     reference: float | Mapping[str, float] | None = None,
-) -> None:
+) -> float:
+    """Queries in time in a second."""
     ended, stolen_s = _send(service, arrivals)
     told: dict[str, Any] = {
         **figures(ended, seconds),
@@ -301,6 +299,7 @@ def _stream(
         "stolen_s": stolen_s,
     }
     bench.sample(about, told, _shown(told))
+    return float(told["goodput_s"])
 
 
 def _work_s(ended: Sequence[Ended]) -> float:
@@ -525,7 +524,13 @@ def _cpu_goals(found: Found) -> list[Goal]:
         for one in samples_of(found, "goodput_s", service=CPU, what="a core is taken")
     ]
     made += [
-        Goal(f"{CPU}: {_CPU_MANY} at once, late of those admitted", 5, 100 * one["late_share"], "%", at_most=True)
+        Goal(
+            f"{CPU}: {_CPU_MANY} at once, late by the Router's clock of those admitted",
+            5,
+            100 * one["router_late_share"],
+            "%",
+            at_most=True,
+        )
         for one in samples_of(found, "late_bursts", service=CPU, what="many")
     ]
     return made

@@ -54,7 +54,7 @@ _NUMBERS_OF_TOKENS = 4_000_000  # 10,000 tokens of 384 numbers; as text about 45
 _TRIES = 2  # a query whose replica died is admitted once more
 _NEWS_S = 0.05  # wait so long before: a node that dies takes several replicas with it, and the news of each comes alone
 _ASKED = 4  # replicas of a pool, at most, for one query
-_RETRY_LATER = 0.05  # of the SLO after the opening: at the opening itself many come back at once
+_RETRY_LATER = 0.02  # of the SLO after the opening, at least the cost of a query: at the opening itself many come back
 _SHORTEST_RETRY_S = 0.01
 _WAY_SLOS = 2.0  # the way there and back is believed at once, and forgotten over so many SLOs: it is longest for the
 # last answers of a run that come together, and the first of the next run say nothing about these
@@ -455,7 +455,8 @@ class Router:
         request.asked += 1
         request.pool = pool.name
         now = asyncio.get_running_loop().time()
-        request.retry_s = min(request.retry_s, self._opens_s(link, now, request))
+        later_s = max(_RETRY_LATER * self.config.slo_s, link.view.model.alpha_s)
+        request.retry_s = min(request.retry_s, self._opens_s(link, now, request) + later_s)
 
     def _opens_s(self, link: Link, now: float, request: _Request) -> float:
         """Seconds until that replica would admit such a request."""
@@ -600,8 +601,8 @@ class Router:
                 "more time with the header x-request-timeout-ms, or send less"
             )
         self.refused += 1
-        known_s = request.retry_s if math.isfinite(request.retry_s) else self.config.slo_s
-        retry_after_s = max(_SHORTEST_RETRY_S, known_s + _RETRY_LATER * self.config.slo_s)
+        retry_s = request.retry_s if math.isfinite(request.retry_s) else self.config.slo_s
+        retry_after_s = max(_SHORTEST_RETRY_S, retry_s)
         return Busy(
             f"busy: what is admitted already leaves no room for {len(request.queries)} more within "
             f"{request.due - request.started:g} s; come back in {retry_after_s:.2f} s",

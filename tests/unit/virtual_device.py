@@ -107,7 +107,9 @@ class World:
                 return
             pools.add(device.pool)
         if sent.try_number < one.returns:
-            opens_s = min(device.schedule.opens_s(now) for device in order) + 0.05 * self.slo_s
+            opens_s = min(
+                one.schedule.opens_s(now) + max(0.02 * self.slo_s, one.schedule.model.alpha_s) for one in order
+            )
             again = Sent(one, now + opens_s, try_number=sent.try_number + 1)
             self._at(again.at, 2, self._offer, again)
 
