@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from calibration.application import CalibrationFailed
 from calibration.journal import Burst, Journal
-from calibration.load import Address, Connection, Reply, ask_all, connect, ping, request_bytes
+from calibration.load import Address, Connection, Reply, ask_all, hold_open, request_bytes
 from deployments.errors import SettingsError
 from deployments.trial import HEADER, Trial
 
@@ -193,15 +193,9 @@ class Trials:
     async def _connect(self, connections: int) -> None:
         """So many connections, each just used: nothing is left to set up when the burst comes."""
         try:
-            await ping(self._connections, self.address)
-            if connections > len(self._connections):
-                self._connections += await connect(self.address, connections - len(self._connections))
-        except (OSError, EOFError):  # the server has closed some
-            self.close()
-            try:
-                self._connections = await connect(self.address, connections)
-            except (OSError, EOFError) as error:
-                raise CalibrationFailed(f"the application is gone from {self.address}: {error}") from None
+            await hold_open(self._connections, self.address, connections)
+        except (OSError, EOFError) as error:
+            raise CalibrationFailed(f"the application is gone from {self.address}: {error}") from None
 
     async def _answers(self, asking: Awaitable[list[T]]) -> list[T]:
         try:
