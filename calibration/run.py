@@ -14,7 +14,7 @@ from calibration.findings import Findings, Wishes
 from calibration.fine_tune import fine_tune
 from calibration.journal import Journal
 from calibration.latency_model import Sample
-from calibration.lengths import LengthSample, fit_cost, other_lengths
+from calibration.lengths import fit_cost, other_lengths
 from calibration.levels import Aim
 from calibration.progress import Progress
 from calibration.proof import Promise, Step, tune, verify
@@ -174,11 +174,11 @@ class Calibration:
             lengths = [await trials.nearest(length) for length in others]
             for pool, estimate in lined.items():
                 assert estimate.line is not None
-                samples: list[LengthSample] = []
+                samples = self.found.length_samples.setdefault(pool, [])
                 for length in lengths:
                     samples += await measure_length(trials, estimate, length, aim, quantile)
                 self.found.costs[pool] = cost = fit_cost(samples, estimate.line.curve, tokens)
-                shown = ", ".join(f"{1000 * cost.seconds(n):.3g} ms at {n}" for n in sorted([*lengths, tokens]))
+                shown = ", ".join(f"{1000 * cost.cost_s(n):.3g} ms at {n}" for n in sorted([*lengths, tokens]))
                 self._progress.done(f"{pool}: a query costs by its tokens {shown}")
 
     def _usable_estimates(self) -> dict[str, int]:
