@@ -44,7 +44,7 @@ class Wishes:
 
     @property
     def aim(self) -> Aim:
-        return Aim(self.slo_s, self.shape, self.most)
+        return Aim(self.slo_s, self.shape, self.most, quantile=self.quantile)
 
 
 @dataclass(slots=True)

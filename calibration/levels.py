@@ -28,14 +28,18 @@ _REPEATS = 2  # of a level off the line before the line is given up
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What is looked for: the depth for `slo_s` under traffic of `shape`; `most` queries at once are ever sent to one
-    replica, and `bursts` in all.
+    """What is looked for: the depth at which `quantile` of the queries of each burst are answered within `slo_s`, under
+    traffic of `shape`; `most` queries at once are ever sent to one replica, and `bursts` in all.
     """
 
     slo_s: float
     shape: Shape = "burst"
     most: int = 2048
     bursts: int = 40
+    quantile: float = 1.0
+
+    def within(self, latencies_s: Sequence[float]) -> int:
+        return sum(latency <= self.slo_s for latency in latencies_s)
 
 
 @dataclass(frozen=True, slots=True)

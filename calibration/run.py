@@ -17,7 +17,7 @@ from calibration.latency_model import Sample
 from calibration.lengths import fit_cost, other_lengths
 from calibration.levels import Aim
 from calibration.progress import Progress
-from calibration.proof import Promise, Step, tune, verify
+from calibration.proof import Step, tune, verify
 from calibration.stream import OVERLOAD, Stream, prove
 from calibration.sweep import Estimate, measure_length, stress_test, sweep
 from calibration.trials import Trials
@@ -133,13 +133,13 @@ class Calibration:
             self.found.note(f"the pass for trials was not withdrawn, and ends by itself within a day: {error}")
 
     async def _sweep(self, trials: Trials, pool: str) -> None:
-        aim, quantile = self.found.wishes.aim, self.found.wishes.quantile
+        wishes = self.found.wishes
 
         def on_sample(samples: list[Sample]) -> None:
             self._progress.say(f"{samples[-1].concurrency} at once: {samples[-1].latency_s:.3f} s")
 
         with self._progress.stage(f"measuring the {pool} pool alone"):
-            estimate = await sweep(trials, pool, aim, quantile, on_sample)
+            estimate = await sweep(trials, pool, wishes.aim, on_sample)
         self.found.estimates[pool] = estimate
         if estimate.bent is not None:
             self.found.note(
@@ -159,15 +159,15 @@ class Calibration:
                 f"{pool}: {line.curve.alpha_s:.5f} C + {line.curve.beta_s:.4f} s, R2 {line.r2:.4f}, depth about "
                 f"{estimate.depth} ({len(estimate.samples)} bursts, {estimate.queries} queries)"
             )
-        if self.found.wishes.stress_step:
-            with self._progress.stage(f"stress test of the {pool} pool, step {self.found.wishes.stress_step}"):
-                self.found.stress[pool] = await stress_test(trials, pool, aim, quantile, self.found.wishes.stress_step)
+        if wishes.stress_step:
+            with self._progress.stage(f"stress test of the {pool} pool, step {wishes.stress_step}"):
+                self.found.stress[pool] = await stress_test(trials, pool, wishes.aim, wishes.stress_step)
             depth, spent = self.found.stress[pool]
             self._progress.done(f"{pool}: a stress test says {depth} ({spent} queries)")
 
     async def _measure_lengths(self, trials: Trials) -> None:
         """What a query costs by its length, on each pool that has a line."""
-        aim, quantile, tokens = self.found.wishes.aim, self.found.wishes.quantile, self.found.wishes.tokens
+        aim, tokens = self.found.wishes.aim, self.found.wishes.tokens
         lined = {pool: estimate for pool, estimate in self.found.estimates.items() if estimate.line is not None}
         with self._progress.stage("measuring queries of other lengths"):
             others = other_lengths(tokens, self.found.info["max_input_length"])
@@ -176,7 +176,7 @@ class Calibration:
                 assert estimate.line is not None
                 samples = self.found.length_samples.setdefault(pool, [])
                 for length in lengths:
-                    samples += await measure_length(trials, estimate, length, aim, quantile)
+                    samples += await measure_length(trials, estimate, length, aim)
                 self.found.costs[pool] = cost = fit_cost(samples, estimate.line.curve, tokens)
                 shown = ", ".join(f"{1000 * cost.cost_s(n):.3g} ms at {n}" for n in sorted([*lengths, tokens]))
                 self._progress.done(f"{pool}: a query costs by its tokens {shown}")
@@ -208,7 +208,7 @@ class Calibration:
             self._progress.say(held)
 
         with self._progress.stage("fine-tuning, all pools at work"):
-            tuned = await tune(trials, fine_tune(estimates, self.found.wishes.most), self._promise, on_step)
+            tuned = await tune(trials, fine_tune(estimates, self.found.wishes.most), self.found.wishes.aim, on_step)
         self.found.tuned = tuned
         for note in tuned.notes:
             self.found.note(note)
@@ -225,7 +225,7 @@ class Calibration:
     async def _verify(self, trials: Trials) -> None:
         assert self.found.tuned is not None
         with self._progress.stage("verifying, with more queries than places") as task:
-            self.found.verification = await verify(trials, self.found.tuned.depths, self._promise, task.count)
+            self.found.verification = await verify(trials, self.found.tuned.depths, self.found.wishes.aim, task.count)
         if self.found.depths.get(CPU) == 0 and ACCELERATOR in self.found.depths:
             self.found.leave_cpu_out("not one query on it met the SLO in the verification")
         self._progress.done(f"verified: {self.found.verified}")
@@ -248,10 +248,6 @@ class Calibration:
             self._progress.done(
                 f"{name}: {proof.late} of {len(proof.latencies_s)} admitted queries late, {proof.busy} told busy"
             )
-
-    @property
-    def _promise(self) -> Promise:
-        return Promise(self.found.wishes.aim, self.found.wishes.quantile)
 
 
 def _depths_text(depths: Mapping[str, int]) -> str:
