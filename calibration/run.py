@@ -224,8 +224,9 @@ class Calibration:
 
     async def _verify(self, trials: Trials) -> None:
         assert self.found.tuned is not None
-        with self._progress.stage("verifying, with more queries than places") as task:
-            self.found.verification = await verify(trials, self.found.tuned.depths, self.found.wishes.aim, task.count)
+        with self._progress.stage("verifying, with more queries than places"):
+            depths, advance = self.found.tuned.depths, self._progress.advance
+            self.found.verification = await verify(trials, depths, self.found.wishes.aim, advance)
         if self.found.depths.get(CPU) == 0 and ACCELERATOR in self.found.depths:
             self.found.leave_cpu_out("not one query on it met the SLO in the verification")
         self._progress.done(f"verified: {self.found.verified}")
