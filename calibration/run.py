@@ -42,10 +42,10 @@ class Calibration:
         told, slo_s = self.found.info["windve"], self.found.wishes.slo_s
         if told["config_problem"]:
             raise CalibrationFailed(f"the application has refused its own config: {told['config_problem']}")
-        if slo_s >= self._request_timeout_s:
+        if slo_s >= self._router.request_timeout_s:
             raise CalibrationFailed(
                 f"an SLO of {slo_s:g} s cannot be measured: the application gives up on a query after "
-                f"{self._request_timeout_s:g} s (user_config.request_timeout_s)"
+                f"{self._router.request_timeout_s:g} s (user_config.request_timeout_s)"
             )
         for name, pool in self.found.pools.items():
             if not pool["live_replicas"]:
@@ -59,13 +59,8 @@ class Calibration:
                 self.found.note("other traffic is being served: latencies include it, and its clients are told busy")
 
     @property
-    def _request_timeout_s(self) -> float:
-        default = RouterConfig.model_fields["request_timeout_s"].default
-        return float(self._application.router_config().get("request_timeout_s", default))
-
-    @property
-    def _admission(self) -> str:
-        return str(self._application.router_config().get("admission", RouterConfig.model_fields["admission"].default))
+    def _router(self) -> RouterConfig:
+        return RouterConfig.parse(self._application.router_config())
 
     @property
     def about(self) -> dict[str, Any]:
@@ -80,7 +75,7 @@ class Calibration:
         """
         replicas = {name: pool["live_replicas"] for name, pool in self.found.pools.items()}
         wishes = self.found.wishes
-        timeout_s = self._request_timeout_s + _TIMEOUT_MARGIN_S
+        timeout_s = self._router.request_timeout_s + _TIMEOUT_MARGIN_S
         at, headers = self._application.address, self._application.headers
         trials = Trials(
             at, headers, "", journal, replicas, wishes.tokens, wishes.seed, timeout_s, self.found.info["windve"]["kind"]
@@ -97,7 +92,7 @@ class Calibration:
             if not estimate_only:
                 await self._tune(trials, estimates)
                 await self._verify(trials)
-                if self._admission == "finish":
+                if self._router.admission == "finish":
                     await self._prove_streams(trials)
                 await self._check_replicas()
         finally:
