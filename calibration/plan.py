@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -36,14 +35,13 @@ from calibration.cost import (
     slo_effect,
 )
 from calibration.curve import Curve, Shape
+from calibration.tables import POOLS, add_row, new_table, percent, plain
 from deployments.errors import SettingsError
 
 FORMAT = 1
 EMULATED = "The report is of EMULATED devices: the plan shows the method, not what real devices need."
-_DASH = "\N{EN DASH}"
 _TIMES = "\N{MULTIPLICATION SIGN}"
-_MOST = 1e12  # of anything that is counted here; more is a slip of the keyboard
-_POOLS = {"accelerator": "accelerator", "cpu": "CPU"}
+_MOST = 10**12  # of anything that is counted here; more is a slip of the keyboard
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +162,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         devices_per_instance=None
         if arguments.devices_per_instance is None
         else int(_positive("--devices-per-instance", arguments.devices_per_instance, "devices")),
-        currency=_plain(arguments.currency).strip(),
+        currency=plain(arguments.currency).strip(),
     )
     plan = make_plan(read_report(arguments.report), demand)
     if arguments.json:
@@ -238,12 +236,12 @@ def _checked(path: Path, content: bytes) -> Mapping[str, Any]:
         raise SettingsError("REPORT", f"{path} is not a report of the calibration: it has no format and no outcome")
     if document["format"] != FORMAT:
         raise SettingsError(
-            "REPORT", f"{path} has format {_plain(document['format'])}, but this version reads format {FORMAT}"
+            "REPORT", f"{path} has format {plain(document['format'])}, but this version reads format {FORMAT}"
         )
     if document["outcome"] == "estimated":
         raise SettingsError("REPORT", f"{path} holds estimates that were not proven: calibrate without --estimate-only")
     if document["outcome"] != "calibrated":
-        reason = _plain(document.get("reason") or "it gives no reason").rstrip(".")
+        reason = plain(document.get("reason") or "it gives no reason").rstrip(".")
         raise SettingsError("REPORT", f"{path} has no depths to plan with, the calibration refused: {reason}")
     return document
 
@@ -284,7 +282,7 @@ def _cpu_idle(slo_s: float, shape: Shape, cpu: Pool | None, fields: _Fields) -> 
     if cpu is not None and cpu.capacity and mix.get("used"):
         return None
     if mix.get("reason"):
-        return _plain(mix["reason"]).rstrip(".")
+        return plain(mix["reason"]).rstrip(".")
     if "cpu" not in fields.mapping("pools"):
         return "the report has no CPU pool"
     if cpu is not None and cpu.capacity:
@@ -458,7 +456,7 @@ def _saved(plan: Plan, sized: Sizing) -> str:
         return f"nothing ({_devices(sized.alone)} either way)"
     return (
         f"{sized.saved_devices:,} of {_devices(sized.alone)} "
-        f"({_money(plan, sized.saved_cost)}, {_percent(sized.saved_share)})"
+        f"({_money(plan, sized.saved_cost)}, {percent(sized.saved_share)})"
     )
 
 
@@ -466,19 +464,20 @@ def _purchase(plan: Plan) -> Table:
     """Eq. 6 and 5, each without and with the CPU."""
     report, demand = plan.report, plan.demand
     columns = ("", "one instance does", "instances", "devices", f"cost, {demand.currency}".rstrip(", "))
-    table = _table(columns)
+    table = new_table(columns)
     alone = f"{_base_name(report)} alone"
     for title, sized, unit in (
         (f"peak: {demand.peak:,} queries at once (Eq. 6)", plan.peak, "at once"),
         (f"average: {demand.average:,.10g} queries/s (Eq. 5)", plan.average, "per s"),
     ):
         table.add_row(Text(title, style="bold cyan"))
-        _add(table, (f"  {alone}", f"{_figure(sized.each_alone)} {unit}", *_bought(sized.alone)))
+        add_row(table, (f"  {alone}", f"{_figure(sized.each_alone)} {unit}", *_bought(sized.alone)))
         if report.helper:
-            _add(table, ("  with the CPU's help", f"{_figure(sized.each_together)} {unit}", *_bought(sized.together)))
+            helped = ("  with the CPU's help", f"{_figure(sized.each_together)} {unit}", *_bought(sized.together))
+            add_row(table, helped)
             spared = (sized.alone.instances - sized.together.instances, sized.saved_devices)
-            saved = (f"  saved: {_percent(sized.saved_share)}", "", *map("{:,}".format, spared), _sum(sized.saved_cost))
-            _add(table, saved, "bold green" if sized.saved_devices else "bold")
+            saved = (f"  saved: {percent(sized.saved_share)}", "", *map("{:,}".format, spared), _sum(sized.saved_cost))
+            add_row(table, saved, "bold green" if sized.saved_devices else "bold")
         table.add_section()
     return table
 
@@ -487,8 +486,8 @@ def _purchase_captions(plan: Plan) -> Iterator[str]:
     sized = plan.average
     if plan.report.helper:
         yield (
-            f"Only whole instances are bought; with many, the saving nears {_percent(plan.peak.saved_share_limit)} "
-            f"(peak) and {_percent(sized.saved_share_limit)} (average)."
+            f"Only whole instances are bought; with many, the saving nears {percent(plan.peak.saved_share_limit)} "
+            f"(peak) and {percent(sized.saved_share_limit)} (average)."
         )
         yield "The CPUs are in the servers anyway and cost nothing more."
     fit = sized.together.instances * plan.peak.each_together
@@ -501,11 +500,11 @@ def _bound(plan: Plan, bound: Bound) -> Table:
     accelerator, cpu = plan.report.accelerator, plan.report.cpu
     assert accelerator is not None
     assert cpu is not None
-    table = _table(("", "this report"))
+    table = new_table(("", "this report"))
     betas = f"{cpu.curve.beta_s:.3g} s against {accelerator.curve.beta_s:.3g} s"
-    _add(table, ("alpha accelerator / alpha CPU, the limit (Eq. 19)", _percent(bound.limit)))
-    _add(table, ("depth CPU / depth accelerator, measured", _percent(bound.measured)), "bold")
-    _add(
+    add_row(table, ("alpha accelerator / alpha CPU, the limit (Eq. 19)", percent(bound.limit)))
+    add_row(table, ("depth CPU / depth accelerator, measured", percent(bound.measured)), "bold")
+    add_row(
         table, ("beta CPU above beta accelerator, the premise (Eq. 15)", f"{'yes' if bound.premise else 'no'}, {betas}")
     )
     return table
@@ -519,7 +518,7 @@ def _bound_captions(plan: Plan, bound: Bound) -> Iterator[str]:
         yield "The premise does not hold for these devices, so the limit need not hold either:"
         yield "a looser SLO only brings what the CPU adds closer to it, from above."
     elif bound.below:
-        yield f"The limit holds: no SLO, however loose, lets this CPU add more than {_percent(bound.limit)}."
+        yield f"The limit holds: no SLO, however loose, lets this CPU add more than {percent(bound.limit)}."
     else:
         yield "The tuned depths pass the limit: they were measured and lie off the fitted lines,"
         yield "as the paper's own do (22 / 96 is 22.9 %, against 21 %)."
@@ -528,14 +527,14 @@ def _bound_captions(plan: Plan, bound: Bound) -> Iterator[str]:
 def _slos(plan: Plan) -> Table:
     """Eq. 23."""
     report = plan.report
-    pools = [name for name in _POOLS if getattr(plan.slos[0], name) is not None]
+    pools = [name for name in POOLS if getattr(plan.slos[0], name) is not None]
     both = len(pools) == 2
-    columns = ("SLO, s", *(f"{_POOLS[name]}, at once" for name in pools), *(["the CPU adds"] if both else []))
-    table = _table(columns)
+    columns = ("SLO, s", *(f"{POOLS[name]}, at once" for name in pools), *(["the CPU adds"] if both else []))
+    table = new_table(columns)
     for row in plan.slos:
         here = math.isclose(row.slo_s, report.slo_s)
         cells = [f"{row.slo_s:g}", *(f"{getattr(row, name):,}" for name in pools)]
-        _add(table, (*cells, *([_percent(row.gain)] if both else [])), "bold" if here else None)
+        add_row(table, (*cells, *([percent(row.gain)] if both else [])), "bold" if here else None)
     return table
 
 
@@ -554,11 +553,11 @@ def _cores_table(plan: Plan, cores: Cores) -> Table:
     """Figure 6, extrapolated."""
     known, compared = plan.report.cpu_cores is not None, cores.rows[0].gain is not None
     columns = ("CPU cores", "alpha, s per query", "beta, s", "CPU, at once", *(["the CPU adds"] if compared else []))
-    table = _table(columns)
+    table = new_table(columns)
     for row in cores.rows:
         times = f"{_TIMES} {row.factor:g}" if not known else f"{row.cores:,}  ({_TIMES} {row.factor:.3g})"
         cells = (times, f"{row.curve.alpha_s:.3g}", f"{row.curve.beta_s:.3g}", f"{row.depth:,}")
-        _add(table, (*cells, *([_percent(row.gain)] if compared else [])), "bold" if row.factor == 1 else None)
+        add_row(table, (*cells, *([percent(row.gain)] if compared else [])), "bold" if row.factor == 1 else None)
     return table
 
 
@@ -577,17 +576,6 @@ def _cores_captions(plan: Plan, cores: Cores) -> Iterator[str]:
         yield "Cores are those of one replica; queries at once are those of all."
 
 
-def _table(columns: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(Text(column), justify="right" if number else "left", overflow="fold")
-    return table
-
-
-def _add(table: Table, cells: Sequence[str], style: str | None = None) -> None:
-    table.add_row(*map(Text, cells), style=style)
-
-
 def _section(console: Console, title: str, table: Table, captions: Iterable[str]) -> None:
     console.print(Text(title, style="bold"))
     console.print(table)
@@ -597,7 +585,7 @@ def _section(console: Console, title: str, table: Table, captions: Iterable[str]
 
 
 def _base_name(report: Report) -> str:
-    return _POOLS["cpu" if report.accelerator is None else "accelerator"]
+    return POOLS["cpu" if report.accelerator is None else "accelerator"]
 
 
 def _bought(bought: Deployment) -> tuple[str, str, str]:
@@ -618,12 +606,3 @@ def _sum(amount: float) -> str:
 
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or value >= 100 else f"{value:.3g}"
-
-
-def _percent(share: float | None) -> str:
-    return _DASH if share is None else f"{100 * share:.1f} %"
-
-
-def _plain(value: Any) -> str:
-    """Foreign text on one line, without control characters: no escape sequence reaches a terminal."""
-    return "".join(sign if sign.isprintable() else " " for sign in str(value))
