@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Self
 
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -37,11 +38,14 @@ from calibration.cost import (
 from calibration.curve import Curve, Shape
 from calibration.tables import POOLS, add_row, new_table, percent, plain
 from deployments.errors import SettingsError
+from deployments.settings import _parse
 
 FORMAT = 1
 EMULATED = "The report is of EMULATED devices: the plan shows the method, not what real devices need."
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _MOST = 10**12  # of anything that is counted here; more is a slip of the keyboard
+_Count = Annotated[int, Field(ge=1, le=_MOST)]
+_Seconds = Annotated[float, Field(ge=0, le=_MOST)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,98 +250,89 @@ def _checked(path: Path, content: bytes) -> Mapping[str, Any]:
     return document
 
 
-def _report(path: Path, document: Mapping[str, Any]) -> Report:
-    fields = _Fields(path, document)
-    shape = fields.value("settings", "shape")
-    if shape not in ("burst", "steady"):  # a tuple: foreign JSON need not be hashable
-        raise fields.bad("settings.shape", "is neither burst nor steady")
-    slo_s = fields.number("settings", "slo_s")
-    if not slo_s:
-        raise fields.bad("settings.slo_s", "is not above 0")
-    pools = fields.mapping("pools")
-    accelerator = fields.pool("accelerator") if "accelerator" in pools else None
-    cpu = fields.pool("cpu") if "cpu" in pools else None
-    report = Report(
-        path,
-        slo_s,
-        cast("Shape", shape),
-        emulated=bool(fields.mapping("application").get("emulated")),
-        accelerator=accelerator,
-        cpu=cpu,
-        cpu_cores=fields.whole("pools", "cpu", "cores") if cpu and pools["cpu"].get("cores") is not None else None,
-        cpu_idle=None if accelerator is None else _cpu_idle(slo_s, cast("Shape", shape), cpu, fields),
-    )
+class _Read(BaseModel):
+    """What a plan needs of a report. The other keys may be anything."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Settings(_Read):
+    slo_s: Annotated[float, Field(gt=0, le=_MOST)]
+    shape: Shape
+
+
+class _Pool(_Read):
+    """Null depth: the pool was not tuned, it takes nothing. Such a pool may lack the curve too."""
+
+    fine_tuned: Annotated[int, Field(ge=0, le=_MOST)] | None
+    alpha_s: _Seconds | None
+    beta_s: _Seconds | None
+    replicas: _Count
+    cores: _Count | None = None
+
+    @model_validator(mode="after")
+    def _has_a_curve(self) -> Self:
+        if self.fine_tuned and None in (self.alpha_s, self.beta_s):
+            raise ValueError("has a depth but no alpha_s and beta_s")
+        if self.alpha_s == self.beta_s == 0:
+            raise ValueError("has a curve that takes no time")
+        return self
+
+    @property
+    def calibrated(self) -> Pool | None:
+        if self.alpha_s is None or self.beta_s is None:
+            return None
+        return Pool(Curve(self.alpha_s, self.beta_s), self.fine_tuned or 0, self.replicas)
+
+
+class _Pools(_Read):
+    accelerator: _Pool | None = None
+    cpu: _Pool | None = None
+
+
+class _Document(_Read):
+    application: dict[str, Any]
+    settings: _Settings
+    pools: _Pools
+    heterogeneous: dict[str, Any]
+
+
+def _report(path: Path, raw: Mapping[str, Any]) -> Report:
+    document = _parse(_Document, raw, "REPORT")
+    slo_s, pools = document.settings.slo_s, document.pools
+    accelerator, cpu = (found.calibrated if found else None for found in (pools.accelerator, pools.cpu))
     base = accelerator or cpu
     if base is None:
-        raise fields.bad("pools", "has neither an accelerator nor a CPU with a curve")
+        raise SettingsError("REPORT.pools", "has neither an accelerator nor a CPU with a curve")
     if not base.capacity:
         name = "accelerator" if accelerator else "CPU"
         raise SettingsError("REPORT", f"{path} gives the {name} depth 0 at an SLO of {slo_s:g} s: nothing to plan with")
-    return report
+    return Report(
+        path,
+        slo_s,
+        document.settings.shape,
+        emulated=bool(document.application.get("emulated")),
+        accelerator=accelerator,
+        cpu=cpu,
+        cpu_cores=pools.cpu.cores if cpu and pools.cpu else None,
+        cpu_idle=_cpu_idle(document, cpu) if accelerator else None,
+    )
 
 
-def _cpu_idle(slo_s: float, shape: Shape, cpu: Pool | None, fields: _Fields) -> str | None:
+def _cpu_idle(document: _Document, cpu: Pool | None) -> str | None:
     """Why the CPU takes nothing, in the report's words where it has some; None where it takes queries."""
-    mix = fields.mapping("heterogeneous")
+    mix, slo_s = document.heterogeneous, document.settings.slo_s
     if cpu is not None and cpu.capacity and mix.get("used"):
         return None
     if mix.get("reason"):
         return plain(mix["reason"]).rstrip(".")
-    if "cpu" not in fields.mapping("pools"):
+    if document.pools.cpu is None:
         return "the report has no CPU pool"
     if cpu is not None and cpu.capacity:
         return "it was not in use when the report was made"
-    if cpu is not None and (alone_s := cpu.curve.latency_s(1, shape)) > slo_s:
+    if cpu is not None and (alone_s := cpu.curve.latency_s(1, document.settings.shape)) > slo_s:
         return f"a single query takes it up to {alone_s:.2f} s, longer than the SLO of {slo_s:g} s (Eq. 11)"
     return "its queue depth is 0"
-
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """Checked access to a report: what is missing or of the wrong kind is named by its place in the file."""
-
-    path: Path
-    document: Mapping[str, Any]
-
-    def bad(self, where: str, problem: str) -> SettingsError:
-        return SettingsError("REPORT", f"{where} in {self.path} {problem}")
-
-    def value(self, *keys: str) -> Any:
-        value: Any = self.document
-        for key in keys:
-            if not isinstance(value, dict) or key not in value:
-                raise self.bad(".".join(keys), "is missing")
-            value = value[key]
-        return value
-
-    def mapping(self, *keys: str) -> Mapping[str, Any]:
-        value = self.value(*keys)
-        if not isinstance(value, dict):
-            raise self.bad(".".join(keys), "is no object")
-        return value
-
-    def number(self, *keys: str) -> float:
-        value = self.value(*keys)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MOST:
-            raise self.bad(".".join(keys), "is no sensible number")
-        return float(value)
-
-    def whole(self, *keys: str, least: int = 1) -> int:
-        number = self.number(*keys)
-        if number != int(number) or number < least:
-            raise self.bad(".".join(keys), f"is no whole number from {least} on")
-        return int(number)
-
-    def pool(self, name: str) -> Pool | None:
-        """Null depth: the pool was not tuned, it takes nothing. Such a pool may lack the curve too."""
-        place = ("pools", name)
-        depth = 0 if self.value(*place, "fine_tuned") is None else self.whole(*place, "fine_tuned", least=0)
-        if not depth and (self.value(*place, "alpha_s") is None or self.value(*place, "beta_s") is None):
-            return None
-        curve = Curve(self.number(*place, "alpha_s"), self.number(*place, "beta_s"))
-        if curve.alpha_s + curve.beta_s <= 0:
-            raise self.bad(f"pools.{name}", "has a curve that takes no time")
-        return Pool(curve, depth, self.whole(*place, "replicas"))
 
 
 def _positive(option: str, value: float, what: str) -> float:
