@@ -104,9 +104,7 @@ async def stress_test(trials: Trials, pool: str, aim: Aim, step: int) -> tuple[i
     return level, spent * trials.replicas[pool]
 
 
-async def _measure(
-    trials: Trials, stage: str, pool: str, level: int, aim: Aim, *, tokens: int | None = None
-) -> Sample:
+async def _measure(trials: Trials, stage: str, pool: str, level: int, aim: Aim, *, tokens: int | None = None) -> Sample:
     """The latency of a burst that the SLO speaks of: its slowest query's, or that of the quantile."""
     alone = {name: level if name == pool else 0 for name in trials.replicas}
     for _ in range(1 + _AGAIN):
