@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import texts
-from calibration.load import Address, Connection, Reply, ask_all, connect, ping, request_bytes
+from calibration.load import Address, Connection, Reply, ask_all, connect, hold_open, request_bytes
 
 MIXED = "mixed"  # log-normal lengths, mean about 75 once they are cut to the model's longest
 _MEDIAN, _SPREAD, _SHORTEST, _LONGEST = 60, 0.9, 4, 512
@@ -75,6 +75,20 @@ class Ended:
         return self.reply is not None and self.reply.status == 429
 
 
+def burst(address: Address, requests: Sequence[bytes]) -> list[Reply]:
+    """All requests at once, on connections of their own; their replies in the same order."""
+
+    async def run() -> list[Reply]:
+        connections = await connect(address, len(requests))
+        try:
+            return await ask_all(connections, requests)
+        finally:
+            for connection in connections:
+                connection.hang_up()
+
+    return asyncio.run(run())
+
+
 class Load:
     """Clients of one service. `longest`: tokens that the model takes; longer texts are cut by it."""
 
@@ -91,13 +105,7 @@ class Load:
 
     async def open(self, connections: int) -> None:
         """So many connections, each just used."""
-        try:
-            await ping(self._connections, self._address)
-        except (OSError, EOFError):
-            self.close()
-        missing = connections - len(self._connections)
-        if missing > 0:
-            self._connections += await connect(self._address, missing)
+        await hold_open(self._connections, self._address, connections)
 
     def close(self) -> None:
         for connection in self._connections:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from benchmarks.arrivals import burst
 from benchmarks.bench import Bench, Found, median, samples_of, values_of
 from benchmarks.closed_loop import ask_again_and_again
 from benchmarks.contestants import NAMES, ROUTE, WINDVE, contestant, model_variables, taking_part
@@ -25,7 +26,7 @@ from benchmarks.goal import Goal, ratio
 from benchmarks.serving import ROOT
 from benchmarks.sheet import Sheet
 from benchmarks.texts import lengths_like_rag, of_tokens
-from calibration.load import Address, burst, request_bytes
+from calibration.load import Address, request_bytes
 
 SLO_S = 1.0
 _AGREEMENT = 0.99

@@ -114,7 +114,7 @@ class Application:
         return dict(_router(self.deployed).get("user_config") or {})
 
     def issue_pass(self) -> str:
-        """Let the holder of the secret that is returned name depths for its own queries, for a while."""
+        """Return a secret: for a while, queries that show it are admitted by the depths or the SLO that they name."""
         secret = secrets.token_urlsafe(24)
         self.check_unchanged()
         self._pass = {"secret_sha256": hash_secret(secret), "expires_at": time.time() + _PASS_S}

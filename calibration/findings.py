@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,12 +17,13 @@ from calibration.curve import Shape
 from calibration.fine_tune import Tuned
 from calibration.journal import Burst
 from calibration.latency_model import CONFIDENCE
-from calibration.lengths import QueryCost
+from calibration.lengths import LengthSample
 from calibration.levels import Aim
 from calibration.proof import Step, Verification
 from calibration.stream import StreamProof
 from calibration.sweep import Estimate
 from deployments.device_detector import ACCELERATOR, CPU, probe_machine
+from deployments.queueing.cost_model import CostModel
 
 _MAX_ONGOING = 1_000_000  # requests at the Router: above all depths, or overload would wait in the proxy unrefused
 _PLACES_BEFORE_PROXY = 10  # times all depths together, at least
@@ -44,7 +44,7 @@ class Wishes:
 
     @property
     def aim(self) -> Aim:
-        return Aim(self.slo_s, self.shape, self.most)
+        return Aim(self.slo_s, self.shape, self.most, quantile=self.quantile)
 
 
 @dataclass(slots=True)
@@ -60,7 +60,8 @@ class Findings:
     steps: list[Step] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     bursts: Sequence[Burst] = ()
-    costs: dict[str, QueryCost] = field(default_factory=dict)
+    costs: dict[str, CostModel] = field(default_factory=dict)
+    length_samples: dict[str, list[LengthSample]] = field(default_factory=dict)
     streams: list[StreamProof] = field(default_factory=list)
     tuned: Tuned | None = None
     verification: Verification | None = None
@@ -115,10 +116,8 @@ class Findings:
             line = self.estimates[pool].line
             user_config[pool] = {"queue_depth": depth}
             if line is not None:
-                user_config[pool] |= {"alpha_s": _round(line.curve.alpha_s), "beta_s": _round(line.curve.beta_s)}
-                user_config[pool]["cost"] = {
-                    key: _round(value) for key, value in _coefficients(self.costs[pool]).items()
-                }
+                cost = {key: _round(value) for key, value in asdict(self.costs[pool]).items()}
+                user_config[pool] |= {"alpha_s": _round(line.curve.alpha_s), "beta_s": cost.pop("beta_s"), "cost": cost}
         user_config["calibration"] = self._record()
         places = sum(depth * self.pools[pool]["live_replicas"] for pool, depth in self.depths.items())
         return {"max_ongoing_requests": max(_MAX_ONGOING, _PLACES_BEFORE_PROXY * places), "user_config": user_config}
@@ -127,7 +126,7 @@ class Findings:
         lines = {pool: estimate.line for pool, estimate in self.estimates.items()}
         record: dict[str, Any] = {
             "at": _utc(time.time()),
-            "where": "; ".join([socket.gethostname(), *(f"{pool} {', '.join(self._devices(pool))}" for pool in lines)]),
+            "where": "; ".join([platform.node(), *(f"{pool} {', '.join(self._devices(pool))}" for pool in lines)]),
             "shape": self.wishes.shape,
             "slo_s": self.wishes.slo_s,
             "tokens": self.wishes.tokens,
@@ -219,8 +218,10 @@ class Findings:
         cost = self.costs.get(pool)
         if cost is None:
             return None
-        lengths = sorted({self.wishes.tokens, *(sample.tokens for sample in cost.samples)})
-        return {**asdict(cost), "by_tokens": [[tokens, cost.seconds(tokens)] for tokens in lengths]}
+        samples = self.length_samples[pool]
+        lengths = sorted({self.wishes.tokens, *(sample.tokens for sample in samples)})
+        by_tokens = [[tokens, cost.cost_s(tokens)] for tokens in lengths]
+        return {**asdict(cost), "samples": [asdict(sample) for sample in samples], "by_tokens": by_tokens}
 
     def _verification(self) -> dict[str, Any] | None:
         proof = self.verification
@@ -250,10 +251,6 @@ class Findings:
         }
 
 
-def _coefficients(cost: QueryCost) -> dict[str, float]:
-    return {"query_s": cost.query_s, "token_s": cost.token_s, "token2_s": cost.token2_s}
-
-
 def _stream(proof: StreamProof) -> dict[str, Any]:
     p50_s, p99_s, slowest_s = np.quantile(proof.latencies_s, (0.5, 0.99, 1)).tolist()
     counts = {"sent": proof.sent, "admitted": len(proof.latencies_s), "late": proof.late, "busy": proof.busy}
@@ -263,7 +260,7 @@ def _stream(proof: StreamProof) -> dict[str, Any]:
 def _machine() -> dict[str, Any]:
     machine = probe_machine()
     return {
-        "hostname": socket.gethostname(),
+        "hostname": machine.hostname,
         "cpu_model": machine.cpu_model,
         "architecture": machine.architecture,
         "cores": len(machine.cpu.allowed),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -62,7 +63,18 @@ class Fit:
 
     def safe_depth(self, slo_s: float, shape: Shape = "burst", most: int = 100_000) -> int:
         """As `Curve.depth`, by the upper side of the confidence interval."""
-        return _largest(lambda c: self.curve.latency_s(c, shape) + self.margin_s(c, shape), slo_s, most)
+        return int(self.exact_depth(slo_s, shape, most, parts=1))
+
+    def exact_depth(self, slo_s: float, shape: Shape, most: int, *, margin: bool = True, parts: int = 10**6) -> float:
+        """The concurrency up to `most`, in so many `parts` of a query, at which the line, or its upper side with the
+        `margin`, still meets the SLO.
+        """
+
+        def latency_s(part: int) -> float:
+            at = part / parts
+            return self.curve.latency_s(at, shape) + (self.margin_s(at, shape) if margin else 0.0)
+
+        return bisect_right(range(1, most * parts + 1), slo_s, key=latency_s) / parts
 
 
 def fit(samples: Sequence[Sample]) -> Fit:
@@ -213,15 +225,3 @@ def _relative(model: Curve, concurrency: Floats, latency: Floats) -> Floats:
 def _scale(residuals: Floats) -> float:
     """The standard deviation of the residuals' middle part."""
     return max(_SCALE_AT_LEAST, _DEVIATIONS * float(np.median(np.abs(residuals))))
-
-
-def _largest(latency_s: Callable[[int], float], slo_s: float, most: int) -> int:
-    """The largest concurrency in 0..most whose latency, which grows with it, is at most `slo_s`."""
-    low, high = 0, most + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        if latency_s(middle) <= slo_s:
-            low = middle
-        else:
-            high = middle
-    return low

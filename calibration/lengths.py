@@ -17,6 +17,7 @@ import numpy as np
 
 from calibration.curve import Curve
 from calibration.levels import CLIMB
+from deployments.queueing.cost_model import CostModel
 
 _SHORT, _TIMES_LONGER = 10, 3  # tokens; times the sweep's length
 _ALIKE = 1.5  # lengths less than so many times apart tell nothing of each other
@@ -32,19 +33,6 @@ class LengthSample:
     tokens: int
     concurrency: int
     latency_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class QueryCost:
-    """Device seconds of one query by its tokens, and the bursts of other lengths that say so."""
-
-    query_s: float
-    token_s: float
-    token2_s: float
-    samples: tuple[LengthSample, ...] = ()
-
-    def seconds(self, tokens: float) -> float:
-        return self.query_s + (self.token_s + self.token2_s * tokens) * tokens
 
 
 def other_lengths(tokens: int, most_tokens: int) -> list[int]:
@@ -66,12 +54,12 @@ def next_concurrency(samples: Sequence[LengthSample], times: float, line: Curve,
     return max(1, min(most, CLIMB * samples[0].concurrency, int(half_s / cost_s)))
 
 
-def fit_cost(samples: Sequence[LengthSample], line: Curve, tokens: int) -> QueryCost:
+def fit_cost(samples: Sequence[LengthSample], line: Curve, tokens: int) -> CostModel:
     """The cost that is alpha at `tokens` and nearest to the samples at other lengths, each by its median; in proportion
     to the tokens where there are none.
     """
     if not samples:
-        return QueryCost(0.0, line.alpha_s / tokens, 0.0)
+        return CostModel(0.0, line.alpha_s / tokens, 0.0, line.beta_s)
     from scipy.optimize import nnls
 
     lengths = sorted({sample.tokens for sample in samples})
@@ -80,7 +68,7 @@ def fit_cost(samples: Sequence[LengthSample], line: Curve, tokens: int) -> Query
     columns = line.alpha_s * np.vander(np.array(lengths) / tokens, 3, increasing=True) * weights[:, None]
     shares, _ = nnls(np.vstack([columns, np.full(3, _HELD)]), np.append(np.array(costs) * weights, _HELD))
     parts = line.alpha_s * shares / shares.sum()  # of alpha: for the query, its tokens, and their square
-    return QueryCost(float(parts[0]), float(parts[1]) / tokens, float(parts[2]) / tokens**2, tuple(samples))
+    return CostModel(float(parts[0]), float(parts[1]) / tokens, float(parts[2]) / tokens**2, line.beta_s)
 
 
 def _seconds_each(sample: LengthSample, line: Curve) -> float:

@@ -28,14 +28,18 @@ _REPEATS = 2  # of a level off the line before the line is given up
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What is looked for: the depth for `slo_s` under traffic of `shape`; `most` queries at once are ever sent to one
-    replica, and `bursts` in all.
+    """What is looked for: the depth at which `quantile` of the queries of each burst are answered within `slo_s`, under
+    traffic of `shape`; `most` queries at once are ever sent to one replica, and `bursts` in all.
     """
 
     slo_s: float
     shape: Shape = "burst"
     most: int = 2048
     bursts: int = 40
+    quantile: float = 1.0
+
+    def within(self, latencies_s: Sequence[float]) -> int:
+        return sum(latency <= self.slo_s for latency in latencies_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,18 +138,8 @@ def _sure(samples: Sequence[Sample], fitted: Fit, aim: Aim) -> bool:
     depth = fitted.curve.depth(aim.slo_s, aim.shape, aim.most)
     if len(samples) - len(fitted.outliers) < (_ENOUGH_CHEAP if depth < _CHEAP else _ENOUGH):
         return False
-    safe = _exact_depth(fitted, aim, margin=True)
-    return safe >= aim.most or _exact_depth(fitted, aim) - safe <= max(_SURE_QUERIES, _SURE_SHARE * depth)
-
-
-def _exact_depth(fitted: Fit, aim: Aim, *, margin: bool = False) -> float:
-    """The concurrency, not rounded, at which the line (or its upper side) meets the SLO."""
-    low, high = 0.0, float(aim.most)
-    for _ in range(40):
-        middle = (low + high) / 2
-        worst_s = fitted.curve.latency_s(middle, aim.shape) + (fitted.margin_s(middle, aim.shape) if margin else 0.0)
-        low, high = (middle, high) if worst_s <= aim.slo_s else (low, middle)
-    return low
+    exact, safe = (fitted.exact_depth(aim.slo_s, aim.shape, aim.most, margin=margin) for margin in (False, True))
+    return safe >= aim.most or exact - safe <= max(_SURE_QUERIES, _SURE_SHARE * depth)
 
 
 def _where_it_helps(samples: Sequence[Sample], target: int) -> int:

@@ -147,6 +147,19 @@ async def connect(address: Address, connections: int) -> list[Connection]:
     return opened
 
 
+async def hold_open(connections: list[Connection], address: Address, wanted: int) -> None:
+    """Keep `wanted` connections open, or more, each just used: others where the server has closed some. Raises OSError
+    or EOFError.
+    """
+    try:
+        await ping(connections, address)
+        connections += await connect(address, max(0, wanted - len(connections)))
+    except (OSError, EOFError):  # the server has closed some
+        for connection in connections:
+            connection.hang_up()
+        connections[:] = await connect(address, wanted)
+
+
 async def ping(connections: Sequence[Connection], address: Address) -> None:
     """Use each once. Raises OSError or EOFError where the server has closed one."""
     request = get_bytes(f"{address.prefix}/ping", address.netloc)
@@ -164,17 +177,3 @@ async def ask_all(connections: Sequence[Connection], requests: Sequence[bytes], 
     """All requests at once, one on each connection; their replies in the same order."""
     pairs = zip(connections, requests, strict=True)
     return list(await asyncio.gather(*(connection.ask(request, timeout_s) for connection, request in pairs)))
-
-
-def burst(address: Address, requests: Sequence[bytes]) -> list[Reply]:
-    """All requests at once, on connections of their own; their replies in the same order."""
-
-    async def run() -> list[Reply]:
-        connections = await connect(address, len(requests))
-        try:
-            return await ask_all(connections, requests)
-        finally:
-            for connection in connections:
-                connection.hang_up()
-
-    return asyncio.run(run())

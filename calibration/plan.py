@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, Self
 
-from rich import box
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -36,14 +36,16 @@ from calibration.cost import (
     slo_effect,
 )
 from calibration.curve import Curve, Shape
+from calibration.tables import POOLS, add_row, new_table, percent, plain
 from deployments.errors import SettingsError
+from deployments.settings import _parse
 
 FORMAT = 1
 EMULATED = "The report is of EMULATED devices: the plan shows the method, not what real devices need."
-_DASH = "\N{EN DASH}"
 _TIMES = "\N{MULTIPLICATION SIGN}"
-_MOST = 1e12  # of anything that is counted here; more is a slip of the keyboard
-_POOLS = {"accelerator": "accelerator", "cpu": "CPU"}
+_MOST = 10**12  # of anything that is counted here; more is a slip of the keyboard
+_Count = Annotated[int, Field(ge=1, le=_MOST)]
+_Seconds = Annotated[float, Field(ge=0, le=_MOST)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         devices_per_instance=None
         if arguments.devices_per_instance is None
         else int(_positive("--devices-per-instance", arguments.devices_per_instance, "devices")),
-        currency=_plain(arguments.currency).strip(),
+        currency=plain(arguments.currency).strip(),
     )
     plan = make_plan(read_report(arguments.report), demand)
     if arguments.json:
@@ -238,108 +240,99 @@ def _checked(path: Path, content: bytes) -> Mapping[str, Any]:
         raise SettingsError("REPORT", f"{path} is not a report of the calibration: it has no format and no outcome")
     if document["format"] != FORMAT:
         raise SettingsError(
-            "REPORT", f"{path} has format {_plain(document['format'])}, but this version reads format {FORMAT}"
+            "REPORT", f"{path} has format {plain(document['format'])}, but this version reads format {FORMAT}"
         )
     if document["outcome"] == "estimated":
         raise SettingsError("REPORT", f"{path} holds estimates that were not proven: calibrate without --estimate-only")
     if document["outcome"] != "calibrated":
-        reason = _plain(document.get("reason") or "it gives no reason").rstrip(".")
+        reason = plain(document.get("reason") or "it gives no reason").rstrip(".")
         raise SettingsError("REPORT", f"{path} has no depths to plan with, the calibration refused: {reason}")
     return document
 
 
-def _report(path: Path, document: Mapping[str, Any]) -> Report:
-    fields = _Fields(path, document)
-    shape = fields.value("settings", "shape")
-    if shape not in ("burst", "steady"):  # a tuple: foreign JSON need not be hashable
-        raise fields.bad("settings.shape", "is neither burst nor steady")
-    slo_s = fields.number("settings", "slo_s")
-    if not slo_s:
-        raise fields.bad("settings.slo_s", "is not above 0")
-    pools = fields.mapping("pools")
-    accelerator = fields.pool("accelerator") if "accelerator" in pools else None
-    cpu = fields.pool("cpu") if "cpu" in pools else None
-    report = Report(
-        path,
-        slo_s,
-        cast("Shape", shape),
-        emulated=bool(fields.mapping("application").get("emulated")),
-        accelerator=accelerator,
-        cpu=cpu,
-        cpu_cores=fields.whole("pools", "cpu", "cores") if cpu and pools["cpu"].get("cores") is not None else None,
-        cpu_idle=None if accelerator is None else _cpu_idle(slo_s, cast("Shape", shape), cpu, fields),
-    )
+class _Read(BaseModel):
+    """What a plan needs of a report. The other keys may be anything."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Settings(_Read):
+    slo_s: Annotated[float, Field(gt=0, le=_MOST)]
+    shape: Shape
+
+
+class _Pool(_Read):
+    """Null depth: the pool was not tuned, it takes nothing. Such a pool may lack the curve too."""
+
+    fine_tuned: Annotated[int, Field(ge=0, le=_MOST)] | None
+    alpha_s: _Seconds | None
+    beta_s: _Seconds | None
+    replicas: _Count
+    cores: _Count | None = None
+
+    @model_validator(mode="after")
+    def _has_a_curve(self) -> Self:
+        if self.fine_tuned and None in (self.alpha_s, self.beta_s):
+            raise ValueError("has a depth but no alpha_s and beta_s")
+        if self.alpha_s == self.beta_s == 0:
+            raise ValueError("has a curve that takes no time")
+        return self
+
+    @property
+    def calibrated(self) -> Pool | None:
+        if self.alpha_s is None or self.beta_s is None:
+            return None
+        return Pool(Curve(self.alpha_s, self.beta_s), self.fine_tuned or 0, self.replicas)
+
+
+class _Pools(_Read):
+    accelerator: _Pool | None = None
+    cpu: _Pool | None = None
+
+
+class _Document(_Read):
+    application: dict[str, Any]
+    settings: _Settings
+    pools: _Pools
+    heterogeneous: dict[str, Any]
+
+
+def _report(path: Path, raw: Mapping[str, Any]) -> Report:
+    document = _parse(_Document, raw, "REPORT")
+    slo_s, pools = document.settings.slo_s, document.pools
+    accelerator, cpu = (found.calibrated if found else None for found in (pools.accelerator, pools.cpu))
     base = accelerator or cpu
     if base is None:
-        raise fields.bad("pools", "has neither an accelerator nor a CPU with a curve")
+        raise SettingsError("REPORT.pools", "has neither an accelerator nor a CPU with a curve")
     if not base.capacity:
         name = "accelerator" if accelerator else "CPU"
         raise SettingsError("REPORT", f"{path} gives the {name} depth 0 at an SLO of {slo_s:g} s: nothing to plan with")
-    return report
+    return Report(
+        path,
+        slo_s,
+        document.settings.shape,
+        emulated=bool(document.application.get("emulated")),
+        accelerator=accelerator,
+        cpu=cpu,
+        cpu_cores=pools.cpu.cores if cpu and pools.cpu else None,
+        cpu_idle=_cpu_idle(document, cpu) if accelerator else None,
+    )
 
 
-def _cpu_idle(slo_s: float, shape: Shape, cpu: Pool | None, fields: _Fields) -> str | None:
+def _cpu_idle(document: _Document, cpu: Pool | None) -> str | None:
     """Why the CPU takes nothing, in the report's words where it has some; None where it takes queries."""
-    mix = fields.mapping("heterogeneous")
+    mix, slo_s = document.heterogeneous, document.settings.slo_s
     if cpu is not None and cpu.capacity and mix.get("used"):
         return None
     if mix.get("reason"):
-        return _plain(mix["reason"]).rstrip(".")
-    if "cpu" not in fields.mapping("pools"):
+        return plain(mix["reason"]).rstrip(".")
+    if document.pools.cpu is None:
         return "the report has no CPU pool"
     if cpu is not None and cpu.capacity:
         return "it was not in use when the report was made"
-    if cpu is not None and (alone_s := cpu.curve.latency_s(1, shape)) > slo_s:
+    if cpu is not None and (alone_s := cpu.curve.latency_s(1, document.settings.shape)) > slo_s:
         return f"a single query takes it up to {alone_s:.2f} s, longer than the SLO of {slo_s:g} s (Eq. 11)"
     return "its queue depth is 0"
-
-
-@dataclass(frozen=True, slots=True)
-class _Fields:
-    """Checked access to a report: what is missing or of the wrong kind is named by its place in the file."""
-
-    path: Path
-    document: Mapping[str, Any]
-
-    def bad(self, where: str, problem: str) -> SettingsError:
-        return SettingsError("REPORT", f"{where} in {self.path} {problem}")
-
-    def value(self, *keys: str) -> Any:
-        value: Any = self.document
-        for key in keys:
-            if not isinstance(value, dict) or key not in value:
-                raise self.bad(".".join(keys), "is missing")
-            value = value[key]
-        return value
-
-    def mapping(self, *keys: str) -> Mapping[str, Any]:
-        value = self.value(*keys)
-        if not isinstance(value, dict):
-            raise self.bad(".".join(keys), "is no object")
-        return value
-
-    def number(self, *keys: str) -> float:
-        value = self.value(*keys)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MOST:
-            raise self.bad(".".join(keys), "is no sensible number")
-        return float(value)
-
-    def whole(self, *keys: str, least: int = 1) -> int:
-        number = self.number(*keys)
-        if number != int(number) or number < least:
-            raise self.bad(".".join(keys), f"is no whole number from {least} on")
-        return int(number)
-
-    def pool(self, name: str) -> Pool | None:
-        """Null depth: the pool was not tuned, it takes nothing. Such a pool may lack the curve too."""
-        place = ("pools", name)
-        depth = 0 if self.value(*place, "fine_tuned") is None else self.whole(*place, "fine_tuned", least=0)
-        if not depth and (self.value(*place, "alpha_s") is None or self.value(*place, "beta_s") is None):
-            return None
-        curve = Curve(self.number(*place, "alpha_s"), self.number(*place, "beta_s"))
-        if curve.alpha_s + curve.beta_s <= 0:
-            raise self.bad(f"pools.{name}", "has a curve that takes no time")
-        return Pool(curve, depth, self.whole(*place, "replicas"))
 
 
 def _positive(option: str, value: float, what: str) -> float:
@@ -458,7 +451,7 @@ def _saved(plan: Plan, sized: Sizing) -> str:
         return f"nothing ({_devices(sized.alone)} either way)"
     return (
         f"{sized.saved_devices:,} of {_devices(sized.alone)} "
-        f"({_money(plan, sized.saved_cost)}, {_percent(sized.saved_share)})"
+        f"({_money(plan, sized.saved_cost)}, {percent(sized.saved_share)})"
     )
 
 
@@ -466,19 +459,20 @@ def _purchase(plan: Plan) -> Table:
     """Eq. 6 and 5, each without and with the CPU."""
     report, demand = plan.report, plan.demand
     columns = ("", "one instance does", "instances", "devices", f"cost, {demand.currency}".rstrip(", "))
-    table = _table(columns)
+    table = new_table(columns)
     alone = f"{_base_name(report)} alone"
     for title, sized, unit in (
         (f"peak: {demand.peak:,} queries at once (Eq. 6)", plan.peak, "at once"),
         (f"average: {demand.average:,.10g} queries/s (Eq. 5)", plan.average, "per s"),
     ):
         table.add_row(Text(title, style="bold cyan"))
-        _add(table, (f"  {alone}", f"{_figure(sized.each_alone)} {unit}", *_bought(sized.alone)))
+        add_row(table, (f"  {alone}", f"{_figure(sized.each_alone)} {unit}", *_bought(sized.alone)))
         if report.helper:
-            _add(table, ("  with the CPU's help", f"{_figure(sized.each_together)} {unit}", *_bought(sized.together)))
+            helped = ("  with the CPU's help", f"{_figure(sized.each_together)} {unit}", *_bought(sized.together))
+            add_row(table, helped)
             spared = (sized.alone.instances - sized.together.instances, sized.saved_devices)
-            saved = (f"  saved: {_percent(sized.saved_share)}", "", *map("{:,}".format, spared), _sum(sized.saved_cost))
-            _add(table, saved, "bold green" if sized.saved_devices else "bold")
+            saved = (f"  saved: {percent(sized.saved_share)}", "", *map("{:,}".format, spared), _sum(sized.saved_cost))
+            add_row(table, saved, "bold green" if sized.saved_devices else "bold")
         table.add_section()
     return table
 
@@ -487,8 +481,8 @@ def _purchase_captions(plan: Plan) -> Iterator[str]:
     sized = plan.average
     if plan.report.helper:
         yield (
-            f"Only whole instances are bought; with many, the saving nears {_percent(plan.peak.saved_share_limit)} "
-            f"(peak) and {_percent(sized.saved_share_limit)} (average)."
+            f"Only whole instances are bought; with many, the saving nears {percent(plan.peak.saved_share_limit)} "
+            f"(peak) and {percent(sized.saved_share_limit)} (average)."
         )
         yield "The CPUs are in the servers anyway and cost nothing more."
     fit = sized.together.instances * plan.peak.each_together
@@ -501,11 +495,11 @@ def _bound(plan: Plan, bound: Bound) -> Table:
     accelerator, cpu = plan.report.accelerator, plan.report.cpu
     assert accelerator is not None
     assert cpu is not None
-    table = _table(("", "this report"))
+    table = new_table(("", "this report"))
     betas = f"{cpu.curve.beta_s:.3g} s against {accelerator.curve.beta_s:.3g} s"
-    _add(table, ("alpha accelerator / alpha CPU, the limit (Eq. 19)", _percent(bound.limit)))
-    _add(table, ("depth CPU / depth accelerator, measured", _percent(bound.measured)), "bold")
-    _add(
+    add_row(table, ("alpha accelerator / alpha CPU, the limit (Eq. 19)", percent(bound.limit)))
+    add_row(table, ("depth CPU / depth accelerator, measured", percent(bound.measured)), "bold")
+    add_row(
         table, ("beta CPU above beta accelerator, the premise (Eq. 15)", f"{'yes' if bound.premise else 'no'}, {betas}")
     )
     return table
@@ -519,7 +513,7 @@ def _bound_captions(plan: Plan, bound: Bound) -> Iterator[str]:
         yield "The premise does not hold for these devices, so the limit need not hold either:"
         yield "a looser SLO only brings what the CPU adds closer to it, from above."
     elif bound.below:
-        yield f"The limit holds: no SLO, however loose, lets this CPU add more than {_percent(bound.limit)}."
+        yield f"The limit holds: no SLO, however loose, lets this CPU add more than {percent(bound.limit)}."
     else:
         yield "The tuned depths pass the limit: they were measured and lie off the fitted lines,"
         yield "as the paper's own do (22 / 96 is 22.9 %, against 21 %)."
@@ -528,14 +522,14 @@ def _bound_captions(plan: Plan, bound: Bound) -> Iterator[str]:
 def _slos(plan: Plan) -> Table:
     """Eq. 23."""
     report = plan.report
-    pools = [name for name in _POOLS if getattr(plan.slos[0], name) is not None]
+    pools = [name for name in POOLS if getattr(plan.slos[0], name) is not None]
     both = len(pools) == 2
-    columns = ("SLO, s", *(f"{_POOLS[name]}, at once" for name in pools), *(["the CPU adds"] if both else []))
-    table = _table(columns)
+    columns = ("SLO, s", *(f"{POOLS[name]}, at once" for name in pools), *(["the CPU adds"] if both else []))
+    table = new_table(columns)
     for row in plan.slos:
         here = math.isclose(row.slo_s, report.slo_s)
         cells = [f"{row.slo_s:g}", *(f"{getattr(row, name):,}" for name in pools)]
-        _add(table, (*cells, *([_percent(row.gain)] if both else [])), "bold" if here else None)
+        add_row(table, (*cells, *([percent(row.gain)] if both else [])), "bold" if here else None)
     return table
 
 
@@ -554,11 +548,11 @@ def _cores_table(plan: Plan, cores: Cores) -> Table:
     """Figure 6, extrapolated."""
     known, compared = plan.report.cpu_cores is not None, cores.rows[0].gain is not None
     columns = ("CPU cores", "alpha, s per query", "beta, s", "CPU, at once", *(["the CPU adds"] if compared else []))
-    table = _table(columns)
+    table = new_table(columns)
     for row in cores.rows:
         times = f"{_TIMES} {row.factor:g}" if not known else f"{row.cores:,}  ({_TIMES} {row.factor:.3g})"
         cells = (times, f"{row.curve.alpha_s:.3g}", f"{row.curve.beta_s:.3g}", f"{row.depth:,}")
-        _add(table, (*cells, *([_percent(row.gain)] if compared else [])), "bold" if row.factor == 1 else None)
+        add_row(table, (*cells, *([percent(row.gain)] if compared else [])), "bold" if row.factor == 1 else None)
     return table
 
 
@@ -577,17 +571,6 @@ def _cores_captions(plan: Plan, cores: Cores) -> Iterator[str]:
         yield "Cores are those of one replica; queries at once are those of all."
 
 
-def _table(columns: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(Text(column), justify="right" if number else "left", overflow="fold")
-    return table
-
-
-def _add(table: Table, cells: Sequence[str], style: str | None = None) -> None:
-    table.add_row(*map(Text, cells), style=style)
-
-
 def _section(console: Console, title: str, table: Table, captions: Iterable[str]) -> None:
     console.print(Text(title, style="bold"))
     console.print(table)
@@ -597,7 +580,7 @@ def _section(console: Console, title: str, table: Table, captions: Iterable[str]
 
 
 def _base_name(report: Report) -> str:
-    return _POOLS["cpu" if report.accelerator is None else "accelerator"]
+    return POOLS["cpu" if report.accelerator is None else "accelerator"]
 
 
 def _bought(bought: Deployment) -> tuple[str, str, str]:
@@ -618,12 +601,3 @@ def _sum(amount: float) -> str:
 
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if isinstance(value, int) or value >= 100 else f"{value:.3g}"
-
-
-def _percent(share: float | None) -> str:
-    return _DASH if share is None else f"{100 * share:.1f} %"
-
-
-def _plain(value: Any) -> str:
-    """Foreign text on one line, without control characters: no escape sequence reaches a terminal."""
-    return "".join(sign if sign.isprintable() else " " for sign in str(value))

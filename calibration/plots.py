@@ -17,8 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from calibration.tables import POOLS
+
 Floats = npt.NDArray[np.floating[Any]]
-POOLS = {"accelerator": "accelerator", "cpu": "CPU"}  # in order of preference, and as they are written
 ALPHA, BETA = "\N{GREEK SMALL LETTER ALPHA}", "\N{GREEK SMALL LETTER BETA}"
 COLOURS = {"accelerator": "#0072B2", "cpu": "#D55E00"}
 OUTLIER, SLO, DEPTH, INK, GREY = "#AA4499", "#111111", "#00795A", "#222222", "#666666"

@@ -10,16 +10,6 @@ from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColum
 from rich.progress import Progress as Bars
 
 
-class Task:
-    """A stage whose end is known."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def count(self, done: int, total: int) -> None:
-        self._progress.advance(done, total)
-
-
 class Progress:
     """One stage at a time."""
 
@@ -35,24 +25,23 @@ class Progress:
             console=console,
             transient=True,
         )
-        self._name = ""
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[Task]:
-        self._name = name
+    def stage(self, name: str) -> Iterator[None]:
         if not self._live:
             self.console.print(name)
-            yield Task(self)
+            yield
             return
         self._bars.start()
         bar = self._bars.add_task(name, total=None, news="")
         try:
-            yield Task(self)
+            yield
         finally:
             self._bars.remove_task(bar)
             self._bars.stop()
 
     def advance(self, done: int, total: int) -> None:
+        """How far a stage is whose end is known."""
         if self._live:
             self._bars.update(self._bars.task_ids[-1], completed=done, total=total, news=f"{done} of {total}")
         else:

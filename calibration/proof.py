@@ -24,17 +24,6 @@ _STEADY_CLIENTS, _STEADY_PAUSE = 0.5, 0.25  # clients more than places; a client
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
-    """What has to hold: `quantile` of the queries of each burst within the SLO of `aim`."""
-
-    aim: Aim
-    quantile: float
-
-    def within(self, latencies_s: list[float]) -> int:
-        return sum(latency <= self.aim.slo_s for latency in latencies_s)
-
-
-@dataclass(frozen=True, slots=True)
 class Step:
     """One trial of fine-tuning, for the report."""
 
@@ -43,12 +32,12 @@ class Step:
     held: Held
 
 
-async def tune(trials: Trials, tuning: Tuning, promise: Promise, on_step: Callable[[Step], None]) -> Tuned:
+async def tune(trials: Trials, tuning: Tuning, aim: Aim, on_step: Callable[[Step], None]) -> Tuned:
     """Carry out the trials that `tuning` asks for."""
     try:
         depths = next(tuning)
         while True:
-            step = await _try(trials, depths, promise)
+            step = await _try(trials, depths, aim)
             on_step(step)
             depths = tuning.send(step.held)
     except StopIteration as done:
@@ -56,32 +45,32 @@ async def tune(trials: Trials, tuning: Tuning, promise: Promise, on_step: Callab
         return tuned
 
 
-async def _try(trials: Trials, depths: Mapping[str, int], promise: Promise) -> Step:
+async def _try(trials: Trials, depths: Mapping[str, int], aim: Aim) -> Step:
     """Until each pool has held or failed often enough."""
     open_pools = [pool for pool, depth in depths.items() if depth]
     good, bad, slowest = (dict.fromkeys(open_pools, 0), dict.fromkeys(open_pools, 0), dict.fromkeys(open_pools, 0.0))
-    decided = _DECIDED if promise.aim.shape == "burst" else 1
+    decided = _DECIDED if aim.shape == "burst" else 1
     while any(max(good[pool], bad[pool]) < decided for pool in open_pools):
-        burst = await _load(trials, "fine-tune", depths, promise, _STEADY_TRIAL)
+        burst = await _load(trials, "fine-tune", depths, aim, _STEADY_TRIAL)
         for pool in open_pools:
             latencies = burst.latencies_s[pool]
             slowest[pool] = max(slowest[pool], *latencies)
             if max(good[pool], bad[pool]) < decided:
-                (good if _holds(latencies, promise) else bad)[pool] += 1
+                (good if _holds(latencies, aim) else bad)[pool] += 1
     held = {pool: good.get(pool, 0) >= decided or not depth for pool, depth in depths.items()}
     return Step(dict(depths), slowest, held)
 
 
-def _holds(latencies_s: list[float], promise: Promise) -> bool:
-    if promise.aim.shape == "steady":
-        return promise.within(latencies_s) >= REQUIRED * len(latencies_s)
-    return promise.within(latencies_s) >= promise.quantile * len(latencies_s)
+def _holds(latencies_s: list[float], aim: Aim) -> bool:
+    if aim.shape == "steady":
+        return aim.within(latencies_s) >= REQUIRED * len(latencies_s)
+    return aim.within(latencies_s) >= aim.quantile * len(latencies_s)
 
 
-async def _load(trials: Trials, stage: str, depths: Mapping[str, int], promise: Promise, windows: int) -> Burst:
+async def _load(trials: Trials, stage: str, depths: Mapping[str, int], aim: Aim, windows: int) -> Burst:
     places = sum(depth * trials.replicas[pool] for pool, depth in depths.items())
-    slo_s = promise.aim.slo_s
-    if promise.aim.shape == "steady":
+    slo_s = aim.slo_s
+    if aim.shape == "steady":
         extra = math.ceil(_STEADY_CLIENTS * places)
         window_s = max(_SHORTEST_WINDOW_S, windows * slo_s)
         burst = await trials.steady(stage, depths, extra, window_s, _STEADY_PAUSE * slo_s)
@@ -123,7 +112,7 @@ class Verification:
 
 
 async def verify(
-    trials: Trials, depths: Mapping[str, int], promise: Promise, on_burst: Callable[[int, int], None]
+    trials: Trials, depths: Mapping[str, int], aim: Aim, on_burst: Callable[[int, int], None]
 ) -> Verification:
     """Load beyond these depths; if too much is late, step the late pool down and verify again. REQUIRED must be in
     time; for a step or two, all is aimed at.
@@ -133,7 +122,7 @@ async def verify(
     depths = dict(depths)
     good: list[Verification] = []
     for attempt in range(_ATTEMPTS):
-        verification = await _verify_once(trials, depths, promise, on_burst)
+        verification = await _verify_once(trials, depths, aim, on_burst)
         if verification.failed:
             raise CalibrationFailed(f"{verification.failed} queries failed in the verification: nothing was written")
         late = verification.late_pools()
@@ -149,23 +138,23 @@ async def verify(
             break
     raise CalibrationFailed(
         f"the depths did not hold: {verification.share:.2%} of the admitted queries were answered within "
-        f"{promise.aim.slo_s:g} s, {REQUIRED:.0%} are needed; nothing was written. The device or the machine "
+        f"{aim.slo_s:g} s, {REQUIRED:.0%} are needed; nothing was written. The device or the machine "
         "is too unsteady for this SLO: calibrate when it is quiet, or loosen the SLO"
     )
 
 
 async def _verify_once(
-    trials: Trials, depths: dict[str, int], promise: Promise, on_burst: Callable[[int, int], None]
+    trials: Trials, depths: dict[str, int], aim: Aim, on_burst: Callable[[int, int], None]
 ) -> Verification:
     places = sum(depth * trials.replicas[pool] for pool, depth in depths.items())
     wanted = max(_FEWEST_BURSTS, min(_MOST_BURSTS, math.ceil(_QUERIES / places)))
-    planned = 1 if promise.aim.shape == "steady" else wanted
+    planned = 1 if aim.shape == "steady" else wanted
     bursts: list[Burst] = []
     for number in range(planned):
-        bursts.append(await _load(trials, "verify", depths, promise, _STEADY_PROOF))
+        bursts.append(await _load(trials, "verify", depths, aim, _STEADY_PROOF))
         on_burst(number + 1, planned)
-        found = _sum_up(depths, bursts, promise)
-        if promise.aim.shape == "burst":
+        found = _sum_up(depths, bursts, aim)
+        if aim.shape == "burst":
             late = any(
                 count > (1 - REQUIRED) * depths[pool] * trials.replicas[pool] * planned
                 for pool, count in found.late.items()
@@ -175,11 +164,11 @@ async def _verify_once(
     return found
 
 
-def _sum_up(depths: dict[str, int], bursts: list[Burst], promise: Promise) -> Verification:
+def _sum_up(depths: dict[str, int], bursts: list[Burst], aim: Aim) -> Verification:
     by_pool = {pool: [latency for burst in bursts for latency in burst.latencies_s[pool]] for pool in depths}
     return Verification(
         depths=dict(depths),
         bursts=tuple(bursts),
         admitted={pool: len(latencies) for pool, latencies in by_pool.items()},
-        late={pool: len(latencies) - promise.within(latencies) for pool, latencies in by_pool.items()},
+        late={pool: len(latencies) - aim.within(latencies) for pool, latencies in by_pool.items()},
     )

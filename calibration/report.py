@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from calibration import plots
-from calibration.plots import POOLS
+from calibration.tables import DASH, POOLS, add_row, new_table, percent, plain
 
-DASH = "\N{EN DASH}"
 EMULATED = "The devices are EMULATED: the depths are true of the emulated curves, not of this machine's devices."
 UNITS = {"_s": "s", "_ms": "ms", "_gib": "GiB", "_bytes": "bytes"}
 
@@ -103,7 +101,7 @@ def verdict(report: Mapping[str, Any]) -> str:
     open_pools = [name for name in pools if counted[name]] or list(pools)[:1]
     depths = " + ".join(f"{POOLS[name]} {_places(pools[name])}" for name in open_pools) + f" {slo}"
     if len(open_pools) == 2:
-        return f"{depths}: {_percent(counted['cpu'] / counted['accelerator'], '+.1f')} concurrency on the same hardware"
+        return f"{depths}: {percent(counted['cpu'] / counted['accelerator'], '+.1f')} concurrency on the same hardware"
     reason = report["heterogeneous"]["reason"]
     if "accelerator" in open_pools:
         return f"{depths}, without the CPU" + (f": {_text(reason)}" if reason else "")
@@ -160,9 +158,9 @@ def _gain(report: Mapping[str, Any]) -> Sheet | None:
     rows = [
         ["accelerator only, queries at once", f"{alone}"],
         ["with the CPU, queries at once", f"{alone} + {added}"],
-        ["concurrency improvement", _percent(added / alone, "+.1f")],
-        ["hardware saved at peak load, up to (Eq. 6)", _percent(added / (alone + added))],
-        ["throughput gained at average load, up to (Eq. 5)", _percent(added / alone, "+.1f")],
+        ["concurrency improvement", percent(added / alone, "+.1f")],
+        ["hardware saved at peak load, up to (Eq. 6)", percent(added / (alone + added))],
+        ["throughput gained at average load, up to (Eq. 5)", percent(added / alone, "+.1f")],
     ]
     return Sheet("What the CPU adds on the same hardware", ["", ""], rows, final=2)
 
@@ -250,7 +248,7 @@ def _curve(pool: Mapping[str, Any]) -> dict[str, str]:
         "alpha, s per query": _number(pool["alpha_s"], ".5g"),
         "beta, s": _number(pool["beta_s"], ".4g"),
         "R2": _number(pool["r2"], ".5f"),
-        "noise": _percent(pool["noise"]),
+        "noise": percent(pool["noise"]),
         "samples, of them outliers": f"{len(pool['samples'])}, {outliers}",
         "queries sent": _number(pool["queries"]),
     }
@@ -279,7 +277,7 @@ def _text(value: Any) -> str:
         return f"{value:.6g}"
     if isinstance(value, (dict, list, tuple)):
         value = orjson.dumps(value, default=str).decode()
-    return "".join(sign if sign.isprintable() else " " for sign in str(value))
+    return plain(value)
 
 
 def _number(value: float | None, spec: str = "") -> str:
@@ -288,10 +286,6 @@ def _number(value: float | None, spec: str = "") -> str:
 
 def _seconds(value: float | None) -> str:
     return _number(value, ".3f")
-
-
-def _percent(share: float | None, spec: str = ".1f") -> str:
-    return DASH if share is None or not math.isfinite(share) else f"{100 * share:{spec}} %"
 
 
 def _devices(pool: Mapping[str, Any]) -> str:
@@ -304,11 +298,9 @@ def _sheets(*sheets: Sheet | None) -> Iterable[Sheet]:
 
 
 def _rich_table(sheet: Sheet) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, show_header=any(sheet.columns))
-    for number, column in enumerate(sheet.columns):
-        table.add_column(Text(column), justify="right" if number else "left", overflow="fold")
+    table = new_table(sheet.columns)
     for number, row in enumerate(sheet.rows):
-        table.add_row(*map(Text, row), style="bold" if number == sheet.final else None)
+        add_row(table, row, "bold" if number == sheet.final else None)
     return table
 
 

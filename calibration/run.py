@@ -14,10 +14,10 @@ from calibration.findings import Findings, Wishes
 from calibration.fine_tune import fine_tune
 from calibration.journal import Journal
 from calibration.latency_model import Sample
-from calibration.lengths import LengthSample, fit_cost, other_lengths
+from calibration.lengths import fit_cost, other_lengths
 from calibration.levels import Aim
 from calibration.progress import Progress
-from calibration.proof import Promise, Step, tune, verify
+from calibration.proof import Step, tune, verify
 from calibration.stream import OVERLOAD, Stream, prove
 from calibration.sweep import Estimate, measure_length, stress_test, sweep
 from calibration.trials import Trials
@@ -42,10 +42,10 @@ class Calibration:
         told, slo_s = self.found.info["windve"], self.found.wishes.slo_s
         if told["config_problem"]:
             raise CalibrationFailed(f"the application has refused its own config: {told['config_problem']}")
-        if slo_s >= self._request_timeout_s:
+        if slo_s >= self._router.request_timeout_s:
             raise CalibrationFailed(
                 f"an SLO of {slo_s:g} s cannot be measured: the application gives up on a query after "
-                f"{self._request_timeout_s:g} s (user_config.request_timeout_s)"
+                f"{self._router.request_timeout_s:g} s (user_config.request_timeout_s)"
             )
         for name, pool in self.found.pools.items():
             if not pool["live_replicas"]:
@@ -59,13 +59,8 @@ class Calibration:
                 self.found.note("other traffic is being served: latencies include it, and its clients are told busy")
 
     @property
-    def _request_timeout_s(self) -> float:
-        default = RouterConfig.model_fields["request_timeout_s"].default
-        return float(self._application.router_config().get("request_timeout_s", default))
-
-    @property
-    def _admission(self) -> str:
-        return str(self._application.router_config().get("admission", RouterConfig.model_fields["admission"].default))
+    def _router(self) -> RouterConfig:
+        return RouterConfig.parse(self._application.router_config())
 
     @property
     def about(self) -> dict[str, Any]:
@@ -80,7 +75,7 @@ class Calibration:
         """
         replicas = {name: pool["live_replicas"] for name, pool in self.found.pools.items()}
         wishes = self.found.wishes
-        timeout_s = self._request_timeout_s + _TIMEOUT_MARGIN_S
+        timeout_s = self._router.request_timeout_s + _TIMEOUT_MARGIN_S
         at, headers = self._application.address, self._application.headers
         trials = Trials(
             at, headers, "", journal, replicas, wishes.tokens, wishes.seed, timeout_s, self.found.info["windve"]["kind"]
@@ -97,7 +92,7 @@ class Calibration:
             if not estimate_only:
                 await self._tune(trials, estimates)
                 await self._verify(trials)
-                if self._admission == "finish":
+                if self._router.admission == "finish":
                     await self._prove_streams(trials)
                 await self._check_replicas()
         finally:
@@ -133,13 +128,13 @@ class Calibration:
             self.found.note(f"the pass for trials was not withdrawn, and ends by itself within a day: {error}")
 
     async def _sweep(self, trials: Trials, pool: str) -> None:
-        aim, quantile = self.found.wishes.aim, self.found.wishes.quantile
+        wishes = self.found.wishes
 
         def on_sample(samples: list[Sample]) -> None:
             self._progress.say(f"{samples[-1].concurrency} at once: {samples[-1].latency_s:.3f} s")
 
         with self._progress.stage(f"measuring the {pool} pool alone"):
-            estimate = await sweep(trials, pool, aim, quantile, on_sample)
+            estimate = await sweep(trials, pool, wishes.aim, on_sample)
         self.found.estimates[pool] = estimate
         if estimate.bent is not None:
             self.found.note(
@@ -159,26 +154,26 @@ class Calibration:
                 f"{pool}: {line.curve.alpha_s:.5f} C + {line.curve.beta_s:.4f} s, R2 {line.r2:.4f}, depth about "
                 f"{estimate.depth} ({len(estimate.samples)} bursts, {estimate.queries} queries)"
             )
-        if self.found.wishes.stress_step:
-            with self._progress.stage(f"stress test of the {pool} pool, step {self.found.wishes.stress_step}"):
-                self.found.stress[pool] = await stress_test(trials, pool, aim, quantile, self.found.wishes.stress_step)
+        if wishes.stress_step:
+            with self._progress.stage(f"stress test of the {pool} pool, step {wishes.stress_step}"):
+                self.found.stress[pool] = await stress_test(trials, pool, wishes.aim, wishes.stress_step)
             depth, spent = self.found.stress[pool]
             self._progress.done(f"{pool}: a stress test says {depth} ({spent} queries)")
 
     async def _measure_lengths(self, trials: Trials) -> None:
         """What a query costs by its length, on each pool that has a line."""
-        aim, quantile, tokens = self.found.wishes.aim, self.found.wishes.quantile, self.found.wishes.tokens
+        aim, tokens = self.found.wishes.aim, self.found.wishes.tokens
         lined = {pool: estimate for pool, estimate in self.found.estimates.items() if estimate.line is not None}
         with self._progress.stage("measuring queries of other lengths"):
             others = other_lengths(tokens, self.found.info["max_input_length"])
             lengths = [await trials.nearest(length) for length in others]
             for pool, estimate in lined.items():
                 assert estimate.line is not None
-                samples: list[LengthSample] = []
+                samples = self.found.length_samples.setdefault(pool, [])
                 for length in lengths:
-                    samples += await measure_length(trials, estimate, length, aim, quantile)
+                    samples += await measure_length(trials, estimate, length, aim)
                 self.found.costs[pool] = cost = fit_cost(samples, estimate.line.curve, tokens)
-                shown = ", ".join(f"{1000 * cost.seconds(n):.3g} ms at {n}" for n in sorted([*lengths, tokens]))
+                shown = ", ".join(f"{1000 * cost.cost_s(n):.3g} ms at {n}" for n in sorted([*lengths, tokens]))
                 self._progress.done(f"{pool}: a query costs by its tokens {shown}")
 
     def _usable_estimates(self) -> dict[str, int]:
@@ -208,7 +203,7 @@ class Calibration:
             self._progress.say(held)
 
         with self._progress.stage("fine-tuning, all pools at work"):
-            tuned = await tune(trials, fine_tune(estimates, self.found.wishes.most), self._promise, on_step)
+            tuned = await tune(trials, fine_tune(estimates, self.found.wishes.most), self.found.wishes.aim, on_step)
         self.found.tuned = tuned
         for note in tuned.notes:
             self.found.note(note)
@@ -224,8 +219,9 @@ class Calibration:
 
     async def _verify(self, trials: Trials) -> None:
         assert self.found.tuned is not None
-        with self._progress.stage("verifying, with more queries than places") as task:
-            self.found.verification = await verify(trials, self.found.tuned.depths, self._promise, task.count)
+        with self._progress.stage("verifying, with more queries than places"):
+            depths, advance = self.found.tuned.depths, self._progress.advance
+            self.found.verification = await verify(trials, depths, self.found.wishes.aim, advance)
         if self.found.depths.get(CPU) == 0 and ACCELERATOR in self.found.depths:
             self.found.leave_cpu_out("not one query on it met the SLO in the verification")
         self._progress.done(f"verified: {self.found.verified}")
@@ -248,10 +244,6 @@ class Calibration:
             self._progress.done(
                 f"{name}: {proof.late} of {len(proof.latencies_s)} admitted queries late, {proof.busy} told busy"
             )
-
-    @property
-    def _promise(self) -> Promise:
-        return Promise(self.found.wishes.aim, self.found.wishes.quantile)
 
 
 def _depths_text(depths: Mapping[str, int]) -> str:

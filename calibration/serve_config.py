@@ -9,6 +9,7 @@ Pure: no ray, no torch, no files.
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from bisect import bisect_left, bisect_right
@@ -519,29 +520,19 @@ def _merged(old: Any, new: Any, path: tuple[str, ...]) -> Any:
 
 def _expected(documents: Sequence[Any], place: _Place, wanted: dict[str, Any]) -> list[Any]:
     """What the edited file must say, with a manifest's config opened."""
-    application = place.config["applications"][place.application]
-    deployments = _with(application["deployments"], place.deployment, _merged(place.entry, wanted, ()))
-    applications = _with(place.config["applications"], place.application, {**application, "deployments": deployments})
-    return _put(documents, place, {**place.config, "applications": applications})
+    expected = _opened(documents, place)
+    config = expected[place.document]["spec"]["serveConfigV2"] if place.manifest else expected[place.document]
+    config["applications"][place.application]["deployments"][place.deployment] = _merged(place.entry, wanted, ())
+    return expected
 
 
 def _opened(documents: Sequence[Any], place: _Place) -> list[Any]:
-    """The documents, with a manifest's config as a mapping in place of its text."""
-    if not place.manifest:
-        return list(documents)
-    (config,) = _load(documents[place.document]["spec"]["serveConfigV2"], _WHERE)
-    return _put(documents, place, config)
-
-
-def _put(documents: Sequence[Any], place: _Place, config: dict[str, Any]) -> list[Any]:
-    if not place.manifest:
-        return _with(documents, place.document, config)
-    around = documents[place.document]
-    return _with(documents, place.document, {**around, "spec": {**around["spec"], "serveConfigV2": config}})
-
-
-def _with(values: Sequence[Any], index: int, value: Any) -> list[Any]:
-    return [*values[:index], value, *values[index + 1 :]]
+    """A copy of the documents, with a manifest's config as a mapping in place of its text."""
+    opened = copy.deepcopy(list(documents))
+    if place.manifest:
+        spec = opened[place.document]["spec"]
+        (spec["serveConfigV2"],) = _load(spec["serveConfigV2"], _WHERE)
+    return opened
 
 
 def _same(one: Any, other: Any, met: set[tuple[int, int]] | None = None) -> bool:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from calibration.application import CalibrationFailed
-from calibration.journal import Burst
 from calibration.latency_model import TOO_NOISY, Fit, Sample, cover, fit, misfit, scatter
 from calibration.lengths import LengthSample, next_concurrency
 from calibration.levels import Aim, bounds, limit_s, next_level
@@ -44,20 +43,13 @@ class Estimate:
         return max(self.lone_s, self.line.curve.latency_s(1, aim.shape) + self.line.margin_s(1, aim.shape))
 
 
-def what_counts(burst: Burst, pool: str, quantile: float) -> float:
-    """The latency of a burst that the SLO speaks of, s: its slowest query's, or the given quantile."""
-    return float(np.quantile(burst.latencies_s[pool], quantile, method="higher"))
-
-
-async def sweep(
-    trials: Trials, pool: str, aim: Aim, quantile: float, on_sample: Callable[[list[Sample]], None]
-) -> Estimate:
+async def sweep(trials: Trials, pool: str, aim: Aim, on_sample: Callable[[list[Sample]], None]) -> Estimate:
     """Measure `pool` alone until its depth is known. Raises CalibrationFailed where its latencies scatter, or others
     disturb it.
     """
     samples: list[Sample] = []
     while (level := next_level(samples, aim)) is not None:
-        samples.append(await _measure(trials, "sweep", pool, level, quantile))
+        samples.append(await _measure(trials, "sweep", pool, level, aim))
         on_sample(samples)
     return estimated(pool, samples, aim, sum(sample.concurrency for sample in samples) * trials.replicas[pool])
 
@@ -86,20 +78,18 @@ def estimated(pool: str, samples: Sequence[Sample], aim: Aim, queries: int) -> E
     return replace(found, line=line, depth=depth)
 
 
-async def measure_length(
-    trials: Trials, estimate: Estimate, tokens: int, aim: Aim, quantile: float
-) -> list[LengthSample]:
+async def measure_length(trials: Trials, estimate: Estimate, tokens: int, aim: Aim) -> list[LengthSample]:
     """A few bursts of queries of another length on a pool whose line is known."""
     assert estimate.line is not None
     samples: list[LengthSample] = []
     line, times = estimate.line.curve, tokens / trials.tokens
     while (level := next_concurrency(samples, times, line, estimate.depth, aim.most)) is not None:
-        found = await _measure(trials, f"{tokens} tokens", estimate.pool, level, quantile, tokens=tokens)
+        found = await _measure(trials, f"{tokens} tokens", estimate.pool, level, aim, tokens=tokens)
         samples.append(LengthSample(tokens, level, found.latency_s))
     return samples
 
 
-async def stress_test(trials: Trials, pool: str, aim: Aim, quantile: float, step: int) -> tuple[int, int]:
+async def stress_test(trials: Trials, pool: str, aim: Aim, step: int) -> tuple[int, int]:
     """What the estimator spares (Eq. 7-10): more and more queries at once, by `step`, until the SLO is missed.
 
     Returns the largest concurrency that met it, and the queries spent.
@@ -107,21 +97,20 @@ async def stress_test(trials: Trials, pool: str, aim: Aim, quantile: float, step
     level, spent = 0, 0
     while level + step <= aim.most:
         spent += level + step
-        sample = await _measure(trials, "stress test", pool, level + step, quantile)
+        sample = await _measure(trials, "stress test", pool, level + step, aim)
         if sample.latency_s > aim.slo_s:
             break
         level += step
     return level, spent * trials.replicas[pool]
 
 
-async def _measure(
-    trials: Trials, stage: str, pool: str, level: int, quantile: float, *, tokens: int | None = None
-) -> Sample:
+async def _measure(trials: Trials, stage: str, pool: str, level: int, aim: Aim, *, tokens: int | None = None) -> Sample:
+    """The latency of a burst that the SLO speaks of: its slowest query's, or that of the quantile."""
     alone = {name: level if name == pool else 0 for name in trials.replicas}
     for _ in range(1 + _AGAIN):
         burst = await trials.burst(stage, alone, tokens=tokens)
         if not burst.busy and not burst.failed:
-            return Sample(level, what_counts(burst, pool, quantile))
+            return Sample(level, float(np.quantile(burst.latencies_s[pool], aim.quantile, method="higher")))
     if burst.failed:
         raise CalibrationFailed(
             f"{burst.failed} of {burst.sent} queries failed on the {pool} pool: a replica was lost, or hangs"

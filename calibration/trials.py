@@ -1,4 +1,4 @@
-"""Trials on the running application: queries of a given length, sent by the depths that they are to be admitted by."""
+"""Trial loads on the running application: bursts and steady load at given depths, streams at a given SLO."""
 
 from __future__ import annotations
 
@@ -6,40 +6,28 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
 
 from calibration.application import CalibrationFailed
 from calibration.journal import Burst, Journal
-from calibration.load import Address, Connection, Reply, ask_all, connect, ping, request_bytes
+from calibration.load import Address, Connection, Reply, ask_all, hold_open, request_bytes
 from deployments.errors import SettingsError
 from deployments.trial import HEADER, Trial
 
 T = TypeVar("T")
+Answer = tuple[str | None, Reply]  # the only pool that the query was for, if any; what came back
+Ask = Callable[[], Awaitable[list[Answer]]]
 
 _ROOM_FOR_OTHERS = 1000  # the depth by which the first query is admitted, whatever else is in flight
 _ROOM_IN_STREAM, _ROOM_AT_LEAST = 2.0, 50  # connections, times what arrives within the SLO; none free: a query waits
 _PASS_ARRIVES_S = 15.0  # the new user_config is on its way to the Router
-_WORDS = (
-    *("river", "stone", "window", "garden", "market", "paper", "light", "winter", "road", "music", "water", "house"),
-    *(
-        "field",
-        "summer",
-        "letter",
-        "table",
-        "bridge",
-        "morning",
-        "story",
-        "night",
-        "school",
-        "forest",
-        "money",
-        "power",
-    ),
-)
-
+_WORDS = (  # noqa: SIM905 - most are one token
+    "river stone window garden market paper light winter road music water house "
+    "field summer letter table bridge morning story night school forest money power"
+).split()
 _ROUTES = {  # of a lone text, by the model's kind, and the field that holds it
     "embedding": ("/v1/embeddings", "input"),
     "reranker": ("/predict", "inputs"),
@@ -113,30 +101,27 @@ class Trials:
         given. All answered when it returns.
         """
         aims = self._aims(depths, extra)
-        done = self.journal.replayed(stage, depths, len(aims))
-        if done is None:
-            await self._connect(len(aims))
+
+        async def ask() -> list[Answer]:
             words = self._words_of(tokens or self.tokens)
             requests = [self._request(Trial(self.secret, depths, only), words) for only in aims]
-            at = time.time()
-            replies = await self._answers(ask_all(self._connections[: len(aims)], requests, self.timeout_s))
-            done = self._collect(stage, at, depths, list(zip(aims, replies, strict=True)), len(aims))
-            self.journal.add(done)
-        return done
+            replies = await ask_all(self._connections[: len(aims)], requests, self.timeout_s)
+            return list(zip(aims, replies, strict=True))
+
+        return await self._once(stage, depths, len(aims), len(aims), ask)
 
     async def steady(self, stage: str, depths: Mapping[str, int], extra: int, seconds: float, pause_s: float) -> Burst:
         """Keep these depths full for `seconds`, with queries that arrive at any moment: a client for each place, and
         `extra` more for any; each asks again after a random pause of `pause_s` on average.
         """
         aims = self._aims(depths, extra)
-        done = self.journal.replayed(stage, depths, len(aims))
-        if done is None:
-            await self._connect(len(aims))
-            words, at, ends = self._words_of(self.tokens), time.time(), time.monotonic() + seconds
+
+        async def ask() -> list[Answer]:
+            words, ends = self._words_of(self.tokens), time.monotonic() + seconds
             # How long a client pauses is nobody's secret: `random`, with a seed, so that a run can be repeated.
             chance = random.Random(self.seed)  # noqa: S311
 
-            async def ask_again_and_again(connection: Connection, only: str | None) -> list[tuple[str | None, Reply]]:
+            async def ask_again_and_again(connection: Connection, only: str | None) -> list[Answer]:
                 replies = []
                 await asyncio.sleep(chance.random() * pause_s)
                 while time.monotonic() < ends:
@@ -146,36 +131,46 @@ class Trials:
                 return replies
 
             clients = zip(self._connections[: len(aims)], aims, strict=True)
-            answers = await self._answers(asyncio.gather(*(ask_again_and_again(*client) for client in clients)))
-            done = self._collect(stage, at, depths, [pair for pairs in answers for pair in pairs], len(aims))
-            self.journal.add(done)
-        return done
+            asking = asyncio.gather(*(ask_again_and_again(*client) for client in clients))
+            return [answer for answers in await asking for answer in answers]
+
+        return await self._once(stage, depths, len(aims), len(aims), ask)
 
     async def stream(self, stage: str, slo_s: float, arrivals: Sequence[tuple[float, int]], only: str | None) -> Burst:
         """Queries that come when they come (s after the first, tokens), whatever became of those before, admitted by
         predicted finish for `slo_s`; on the pool `only`, if given.
         """
-        done = self.journal.replayed(stage, {}, len(arrivals))
-        if done is None:
-            rate = len(arrivals) / max(arrivals[-1][0], slo_s)
-            await self._connect(min(len(arrivals), math.ceil(_ROOM_IN_STREAM * rate * slo_s) + _ROOM_AT_LEAST))
+        rate = len(arrivals) / max(arrivals[-1][0], slo_s)
+        connections = min(len(arrivals), math.ceil(_ROOM_IN_STREAM * rate * slo_s) + _ROOM_AT_LEAST)
+
+        async def ask() -> list[Answer]:
             free = asyncio.LifoQueue[Connection]()
             for connection in self._connections:
                 free.put_nowait(connection)
             trial = Trial(self.secret, {}, only, slo_s)
             requests = [self._request(trial, self._words_of(tokens)) for _, tokens in arrivals]
 
-            async def ask(connection: Connection, request: bytes) -> tuple[str | None, Reply]:
+            async def ask_one(connection: Connection, request: bytes) -> Answer:
                 try:
                     return only, await connection.ask(request, self.timeout_s)
                 finally:
                     free.put_nowait(connection)
 
-            at, began, asked = time.time(), time.monotonic(), []
+            began, asked = time.monotonic(), []
             for (due_s, _), request in zip(arrivals, requests, strict=True):
                 await asyncio.sleep(began + due_s - time.monotonic())
-                asked.append(asyncio.create_task(ask(await free.get(), request)))
-            done = self._collect(stage, at, {}, await self._answers(asyncio.gather(*asked)), len(arrivals))
+                asked.append(asyncio.create_task(ask_one(await free.get(), request)))
+            return await asyncio.gather(*asked)
+
+        return await self._once(stage, {}, len(arrivals), connections, ask)
+
+    async def _once(self, stage: str, depths: Mapping[str, int], sent: int, connections: int, ask: Ask) -> Burst:
+        """What an interrupted run has measured already; else what `ask` measures on so many connections."""
+        done = self.journal.replayed(stage, depths, sent)
+        if done is None:
+            await self._connect(connections)
+            at = time.time()
+            done = self._collect(stage, at, depths, await self._answers(ask()), sent)
             self.journal.add(done)
         return done
 
@@ -193,15 +188,9 @@ class Trials:
     async def _connect(self, connections: int) -> None:
         """So many connections, each just used: nothing is left to set up when the burst comes."""
         try:
-            await ping(self._connections, self.address)
-            if connections > len(self._connections):
-                self._connections += await connect(self.address, connections - len(self._connections))
-        except (OSError, EOFError):  # the server has closed some
-            self.close()
-            try:
-                self._connections = await connect(self.address, connections)
-            except (OSError, EOFError) as error:
-                raise CalibrationFailed(f"the application is gone from {self.address}: {error}") from None
+            await hold_open(self._connections, self.address, connections)
+        except (OSError, EOFError) as error:
+            raise CalibrationFailed(f"the application is gone from {self.address}: {error}") from None
 
     async def _answers(self, asking: Awaitable[list[T]]) -> list[T]:
         try:
@@ -220,14 +209,7 @@ class Trials:
         headers = [*self.headers, (HEADER, trial.header())]
         return request_bytes(payload, f"{self.address.prefix}{route}", headers, self.address.netloc)
 
-    def _collect(
-        self,
-        stage: str,
-        at: float,
-        depths: Mapping[str, int],
-        answers: Sequence[tuple[str | None, Reply]],
-        sent: int,
-    ) -> Burst:
+    def _collect(self, stage: str, at: float, depths: Mapping[str, int], answers: Sequence[Answer], sent: int) -> Burst:
         """A query that the application gave up on counts as late on its pool. Raises CalibrationFailed if all fail."""
         latencies: dict[str, list[float]] = {pool: [] for pool in self.replicas}
         busy = failed = 0

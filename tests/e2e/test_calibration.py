@@ -17,7 +17,8 @@ import pytest
 import yaml
 from conftest import ROOT, running
 
-from calibration.load import burst, request_bytes
+from benchmarks.arrivals import burst
+from calibration.load import request_bytes
 
 SLO_S = 1.0
 TRUE = {"accelerator": 40, "cpu": 7}  # floor((1 - beta) / alpha); the way through the application takes its part of it

@@ -19,7 +19,8 @@ import yaml
 from conftest import ROOT, by_depth, load_yaml
 from ray_nodes import cluster_for
 
-from calibration.load import burst, connect, request_bytes
+from benchmarks.arrivals import burst
+from calibration.load import connect, request_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="each node has a loopback address of its own")
 

@@ -10,8 +10,9 @@ import pytest
 import yaml
 from conftest import ROOT
 
+from benchmarks.arrivals import burst
 from benchmarks.prometheus import is_installed, reading
-from calibration.load import burst, request_bytes
+from calibration.load import request_bytes
 from k8s.dashboard import queries
 
 RULES = yaml.safe_load((ROOT / "k8s" / "base" / "alerts.yaml").read_text())["spec"]

@@ -13,7 +13,8 @@ import statistics
 import pytest
 from conftest import by_depth, load_yaml, running, runs
 
-from calibration.load import burst, connect, request_bytes
+from benchmarks.arrivals import burst
+from calibration.load import connect, request_bytes
 
 SLOWER = 4
 SLO_S = 2.0 * SLOWER

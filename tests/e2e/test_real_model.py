@@ -11,7 +11,8 @@ import pytest
 from reference import worst
 from texts import TEXTS
 
-from calibration.load import burst, connect, request_bytes
+from benchmarks.arrivals import burst
+from calibration.load import connect, request_bytes
 
 
 def ask(service, payload, path="/v1/embeddings", headers=()):

@@ -18,7 +18,8 @@ from sentence_transformers import CrossEncoder
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from kinds_of_models import save_model
 
-from calibration.load import Address, burst, request_bytes
+from benchmarks.arrivals import burst
+from calibration.load import Address, request_bytes
 
 QUERY = "where does the overflow go"
 TEXTS = ["to the CPU", "to the moon", "", "it is told busy " * 30, "a reranker reads the query and a text together"]

@@ -19,7 +19,8 @@ import pytest
 import yaml
 from conftest import by_depth, load_yaml, running
 
-from calibration.load import Address, Connection, burst, connect, request_bytes
+from benchmarks.arrivals import burst
+from calibration.load import Address, Connection, connect, request_bytes
 
 DEPTHS = {"accelerator": 40, "cpu": 8}
 SLOWER = 4  # no batch ends while a burst still arrives

@@ -17,7 +17,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from reference import worst
 from texts import TEXTS
 
-from calibration.load import burst, request_bytes
+from benchmarks.arrivals import burst
+from calibration.load import request_bytes
 
 
 def ask(service, payload, path="/v1/embeddings"):

@@ -24,7 +24,8 @@ import ray
 from conftest import ROOT, load_yaml, running
 from ray.serve.generated.serve_pb2 import ASGIRequest
 
-from calibration.load import burst, request_bytes
+from benchmarks.arrivals import burst
+from calibration.load import request_bytes
 
 BIN = Path(sys.executable).parent
 KEY = "sk-token-5c1e"

@@ -41,7 +41,7 @@ class Application:
         self.router, self.ago_s, self.has_pass = router, ago_s, False
 
     def router_config(self):
-        return self.router
+        return {"slo_s": 1.0, **self.router}
 
     def info(self):
         pools = {

@@ -50,8 +50,8 @@ def test_the_cost_of_a_device_is_found(line, shares):
     samples = measured(line, shares, line.depth(2.0))
     cost = fit_cost(samples, line, TOKENS)
     for tokens in (10, 40, TOKENS, 150, 225, 500):
-        assert cost.seconds(tokens) == pytest.approx(seconds(line, shares, tokens), rel=1e-3)
-    assert cost.seconds(TOKENS) == pytest.approx(line.alpha_s, rel=1e-9)
+        assert cost.cost_s(tokens) == pytest.approx(seconds(line, shares, tokens), rel=1e-3)
+    assert cost.cost_s(TOKENS) == pytest.approx(line.alpha_s, rel=1e-9)
 
 
 def test_each_burst_is_about_half_of_the_depth_in_work():
@@ -71,12 +71,12 @@ def test_with_noise_and_a_slow_burst_it_is_near():
         samples[-1] = LengthSample(slow.tokens, slow.concurrency, 3 * slow.latency_s)
         cost = fit_cost(samples, V100, TOKENS)
         for tokens in (10, 225):
-            assert cost.seconds(tokens) == pytest.approx(seconds(V100, SHARES["of each some"], tokens), rel=0.2)
+            assert cost.cost_s(tokens) == pytest.approx(seconds(V100, SHARES["of each some"], tokens), rel=0.2)
 
 
 def test_where_no_other_length_was_measured_it_is_in_proportion_to_the_tokens():
     cost = fit_cost([], V100, TOKENS)
-    assert cost.seconds(150) == pytest.approx(2 * V100.alpha_s)
+    assert cost.cost_s(150) == pytest.approx(2 * V100.alpha_s)
 
 
 def test_a_device_whose_time_does_not_grow_is_not_asked():
@@ -93,4 +93,4 @@ SAMPLES = st.lists(
 def test_whatever_was_measured_no_part_is_negative_and_eq_12_stays_true(samples, alpha_s, beta_s):
     cost = fit_cost(samples, Curve(alpha_s, beta_s), TOKENS)
     assert min(cost.query_s, cost.token_s, cost.token2_s) >= 0
-    assert cost.seconds(TOKENS) == pytest.approx(alpha_s)
+    assert cost.cost_s(TOKENS) == pytest.approx(alpha_s)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.load import Address, Connection, ask_all, burst, connect, request_bytes
+from benchmarks.arrivals import burst
+from calibration.load import Address, Connection, ask_all, connect, hold_open, request_bytes
 from deployments.errors import SettingsError
 
 
@@ -157,6 +158,20 @@ def test_all_at_once_each_on_its_own_connection():
     assert all(request.startswith(b"GET /ping ") for _, request in server.asked[:60])  # warm before the burst
     assert {request for _, request in server.asked[60:]} == set(requests)
     assert len({number for number, _ in server.asked[60:]}) == 60
+
+
+def test_connections_that_the_server_has_closed_are_opened_anew():
+    ping = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+
+    async def test(address):
+        connections = await connect(address, 2)
+        for wanted in (3, 1):
+            await hold_open(connections, address, wanted)
+            assert len(connections) == 3
+        for connection in connections:
+            connection.hang_up()
+
+    assert serve(test, ping, ping, b"", ping).connections == 5
 
 
 def test_a_burst_leaves_no_connection_behind():

@@ -279,25 +279,26 @@ def test_numbers_that_cannot_be(planned, option, value):
         (changed((("format",), ...)), "not a report of the calibration"),
         (changed((("outcome",), ...)), "not a report of the calibration"),
         ([], "not a report of the calibration"),
-        (changed((("settings",), ...)), "settings.shape .* is missing"),
-        (changed((("settings",), 5)), "settings.shape .* is missing"),
-        (changed((("settings", "shape"), ["burst"])), "settings.shape .* is neither burst nor steady"),
-        (changed((("settings", "slo_s"), 0)), "settings.slo_s .* is not above 0"),
-        (changed((("settings", "slo_s"), "2")), "settings.slo_s .* is no sensible number"),
-        (changed((("settings", "slo_s"), True)), "settings.slo_s .* is no sensible number"),
-        (changed((("settings", "slo_s"), float("nan"))), "settings.slo_s .* is no sensible number"),
-        (changed((("pools",), [])), "pools .* is no object"),
-        (changed((("pools",), {})), "pools .* has neither"),
-        (changed((("pools",), {"cpu": 7})), "pools.cpu.fine_tuned .* is missing"),
-        (changed((("application",), None)), "application .* is no object"),
-        (changed((("heterogeneous",), ...)), "heterogeneous .* is missing"),
-        (changed(((*ACCELERATOR, "alpha_s"), None)), "pools.accelerator.alpha_s .* is no sensible number"),
-        (changed(((*ACCELERATOR, "alpha_s"), -1)), "pools.accelerator.alpha_s .* is no sensible number"),
-        (changed(((*ACCELERATOR, "alpha_s"), []), ((*ACCELERATOR, "fine_tuned"), 0)), "no sensible number"),
+        (changed((("settings",), ...)), "settings: missing"),
+        (changed((("settings",), 5)), "settings: should be a mapping of settings, not 5"),
+        (changed((("settings", "shape"), ["burst"])), "settings.shape: should be 'burst' or 'steady'"),
+        (changed((("settings", "slo_s"), 0)), "settings.slo_s: should be greater than 0, not 0"),
+        (changed((("settings", "slo_s"), "2")), "settings.slo_s: should be a valid number, not '2'"),
+        (changed((("settings", "slo_s"), True)), "settings.slo_s: should be a valid number, not True"),
+        (changed((("settings", "slo_s"), float("nan"))), "settings.slo_s: should be a finite number, not nan"),
+        (changed((("settings", "slo_s"), 10**400)), "settings.slo_s: should be "),
+        (changed((("pools",), [])), "pools: should be a mapping of settings, not a list"),
+        (changed((("pools",), {})), "pools: has neither"),
+        (changed((("pools",), {"cpu": 7})), "pools.cpu: should be a mapping of settings, not 7"),
+        (changed((("application",), None)), "application: should be a mapping of settings, not None"),
+        (changed((("heterogeneous",), ...)), "heterogeneous: missing"),
+        (changed(((*ACCELERATOR, "alpha_s"), None)), "pools.accelerator: has a depth but no alpha_s"),
+        (changed(((*ACCELERATOR, "alpha_s"), -1)), "pools.accelerator.alpha_s: should be greater than or equal to 0"),
+        (changed(((*ACCELERATOR, "alpha_s"), []), ((*ACCELERATOR, "fine_tuned"), 0)), "alpha_s: should be a valid"),
         (changed(((*ACCELERATOR, "alpha_s"), 0), ((*ACCELERATOR, "beta_s"), 0)), "takes no time"),
-        (changed(((*ACCELERATOR, "fine_tuned"), 1.5)), "fine_tuned .* is no whole number"),
-        (changed(((*ACCELERATOR, "replicas"), 0)), "replicas .* is no whole number from 1 on"),
-        (changed(((*CPU, "cores"), "2")), "cores .* is no sensible number"),
+        (changed(((*ACCELERATOR, "fine_tuned"), 1.5)), "fine_tuned: should be a valid integer, not 1.5"),
+        (changed(((*ACCELERATOR, "replicas"), 0)), "replicas: should be greater than or equal to 1, not 0"),
+        (changed(((*CPU, "cores"), "2")), "cores: should be a valid integer, not '2'"),
         (changed(((*ACCELERATOR, "fine_tuned"), 0)), "gives the accelerator depth 0 at an SLO of 2 s"),
         (changed((ACCELERATOR, ...), ((*CPU, "fine_tuned"), 0)), "gives the CPU depth 0 at an SLO of 2 s"),
     ],
@@ -305,7 +306,7 @@ def test_numbers_that_cannot_be(planned, option, value):
 def test_reports_that_cannot_be_planned_with(planned, report, problem):
     with pytest.raises(SettingsError, match=problem) as caught:
         planned(report)
-    assert caught.value.key == "REPORT"
+    assert str(caught.value).startswith("REPORT")
     assert "\n" not in str(caught.value)
 
 

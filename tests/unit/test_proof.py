@@ -13,11 +13,11 @@ from calibration.application import CalibrationFailed
 from calibration.fine_tune import fine_tune
 from calibration.journal import Burst
 from calibration.levels import Aim
-from calibration.proof import Promise, tune, verify
+from calibration.proof import tune, verify
 from calibration.sweep import sweep
 
 V100, XEON = (0.018, 0.27), (0.0858, 0.32)
-PROMISE = Promise(Aim(2.0), 1.0)
+AIM = Aim(2.0)
 
 
 class Devices:
@@ -45,8 +45,8 @@ class Devices:
         return done
 
 
-def verified(devices, depths, promise=PROMISE):
-    return asyncio.run(verify(devices, depths, promise, lambda *_: None))
+def verified(devices, depths, aim=AIM):
+    return asyncio.run(verify(devices, depths, aim, lambda *_: None))
 
 
 @pytest.mark.parametrize(("slo_s", "depths"), [(1.2, (48, 8)), (2.0, (96, 16)), (3.0, (144, 28))])
@@ -60,10 +60,10 @@ def test_devices_that_compute_in_tiles_end_with_proven_depths(slo_s, depths):
 
     async def calibrate():
         aim = Aim(slo_s)
-        estimates = [await sweep(devices, pool, aim, 1.0, lambda _: None) for pool in devices.curves]
+        estimates = [await sweep(devices, pool, aim, lambda _: None) for pool in devices.curves]
         estimated = {estimate.pool: estimate.depth for estimate in estimates}
-        tuned = await tune(devices, fine_tune(estimated, 2048), Promise(aim, 1.0), lambda _: None)
-        return await verify(devices, tuned.depths, Promise(aim, 1.0), lambda *_: None)
+        tuned = await tune(devices, fine_tune(estimated, 2048), aim, lambda _: None)
+        return await verify(devices, tuned.depths, aim, lambda *_: None)
 
     devices = Tiled({"accelerator": V100, "cpu": XEON})
     proof = asyncio.run(calibrate())
@@ -74,13 +74,13 @@ def test_devices_that_compute_in_tiles_end_with_proven_depths(slo_s, depths):
 
 def test_tuning_finds_what_the_curves_allow():
     devices = Devices({"accelerator": V100, "cpu": XEON})
-    tuned = asyncio.run(tune(devices, fine_tune({"accelerator": 90, "cpu": 21}, 2048), PROMISE, lambda _: None))
+    tuned = asyncio.run(tune(devices, fine_tune({"accelerator": 90, "cpu": 21}, 2048), AIM, lambda _: None))
     assert tuned.depths == {"accelerator": 96, "cpu": 19}
 
 
 def test_one_slow_burst_changes_nothing():
     devices = Devices({"accelerator": V100}, late=[1.0])
-    tuned = asyncio.run(tune(devices, fine_tune({"accelerator": 94}, 2048), PROMISE, lambda _: None))
+    tuned = asyncio.run(tune(devices, fine_tune({"accelerator": 94}, 2048), AIM, lambda _: None))
     assert tuned.depths == {"accelerator": 96}
 
 
@@ -135,7 +135,7 @@ def test_places_that_others_take_are_no_proof(replicas):
 def test_a_sweep_that_others_disturb_is_refused():
     devices = Devices({"cpu": XEON}, taken=1)
     with pytest.raises(CalibrationFailed, match="1 of 1 queries found no place on the cpu pool"):
-        asyncio.run(sweep(devices, "cpu", Aim(2.0), 1.0, lambda _: None))
+        asyncio.run(sweep(devices, "cpu", Aim(2.0), lambda _: None))
 
 
 def test_queries_that_fail_are_not_said_to_find_no_place():
@@ -145,15 +145,15 @@ def test_queries_that_fail_are_not_said_to_find_no_place():
             return replace(done, failed=done.sent, latencies_s={"cpu": []})
 
     with pytest.raises(CalibrationFailed, match="1 of 1 queries failed on the cpu pool: a replica was lost, or hangs"):
-        asyncio.run(sweep(Hanging({"cpu": XEON}), "cpu", Aim(2.0), 1.0, lambda _: None))
+        asyncio.run(sweep(Hanging({"cpu": XEON}), "cpu", Aim(2.0), lambda _: None))
 
 
 def test_a_pool_too_slow_for_one_query_gets_no_depth():
-    estimate = asyncio.run(sweep(Devices({"cpu": (0.5, 3.0)}), "cpu", Aim(2.0), 1.0, lambda _: None))
+    estimate = asyncio.run(sweep(Devices({"cpu": (0.5, 3.0)}), "cpu", Aim(2.0), lambda _: None))
     assert (estimate.depth, estimate.line, len(estimate.samples)) == (0, None, 3)
     assert estimate.smallest_slo_s(Aim(2.0)) == 3.5
 
 
 def test_one_query_at_once_may_be_the_most():
-    estimate = asyncio.run(sweep(Devices({"cpu": XEON}), "cpu", Aim(2.0, most=1), 1.0, lambda _: None))
+    estimate = asyncio.run(sweep(Devices({"cpu": XEON}), "cpu", Aim(2.0, most=1), lambda _: None))
     assert (estimate.depth, estimate.line) == (1, None)
