@@ -38,7 +38,7 @@ from calibration.cost import (
 from calibration.curve import Curve, Shape
 from calibration.tables import POOLS, add_row, new_table, percent, plain
 from deployments.errors import SettingsError
-from deployments.settings import _parse
+from deployments.settings import parse_settings
 
 FORMAT = 1
 EMULATED = "The report is of EMULATED devices: the plan shows the method, not what real devices need."
@@ -298,7 +298,7 @@ class _Document(_Read):
 
 
 def _report(path: Path, raw: Mapping[str, Any]) -> Report:
-    document = _parse(_Document, raw, "REPORT")
+    document = parse_settings(_Document, raw, "REPORT")
     slo_s, pools = document.settings.slo_s, document.pools
     accelerator, cpu = (found.calibrated if found else None for found in (pools.accelerator, pools.cpu))
     base = accelerator or cpu

@@ -172,7 +172,7 @@ class Settings(_Strict):
     @classmethod
     def parse(cls, raw: Any) -> Settings:
         """The `args` of a Serve config as typed settings. Raises SettingsError that names the key."""
-        return _parse(cls, raw, "args")
+        return parse_settings(cls, raw, "args")
 
 
 class CostConfig(_Strict):
@@ -256,7 +256,7 @@ class RouterConfig(_Strict):
 
         Raises SettingsError that names the key: unknown ones, impossible depths, a pool without the depth it needs.
         """
-        config = _parse(cls, raw, "user_config")
+        config = parse_settings(cls, raw, "user_config")
         for name in pools:
             if config.admission == "depth" and config.pool(name).queue_depth is None:
                 raise SettingsError(
@@ -271,7 +271,8 @@ class RouterConfig(_Strict):
 _BRANCHES = {"int", "float", "bool", "str", *_REPLICAS}
 
 
-def _parse(model: type[T], raw: Any, root: str) -> T:
+def parse_settings(model: type[T], raw: Any, root: str) -> T:
+    """What was read from YAML or JSON, as a `model`. Raises SettingsError that names the key, below `root`."""
     if raw is None:
         raise SettingsError(root, "missing; the Serve config must give it")
     try:
