@@ -29,6 +29,7 @@ _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0  # between attempts to connect
 _AWAY = 1.25  # a replica on another node counts as if it finished so many times later: one slow run of the nearest must
 # not move queries between nodes
 _LOOKED_AT = 16  # replicas, for one query
+_HUNG_S = 1.5  # in which a replica that is counted out gives a word, if it lives
 _ANSWERS_S = 0.5  # a replica that takes longer for a word is shown by its last
 
 
@@ -134,12 +135,20 @@ class Link:
 
     def drain(self) -> bool:
         """Serve counts it out; it may still answer what it has: the connection ends with the replica. False where it
-        has nothing, and the link has ended.
+        has nothing, and the link has ended. One that gives no word any more is hung: Serve takes a while to end it.
         """
         if self._channel is None or not self._channel.placed:
             self.end()
             return False
+        loop = asyncio.get_running_loop()
+        self.view.asked(loop.time())
+        self._channel.ask()
+        loop.call_later(_HUNG_S, self._end_if_hung, context=contextvars.Context())
         return True
+
+    def _end_if_hung(self) -> None:
+        if self.view.is_silent(asyncio.get_running_loop().time()) and self._pool.drained(self):
+            self.end()
 
     def _on_report(self, report: Report) -> None:
         first = self.view.word is None
@@ -164,7 +173,7 @@ class Link:
         if self._pool.links.get(self.view.replica) is self:
             self._task = self._pool.spawn(self._connect())
         else:
-            self._pool.drained(self.view.replica)  # and has ended
+            self._pool.drained(self)  # and has ended
             self._lose_doubtful()
 
     def _lose_doubtful(self) -> None:
@@ -376,9 +385,12 @@ class Pool:
                 self.links[replica] = Link(self, replica, about, where)
         self.changed()
 
-    def drained(self, replica: str) -> None:
-        """Its connection has ended after Serve had counted it out."""
-        self._draining.pop(replica, None)
+    def drained(self, link: Link) -> bool:
+        """Serve had counted it out, and it has ended. False where it had not, or has counted it in again."""
+        drains = self._draining.get(link.view.replica) is link
+        if drains:
+            del self._draining[link.view.replica]
+        return drains
 
     def state(self) -> PoolState:
         """For Prometheus."""

@@ -104,6 +104,26 @@ async def test_a_replica_that_serve_counts_out_answers_what_it_has(monkeypatch):
 
 
 @virtual
+async def test_a_hung_replica_that_serve_counts_out_is_given_up(monkeypatch):
+    """Serve ends its process half a minute later; its queries do not wait for that."""
+    replica = Replica("a")
+    world, router, pool = await pool_of(monkeypatch, replica, Replica("b"))
+    link = pool.links["a"]
+    placed = offer(link, left_s=600.0)
+    await asyncio.sleep(0.01)
+    for wire in replica.wires:
+        wire.swallows = wire.peer.swallows = True
+    world.pools["accelerator"] = [one for one in world.pools["accelerator"] if one.name != "a"]
+    world.follow(router, "accelerator")
+    await asyncio.sleep(1)
+    assert not placed.ended
+    await asyncio.sleep(1)
+    with pytest.raises(ReplicaLost):
+        placed.outcome.result()
+    assert (pool._draining, link._channel) == ({}, None)
+
+
+@virtual
 async def test_a_connection_that_breaks_as_it_is_made_is_made_again(monkeypatch):
     replica = Replica("a")
     connect, times = replica.connect, []
