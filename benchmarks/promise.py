@@ -3,8 +3,7 @@
 The paper's V100 and Xeon are emulated at true speed; all-MiniLM-L6-v2 is computed by this machine's CPU, which the load
 generator shares. `reference`: the same arrivals, device curves and rule in virtual time, without margin, noise or way.
 
-What was measured while the host took more than `_STOLEN_S` of the machine is measured again, at most `_ATTEMPTS` times
-in all; the last counts, and `stolen_s` says how it was.
+Bursts and streams during which others took much of the machine are measured twice (`Bench.measure`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from benchmarks.sheet import Sheet
 from benchmarks.simulation import rules
 from benchmarks.simulation.arrivals import Arrival as Simulated
 from benchmarks.simulation.device import Device
-from benchmarks.stolen import Stolen
 
 END, PASSES = "at the run's end", "pass by pass"
 PAIR, V100, CPU = "V100 + Xeon", "V100", "MiniLM on the CPU"
@@ -45,7 +43,6 @@ _MOST_RATE = 900.0  # queries/s that the load generator is asked for
 _RETURNS = 1.5  # times what is answered in time at overload
 _HONOURS = 20  # one client in so many comes back when it was told
 _REST_S = 1.0
-_STOLEN_S, _ATTEMPTS = 0.06, 3  # seconds of a core in any 0.3 s
 
 
 def run(bench: Bench) -> None:
@@ -137,7 +134,7 @@ def _deadlines(bench: Bench, seconds: float) -> None:
     patient = [Arrival(one.at_s, one.tokens, one.allowed_s, own_deadline=True) for one in arrivals]
     prompt = poisson(20, seconds, 75, slo_s, seed=6)
     with serving(_rehearsal(slo_s, END)) as service:
-        ended, _ = _send(service, sorted([*patient, *prompt], key=lambda one: one.at_s))
+        ended = asyncio.run(_send(service, sorted([*patient, *prompt], key=lambda one: one.at_s)))
     for name, own in (("allow 20 s", True), ("the SLO", False)):
         told = figures([one for one in ended if one.arrival.own_deadline == own], seconds)
         about = {"service": PAIR, "what": "deadlines", "which": name}
@@ -194,10 +191,10 @@ def _stolen_core(bench: Bench, about: Mapping[str, Any], service: Service, rate:
     thief: list[subprocess.Popen[bytes]] = []
 
     async def steal() -> list[Ended]:
-        sending = asyncio.create_task(_sent(service, arrivals))
+        sending = asyncio.create_task(_send(service, arrivals))
         await asyncio.sleep(seconds)
         thief.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))  # noqa: ASYNC220 - quick
-        return (await sending)[0]
+        return await sending
 
     try:
         ended = asyncio.run(steal())
@@ -244,41 +241,41 @@ def _returns(
 def _bursts(
     bench: Bench, about: Mapping[str, Any], service: Service, queries: int, *, slo_s: float, bursts: int
 ) -> None:
-    async def send() -> tuple[list[list[Ended]], int]:
-        load, found, again = Load(service.url), list[list[Ended]](), 0
+    async def send() -> list[list[Ended]]:
+        load, found = Load(service.url), []
         await load.open(queries)
-        while len(found) < bursts:
-            async with Stolen() as stolen:
-                ended = await load.burst(queries, _TOKENS, slo_s)
-            if stolen.most_s > _STOLEN_S and again < (_ATTEMPTS - 1) * bursts:
-                again += 1
-            else:
-                found.append(ended)
+        for _ in range(bursts):
+            found.append(await load.burst(queries, _TOKENS, slo_s))
             await asyncio.sleep(_REST_S)
         load.close()
-        return found, again
+        return found
 
-    found, again = asyncio.run(send())
-    each = [figures(one, slo_s) for one in found]
-    told = {
-        "bursts": bursts,
-        "again": again,
-        "answered": statistics.mean(one["answered"] for one in each),
-        "fewest": min(one["answered"] for one in each),
-        "late": sum(one["late"] for one in each),
-        "late_bursts": sum(one["late"] > 0 for one in each),
-        "late_share": sum(one["late"] for one in each) / max(1, sum(one["answered"] for one in each)),
-        "router_late_share": sum(one["router_late"] for one in each) / max(1, sum(one["answered"] for one in each)),
-        "failed": sum(one["failed"] for one in each),
-        "p50_s": statistics.median(one["p50_s"] for one in each),
-        "p99_s": statistics.median(one["p99_s"] for one in each),
-        "busy_p99_s": max(one["busy_p99_s"] for one in each),
-    }
+    told = bench.measure(lambda: _of_bursts([figures(one, slo_s) for one in asyncio.run(send())]))
     shown = (
         f"{bursts} bursts of {queries}: {told['answered']:.0f} answered on average, late in {told['late_bursts']}, "
         f"p50 {told['p50_s']:.2f} s, p99 {told['p99_s']:.2f} s, busy within {told['busy_p99_s']:.2f} s"
     )
     bench.sample({**about, "burst": queries}, told, shown)
+
+
+def _of_bursts(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def sum_of(key: str) -> int:
+        return sum(one[key] for one in each)
+
+    answered = max(1, sum_of("answered"))
+    return {
+        "bursts": len(each),
+        "answered": statistics.mean(one["answered"] for one in each),
+        "fewest": min(one["answered"] for one in each),
+        "late": sum_of("late"),
+        "late_bursts": sum(one["late"] > 0 for one in each),
+        "late_share": sum_of("late") / answered,
+        "router_late_share": sum_of("router_late") / answered,
+        "failed": sum_of("failed"),
+        "p50_s": statistics.median(one["p50_s"] for one in each),
+        "p99_s": statistics.median(one["p99_s"] for one in each),
+        "busy_p99_s": max(one["busy_p99_s"] for one in each),
+    }
 
 
 def _stream(
@@ -291,13 +288,12 @@ def _stream(
     reference: float | Mapping[str, float] | None = None,
 ) -> float:
     """Queries in time in a second."""
-    ended, stolen_s = _send(service, arrivals)
-    told: dict[str, Any] = {
-        **figures(ended, seconds),
-        "work_s": _work_s(ended) / seconds,
-        "reference": reference,
-        "stolen_s": stolen_s,
-    }
+
+    def measured() -> dict[str, Any]:
+        ended = asyncio.run(_send(service, arrivals))
+        return {**figures(ended, seconds), "work_s": _work_s(ended) / seconds, "reference": reference}
+
+    told = bench.measure(measured)
     bench.sample(about, told, _shown(told))
     return float(told["goodput_s"])
 
@@ -312,20 +308,10 @@ def _work_s(ended: Sequence[Ended]) -> float:
     )
 
 
-def _send(service: Service, arrivals: Sequence[Arrival]) -> tuple[list[Ended], float]:
-    """What became of them, and how much the host stole at worst."""
-    for _ in range(_ATTEMPTS):
-        ended, stolen_s = asyncio.run(_sent(service, arrivals))
-        if stolen_s <= _STOLEN_S:
-            break
-    return ended, stolen_s
-
-
-async def _sent(service: Service, arrivals: Sequence[Arrival]) -> tuple[list[Ended], float]:
+async def _send(service: Service, arrivals: Sequence[Arrival]) -> list[Ended]:
     load = Load(service.url)
     try:
-        async with Stolen() as stolen:
-            return await load.stream(arrivals), stolen.most_s
+        return await load.stream(arrivals)
     finally:
         load.close()
         await asyncio.sleep(_REST_S)

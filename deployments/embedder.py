@@ -191,7 +191,7 @@ class Embedder:
         """A pass takes a small share of the SLO, so that answers leave early and a deadline is not missed by a pass."""
         if alpha_s := schedule.model.alpha_s:
             self._engine.bound_passes(int(_PASS_SHARE * schedule.policy.slo_s / alpha_s * QUERY_TOKENS))
-            schedule.let_pass(self._engine.pass_tokens)
+            schedule.set_pass_tokens(self._engine.pass_tokens)
 
     def _failed(self, error: Exception) -> str:
         self._metrics.failed()

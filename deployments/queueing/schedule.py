@@ -43,8 +43,9 @@ _FADE_S = 0.01
 _RHO_S = 3.0  # over which the arrival of work is averaged
 _OVERDUE_SHARE = 0.25  # of what a run is late by: how long it is thought to need still
 _TELLING = 0.25  # of the SLO: an error of a shorter prediction says nothing about lateness
-_FIRST_PROBE, _LAST_PROBE = 1.0, 8.0  # SLOs without a run, after which a lone query is let in whatever is predicted:
-# the first time, and at most, twice as long each time in between
+# An idle device that would refuse lets a query in after so many SLOs without a run. The time doubles, from the first to
+# the last, with each such probe.
+_FIRST_PROBE, _LAST_PROBE = 1.0, 8.0
 _SURE_SHARE = 0.2  # of `bulk_share`: of any run, however many prompt queries wait
 _UNIT_SHARE = 0.05  # of the SLO: the least work that the factor is learned from
 _NOW_S = 1e-6  # no timer is as exact
@@ -151,7 +152,7 @@ class Schedule:
     _run_most_s: float = 0.0  # planned seconds of work in one run,
     _patient_run_s: float = 0.0  # of patient work in any run,
     _pass_s: float = 0.0  # and of one pass
-    _deadlines: float = 1.0  # so much of the time to a deadline is counted on
+    _deadline_share: float = 1.0  # of the time to a deadline, what a prediction may fill
 
     def __post_init__(self) -> None:
         self._fairness = Fairness(self.model.alpha_s)
@@ -160,7 +161,7 @@ class Schedule:
 
     # --- what is in force ---------------------------------------------------------------------------------------------
 
-    def let_pass(self, tokens: int) -> None:
+    def set_pass_tokens(self, tokens: int) -> None:
         """So many tokens leave together from now on."""
         self.pass_tokens = tokens
         self._learn()
@@ -177,7 +178,7 @@ class Schedule:
 
     def _learn(self) -> None:
         """Another policy, model, factor or margin: what follows from them."""
-        self._deadlines = 1 / (1 + self.learning.margin)
+        self._deadline_share = 1 / (1 + self.learning.margin)
         self._run_most_s = self._run_s(self.policy.slo_s)
         self._patient_run_s = _SURE_SHARE * self.policy.bulk_share * self._run_most_s
         self._pass_s = self.model.alpha_s * self.pass_tokens / QUERY_TOKENS
@@ -192,7 +193,7 @@ class Schedule:
 
     def _run_s(self, slo_s: float) -> float:
         """Planned seconds of work that one run may hold: it ends within `slo_s` of its start."""
-        allowed_s = slo_s * self._deadlines / self.learning.factor - self.model.beta_s
+        allowed_s = slo_s * self._deadline_share / self.learning.factor - self.model.beta_s
         if self.policy.depth is not None:
             allowed_s = min(allowed_s, self.policy.depth * self.model.alpha_s)
         return max(0.0, allowed_s)
@@ -266,7 +267,7 @@ class Schedule:
         device that is slow by `f` and free in `until_s`.
         """
         beta_s = self.model.beta_s
-        left_s *= self._deadlines
+        left_s *= self._deadline_share
         work_s = self._prompt_s + self._patient_next_s
         room_s = (self._run_most_s if slo_s is None else self._run_s(slo_s)) - work_s
         if self.pass_tokens and self._busy:  # patient ones are behind it in the run
@@ -275,12 +276,12 @@ class Schedule:
             return 0.0
         for line in (self._prompt, self._patient[:1]):
             if line:
-                left_s = min(left_s, (line[0].due - now) * self._deadlines)
+                left_s = min(left_s, (line[0].due - now) * self._deadline_share)
         return min(room_s, (left_s - until_s) / f - beta_s - work_s)
 
     def _idle_room_s(self, left_s: float) -> float:
         """What is admitted for such a deadline on an idle device."""
-        until_s = left_s * self._deadlines - self._pacing.pause_s
+        until_s = left_s * self._deadline_share - self._pacing.pause_s
         return min(self._run_most_s, until_s / self.learning.factor - self.model.beta_s)
 
     def _promote(self, now: float, queries: Sequence[Query], total_s: float) -> None:
@@ -303,7 +304,7 @@ class Schedule:
         return now - self._since > after * self.policy.slo_s
 
     def _fitting(self, now: float, queries: Sequence[Query], total_s: float, room_s: float) -> int:
-        """How many of the first have room."""
+        """How many of the first have room. On an idle device also sees whether they are to be a probe."""
         if self.policy.depth == 0:
             return 0
         idle = not (self._busy or self.waiting)
@@ -322,7 +323,7 @@ class Schedule:
         return taken
 
     def _patient_room_s(self, now: float, query: Query, f: float, until_s: float) -> float:
-        left_s = (query.due - now) * self._deadlines
+        left_s = (query.due - now) * self._deadline_share
         with_it_s = f * (self.model.beta_s + self._prompt_s + query.cost_s)
         longer_s = max(0.0, with_it_s + f * self._patient_next_s - self.policy.slo_s)  # the next run than others
         runs = math.floor(max(0.0, (left_s - until_s - longer_s) / self.policy.slo_s))
@@ -337,7 +338,7 @@ class Schedule:
 
     @property
     def _bulk_most_s(self) -> float:
-        slo_s = self.policy.bulk_share * self.policy.slo_s * self._deadlines
+        slo_s = self.policy.bulk_share * self.policy.slo_s * self._deadline_share
         return max(self._patient_run_s, slo_s / self.learning.factor - self.model.beta_s, self.model.alpha_s)
 
     def _free(self, depth: int | None, *, bulk: bool) -> int:
@@ -380,8 +381,8 @@ class Schedule:
     def _may_wait_s(self, now: float, query: Query, f: float) -> float:
         """Seconds that an idle device may wait before it starts what waits, this query among it."""
         if query.patient:
-            return (query.due - now) * self._deadlines - self.policy.slo_s
-        left_s = (self._prompt[0].due - now) * self._deadlines
+            return (query.due - now) * self._deadline_share - self.policy.slo_s
+        left_s = (self._prompt[0].due - now) * self._deadline_share
         return left_s - f * (self.model.beta_s + self._prompt_s + self._patient_next_s)
 
     def _count_refused(self, count: int, query: Query, now: float) -> None:
@@ -548,7 +549,7 @@ class Schedule:
         if not self._busy and not self.waiting:
             after = self._probe_after if self.learning.factor > 1 else _LAST_PROBE
             return max(0.0, self._since + after * self.policy.slo_s - now)
-        slo_s, beta_s = self.policy.slo_s * self._deadlines, self.model.beta_s
+        slo_s, beta_s = self.policy.slo_s * self._deadline_share, self.model.beta_s
         work_s = self._prompt_s + self._patient_next_s
         if self.pass_tokens and self._busy:
             if f * missing_s <= until_s and self._run_most_s - work_s >= cost_s:

@@ -36,9 +36,9 @@ class Offer(NamedTuple):
     """Queries of one request for one replica. `left_s`: until their deadline.
 
     `part`: as many of the first as there is room for; they are held until the Router confirms them, unless all are
-    admitted. `bulk`: patient, and never held. `again`: another replica of the pool
-    was offered these, and has counted their work. `depth`: admit by this
-    count; `trial`: of a calibration, without a count by predicted finish, as though `left_s` were the SLO.
+    admitted. `bulk`: patient, and never held. `again`: another replica of the pool has counted their work already.
+    `depth`: admit by this count. `trial`: of a calibration; without a count by predicted finish, as though `left_s` was
+    the SLO.
     """
 
     number: int

@@ -244,6 +244,13 @@ def test_a_router_that_stands_still_for_ten_seconds_loses_nothing(three, figure)
     assert outcome(burst(three.address, queries(100))) == FULL
 
 
+def wait_for_depths(address, depths, timeout_s=30):
+    ends = time.monotonic() + timeout_s
+    while {name: pool["queue_depth"] for name, pool in get_info(address)["windve"]["pools"].items()} != depths:
+        assert time.monotonic() < ends, f"{depths} are not in force at {address}"
+        time.sleep(0.1)
+
+
 def test_new_values_under_load_lose_nothing(three, figure):
     """`serve deploy` in place: half the places, and all of them again."""
     with hammering(three.address, processes=2, clients=30) as statuses:
@@ -251,7 +258,8 @@ def test_new_values_under_load_lose_nothing(three, figure):
             for pool, depth in DEPTHS.items():
                 three.router[pool]["queue_depth"] = int(share * depth)
             three.deploy()
-            time.sleep(4)
+            for address in routers(three).values():
+                wait_for_depths(address, {pool: int(share * depth) for pool, depth in DEPTHS.items()})
     figure(f"depths halved and restored under load of three Routers: {dict(statuses)}")
     assert set(statuses) == {200, 429}
     three.wait_until_idle()

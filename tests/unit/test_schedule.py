@@ -382,7 +382,7 @@ def test_an_idle_device_is_open_for_those_that_fit():
 
 def test_what_leaves_together_counts_from_the_moment_it_is_known():
     queue = schedule_of(V100, 1.0, pass_tokens=16_384)
-    queue.let_pass(EIGHT)
+    queue.set_pass_tokens(EIGHT)
     queue.offer(0.0, [Query(75, 1.0)])
     queue.start(0.0)
     assert queue.offer(0.01, [Query(75, 1.01)]) == 1

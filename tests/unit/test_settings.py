@@ -19,7 +19,7 @@ EMULATED = {"engine": "emulated", "emulated": {"alpha_s": 0.1, "beta_s": 0.2}}
 @pytest.mark.parametrize(
     ("raw", "sentence"),
     [
-        (None, "args: missing; the Serve config must give it"),
+        (None, "args: missing; it must be given"),
         ([], "args: should be a mapping of settings, not a list"),
         ({}, "args.model: missing"),
         ({"model": {"id": ""}}, "args.model.id: must not be empty"),
