@@ -22,6 +22,7 @@ from calibration.load import request_bytes
 
 SLO_S = 1.0
 TRUE = {"accelerator": 40, "cpu": 7}  # floor((1 - beta) / alpha); the way through the application takes its part of it
+BUSY_MACHINE = re.compile("[cC]alibrate when it is quiet")
 TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
 
 
@@ -54,6 +55,7 @@ class Job:
         self.config = folder / "serve.yaml"
         self.config.write_text(rehearsal_text())
         self.out = folder / "report"
+        self.said = folder / "said.txt"
         self.token, self.dashboard = service.token_and_dashboard()
 
     def command(self, *words):
@@ -67,14 +69,37 @@ class Job:
         return {**os.environ, **self.token, "COLUMNS": "200"}
 
     def run(self, *words):
-        return subprocess.run(
-            self.command(*words), cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False
-        )
+        return self.run_command(self.command(*words))
+
+    def run_command(self, command, **others):
+        """Twice more where the machine was too busy to prove anything: what the job then says to do."""
+        for _ in range(3):
+            done = subprocess.run(
+                command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False, **others
+            )
+            if done.returncode == 0 or not BUSY_MACHINE.search(done.stderr + done.stdout):
+                break
+        return done
 
     def start(self, *words):
-        return subprocess.Popen(
-            self.command(*words), cwd=ROOT, env=self.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        with self.said.open("wb") as said:
+            return subprocess.Popen(
+                self.command(*words), cwd=ROOT, env=self.environment, stdout=said, stderr=subprocess.STDOUT
+            )
+
+    def start_until(self, reached, *words):
+        """Start it and wait until `reached(self)`; started twice more where the machine was too busy."""
+        for _ in range(3):
+            process = self.start(*words)
+            while not reached(self):
+                if process.poll() is not None:
+                    break
+                time.sleep(0.001)
+            else:
+                return process
+            if not BUSY_MACHINE.search(self.said.read_text()):
+                break
+        raise AssertionError(f"it ended too early:\n{self.said.read_text()}")
 
     def stages(self):
         """The stages of the bursts that have landed."""
@@ -148,7 +173,7 @@ def test_as_a_ray_job(service, job, figure):
         *(Path(sys.executable).parent / "ray", "job", "submit", "--address", job.dashboard, "--working-dir", "."),
         *("--", sys.executable, "-m", "calibration", "--slo", "0.6", "--apply", "--out", str(job.out)),
     ]
-    done = subprocess.run(command, cwd=ROOT, env=job.environment, capture_output=True, text=True, check=False)
+    done = job.run_command(command)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "succeeded" in done.stdout
     record = service.get("/info")["windve"]["calibration"]
@@ -158,12 +183,13 @@ def test_as_a_ray_job(service, job, figure):
     assert (job.out / "report.html").exists()
 
 
+FINE_TUNING, WRITTEN = "while fine-tuning", "when the file is written"
 POINTS = {
-    "before the first burst": lambda stages: stages is not None,
-    "while a pool is measured": lambda stages: stages and len(stages) >= 4,
-    "while fine-tuning": lambda stages: stages and "fine-tune" in stages,
-    "while verifying": lambda stages: stages and "verify" in stages,
-    "when the file is written": None,
+    "before the first burst": lambda job: job.stages() is not None,
+    "while a pool is measured": lambda job: len(job.stages() or ()) >= 4,
+    FINE_TUNING: lambda job: "fine-tune" in (job.stages() or ()),
+    "while verifying": lambda job: "verify" in (job.stages() or ()),
+    WRITTEN: lambda job: job.config.read_text() != rehearsal_text(),
 }
 
 
@@ -172,19 +198,12 @@ def test_killed_at_any_point_leaves_the_config_whole_and_the_application_serving
     before, live = job.config.read_bytes(), depths(service)
     resumed = []
     for point, reached in POINTS.items():
-        process = job.start("--slo", "0.6", "--apply")
-        try:
-            while process.poll() is None:
-                if reached(job.stages()) if reached else job.config.read_bytes() != before:
-                    break
-                time.sleep(0.001)
-            assert process.poll() is None, f"it ended before it could be killed {point}"
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+        process = job.start_until(reached, "--slo", "0.6", "--apply")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
         resumed.append(len(job.stages() or ()))
         content = job.config.read_bytes()
-        if reached:
+        if point != WRITTEN:
             assert content == before, point
         else:
             assert written(job.config)["calibration"]["slo_s"] == 0.6
@@ -219,10 +238,7 @@ def test_an_slo_that_cannot_be_met_is_refused_with_the_smallest_that_can(service
 
 def test_a_config_that_changes_meanwhile_is_not_touched(service, job):
     live = depths(service)
-    process = job.start("--slo", "0.6", "--apply")
-    while "fine-tune" not in (job.stages() or ()):
-        assert process.poll() is None
-        time.sleep(0.01)
+    process = job.start_until(POINTS[FINE_TUNING], "--slo", "0.6", "--apply")
     with job.config.open("a") as file:
         file.write("# somebody else was here\n")
     changed = job.config.read_bytes()
@@ -233,10 +249,7 @@ def test_a_config_that_changes_meanwhile_is_not_touched(service, job):
 
 def test_an_application_that_is_deployed_anew_meanwhile_is_not_touched(service, job):
     before = job.config.read_bytes()
-    process = job.start("--slo", "0.6", "--apply")
-    while "fine-tune" not in (job.stages() or ()):
-        assert process.poll() is None
-        time.sleep(0.01)
+    process = job.start_until(POINTS[FINE_TUNING], "--slo", "0.6", "--apply")
     service.router["accelerator"]["queue_depth"] = 33
     service.deploy()
     assert process.wait() == 1
