@@ -18,7 +18,7 @@ from deployments.settings import Dtype
 
 ROUTE = "/v1/embeddings"
 WINDVE = "windve"
-_DEPTH = 4096  # nothing is refused here: peers refuse nothing either
+_DEPTH, _SLO_S = 4096, 30.0  # nothing is refused here: peers refuse nothing either
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ def contestant(name: str) -> Iterator[str]:
 
 
 def _config() -> dict[str, Any]:
-    """serve_app/config.yaml on the CPU, with room for all queries."""
-    router = {"slo_s": 1.0, "accelerator": {"queue_depth": 0}, "cpu": {"queue_depth": _DEPTH}}
+    """serve_app/config.yaml on the CPU, with room and time for all queries."""
+    router = {"slo_s": _SLO_S, "accelerator": {"queue_depth": 0}, "cpu": {"queue_depth": _DEPTH}}
     application = {
         "name": "windve",
         "route_prefix": "/",

@@ -194,8 +194,9 @@ def _where_time_goes(found: Found, shown: Sequence[str]) -> Sheet:
     rows = []
     for name in shown:
         samples = samples_of(found, "cpu_s", contestant=name, load=SAME.name, connections=SAME.connections[-1])
-        spent = milliseconds_each(samples, lambda sample: float(len(sample["latencies_ms"])))
-        rows.append([name, *(f"{each:.2f}" for each in spent)])
+        if samples:
+            spent = milliseconds_each(samples, lambda sample: float(len(sample["latencies_ms"])))
+            rows.append([name, *(f"{each:.2f}" for each in spent)])
     title = f"Where the cores' time goes, {SAME.name}, {SAME.connections[-1]} at once: ms for each query"
     return Sheet(title, ["", *ROLES], rows)
 

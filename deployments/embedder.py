@@ -23,7 +23,7 @@ from deployments.metrics import EmbedderMetrics, publish_again_and_again
 from deployments.model_files import ModelCard, read_model_card
 from deployments.queueing.cost_model import QUERY_TOKENS, CostModel
 from deployments.queueing.schedule import Policy, Schedule
-from deployments.runner import Indices, Passed, Runner, Waiting
+from deployments.runner import Ended, Indices, Passed, Runner, Waiting
 from deployments.settings import Settings
 from deployments.sparse import pack
 from deployments.transport.channel import Server
@@ -143,27 +143,31 @@ class Embedder:
         }
 
     def _publish(self) -> None:
-        schedule = self._runner.schedule
-        self._metrics.publish(schedule.word(asyncio.get_running_loop().time()))
+        self._metrics.publish(self._runner.word())
 
     async def wake(self) -> None:
         """Means nothing: Serve's handle follows a deployment from its first call on."""
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve's controller learns of this replica while it is autoscaled (see `autoscaling.KeepFill`)."""
-        return {FILL: self._runner.schedule.fill(asyncio.get_running_loop().time())}
+        return {FILL: self._runner.fill()}
 
-    async def _compute(self, run: Sequence[Waiting], passed: Passed, stop: threading.Event) -> None:
-        """One run, in the engine's thread; each pass is told to the loop as it ends. Raises Stopped, or what the engine
-        raises.
-        """
-        loop = asyncio.get_running_loop()
+    def _compute(self, run: Sequence[Waiting], passed: Passed, ended: Ended, stop: threading.Event) -> None:
+        """One run, in the engine's thread; each pass, and the end, is told to the loop."""
+        on_loop = asyncio.get_running_loop().call_soon_threadsafe
 
         def tell(indices: Indices, unit: Vectors, norms: Vectors) -> None:
-            loop.call_soon_threadsafe(passed, indices, unit, norms)
+            on_loop(passed, indices, unit, norms)
 
-        await loop.run_in_executor(self._thread, self._run, run, tell, stop)
-        await asyncio.sleep(0)  # what the thread has told last comes before the end
+        def work() -> None:
+            problem: BaseException | None = None
+            try:
+                self._run(run, tell, stop)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the run's queries are told
+                problem = error
+            on_loop(ended, problem)
+
+        self._thread.submit(work)
 
     def _run(self, run: Sequence[Waiting], tell: Passed, stop: threading.Event) -> None:
         """In the engine's thread: pooled queries first, then those of which each token's vector is wanted."""
@@ -193,7 +197,7 @@ class Embedder:
             self._engine.bound_passes(int(_PASS_SHARE * schedule.policy.slo_s / alpha_s * QUERY_TOKENS))
             schedule.set_pass_tokens(self._engine.pass_tokens)
 
-    def _failed(self, error: Exception) -> str:
+    def _failed(self, error: BaseException) -> str:
         self._metrics.failed()
         logger.error("%s: a run failed", self._pool, exc_info=error)
         return f"the {self._pool} engine failed: {(str(error).strip() or type(error).__name__).splitlines()[0]}"

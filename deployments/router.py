@@ -346,25 +346,27 @@ class Router:
         if request.bulk:
             self._check_bulk(len(queries))
             return
-        tokens = estimated_tokens(queries, self.card.max_tokens)
-        if len(queries) > 1 and len(queries) > self._capacity(tokens, request):
+        if len(queries) > 1 and len(queries) > self._capacity(self._estimated_tokens(queries), request):
             self._check_bulk(len(queries))
             return
         if request.patient:
             return  # it waits behind the others
         now = asyncio.get_running_loop().time()
         if all(pool.is_full(now) for pool in self.pools.values() if pool.is_open):
-            for _ in self._candidates(request, [round(tokens)] * len(queries)):
+            for _ in self._candidates(request, [round(self._estimated_tokens(queries))] * len(queries)):
                 pass  # each is full, and is told what it missed
             raise self._busy(request)
         characters = sum(map(len, queries)) + len(request.prompt) * len(queries)
         if characters > ON_LOOP:
-            left_s = request.due - now
+            left_s, tokens = request.due - now, self._estimated_tokens(queries)
             room = sum(pool.room_queries(now, tokens, left_s) for pool in self.pools.values())
             ahead = self._tokenising.queries + len(queries)
             if ahead > _AHEAD * room + _SPARE or self._tokenising.waiting_s > left_s:
                 request.retry_s = self._tokenising.waiting_s
                 raise self._busy(request)
+
+    def _estimated_tokens(self, queries: Sequence[Query]) -> float:
+        return estimated_tokens(queries, self.card.max_tokens)
 
     async def _answer(self, request: _Request) -> _Answers:
         """Admit all queries or none. What a dead replica lost is admitted once more, by the same deadline."""

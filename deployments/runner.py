@@ -11,7 +11,8 @@ import asyncio
 import contextvars
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from deployments.engines import Stopped
 from deployments.queueing.cost_model import CostModel
-from deployments.queueing.schedule import PATIENT, Policy, Query, Schedule
+from deployments.queueing.schedule import PATIENT, Policy, Query, Schedule, Word
 from deployments.transport.frames import Answered, Floats, Ids, Offer, Offers, Report
 
 logger = logging.getLogger("ray.serve")
@@ -76,7 +77,10 @@ class Run:
 Passed = Callable[[Indices, Floats, Floats], None]
 """Called on the loop as a pass ends: indices of the run's queries, their unit vectors float32 [queries or tokens,
 dimension] and the norms that these had, those of each query together."""
-Compute = Callable[[Sequence[Waiting], Passed, threading.Event], Awaitable[None]]
+Ended = Callable[[BaseException | None], None]
+"""Called on the loop as the run ends, after its passes; with what it failed of, if it did."""
+Compute = Callable[[Sequence[Waiting], Passed, Ended, threading.Event], None]
+"""Begins a run of these queries. One begins when the one before has ended; the event asks it to stop."""
 
 
 class Runner:
@@ -88,24 +92,33 @@ class Runner:
         compute: Compute,
         *,
         on_run: Callable[[int, int, float, float], None] = lambda *_: None,  # a run's queries, tokens, seconds, plan
-        on_failure: Callable[[Exception], str] = str,  # logs it; the sentence for clients
+        on_failure: Callable[[BaseException], str] = str,  # logs it; the sentence for clients
         on_policy: Callable[[Schedule], None] = lambda _: None,  # another promise or model is in force
+        clock: Callable[[], float] = time.monotonic,  # the loop's own counts milliseconds only
     ) -> None:
         self.schedule = schedule
         self._measured = schedule.model
         self._compute, self._on_run, self._on_failure, self._on_policy = compute, on_run, on_failure, on_policy
+        self._now = clock
         self._accounts: dict[Client, Account] = {}
         self._run: Run | None = None
-        self._task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._flushing = False
         self._idle = asyncio.Event()
 
+    def word(self) -> Word:
+        """What the replica says of itself now."""
+        return self.schedule.word(self._now())
+
+    def fill(self) -> float:
+        """See `Schedule.fill`."""
+        return self.schedule.fill(self._now())
+
     @property
     def running_s(self) -> float:
         """Since when the engine has been in its run; 0: in none."""
-        return _now() - self._run.began if self._run is not None else 0.0
+        return self._now() - self._run.began if self._run is not None else 0.0
 
     async def drained(self) -> None:
         """Until all that was admitted is answered."""
@@ -117,7 +130,7 @@ class Runner:
 
     def receive(self, client: Client, offers: Offers) -> None:
         """One frame of a Router."""
-        now = _now()
+        now = self._now()
         account = self._accounts.setdefault(client, Account(client))
         account.seen += 1
         if offers.settings is not None:
@@ -220,17 +233,19 @@ class Runner:
 
     def _tell_of_room(self) -> None:
         """Where there is room sooner than a Router was told, it hears of it."""
-        now = _now()
-        opens_at = now + self.schedule.opens_s(now)
-        for account in self._accounts.values():
-            if account.told_opens_at > max(now, opens_at + _LATE_S):
-                self._tell(account)
+        now = self._now()
+        told = [account for account in self._accounts.values() if account.told_opens_at > now]
+        if told:
+            opens_at = now + self.schedule.opens_s(now)
+            for account in told:
+                if account.told_opens_at > opens_at + _LATE_S:
+                    self._tell(account)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         """Start what may start now, or look again when it may."""
-        now = _now()
+        now = self._now()
         wait_s = self.schedule.start_in_s(now)
         if wait_s is None:
             return
@@ -242,35 +257,39 @@ class Runner:
             self._timer.cancel()
             self._timer = None
         queries = self.schedule.start(now)
-        self._run = Run(queries, now, left=set(range(len(queries))))
+        run = self._run = Run(queries, now, left=set(range(len(queries))))
         # An empty context: a run must not be tied to whatever call happens to be at hand.
-        self._task = asyncio.get_running_loop().create_task(self._execute(self._run), context=contextvars.Context())
+        contextvars.Context().run(self._begin, run)
+
+    def _begin(self, run: Run) -> None:
+        def passed(indices: Indices, unit: Floats, norms: Floats) -> None:
+            if self._run is run:
+                self._passed(run, indices, unit, norms)
+
+        def ended(problem: BaseException | None) -> None:
+            if self._run is run:
+                self._ended(run, problem)
+
+        try:
+            self._compute([query.item for query in run.queries], passed, ended, run.stop)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its queries are told
+            asyncio.get_running_loop().call_soon(ended, error)
 
     def _arm(self, wait_s: float) -> None:
-        self._timer_due = _now() + wait_s
+        self._timer_due = self._now() + wait_s
         self._timer = _later(wait_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         # A loop that was too busy to fire in time has arrivals in its sockets that it has not read yet: what seems a
         # pause may be none. Look once more after they have been read.
-        if _now() - self._timer_due > _LATE_S:
+        if self._now() - self._timer_due > _LATE_S:
             _later(0, self._look)
         else:
             self._look()
 
-    async def _execute(self, run: Run) -> None:
-        problem: Exception | None = None
-
-        def passed(indices: Indices, unit: Floats, norms: Floats) -> None:
-            if self._run is run:
-                self._passed(run, indices, unit, norms)
-
-        try:
-            await self._compute([query.item for query in run.queries], passed, run.stop)
-        except Exception as error:  # noqa: BLE001 - whatever it is, its queries are told
-            problem = error
-        now = _now()
+    def _ended(self, run: Run, problem: BaseException | None) -> None:
+        now = self._now()
         if problem is None and any(not run.queries[index].item.gone for index in run.left):
             problem = RuntimeError(f"the engine left {len(run.left)} of {len(run.queries)} queries without an answer")
         if problem is None:
@@ -299,7 +318,7 @@ class Runner:
         self._drop(lost)
 
     def _passed(self, run: Run, indices: Indices, unit: Floats, norms: Floats) -> None:
-        now = _now()
+        now = self._now()
         queries = [run.queries[index] for index in indices]
         run.left.difference_update(indices.tolist())
         self.schedule.passed(now, queries)
@@ -342,7 +361,7 @@ class Runner:
 
     def _send(self) -> None:
         self._flushing = False
-        now = _now()
+        now = self._now()
         word = self.schedule.word(now)
         for account in self._accounts.values():
             if account.asks and not self._runs_for_the_dead(account):
@@ -364,10 +383,6 @@ class Runner:
         self._idle.set()
         if any(account.asks for account in self._accounts.values()):
             self._send_soon()
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def _later(delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:

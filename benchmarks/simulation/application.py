@@ -187,7 +187,8 @@ class Application:
                 engine = Engine(device, seed=shape.seed + len(self.replicas))
                 schedule = Schedule(device.model, Policy(shape.slo_s, depth=0), device.pass_tokens)
                 name = f"{pool} {number}"
-                self.replicas[name] = Replica(name, pool, str(number), Runner(schedule, engine.compute), engine)
+                runner = Runner(schedule, engine.compute, clock=asyncio.get_running_loop().time)
+                self.replicas[name] = Replica(name, pool, str(number), runner, engine)
         self.routers = [SimulatedRouter(self, f"router {n}", str(n % shape.nodes)) for n in range(shape.routers)]
         self._outstanding = [[0] * shape.routers for _ in range(shape.nodes)]  # at each node's proxy, of each Router
         self._alive = list(range(shape.routers))

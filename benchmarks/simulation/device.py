@@ -12,7 +12,7 @@ import numpy as np
 
 from deployments.engines import Stopped
 from deployments.queueing.cost_model import QUERY_TOKENS, CostModel
-from deployments.runner import Passed, Waiting
+from deployments.runner import Ended, Passed, Waiting
 
 _MOST = 8192
 _UNIT, _NORMS = np.zeros((_MOST, 1), np.float32), np.ones(_MOST, np.float32)
@@ -60,12 +60,16 @@ class Engine:
     seed: int = 0
     busy_s: float = 0.0
     _draw: random.Random = field(init=False)
+    _running: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)  # noqa: S311 - a simulation
 
-    async def compute(self, run: Sequence[Waiting], passed: Passed, stop: threading.Event) -> None:
-        """Raises Stopped where nobody waits any more."""
+    def compute(self, run: Sequence[Waiting], passed: Passed, ended: Ended, stop: threading.Event) -> None:
+        """Begins a run; it ends with Stopped where nobody waits any more."""
+        self._running = asyncio.get_running_loop().create_task(self._run(run, passed, ended, stop))
+
+    async def _run(self, run: Sequence[Waiting], passed: Passed, ended: Ended, stop: threading.Event) -> None:
         device, model = self.device, self.device.model
         times = device.slow * (1 + self._draw.gauss(0, device.noise) if device.noise else 1.0)
         wait_s = device.beta_s
@@ -75,8 +79,10 @@ class Engine:
             self.busy_s += wait_s * times
             wait_s = 0.0
             if stop.is_set():
-                raise Stopped
+                ended(Stopped())
+                return
             passed(np.array(indices), _UNIT[: len(indices)], _NORMS[: len(indices)])
+        ended(None)
 
     def _passes(self, run: Sequence[Waiting]) -> Iterator[range]:
         most = self.device.pass_tokens

@@ -59,7 +59,8 @@ class EmulatedEngine:
             queries = np.arange(first, min(first + step, len(batch)))
             vectors = self._vectors(batch.select(queries))
             end_s = self._device.beta_s + (total_s - self._device.beta_s) * float(done[queries[-1]])
-            if stop.wait(max(0.0, started + end_s * factor - self._clock())):
+            left_s = started + end_s * factor - self._clock()
+            if stop.wait(left_s) if left_s > 0 else stop.is_set():
                 raise Stopped
             yield queries, vectors
 

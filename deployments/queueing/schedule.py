@@ -48,7 +48,7 @@ _TELLING = 0.25  # of the SLO: an error of a shorter prediction says nothing abo
 _FIRST_PROBE, _LAST_PROBE = 1.0, 8.0
 _SURE_SHARE = 0.2  # of `bulk_share`: of any run, however many prompt queries wait
 _UNIT_SHARE = 0.05  # of the SLO: the least work that the factor is learned from
-_NOW_S = 1e-6  # no timer is as exact
+_NOW_S = 0.0005  # who would wait for less starts: the loop's timers count milliseconds
 _NEVER = math.inf
 
 _by_deadline = attrgetter("due")

@@ -13,6 +13,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,7 +74,7 @@ class Offers:
             for o in self.offers
         ]
         queries = [query for offer in self.offers for query in offer.queries]
-        lengths = np.fromiter(map(len, queries), np.int32, len(queries))
+        lengths = np.array(list(map(len, queries)), np.int32)
         head = [heads, self.called_off, self.confirmed, self.refused_s, self.settings, self.asks]
         return _frame(head, [lengths.tobytes(), *(query.tobytes() for query in queries)])
 
@@ -83,14 +84,13 @@ class Offers:
         head, start = _head(frame)
         heads, called_off, confirmed, refused_s, settings, asks = head
         count = sum(one[2] for one in heads)
-        lengths = np.frombuffer(frame, np.int32, count, start)
-        ids = np.frombuffer(frame, np.int32, offset=start + lengths.nbytes)
-        if count and (lengths.min() < 1 or lengths.sum() != len(ids)):
+        lengths: list[int] = np.frombuffer(frame, np.int32, count, start).tolist()
+        ids = np.frombuffer(frame, np.int32, offset=start + SIZE.size * count)
+        ends = list(accumulate(lengths))
+        if count and (min(lengths) < 1 or ends[-1] != len(ids)):
             raise ValueError("its lengths do not add up")  # one query's tokens would be another's
-        queries = iter(np.split(ids, np.cumsum(lengths)[:-1]) if count else [])
-        offers = [
-            Offer(number, left_s, [next(queries) for _ in range(size)], *how) for number, left_s, size, *how in heads
-        ]
+        queries = map(ids.__getitem__, map(slice, (0, *ends), ends))
+        offers = [Offer(number, left_s, [*islice(queries, size)], *how) for number, left_s, size, *how in heads]
         return cls(offers, called_off, confirmed, refused_s, settings, asks)
 
 

@@ -26,8 +26,21 @@ class FakeEngine:
         self.slow = 1.0
         self.running = set()
         self.silent = False
+        self.task, self.ends_later_s = None, 0.0
 
-    async def compute(self, run, passed, stop):
+    def compute(self, run, passed, ended, stop):
+        async def until_it_ends():
+            problem = None
+            try:
+                await self._compute(run, passed, stop)
+            except Exception as error:  # noqa: BLE001 - as the real one tells it
+                problem = error
+            await asyncio.sleep(self.ends_later_s)
+            ended(problem)
+
+        self.task = asyncio.get_running_loop().create_task(until_it_ends())
+
+    async def _compute(self, run, passed, stop):
         self.runs.append([(one.account.name, one.number, one.index) for one in run])
         assert not self.running, "two runs at once"
         self.running = {id(one) for one in run}
@@ -104,4 +117,4 @@ class FakeRouter:
 def replica(pass_tokens=EIGHT, curve=V100, slo_s=1.0, **how):
     schedule = schedule_of(curve, slo_s, pass_tokens=pass_tokens, **how)
     engine = FakeEngine(schedule)
-    return Runner(schedule, engine.compute), engine
+    return Runner(schedule, engine.compute, clock=asyncio.get_running_loop().time), engine

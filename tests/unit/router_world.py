@@ -72,7 +72,7 @@ class Replica:
         schedule = schedule_of(curve, 1.0, pass_tokens=pass_tokens)
         schedule.policy = Policy(1.0, depth=0)
         self.engine = FakeEngine(schedule)
-        self.runner = Runner(schedule, self.engine.compute)
+        self.runner = Runner(schedule, self.engine.compute, clock=asyncio.get_running_loop().time)
         self.server = Server(name, self.runner.receive, self.runner.gone)
         self.alive, self.stopped, self.wires, self.frames = True, False, [], 0
 
@@ -99,8 +99,8 @@ class Replica:
     def die(self):
         self.alive = False
         self.reset()
-        if self.runner._task is not None:
-            self.runner._task.cancel()
+        if self.engine.task is not None:
+            self.engine.task.cancel()
 
     @property
     def ran(self):

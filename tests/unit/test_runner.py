@@ -213,6 +213,29 @@ async def test_an_engines_failure_is_told_to_its_own_queries():
 
 
 @virtual
+async def test_an_engine_that_cannot_begin_a_run_fails_it_and_takes_the_next():
+    runner, engine = replica()
+    router = FakeRouter(runner)
+    begin, runner._compute = runner._compute, None  # not even callable
+    router.offer()
+    await asyncio.sleep(1)
+    (how,) = router.ends.values()
+    assert how[0] == "failed"
+    runner._compute = begin
+    router.offer()
+    await asyncio.sleep(1)
+    assert len(router.answers()) == len(engine.runs) == 1
+
+
+@virtual
+async def test_an_idle_device_does_not_wait_for_less_than_a_timer_can_tell():
+    """uvloop's timers count milliseconds: a shorter wait would be a busy one, or a longer one."""
+    runner, _ = replica(curve=(0.0001, 0.004))  # a pause of 0.4 ms
+    FakeRouter(runner).offer()
+    assert runner.schedule.running == 1
+
+
+@virtual
 async def test_a_query_whose_answer_is_no_number_fails_with_its_offer():
     runner, engine = replica()
     router = FakeRouter(runner)
@@ -278,13 +301,7 @@ async def test_others_hear_when_it_opens_sooner_than_they_were_told():
 async def test_a_router_hears_when_a_runs_end_shows_that_there_is_room():
     """Its last answers left before the run had ended, with a word by what was known then."""
     runner, engine = replica()
-    compute = runner._compute
-
-    async def and_ends_later(*how):
-        await compute(*how)
-        await asyncio.sleep(0.001)
-
-    runner._compute = and_ends_later
+    engine.ends_later_s = 0.001
     runner.schedule.learning.factor = 3.5
     runner.schedule.ended(asyncio.get_running_loop().time())
     await asyncio.sleep(1.5)
