@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.cpu_time import CpuTime
 from benchmarks.serving import ROOT
-from deployments.device_detector import probe_machine, quick_cpu_dtype
+from deployments.hardware.device_detector import probe_machine, quick_cpu_dtype
 
 Found = dict[str, Any]  # what is kept as JSON: name, machine, quick, samples, and what a comparison adds
 

@@ -12,8 +12,8 @@ from benchmarks.environments import binaries
 from benchmarks.server import answers, running
 from benchmarks.serving import free_port, serving
 from benchmarks.texts import model_folder
-from deployments.affinity import read_cpu_shape
-from deployments.device_detector import quick_cpu_dtype
+from deployments.hardware.affinity import read_cpu_shape
+from deployments.hardware.device_detector import quick_cpu_dtype
 from deployments.settings import Dtype
 
 ROUTE = "/v1/embeddings"

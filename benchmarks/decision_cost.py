@@ -15,8 +15,8 @@ from benchmarks.simulation.application import Application, Shape
 from benchmarks.simulation.arrivals import QUERY_TOKENS
 from benchmarks.simulation.device import Device
 from benchmarks.virtual_time import run
+from deployments.placement.request import Wanted
 from deployments.queueing.schedule import Policy, Query, Schedule, Word
-from deployments.router import Wanted
 from deployments.transport.channel import Channel, Client, Server
 from deployments.transport.frames import Answered, Offer, Offers, Report
 
@@ -92,7 +92,7 @@ def place_s(nodes: int, queries: int = 1000) -> float:
         started = time.perf_counter()
         for _ in range(queries):
             router._refuse_early(request)  # noqa: SLF001
-            next(router._candidates(request, [QUERY_TOKENS]))  # noqa: SLF001
+            next(router._placer.candidates(request, [QUERY_TOKENS]))  # noqa: SLF001
         return (time.perf_counter() - started) / queries
 
     return run(place(), 10**9)

@@ -20,11 +20,11 @@ from benchmarks.goal import Goal, ratio
 from benchmarks.shapes import bge_large_folder
 from benchmarks.sheet import Sheet
 from benchmarks.texts import model_folder
-from deployments.affinity import read_cpu_shape
-from deployments.device_detector import quick_cpu_dtype
 from deployments.engines import Engine, TokenBatch, create_engine, embed
 from deployments.engines.torch_engine import TorchEngine
-from deployments.model_files import ModelCard, read_model_card
+from deployments.hardware.affinity import read_cpu_shape
+from deployments.hardware.device_detector import quick_cpu_dtype
+from deployments.models.model_files import ModelCard, read_model_card
 from deployments.settings import CpuSettings, ModelSettings
 
 MINILM, LARGE = "MiniLM-L6", "BERT-large shape"

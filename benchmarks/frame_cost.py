@@ -63,8 +63,8 @@ class Router:
         channel = await Channel.open(("127.0.0.1", port), secret, lambda _: None, lambda _: None)
 
         async def by_channel(count: int) -> None:
-            placed = [channel.offer(Offer(0, 1.0, [_IDS])) for _ in range(count)]
-            await asyncio.gather(*(one.outcome for one in placed))
+            pending = [channel.offer(Offer(0, 1.0, [_IDS])) for _ in range(count)]
+            await asyncio.gather(*(one.outcome for one in pending))
 
         async def by_handle(count: int) -> None:
             offers = Offers([Offer(number, 1.0, [_IDS]) for number in range(count)])

@@ -27,13 +27,13 @@ from benchmarks.serving import serving
 from benchmarks.shapes import BGE_LARGE, BertShape, bge_large_folder
 from benchmarks.sheet import Sheet
 from benchmarks.texts import of_tokens
-from deployments.device_detector import ACCELERATOR, CPU
 from deployments.engines import TokenBatch, Vectors, embed
 from deployments.engines.torch_engine import TorchEngine, import_torch
 from deployments.errors import WindveError
-from deployments.model_files import read_model_card
+from deployments.hardware.device_detector import ACCELERATOR, CPU
+from deployments.models.model_files import read_model_card
+from deployments.models.tokenizer import Tokenizer
 from deployments.settings import AcceleratorSettings, ModelSettings
-from deployments.tokenizer import Tokenizer
 
 WINDVE, WINDVE_IDS = "windve", "windve, from token ids"
 PEER, PEER_WHOLE, PEER_FORWARD = (

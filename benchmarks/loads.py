@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from deployments.device_detector import ACCELERATOR, CPU
 from deployments.errors import Busy, DeadlineExceeded, EmptyInput, EngineFailed
+from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.metrics import EmbedderMetrics, Instruments, PoolState, RouterMetrics
 from deployments.queueing.schedule import Word
 

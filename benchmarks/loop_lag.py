@@ -18,10 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from deployments.engines import TokenBatch, create_engine
-from deployments.model_files import read_model_card
+from deployments.models.model_files import read_model_card
 from deployments.queueing.cost_model import CostModel
 from deployments.queueing.schedule import Policy, Schedule
-from deployments.runner import Ended, Passed, Runner, Waiting
+from deployments.runner import Ended, OfferedQuery, Passed, Runner
 from deployments.settings import Settings
 from deployments.transport.frames import Offer, Offers, Report
 
@@ -70,12 +70,12 @@ async def main() -> None:
     engine = executor.submit(create_engine, card, settings.cpu, "cpu", threads).result()
     loop = asyncio.get_running_loop()
 
-    def run(run: Sequence[Waiting], passed: Passed, ended: Ended, stop: threading.Event) -> None:
+    def run(run: Sequence[OfferedQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
         for indices, vectors in engine.passes(TokenBatch.pack([one.ids for one in run]), stop):
             loop.call_soon_threadsafe(passed, indices, vectors, np.ones(len(vectors), np.float32))
         loop.call_soon_threadsafe(ended, None)
 
-    def compute(queries: Sequence[Waiting], passed: Passed, ended: Ended, stop: threading.Event) -> None:
+    def compute(queries: Sequence[OfferedQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
         executor.submit(run, queries, passed, ended, stop)
 
     batch = TokenBatch.random(card.vocab_size, [_TOKENS] * 64, seed=1)

@@ -11,7 +11,7 @@ from ray import serve
 from ray.serve import Application, metrics
 from starlette.requests import Request
 
-from deployments.device_detector import ACCELERATOR, CPU
+from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.metrics import PUBLISHED_EVERY_S, EmbedderMetrics, PoolState, RouterMetrics
 from deployments.queueing.schedule import Word
 

@@ -25,7 +25,7 @@ from benchmarks.path import TEXT, config
 from benchmarks.server import wait_until_answered
 from benchmarks.serving import Service, serving
 from benchmarks.sheet import Sheet
-from deployments.device_detector import ACCELERATOR
+from deployments.hardware.device_detector import ACCELERATOR
 
 CONNECTIONS = 128
 _MOST_SHARE = 2.0  # percent

@@ -25,7 +25,7 @@ from benchmarks.server import wait_until_answered
 from benchmarks.serving import ROOT, serving
 from benchmarks.sheet import Sheet
 from calibration.load import Address, Connection, Reply, request_bytes
-from deployments.device_detector import ACCELERATOR, CPU
+from deployments.hardware.device_detector import ACCELERATOR, CPU
 from k8s.dashboard import TOP, Panel
 
 POOLS = (ACCELERATOR, CPU)

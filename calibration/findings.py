@@ -22,7 +22,7 @@ from calibration.levels import Aim
 from calibration.proof import Step, Verification
 from calibration.stream import StreamProof
 from calibration.sweep import Estimate
-from deployments.device_detector import ACCELERATOR, CPU, probe_machine
+from deployments.hardware.device_detector import ACCELERATOR, CPU, probe_machine
 from deployments.queueing.cost_model import CostModel
 
 _MAX_ONGOING = 1_000_000  # requests at the Router: above all depths, or overload would wait in the proxy unrefused

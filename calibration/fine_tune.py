@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 
-from deployments.device_detector import ACCELERATOR, CPU
+from deployments.hardware.device_detector import ACCELERATOR, CPU
 
 Depths = Mapping[str, int]
 Held = Mapping[str, bool]

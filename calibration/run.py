@@ -21,7 +21,7 @@ from calibration.proof import Step, tune, verify
 from calibration.stream import OVERLOAD, Stream, prove
 from calibration.sweep import Estimate, measure_length, stress_test, sweep
 from calibration.trials import Trials
-from deployments.device_detector import ACCELERATOR, CPU
+from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.settings import RouterConfig
 
 _TIMEOUT_MARGIN_S = 30.0  # beyond the application's own: then it does not answer at all

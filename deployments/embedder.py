@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from deployments.affinity import pin_thread, plan_affinity, read_cpu_shape, thread_environment
-from deployments.autoscaling import FILL
-from deployments.device_detector import CPU
 from deployments.engines import Engine, TokenBatch, Vectors, create_engine, embed
+from deployments.hardware.affinity import pin_thread, plan_affinity, read_cpu_shape, thread_environment
+from deployments.hardware.device_detector import CPU
 from deployments.metrics import EmbedderMetrics, publish_again_and_again
-from deployments.model_files import ModelCard, read_model_card
+from deployments.models.model_files import ModelCard, read_model_card
+from deployments.models.sparse import pack
 from deployments.queueing.cost_model import QUERY_TOKENS, CostModel
 from deployments.queueing.schedule import Policy, Schedule
-from deployments.runner import Ended, Indices, Passed, Runner, Waiting
+from deployments.runner import Ended, Indices, OfferedQuery, Passed, Runner
+from deployments.serve_adapter.autoscaling import FILL
 from deployments.settings import Settings
-from deployments.sparse import pack
 from deployments.transport.channel import Server
 
 logger = logging.getLogger("ray.serve")
@@ -152,7 +152,7 @@ class Embedder:
         """What Serve's controller learns of this replica while it is autoscaled (see `autoscaling.KeepFill`)."""
         return {FILL: self._runner.fill()}
 
-    def _compute(self, run: Sequence[Waiting], passed: Passed, ended: Ended, stop: threading.Event) -> None:
+    def _compute(self, run: Sequence[OfferedQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
         """One run, in the engine's thread; each pass, and the end, is told to the loop."""
         on_loop = asyncio.get_running_loop().call_soon_threadsafe
 
@@ -169,7 +169,7 @@ class Embedder:
 
         self._thread.submit(work)
 
-    def _run(self, run: Sequence[Waiting], tell: Passed, stop: threading.Event) -> None:
+    def _run(self, run: Sequence[OfferedQuery], tell: Passed, stop: threading.Event) -> None:
         """In the engine's thread: pooled queries first, then those of which each token's vector is wanted."""
         for each_token in (False, True):
             chosen = np.array([i for i, query in enumerate(run) if query.each_token == each_token], np.intp)

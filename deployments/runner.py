@@ -40,10 +40,10 @@ class Client(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class OfferedQuery:
     """One query that a Router offered, and where its answer goes."""
 
-    account: Account
+    session: RouterSession
     number: int
     index: int
     ids: Ids
@@ -52,7 +52,7 @@ class Waiting:
 
 
 @dataclass(slots=True, eq=False)
-class Account:
+class RouterSession:
     """One Router: what it has here, and what it will be told next."""
 
     client: Client
@@ -79,7 +79,7 @@ Passed = Callable[[Indices, Floats, Floats], None]
 dimension] and the norms that these had, those of each query together."""
 Ended = Callable[[BaseException | None], None]
 """Called on the loop as the run ends, after its passes; with what it failed of, if it did."""
-Compute = Callable[[Sequence[Waiting], Passed, Ended, threading.Event], None]
+Compute = Callable[[Sequence[OfferedQuery], Passed, Ended, threading.Event], None]
 """Begins a run of these queries. One begins when the one before has ended; the event asks it to stop."""
 
 
@@ -100,7 +100,7 @@ class Runner:
         self._measured = schedule.model
         self._compute, self._on_run, self._on_failure, self._on_policy = compute, on_run, on_failure, on_policy
         self._now = clock
-        self._accounts: dict[Client, Account] = {}
+        self._sessions: dict[Client, RouterSession] = {}
         self._run: Run | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
@@ -131,39 +131,39 @@ class Runner:
     def receive(self, client: Client, offers: Offers) -> None:
         """One frame of a Router."""
         now = self._now()
-        account = self._accounts.setdefault(client, Account(client))
-        account.seen += 1
+        session = self._sessions.setdefault(client, RouterSession(client))
+        session.seen += 1
         if offers.settings is not None:
-            self._configure(account, offers.settings)
+            self._configure(session, offers.settings)
         if offers.refused_s:
             self.schedule.arrives(now, offers.refused_s)
         called_off = set(offers.called_off)
         if called_off:  # in one go: a client that goes may take thousands along
-            self._drop([query for number in called_off for query in account.offers.pop(number, ())])
+            self._drop([query for number in called_off for query in session.offers.pop(number, ())])
         for number in offers.confirmed:
-            for query in account.offers.get(number, ()):
+            for query in session.offers.get(number, ()):
                 query.held = False
         for offer in offers.offers:
             if offer.number not in called_off:  # offered and called off in one turn
-                self._take(account, offer, now)
+                self._take(session, offer, now)
         if offers.asks:
-            account.asks = True
+            session.asks = True
             self._send_soon()
         self._look()
 
     def gone(self, client: Client) -> None:
         """A Router's connection has ended: what it had waiting is dropped, what runs has nobody who waits for it."""
-        account = self._accounts.pop(client, None)
-        if account is not None:
-            self._drop([query for queries in account.offers.values() for query in queries])
-            account.offers.clear()
+        session = self._sessions.pop(client, None)
+        if session is not None:
+            self._drop([query for queries in session.offers.values() for query in queries])
+            session.offers.clear()
             self._look()
 
-    def _configure(self, account: Account, settings: dict[str, Any]) -> None:
+    def _configure(self, session: RouterSession, settings: dict[str, Any]) -> None:
         """A Router's first words, and again whenever its config changes."""
-        account.name = settings["router"]
-        for client, other in list(self._accounts.items()):
-            if other is not account and other.name == account.name:
+        session.name = settings["router"]
+        for client, other in list(self._sessions.items()):
+            if other is not session and other.name == session.name:
                 self.gone(client)  # its connection broke at the other end only,
                 client.hang_up()  # and what it still had to say is not heard
         model = settings["model"]
@@ -175,7 +175,7 @@ class Runner:
         self._on_policy(self.schedule)
         self._tell_of_room()  # who was told that it is closed would not ask again
 
-    def _take(self, account: Account, offer: Offer, now: float) -> None:
+    def _take(self, session: RouterSession, offer: Offer, now: float) -> None:
         policy = self.schedule.policy
         late = policy.admission == "finish" and not offer.trial and offer.left_s > PATIENT * policy.slo_s
         due = now + offer.left_s
@@ -185,32 +185,32 @@ class Runner:
                 due,
                 patient=offer.bulk or late,
                 bulk=offer.bulk,
-                item=Waiting(account, offer.number, index, ids, offer.each_token),
+                item=OfferedQuery(session, offer.number, index, ids, offer.each_token),
             )
             for index, ids in enumerate(offer.queries)
         ]
         trial_slo_s = offer.left_s if offer.trial and offer.depth is None else None
         count = self.schedule.offer(
-            now, queries, part=offer.part, again=offer.again, depth=offer.depth, slo_s=trial_slo_s
+            now, queries, partial=offer.partial, again=offer.again, depth=offer.depth, slo_s=trial_slo_s
         )
         if count:
-            account.offers[offer.number] = queries[:count]
-        if offer.part and count:
-            self._tell(account).admitted.append((offer.number, count))
+            session.offers[offer.number] = queries[:count]
+        if offer.partial and count:
+            self._tell(session).admitted.append((offer.number, count))
             if count < len(queries) and not offer.bulk:
-                self._hold(account, offer.number, queries[:count])
+                self._hold(session, offer.number, queries[:count])
         elif not count:
             never = offer.depth is None and self.schedule.never(max(q.cost_s for q in queries), offer.left_s)
-            self._tell(account).refused.append((offer.number, never))
+            self._tell(session).refused.append((offer.number, never))
 
-    def _hold(self, account: Account, number: int, queries: list[Query]) -> None:
+    def _hold(self, session: RouterSession, number: int, queries: list[Query]) -> None:
         for query in queries:
             query.held = True
 
         def lapse() -> None:
-            if queries[0].held and account.offers.pop(number, None) is not None:
+            if queries[0].held and session.offers.pop(number, None) is not None:
                 self._drop(queries)
-                self._tell(account).refused.append((number, False))
+                self._tell(session).refused.append((number, False))
                 self._look()
 
         _later(_HOLD_S, lapse)
@@ -234,12 +234,12 @@ class Runner:
     def _tell_of_room(self) -> None:
         """Where there is room sooner than a Router was told, it hears of it."""
         now = self._now()
-        told = [account for account in self._accounts.values() if account.told_opens_at > now]
+        told = [session for session in self._sessions.values() if session.told_opens_at > now]
         if told:
             opens_at = now + self.schedule.opens_s(now)
-            for account in told:
-                if account.told_opens_at > opens_at + _LATE_S:
-                    self._tell(account)
+            for session in told:
+                if session.told_opens_at > opens_at + _LATE_S:
+                    self._tell(session)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -301,20 +301,20 @@ class Runner:
         elif not isinstance(problem, Stopped):
             sentence = self._on_failure(problem).encode(errors="replace").decode()  # JSON has no lone surrogates
             left = [run.queries[index].item for index in run.left]
-            self._fail({(one.account, one.number) for one in left if not one.gone}, sentence)
+            self._fail({(one.session, one.number) for one in left if not one.gone}, sentence)
         self._run = None
         self.schedule.ended(now, whole=problem is None)
         self._tell_of_room()
         self._wake()
         self._look()
 
-    def _fail(self, offers: Iterable[tuple[Account, int]], sentence: str) -> None:
+    def _fail(self, offers: Iterable[tuple[RouterSession, int]], sentence: str) -> None:
         """Whole offers: nobody wants their other queries then."""
         lost = list[Query]()
-        for account, number in offers:
-            if (queries := account.offers.pop(number, None)) is not None:
+        for session, number in offers:
+            if (queries := session.offers.pop(number, None)) is not None:
                 lost += queries
-                self._tell(account).failed.append((number, sentence))
+                self._tell(session).failed.append((number, sentence))
         self._drop(lost)
 
     def _passed(self, run: Run, indices: Indices, unit: Floats, norms: Floats) -> None:
@@ -324,35 +324,35 @@ class Runner:
         self.schedule.passed(now, queries)
         row = 0
         for query in queries:
-            waiting: Waiting = query.item
+            waiting: OfferedQuery = query.item
             end = row + (query.tokens if waiting.each_token else 1)
             if not waiting.gone:
                 self._answer(query, unit[row:end], norms[row:end], run.began, now)
             row = end
 
     def _answer(self, query: Query, unit: Floats, norms: Floats, began: float, now: float) -> None:
-        waiting: Waiting = query.item
-        account = waiting.account
+        waiting: OfferedQuery = query.item
+        session = waiting.session
         if not np.isfinite(norms).all():
-            self._fail([(account, waiting.number)], "the engine gave no finite numbers for this input")
+            self._fail([(session, waiting.number)], "the engine gave no finite numbers for this input")
             return
         waiting.gone = True
-        queries = account.offers[waiting.number]
+        queries = session.offers[waiting.number]
         if all(one.item.gone for one in queries):
-            del account.offers[waiting.number]
+            del session.offers[waiting.number]
         arrived = query.admitted_at
-        self._tell(account).answered.append(
+        self._tell(session).answered.append(
             Answered(waiting.number, waiting.index, unit, norms, began - arrived, now - began, now - arrived)
         )
 
     # --- what Routers are told ----------------------------------------------------------------------------------------
 
-    def _tell(self, account: Account) -> Report:
+    def _tell(self, session: RouterSession) -> Report:
         """What goes to that Router at the end of this turn of the loop."""
         self._send_soon()
-        if account.outbox is None:
-            account.outbox = Report()
-        return account.outbox
+        if session.outbox is None:
+            session.outbox = Report()
+        return session.outbox
 
     def _send_soon(self) -> None:
         if not self._flushing:
@@ -363,25 +363,25 @@ class Runner:
         self._flushing = False
         now = self._now()
         word = self.schedule.word(now)
-        for account in self._accounts.values():
-            if account.asks and not self._runs_for_the_dead(account):
-                account.asks = False
-                account.outbox = account.outbox or Report()
-            if (report := account.outbox) is not None:
-                report.word, report.seen, account.outbox = word, account.seen, None
-                account.told_opens_at = now + word.opens_s
-                account.client.send(report)
+        for session in self._sessions.values():
+            if session.asks and not self._runs_for_the_dead(session):
+                session.asks = False
+                session.outbox = session.outbox or Report()
+            if (report := session.outbox) is not None:
+                report.word, report.seen, session.outbox = word, session.seen, None
+                session.told_opens_at = now + word.opens_s
+                session.client.send(report)
 
-    def _runs_for_the_dead(self, account: Account) -> bool:
+    def _runs_for_the_dead(self, session: RouterSession) -> bool:
         """Queries of a broken connection of the same Router still run: it must not send them elsewhere yet."""
         return self._run is not None and any(
-            query.item.account is not account and query.item.account.name == account.name
+            query.item.session is not session and query.item.session.name == session.name
             for query in (self._run.queries[index] for index in self._run.left)
         )
 
     def _wake(self) -> None:
         self._idle.set()
-        if any(account.asks for account in self._accounts.values()):
+        if any(session.asks for session in self._sessions.values()):
             self._send_soon()
 
 

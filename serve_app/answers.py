@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deployments.model_files import SCORING, ModelCard
-from deployments.router import Embedded, Router
+from deployments.models.model_files import SCORING, ModelCard
+from deployments.placement.request import Embedded
+from deployments.router import Router
 
 VERSION = importlib.metadata.version("windve")
 

@@ -20,9 +20,9 @@ from ray.serve.handle import DeploymentHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from starlette.types import ASGIApp
 
-from deployments.device_detector import ACCELERATOR, CPU, Machine, Topology, decide_topology, probe_machine
 from deployments.embedder import Embedder
 from deployments.errors import SettingsError
+from deployments.hardware.device_detector import ACCELERATOR, CPU, Machine, Topology, decide_topology, probe_machine
 from deployments.router import Router
 from deployments.settings import Autoscaled, Settings
 from serve_app.api_keys import ApiKeys
@@ -31,7 +31,7 @@ from serve_app.grpc_services import METHODS
 logger = logging.getLogger("ray.serve")
 
 _DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
-_SEND_WHERE_TOLD = RequestRouterConfig(request_router_class="deployments.replica_router.ReplicaRouter")  # type: ignore[arg-type]
+_SEND_WHERE_TOLD = RequestRouterConfig(request_router_class="deployments.serve_adapter.replica_router.ReplicaRouter")  # type: ignore[arg-type]
 _RESOURCES = {"npu": "NPU", "cuda": "GPU"}
 _JOIN_POLL_S = 1.0
 _FRAMEWORK_CPUS = 0.1  # what the scheduler books for a process whose work is elsewhere
@@ -129,7 +129,7 @@ def _how_many(settings: Settings, pool: str, topology: Topology) -> dict[str, An
             upscale_delay_s=asked.upscale_delay_s,
             downscale_delay_s=asked.downscale_delay_s,
             policy=AutoscalingPolicy(  # type: ignore[no-untyped-call]
-                policy_function="deployments.autoscaling:KeepFill", policy_kwargs={"target": asked.fill}
+                policy_function="deployments.serve_adapter.autoscaling:KeepFill", policy_kwargs={"target": asked.fill}
             ),
         )
     }

@@ -18,8 +18,9 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.errors import BodyTooLarge, Busy, EmptyInput, InvalidInput, Unavailable, WindveError
-from deployments.router import Embedded, Router, Wanted
-from deployments.tokenizer import Side, Token
+from deployments.models.tokenizer import Side, Token
+from deployments.placement.request import Embedded, Wanted
+from deployments.router import Router
 from serve_app.answers import describe, shape_vectors
 from serve_app.api_keys import ApiKeys
 from serve_app.grpc_services import SERVICES

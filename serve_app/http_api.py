@@ -18,9 +18,10 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.errors import BodyTooLarge, InvalidInput, Unavailable, UnknownModel, WindveError, WrongKind
-from deployments.router import Embedded, Router, Wanted
+from deployments.models.sparse import unpack
+from deployments.placement.request import Embedded, Wanted
+from deployments.router import Router
 from deployments.settings import Kind
-from deployments.sparse import unpack
 from serve_app import openapi
 from serve_app.answers import VERSION, Vector, best_first, describe, scores, shape_vectors
 from serve_app.api_keys import ApiKeys

@@ -22,10 +22,10 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from deployments.affinity import read_cpu_shape
-from deployments.device_detector import Machine, probe_machine
 from deployments.errors import SettingsError, WindveError
-from deployments.model_files import read_model_card
+from deployments.hardware.affinity import read_cpu_shape
+from deployments.hardware.device_detector import Machine, probe_machine
+from deployments.models.model_files import read_model_card
 from serve_app.api_keys import read_keys
 from serve_app.local_service import LocalService, private_folder
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deployments import trial
-from deployments.model_files import ModelCard
+from deployments.models.model_files import ModelCard
 from serve_app.kinds import ROOT, ROUTES
 from serve_app.requests import PRIORITY, TIMEOUT, Rules
 

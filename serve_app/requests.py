@@ -14,8 +14,8 @@ import orjson
 
 from deployments import trial
 from deployments.errors import EmptyInput, InvalidInput, UnknownModel
-from deployments.pairs import Pair
-from deployments.tokenizer import Query, Side
+from deployments.models.pairs import Pair
+from deployments.models.tokenizer import Query, Side
 from deployments.trial import Trial
 
 PRIORITY, TIMEOUT = "x-windve-priority", "x-request-timeout-ms"

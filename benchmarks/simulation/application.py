@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import math
 import random
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -22,18 +20,21 @@ import numpy as np
 from benchmarks.simulation.arrivals import Arrival
 from benchmarks.simulation.device import Device, Engine
 from benchmarks.simulation.wire import Core, Line, MemoryChannel
-from deployments.device_detector import Topology
 from deployments.errors import Busy, WindveError
-from deployments.metrics import Instruments, RouterMetrics
-from deployments.model_files import ModelCard
-from deployments.pool import Link, Pool
+from deployments.hardware.device_detector import Topology
+from deployments.metrics import Instruments
+from deployments.models.encoder import Encoder
+from deployments.models.model_files import ModelCard
+from deployments.models.tokenising import Tokenising
+from deployments.models.tokenizer import TokenIds
+from deployments.placement.link import Link
+from deployments.placement.pool import Pool
+from deployments.placement.request import Wanted
 from deployments.queueing.schedule import Policy, Schedule
-from deployments.router import Router, Wanted
+from deployments.router import Host, Router
 from deployments.runner import Runner
 from deployments.settings import Settings
-from deployments.tokenising import Tokenising
-from deployments.tokenizer import TokenIds
-from deployments.transport.channel import Placed
+from deployments.transport.channel import PendingOffer
 from deployments.transport.frames import Report
 
 _MAX_TOKENS = 512
@@ -100,39 +101,23 @@ class SimulatedRouter(Router):
 
     def __init__(self, application: Application, name: str, node: str) -> None:
         shape = application.shape
-        self.pools: dict[str, Pool] = {}
-        self.settings = cast("Settings", SimpleNamespace())
         pools = tuple(shape.devices)
-        self.topology = Topology(pools, dict.fromkeys(pools, shape.nodes), len(pools) > 1, "simulated")
-        self.card = cast(
-            "ModelCard",
-            SimpleNamespace(
-                kind="embedding", name="none", dimension=1, max_tokens=_MAX_TOKENS, prompts={}, default_prompt_name=None
-            ),
+        topology = Topology(pools, dict.fromkeys(pools, shape.nodes), len(pools) > 1, "simulated")
+        card = SimpleNamespace(kind="embedding", name="none", dimension=1, max_tokens=_MAX_TOKENS)
+        host = Host(
+            name, node, cast("Instruments", _Instruments()), cast("ModelCard", card), cast("Encoder", _Encoder())
         )
-        self.config_problem = None
-        self.started = 0.0
-        self.refused = 0
-        self.replica = name
-        self.metrics = RouterMetrics(cast("Instruments", _Instruments()))
-        self._tokenising = Tokenising()
-        self._handles = cast("Any", dict.fromkeys(pools, ("", None)))
-        self._node = node
-        self._bulk = deque()
-        self._way_s = self._way_at = 0.0
-        self._trial_at = -math.inf
+        super().__init__(
+            cast("Settings", SimpleNamespace()), topology, dict.fromkeys(pools, ("", cast("Any", None))), host
+        )
         self.application = application
         self.core = Core()
         self.open: set[asyncio.Task[None]] = set()
 
     def _pool(self, name: str) -> Pool:
         return _Pool(
-            name, deployment="", handle=None, router=self.replica, node=self._node, on_change=self._look_again
+            name, deployment="", handle=None, router=self.replica, node=self._node, on_change=self._bulk.look_again
         ).of(self)
-
-    async def _tokenise(self, request: Any) -> None:
-        request.ids = [_ids(len(query) // len(_TOKEN)) for query in request.queries]
-        request.tokenised = asyncio.get_running_loop().time()
 
     @property
     def known(self) -> int:
@@ -168,7 +153,7 @@ class _Pool(Pool):
         address: tuple[str, int],
         _secret: str,
         on_report: Callable[[Report], None],
-        on_lost: Callable[[list[Placed]], None],
+        on_lost: Callable[[list[PendingOffer]], None],
     ) -> MemoryChannel:
         application = self.router.application
         replica = application.replicas[address[0]]
@@ -213,7 +198,7 @@ class Application:
         core: Core,
         replica: Replica,
         on_report: Callable[[Report], None],
-        on_lost: Callable[[list[Placed]], None],
+        on_lost: Callable[[list[PendingOffer]], None],
     ) -> MemoryChannel:
         lines = (
             Line(core, replica.core, self.shape.delay_s, self._draw),
@@ -311,9 +296,9 @@ class Application:
         """A replica still has queries of that Router waiting."""
         name = self.routers[number].replica
         return any(
-            account.name == name
+            session.name == name
             for replica in self.replicas.values()
-            for account in replica.runner._accounts.values()  # noqa: SLF001 - nobody else asks
+            for session in replica.runner._sessions.values()  # noqa: SLF001 - nobody else asks
         )
 
     def kill_router(self, number: int) -> int:
@@ -326,6 +311,18 @@ class Application:
         for task in list(router.open):
             task.cancel()
         return lost
+
+
+class _Encoder:
+    """A query of so many tokens is so many times `_TOKEN`."""
+
+    tokenising = Tokenising()
+
+    def prompt(self, _: str | None) -> str:
+        return ""
+
+    async def encode(self, queries: Sequence[str], _: str, **_how: Any) -> list[TokenIds]:
+        return [_ids(len(query) // len(_TOKEN)) for query in queries]
 
 
 class _Instruments:

@@ -12,7 +12,7 @@ import numpy as np
 
 from deployments.engines import Stopped
 from deployments.queueing.cost_model import QUERY_TOKENS, CostModel
-from deployments.runner import Ended, Passed, Waiting
+from deployments.runner import Ended, OfferedQuery, Passed
 
 _MOST = 8192
 _UNIT, _NORMS = np.zeros((_MOST, 1), np.float32), np.ones(_MOST, np.float32)
@@ -65,11 +65,11 @@ class Engine:
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)  # noqa: S311 - a simulation
 
-    def compute(self, run: Sequence[Waiting], passed: Passed, ended: Ended, stop: threading.Event) -> None:
+    def compute(self, run: Sequence[OfferedQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
         """Begins a run; it ends with Stopped where nobody waits any more."""
         self._running = asyncio.get_running_loop().create_task(self._run(run, passed, ended, stop))
 
-    async def _run(self, run: Sequence[Waiting], passed: Passed, ended: Ended, stop: threading.Event) -> None:
+    async def _run(self, run: Sequence[OfferedQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
         device, model = self.device, self.device.model
         times = device.slow * (1 + self._draw.gauss(0, device.noise) if device.noise else 1.0)
         wait_s = device.beta_s
@@ -84,7 +84,7 @@ class Engine:
             passed(np.array(indices), _UNIT[: len(indices)], _NORMS[: len(indices)])
         ended(None)
 
-    def _passes(self, run: Sequence[Waiting]) -> Iterator[range]:
+    def _passes(self, run: Sequence[OfferedQuery]) -> Iterator[range]:
         most = self.device.pass_tokens
         start = tokens = 0
         for index, waiting in enumerate(run):

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from deployments.transport.channel import Channel, Placed
+from deployments.transport.channel import Channel, PendingOffer
 from deployments.transport.frames import Answered, Offers, Report
 
 _IN_ORDER_S = 1e-9  # two frames of one connection never arrive at the same moment
@@ -88,7 +88,7 @@ class MemoryChannel(Channel):
         core: Core,
         answer_s: float,
         on_report: Callable[[Report], None],
-        on_lost: Callable[[list[Placed]], None],
+        on_lost: Callable[[list[PendingOffer]], None],
     ) -> None:
         super().__init__(on_report, on_lost)
         self.there, self.back = lines
@@ -122,9 +122,9 @@ class MemoryChannel(Channel):
             self._loop.call_at(self._core.done_at(now, self.answer_s), self._answered, answer)
 
     def _answered(self, answer: Answered) -> None:
-        if (placed := self.placed.get(answer.number)) is not None:
-            placed.answer(answer)
-            self._drop_ended(placed)
+        if (pending := self.pending.get(answer.number)) is not None:
+            pending.answer(answer)
+            self._drop_ended(pending)
 
     def close(self) -> None:
         """The replica hears of it as of a frame."""

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from deployments.model_files import ModelCard
+from deployments.models.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
 
 Vectors = npt.NDArray[np.float32]  # shape [queries, dimension]

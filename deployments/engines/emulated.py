@@ -11,7 +11,7 @@ import numpy as np
 
 from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors
 from deployments.engines.passes import Lengths
-from deployments.model_files import ModelCard
+from deployments.models.model_files import ModelCard
 from deployments.settings import EmulatedDevice
 
 _ALPHA_TOKENS = 75  # of the paper's queries, whose seconds `alpha_s` is

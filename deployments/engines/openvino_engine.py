@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from deployments.device_detector import quick_cpu_dtype
 from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed
 from deployments.engines.passes import cut_batch, window_tokens
 from deployments.engines.torch_engine import import_torch
 from deployments.errors import SettingsError
-from deployments.model_files import ModelCard
+from deployments.hardware.device_detector import quick_cpu_dtype
+from deployments.models.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
 
 if TYPE_CHECKING:

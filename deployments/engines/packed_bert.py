@@ -20,8 +20,8 @@ import torch
 from torch.nn import functional
 
 from deployments.engines.passes import Lengths
-from deployments.model_files import ModelCard
-from deployments.pairs import TYPE
+from deployments.models.model_files import ModelCard
+from deployments.models.pairs import TYPE
 
 _KINDS = {"bert", "camembert", "roberta", "xlm-roberta"}
 _ACTIVATIONS = {  # the model's word for it -> (oneDNN's name, its algorithm)

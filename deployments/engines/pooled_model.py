@@ -21,8 +21,8 @@ from transformers.utils import logging as transformers_logging
 from deployments.engines import Engine, TokenBatch, Vectors, embed
 from deployments.engines.passes import Lengths
 from deployments.errors import SettingsError
-from deployments.model_files import SCORING, ModelCard
-from deployments.pairs import TYPE
+from deployments.models.model_files import SCORING, ModelCard
+from deployments.models.pairs import TYPE
 
 logger = logging.getLogger("ray.serve")
 

@@ -9,7 +9,7 @@ import logging
 from deployments.engines import Engine
 from deployments.engines.torch_engine import TorchEngine
 from deployments.errors import SettingsError
-from deployments.model_files import ModelCard
+from deployments.models.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
 
 logger = logging.getLogger("ray.serve")

@@ -210,13 +210,13 @@ class Schedule:
         now: float,
         queries: Sequence[Query],
         *,
-        part: bool = False,
+        partial: bool = False,
         again: bool = False,
         depth: int | None = None,
         slo_s: float | None = None,
     ) -> int:
-        """Admit these queries of one request, which have one deadline: all or none; where `part`, as many of the first
-        as there is room for. Returns how many were admitted.
+        """Admit these queries of one request, which have one deadline: all or none; where `partial`, as many of the
+        first as there is room for. Returns how many were admitted.
 
         `again`: another replica of the pool has counted their work already. A calibration's trial is admitted by the
         count `depth` instead, or as though the SLO were `slo_s`.
@@ -238,7 +238,7 @@ class Schedule:
             taken = self._fitting(now, queries, total_s, self._patient_room_s(now, first, f, until_s))
         else:
             taken = self._fitting(now, queries, total_s, self._room_s(now, first.due - now, f, until_s, slo_s))
-        if taken < len(queries) and not part:
+        if taken < len(queries) and not partial:
             taken = 0
         self._trial_depth = depth
         whole = taken == len(queries)

@@ -150,7 +150,7 @@ class Refused:
     never: bool = False
 
 
-class Placed:
+class PendingOffer:
     """An offer that is on its way. `outcome`: the answers of what was admitted, in their order, or `Refused`; raises
     EngineFailed or ReplicaLost. `admitted`: how many of an offer in parts.
     """
@@ -161,7 +161,7 @@ class Placed:
         self.number, self.size = offer.number, len(offer.queries)
         self.sent_at = self.settled_at = loop.time()
         self.outcome: asyncio.Future[list[Answered] | Refused] = loop.create_future()
-        self.admitted: asyncio.Future[int] | None = loop.create_future() if offer.part else None
+        self.admitted: asyncio.Future[int] | None = loop.create_future() if offer.partial else None
         self._answers: list[Answered | None] = [None] * self.size
         self._left = self.size
 
@@ -223,11 +223,11 @@ class Placed:
 class Channel(_Peer):
     """A Router's end. What is offered in one turn of the loop goes in one frame, or in a few where the turn is long.
 
-    `on_report` is told of every report before its contents settle what is placed; `on_lost` of the connection's end,
-    with what is placed and not settled: whether it still runs there, nobody knows yet.
+    `on_report` is told of every report before its contents settle what is pending; `on_lost` of the connection's end,
+    with what is pending and not settled: whether it still runs there, nobody knows yet.
     """
 
-    def __init__(self, on_report: Callable[[Report], None], on_lost: Callable[[list[Placed]], None]) -> None:
+    def __init__(self, on_report: Callable[[Report], None], on_lost: Callable[[list[PendingOffer]], None]) -> None:
         super().__init__()
         self._on_report, self._on_lost = on_report, on_lost
         self._loop = asyncio.get_running_loop()
@@ -235,7 +235,7 @@ class Channel(_Peer):
         self._out = Offers()
         self._out_bytes = 0
         self._out_since = 0.0
-        self.placed: dict[int, Placed] = {}
+        self.pending: dict[int, PendingOffer] = {}
         self.frames = 0  # sent, and in the making
 
     @classmethod
@@ -244,7 +244,7 @@ class Channel(_Peer):
         address: tuple[str, int],
         secret: str,
         on_report: Callable[[Report], None],
-        on_lost: Callable[[list[Placed]], None],
+        on_lost: Callable[[list[PendingOffer]], None],
     ) -> Channel:
         """Raises OSError or TimeoutError."""
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
@@ -257,27 +257,27 @@ class Channel(_Peer):
     def is_open(self) -> bool:
         return not self.transport.is_closing()
 
-    def offer(self, offer: Offer) -> Placed:
+    def offer(self, offer: Offer) -> PendingOffer:
         """Send it, with a number of its own."""
         self._numbers += 1
         offer = offer._replace(number=self._numbers)
-        placed = self.placed[self._numbers] = Placed(offer, self._loop)
+        pending = self.pending[self._numbers] = PendingOffer(offer, self._loop)
         self._outgoing().offers.append(offer)
         self._out_bytes += sum(query.nbytes for query in offer.queries)
-        if placed.sent_at > self._out_since + _LONGEST_TURN_S or self._out_bytes > CUT_BYTES:
+        if pending.sent_at > self._out_since + _LONGEST_TURN_S or self._out_bytes > CUT_BYTES:
             self._flush()
-        return placed
+        return pending
 
-    def call_off(self, placed: Placed) -> None:
+    def call_off(self, pending: PendingOffer) -> None:
         """Nobody waits for it any more."""
-        if self.placed.get(placed.number) is placed:  # not of a connection before this one
-            del self.placed[placed.number]
-            self._outgoing().called_off.append(placed.number)
+        if self.pending.get(pending.number) is pending:  # not of a connection before this one
+            del self.pending[pending.number]
+            self._outgoing().called_off.append(pending.number)
 
-    def confirm(self, placed: Placed) -> None:
+    def confirm(self, pending: PendingOffer) -> None:
         """The rest of its request is admitted, too."""
-        if self.placed.get(placed.number) is placed:
-            self._outgoing().confirmed.append(placed.number)
+        if self.pending.get(pending.number) is pending:
+            self._outgoing().confirmed.append(pending.number)
 
     def configure(self, settings: dict[str, object]) -> None:
         self._outgoing().settings = settings
@@ -313,26 +313,26 @@ class Channel(_Peer):
     def hear(self, report: Report) -> None:
         self._on_report(report)
         for number, never in report.refused:
-            if (placed := self.placed.pop(number, None)) is not None:
-                placed.refuse(never=never)
+            if (pending := self.pending.pop(number, None)) is not None:
+                pending.refuse(never=never)
         for number, count in report.admitted:
-            if (placed := self.placed.get(number)) is not None:
-                placed.admit(count)
-                self._drop_ended(placed)
+            if (pending := self.pending.get(number)) is not None:
+                pending.admit(count)
+                self._drop_ended(pending)
         for number, problem in report.failed:
-            if (placed := self.placed.pop(number, None)) is not None:
-                placed.fail(EngineFailed(problem))
+            if (pending := self.pending.pop(number, None)) is not None:
+                pending.fail(EngineFailed(problem))
         for one in report.answered:
-            if (placed := self.placed.get(one.number)) is not None:
-                placed.answer(one)
-                self._drop_ended(placed)
+            if (pending := self.pending.get(one.number)) is not None:
+                pending.answer(one)
+                self._drop_ended(pending)
 
-    def _drop_ended(self, placed: Placed) -> None:
-        if placed.ended:
-            self.placed.pop(placed.number, None)
+    def _drop_ended(self, pending: PendingOffer) -> None:
+        if pending.ended:
+            self.pending.pop(pending.number, None)
 
     def connection_lost(self, _: Exception | None) -> None:
-        left, self.placed = list(self.placed.values()), {}
+        left, self.pending = list(self.pending.values()), {}
         self._on_lost(left)
 
 

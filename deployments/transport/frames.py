@@ -36,7 +36,7 @@ _SILENT = Word(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (0, 0,
 class Offer(NamedTuple):
     """Queries of one request for one replica. `left_s`: until their deadline.
 
-    `part`: as many of the first as there is room for; they are held until the Router confirms them, unless all are
+    `partial`: as many of the first as there is room for; they are held until the Router confirms them, unless all are
     admitted. `bulk`: patient, and never held. `again`: another replica of the pool has counted their work already.
     `depth`: admit by this count. `trial`: of a calibration; without a count by predicted finish, as though `left_s` was
     the SLO.
@@ -47,7 +47,7 @@ class Offer(NamedTuple):
     queries: Sequence[Ids]
     each_token: bool = False
     bulk: bool = False
-    part: bool = False
+    partial: bool = False
     again: bool = False
     depth: int | None = None
     trial: bool = False
@@ -70,7 +70,7 @@ class Offers:
     def encode(self) -> list[bytes]:
         """As the buffers of one frame."""
         heads = [
-            [o.number, round(o.left_s, 6), len(o.queries), o.each_token, o.bulk, o.part, o.again, o.depth, o.trial]
+            [o.number, round(o.left_s, 6), len(o.queries), o.each_token, o.bulk, o.partial, o.again, o.depth, o.trial]
             for o in self.offers
         ]
         queries = [query for offer in self.offers for query in offer.queries]

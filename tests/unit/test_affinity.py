@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.affinity import CpuShape, parse_core_list, plan_affinity, read_cpu_shape
 from deployments.errors import SettingsError
+from deployments.hardware.affinity import CpuShape, parse_core_list, plan_affinity, read_cpu_shape
 
 
 def shape(*numa_nodes, allowed=None, quota=None):

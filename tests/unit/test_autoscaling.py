@@ -8,9 +8,9 @@ import pytest
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-from deployments.autoscaling import FILL, KeepFill
-from deployments.device_detector import ACCELERATOR, CPU
 from deployments.errors import SettingsError
+from deployments.hardware.device_detector import ACCELERATOR, CPU
+from deployments.serve_adapter.autoscaling import FILL, KeepFill
 from deployments.settings import Settings
 from serve_app.app import _how_many, plan_application
 
@@ -64,7 +64,9 @@ def test_serve_is_told_the_policy_with_its_bounds_and_delays():
 
 def test_serve_applies_it():
     """Serve's own wrapper around what its controller makes of our module: bounds aside, delays and rounding."""
-    policy = AutoscalingPolicy(policy_function="deployments.autoscaling:KeepFill", policy_kwargs={"target": 0.5})
+    policy = AutoscalingPolicy(
+        policy_function="deployments.serve_adapter.autoscaling:KeepFill", policy_kwargs={"target": 0.5}
+    )
     config = AutoscalingConfig(min_replicas=1, max_replicas=8, upscale_delay_s=0, policy=policy)
     made = policy.get_policy()
     decide = _apply_autoscaling_config(made(**policy.policy_kwargs) if isinstance(made, type) else made)

@@ -48,9 +48,9 @@ class Ends:
         )
 
     async def offer(self, *sizes, **how):
-        placed = [self.channel.offer(Offer(0, 1.0, [np.array([7, 8], np.int32)] * size, **how)) for size in sizes]
+        pending = [self.channel.offer(Offer(0, 1.0, [np.array([7, 8], np.int32)] * size, **how)) for size in sizes]
         await until(lambda: self.replica.heard and self.replica.heard[-1].offers)
-        return placed
+        return pending
 
     async def __aexit__(self, *_):
         self.channel.close()
@@ -142,13 +142,13 @@ async def test_refused_admitted_answered_and_failed(ends):
     assert [a.unit[0, 0] for a in await answered.outcome] == [4, 5]  # in the order of the queries
     with pytest.raises(EngineFailed, match="out of memory"):
         await failed.outcome
-    assert ends.channel.placed == {}
+    assert ends.channel.pending == {}
     assert len(ends.reports) == 1
 
 
 @over
 async def test_of_an_offer_in_parts_the_first_are_admitted(ends):
-    some, none, whole = await ends.offer(5, 5, 2, part=True)
+    some, none, whole = await ends.offer(5, 5, 2, partial=True)
     ends.replica.tell(admitted=[(1, 2), (2, 0), (3, 2)], answered=[one(3, 0), one(1, 0)])
     assert await some.admitted == 2
     assert await none.admitted == 0
@@ -158,7 +158,7 @@ async def test_of_an_offer_in_parts_the_first_are_admitted(ends):
     ends.replica.tell(answered=[one(1, 1), one(3, 1)])
     assert len(await some.outcome) == 2
     assert len(await whole.outcome) == 2
-    assert ends.channel.placed == {}
+    assert ends.channel.pending == {}
 
 
 @over
@@ -169,7 +169,7 @@ async def test_a_caller_that_has_gone_is_no_error(ends):
     ends.channel.call_off(second)
     ends.replica.tell(answered=[one(1), one(2)])
     await until(lambda: ends.reports)
-    assert ends.channel.placed == {}
+    assert ends.channel.pending == {}
     (third,) = await ends.offer(1)
     ends.replica.tell(answered=[one(3)])
     assert len(await third.outcome) == 1

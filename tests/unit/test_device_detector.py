@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.device_detector import decide_topology, probe_machine
+from deployments.hardware.device_detector import decide_topology, probe_machine
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from deployments.engines.emulated import EmulatedEngine, run_seconds
 from deployments.engines.passes import window_tokens
 from deployments.engines.torch_engine import TorchEngine
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
-from deployments.model_files import read_model_card
+from deployments.models.model_files import read_model_card
+from deployments.models.tokenizer import Tokenizer
 from deployments.settings import CpuSettings, EmulatedDevice, ModelSettings
-from deployments.tokenizer import Tokenizer
 
 NEVER = threading.Event()
 LENGTHS = [3, 256, 7, 40, 5, 75, 120, 6, 4, 33, 9, 200, 12]

@@ -43,7 +43,7 @@ def test_offers_come_back_as_they_went():
     sent = Offers(
         [
             Offer(1, 0.75, [ids(1, 2, 3), ids(4)]),
-            Offer(2, 600.0, [ids(5)], each_token=True, bulk=True, part=True, again=True),
+            Offer(2, 600.0, [ids(5)], each_token=True, bulk=True, partial=True, again=True),
             Offer(3, 1.0, [ids(6, 7)], depth=40, trial=True),
         ],
         called_off=[9],

@@ -14,7 +14,7 @@ from benchmarks.shapes import BGE_LARGE, BertShape, write_bert
 from benchmarks.texts import of_tokens
 from deployments.engines import TokenBatch, embed
 from deployments.engines.torch_engine import TorchEngine
-from deployments.model_files import read_model_card
+from deployments.models.model_files import read_model_card
 from deployments.settings import CpuSettings, ModelSettings
 
 TINY = BertShape(hidden=64, layers=2, heads=4, intermediate=128)

@@ -23,9 +23,9 @@ from grpc_health.v1 import health_pb2
 from benchmarks.virtual_time import run
 from deployments import errors
 from deployments.errors import Busy, EmptyInput, InvalidInput, Unavailable, WindveError
-from deployments.router import Embedded
+from deployments.models.tokenizer import Token
+from deployments.placement.request import Embedded
 from deployments.settings import Settings
-from deployments.tokenizer import Token
 from serve_app.api_keys import ApiKeys
 from serve_app.grpc_api import GrpcApi, embed_response, in_order, info_response, set_status
 from serve_app.grpc_services import METHODS, add_to_server, reader

@@ -22,8 +22,8 @@ from deployments.errors import (
     Unavailable,
     WindveError,
 )
-from deployments.model_files import ModelCard
-from deployments.router import Embedded
+from deployments.models.model_files import ModelCard
+from deployments.placement.request import Embedded
 from deployments.settings import Settings
 from serve_app.api_keys import ApiKeys
 from serve_app.http_api import HttpApi

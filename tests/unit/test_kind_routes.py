@@ -12,11 +12,12 @@ import pytest
 from asked import asked_of
 
 from deployments.errors import InvalidInput, WrongKind
-from deployments.model_files import ModelCard
-from deployments.pairs import Pair
-from deployments.router import Embedded, Router, Wanted
+from deployments.models.model_files import ModelCard
+from deployments.models.pairs import Pair
+from deployments.models.sparse import pack
+from deployments.placement.request import Embedded, Wanted
+from deployments.router import Router
 from deployments.settings import Settings
-from deployments.sparse import pack
 from serve_app.answers import model_type
 from serve_app.http_api import HttpApi
 from serve_app.requests import Rules, parse_cohere, parse_predict, parse_rerank

@@ -14,10 +14,10 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 from deployments.engines import TokenBatch, create_engine, embed
 from deployments.engines.pooled_model import likeness, score_agreement
 from deployments.errors import SettingsError
-from deployments.model_files import read_model_card
-from deployments.pairs import Pair
+from deployments.models.model_files import read_model_card
+from deployments.models.pairs import Pair
+from deployments.models.tokenizer import Tokenizer
 from deployments.settings import CpuSettings, ModelSettings
-from deployments.tokenizer import Tokenizer
 
 NEVER = threading.Event()
 EXACT = {"atol": 2e-5, "rtol": 1e-5}

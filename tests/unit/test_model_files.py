@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from deployments.errors import SettingsError
-from deployments.model_files import read_model_card
+from deployments.models.model_files import read_model_card
 from deployments.settings import ModelSettings
 
 CONFIG = {"model_type": "bert", "hidden_size": 8, "vocab_size": 100, "max_position_embeddings": 64}

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.processors import RobertaProcessing
 
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
-from deployments.model_files import read_model_card
-from deployments.pairs import TYPE, Pair, longest_first
+from deployments.models.model_files import read_model_card
+from deployments.models.pairs import TYPE, Pair, longest_first
+from deployments.models.tokenizer import Tokenizer
 from deployments.settings import ModelSettings
-from deployments.tokenizer import Tokenizer
 
 TEXTS = ["", "a", "one two three four five", "[SEP] the [CLS] in a text [MASK]", "队列深度" * 9, "word " * 400]
 

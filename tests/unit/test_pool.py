@@ -10,7 +10,7 @@ from router_world import Replica, World, ask
 
 from benchmarks.virtual_time import run
 from deployments.errors import ReplicaLost
-from deployments.router import Embedded
+from deployments.placement.request import Embedded
 from deployments.transport.frames import Offer
 
 
@@ -62,12 +62,12 @@ def test_what_is_in_doubt_is_lost_when_it_is_known_not_to_run(how, monkeypatch):
         replica = Replica("a")
         world, router, pool = await pool_of(monkeypatch, replica, Replica("b"))
         link = pool.links["a"]
-        placed = offer(link)
+        pending = offer(link)
         await asyncio.sleep(0.05)
         replica.stopped = True  # the network swallows what would connect
         replica.reset()
         await asyncio.sleep(1)
-        assert not placed.ended
+        assert not pending.ended
         assert pool.live == [pool.links["b"]]
         match how:
             case "refused":
@@ -82,7 +82,7 @@ def test_what_is_in_doubt_is_lost_when_it_is_known_not_to_run(how, monkeypatch):
                 replica.stopped = False
         await asyncio.sleep(5)
         with pytest.raises(ReplicaLost, match="the accelerator pool lost replica a"):
-            placed.outcome.result()
+            pending.outcome.result()
         assert (link in pool.live) == (how == "drops it")
 
     run(test())
@@ -92,14 +92,14 @@ def test_what_is_in_doubt_is_lost_when_it_is_known_not_to_run(how, monkeypatch):
 async def test_a_replica_that_serve_counts_out_answers_what_it_has(monkeypatch):
     replica = Replica("a")
     world, router, pool = await pool_of(monkeypatch, replica, Replica("b"))
-    placed = offer(pool.links["a"])
+    pending = offer(pool.links["a"])
     idle = pool.links["b"]
     await asyncio.sleep(0.01)
     for gone in list(pool.links):
         world.pools["accelerator"] = [one for one in world.pools["accelerator"] if one.name != gone]
     world.follow(router, "accelerator")
     assert (pool.links, pool.live, idle._channel) == ({}, [], None)
-    assert len(await placed.outcome) == 1
+    assert len(await pending.outcome) == 1
     assert not router.can_answer
 
 
@@ -109,17 +109,17 @@ async def test_a_hung_replica_that_serve_counts_out_is_given_up(monkeypatch):
     replica = Replica("a")
     world, router, pool = await pool_of(monkeypatch, replica, Replica("b"))
     link = pool.links["a"]
-    placed = offer(link, left_s=600.0)
+    pending = offer(link, left_s=600.0)
     await asyncio.sleep(0.01)
     for wire in replica.wires:
         wire.swallows = wire.peer.swallows = True
     world.pools["accelerator"] = [one for one in world.pools["accelerator"] if one.name != "a"]
     world.follow(router, "accelerator")
     await asyncio.sleep(1)
-    assert not placed.ended
+    assert not pending.ended
     await asyncio.sleep(1)
     with pytest.raises(ReplicaLost):
-        placed.outcome.result()
+        pending.outcome.result()
     assert (pool._draining, link._channel) == ({}, None)
 
 

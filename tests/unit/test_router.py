@@ -10,8 +10,8 @@ from virtual_device import EIGHT, V100, XEON
 
 from benchmarks.virtual_time import run
 from deployments.errors import Busy, DeadlineExceeded, EngineFailed, Unavailable
-from deployments.router import Embedded
-from deployments.tokenizer import Tokenizer
+from deployments.models.tokenizer import Tokenizer
+from deployments.placement.request import Embedded
 
 
 def virtual(test):
@@ -108,7 +108,7 @@ async def test_a_request_of_several_texts_over_two_replicas(monkeypatch):
     assert isinstance(done, Embedded)
     assert len(done.vectors) == 60
     assert min(replica.ran for replica in replicas) > 0
-    assert router._way_s < 0.02  # waiting for the other part is not the way there and back
+    assert router._placer.transit_s < 0.02  # waiting for the other part is not the way there and back
     assert all(replica.runner.schedule.in_flight == 0 for replica in replicas)
 
 
@@ -350,7 +350,7 @@ async def test_a_hang_up_frees_its_place_at_once(monkeypatch):
     for replica in replicas:
         assert replica.runner.schedule.waiting == 0
         assert replica.runner._run is None or replica.runner._run.stop.is_set()
-    assert all(not link._channel.placed for link in router.pools["accelerator"].live)
+    assert all(not link._channel.pending for link in router.pools["accelerator"].live)
 
 
 @virtual

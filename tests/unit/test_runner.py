@@ -81,7 +81,7 @@ async def test_calling_off_frees_its_room_at_once():
     await asyncio.sleep(0.6)  # it runs
     for _ in range(40):
         router.offer()
-    waiting = [number for number in range(2, 100) if number in runner._accounts[router].offers]
+    waiting = [number for number in range(2, 100) if number in runner._sessions[router].offers]
     assert len(waiting) > 20
     router.call_off(*waiting)
     assert runner.schedule.waiting == 0
@@ -160,7 +160,7 @@ async def test_what_a_router_had_waiting_is_dropped_with_its_connection():
 async def test_a_hold_lapses_and_is_told():
     runner, engine = replica()
     router = FakeRouter(runner)
-    number = router.offer(60, part=True)
+    number = router.offer(60, partial=True)
     await asyncio.sleep(0)
     assert 0 < router.admitted[number] < 60
     await asyncio.sleep(0.9)
@@ -176,7 +176,7 @@ async def test_a_hold_lapses_and_is_told():
 async def test_what_is_confirmed_runs():
     runner, engine = replica()
     router = FakeRouter(runner)
-    number = router.offer(60, part=True)
+    number = router.offer(60, partial=True)
     await asyncio.sleep(0)
     router.confirm(number)
     await asyncio.sleep(3)
@@ -190,7 +190,7 @@ def test_bulk_and_what_is_admitted_whole_is_not_held(how):
     async def test():
         runner, engine = replica()
         router = FakeRouter(runner)
-        router.offer(60 if how else 10, left_s=600.0 if how else 1.0, part=True, **how)
+        router.offer(60 if how else 10, left_s=600.0 if how else 1.0, partial=True, **how)
         await asyncio.sleep(3)
         assert engine.runs
 
@@ -363,7 +363,7 @@ def test_every_query_ends_once(admission, pass_tokens, seed):
                     size, part = chance.choice([1, 1, 4, 30]), chance.random() < 0.3
                     bulk = chance.random() < 0.2
                     allowed = 600.0 if bulk else chance.choice([0.5, 1.0, 10.0])
-                    number = router.offer(size, chance.randint(4, 300), allowed, part=part or bulk, bulk=bulk)
+                    number = router.offer(size, chance.randint(4, 300), allowed, partial=part or bulk, bulk=bulk)
                     wanted.append((router, number, size))
                 case "off" if wanted:
                     whose, number, _ = chance.choice(wanted)
@@ -387,7 +387,7 @@ def test_every_query_ends_once(admission, pass_tokens, seed):
         await asyncio.sleep(120)
         assert runner.schedule.in_flight == 0
         assert runner._run is None
-        assert all(not account.offers for account in runner._accounts.values())
+        assert all(not session.offers for session in runner._sessions.values())
         for router, number, size in wanted:
             if router not in routers or (router, number) in called_off:
                 continue

@@ -120,7 +120,7 @@ def test_work_adds_up_after_anything(data):
                     for _ in range(chance.choice([1, 1, 4]))
                 ]
                 before = queue.waiting
-                taken = queue.offer(now, queries, part=chance.random() < 0.5)
+                taken = queue.offer(now, queries, partial=chance.random() < 0.5)
                 assert queue.waiting == before + taken
             case "remove":
                 waiting = [*queue._prompt, *queue._patient]
@@ -164,7 +164,7 @@ def test_by_depth_a_place_is_free_when_its_query_is_answered():
 def test_by_depth_bulk_takes_its_share_of_the_places():
     queue = schedule_of(V100, 1.0, admission="depth", depth=10)
     bulk = [Query(75, 600.0, patient=True, bulk=True) for _ in range(9)]
-    assert queue.offer(0.0, bulk, part=True) == 5
+    assert queue.offer(0.0, bulk, partial=True) == 5
     assert queue.offer(0.0, [Query(75, 1.0) for _ in range(5)]) == 5
 
 
@@ -185,7 +185,7 @@ def test_all_or_none_or_the_first_of_them():
     many = [Query(75, 1.0) for _ in range(60)]
     assert queue.offer(0.0, many) == 0
     assert queue.waiting == 0
-    taken = queue.offer(0.0, many, part=True)
+    taken = queue.offer(0.0, many, partial=True)
     assert 30 <= taken <= 40
     assert queue._prompt == many[:taken]
 
@@ -329,9 +329,9 @@ def test_a_device_that_seems_slow_is_probed_by_requests_of_several_texts_too():
     queue.learning.factor = 1.5
     queue.ended(0.0)
     texts = [Query(75, 3.0) for _ in range(32)]
-    assert queue.offer(0.5, texts, part=True) < 32
+    assert queue.offer(0.5, texts, partial=True) < 32
     queue.remove(texts)
-    assert queue.offer(2.0, texts, part=True) == 32
+    assert queue.offer(2.0, texts, partial=True) == 32
     queue.start(2.1)
     queue.ended(2.1 + queue.planned_s)
     assert queue.learning.factor == pytest.approx(1.0)

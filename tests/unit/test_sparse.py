@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from deployments.sparse import pack, unpack
+from deployments.models.sparse import pack, unpack
 
 
 @pytest.mark.parametrize("density", [0, 0.005, 1])

@@ -7,8 +7,8 @@ from concurrent.futures import Executor, Future
 
 import pytest
 
-from deployments import tokenising
-from deployments.tokenising import ON_LOOP, Tokenising, estimated_tokens
+from deployments.models import tokenising
+from deployments.models.tokenising import ON_LOOP, Tokenising, estimated_tokens
 
 
 class Later(Executor):

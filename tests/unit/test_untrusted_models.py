@@ -14,7 +14,7 @@ from kinds_of_models import save_model
 
 from deployments.engines.pooled_model import PooledModel
 from deployments.errors import SettingsError
-from deployments.model_files import read_model_card
+from deployments.models.model_files import read_model_card
 from deployments.settings import ModelSettings
 
 KINDS = ["embedding", "bert reranker", "distilbert classifier", "bert sparse"]

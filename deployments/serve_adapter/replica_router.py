@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from deployments import membership
+from deployments.serve_adapter import membership
 
 
 class ReplicaRouter(RequestRouter):

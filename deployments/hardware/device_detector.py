@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from deployments.affinity import CpuShape, read_cpu_shape
+from deployments.hardware.affinity import CpuShape, read_cpu_shape
 
 ACCELERATOR = "accelerator"
 CPU = "cpu"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from deployments.pairs import Pair
-from deployments.tokenizer import Query, TokenIds
+from deployments.models.pairs import Pair
+from deployments.models.tokenizer import Query, TokenIds
 
 # Tokenising this many characters takes about a millisecond: more than that leaves the event loop.
 ON_LOOP = 4_000

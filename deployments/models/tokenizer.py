@@ -14,8 +14,8 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
-from deployments.model_files import SCORING, ModelCard
-from deployments.pairs import Pair, Template, cut_longest_first
+from deployments.models.model_files import SCORING, ModelCard
+from deployments.models.pairs import Pair, Template, cut_longest_first
 
 TokenIds = npt.NDArray[np.int32]  # shape [tokens]
 Query = str | Sequence[int] | Pair  # what a client sends: a text, its token ids, or two texts to be read together

@@ -1,0 +1,108 @@
+"""Queries of all kinds into token ids: texts, pairs and token ids, with prompts before them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from deployments.errors import InvalidInput
+from deployments.models.model_files import ModelCard
+from deployments.models.pairs import Pair
+from deployments.models.tokenising import Tokenising
+from deployments.models.tokenizer import Query, Side, Token, TokenIds, Tokenizer, check_texts
+
+_CHARACTERS_TO_TOKENIZE = 100_000  # each token that is listed costs some hundred bytes, and time of the interpreter
+_NUMBERS_OF_TOKENS = 4_000_000  # 10,000 tokens of 384 numbers; as text about 45 MB
+
+
+class Encoder:
+    """One Router's. `auto_truncate` is `limits.auto_truncate`."""
+
+    def __init__(self, card: ModelCard, *, auto_truncate: bool) -> None:
+        self.tokenising = Tokenising()
+        self._card, self._auto_truncate = card, auto_truncate
+        self._tokenizer = Tokenizer(card)
+        self._tokenizer.encode(["warm"], truncate=True)
+
+    async def encode(
+        self, queries: Sequence[Query], prompt: str, *, truncate: bool | None, side: Side, characters: int
+    ) -> list[TokenIds]:
+        """Token ids int32 [tokens] of each query, which have so many `characters` in all, with `prompt` before each.
+
+        Raises EmptyInput or InvalidInput.
+        """
+        cut = self._auto_truncate if truncate is None else truncate
+
+        def encode(some: Sequence[Query], first: int) -> list[TokenIds]:
+            return self._token_ids(some, prompt, cut, side, first)
+
+        return await self.tokenising.encode(queries, characters, encode)
+
+    def _token_ids(
+        self, queries: Sequence[Query], prompt: str, truncate: bool, side: Side, first: int
+    ) -> list[TokenIds]:
+        if prompt:
+            queries = [prompt + self._text(query, index) for index, query in enumerate(queries, first)]
+        found: list[TokenIds] = []
+        for kind, group in itertools.groupby(queries, type):
+            some: Any = list(group)
+            at = first + len(found)
+            if kind is str:
+                found += self._tokenizer.encode(some, truncate=truncate, side=side, first=at)
+            elif kind is Pair:
+                found += self._tokenizer.encode_pairs(some, truncate=truncate, side=side, first=at)
+            else:
+                check = self._tokenizer.check
+                found += [check(ids, index, truncate=truncate, side=side) for index, ids in enumerate(some, at)]
+        return found
+
+    def _text(self, query: Query, index: int) -> str:
+        """A query that gets a prompt as text; token ids become the text that they stand for, as with TEI."""
+        if isinstance(query, str):
+            check_texts([query], index)
+            return query
+        assert not isinstance(query, Pair)  # kinds that read pairs have no prompts
+        return self._tokenizer.decode([query], skip_special_tokens=True)[0]
+
+    def prompt(self, name: str | None) -> str:
+        """The text that is put before a query; `name` None: the model's default, if it has one. Raises InvalidInput."""
+        prompts = self._card.prompts
+        name = self._card.default_prompt_name if name is None else name
+        if name is None:
+            return ""
+        if name not in prompts:
+            there = f"only {', '.join(prompts)}" if prompts else "the model has none"
+            raise InvalidInput(f"there is no prompt named '{name}': {there}", param="prompt_name")
+        return prompts[name]
+
+    def check_numbers(self, token_ids: Sequence[TokenIds]) -> None:
+        """Raises InvalidInput where the vectors of all tokens would be too many numbers for one answer."""
+        tokens = sum(map(len, token_ids))
+        most = max(_NUMBERS_OF_TOKENS // self._card.dimension, self._card.max_tokens)
+        if tokens > most:
+            raise InvalidInput(
+                f"the inputs have {tokens} tokens, and the vectors of {most} are answered at once; send fewer at once",
+                param="inputs",
+            )
+
+    async def tokens(
+        self, texts: Sequence[str], *, special_tokens: bool = True, prompt_name: str | None = None
+    ) -> list[list[Token]]:
+        """Each text's tokens, its prompt's too, nothing cut. Raises EmptyInput or InvalidInput."""
+        prompt = self.prompt(prompt_name)
+        characters = sum(map(len, texts)) + len(prompt) * len(texts)
+        if characters > _CHARACTERS_TO_TOKENIZE:
+            raise InvalidInput(
+                f"the inputs have {characters} characters and {_CHARACTERS_TO_TOKENIZE} are tokenized in one request; "
+                "send fewer at once",
+                param="inputs",
+            )
+        check_texts(texts)
+        prompted = [prompt + text for text in texts]
+        return await asyncio.to_thread(self._tokenizer.tokens, prompted, special_tokens=special_tokens)
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        """Token ids back into texts. Raises EmptyInput or InvalidInput."""
+        return await asyncio.to_thread(self._tokenizer.decode, ids, skip_special_tokens=skip_special_tokens)

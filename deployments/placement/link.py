@@ -1,0 +1,207 @@
+"""A Router's connection to one replica, and what became of what was sent there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from deployments.errors import ReplicaLost
+from deployments.placement.view import QUIET_S, View
+from deployments.transport.channel import Channel, PendingOffer
+from deployments.transport.frames import Offer, Report
+
+if TYPE_CHECKING:
+    from deployments.placement.pool import Pool
+
+logger = logging.getLogger("ray.serve")
+
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0  # between attempts to connect
+_HUNG_S = 1.5  # in which a replica that is counted out gives a word, if it lives
+_ANSWERS_S = 0.5  # a replica that takes longer for a word is shown by its last
+
+
+class Link:
+    """A Router's connection to one replica: made again when it breaks, until Serve says that the replica has gone.
+
+    What was pending when the connection broke is in doubt: it may still run there. It counts as lost when the replica,
+    reached again, has dropped it, or when Serve says that the replica is dead; not before, so that no query ever runs
+    twice at once on live replicas.
+    """
+
+    def __init__(self, pool: Pool, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> None:
+        self.view = View(replica, rank)
+        self.about = about
+        self.answered = 0  # queries
+        self.bulk_parts = 0  # of bulk requests, there now
+        self.bulk_again_at = 0.0  # it had no room for bulk queries, and is not asked before
+        self._pool = pool
+        self._channel: Channel | None = None
+        self._doubtful: list[PendingOffer] = []
+        self._words: list[asyncio.Future[None]] = []
+        self._watching = False
+        self._wait_s = 0.0  # before the next attempt to connect
+        self._task = pool.spawn(self._connect())
+
+    @property
+    def is_live(self) -> bool:
+        return self._channel is not None and self.view.word is not None
+
+    def offer(self, offer: Offer) -> PendingOffer:
+        assert self._channel is not None
+        pending = self._channel.offer(offer)
+        cost_s = self.view.model.work_s(map(len, offer.queries))
+        self.view.sent(self._channel.frames, len(offer.queries), cost_s)
+        if not self._watching:
+            self._watch()
+        return pending
+
+    def _watch(self) -> None:
+        """Ask for a word while it says nothing of what it was sent."""
+        self._watching = self._channel is not None and not self.view.has_read_all
+        if self._channel is None or not self._watching:
+            return
+        loop = asyncio.get_running_loop()
+        if self.view.should_be_asked(loop.time()):
+            self.view.asked(loop.time())
+            self._channel.ask()
+        loop.call_later(QUIET_S, self._watch, context=contextvars.Context())
+
+    def call_off(self, pending: PendingOffer) -> None:
+        pending.forget()
+        if self._channel is not None:
+            self._channel.call_off(pending)
+
+    def confirm(self, pending: PendingOffer) -> None:
+        if self._channel is not None:
+            self._channel.confirm(pending)
+
+    def refuse_here(self, work_s: float) -> None:
+        """A query of so much work is refused without asking the replica, which is told with the next frame."""
+        if self._channel is not None:
+            self._channel.tell_refused(work_s)
+
+    def configure(self) -> None:
+        if self._channel is not None:
+            self._channel.configure(self._pool.terms)
+
+    def describe(self) -> dict[str, Any]:
+        """As `/info` shows it; the channel's secret stays here."""
+        word = self.view.word
+        assert word is not None
+        return {
+            **self.about,
+            "channel": f"port {self.about['channel']['port']}",
+            "queries": self.answered,
+            "in_flight": word.in_flight,
+            "waiting": word.waiting,
+            "most_in_flight": word.most,
+            "runs": word.runs,
+            "opens_s": word.opens_s if math.isfinite(word.opens_s) else None,
+            "factor": round(word.factor, 4),
+            "margin": round(word.margin, 4),
+            "refusals": dict(zip(("full", "never", "closed"), word.refusals, strict=True)),
+        }
+
+    async def ask_word(self) -> None:
+        """Return when the replica has told how it is, or does not answer."""
+        if self._channel is not None:
+            self._channel.ask()
+            word = asyncio.get_running_loop().create_future()
+            self._words.append(word)
+            await asyncio.wait([word], timeout=_ANSWERS_S)
+
+    def end(self) -> None:
+        """Serve says that the replica has gone: dead, or drained."""
+        self._task.cancel()
+        if self._channel is not None:
+            left, self._channel.pending = list(self._channel.pending.values()), {}
+            self._channel.close()
+            self._channel = None
+            self._doubtful += left
+        self._lose_doubtful()
+
+    def drain(self) -> bool:
+        """Serve counts it out; it may still answer what it has: the connection ends with the replica. False where it
+        has nothing, and the link has ended. One that gives no word any more is hung: Serve takes a while to end it.
+        """
+        if self._channel is None or not self._channel.pending:
+            self.end()
+            return False
+        loop = asyncio.get_running_loop()
+        self.view.asked(loop.time())
+        self._channel.ask()
+        loop.call_later(_HUNG_S, self._end_if_hung, context=contextvars.Context())
+        return True
+
+    def _end_if_hung(self) -> None:
+        if self.view.is_silent(asyncio.get_running_loop().time()) and self._pool.drained(self):
+            self.end()
+
+    def _on_report(self, report: Report) -> None:
+        first = self.view.word is None
+        self.view.hear(asyncio.get_running_loop().time(), report.word, report.seen)
+        self.answered += len(report.answered)
+        for word in self._words:
+            if not word.done():
+                word.set_result(None)
+        self._words.clear()
+        if first:
+            self._wait_s = 0.0
+            self._lose_doubtful()  # it has dropped them
+            self._pool.changed()
+
+    def _on_lost(self, left: list[PendingOffer]) -> None:
+        if self._channel is None:
+            return
+        self._channel = None
+        self.view.forget()
+        self._doubtful += left
+        self._pool.changed()
+        if self._pool.links.get(self.view.replica) is self:
+            self._task = self._pool.spawn(self._connect())
+        else:
+            self._pool.drained(self)  # and has ended
+            self._lose_doubtful()
+
+    def _lose_doubtful(self) -> None:
+        lost, self._doubtful = self._doubtful, []
+        for pending in lost:
+            pending.fail(
+                ReplicaLost(
+                    f"the {self._pool.name} pool lost replica {self.view.replica} while the query was on it; "
+                    "please try again"
+                )
+            )
+
+    async def _connect(self) -> None:
+        """Until it is reached; its first word ends the wait."""
+        at, wait_s, told = self.about["channel"], _FIRST_RETRY_S, False
+        await asyncio.sleep(self._wait_s)  # 0, unless the last connection broke before its first word
+        self._wait_s = min(max(2 * self._wait_s, _FIRST_RETRY_S), _LAST_RETRY_S)
+        while True:
+            try:
+                address = (at["host"], at["port"])
+                channel = await self._pool.open_channel(address, at["secret"], self._on_report, self._on_lost)
+            except (OSError, TimeoutError) as error:
+                if isinstance(error, ConnectionRefusedError):  # nobody listens there: its process is dead
+                    self._lose_doubtful()
+                if not told:
+                    told = True
+                    logger.warning(
+                        "the %s pool's replica %s is not reached at %s:%s (%s): it gets no queries until it is",
+                        self._pool.name, self.view.replica, at["host"], at["port"], str(error) or "no answer",
+                    )  # fmt: skip
+                await asyncio.sleep(wait_s)
+                wait_s = min(2 * wait_s, _LAST_RETRY_S)
+                continue
+            if not channel.is_open:  # it broke before it was known here
+                await asyncio.sleep(wait_s)
+                continue
+            self._channel = channel
+            channel.configure(self._pool.terms)
+            channel.ask()
+            return

@@ -1,0 +1,238 @@
+"""Where a request's queries go: which replicas are asked, in which order, and what is said when none has room."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from deployments.errors import Busy, DeadlineExceeded, ReplicaLost, Unavailable, WindveError
+from deployments.placement.link import Link
+from deployments.placement.pool import Pool
+from deployments.placement.request import Answers, Part, Request
+from deployments.settings import RouterConfig
+from deployments.transport.channel import PendingOffer, Refused
+from deployments.transport.frames import Answered, Offer
+
+TRIES = 2  # a query whose replica died is admitted once more
+_NEWS_S = 0.05  # wait so long before: a node that dies takes several replicas with it, and the news of each comes alone
+_ASKED = 4  # replicas of a pool, at most, for one query
+_RETRY_LATER = 0.02  # of the SLO after the opening, at least the cost of a query: at the opening itself many come back
+_SHORTEST_RETRY_S = 0.01
+_TRANSIT_SLOS = 2.0  # a longer transit is believed at once, and forgotten over so many SLOs: it is longest for the
+# last answers of a run that come together, and the first of the next run say nothing about these
+_LONGEST_TRANSIT = 0.25  # of the SLO
+
+
+class Placer:
+    """One Router's. `pools` are asked in their order; `refused` counts the requests that were answered busy."""
+
+    def __init__(self, pools: Mapping[str, Pool]) -> None:
+        self.pools = pools
+        self.config: RouterConfig  # the Router's, once it has one
+        self.refused = 0
+        self.transit_s = 0.0  # from here to a replica and back
+        self._transit_at = 0.0
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+
+    @property
+    def can_answer(self) -> bool:
+        return any(pool.is_open for pool in self.pools.values())
+
+    def capacity(self, tokens: float, request: Request | None = None) -> float:
+        """Queries of so many tokens that may be in flight at once; with what is left of the SLO for those of this
+        request.
+        """
+        slo_s = self.config.slo_s
+        if request is not None:
+            slo_s -= self.transit_s + asyncio.get_running_loop().time() - request.started
+        return sum(pool.capacity(tokens, slo_s) for pool in self.pools.values())
+
+    def room_queries(self, now: float, tokens: float, left_s: float) -> float:
+        """About how many queries of so many tokens, with so much time left, would be admitted now."""
+        return sum(pool.room_queries(now, tokens, left_s) for pool in self.pools.values())
+
+    # --- place --------------------------------------------------------------------------------------------------------
+
+    async def answer(self, request: Request) -> Answers:
+        """Admit all queries or none, and wait for their answers. What a dead replica lost is admitted once more, by the
+        same deadline.
+
+        Raises Busy, Unavailable, DeadlineExceeded, EngineFailed or ReplicaLost.
+        """
+        answers: Answers = {}
+        left = list(range(len(request.ids)))
+        for attempt in range(1, TRIES + 1):
+            parts: list[Part] = []
+            try:
+                await self._place(request, left, parts)
+                for part in parts:
+                    self.collect(request, part, await part.pending.outcome, answers)
+                break
+            except ReplicaLost:
+                if attempt == TRIES:
+                    raise
+                for part in parts:  # what the others answer counts
+                    if isinstance(found := await _settled(part.pending), list):
+                        self.collect(request, part, found, answers)
+                left = [index for index in left if index not in answers]
+                await asyncio.sleep(_NEWS_S)
+            finally:
+                for part in parts:  # whoever leaves early takes its queries along
+                    part.link.call_off(part.pending)
+        return answers
+
+    async def _place(self, request: Request, left: list[int], parts: list[Part]) -> None:
+        """Fill `parts` with room for all of `left`. Raises Busy, Unavailable or DeadlineExceeded where there is not
+        enough, and ReplicaLost.
+        """
+        alone = len(left) == 1
+        lost: ReplicaLost | None = None
+        for pool, link in self.candidates(request, request.lengths(left)):
+            offer = self.offer(request, pool.name, left, partial=not alone)
+            part = Part(link, pool.name, link.offer(offer), left)
+            parts.append(part)
+            count = await _admitted(part.pending)
+            part.indices, left = left[:count], left[count:]
+            if not count:
+                parts.remove(part)
+                found = await _settled(part.pending)
+                lost = found if isinstance(found, ReplicaLost) else lost
+                request.never += part.pending.never and _is_too_long(request, link, offer)
+            if not left:
+                for held in parts[:-1]:
+                    held.link.confirm(held.pending)
+                return
+            self._note_full(request, pool, link)
+        if lost is not None:
+            for held in parts:
+                held.link.call_off(held.pending)
+            parts.clear()
+            raise lost
+        raise self.busy(request)
+
+    def candidates(self, request: Request, lengths: Sequence[int]) -> Iterator[tuple[Pool, Link]]:
+        """Replicas in the order in which they are asked: the accelerators', then the CPUs', those first that would
+        finish first. One that said when it opens is left out until then, and told of the work that it missed.
+        """
+        trial = request.wanted.trial
+        for pool in self.pools.values():
+            if not (pool.is_open if trial is None else trial.may_use(pool.name)):
+                continue
+            loop = asyncio.get_running_loop()
+            depth = pool.config.queue_depth if pool.by_count else None
+            if trial is not None:
+                depth = trial.depth(pool.name)
+            slo_s = max(self.config.slo_s, request.allowed_s)
+            for link in pool.by_finish(loop.time(), lengths, _ASKED, slo_s=slo_s, depth=depth):
+                now = loop.time()  # the one before has been asked meanwhile
+                if trial is None and not request.patient and link.view.opens_s(now) > 0:
+                    if request.last_pool != pool.name:
+                        link.refuse_here(link.view.model.work_s(lengths))
+                    self._note_full(request, pool, link)
+                elif link.is_live:
+                    yield pool, link
+
+    def offer(self, request: Request, pool: str, indices: Sequence[int], *, partial: bool) -> Offer:
+        """These queries of the request, for a replica of that pool."""
+        trial = request.wanted.trial
+        now = asyncio.get_running_loop().time()
+        return Offer(
+            number=0,
+            left_s=max(0.0, request.due - now - (0.0 if request.bulk else self.transit_s)),
+            queries=[request.ids[index] for index in indices],
+            each_token=request.wanted.each_token,
+            bulk=request.bulk,
+            partial=partial,
+            again=request.last_pool == pool,
+            depth=None if trial is None else trial.depth(pool),
+            trial=trial is not None,
+        )
+
+    def collect(self, request: Request, part: Part, found: list[Answered] | Refused, answers: Answers) -> None:
+        """Take the answers of a part, and learn from them how long the transit takes. Raises ReplicaLost where the
+        replica has let a part go that waited too long for the others.
+        """
+        if isinstance(found, Refused):
+            raise ReplicaLost("a part of the request waited too long for the rest; please try again")
+        for index, answer in zip(part.indices, found, strict=True):
+            answers[index] = (part.pool, answer)
+        if not request.bulk:
+            now, slo_s = part.pending.settled_at, self.config.slo_s
+            transit_s = now - part.pending.sent_at - max(answer.stay_s for answer in found)
+            forgotten_s = self.transit_s * math.exp((self._transit_at - now) / (_TRANSIT_SLOS * slo_s))
+            self.transit_s, self._transit_at = min(max(transit_s, forgotten_s), _LONGEST_TRANSIT * slo_s), now
+
+    # --- refuse -------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        """Every replica that is looked at has said that it opens later."""
+        now = asyncio.get_running_loop().time()
+        return all(pool.is_full(now) for pool in self.pools.values() if pool.is_open)
+
+    def busy_everywhere(self, request: Request, tokens: float) -> WindveError:
+        """Why the request is not admitted when that is so; each replica is told what it missed: queries of about so
+        many tokens.
+        """
+        for _ in self.candidates(request, [round(tokens)] * len(request.queries)):
+            pass
+        return self.busy(request)
+
+    def _note_full(self, request: Request, pool: Pool, link: Link) -> None:
+        request.asked += 1
+        request.last_pool = pool.name
+        now = asyncio.get_running_loop().time()
+        later_s = max(_RETRY_LATER * self.config.slo_s, link.view.model.alpha_s)
+        opens_s = _opens_s(link, now, request.lengths(range(len(request.ids))) or [1], request.allowed_s)
+        request.retry_s = min(request.retry_s, opens_s + later_s)
+
+    def busy(self, request: Request) -> WindveError:
+        """Why the request is not admitted: Busy, with the moment to come back; Unavailable; or DeadlineExceeded where
+        it would be late on idle devices, too.
+        """
+        if not self.can_answer and request.wanted.trial is None:
+            return self.unavailable()
+        if request.asked and request.never == request.asked:
+            return DeadlineExceeded(
+                f"a query of {max(map(len, request.ids))} tokens takes longer than {request.allowed_s:g} s here, "
+                "whatever else is served; allow more time with the header x-request-timeout-ms, or send less"
+            )
+        self.refused += 1
+        retry_s = request.retry_s if math.isfinite(request.retry_s) else self.config.slo_s
+        retry_after_s = max(_SHORTEST_RETRY_S, retry_s)
+        return Busy(
+            f"busy: what is admitted already leaves no room for {len(request.queries)} more within "
+            f"{request.allowed_s:g} s; come back in {retry_after_s:.2f} s",
+            retry_after_s=retry_after_s,
+        )
+
+    def unavailable(self) -> Unavailable:
+        return Unavailable("no pool can answer now: no live replica with an open queue; please try again later")
+
+
+def _opens_s(link: Link, now: float, lengths: Sequence[int], allowed_s: float) -> float:
+    """Seconds until that replica would admit such a request."""
+    return max(link.view.opens_s(now), link.view.finish_s(now, lengths) - allowed_s)
+
+
+def _is_too_long(request: Request, link: Link, offer: Offer) -> bool:
+    """Not only for what is left of the time that the request allows."""
+    model = link.view.model
+    return model.beta_s + max(model.cost_s(len(ids)) for ids in offer.queries) > request.allowed_s
+
+
+async def _admitted(pending: PendingOffer) -> int:
+    """How many of the offer's queries the replica has admitted; a single one is known by its outcome."""
+    if pending.admitted is not None:
+        return await pending.admitted
+    return 0 if isinstance(await pending.outcome, Refused) else pending.size
+
+
+async def _settled(pending: PendingOffer) -> list[Answered] | Refused | Exception:
+    """Its outcome, an error as a value."""
+    try:
+        return await pending.outcome
+    except WindveError as error:
+        return error

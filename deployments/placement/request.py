@@ -1,0 +1,127 @@
+"""A request on its way through the Router, and its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments.models.pairs import Pair
+from deployments.models.tokenizer import Query, Side, TokenIds
+from deployments.placement.link import Link
+from deployments.settings import Kind
+from deployments.transport.channel import PendingOffer
+from deployments.transport.frames import Answered
+from deployments.trial import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """A request's answer: unit `vectors` float32 [dimension] in the order of its queries, the `norms` they had, and
+    where the time went (seconds, the slowest query's).
+
+    For other kinds than embedding `vectors` are logits float32 [labels], or rows for `sparse.unpack`.
+    """
+
+    vectors: Sequence[npt.NDArray[np.float32]]
+    norms: Sequence[float]
+    pools: tuple[str, ...]
+    tokens: int
+    characters: int
+    tokenization_s: float
+    queue_s: float
+    compute_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How a request is to be answered. `kinds` of model are those whose answers the caller understands.
+
+    `truncate` cuts too long inputs (None: as `limits.auto_truncate` says) on the side that `truncation_direction` says;
+    `prompt_name` is the prompt to put before each (None: the default, if any); `bulk` asks to be bulk; `trial` asks to
+    be admitted by a calibration's rule, and is never bulk; `timeout_s` is how long the caller will wait, its deadline
+    in place of the SLO. `each_token` asks for the vectors of a query's tokens, [tokens, dimension], not normalised.
+    """
+
+    kinds: tuple[Kind, ...] = ("embedding",)
+    truncate: bool | None = None
+    truncation_direction: Side = "right"
+    prompt_name: str | None = None
+    bulk: bool = False
+    trial: Trial | None = None
+    timeout_s: float | None = None
+    each_token: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request on its way. Times are the loop's, in seconds. `patient`: it waits behind those with early deadlines.
+
+    What replicas said is kept for the error, if it comes to that: `retry_s` is the earliest that one of them opens,
+    `asked` counts them, `never` those of them on which it would not end in time even if they were idle, and
+    `last_pool` is the pool of the last one.
+    """
+
+    queries: Sequence[Query]
+    wanted: Wanted
+    prompt: str
+    started: float
+    due: float
+    patient: bool
+    bulk: bool
+    ids: list[TokenIds] = field(default_factory=list)
+    tokenised: float = 0.0
+    retry_s: float = math.inf
+    asked: int = 0
+    never: int = 0
+    last_pool: str | None = None
+
+    @property
+    def allowed_s(self) -> float:
+        """From its arrival to its deadline."""
+        return self.due - self.started
+
+    @property
+    def characters(self) -> int:
+        """Of all its queries, with the prompt before each; a query of token ids counts its ids."""
+        return sum(map(len, self.queries)) + len(self.prompt) * len(self.queries)
+
+    def lengths(self, indices: Sequence[int]) -> list[int]:
+        """Tokens of these queries."""
+        return [len(self.ids[index]) for index in indices]
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """Some queries of a request at one replica."""
+
+    link: Link
+    pool: str
+    pending: PendingOffer
+    indices: list[int]
+
+
+Answers = dict[int, tuple[str, Answered]]
+"""By the query's index: the pool that answered, and its answer."""
+
+
+def embedded(request: Request, answers: Answers) -> Embedded:
+    """The answer to a whole request."""
+    in_order = [answers[index] for index in range(len(request.queries))]
+    each_token = request.wanted.each_token
+    return Embedded(
+        vectors=[answer.unit if each_token else answer.unit[0] for _, answer in in_order],
+        norms=[1.0 if each_token else float(answer.norms[0]) for _, answer in in_order],
+        pools=tuple(sorted({pool for pool, _ in in_order})),
+        tokens=sum(map(len, request.ids)),
+        characters=sum(len(query) for query in request.queries if isinstance(query, str | Pair)),
+        tokenization_s=request.tokenised - request.started,
+        queue_s=max(answer.queue_s for _, answer in in_order),
+        compute_s=max(answer.compute_s for _, answer in in_order),
+        total_s=asyncio.get_running_loop().time() - request.started,
+    )
