@@ -16,7 +16,7 @@ from benchmarks.simulation.arrivals import QUERY_TOKENS
 from benchmarks.simulation.device import Device
 from benchmarks.virtual_time import run
 from deployments.placement.request import Wanted
-from deployments.queueing.schedule import Policy, Query, Schedule, Word
+from deployments.queueing.schedule import Policy, Query, ReplicaState, Schedule
 from deployments.transport.channel import Channel, Client, Server
 from deployments.transport.frames import Answered, Offer, Offers, Report
 
@@ -64,11 +64,11 @@ def frame_s() -> tuple[float, float]:
     """
     ids = np.zeros(QUERY_TOKENS, np.int32)
     unit, norms = np.zeros((1, _DIMENSION), np.float32), np.ones(1, np.float32)
-    word = Word(0.5, 0.9, 0.1, 90, 45, 96, 7, (0.0, 2.4e-4, 0.0, 0.27), 1.01, 0.02, (7, 0, 0))
+    state = ReplicaState(0.5, 0.9, 0.1, 90, 45, 96, 7, (0.0, 2.4e-4, 0.0, 0.27), 1.01, 0.02, (7, 0, 0))
     found = []
     for items in _ITEMS:
         offers = Offers([Offer(n, 1.98, [ids]) for n in range(items)], refused_s=0.2)
-        report = Report(word, 7, answered=[Answered(n, 0, unit, norms, 0.4, 0.5, 0.9) for n in range(items)])
+        report = Report(state, 7, answered=[Answered(n, 0, unit, norms, 0.4, 0.5, 0.9) for n in range(items)])
         frames = b"".join(offers.encode()), b"".join(report.encode()[0])
         started = time.perf_counter()
         for _ in range(_FRAMES // items):

@@ -13,7 +13,7 @@ from typing import Any, cast
 from deployments.errors import Busy, DeadlineExceeded, EmptyInput, EngineFailed
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.metrics import EmbedderMetrics, Instruments, PoolState, RouterMetrics
-from deployments.queueing.schedule import Word
+from deployments.queueing.schedule import ReplicaState
 
 EMBEDDER_CHECK_S = 2.0  # health_check_period_s in serve_app/app.py
 CHECK_CORE_S = 0.0005  # of the controller for each health check, by github.com/ray-project/ray/pull/64871
@@ -131,7 +131,7 @@ def embedder_series() -> int:
     metrics = EmbedderMetrics(ledger.instruments, CPU, {"model": "m", "engine": "e", "dtype": "d", "version": "v"})
     metrics.ran(1, 1, 1.0, 1.0)
     metrics.failed()
-    metrics.publish(Word(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (1, 1, 1)))
+    metrics.publish(ReplicaState(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (1, 1, 1)))
     return ledger.series
 
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.metrics import PUBLISHED_EVERY_S, EmbedderMetrics, PoolState, RouterMetrics
-from deployments.queueing.schedule import Word
+from deployments.queueing.schedule import ReplicaState
 
 _STATE = PoolState(is_open=True, depth=1024, live_replicas=1, alpha_s=0.01, beta_s=0.2, calibrated=True)
 _TOKENS = 75
@@ -79,12 +79,12 @@ class Metering:
 
     def _publish(self) -> None:
         self._router.publish(1.0, {ACCELERATOR: _STATE, CPU: _STATE})
-        self._embedder.publish(self._word())
+        self._embedder.publish(self._state())
 
-    def _word(self) -> Word:
+    def _state(self) -> ReplicaState:
         """A busy replica's; with each publication it has refused more."""
         self._refused += 1
-        return Word(
+        return ReplicaState(
             opens_s=0.5, free_s=0.9, bulk_s=0.0, in_flight=100, waiting=20, most=120, runs=1,
             model=(0.0, 0.0001, 0.0, 0.2), factor=1.1, margin=0.02, refusals=(self._refused,) * 3,
         )  # fmt: skip

@@ -143,7 +143,7 @@ class Embedder:
         }
 
     def _publish(self) -> None:
-        self._metrics.publish(self._runner.word())
+        self._metrics.publish(self._runner.state())
 
     async def wake(self) -> None:
         """Means nothing: Serve's handle follows a deployment from its first call on."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from deployments.errors import Busy, DeadlineExceeded, WindveError
-from deployments.queueing.schedule import Word
+from deployments.queueing.schedule import ReplicaState
 
 OK, BUSY, ERROR, CANCELLED, INVALID = "ok", "busy", "error", "cancelled", "invalid"
 NO_POOL = "none"  # the pool of what was answered before it had one
@@ -229,16 +229,16 @@ class EmbedderMetrics:
     def failed(self) -> None:
         self._tallies[-1].add(1, self._pool["pool"])
 
-    def publish(self, word: Word) -> None:
-        for reason, before, now in zip(("full", "never", "closed"), self._refused, word.refusals, strict=True):
+    def publish(self, state: ReplicaState) -> None:
+        for reason, before, now in zip(("full", "never", "closed"), self._refused, state.refusals, strict=True):
             self._refusals.add(now - before, self._pool["pool"], reason)
-        self._refused = word.refusals
+        self._refused = state.refusals
         for tally in (*self._tallies, self._refusals):
             tally.publish()
         for histogram in (self._inference, self._batches):
             histogram.publish()
         for key, gauge in self._gauges.items():
-            gauge.set(float(getattr(word, key)), self._pool)
+            gauge.set(float(getattr(state, key)), self._pool)
         self._info.set(1.0, self._about)
 
 

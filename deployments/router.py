@@ -276,7 +276,7 @@ class Router:
     async def hear_replicas(self) -> None:
         """Before `describe_pools`: each replica's state as it is now."""
         links = [link for pool in self.pools.values() for link in pool.live]
-        await asyncio.gather(*(link.ask_word() for link in links))
+        await asyncio.gather(*(link.ask_state() for link in links))
 
     def _publish(self) -> None:
         self.metrics.publish(self.config.slo_s, {name: pool.state() for name, pool in self.pools.items()})

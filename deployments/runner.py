@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from deployments.engines import Stopped
 from deployments.queueing.cost_model import CostModel
-from deployments.queueing.schedule import PATIENT, Policy, Query, Schedule, Word
+from deployments.queueing.schedule import PATIENT, Policy, Query, ReplicaState, Schedule
 from deployments.transport.frames import Answered, Floats, Ids, Offer, Offers, Report
 
 logger = logging.getLogger("ray.serve")
@@ -107,9 +107,9 @@ class Runner:
         self._flushing = False
         self._idle = asyncio.Event()
 
-    def word(self) -> Word:
+    def state(self) -> ReplicaState:
         """What the replica says of itself now."""
-        return self.schedule.word(self._now())
+        return self.schedule.state(self._now())
 
     def fill(self) -> float:
         """See `Schedule.fill`."""
@@ -160,7 +160,7 @@ class Runner:
             self._look()
 
     def _configure(self, session: RouterSession, settings: dict[str, Any]) -> None:
-        """A Router's first words, and again whenever its config changes."""
+        """A Router's settings, first, and again whenever its config changes."""
         session.name = settings["router"]
         for client, other in list(self._sessions.items()):
             if other is not session and other.name == session.name:
@@ -362,14 +362,14 @@ class Runner:
     def _send(self) -> None:
         self._flushing = False
         now = self._now()
-        word = self.schedule.word(now)
+        state = self.schedule.state(now)
         for session in self._sessions.values():
             if session.asks and not self._runs_for_the_dead(session):
                 session.asks = False
                 session.outbox = session.outbox or Report()
             if (report := session.outbox) is not None:
-                report.word, report.seen, session.outbox = word, session.seen, None
-                session.told_opens_at = now + word.opens_s
+                report.state, report.seen, session.outbox = state, session.seen, None
+                session.told_opens_at = now + state.opens_s
                 session.client.send(report)
 
     def _runs_for_the_dead(self, session: RouterSession) -> bool:

@@ -227,7 +227,7 @@ class CalibrationRecord(_Strict):
     heterogeneous: str | None = None  # why the CPU does not help, where it does not
 
 
-class TrialPass(_Strict):
+class TrialGrant(_Strict):
     """Lets the holder of a secret, a calibration run, have its own queries admitted by depths that it names itself."""
 
     secret_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -244,7 +244,7 @@ class RouterConfig(_Strict):
     cpu: PoolConfig | None = None
     bulk: BulkConfig = BulkConfig()
     calibration: CalibrationRecord | None = None
-    trial: TrialPass | None = None
+    trial: TrialGrant | None = None
 
     def pool(self, name: str) -> PoolConfig:
         pools: dict[str, PoolConfig | None] = {"accelerator": self.accelerator, "cpu": self.cpu}

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deployments.errors import Forbidden, InvalidInput
-from deployments.settings import TrialPass
+from deployments.settings import TrialGrant
 
 HEADER = "x-windve-trial"
 _FORM = f"the header {HEADER} should look like 'SECRET accelerator=40 cpu=7', '... only=cpu' or 'SECRET finish=1.5'"
@@ -77,7 +77,7 @@ class Trial:
             words = [f"{_FINISH}={self.finish_s!r}"]
         return " ".join([self.secret, *words, *([] if self.only is None else [f"{_ONLY}={self.only}"])])
 
-    def check(self, allowed: TrialPass | None, pools: tuple[str, ...], now: float) -> None:
+    def check(self, allowed: TrialGrant | None, pools: tuple[str, ...], now: float) -> None:
         """Raises Forbidden unless `allowed` knows the secret and `now` (Unix time, s) is before its end; InvalidInput
         for a pool that does not exist.
         """

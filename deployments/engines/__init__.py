@@ -146,7 +146,7 @@ def create_engine(card: ModelCard, settings: AcceleratorSettings | CpuSettings, 
 
     engine = TorchEngine(card, settings, device, threads)
     if settings.engine == "auto":
-        from deployments.engines.quickest import quickest
+        from deployments.engines.auto_select import auto_select
 
-        return quickest(engine, card, settings, threads)
+        return auto_select(engine, card, settings, threads)
     return engine

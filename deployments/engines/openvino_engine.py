@@ -125,10 +125,10 @@ class OpenVinoEngine:
 
     def _choose_dtype(self, wanted: str) -> tuple[Any, str, str, float | None]:
         """(infer request, dtype, why, agreement with float32 on the probe inputs)."""
-        from deployments.engines.pooled_model import likeness, probe_batch
+        from deployments.engines.pooled_model import probe_batch, tolerance
 
         candidate, reason = (wanted, "set by hand") if wanted != "auto" else quick_cpu_dtype()
-        probe, like = probe_batch(self._card), likeness(self._card)
+        probe, like = probe_batch(self._card), tolerance(self._card)
         for dtype in dict.fromkeys((candidate, "float32")):
             self._request = self._compile(dtype)
             agreed = like.of(self._reference, embed(self, probe, threading.Event()))

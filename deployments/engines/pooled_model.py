@@ -190,7 +190,7 @@ def score_agreement(exact: Vectors, other: Vectors) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Likeness:
+class Tolerance:
     """How what one way to compute gives is compared with float32, and the least that a default must reach."""
 
     of: Callable[[Vectors, Vectors], float]
@@ -201,11 +201,11 @@ class Likeness:
         return f"{self.words} {value:.5f}"
 
 
-_COSINE = Likeness(agreement, 0.999, "cosine to float32")
-_OF_SCORES = Likeness(score_agreement, 0.95, "agreement of logits with float32")
+_COSINE = Tolerance(agreement, 0.999, "cosine to float32")
+_OF_SCORES = Tolerance(score_agreement, 0.95, "agreement of logits with float32")
 
 
-def likeness(card: ModelCard) -> Likeness:
+def tolerance(card: ModelCard) -> Tolerance:
     return _OF_SCORES if card.kind in SCORING else _COSINE
 
 

@@ -144,10 +144,10 @@ class TorchEngine:
     def _choose(self, wanted: str) -> tuple[PackedBert | PaddedModel, str, str, float | None, float]:
         """The quickest that agrees: (encoder, dtype, why, agreement with float32 on the probe, queries/s)."""
         from deployments.engines import pooled_model
-        from deployments.engines.pooled_model import PaddedModel, PooledModel, likeness
+        from deployments.engines.pooled_model import PaddedModel, PooledModel, tolerance
 
         exact = PooledModel(self._card)
-        like = likeness(self._card)
+        like = tolerance(self._card)
         candidate, reason = (wanted, "set by hand") if wanted != "auto" else self._quick_dtype()
         self._encoder = PaddedModel(exact, self._torch.float32, self._device)
         probe = pooled_model.probe_batch(self._card)

@@ -20,7 +20,7 @@ _LOOK = 0.1  # of the SLO: so often a bulk request that has nothing anywhere ask
 
 @dataclass(slots=True, eq=False)
 class _Bulk:
-    """One request: the queries that are nowhere yet, how often each was sent, and word that it should look again."""
+    """One request: the queries that are nowhere yet, how often each was sent, and whether it should look again."""
 
     request: Request
     missing: deque[int]
@@ -88,7 +88,9 @@ class BulkQueue:
             self._take_answers(bulk, part)
 
     def _spread(self, bulk: _Bulk) -> None:
-        """Offer each replica as much as it has room for; where nothing is anywhere, a query at least, for its word."""
+        """Offer each replica as much as it has room for; where nothing is anywhere, a query at least: its report tells
+        of room.
+        """
         for pool in self._placer.pools.values():
             for link in pool.live if pool.is_open else ():
                 now = asyncio.get_running_loop().time()

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ray.serve")
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0  # between attempts to connect
-_HUNG_S = 1.5  # in which a replica that is counted out gives a word, if it lives
-_ANSWERS_S = 0.5  # a replica that takes longer for a word is shown by its last
+_HUNG_S = 1.5  # in which a replica that is counted out gives its state, if it lives
+_ANSWERS_S = 0.5  # a replica that takes longer for its state is shown by its last
 
 
 class Link:
@@ -40,15 +40,15 @@ class Link:
         self.bulk_again_at = 0.0  # it had no room for bulk queries, and is not asked before
         self._pool = pool
         self._channel: Channel | None = None
-        self._doubtful: list[PendingOffer] = []
-        self._words: list[asyncio.Future[None]] = []
+        self._suspect: list[PendingOffer] = []
+        self._asking: list[asyncio.Future[None]] = []
         self._watching = False
         self._wait_s = 0.0  # before the next attempt to connect
         self._task = pool.spawn(self._connect())
 
     @property
     def is_live(self) -> bool:
-        return self._channel is not None and self.view.word is not None
+        return self._channel is not None and self.view.state is not None
 
     def offer(self, offer: Offer) -> PendingOffer:
         assert self._channel is not None
@@ -60,7 +60,7 @@ class Link:
         return pending
 
     def _watch(self) -> None:
-        """Ask for a word while it says nothing of what it was sent."""
+        """Ask for its state while it says nothing of what it was sent."""
         self._watching = self._channel is not None and not self.view.has_read_all
         if self._channel is None or not self._watching:
             return
@@ -86,33 +86,33 @@ class Link:
 
     def configure(self) -> None:
         if self._channel is not None:
-            self._channel.configure(self._pool.terms)
+            self._channel.configure(self._pool.policy)
 
     def describe(self) -> dict[str, Any]:
         """As `/info` shows it; the channel's secret stays here."""
-        word = self.view.word
-        assert word is not None
+        state = self.view.state
+        assert state is not None
         return {
             **self.about,
             "channel": f"port {self.about['channel']['port']}",
             "queries": self.answered,
-            "in_flight": word.in_flight,
-            "waiting": word.waiting,
-            "most_in_flight": word.most,
-            "runs": word.runs,
-            "opens_s": word.opens_s if math.isfinite(word.opens_s) else None,
-            "factor": round(word.factor, 4),
-            "margin": round(word.margin, 4),
-            "refusals": dict(zip(("full", "never", "closed"), word.refusals, strict=True)),
+            "in_flight": state.in_flight,
+            "waiting": state.waiting,
+            "most_in_flight": state.most,
+            "runs": state.runs,
+            "opens_s": state.opens_s if math.isfinite(state.opens_s) else None,
+            "factor": round(state.factor, 4),
+            "margin": round(state.margin, 4),
+            "refusals": dict(zip(("full", "never", "closed"), state.refusals, strict=True)),
         }
 
-    async def ask_word(self) -> None:
+    async def ask_state(self) -> None:
         """Return when the replica has told how it is, or does not answer."""
         if self._channel is not None:
             self._channel.ask()
-            word = asyncio.get_running_loop().create_future()
-            self._words.append(word)
-            await asyncio.wait([word], timeout=_ANSWERS_S)
+            heard = asyncio.get_running_loop().create_future()
+            self._asking.append(heard)
+            await asyncio.wait([heard], timeout=_ANSWERS_S)
 
     def end(self) -> None:
         """Serve says that the replica has gone: dead, or drained."""
@@ -121,12 +121,12 @@ class Link:
             left, self._channel.pending = list(self._channel.pending.values()), {}
             self._channel.close()
             self._channel = None
-            self._doubtful += left
-        self._lose_doubtful()
+            self._suspect += left
+        self._lose_suspect()
 
     def drain(self) -> bool:
         """Serve counts it out; it may still answer what it has: the connection ends with the replica. False where it
-        has nothing, and the link has ended. One that gives no word any more is hung: Serve takes a while to end it.
+        has nothing, and the link has ended. One that says nothing any more is hung: Serve takes a while to end it.
         """
         if self._channel is None or not self._channel.pending:
             self.end()
@@ -142,16 +142,16 @@ class Link:
             self.end()
 
     def _on_report(self, report: Report) -> None:
-        first = self.view.word is None
-        self.view.hear(asyncio.get_running_loop().time(), report.word, report.seen)
+        first = self.view.state is None
+        self.view.hear(asyncio.get_running_loop().time(), report.state, report.seen)
         self.answered += len(report.answered)
-        for word in self._words:
-            if not word.done():
-                word.set_result(None)
-        self._words.clear()
+        for heard in self._asking:
+            if not heard.done():
+                heard.set_result(None)
+        self._asking.clear()
         if first:
             self._wait_s = 0.0
-            self._lose_doubtful()  # it has dropped them
+            self._lose_suspect()  # it has dropped them
             self._pool.changed()
 
     def _on_lost(self, left: list[PendingOffer]) -> None:
@@ -159,16 +159,16 @@ class Link:
             return
         self._channel = None
         self.view.forget()
-        self._doubtful += left
+        self._suspect += left
         self._pool.changed()
         if self._pool.links.get(self.view.replica) is self:
             self._task = self._pool.spawn(self._connect())
         else:
             self._pool.drained(self)  # and has ended
-            self._lose_doubtful()
+            self._lose_suspect()
 
-    def _lose_doubtful(self) -> None:
-        lost, self._doubtful = self._doubtful, []
+    def _lose_suspect(self) -> None:
+        lost, self._suspect = self._suspect, []
         for pending in lost:
             pending.fail(
                 ReplicaLost(
@@ -178,9 +178,9 @@ class Link:
             )
 
     async def _connect(self) -> None:
-        """Until it is reached; its first word ends the wait."""
+        """Until it is reached; its first report ends the wait."""
         at, wait_s, told = self.about["channel"], _FIRST_RETRY_S, False
-        await asyncio.sleep(self._wait_s)  # 0, unless the last connection broke before its first word
+        await asyncio.sleep(self._wait_s)  # 0, unless the last connection broke before its first report
         self._wait_s = min(max(2 * self._wait_s, _FIRST_RETRY_S), _LAST_RETRY_S)
         while True:
             try:
@@ -188,7 +188,7 @@ class Link:
                 channel = await self._pool.open_channel(address, at["secret"], self._on_report, self._on_lost)
             except (OSError, TimeoutError) as error:
                 if isinstance(error, ConnectionRefusedError):  # nobody listens there: its process is dead
-                    self._lose_doubtful()
+                    self._lose_suspect()
                 if not told:
                     told = True
                     logger.warning(
@@ -202,6 +202,6 @@ class Link:
                 await asyncio.sleep(wait_s)
                 continue
             self._channel = channel
-            channel.configure(self._pool.terms)
+            channel.configure(self._pool.policy)
             channel.ask()
             return

@@ -45,7 +45,7 @@ class Pool:
         self.name = name
         self.config = PoolConfig()
         self.links: dict[str, Link] = {}
-        self.terms: dict[str, Any] = {}
+        self.policy: dict[str, Any] = {}
         self._draining: dict[str, Link] = {}
         self.live: list[Link] = []  # replicas that answer
         self._on_change = on_change
@@ -82,7 +82,7 @@ class Pool:
         except Exception as error:  # noqa: BLE001 - it meant nothing; the handle follows its deployment from now on
             logger.info("the %s pool's first call failed: %s", self.name, error)
 
-    def configure(self, config: PoolConfig, terms: Mapping[str, Any]) -> None:
+    def configure(self, config: PoolConfig, policy: Mapping[str, Any]) -> None:
         """Take a new depth, model and rule over, in place; every replica is told."""
         self.config = config
         model = None
@@ -90,7 +90,7 @@ class Pool:
             cost = config.cost
             curve = CostModel.of_curve(config.alpha_s, config.beta_s)
             model = [cost.query_s, cost.token_s, cost.token2_s, config.beta_s] if cost else list(_numbers(curve))
-        self.terms = {"router": self._router, **terms, "depth": config.queue_depth, "model": model}
+        self.policy = {"router": self._router, **policy, "depth": config.queue_depth, "model": model}
         for link in self.links.values():
             link.configure()
 
@@ -106,7 +106,7 @@ class Pool:
     @property
     def by_count(self) -> bool:
         """Admission by depth: Algorithm 1."""
-        return bool(self.terms.get("admission") == "depth")
+        return bool(self.policy.get("admission") == "depth")
 
     def capacity(self, tokens: float, slo_s: float) -> float:
         """Queries of so many tokens that may be in flight at once on idle replicas."""
@@ -121,8 +121,8 @@ class Pool:
         if not self.is_open:
             return 0.0
         if self.by_count:
-            words = [link.view.word for link in self.live if link.view.word is not None]
-            return max(0.0, self.capacity(tokens, left_s) - sum(word.in_flight for word in words))
+            states = [link.view.state for link in self.live if link.view.state is not None]
+            return max(0.0, self.capacity(tokens, left_s) - sum(state.in_flight for state in states))
         return sum(link.view.room_queries(now, tokens, left_s) for link in self.live)
 
     @property
@@ -214,12 +214,12 @@ class Pool:
     def describe(self) -> dict[str, Any]:
         """As `/info` shows it."""
         alpha_s, beta_s = self.latency_model
-        words = [link.view.word for link in self.live if link.view.word is not None]
+        states = [link.view.state for link in self.live if link.view.state is not None]
         return {
             "queue_depth": self.config.queue_depth,
             "live_replicas": len(self.live),
-            "in_flight": sum(word.in_flight for word in words),  # of all Routers
-            "waiting": sum(word.waiting for word in words),
+            "in_flight": sum(state.in_flight for state in states),  # of all Routers
+            "waiting": sum(state.waiting for state in states),
             "latency_model": {
                 "alpha_s": round(alpha_s, 6),
                 "beta_s": round(beta_s, 6),

@@ -1,4 +1,4 @@
-"""What a Router knows of a replica: its last word, and what was sent since. Pure: the time is an argument."""
+"""What a Router knows of a replica: its last state, and what was sent since then. Pure: the time is an argument."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from deployments.queueing.cost_model import CostModel
 from deployments.queueing.pacing import Pacing
-from deployments.queueing.schedule import Word
+from deployments.queueing.schedule import ReplicaState
 
-FREE = CostModel(0.0, 0.0, 0.0, 0.0)  # until the replica's first word
-QUIET_S = 0.25  # after which a replica that was sent something and said nothing is asked for a word
+FREE = CostModel(0.0, 0.0, 0.0, 0.0)  # until the replica's first report
+QUIET_S = 0.25  # after which a replica that was sent something and said nothing is asked for its state
 _SILENT_S = 1.0  # since it was asked: it may have stopped
 
 
@@ -24,17 +24,17 @@ class View:
 
     replica: str
     rank: tuple[bool, int]
-    word: Word | None = None
+    state: ReplicaState | None = None
     model: CostModel = FREE
     heard_at: float = 0.0
-    _unseen: deque[tuple[int, int, float]] = field(default_factory=deque)  # (frame, queries, cost) that its last word
+    _unseen: deque[tuple[int, int, float]] = field(default_factory=deque)  # (frame, queries, cost) that its last state
     _unseen_s: float = 0.0  # does not know of
     _asked_at: float = -math.inf
 
-    def hear(self, now: float, word: Word, seen: int) -> None:
+    def hear(self, now: float, state: ReplicaState, seen: int) -> None:
         """A report came, made after `seen` frames of this Router."""
-        self.word, self.heard_at = word, now
-        self.model = CostModel(*word.model)
+        self.state, self.heard_at = state, now
+        self.model = CostModel(*state.model)
         while self._unseen and self._unseen[0][0] <= seen:
             self._unseen.popleft()
         self._unseen_s = sum(cost_s for _, _, cost_s in self._unseen)
@@ -46,7 +46,7 @@ class View:
 
     @property
     def has_read_all(self) -> bool:
-        """Its last word came after all that was sent."""
+        """Its last report came after all that was sent."""
         return not self._unseen
 
     def should_be_asked(self, now: float) -> bool:
@@ -54,61 +54,61 @@ class View:
         return bool(self._unseen) and self._asked_at <= self.heard_at <= now - QUIET_S
 
     def asked(self, now: float) -> None:
-        """For a word."""
+        """For its state."""
         self._asked_at = now
 
     def forget(self) -> None:
         """The connection broke."""
-        self.word = None
+        self.state = None
         self._asked_at = -math.inf
         self._unseen.clear()
         self._unseen_s = 0.0
 
     def finish_s(self, now: float, lengths: Sequence[int]) -> float:
         """Seconds until queries of so many tokens each would be answered there, if they went now together."""
-        word = self.word
-        if word is None:
+        state = self.state
+        if state is None:
             return math.inf
         mine_s = self.model.beta_s + self._unseen_s + self.model.work_s(lengths)
-        return max(0.0, self.heard_at + word.free_s - now) + word.factor * mine_s
+        return max(0.0, self.heard_at + state.free_s - now) + state.factor * mine_s
 
     def opens_s(self, now: float) -> float:
-        """Seconds until it admits again, by its last word; 0: now."""
-        return 0.0 if self.word is None else max(0.0, self.heard_at + self.word.opens_s - now)
+        """Seconds until it admits again, by its last state; 0: now."""
+        return 0.0 if self.state is None else max(0.0, self.heard_at + self.state.opens_s - now)
 
     def room_queries(self, now: float, tokens: float, slo_s: float) -> float:
         """About how many queries of so many tokens would be admitted now."""
-        if self.word is None or math.isinf(self.word.opens_s):
+        if self.state is None or math.isinf(self.state.opens_s):
             return 0.0
-        factor = self.word.factor
+        factor = self.state.factor
         left_s = (
-            slo_s - max(0.0, self.heard_at + self.word.free_s - now) - factor * (self.model.beta_s + self._unseen_s)
+            slo_s - max(0.0, self.heard_at + self.state.free_s - now) - factor * (self.model.beta_s + self._unseen_s)
         )
         return max(0.0, left_s) / max(1e-9, factor * self.model.cost_s(round(tokens)))
 
     def most_queries(self, tokens: float, slo_s: float, depth: int | None) -> float:
         """Queries of so many tokens that it would admit at once if it were idle."""
         cost_s = max(1e-9, self.model.cost_s(round(tokens)))
-        slow, margin = (1.0, 0.0) if self.word is None else (self.word.factor, self.word.margin)
+        slow, margin = (1.0, 0.0) if self.state is None else (self.state.factor, self.state.margin)
         until_s = slo_s / (1 + margin) - Pacing.of_beta(self.model.beta_s).pause_s
         work_s = max(0.0, until_s / slow - self.model.beta_s)
         return min(work_s, math.inf if depth is None else depth * self.model.alpha_s) / cost_s
 
     def bulk_room_s(self, *, by_count: bool) -> float:
-        """Planned device seconds of bulk queries that it has room for, by its last word and what was sent since."""
-        if self.word is None:
+        """Planned device seconds of bulk queries that it has room for, by its last state and what was sent since."""
+        if self.state is None:
             return 0.0
         unseen_s = sum(count for _, count, _ in self._unseen) * self.model.alpha_s if by_count else self._unseen_s
-        return self.word.bulk_s - unseen_s
+        return self.state.bulk_s - unseen_s
 
     def is_silent(self, now: float) -> bool:
-        """It was asked for a word and has given none: it may have stopped."""
+        """It was asked for its state and has given none: it may have stopped."""
         return self.heard_at < self._asked_at < now - _SILENT_S
 
     def is_flooded(self, slo_s: float, depth: int | None) -> bool:
-        """More was sent there since its last word than it can ever admit, within the SLO or, by count, to its `depth`:
+        """More was sent there since its last state than it can ever admit, within the SLO or, by count, to its `depth`:
         it is not sent even more.
         """
         if depth is not None:
             return sum(count for _, count, _ in self._unseen) >= depth
-        return self.word is not None and self.word.factor * self._unseen_s > slo_s
+        return self.state is not None and self.state.factor * self._unseen_s > slo_s

@@ -3,11 +3,11 @@
 Pure: no ray, no torch, no clock, no loop; the time is an argument. One `Schedule` belongs to one replica, and every
 method is called from one thread.
 
-What waits is of two classes. `prompt` queries have a deadline of at most twice the SLO and wait in the order of their
+What waits is of two classes. `urgent` queries have a deadline of at most twice the SLO and wait in the order of their
 deadlines. `patient` ones, bulk or with a later deadline, wait behind them: a run that they lengthen takes at most
-`bulk_share` of the SLO, so that prompt queries find room behind it, and of any run a fifth of that share is theirs.
+`bulk_share` of the SLO, so that urgent queries find room behind it, and of any run a fifth of that share is theirs.
 
-Notation, in planned device seconds: `work` is what the next run holds (all prompt queries and the patient ones that it
+Notation, in planned device seconds: `work` is what the next run holds (all urgent queries and the patient ones that it
 takes), c a query's cost, L the time that the running run still needs, f and m the learned factor and margin.
 
     answers at the end      L + f (beta + work + c) <= left of the earliest deadline in the next run / (1 + m), and who
@@ -15,7 +15,7 @@ takes), c a query's cost, L the time that the running run still needs, f and m t
     answers pass by pass    L + f (beta + work + c + pass) <= left / (1 + m); on an idle device as at the end
     all of these            the next run fits into the SLO
     patient                 L + ceil(patient work / their share of any run) * SLO <= left / (1 + m), and one run more
-                            where prompt ones wait whose answers come at the run's end: they need not let it into theirs
+                            where urgent ones wait whose answers come at the run's end: they need not let it into theirs
     depth (Algorithm 1)     queries waiting and running < depth
 
 Pass by pass nobody else's deadline needs a look: those with earlier ones are not moved, those with later ones still end
@@ -46,7 +46,7 @@ _TELLING = 0.25  # of the SLO: an error of a shorter prediction says nothing abo
 # An idle device that would refuse lets a query in after so many SLOs without a run. The time doubles, from the first to
 # the last, with each such probe.
 _FIRST_PROBE, _LAST_PROBE = 1.0, 8.0
-_SURE_SHARE = 0.2  # of `bulk_share`: of any run, however many prompt queries wait
+_SURE_SHARE = 0.2  # of `bulk_share`: of any run, however many urgent queries wait
 _UNIT_SHARE = 0.05  # of the SLO: the least work that the factor is learned from
 _NOW_S = 0.0005  # who would wait for less starts: the loop's timers count milliseconds
 _NEVER = math.inf
@@ -84,7 +84,7 @@ class Query:
     was_idle: bool = False  # on such a device, whose start later arrivals may delay
 
 
-class Word(NamedTuple):
+class ReplicaState(NamedTuple):
     """What a replica says of itself: seconds from now, and counts. `opens_s`: until a query of the mean cost would be
     admitted (0: now, inf: closed); `free_s`: until all that it holds is done; `bulk_s`: planned device seconds of
     room for bulk queries; the model is the one in force, without the learned factor and margin.
@@ -126,9 +126,9 @@ class Schedule:
     runs: int = 0  # since the start
     _fairness: Fairness = field(init=False)
     _pacing: Pacing = field(init=False)
-    _prompt: list[Query] = field(default_factory=list)
+    _urgent: list[Query] = field(default_factory=list)
     _patient: list[Query] = field(default_factory=list)
-    _prompt_s: float = 0.0
+    _urgent_s: float = 0.0
     _patient_s: float = 0.0
     _patient_largest_s: float = 0.0
     _bulk_running: int = 0
@@ -185,7 +185,7 @@ class Schedule:
 
     @property
     def waiting(self) -> int:
-        return len(self._prompt) + len(self._patient)
+        return len(self._urgent) + len(self._patient)
 
     @property
     def in_flight(self) -> int:
@@ -263,18 +263,18 @@ class Schedule:
         self._rho += work_s / _RHO_S
 
     def _room_s(self, now: float, left_s: float, f: float, until_s: float, slo_s: float | None = None) -> float:
-        """Planned device seconds of work that is admitted now for a prompt query with `left_s` to its deadline, on a
+        """Planned device seconds of work that is admitted now for a urgent query with `left_s` to its deadline, on a
         device that is slow by `f` and free in `until_s`.
         """
         beta_s = self.model.beta_s
         left_s *= self._deadline_share
-        work_s = self._prompt_s + self._patient_next_s
+        work_s = self._urgent_s + self._patient_next_s
         room_s = (self._run_most_s if slo_s is None else self._run_s(slo_s)) - work_s
         if self.pass_tokens and self._busy:  # patient ones are behind it in the run
-            return min(room_s, (left_s - until_s) / f - beta_s - self._prompt_s - self._pass_s)
-        if self._busy and not self._prompt and until_s > (left_s - f * beta_s) / (1 + f * self._rho):
+            return min(room_s, (left_s - until_s) / f - beta_s - self._urgent_s - self._pass_s)
+        if self._busy and not self._urgent and until_s > (left_s - f * beta_s) / (1 + f * self._rho):
             return 0.0
-        for line in (self._prompt, self._patient[:1]):
+        for line in (self._urgent, self._patient[:1]):
             if line:
                 left_s = min(left_s, (line[0].due - now) * self._deadline_share)
         return min(room_s, (left_s - until_s) / f - beta_s - work_s)
@@ -324,10 +324,10 @@ class Schedule:
 
     def _patient_room_s(self, now: float, query: Query, f: float, until_s: float) -> float:
         left_s = (query.due - now) * self._deadline_share
-        with_it_s = f * (self.model.beta_s + self._prompt_s + query.cost_s)
+        with_it_s = f * (self.model.beta_s + self._urgent_s + query.cost_s)
         longer_s = max(0.0, with_it_s + f * self._patient_next_s - self.policy.slo_s)  # the next run than others
         runs = math.floor(max(0.0, (left_s - until_s - longer_s) / self.policy.slo_s))
-        if self._prompt and not self.pass_tokens:
+        if self._urgent and not self.pass_tokens:
             runs -= 1
         room_s = runs * self._patient_run_s - self._patient_s
         if query.bulk:  # no more than the next run may take: the rest waits at the Router, for whichever device is free
@@ -361,11 +361,11 @@ class Schedule:
                 self._patient_s += query.cost_s
                 self._patient_largest_s = max(self._patient_largest_s, query.cost_s)
             else:
-                insort(self._prompt, query, key=_by_deadline)
-                self._prompt_s += query.cost_s
+                insort(self._urgent, query, key=_by_deadline)
+                self._urgent_s += query.cost_s
         if (in_flight := self.in_flight) > self.most:
             self.most = in_flight
-        work_s = self._prompt_s + self._patient_next_s
+        work_s = self._urgent_s + self._patient_next_s
         predicted_s = (until_s if self._busy else 0.0) + f * (self.model.beta_s + work_s)
         for query in queries:
             query.predicted_s, query.ahead_s, query.slow, query.was_idle = predicted_s, work_s, f, not self._busy
@@ -382,8 +382,8 @@ class Schedule:
         """Seconds that an idle device may wait before it starts what waits, this query among it."""
         if query.patient:
             return (query.due - now) * self._deadline_share - self.policy.slo_s
-        left_s = (self._prompt[0].due - now) * self._deadline_share
-        return left_s - f * (self.model.beta_s + self._prompt_s + self._patient_next_s)
+        left_s = (self._urgent[0].due - now) * self._deadline_share
+        return left_s - f * (self.model.beta_s + self._urgent_s + self._patient_next_s)
 
     def _count_refused(self, count: int, query: Query, now: float) -> None:
         if self.policy.depth == 0:
@@ -408,7 +408,7 @@ class Schedule:
 
     def start_in_s(self, now: float) -> float | None:
         """Seconds until the next run should start; None where none can: one runs, or nothing waits that may."""
-        ready = [query for query in (*self._prompt, *self._patient) if not query.held] if not self._busy else []
+        ready = [query for query in (*self._urgent, *self._patient) if not query.held] if not self._busy else []
         if not ready:
             return None
         if self._nobody_can_join(now):
@@ -429,7 +429,7 @@ class Schedule:
 
     def start(self, now: float) -> list[Query]:
         """Begin the next run: its queries in the order of their deadlines, the patient ones last."""
-        run = [query for query in self._prompt if not query.held]
+        run = [query for query in self._urgent if not query.held]
         sure_s, fill_s, most_s = self._patient_run_s, *self._fill_s(now, run)
         work_s = 0.0
         for query in self._patient:
@@ -449,15 +449,15 @@ class Schedule:
         return run
 
     def _fill_s(self, now: float, run: Sequence[Query]) -> tuple[float, float]:
-        """Planned seconds of patient queries that a run takes behind these prompt ones; and the most with their share
+        """Planned seconds of patient queries that a run takes behind these urgent ones; and the most with their share
         of any run, which is less only where those would wait for it.
         """
         if self.policy.admission == "depth":
             return _NEVER, _NEVER
-        f, prompt_s = self.learning.factor * (1 + self.learning.margin), sum(query.cost_s for query in run)
-        fill_s = self.policy.bulk_share * self.policy.slo_s / f - self.model.beta_s - prompt_s
+        f, urgent_s = self.learning.factor * (1 + self.learning.margin), sum(query.cost_s for query in run)
+        fill_s = self.policy.bulk_share * self.policy.slo_s / f - self.model.beta_s - urgent_s
         if run and not self.pass_tokens:
-            most_s = (run[0].due - now) / f - self.model.beta_s - prompt_s
+            most_s = (run[0].due - now) / f - self.model.beta_s - urgent_s
             return min(fill_s, most_s), most_s
         return fill_s, _NEVER
 
@@ -490,7 +490,7 @@ class Schedule:
         self._busy, self._probes, self._since = False, False, now
         self.running = self._bulk_running = 0
         self._first = self._last = now
-        if self._prompt or self._patient:  # what waits has waited already: no pause
+        if self._urgent or self._patient:  # what waits has waited already: no pause
             self._first = now - self._pacing.longest_s
 
     def remove(self, queries: Iterable[Query]) -> None:
@@ -498,9 +498,9 @@ class Schedule:
         gone = set(map(id, queries))
         if not gone:
             return
-        self._prompt = [query for query in self._prompt if id(query) not in gone]
+        self._urgent = [query for query in self._urgent if id(query) not in gone]
         self._patient = [query for query in self._patient if id(query) not in gone]
-        self._prompt_s = sum(query.cost_s for query in self._prompt)
+        self._urgent_s = sum(query.cost_s for query in self._urgent)
         self._patient_s = sum(query.cost_s for query in self._patient)
         self._patient_largest_s = max((query.cost_s for query in self._patient), default=0.0)
 
@@ -550,27 +550,27 @@ class Schedule:
             after = self._probe_after if self.learning.factor > 1 else _LAST_PROBE
             return max(0.0, self._since + after * self.policy.slo_s - now)
         slo_s, beta_s = self.policy.slo_s * self._deadline_share, self.model.beta_s
-        work_s = self._prompt_s + self._patient_next_s
+        work_s = self._urgent_s + self._patient_next_s
         if self.pass_tokens and self._busy:
             if f * missing_s <= until_s and self._run_most_s - work_s >= cost_s:
                 return f * missing_s
             return until_s + max(0.0, f * (2 * beta_s + work_s + self._pass_s + cost_s) - slo_s)
         latest_s = (slo_s - f * beta_s) / (1 + f * self._rho)  # of a run's rest, for somebody to open the next
-        if self._busy and not self._prompt and until_s > latest_s:
+        if self._busy and not self._urgent and until_s > latest_s:
             return until_s - latest_s
         return until_s + max(0.0, f * (beta_s + work_s) - latest_s)
 
-    def word(self, now: float) -> Word:
+    def state(self, now: float) -> ReplicaState:
         """What Routers go by until they hear again."""
         f = self._slow(now)
-        work_s = self._prompt_s + self._patient_s
+        work_s = self._urgent_s + self._patient_s
         free_s = self._until_free(now, f) if self._busy else 0.0
         if self.waiting:
             free_s += f * (self.model.beta_s + work_s)
         model = self.model
         by_count = self.policy.admission == "depth"
         bulk_s = self._free(None, bulk=True) * model.alpha_s if by_count else self._bulk_most_s - self._patient_s
-        return Word(
+        return ReplicaState(
             self.opens_s(now), free_s, max(0.0, bulk_s), self.in_flight, self.waiting, self.most, self.runs,
             (model.query_s, model.token_s, model.token2_s, model.beta_s), f, self.learning.margin,
             (self.refusals.full, self.refusals.never, self.refusals.closed),
@@ -580,4 +580,4 @@ class Schedule:
         """How full the queue is: the share of its depth, or of an SLO, that is taken. Autoscaling goes by it."""
         if self.policy.admission == "depth":
             return self.in_flight / max(1, self.policy.depth or 0)
-        return self.word(now).free_s / self.policy.slo_s
+        return self.state(now).free_s / self.policy.slo_s

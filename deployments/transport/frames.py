@@ -3,8 +3,8 @@
     frame    size uint32, head size uint32, head (JSON), arrays; little-endian, as both machines' arrays are
 
 A Router sends `Offers`: queries with the time that each has left, never clock times; those that it calls off; those
-whose hold ends well. A replica sends a `Report`: its word of itself, then what it refused, admitted, answered or failed
-at. Each side sends what gathers in one turn of its loop as one frame, cut where it would grow too large.
+whose hold ends well. A replica sends a `Report`: its own state, then what it refused, admitted, answered or failed at.
+Each side sends what gathers in one turn of its loop as one frame, cut where it would grow too large.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from deployments.queueing.schedule import Word
+from deployments.queueing.schedule import ReplicaState
 
 Ids = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -30,7 +30,7 @@ LARGEST_FRAME = 2**28  # bytes; a frame is cut long before
 CUT_BYTES = 2**24  # a frame that has so much takes nothing more
 
 
-_SILENT = Word(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (0, 0, 0))  # until it is sent
+_SILENT = ReplicaState(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (0, 0, 0))  # until it is sent
 
 
 class Offer(NamedTuple):
@@ -62,7 +62,7 @@ class Offers:
     confirmed: list[int] = field(default_factory=list)
     refused_s: float = 0.0
     settings: dict[str, Any] | None = None
-    asks: bool = False  # for a word, at once
+    asks: bool = False  # for its state, at once
 
     def __bool__(self) -> bool:
         return bool(self.offers or self.called_off or self.confirmed or self.settings or self.asks)
@@ -116,7 +116,7 @@ class Report:
     many of an offer in parts; `failed`: (offer, sentence).
     """
 
-    word: Word = _SILENT
+    state: ReplicaState = _SILENT
     seen: int = 0
     refused: list[tuple[int, bool]] = field(default_factory=list)
     admitted: list[tuple[int, int]] = field(default_factory=list)
@@ -142,13 +142,13 @@ class Report:
         about = [[a.number, a.query, len(a.norms), a.queue_s, a.compute_s, a.stay_s] for a in answers]
         arrays = [np.ascontiguousarray(a.unit, np.float32).tobytes() for a in answers]
         arrays += [a.norms.tobytes() for a in answers]
-        return _frame([list(self.word), self.seen, *head, width, about], arrays)
+        return _frame([list(self.state), self.seen, *head, width, about], arrays)
 
     @classmethod
     def decode(cls, frame: bytes) -> Report:
         """Raises ValueError, TypeError or struct.error where it is not what it says."""
         head, start = _head(frame)
-        word, seen, refused, admitted, failed, width, about = head
+        state, seen, refused, admitted, failed, width, about = head
         rows = sum(one[2] for one in about)
         unit = np.frombuffer(frame, np.float32, rows * width, start).reshape(rows, width)
         norms = np.frombuffer(frame, np.float32, rows, start + unit.nbytes)
@@ -157,9 +157,9 @@ class Report:
             end = row + count
             answered.append(Answered(number, index, unit[row:end], norms[row:end], queue_s, compute_s, stay_s))
             row = end
-        if word[0] is None:  # JSON has no infinity: the queue is closed
-            word[0] = math.inf
-        return cls(Word(*word), seen, refused, admitted, failed, answered)
+        if state[0] is None:  # JSON has no infinity: the queue is closed
+            state[0] = math.inf
+        return cls(ReplicaState(*state), seen, refused, admitted, failed, answered)
 
 
 def _frame(head: Any, arrays: Sequence[bytes]) -> list[bytes]:

@@ -14,7 +14,7 @@ from deployments.engines import Stopped
 from deployments.runner import Runner
 from deployments.transport.frames import Offer, Offers
 
-TERMS = {"slo_s": 1.0, "admission": "finish", "bulk_share": 0.5, "depth": None, "model": None}
+POLICY = {"slo_s": 1.0, "admission": "finish", "bulk_share": 0.5, "depth": None, "model": None}
 
 
 class FakeEngine:
@@ -72,10 +72,10 @@ class FakeEngine:
 class FakeRouter:
     """One connection, as the Runner sees it."""
 
-    def __init__(self, runner, name="r", **terms):
+    def __init__(self, runner, name="r", **policy):
         self.runner, self.numbers, self.ends, self.reports = runner, itertools.count(1), {}, []
         self.admitted = {}
-        runner.receive(self, Offers(settings={"router": name, **TERMS, **terms}, asks=True))
+        runner.receive(self, Offers(settings={"router": name, **POLICY, **policy}, asks=True))
 
     def hang_up(self):
         pass

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from deployments.errors import EngineFailed
-from deployments.queueing.schedule import Word
+from deployments.queueing.schedule import ReplicaState
 from deployments.transport import channel as channels
 from deployments.transport.channel import Channel, Refused, Server
 from deployments.transport.frames import HEAD, Answered, Offer, Report
 
 HOST = "127.0.0.1"
-WORD = Word(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (0, 0, 0))
+WORD = ReplicaState(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (0, 0, 0))
 
 
 class Replica:

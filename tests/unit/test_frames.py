@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.queueing.schedule import Word
+from deployments.queueing.schedule import ReplicaState
 from deployments.transport import frames
 from deployments.transport.frames import Answered, Offer, Offers, Report
 
-WORD = Word(0.25, 0.5, 0.1, 3, 2, 7, 5, (0.0, 0.001, 0.0, 0.27), 1.1, 0.02, (1, 2, 3))
+WORD = ReplicaState(0.25, 0.5, 0.1, 3, 2, 7, 5, (0.0, 0.001, 0.0, 0.27), 1.1, 0.02, (1, 2, 3))
 
 
 def through(offers):
@@ -36,7 +36,7 @@ def test_an_empty_frame():
     (frame,) = Report(WORD, 5).encode()
     report = Report.decode(b"".join(frame))
     assert (report.seen, report.answered, report.refused) == (5, [], [])
-    assert [*report.word] == [*[*WORD][:7], list(WORD.model), 1.1, 0.02, list(WORD.refusals)]
+    assert [*report.state] == [*[*WORD][:7], list(WORD.model), 1.1, 0.02, list(WORD.refusals)]
 
 
 def test_offers_come_back_as_they_went():
@@ -84,7 +84,7 @@ def test_a_report_with_all_that_it_may_hold():
         [answered(5, 0, [[1, 2]]), answered(6, 1, [[3, 4], [5, 6], [7, 8]]), answered(5, 1, [[9, 10]])],
     )  # fmt: skip
     (came,) = reports(sent)
-    assert came.word.opens_s == math.inf
+    assert came.state.opens_s == math.inf
     assert (came.refused, came.admitted, came.failed) == ([[1, True]], [[2, 5]], [[3, "it broke"]])
     for one, other in zip(sent.answered, came.answered, strict=True):
         assert (one.number, one.query, one.queue_s, one.stay_s) == (

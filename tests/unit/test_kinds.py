@@ -12,7 +12,7 @@ from sentence_transformers import CrossEncoder, SparseEncoder
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from deployments.engines import TokenBatch, create_engine, embed
-from deployments.engines.pooled_model import likeness, score_agreement
+from deployments.engines.pooled_model import score_agreement, tolerance
 from deployments.errors import SettingsError
 from deployments.models.model_files import read_model_card
 from deployments.models.pairs import Pair
@@ -155,11 +155,11 @@ def test_a_difference_of_logits_counts_by_their_spread():
 
 def test_a_dtype_that_moves_scores_is_not_chosen(saved, monkeypatch):
     card = load(saved("bert reranker"))
-    assert likeness(card).least == 0.95
+    assert tolerance(card).least == 0.95
     narrow = create_engine(card, CpuSettings(engine="torch"), "cpu", 1).info
     assert narrow.agreement is None or narrow.agreement >= 0.95
     from deployments.engines import pooled_model
 
-    strict = pooled_model.Likeness(score_agreement, 0.999999, "agreement of logits with float32")
-    monkeypatch.setattr(pooled_model, "likeness", lambda _: strict)
+    strict = pooled_model.Tolerance(score_agreement, 0.999999, "agreement of logits with float32")
+    monkeypatch.setattr(pooled_model, "tolerance", lambda _: strict)
     assert create_engine(card, CpuSettings(engine="torch"), "cpu", 1).info.dtype == "float32"

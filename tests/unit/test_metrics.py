@@ -9,9 +9,9 @@ import pytest
 
 from deployments.errors import Busy, DeadlineExceeded, EmptyInput, EngineFailed, TimedOut, WrongKind
 from deployments.metrics import EmbedderMetrics, PoolState, RouterMetrics, outcome_of
-from deployments.queueing.schedule import Word
+from deployments.queueing.schedule import ReplicaState
 
-WORD = Word(0.5, 1.5, 0.0, 7, 2, 9, 4, (0, 0, 0, 0), 1.25, 0.02, (3, 2, 1))
+WORD = ReplicaState(0.5, 1.5, 0.0, 7, 2, 9, 4, (0, 0, 0, 0), 1.25, 0.02, (3, 2, 1))
 
 
 class Written:

@@ -103,13 +103,13 @@ async def test_a_router_that_called_off_hears_that_there_is_room_sooner():
     other.offer()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert all(one.reports[-1][1].word.opens_s > 0 for one in (router, other))
+    assert all(one.reports[-1][1].state.opens_s > 0 for one in (router, other))
     reports = [len(one.reports) for one in (router, other)]
     router.call_off(*(number for number in many if number not in router.ends))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert [len(one.reports) for one in (router, other)] == [count + 1 for count in reports]
-    told = [one.reports[-1][1].word.opens_s for one in (router, other)]
+    told = [one.reports[-1][1].state.opens_s for one in (router, other)]
     assert told[0] == told[1]
 
 
@@ -289,17 +289,17 @@ async def test_others_hear_when_it_opens_sooner_than_they_were_told():
     other.offer()
     await asyncio.sleep(0)
     told = len(other.reports)
-    assert other.reports[-1][1].word.opens_s > 0
+    assert other.reports[-1][1].state.opens_s > 0
     runner.gone(dead)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert len(other.reports) == told + 1
-    assert other.reports[-1][1].word.opens_s < other.reports[-2][1].word.opens_s
+    assert other.reports[-1][1].state.opens_s < other.reports[-2][1].state.opens_s
 
 
 @virtual
 async def test_a_router_hears_when_a_runs_end_shows_that_there_is_room():
-    """Its last answers left before the run had ended, with a word by what was known then."""
+    """Its last answers left before the run had ended, with its state by what was known then."""
     runner, engine = replica()
     engine.ends_later_s = 0.001
     runner.schedule.learning.factor = 3.5
@@ -310,7 +310,7 @@ async def test_a_router_hears_when_a_runs_end_shows_that_there_is_room():
     await asyncio.sleep(1)
     assert router.answers() == [(1, 0)]
     assert runner.schedule.learning.factor == pytest.approx(1.0, abs=0.05)
-    assert router.reports[-1][1].word.opens_s == 0
+    assert router.reports[-1][1].state.opens_s == 0
     assert len(engine.runs) == 1
 
 
@@ -346,7 +346,7 @@ def test_every_query_ends_once(admission, pass_tokens, seed):
         chance = random.Random(seed)
         runner, engine = replica(pass_tokens=pass_tokens)
         depth = 20 if admission == "depth" else None
-        terms = {"admission": admission, "depth": depth}
+        policy = {"admission": admission, "depth": depth}
         engine.outcome = lambda waiting: (
             ValueError("no")
             if (waiting.number + waiting.index) % 23 == 0
@@ -354,7 +354,7 @@ def test_every_query_ends_once(admission, pass_tokens, seed):
             if (waiting.number + waiting.index) % 17 == 0
             else None
         )
-        routers = [FakeRouter(runner, f"r{i}", **terms) for i in range(3)]
+        routers = [FakeRouter(runner, f"r{i}", **policy) for i in range(3)]
         everyone, wanted, called_off = list(routers), [], set()
         for _ in range(80):
             router = chance.choice(routers)
@@ -378,7 +378,7 @@ def test_every_query_ends_once(admission, pass_tokens, seed):
                     at = routers.index(router)
                     if chance.random() < 0.5:
                         runner.gone(router)
-                    routers[at] = FakeRouter(runner, f"r{at}", **terms)
+                    routers[at] = FakeRouter(runner, f"r{at}", **policy)
                     everyone.append(routers[at])
                 case "wait":
                     await asyncio.sleep(chance.choice([0.0, 0.01, 0.3]))

@@ -50,9 +50,9 @@ def arrivals(draw, slo_s, most=40):
 def adds_up(device):
     """Work is what waits."""
     schedule = device.schedule
-    assert schedule._prompt_s == pytest.approx(sum(query.cost_s for query in schedule._prompt), abs=1e-9)
+    assert schedule._urgent_s == pytest.approx(sum(query.cost_s for query in schedule._urgent), abs=1e-9)
     assert schedule._patient_s == pytest.approx(sum(query.cost_s for query in schedule._patient), abs=1e-9)
-    assert schedule._prompt == sorted(schedule._prompt, key=lambda query: query.due)
+    assert schedule._urgent == sorted(schedule._urgent, key=lambda query: query.due)
     assert schedule.running >= 0
     assert schedule._bulk_running >= 0
 
@@ -83,8 +83,8 @@ def test_who_joins_a_pause_for_a_burst_does_not_make_the_first_late():
 
 def test_patient_queries_do_not_make_those_late_that_were_admitted_before_them():
     queue = schedule_of(V100, 1.0)
-    prompt = [Arrival(0.0, 75, 0.4) for _ in range(5)]
-    sent = World([Device(queue)]).run([*prompt, Arrival(0.001, 512, 20.0), Arrival(0.001, 512, 600.0, bulk=True)])
+    urgent = [Arrival(0.0, 75, 0.4) for _ in range(5)]
+    sent = World([Device(queue)]).run([*urgent, Arrival(0.001, 512, 20.0), Arrival(0.001, 512, 600.0, bulk=True)])
     assert [one.admitted for one in sent[:6]] == [True] * 6
     assert all(one.in_time for one in sent if one.admitted)
 
@@ -123,7 +123,7 @@ def test_work_adds_up_after_anything(data):
                 taken = queue.offer(now, queries, partial=chance.random() < 0.5)
                 assert queue.waiting == before + taken
             case "remove":
-                waiting = [*queue._prompt, *queue._patient]
+                waiting = [*queue._urgent, *queue._patient]
                 queue.remove(chance.sample(waiting, chance.randint(0, len(waiting))))
             case "start":
                 if not run and queue.start_in_s(now) == 0:
@@ -140,10 +140,10 @@ def test_work_adds_up_after_anything(data):
         adds_up(device)
         assert queue.running == len(run)
         assert admission == "finish" or queue.in_flight <= depth
-        word = queue.word(now)
-        assert word.opens_s >= 0
-        assert word.free_s >= 0
-        assert word.bulk_s >= 0
+        state = queue.state(now)
+        assert state.opens_s >= 0
+        assert state.free_s >= 0
+        assert state.bulk_s >= 0
 
 
 # --- admission by depth, trials, parts --------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_all_or_none_or_the_first_of_them():
     assert queue.waiting == 0
     taken = queue.offer(0.0, many, partial=True)
     assert 30 <= taken <= 40
-    assert queue._prompt == many[:taken]
+    assert queue._urgent == many[:taken]
 
 
 def test_what_is_held_does_not_run():
@@ -264,8 +264,8 @@ def test_long_queries_are_refused_at_most_the_stated_ratio_as_often(rate, pass_t
 def test_patient_queries_leave_room_for_those_at_the_slo(pass_tokens):
     devices = [Device(schedule_of(V100, 2.0, pass_tokens=pass_tokens), 0)]
     devices.append(Device(schedule_of(XEON, 2.0, pass_tokens=pass_tokens), 1))
-    patient, prompt = poisson(60, 60, 20.0, seed=5), poisson(20, 60, 2.0, seed=6)
-    sent = World(devices).run(sorted([*patient, *prompt], key=lambda one: one.at))
+    patient, urgent = poisson(60, 60, 20.0, seed=5), poisson(20, 60, 2.0, seed=6)
+    sent = World(devices).run(sorted([*patient, *urgent], key=lambda one: one.at))
     assert refused_share(one for one in sent if one.arrival.allowed_s == 2.0) <= 0.05
     assert refused_share(one for one in sent if one.arrival.allowed_s == 20.0) <= 0.7
     assert late_share(sent) == 0
@@ -273,16 +273,16 @@ def test_patient_queries_leave_room_for_those_at_the_slo(pass_tokens):
 
 @pytest.mark.parametrize("pass_tokens", ENDS)
 def test_bulk_runs_behind_an_overload_and_delays_nobody(pass_tokens):
-    prompt = poisson(80, 30, 1.0, seed=2)
+    urgent = poisson(80, 30, 1.0, seed=2)
     bulk = [Arrival(1.0 + 0.05 * i, 75, 600.0, bulk=True) for i in range(500)]
     sent = World([Device(schedule_of(V100, 1.0, pass_tokens=pass_tokens))]).run(
-        sorted([*prompt, *bulk], key=lambda one: one.at)
+        sorted([*urgent, *bulk], key=lambda one: one.at)
     )
     assert late_share(sent) == 0
     waited = [one.ended - one.at for one in sent if one.arrival.bulk and one.admitted]
     assert len(waited) >= 40  # in 30 s of overload
     assert max(waited) <= 12
-    alone = World([Device(schedule_of(V100, 1.0, pass_tokens=pass_tokens))]).run(prompt)
+    alone = World([Device(schedule_of(V100, 1.0, pass_tokens=pass_tokens))]).run(urgent)
     taken = sum(one.in_time for one in sent if not one.arrival.bulk) / sum(one.in_time for one in alone)
     assert taken >= 0.8
 
@@ -376,7 +376,7 @@ def test_an_idle_device_is_open_for_those_that_fit():
     queue = schedule_of((0.6, 0.3), 1.0)
     queue.learning.factor = 1.1
     queue.ended(0.0)
-    assert queue.word(0.5).opens_s == 0
+    assert queue.state(0.5).opens_s == 0
     assert queue.offer(0.5, [Query(20, 1.5)]) == 1
 
 
@@ -418,9 +418,9 @@ def test_one_admission_looks_at_none_of_those_that_wait():
     queue.start(0.0)
     for i in range(1000):
         assert queue.offer(0.0, [Query(75, 0.9 + 1e-5 * i)])
-    queue._prompt, queue._patient = Counted(queue._prompt), Counted()
+    queue._urgent, queue._patient = Counted(queue._urgent), Counted()
     queue.offer(0.01, [Query(75, 1.0)])
     queue.offer(0.01, [Query(75, 5.0, patient=True)])
     queue.start_in_s(0.01)
-    queue.word(0.01)
+    queue.state(0.01)
     assert Counted.walks == 0

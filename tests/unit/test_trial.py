@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.errors import Forbidden, InvalidInput
-from deployments.settings import TrialPass
+from deployments.settings import TrialGrant
 from deployments.trial import Trial, hash_secret
 
 SECRET = "3q2-a_Secret"
 POOLS = ("accelerator", "cpu")
 NOW = 1_700_000_000.0
-ALLOWED = TrialPass(secret_sha256=hash_secret(SECRET), expires_at=NOW + 60)
+ALLOWED = TrialGrant(secret_sha256=hash_secret(SECRET), expires_at=NOW + 60)
 
 
 @pytest.mark.parametrize(

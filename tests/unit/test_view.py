@@ -1,4 +1,4 @@
-"""What a Router knows of a replica between two of its words."""
+"""What a Router knows of a replica between two of its states."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 
 from deployments.placement.locality import rank
 from deployments.placement.view import View
-from deployments.queueing.schedule import Word
+from deployments.queueing.schedule import ReplicaState
 
 MODEL = (0.0, 0.018 / 75, 0.0, 0.27)
 
 
-def view(now=10.0, seen=0, **word):
-    told = Word(0.0, 0.0, 0.5, 0, 0, 0, 0, MODEL, 1.0, 0.02, (0, 0, 0))._replace(**word)
+def view(now=10.0, seen=0, **state):
+    told = ReplicaState(0.0, 0.0, 0.5, 0, 0, 0, 0, MODEL, 1.0, 0.02, (0, 0, 0))._replace(**state)
     one = View("a", (False, 1))
     one.hear(now, told, seen)
     return one
@@ -26,7 +26,7 @@ def test_before_its_first_word_it_finishes_nothing():
 
 
 @pytest.mark.parametrize(
-    ("word", "now", "finish_s"),
+    ("state", "now", "finish_s"),
     [
         ({}, 10.0, 0.27 + 0.018),
         ({"free_s": 0.5}, 10.2, 0.3 + 0.288),
@@ -34,8 +34,8 @@ def test_before_its_first_word_it_finishes_nothing():
         ({"factor": 2.0}, 10.0, 0.576),
     ],
 )
-def test_when_a_query_would_be_answered(word, now, finish_s):
-    assert view(**word).finish_s(now, [75]) == pytest.approx(finish_s)
+def test_when_a_query_would_be_answered(state, now, finish_s):
+    assert view(**state).finish_s(now, [75]) == pytest.approx(finish_s)
 
 
 def test_what_was_sent_since_its_last_word_counts_until_it_has_read_it():
@@ -43,13 +43,13 @@ def test_what_was_sent_since_its_last_word_counts_until_it_has_read_it():
     one.sent(1, 10, 0.18)
     one.sent(2, 5, 0.09)
     assert one.finish_s(10.0, [75]) == pytest.approx(0.288 + 0.27)
-    one.hear(10.1, one.word, 1)
+    one.hear(10.1, one.state, 1)
     assert one.finish_s(10.1, [75]) == pytest.approx(0.288 + 0.09)
-    one.hear(10.2, one.word, 2)
+    one.hear(10.2, one.state, 2)
     assert one.finish_s(10.2, [75]) == pytest.approx(0.288)
     one.sent(3, 5, 0.09)
     one.forget()
-    one.hear(11.0, view().word, 0)
+    one.hear(11.0, view().state, 0)
     assert one.finish_s(11.0, [75]) == pytest.approx(0.288)
 
 
@@ -83,7 +83,7 @@ def test_a_replica_that_is_asked_and_says_nothing_is_silent():
     one.asked(10.3)
     assert not one.should_be_asked(10.4)
     assert [one.is_silent(now) for now in (11.2, 11.4)] == [False, True]
-    one.hear(11.5, one.word, 1)
+    one.hear(11.5, one.state, 1)
     assert one.has_read_all
     assert not one.is_silent(11.6)
 
@@ -94,7 +94,7 @@ def test_a_replica_is_sent_no_more_than_it_can_ever_admit_before_its_next_word()
     assert [one.is_flooded(1.0, None), one.is_flooded(1.0, 50), one.is_flooded(1.0, 51)] == [False, True, False]
     one.sent(1, 10, 0.18)
     assert one.is_flooded(1.0, None)
-    one.hear(10.1, one.word, 1)
+    one.hear(10.1, one.state, 1)
     assert not one.is_flooded(1.0, None)
 
 

@@ -97,7 +97,7 @@ class World:
         patient = one.bulk or one.allowed_s > PATIENT * self.slo_s
         pools = set()
         order = sorted(
-            self.devices, key=lambda d: (d.pool, d.schedule.word(now).free_s if len(self.devices) > 2 else 0)
+            self.devices, key=lambda d: (d.pool, d.schedule.state(now).free_s if len(self.devices) > 2 else 0)
         )
         for device in order:
             query = Query(one.tokens, now + one.allowed_s, patient=patient, bulk=one.bulk, item=sent)

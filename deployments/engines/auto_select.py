@@ -15,7 +15,9 @@ from deployments.settings import AcceleratorSettings, CpuSettings
 logger = logging.getLogger("ray.serve")
 
 
-def quickest(torch: TorchEngine, card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads: int) -> Engine:
+def auto_select(
+    torch: TorchEngine, card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads: int
+) -> Engine:
     """`torch`, or OpenVINO where that is installed and quicker; its `info.why` tells both figures."""
     if importlib.util.find_spec("openvino") is None:
         return torch

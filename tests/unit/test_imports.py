@@ -1,0 +1,68 @@
+"""A folder imports only those below it, and nobody reaches into another module's private names."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("serve_app", "deployments", "calibration")
+ORDER = (  # from the top
+    "benchmarks",
+    "calibration",
+    "serve_app",
+    "deployments.router",
+    "deployments.embedder",
+    "deployments.runner",
+    "deployments.placement",
+    "deployments.engines",
+    "deployments.transport",
+    "deployments.models",
+    "deployments.hardware",
+    "deployments.metrics",
+    "deployments.queueing",
+    "deployments.serve_adapter",
+    "deployments.trial",
+    "deployments.settings",
+    "deployments.errors",
+)
+FILES = [
+    path.relative_to(ROOT)
+    for folder in (*PRODUCT, "benchmarks")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if path.name != "__init__.py" or path.parent.parent != ROOT
+]
+
+
+def place(module):
+    """The entry of ORDER that a module belongs to, if it is ours."""
+    first, *others = module.split(".")
+    name = ".".join([first, *others[:1]]) if first == "deployments" else first
+    return name if first in {*PRODUCT, "benchmarks"} else None
+
+
+def imports(path):
+    """(module, name) of each import; the name is None for whole modules."""
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                yield (f"deployments.{alias.name}", None) if node.module == "deployments" else (node.module, alias.name)
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_imports_point_down(path):
+    here = place(".".join(path.with_suffix("").parts))
+    for module, name in imports(path):
+        if (there := place(module)) is not None:
+            assert ORDER.index(there) >= ORDER.index(here), f"{path} imports {module}"
+            assert not (name or "").startswith("_"), f"{path} imports {module}.{name}"
+
+
+def test_each_file_name_of_the_product_is_used_once():
+    names = Counter(path.name for path in FILES if path.parts[0] in PRODUCT and not path.name.startswith("__"))
+    assert [name for name, times in names.items() if times > 1] == []
