@@ -23,7 +23,7 @@ def deploy(path: Path, dashboard: str) -> None:
     Raises SettingsError: the config is not good, or something is served there already; CalibrationFailed: it does not
     start.
     """
-    from serve_app.config_file import load_config
+    from serve_app.service_config import load_config
 
     config = for_the_devices_there(load_config(path))
     there = serve_details(dashboard)["applications"]

@@ -24,7 +24,7 @@ import yaml
 
 from deployments.errors import SettingsError
 
-IMPORT_PATH = "serve_app.app:build"  # serve_app.config_file says the same, but imports ray
+IMPORT_PATH = "serve_app.app:build"  # serve_app.service_config says the same, but imports ray
 DEPLOYMENT = "Router"
 WHOLE = ("user_config", "calibration")  # ours as a whole: replaced, not merged, so that no old key stays in it
 LINE = 110  # columns; a longer new mapping is written over several lines

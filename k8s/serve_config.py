@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from serve_app.config_file import router_config
+from serve_app.service_config import router_config
 
 K8S = Path(__file__).parent
 SOURCE = K8S.parent / "serve_app" / "config.yaml"

@@ -26,7 +26,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         if arguments.check:
-            from serve_app.config_file import load_config
+            from serve_app.service_config import load_config
 
             load_config(arguments.config)
             print(f"{arguments.config}: good")

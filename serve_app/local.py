@@ -67,7 +67,7 @@ def serve_until_interrupted(path: Path) -> None:
     _stop_on_signals(stop)
     with tempfile.TemporaryDirectory(prefix="windve-") as scratch:
         _set_ray_environment(Path(scratch), console)  # before ray is imported for the first time: it reads it there
-        from serve_app.config_file import load_config, settings_of
+        from serve_app.service_config import load_config, settings_of
 
         config = load_config(path)
         addresses, grpc_address = _http_addresses(config), _grpc_address(config)
@@ -105,7 +105,7 @@ def _stop_on_signals(stop: threading.Event) -> None:
 
 def _http_addresses(config: dict[str, Any]) -> list[str]:
     """Of each windve application. Raises SettingsError where the port is taken."""
-    from serve_app.config_file import ours
+    from serve_app.service_config import ours
 
     options = config.get("http_options") or {}
     host, port = options.get("host", _LOOPBACK), options.get("port", 8000)

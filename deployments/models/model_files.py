@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,15 +55,8 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
     """
     folder, revision = _find(settings)
     config = _json(folder / "config.json")
-    if not config:
-        raise SettingsError("args.model.id", f"{folder} holds no config.json, so it is not a model")
     weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        raise SettingsError("args.model.id", f"{folder} holds no .safetensors weights; no other format is loaded")
-    _check_index(folder)
-    unknown = [module for module in _modules(folder) if _module_name(module) not in _KNOWN_MODULES]
-    if unknown:
-        raise SettingsError("args.model.id", f"the model needs the module {unknown[0]['type']}, which is not supported")
+    _check_files(folder, config, weights)
     labels = _labels(config)
     kind = _kind(folder, config, labels, settings.kind)
     text = config.get("text_config", config)  # multimodal models nest the text model's numbers
@@ -99,6 +92,18 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
         prompts={} if scores else prompts,
         default_prompt_name=None if scores else default_prompt_name,
     )
+
+
+def _check_files(folder: Path, config: Mapping[str, Any], weights: Sequence[Path]) -> None:
+    """Raises SettingsError where they are not those of a model that is served."""
+    if not config:
+        raise SettingsError("args.model.id", f"{folder} holds no config.json, so it is not a model")
+    if not weights:
+        raise SettingsError("args.model.id", f"{folder} holds no .safetensors weights; no other format is loaded")
+    _check_index(folder)
+    unknown = [module for module in _modules(folder) if _module_name(module) not in _KNOWN_MODULES]
+    if unknown:
+        raise SettingsError("args.model.id", f"the model needs the module {unknown[0]['type']}, which is not supported")
 
 
 SCORING = frozenset({"reranker", "classifier"})  # kinds that answer with a number for each label, not with a vector

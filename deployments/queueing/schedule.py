@@ -234,22 +234,25 @@ class Schedule:
             self.arrives(now, total_s)
         if depth is not None or self.policy.admission == "depth":
             taken = min(len(queries), self._free(depth, bulk=first.bulk))
-        elif patient:
-            taken = self._fitting(now, queries, total_s, self._patient_room_s(now, first, f, until_s))
         else:
-            taken = self._fitting(now, queries, total_s, self._room_s(now, first.due - now, f, until_s, slo_s))
+            taken = self._fitting(now, queries, total_s, self._room_for(now, first, f, until_s, slo_s))
         if taken < len(queries) and not partial:
             taken = 0
         self._trial_depth = depth
-        whole = taken == len(queries)
-        if depth is None and not patient and (whole or not self._is_late_when_idle(now, queries[taken:])):
-            self._fairness.offered(now, total_s / len(queries), refused=not whole)  # else no room kept would help it
+        if depth is None and not patient:
+            self._note_demand(now, queries, taken, total_s)
         if taken:
             promised = depth is None and self.policy.admission == "finish"
-            self._admit(now, queries if whole else queries[:taken], f, until_s, promised=promised)
-        if not whole:
+            self._admit(now, queries[:taken], f, until_s, promised=promised)
+        if taken < len(queries):
             self._count_refused(len(queries) - taken, queries[taken], now)
         return taken
+
+    def _note_demand(self, now: float, queries: Sequence[Query], taken: int, total_s: float) -> None:
+        """For the fairness to long queries."""
+        refused = queries[taken:]
+        if not (refused and self._is_late_when_idle(now, refused)):  # no room that is kept would help those
+            self._fairness.offered(now, total_s / len(queries), refused=bool(refused))
 
     def _is_late_when_idle(self, now: float, queries: Sequence[Query]) -> bool:
         """One of these would not be admitted on an idle device either."""
@@ -261,6 +264,11 @@ class Schedule:
             self._rho *= math.exp((self._rho_at - now) / _RHO_S)
             self._rho_at = now
         self._rho += work_s / _RHO_S
+
+    def _room_for(self, now: float, query: Query, f: float, until_s: float, slo_s: float | None) -> float:
+        if query.patient:
+            return self._patient_room_s(now, query, f, until_s)
+        return self._room_s(now, query.due - now, f, until_s, slo_s)
 
     def _room_s(self, now: float, left_s: float, f: float, until_s: float, slo_s: float | None = None) -> float:
         """Planned device seconds of work that is admitted now for a urgent query with `left_s` to its deadline, on a

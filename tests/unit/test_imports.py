@@ -1,4 +1,6 @@
-"""A folder imports only those below it, and nobody reaches into another module's private names."""
+"""The shape of the code: a folder imports only those below it, nobody reaches into another module's private names, and
+functions are short.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("serve_app", "deployments", "calibration")
+MOST_LINES, MOST_PARAMETERS = 40, 6  # a dataclass names more
 ORDER = (  # from the top
     "benchmarks",
     "calibration",
@@ -66,3 +69,17 @@ def test_imports_point_down(path):
 def test_each_file_name_of_the_product_is_used_once():
     names = Counter(path.name for path in FILES if path.parts[0] in PRODUCT and not path.name.startswith("__"))
     assert [name for name, times in names.items() if times > 1] == []
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.parts[0] in PRODUCT and "_pb2" not in path.name], ids=str
+)
+def test_functions_fit_on_a_screen_and_take_few_parameters(path):
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            taken = [a.arg for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+            first = node.body[min(len(node.body) - 1, ast.get_docstring(node) is not None)]
+            assert node.end_lineno - first.lineno < MOST_LINES, f"{path}: {node.name} is long"
+            assert len([name for name in taken if name not in {"self", "cls"}]) <= MOST_PARAMETERS, (
+                f"{path}: {node.name}"
+            )

@@ -17,7 +17,7 @@ import yaml
 
 from calibration.__main__ import _check, _parser
 from k8s import serve_config
-from serve_app.config_file import check_config, router_config
+from serve_app.service_config import check_config, router_config
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
