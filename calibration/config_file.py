@@ -15,6 +15,7 @@ from typing import Any
 
 from calibration.application import Application
 from calibration.serve_config import edit, router_application
+from calibration.yaml_text import FILE
 from deployments.errors import SettingsError
 
 
@@ -44,7 +45,7 @@ class ConfigFile:
         try:
             return edit(self.text, self.application, changes)
         except SettingsError as error:
-            key = str(self.path) if error.key == "<config>" else f"{self.path}: {error.key}"
+            key = str(self.path) if error.key == FILE else f"{self.path}: {error.key}"
             raise SettingsError(key, error.problem) from None
 
     def check_describes(self, application: Application) -> None:

@@ -47,6 +47,7 @@ PURE = [
     "calibration.lengths",
     "calibration.levels",
     "calibration.serve_config",
+    "calibration.yaml_text",
     "serve_app.api_keys",
     "serve_app.grpc_services",
     "serve_app.requests",
