@@ -4,6 +4,7 @@
 # make bench    beside a floor, peers and itself (an hour)         make bench ARGS='path service --quick'
 # make test     set up, run all tests                                 make test TESTS=tests/unit
 # make check    ruff and mypy
+# make docs     the documentation with search, on http://127.0.0.1:8001
 # make proto    the gRPC messages anew, after a change to serve_app/proto/tei.proto
 # make manifests   what k8s/ has generated anew: the dashboard, and the Serve configs from serve_app/config.yaml
 
@@ -14,13 +15,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # An Ascend machine gets torch-npu as well.
 EXTRAS := demo$(if $(wildcard /dev/davinci0),$(shell echo ,npu))
-SOURCES := serve_app deployments calibration benchmarks k8s tests
+SOURCES := serve_app deployments calibration benchmarks k8s docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help serve calibrate paper bench test check proto manifests format clean
+.PHONY: help serve calibrate paper bench test check docs proto manifests format clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -8
+	@sed -n 's/^# //p' Makefile | head -9
 
 # exec: Ctrl-C reaches the service itself, and make does not print an error over its last words.
 serve: $(VENV)/.serve
@@ -48,6 +49,9 @@ check: $(VENV)/.test
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
+
+docs: $(VENV)/.docs
+	@$(BIN)/python -m mkdocs serve
 
 proto: $(VENV)/.test
 	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. serve_app/proto/tei.proto
@@ -81,6 +85,11 @@ $(VENV)/.calibration: $(VENV)/.serve
 $(VENV)/.bench: $(VENV)/.calibration
 	@echo "installing what the benchmarks compare with"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS),bench]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.serve
+	@echo "installing what the documentation needs"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS),docs]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve

@@ -1,4 +1,4 @@
-"""What Prometheus is told: every name, tag and bucket stands here, and README says what each tells a reader.
+"""What Prometheus is told: every name, tag and bucket stands here, and docs/operations.md says what each means.
 
 Ray exports them from each node with the prefix `ray_` and the tags application, deployment and replica; counters get
 the suffix `_total`. On the way of a query all is counted in plain numbers, which are published every few seconds. Only

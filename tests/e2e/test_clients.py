@@ -1,4 +1,4 @@
-"""The client libraries that people use, unmodified, against the real model: README's lines, and what goes past them."""
+"""The client libraries that people use, unmodified, against the real model: docs/use.md's lines, and more."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # few of them close what they open
 ]
 
-SECTION = (ROOT / "README.md").read_text().partition("\n## Clients\n")[2].partition("\n## ")[0]
+SECTION = (ROOT / "docs" / "use.md").read_text().partition("\n## Clients\n")[2].partition("\n## ")[0]
 SHARED = re.search(r"^texts = .*$", SECTION, re.MULTILINE)[0]
 EXAMPLES = dict(re.findall(r"^### (\S+)\n[^#]*?^```python\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL))
 
 NAME = "all-MiniLM-L6-v2"
-SHOWN = [2, 3]  # README's two texts, in TEXTS
+SHOWN = [2, 3]  # its two texts, in TEXTS
 TWO = [TEXTS[index] for index in SHOWN]
 MANY = [f"text {number}" for number in range(300)]
 SORTED = sorted(TWO, key=len, reverse=True)
 
-# What each of README's examples sends: the path, and the JSON without the texts.
+# What each of the examples sends: the path, and the JSON without the texts.
 SENT = {
     "openai": ("/v1/embeddings", {"model": NAME, "input": TWO, "encoding_format": "base64"}),
     "langchain-openai": ("/v1/embeddings", {"model": NAME, "input": TWO, "encoding_format": "base64"}),
@@ -44,7 +44,7 @@ SENT = {
 
 
 def run_example(client, port):
-    """README's lines for a client, the port changed. Returns the names they leave."""
+    """The documented lines for a client, the port changed. Returns the names they leave."""
     assert EXAMPLES[client].count("http://127.0.0.1:8000") == 1
     names = {}
     exec(SHARED + "\n" + EXAMPLES[client].replace("127.0.0.1:8000", f"127.0.0.1:{port}"), names)
@@ -52,7 +52,7 @@ def run_example(client, port):
 
 
 def agree(vectors, reference):
-    """Vectors of README's texts, of any length."""
+    """Vectors of the documented texts, of any length."""
     found = np.array(vectors, np.float32)
     return worst(found / np.linalg.norm(found, axis=1, keepdims=True), reference[SHOWN]) >= 0.999
 
@@ -73,12 +73,12 @@ def address(real):
     return f"http://127.0.0.1:{real.port}"
 
 
-def test_readme_shows_every_client():
+def test_the_documentation_shows_every_client():
     assert set(EXAMPLES) == set(SENT)
 
 
 @pytest.mark.parametrize("client", SENT)
-def test_lines_in_readme_give_the_vectors_of_the_model(real, reference, client):
+def test_documented_lines_give_the_vectors_of_the_model(real, reference, client):
     vectors = np.array(run_example(client, real.port)["vectors"], np.float32)
     assert worst(vectors, reference[SHOWN]) >= 0.999  # unit vectors, every one of them
 

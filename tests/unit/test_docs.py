@@ -1,0 +1,187 @@
+"""What the documentation names is there: links, anchors, files, commands, settings and metrics."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from deployments.metrics import EmbedderMetrics, RouterMetrics
+from deployments.settings import Autoscaled, CostConfig, CpuSettings, EmulatedDevice, RouterConfig, Settings
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *(ROOT / "k8s" / name for name in ("README.md", "RUNBOOK.md")),
+]
+OURS = ("serve_app", "deployments", "calibration", "benchmarks", "k8s", "docs", "tests", ".ci")
+AFTER_THE_MOVE = "<!-- TODO-FOLDERS -->"  # what such a line names may not be there yet
+MOST_LINES = 150  # of README
+
+
+on_each_page = pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
+
+
+def without_code(text):
+    return re.sub(r"^( *)```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def code(text):
+    """What stands in blocks and between backticks."""
+    return [
+        *re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.MULTILINE | re.DOTALL),
+        *re.findall(r"`([^`\n]+)`", without_code(text)),
+    ]
+
+
+def anchors(path):
+    """Of its headings, as GitHub makes them."""
+    found = []
+    for title in re.findall(r"^#+ (.+)$", without_code(path.read_text()), re.MULTILINE):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).replace("`", "")
+        slug = re.sub(r"[^\w\- ]", "", plain.strip().lower()).replace(" ", "-")
+        found.append(f"{slug}-{found.count(slug)}" if slug in found else slug)
+    return found
+
+
+def problem_of(link, path):
+    """What is wrong with a link of that page, or None."""
+    target, _, anchor = link.partition("#")
+    there = (path.parent / target).resolve() if target else path
+    if not there.exists() or not there.is_relative_to(ROOT):
+        return f"{link}: there is no such file"
+    return f"{link}: there is no such heading" if anchor and anchor not in anchors(there) else None
+
+
+@on_each_page
+def test_links_and_anchors(path):
+    links = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`\n]*`", "", without_code(path.read_text())))
+    here = [link for link in links if not re.match(r"\w+:", link)]
+    assert [problem for link in here if (problem := problem_of(link, path))] == []
+
+
+@pytest.mark.parametrize(
+    ("link", "problem"),
+    [
+        ("README.md#use", None),
+        ("docs/use.md#api-keys", None),
+        ("docs/use.md#no-such-heading", "there is no such heading"),
+        ("docs/nowhere.md", "there is no such file"),
+        ("../elsewhere", "there is no such file"),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_found(link, problem):
+    found = problem_of(link, ROOT / "README.md")
+    assert found == (problem and f"{link}: {problem}")
+
+
+@on_each_page
+def test_files_that_are_named(path):
+    lines = [line for line in without_code(path.read_text()).splitlines() if AFTER_THE_MOVE not in line]
+    named = [name for line in lines for name in re.findall(r"`([\w.-]+/[\w./-]*)`", line)]
+    ours = [name for name in named if name.split("/")[0] in OURS and "NAME" not in name]
+    assert [name for name in ours if not (ROOT / name).exists()] == []
+
+
+def commands(path, start):
+    """What follows `start` in the page's code, up to the end of the line or a comment."""
+    lines = [line for some in code(path.read_text()) for line in some.splitlines()]
+    found = [command for line in lines for command in re.findall(rf"(?:^|[\s`]){start} +([^#&|`]*)", line)]
+    return [command.strip() for command in found if command.strip()]
+
+
+@on_each_page
+def test_make_targets(path):
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    asked = {command.split()[0] for command in commands(path, "make")}
+    assert asked <= targets
+
+
+@on_each_page
+def test_comparisons(path):
+    registry = (ROOT / "benchmarks" / "registry.py").read_text()
+    known = set(re.findall(r'^    "(\w+)": "', registry, re.MULTILINE))
+    benches = [command for command in commands(path, "make") if command.startswith("bench ARGS=")]
+    asked = [word for command in benches for word in command.partition("=")[2].strip("'").split()]
+    asked += [word for command in commands(path, "python -m benchmarks") for word in command.split()]
+    assert {word for word in asked if not word.startswith("-")} <= known
+
+
+@on_each_page
+def test_modules_and_their_options(path):
+    for command in commands(path, "python -m"):
+        module, *words = command.split()
+        assert importlib.util.find_spec(module) is not None, command
+        folder = ROOT / module.replace(".", "/")
+        told = "".join(file.read_text() for file in folder.glob("*.py"))
+        options = {word for word in words if word.startswith("--")} - {"--help"}
+        assert {option for option in options if f'"{option}"' not in told} == set(), command
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MOST_LINES
+
+
+def blocks(path, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_readme_shows_lines_that_are_run():
+    """`tests/e2e/test_clients.py` runs those of docs/use.md."""
+    shared, openai, *_ = blocks(ROOT / "docs" / "use.md", "python")
+    assert blocks(ROOT / "README.md", "python") == [f"{shared}\n{openai}"]
+
+
+def fields(model):
+    """The keys of a settings class, and of those within it."""
+    for key, field in model.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from fields(inner)
+        yield key
+
+
+def test_each_setting_is_explained():
+    text = (ROOT / "docs" / "operations.md").read_text()
+    told = set(re.findall(r"\w+", " ".join(code(text))))
+    models = (Settings, RouterConfig, CpuSettings, EmulatedDevice, Autoscaled, CostConfig)
+    assert {key for model in models for key in fields(model)} - told == set()
+
+
+def test_each_metric_is_explained():
+    names = set()
+
+    def instrument(name, *_):
+        names.add(name)
+
+    told = SimpleNamespace(Counter=instrument, Gauge=instrument, Histogram=instrument)
+    RouterMetrics(told)
+    EmbedderMetrics(told, "cpu", {})
+    table = (ROOT / "docs" / "operations.md").read_text().partition("\n## Metrics\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"`(windve_\w+)`", table)) == names
+
+
+class Loader(yaml.SafeLoader):
+    """Takes mkdocs' names of Python functions for what they are to us: words."""
+
+
+Loader.add_multi_constructor("tag:yaml.org,2002:python/name:", lambda _, suffix, node: suffix)
+
+
+def pages_of(nav):
+    for entry in nav:
+        for value in entry.values():
+            yield from [value] if isinstance(value, str) else pages_of(value)
+
+
+def test_the_site_has_every_page():
+    shown = list(pages_of(yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]))  # a SafeLoader
+    assert [name for name in shown if not (ROOT / name).exists()] == []
+    assert {str(path.relative_to(ROOT)) for path in PAGES} <= set(shown)
