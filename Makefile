@@ -36,10 +36,11 @@ paper: $(VENV)/.calibration
 bench: $(VENV)/.bench
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-# Unit tests take some cores (each process loads PyTorch); what starts a Ray has the machine to itself.
+# Tests of engines load PyTorch and OpenVINO in each process; what starts a Ray has the machine to itself.
 test: $(VENV)/.test
 ifeq ($(TESTS),)
 	$(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest tests/models -n auto --maxprocesses 4 --dist worksteal
 	$(BIN)/python -m pytest tests/e2e
 else
 	$(BIN)/python -m pytest $(TESTS)
