@@ -18,7 +18,8 @@ from deployments.errors import SettingsError, WindveError
 if TYPE_CHECKING:
     from calibration.application import Application
     from calibration.config_file import ConfigFile
-    from calibration.findings import Wishes
+    from calibration.report_model import Report, WrittenReport
+    from calibration.result import Options
 
 _DEFAULT_OUT = Path("reports/calibration")
 _INTERRUPTED = 130  # as a shell says of a command that Ctrl-C ended
@@ -127,33 +128,34 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
     from calibration.config_file import ConfigFile
     from calibration.journal import Journal
     from calibration.progress import Progress
+    from calibration.report_model import WrittenReport
     from calibration.run import Calibration
 
     config = ConfigFile.read(arguments.config, application) if arguments.config else None
-    wishes = _wishes(arguments, application.router_config().get("slo_s"))
-    run = Calibration(application, wishes, Progress(console))
+    options = _options(arguments, application.router_config().get("slo_s"))
+    run = Calibration(application, options, Progress(console))
     if config is not None:
         config.check_describes(application)
-    _allow_connections(3 * arguments.most * run.found.most_replicas)
+    _allow_connections(3 * arguments.most * run.result.most_replicas)
     console.print(
-        f"calibrating {application.name} at {application.address} for an SLO of {wishes.slo_s:g} s, {wishes.shape} "
-        f"traffic, {wishes.tokens} tokens a query"
+        f"calibrating {application.name} at {application.address} for an SLO of {options.slo_s:g} s, {options.shape} "
+        f"traffic, {options.tokens} tokens a query"
     )
     journal = Journal(arguments.out, run.about, fresh=arguments.fresh)
     if journal.resumed:
         console.print(f"going on from {journal.resumed} bursts of an interrupted run (--fresh starts over)")
-    written: dict[str, Any] = {"config": None, "backup": None, "applied": False}
+    written = WrittenReport()
     try:
         _run_until_signal(run.measure(journal, estimate_only=arguments.estimate_only))
     except CalibrationFailed as error:
-        _report(run.found.report(str(error), written), arguments.out, console)
+        _show(run.result.report(str(error), written), arguments.out, console)
         journal.finish()
         raise
     except BaseException:
         journal.close()
         raise
     try:
-        changes = {} if arguments.estimate_only else run.found.changes()
+        changes = {} if arguments.estimate_only else run.result.changes()
         if arguments.apply:
             application.check_unchanged()
         if config is not None:
@@ -161,14 +163,14 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
         # Last: a run that is killed before leaves a good file, and the old depths live.
         if arguments.apply and not arguments.dry_run:
             application.apply(changes)
-            written["applied"] = True
+            written.applied = True
             console.print("applied: /info shows the new depths")
     except WindveError as error:
         journal.close()  # not lost: the same command goes on from what was measured
-        _report(run.found.report(str(error), written), arguments.out, console)
+        _show(run.result.report(str(error), written), arguments.out, console)
         raise
     journal.finish()
-    _report(run.found.report(None, written), arguments.out, console)
+    _show(run.result.report(None, written), arguments.out, console)
     if arguments.rayservice is not None:
         _show_patch(arguments, application, changes)
     return 0
@@ -201,23 +203,23 @@ def _show_patch(arguments: argparse.Namespace, application: Application, changes
     print(patch_command(arguments.rayservice, deployed.edited(changes)))
 
 
-def _write(config: ConfigFile, changes: dict[str, Any], console: Console, written: dict[str, Any] | None) -> None:
+def _write(config: ConfigFile, changes: dict[str, Any], console: Console, written: WrittenReport | None) -> None:
     """Show the change as a diff; write it unless `written`, which then says where, is None."""
     from calibration.config_file import unified_diff, write_atomically
 
     edited = config.edited(changes)
     console.print(unified_diff(config.text, edited, str(config.path)), markup=False, soft_wrap=True)
     if written is not None:
-        written["backup"] = str(write_atomically(config.path, config.text, edited))
-        written["config"] = str(config.path)
-        console.print(f"written: {config.path} (before: {written['backup']})", soft_wrap=True)
+        written.backup = str(write_atomically(config.path, config.text, edited))
+        written.config = str(config.path)
+        console.print(f"written: {config.path} (before: {written.backup})", soft_wrap=True)
 
 
-def _report(told: dict[str, Any], folder: Path, console: Console) -> None:
-    from calibration import report
+def _show(report: Report, folder: Path, console: Console) -> None:
+    from calibration.report import show, write
 
-    page = report.write(folder, told)
-    report.show(console, told)
+    page = write(folder, report)
+    show(console, report)
     console.print(f"report: {page}", soft_wrap=True)
 
 
@@ -238,13 +240,13 @@ def _check(arguments: argparse.Namespace) -> None:
             raise SettingsError(f"--{option.replace('_', '-')}", f"should be at least {least}")
 
 
-def _wishes(arguments: argparse.Namespace, configured_slo_s: float | None) -> Wishes:
-    from calibration.findings import Wishes
+def _options(arguments: argparse.Namespace, configured_slo_s: float | None) -> Options:
+    from calibration.result import Options
 
     slo_s = arguments.slo or configured_slo_s
     if not slo_s:
         raise SettingsError("--slo", "missing: the running application has none either")
-    return Wishes(
+    return Options(
         slo_s=float(slo_s),
         shape=arguments.shape,
         tokens=arguments.tokens,

@@ -149,12 +149,12 @@ class Application:
     def _wait_until_in_force(self, user_config: Mapping[str, Any]) -> None:
         ends = time.monotonic() + _IN_FORCE_S
         while True:
-            told = self.info()["windve"]
-            depths = {pool: found["queue_depth"] for pool, found in told["pools"].items()}
+            info = self.info()["windve"]
+            depths = {pool: found["queue_depth"] for pool, found in info["pools"].items()}
             if all(user_config[pool]["queue_depth"] == depth for pool, depth in depths.items()):
                 return
-            if told["config_problem"] or time.monotonic() > ends:
-                reason = told["config_problem"] or f"/info still shows {depths}"
+            if info["config_problem"] or time.monotonic() > ends:
+                reason = info["config_problem"] or f"/info still shows {depths}"
                 raise CalibrationFailed(f"the application did not take the new depths over: {reason}")
             time.sleep(0.1)
 

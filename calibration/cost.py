@@ -68,16 +68,16 @@ class Sizing:
     saved_share_limit: float
 
     @property
-    def saved_devices(self) -> int:
-        return self.alone.devices - self.together.devices
-
-    @property
-    def saved_cost(self) -> float:
-        return self.alone.cost - self.together.cost
+    def saved(self) -> Deployment:
+        """What the CPU's help makes needless."""
+        alone, together = self.alone, self.together
+        return Deployment(
+            alone.instances - together.instances, alone.devices - together.devices, alone.cost - together.cost
+        )
 
     @property
     def saved_share(self) -> float:
-        return self.saved_devices / self.alone.devices
+        return self.saved.devices / self.alone.devices
 
 
 def queries_per_window(slo_s: float, processing_s: float) -> int:
@@ -211,6 +211,26 @@ class CoresRow:
     curve: Curve
     depth: int
     gain: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """The extrapolation to other counts of CPU cores, and the fewest with which the CPU takes a query at all.
+
+    `least_factor` is a factor of the cores measured, None where no number of cores is enough; `least_cores` is None
+    also where the cores measured are not known.
+    """
+
+    least_factor: float | None
+    least_cores: int | None
+    rows: Sequence[CoresRow]
+
+
+def extrapolate(cpu: Pool, accelerator_capacity: int | None, *, slo_s: float, shape: Shape, cores: int | None) -> Cores:
+    """`cores_effect`, `least_factor` and `least_cores` of one CPU pool."""
+    factor = least_factor(cpu.curve, slo_s, shape)
+    fewest = None if cores is None or factor is None else least_cores(cores, factor)
+    return Cores(factor, fewest, cores_effect(cpu, accelerator_capacity, slo_s=slo_s, shape=shape, cores=cores))
 
 
 def slowdown(factor: float, parallel_share: float = PARALLEL_SHARE) -> float:

@@ -52,10 +52,10 @@ def for_the_devices_there(config: Mapping[str, Any]) -> dict[str, Any]:
 def all_run(applications: Mapping[str, Any], names: set[str]) -> bool:
     """Whether all the named ones are RUNNING, by Serve's own details. Raises CalibrationFailed where one has failed."""
     for name in sorted(names & applications.keys()):
-        told = applications[name]
-        if told["status"] == "DEPLOY_FAILED":
-            details = [str(deployment["message"]) for deployment in (told.get("deployments") or {}).values()]
-            raise CalibrationFailed(f"{name} does not start: {first_reason([str(told.get('message')), *details])}")
+        found = applications[name]
+        if found["status"] == "DEPLOY_FAILED":
+            details = [str(deployment["message"]) for deployment in (found.get("deployments") or {}).values()]
+            raise CalibrationFailed(f"{name} does not start: {first_reason([str(found.get('message')), *details])}")
     return all(applications.get(name, {}).get("status") == "RUNNING" for name in names)
 
 

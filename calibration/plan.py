@@ -1,6 +1,7 @@
 """`python -m calibration plan`: how many devices a demand takes with and without the CPU's help, from a report.
 
-Reads a finished report and calculates (`calibration.cost`); it measures nothing and asks no service.
+Reads a finished report (`calibration.instance`) and calculates (`calibration.cost`); it measures nothing and asks no
+service.
 """
 
 from __future__ import annotations
@@ -8,44 +9,37 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from calibration.cost import (
     PARALLEL_SHARE,
     SLO_FACTORS,
     Bound,
-    CoresRow,
+    Cores,
     Deployment,
     Pool,
     Sizing,
     SloRow,
-    cores_effect,
+    extrapolate,
     gain_bound,
-    least_cores,
-    least_factor,
     queries_per_window,
     size,
     slo_effect,
 )
-from calibration.curve import Curve, Shape
-from calibration.tables import POOLS, add_row, new_table, percent, plain
+from calibration.instance import Instance
+from calibration.report_model import MOST
+from calibration.tables import POOLS, Sheet, percent, plain, print_sheet
 from deployments.errors import SettingsError
-from deployments.settings import parse_settings
 
-FORMAT = 1
 EMULATED = "The report is of EMULATED devices: the plan shows the method, not what real devices need."
 _TIMES = "\N{MULTIPLICATION SIGN}"
-_MOST = 10**12  # of anything that is counted here; more is a slip of the keyboard
-_Count = Annotated[int, Field(ge=1, le=_MOST)]
-_Seconds = Annotated[float, Field(ge=0, le=_MOST)]
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,48 +54,10 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a plan needs of a report. `cpu_idle` says why the CPU takes nothing beside the accelerator, else None.
-
-    A pool is None where the report has none, and the CPU's also where it has no curve and takes nothing.
-    """
-
-    path: Path
-    slo_s: float
-    shape: Shape
-    emulated: bool
-    accelerator: Pool | None
-    cpu: Pool | None
-    cpu_cores: int | None
-    cpu_idle: str | None
-
-    @property
-    def base(self) -> Pool:
-        """The pool that is bought: the accelerator, or the CPU where there is no other."""
-        pool = self.accelerator or self.cpu
-        assert pool is not None
-        return pool
-
-    @property
-    def helper(self) -> Pool | None:
-        """The CPU where it takes what the accelerator cannot."""
-        return self.cpu if self.accelerator is not None and self.cpu_idle is None else None
-
-
-@dataclass(frozen=True, slots=True)
-class Cores:
-    """The extrapolation to other counts of CPU cores, and the fewest with which the CPU takes a query at all."""
-
-    rows: Sequence[CoresRow]
-    least_factor: float | None
-    least_cores: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """The answer. `windows` is Eq. 4's n without and with the CPU; what a report cannot say is None or empty."""
 
-    report: Report
+    instance: Instance
     demand: Demand
     devices_per_instance: int
     peak: Sizing
@@ -159,16 +115,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print the plan. Raises SettingsError, which names the option and says what is wrong with it."""
+    devices = arguments.devices_per_instance
     demand = Demand(
-        peak=int(_positive("--peak", arguments.peak, "queries at once")),
+        peak=_positive("--peak", arguments.peak, "queries at once"),
         average=_positive("--average", arguments.average, "queries per second"),
         price=_positive("--price", arguments.price, "the price of one device"),
-        devices_per_instance=None
-        if arguments.devices_per_instance is None
-        else int(_positive("--devices-per-instance", arguments.devices_per_instance, "devices")),
+        devices_per_instance=None if devices is None else _positive("--devices-per-instance", devices, "devices"),
         currency=plain(arguments.currency).strip(),
     )
-    plan = make_plan(read_report(arguments.report), demand)
+    plan = make_plan(Instance.read(arguments.report), demand)
     if arguments.json:
         print(json.dumps(as_json(plan), indent=2, allow_nan=False))
     else:
@@ -176,169 +131,33 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def make_plan(report: Report, demand: Demand) -> Plan:
-    """All the figures of the plan. Pure."""
-    base, helper, shape = report.base, report.helper, report.shape
-    per_instance = demand.devices_per_instance or base.replicas
-    rate, added_rate = base.throughput(shape), helper.throughput(shape) if helper else 0.0
-    accelerator, cpu = _rising(report.accelerator), _rising(report.cpu)
-    both = accelerator is not None and cpu is not None
-    return Plan(
-        report,
-        demand,
-        per_instance,
-        peak=size(demand.peak, base.capacity, helper.capacity if helper else 0, per_instance, demand.price),
-        average=size(demand.average, rate, added_rate, per_instance, demand.price),
-        windows=(
-            queries_per_window(report.slo_s, 1.0 / rate),
-            queries_per_window(report.slo_s, 1.0 / (rate + added_rate)),
-        ),
-        bound=gain_bound(accelerator, cpu) if accelerator and cpu else None,
-        slos=slo_effect(accelerator, cpu, [factor * report.slo_s for factor in SLO_FACTORS], shape)
-        if both or _rising(base)
-        else [],
-        cores=_cores(report, cpu, accelerator) if cpu else None,
-    )
-
-
-def _rising(pool: Pool | None) -> Pool | None:
-    return pool if pool is not None and pool.curve.rises else None
-
-
-def _cores(report: Report, cpu: Pool, accelerator: Pool | None) -> Cores:
-    slo_s, shape, cores = report.slo_s, report.shape, report.cpu_cores
-    capacity = accelerator.capacity_at(slo_s, shape) if accelerator else None
-    factor = least_factor(cpu.curve, slo_s, shape)
-    return Cores(
-        cores_effect(cpu, capacity, slo_s=slo_s, shape=shape, cores=cores),
-        factor,
-        None if cores is None or factor is None else least_cores(cores, factor),
-    )
-
-
-# the report
-
-
-def read_report(path: Path) -> Report:
-    """Read and check `path`, a report.json or its folder. Raises SettingsError with what is wrong, in one sentence."""
-    try:
-        file = path / "report.json" if path.is_dir() else path
-        content = file.read_bytes()
-    except OSError as error:
-        raise SettingsError("REPORT", f"{error.filename or path} cannot be read: {error.strerror or error}") from None
-    return _report(file, _checked(file, content))
-
-
-def _checked(path: Path, content: bytes) -> Mapping[str, Any]:
-    """The report as JSON, if it is one of this format and has depths."""
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        why = "it is not text" if isinstance(error, UnicodeDecodeError) else str(error)
-        raise SettingsError("REPORT", f"{path} is not a report of the calibration, no JSON: {why}") from None
-    if not isinstance(document, dict) or "format" not in document or "outcome" not in document:
-        raise SettingsError("REPORT", f"{path} is not a report of the calibration: it has no format and no outcome")
-    if document["format"] != FORMAT:
-        raise SettingsError(
-            "REPORT", f"{path} has format {plain(document['format'])}, but this version reads format {FORMAT}"
-        )
-    if document["outcome"] == "estimated":
-        raise SettingsError("REPORT", f"{path} holds estimates that were not proven: calibrate without --estimate-only")
-    if document["outcome"] != "calibrated":
-        reason = plain(document.get("reason") or "it gives no reason").rstrip(".")
-        raise SettingsError("REPORT", f"{path} has no depths to plan with, the calibration refused: {reason}")
-    return document
-
-
-class _Read(BaseModel):
-    """What a plan needs of a report. The other keys may be anything."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-
-class _Settings(_Read):
-    slo_s: Annotated[float, Field(gt=0, le=_MOST)]
-    shape: Shape
-
-
-class _Pool(_Read):
-    """Null depth: the pool was not tuned, it takes nothing. Such a pool may lack the curve too."""
-
-    fine_tuned: Annotated[int, Field(ge=0, le=_MOST)] | None
-    alpha_s: _Seconds | None
-    beta_s: _Seconds | None
-    replicas: _Count
-    cores: _Count | None = None
-
-    @model_validator(mode="after")
-    def _has_a_curve(self) -> Self:
-        if self.fine_tuned and None in (self.alpha_s, self.beta_s):
-            raise ValueError("has a depth but no alpha_s and beta_s")
-        if self.alpha_s == self.beta_s == 0:
-            raise ValueError("has a curve that takes no time")
-        return self
-
-    @property
-    def calibrated(self) -> Pool | None:
-        if self.alpha_s is None or self.beta_s is None:
-            return None
-        return Pool(Curve(self.alpha_s, self.beta_s), self.fine_tuned or 0, self.replicas)
-
-
-class _Pools(_Read):
-    accelerator: _Pool | None = None
-    cpu: _Pool | None = None
-
-
-class _Document(_Read):
-    application: dict[str, Any]
-    settings: _Settings
-    pools: _Pools
-    heterogeneous: dict[str, Any]
-
-
-def _report(path: Path, raw: Mapping[str, Any]) -> Report:
-    document = parse_settings(_Document, raw, "REPORT")
-    slo_s, pools = document.settings.slo_s, document.pools
-    accelerator, cpu = (found.calibrated if found else None for found in (pools.accelerator, pools.cpu))
-    base = accelerator or cpu
-    if base is None:
-        raise SettingsError("REPORT.pools", "has neither an accelerator nor a CPU with a curve")
-    if not base.capacity:
-        name = "accelerator" if accelerator else "CPU"
-        raise SettingsError("REPORT", f"{path} gives the {name} depth 0 at an SLO of {slo_s:g} s: nothing to plan with")
-    return Report(
-        path,
-        slo_s,
-        document.settings.shape,
-        emulated=bool(document.application.get("emulated")),
-        accelerator=accelerator,
-        cpu=cpu,
-        cpu_cores=pools.cpu.cores if cpu and pools.cpu else None,
-        cpu_idle=_cpu_idle(document, cpu) if accelerator else None,
-    )
-
-
-def _cpu_idle(document: _Document, cpu: Pool | None) -> str | None:
-    """Why the CPU takes nothing, in the report's words where it has some; None where it takes queries."""
-    mix, slo_s = document.heterogeneous, document.settings.slo_s
-    if cpu is not None and cpu.capacity and mix.get("used"):
-        return None
-    if mix.get("reason"):
-        return plain(mix["reason"]).rstrip(".")
-    if document.pools.cpu is None:
-        return "the report has no CPU pool"
-    if cpu is not None and cpu.capacity:
-        return "it was not in use when the report was made"
-    if cpu is not None and (alone_s := cpu.curve.latency_s(1, document.settings.shape)) > slo_s:
-        return f"a single query takes it up to {alone_s:.2f} s, longer than the SLO of {slo_s:g} s (Eq. 11)"
-    return "its queue depth is 0"
-
-
-def _positive(option: str, value: float, what: str) -> float:
-    if not 0 < value <= _MOST:
-        raise SettingsError(option, f"{what} must be above 0 and at most {_MOST:.0e}, not {str(value)[:20]}")
+def _positive(option: str, value: _Number, what: str) -> _Number:
+    if not 0 < value <= MOST:
+        raise SettingsError(option, f"{what} must be above 0 and at most {MOST:.0e}, not {str(value)[:20]}")
     return value
+
+
+def make_plan(instance: Instance, demand: Demand) -> Plan:
+    """All the figures of the plan. Pure."""
+    base, helper, slo_s, shape = instance.base, instance.helper, instance.slo_s, instance.shape
+    devices = demand.devices_per_instance or base.replicas
+    added_capacity, added_rate = (helper.capacity, helper.throughput(shape)) if helper else (0, 0.0)
+    rate = base.throughput(shape)
+    # A latency that does not rise says nothing of other SLOs and other cores.
+    accelerator, cpu = (pool if pool and pool.curve.rises else None for pool in (instance.accelerator, instance.cpu))
+    capacity = accelerator.capacity_at(slo_s, shape) if accelerator else None
+    slos_s = [factor * slo_s for factor in SLO_FACTORS]
+    return Plan(
+        instance,
+        demand,
+        devices,
+        peak=size(demand.peak, base.capacity, added_capacity, devices, demand.price),
+        average=size(demand.average, rate, added_rate, devices, demand.price),
+        windows=(queries_per_window(slo_s, 1.0 / rate), queries_per_window(slo_s, 1.0 / (rate + added_rate))),
+        bound=gain_bound(accelerator, cpu) if accelerator and cpu else None,
+        slos=slo_effect(accelerator, cpu, slos_s, shape) if base.curve.rises else [],
+        cores=extrapolate(cpu, capacity, slo_s=slo_s, shape=shape, cores=instance.cpu_cores) if cpu else None,
+    )
 
 
 # as JSON
@@ -346,54 +165,45 @@ def _positive(option: str, value: float, what: str) -> float:
 
 def as_json(plan: Plan) -> dict[str, Any]:
     """The plan for programs: the same data, units in names, shares between 0 and 1, null for what is not known."""
-    report, demand, helped = plan.report, plan.demand, plan.report.helper is not None
-
-    def sizing(sized: Sizing, **more: Any) -> dict[str, Any]:
-        return {
-            "alone": {"each": sized.each_alone, **asdict(sized.alone)},
-            "together": {"each": sized.each_together, **asdict(sized.together)} if helped else None,
-            "saved": {
-                "devices": sized.saved_devices,
-                "cost": sized.saved_cost,
-                "share": sized.saved_share,
-                "share_limit": sized.saved_share_limit,
-            }
-            if helped
-            else None,
-            **more,
-        }
-
+    instance, demand, helped = plan.instance, plan.demand, plan.instance.helper is not None
+    measured = {"measured": False, "parallel_share": PARALLEL_SHARE}
     return {
         "conclusion": conclusion(plan),
         "notes": list(_notes(plan)),
-        "report": str(report.path),
-        "emulated": report.emulated,
-        "slo_s": report.slo_s,
-        "shape": report.shape,
-        "planned_by": _base_name(report).lower(),
+        "report": str(instance.path),
+        "emulated": instance.report.application.emulated,
+        "slo_s": instance.slo_s,
+        "shape": instance.shape,
+        "planned_by": instance.base_name.lower(),
         "cpu_helps": helped,
-        "cpu_idle_reason": report.cpu_idle,
+        "cpu_idle_reason": instance.cpu_idle,
         "price": demand.price,
         "currency": demand.currency,
         "devices_per_instance": plan.devices_per_instance,
-        "peak": sizing(plan.peak, queries_at_once=demand.peak),
-        "average": sizing(
-            plan.average,
-            queries_per_s=demand.average,
-            queries_per_window_alone=plan.windows[0],
-            queries_per_window_together=plan.windows[1] if helped else None,
-        ),
+        "peak": {**_sizing(plan.peak, helped=helped), "queries_at_once": demand.peak},
+        "average": {
+            **_sizing(plan.average, helped=helped),
+            "queries_per_s": demand.average,
+            "queries_per_window_alone": plan.windows[0],
+            "queries_per_window_together": plan.windows[1] if helped else None,
+        },
         "bound": {**asdict(plan.bound), "below": plan.bound.below} if plan.bound else None,
         "slos": [asdict(row) for row in plan.slos],
-        "cores": {
-            "measured": False,
-            "parallel_share": PARALLEL_SHARE,
-            "least_factor": plan.cores.least_factor,
-            "least_cores": plan.cores.least_cores,
-            "rows": [asdict(row) for row in plan.cores.rows],
-        }
-        if plan.cores
-        else None,
+        "cores": {**measured, **asdict(plan.cores)} if plan.cores else None,
+    }
+
+
+def _sizing(sized: Sizing, *, helped: bool) -> dict[str, Any]:
+    saved = {
+        "devices": sized.saved.devices,
+        "cost": sized.saved.cost,
+        "share": sized.saved_share,
+        "share_limit": sized.saved_share_limit,
+    }
+    return {
+        "alone": {"each": sized.each_alone, **asdict(sized.alone)},
+        "together": {"each": sized.each_together, **asdict(sized.together)} if helped else None,
+        "saved": saved if helped else None,
     }
 
 
@@ -402,28 +212,27 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 def show(plan: Plan, console: Console) -> None:
     """The conclusion, what to buy, and what it depends on, for a terminal of 100 columns."""
-    report = plan.report
+    instance = plan.instance
     console.print(Text(conclusion(plan), style="bold green"))
-    console.print(Text(f"From {report.path}: SLO {report.slo_s:g} s, {report.shape} traffic.", style="dim"))
+    console.print(Text(f"From {instance.path}: SLO {instance.slo_s:g} s, {instance.shape} traffic.", style="dim"))
     for note in _notes(plan):
         console.print(Text(note, style="yellow"))
     console.print()
-    _section(console, "What to buy", _purchase(plan), _purchase_captions(plan))
+    print_sheet(console, _purchase(plan))
     if plan.bound:
-        _section(console, "How much the CPU can add", _bound(plan, plan.bound), _bound_captions(plan, plan.bound))
+        print_sheet(console, _bound(plan, plan.bound))
     if plan.slos:
-        _section(console, "What another SLO would allow (Eq. 23)", _slos(plan), _slos_captions(plan))
+        print_sheet(console, _slos(plan))
     if plan.cores:
-        title = "What other CPU cores would do (Figure 6): EXTRAPOLATED, not measured"
-        _section(console, title, _cores_table(plan, plan.cores), _cores_captions(plan, plan.cores))
+        print_sheet(console, _cores(plan, plan.cores))
 
 
 def conclusion(plan: Plan) -> str:
     """The plan in one sentence."""
-    report, demand = plan.report, plan.demand
+    instance, demand = plan.instance, plan.demand
     peak = f"a peak of {demand.peak:,} {'query' if demand.peak == 1 else 'queries'} at once"
     average = f"an average of {demand.average:,.10g} queries/s"
-    if report.helper:
+    if instance.helper:
         return (
             f"For {peak}, the CPU's help saves {_saved(plan, plan.peak)}; for {average}, {_saved(plan, plan.average)}."
         )
@@ -431,14 +240,14 @@ def conclusion(plan: Plan) -> str:
         f"{_devices(plan.peak.alone)} ({_money(plan, plan.peak.alone.cost)}) for {peak} and "
         f"{_devices(plan.average.alone)} ({_money(plan, plan.average.alone.cost)}) for {average}"
     )
-    if report.accelerator is None:
+    if instance.accelerator is None:
         return f"Without an accelerator in the report, the CPU alone serves: {needs}."
-    return f"The accelerators alone need {needs}; the CPU does not help: {report.cpu_idle}."
+    return f"The accelerators alone need {needs}; the CPU does not help: {instance.cpu_idle}."
 
 
 def _notes(plan: Plan) -> Iterator[str]:
     """What one should know before one believes the figures."""
-    if plan.report.emulated:
+    if plan.instance.report.application.emulated:
         yield EMULATED
     if plan.average.together.devices > plan.peak.together.devices:
         yield "The average takes more devices than the peak: deploy for the average, it serves both."
@@ -447,39 +256,39 @@ def _notes(plan: Plan) -> Iterator[str]:
 
 
 def _saved(plan: Plan, sized: Sizing) -> str:
-    if not sized.saved_devices:
+    if not sized.saved.devices:
         return f"nothing ({_devices(sized.alone)} either way)"
     return (
-        f"{sized.saved_devices:,} of {_devices(sized.alone)} "
-        f"({_money(plan, sized.saved_cost)}, {percent(sized.saved_share)})"
+        f"{sized.saved.devices:,} of {_devices(sized.alone)} "
+        f"({_money(plan, sized.saved.cost)}, {percent(sized.saved_share)})"
     )
 
 
-def _purchase(plan: Plan) -> Table:
+def _purchase(plan: Plan) -> Sheet:
     """Eq. 6 and 5, each without and with the CPU."""
-    report, demand = plan.report, plan.demand
-    columns = ("", "one instance does", "instances", "devices", f"cost, {demand.currency}".rstrip(", "))
-    table = new_table(columns)
-    alone = f"{_base_name(report)} alone"
+    instance, demand = plan.instance, plan.demand
+    rows: list[Sequence[str]] = []
+    styles = {}
     for title, sized, unit in (
         (f"peak: {demand.peak:,} queries at once (Eq. 6)", plan.peak, "at once"),
         (f"average: {demand.average:,.10g} queries/s (Eq. 5)", plan.average, "per s"),
     ):
-        table.add_row(Text(title, style="bold cyan"))
-        add_row(table, (f"  {alone}", f"{_figure(sized.each_alone)} {unit}", *_bought(sized.alone)))
-        if report.helper:
-            helped = ("  with the CPU's help", f"{_figure(sized.each_together)} {unit}", *_bought(sized.together))
-            add_row(table, helped)
-            spared = (sized.alone.instances - sized.together.instances, sized.saved_devices)
-            saved = (f"  saved: {percent(sized.saved_share)}", "", *map("{:,}".format, spared), _sum(sized.saved_cost))
-            add_row(table, saved, "bold green" if sized.saved_devices else "bold")
-        table.add_section()
-    return table
+        if rows:
+            rows.append([])
+        styles[len(rows)] = "bold cyan"
+        rows.append([title])
+        rows.append([f"  {instance.base_name} alone", f"{_figure(sized.each_alone)} {unit}", *_bought(sized.alone)])
+        if instance.helper:
+            rows.append(["  with the CPU's help", f"{_figure(sized.each_together)} {unit}", *_bought(sized.together)])
+            styles[len(rows)] = "bold green" if sized.saved.devices else "bold"
+            rows.append([f"  saved: {percent(sized.saved_share)}", "", *_bought(sized.saved)])
+    columns = ["", "one instance does", "instances", "devices", f"cost, {demand.currency}".rstrip(", ")]
+    return Sheet("What to buy", columns, rows, _lines(_purchase_notes(plan)), styles)
 
 
-def _purchase_captions(plan: Plan) -> Iterator[str]:
+def _purchase_notes(plan: Plan) -> Iterator[str]:
     sized = plan.average
-    if plan.report.helper:
+    if plan.instance.helper:
         yield (
             f"Only whole instances are bought; with many, the saving nears {percent(plan.peak.saved_share_limit)} "
             f"(peak) and {percent(sized.saved_share_limit)} (average)."
@@ -490,25 +299,24 @@ def _purchase_captions(plan: Plan) -> Iterator[str]:
     yield f"While a query waits as long as it may, its instance answers {plan.windows[1]:,} others (Eq. 4)."
 
 
-def _bound(plan: Plan, bound: Bound) -> Table:
+def _bound(plan: Plan, bound: Bound) -> Sheet:
     """Eq. 19, and Eq. 15 that it rests on."""
-    accelerator, cpu = plan.report.accelerator, plan.report.cpu
+    accelerator, cpu = plan.instance.accelerator, plan.instance.cpu
     assert accelerator is not None
     assert cpu is not None
-    table = new_table(("", "this report"))
     betas = f"{cpu.curve.beta_s:.3g} s against {accelerator.curve.beta_s:.3g} s"
-    add_row(table, ("alpha accelerator / alpha CPU, the limit (Eq. 19)", percent(bound.limit)))
-    add_row(table, ("depth CPU / depth accelerator, measured", percent(bound.measured)), "bold")
-    add_row(
-        table, ("beta CPU above beta accelerator, the premise (Eq. 15)", f"{'yes' if bound.premise else 'no'}, {betas}")
-    )
-    return table
+    rows = [
+        ["alpha accelerator / alpha CPU, the limit (Eq. 19)", percent(bound.limit)],
+        ["depth CPU / depth accelerator, measured", percent(bound.measured)],
+        ["beta CPU above beta accelerator, the premise (Eq. 15)", f"{'yes' if bound.premise else 'no'}, {betas}"],
+    ]
+    notes = _lines(_bound_notes(bound, accelerator, cpu))
+    return Sheet("How much the CPU can add", ["", "this report"], rows, notes, {1: "bold"})
 
 
-def _bound_captions(plan: Plan, bound: Bound) -> Iterator[str]:
-    first, second = (pool.replicas if pool else 0 for pool in (plan.report.accelerator, plan.report.cpu))
-    if (first, second) != (1, 1):
-        yield f"All replicas counted: {second:,} on CPUs beside {first:,} on accelerators."
+def _bound_notes(bound: Bound, accelerator: Pool, cpu: Pool) -> Iterator[str]:
+    if (accelerator.replicas, cpu.replicas) != (1, 1):
+        yield f"All replicas counted: {cpu.replicas:,} on CPUs beside {accelerator.replicas:,} on accelerators."
     if not bound.premise:
         yield "The premise does not hold for these devices, so the limit need not hold either:"
         yield "a looser SLO only brings what the CPU adds closer to it, from above."
@@ -519,44 +327,48 @@ def _bound_captions(plan: Plan, bound: Bound) -> Iterator[str]:
         yield "as the paper's own do (22 / 96 is 22.9 %, against 21 %)."
 
 
-def _slos(plan: Plan) -> Table:
+def _slos(plan: Plan) -> Sheet:
     """Eq. 23."""
-    report = plan.report
     pools = [name for name in POOLS if getattr(plan.slos[0], name) is not None]
     both = len(pools) == 2
-    columns = ("SLO, s", *(f"{POOLS[name]}, at once" for name in pools), *(["the CPU adds"] if both else []))
-    table = new_table(columns)
-    for row in plan.slos:
-        here = math.isclose(row.slo_s, report.slo_s)
-        cells = [f"{row.slo_s:g}", *(f"{getattr(row, name):,}" for name in pools)]
-        add_row(table, (*cells, *([percent(row.gain)] if both else [])), "bold" if here else None)
-    return table
+    columns = ["SLO, s", *(f"{POOLS[name]}, at once" for name in pools), *(["the CPU adds"] if both else [])]
+    rows, styles = [], {}
+    for number, row in enumerate(plan.slos):
+        depths = [f"{getattr(row, name):,}" for name in pools]
+        rows.append([f"{row.slo_s:g}", *depths, *([percent(row.gain)] if both else [])])
+        if math.isclose(row.slo_s, plan.instance.slo_s):
+            styles[number] = "bold"
+    return Sheet("What another SLO would allow (Eq. 23)", columns, rows, _lines(_slos_notes(plan)), styles)
 
 
-def _slos_captions(plan: Plan) -> Iterator[str]:
-    report, cpu = plan.report, plan.report.cpu
-    tuned = " + ".join(f"{pool.capacity:,}" for pool in (report.accelerator, cpu) if pool is not None)
-    yield f"One instance, by the fitted curves; tuned at {report.slo_s:g} s: {tuned}."
-    if cpu is not None and report.helper is None and cpu.curve.latency_s(1, report.shape) > report.slo_s:
-        yield f"The CPU answers a first query from an SLO of {cpu.curve.latency_s(1, report.shape):.3g} s on (Eq. 11)."
+def _slos_notes(plan: Plan) -> Iterator[str]:
+    instance, cpu = plan.instance, plan.instance.cpu
+    alone_s = cpu.curve.latency_s(1, instance.shape) if cpu else 0.0
+    tuned = " + ".join(f"{pool.capacity:,}" for pool in (instance.accelerator, cpu) if pool is not None)
+    yield f"One instance, by the fitted curves; tuned at {instance.slo_s:g} s: {tuned}."
+    if instance.helper is None and alone_s > instance.slo_s:
+        yield f"The CPU answers a first query from an SLO of {alone_s:.3g} s on (Eq. 11)."
     gains = [row.gain for row in plan.slos if row.gain is not None]
     if plan.bound and plan.bound.premise and gains != sorted(gains):
         yield "Where the share dips, it is the rounding to whole queries."
 
 
-def _cores_table(plan: Plan, cores: Cores) -> Table:
+def _cores(plan: Plan, cores: Cores) -> Sheet:
     """Figure 6, extrapolated."""
-    known, compared = plan.report.cpu_cores is not None, cores.rows[0].gain is not None
-    columns = ("CPU cores", "alpha, s per query", "beta, s", "CPU, at once", *(["the CPU adds"] if compared else []))
-    table = new_table(columns)
-    for row in cores.rows:
-        times = f"{_TIMES} {row.factor:g}" if not known else f"{row.cores:,}  ({_TIMES} {row.factor:.3g})"
-        cells = (times, f"{row.curve.alpha_s:.3g}", f"{row.curve.beta_s:.3g}", f"{row.depth:,}")
-        add_row(table, (*cells, *([percent(row.gain)] if compared else [])), "bold" if row.factor == 1 else None)
-    return table
+    compared = cores.rows[0].gain is not None
+    columns = ["CPU cores", "alpha, s per query", "beta, s", "CPU, at once", *(["the CPU adds"] if compared else [])]
+    rows, styles = [], {}
+    for number, row in enumerate(cores.rows):
+        count = f"{_TIMES} {row.factor:g}" if row.cores is None else f"{row.cores:,}  ({_TIMES} {row.factor:.3g})"
+        cells = [count, f"{row.curve.alpha_s:.3g}", f"{row.curve.beta_s:.3g}", f"{row.depth:,}"]
+        rows.append([*cells, *([percent(row.gain)] if compared else [])])
+        if row.factor == 1:
+            styles[number] = "bold"
+    title = "What other CPU cores would do (Figure 6): EXTRAPOLATED, not measured"
+    return Sheet(title, columns, rows, _lines(_cores_notes(plan, cores)), styles)
 
 
-def _cores_captions(plan: Plan, cores: Cores) -> Iterator[str]:
+def _cores_notes(plan: Plan, cores: Cores) -> Iterator[str]:
     yield f"A model, not a measurement: {100 * PARALLEL_SHARE:g} % of alpha and of beta go by the cores (Amdahl)."
     if cores.least_factor is None:
         yield "By it, no number of cores lets the CPU answer one query within the SLO."
@@ -567,20 +379,13 @@ def _cores_captions(plan: Plan, cores: Cores) -> Iterator[str]:
         yield f"By it, the CPU meets the SLO from {cores.least_cores:,} {unit} on."
     yield "It is the best case: memory bandwidth and other work on the machine are left out, and with fewer"
     yield "cores the paper's CPU stopped helping much earlier. Calibrate again before you buy."
-    if plan.report.cpu and plan.report.cpu.replicas > 1:
+    if plan.instance.cpu and plan.instance.cpu.replicas > 1:
         yield "Cores are those of one replica; queries at once are those of all."
 
 
-def _section(console: Console, title: str, table: Table, captions: Iterable[str]) -> None:
-    console.print(Text(title, style="bold"))
-    console.print(table)
-    for caption in captions:
-        console.print(Text(f"  {caption}", style="dim"))
-    console.print()
-
-
-def _base_name(report: Report) -> str:
-    return POOLS["cpu" if report.accelerator is None else "accelerator"]
+def _lines(notes: Iterable[str]) -> str:
+    """Notes as a caption, below the table's first column."""
+    return "\n".join(f"  {note}" for note in notes)
 
 
 def _bought(bought: Deployment) -> tuple[str, str, str]:

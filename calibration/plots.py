@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from calibration.curve import Shape
+from calibration.report_model import PoolReport, Report, SampleReport
 from calibration.tables import POOLS
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -29,35 +30,34 @@ LATEST = 1.5  # of the SLO: slower queries are counted at the histogram's right 
 LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
 
 
-def fit(report: Mapping[str, Any], name: str) -> bytes:
+def fit(report: Report, name: str) -> bytes:
     """Figure 4 for one pool: latency in s over concurrency, the fitted line, the SLO, and the chosen depth."""
-    pool, settings = report["pools"][name], report["settings"]
+    pool, settings = report.pools[name], report.settings
     figure, axes = _canvas(height_in=5.0)
-    edge = 1.1 * max([sample["concurrency"] for sample in pool["samples"]] + [pool["fine_tuned"] or 0, 3])
-    top = max([1.18 * settings["slo_s"]] + [1.08 * sample["latency_s"] for sample in pool["samples"]])
+    edge = 1.1 * max([sample.concurrency for sample in pool.samples] + [pool.fine_tuned or 0, 3])
+    top = max([1.18 * settings.slo_s] + [1.08 * sample.latency_s for sample in pool.samples])
     axes.set(xlim=(0, edge), ylim=(0, top))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("concurrency C (queries at once" + (", per replica)" if _replicas(pool) > 1 else ")"))
-    axes.set_ylabel(f"{_which_query(settings['quantile'])} (s)")
-    _samples(axes, pool["samples"], COLOURS[name])
-    if pool["alpha_s"] is not None and pool["beta_s"] is not None:
-        _lines(axes, pool, settings["shape"], edge, COLOURS[name])
-    _slo(axes, settings["slo_s"])
+    axes.set_xlabel("concurrency C (queries at once" + (", per replica)" if pool.replicas > 1 else ")"))
+    axes.set_ylabel(f"{_which_query(settings.quantile)} (s)")
+    _samples(axes, pool.samples, COLOURS[name])
+    _lines(axes, pool, settings.shape, edge, COLOURS[name])
+    _slo(axes, settings.slo_s)
     _depth(axes, pool, edge)
     _titles(axes, f"{POOLS[name]}: {_devices(report, pool)}", _equation(pool))
-    return _png(figure, legend=bool(pool["samples"]) or pool["alpha_s"] is not None)
+    return _png(figure, legend=bool(pool.samples) or pool.curve is not None)
 
 
-def verification(report: Mapping[str, Any]) -> bytes | None:
+def verification(report: Report) -> bytes | None:
     """How long each pool's queries took in the verification, s; None where no burst of it holds a latency."""
-    verified = [burst for burst in report["bursts"] if burst["stage"] == "verify"]
+    verified = [burst for burst in report.bursts if burst.stage == "verify"]
     # Attempts at larger depths, which did not hold, come before the last one.
-    bursts = [burst["latencies_s"] for burst in verified if burst["depths"] == verified[-1]["depths"]]
+    bursts = [burst.latencies_s for burst in verified if burst.depths == verified[-1].depths]
     taken = {name: [latency for burst in bursts for latency in burst.get(name, ())] for name in POOLS}
     taken = {name: latencies for name, latencies in taken.items() if latencies}
     if not taken:
         return None
-    slo_s = report["settings"]["slo_s"]
+    slo_s = report.settings.slo_s
     edges = _bins(np.concatenate(list(taken.values())), slo_s)
     figure = Figure(figsize=(8.0, 1.6 + 1.5 * len(taken)), dpi=DOTS_PER_INCH, layout="constrained")
     rows = figure.subplots(len(taken), 1, sharex=True, squeeze=False)[:, 0]
@@ -87,22 +87,25 @@ def _plain(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def _lines(axes: Axes, pool: Mapping[str, Any], shape: str, edge: float, colour: str) -> None:
+def _lines(axes: Axes, pool: PoolReport, shape: Shape, edge: float, colour: str) -> None:
     """Eq. 12 from C = 0, where it shows beta; the confidence region; under steady load the line the SLO is held to."""
+    curve = pool.curve
+    if curve is None:
+        return
     concurrency = np.array([0.0, edge])
-    latency_s = pool["alpha_s"] * concurrency + pool["beta_s"]
+    latency_s = curve.alpha_s * concurrency + curve.beta_s
     axes.plot(concurrency, latency_s, color=colour, linewidth=1.8, label=f"fit: {ALPHA} C + {BETA}")
-    if pool.get("band"):
-        at, low_s, high_s = np.asarray(pool["band"], dtype=float).T
+    if pool.band:
+        at, low_s, high_s = np.asarray(pool.band, dtype=float).T
         axes.fill_between(at, low_s, high_s, color=colour, alpha=0.22, linewidth=0, label="confidence region")
     if shape == "steady":
         label = f"steady load: {ALPHA} C + 2 {BETA}, held to the SLO"
-        axes.plot(concurrency, latency_s + pool["beta_s"], color=INK, linewidth=1.8, linestyle="-.", label=label)
+        axes.plot(concurrency, latency_s + curve.beta_s, color=INK, linewidth=1.8, linestyle="-.", label=label)
 
 
-def _samples(axes: Axes, samples: list[Mapping[str, Any]], colour: str) -> None:
-    kept = [sample for sample in samples if not sample["outlier"]]
-    outliers = [sample for sample in samples if sample["outlier"]]
+def _samples(axes: Axes, samples: list[SampleReport], colour: str) -> None:
+    kept = [sample for sample in samples if not sample.outlier]
+    outliers = [sample for sample in samples if sample.outlier]
     if kept:
         axes.scatter(*_points(kept), s=34, color=colour, edgecolors="white", linewidths=0.7, zorder=4, label="measured")
     if outliers:
@@ -113,8 +116,8 @@ def _samples(axes: Axes, samples: list[Mapping[str, Any]], colour: str) -> None:
         axes.text(0.5, 0.5, "no measurement", transform=axes.transAxes, ha="center", color=GREY, fontsize=13)
 
 
-def _points(samples: list[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
-    return [sample["concurrency"] for sample in samples], [sample["latency_s"] for sample in samples]
+def _points(samples: list[SampleReport]) -> tuple[list[float], list[float]]:
+    return [sample.concurrency for sample in samples], [sample.latency_s for sample in samples]
 
 
 def _slo(axes: Axes, slo_s: float) -> None:
@@ -125,9 +128,9 @@ def _slo(axes: Axes, slo_s: float) -> None:
     )  # fmt: skip
 
 
-def _depth(axes: Axes, pool: Mapping[str, Any], edge: float) -> None:
+def _depth(axes: Axes, pool: PoolReport, edge: float) -> None:
     """A vertical line at the fine-tuned depth, or, where tuning was not reached, at the estimate."""
-    word, depth = ("depth", pool["fine_tuned"]) if pool["fine_tuned"] is not None else ("estimate", pool["estimate"])
+    word, depth = ("depth", pool.fine_tuned) if pool.fine_tuned is not None else ("estimate", pool.estimate)
     if depth is None:
         return
     axes.axvline(depth, color=DEPTH, linewidth=1.8, linestyle=(0, (1, 1.2)), zorder=3)
@@ -189,11 +192,11 @@ def _titles(axes: Axes, device: str, equation: str) -> None:
     axes.annotate(equation, (0, 1), xytext=(0, 9), fontsize=10.5, **style)
 
 
-def _equation(pool: Mapping[str, Any]) -> str:
-    if pool["alpha_s"] is None or pool["beta_s"] is None:
+def _equation(pool: PoolReport) -> str:
+    if pool.curve is None:
         return "no line was fitted"
-    r2 = "" if pool["r2"] is None else f"     R\N{SUPERSCRIPT TWO} = {pool['r2']:.4f}"
-    return f"{ALPHA} = {1000 * pool['alpha_s']:.4g} ms per query     {BETA} = {pool['beta_s']:.3g} s{r2}"
+    r2 = "" if pool.r2 is None else f"     R\N{SUPERSCRIPT TWO} = {pool.r2:.4f}"
+    return f"{ALPHA} = {1000 * pool.curve.alpha_s:.4g} ms per query     {BETA} = {pool.curve.beta_s:.3g} s{r2}"
 
 
 def _which_query(quantile: float) -> str:
@@ -201,21 +204,17 @@ def _which_query(quantile: float) -> str:
     return "latency of the slowest query" if quantile >= 1 else f"{100 * quantile:g} % quantile of latency"
 
 
-def _devices(report: Mapping[str, Any], pool: Mapping[str, Any]) -> str:
+def _devices(report: Report, pool: PoolReport) -> str:
     """The first device by name, the others counted; what the font may lack becomes a question mark."""
-    first, *others = pool["devices"] or ["no device"]
+    first, *others = pool.devices or ["no device"]
     latin = str(first).encode("latin-1", "replace").decode("latin-1")
     name = "".join(sign if sign.isprintable() else "?" for sign in latin)
     short = name if len(name) <= 64 else name[:61] + "..."
     return short + (f" and {len(others)} more" if others else "") + _emulated(report)
 
 
-def _emulated(report: Mapping[str, Any]) -> str:
-    return " (emulated)" if report["application"]["emulated"] else ""
-
-
-def _replicas(pool: Mapping[str, Any]) -> int:
-    return int(pool["replicas"] or 1)
+def _emulated(report: Report) -> str:
+    return " (emulated)" if report.application.emulated else ""
 
 
 def _png(figure: Figure, *, legend: bool) -> bytes:

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from typing import Any
 
 from calibration.application import Application, CalibrationFailed
-from calibration.findings import Findings, Wishes
 from calibration.fine_tune import fine_tune
 from calibration.journal import Journal
 from calibration.latency_model import Sample
@@ -18,6 +17,7 @@ from calibration.lengths import fit_cost, other_lengths
 from calibration.levels import Aim
 from calibration.progress import Progress
 from calibration.proof import Step, tune, verify
+from calibration.result import CalibrationResult, Options
 from calibration.stream import OVERLOAD, Stream, prove
 from calibration.sweep import Estimate, measure_length, stress_test, sweep
 from calibration.trials import Trials
@@ -32,31 +32,31 @@ _NOISY = 0.08  # standard deviation of a burst's latency, a share of it: worth a
 class Calibration:
     """One run against one application."""
 
-    def __init__(self, application: Application, wishes: Wishes, progress: Progress) -> None:
+    def __init__(self, application: Application, options: Options, progress: Progress) -> None:
         self._application = application
         self._progress = progress
-        self.found = Findings(application, application.info(), wishes, time.time())
+        self.result = CalibrationResult(application, application.info(), options, time.time())
         self._check_ready()
 
     def _check_ready(self) -> None:
-        told, slo_s = self.found.info["windve"], self.found.wishes.slo_s
-        if told["config_problem"]:
-            raise CalibrationFailed(f"the application has refused its own config: {told['config_problem']}")
+        info, slo_s = self.result.info["windve"], self.result.options.slo_s
+        if info["config_problem"]:
+            raise CalibrationFailed(f"the application has refused its own config: {info['config_problem']}")
         if slo_s >= self._router.request_timeout_s:
             raise CalibrationFailed(
                 f"an SLO of {slo_s:g} s cannot be measured: the application gives up on a query after "
                 f"{self._router.request_timeout_s:g} s (user_config.request_timeout_s)"
             )
-        for name, pool in self.found.pools.items():
+        for name, pool in self.result.pools.items():
             if not pool["live_replicas"]:
                 raise CalibrationFailed(f"the {name} pool has no live replica: see `serve status`, then run it again")
             if pool["live_replicas"] < pool["expected_replicas"]:
-                self.found.note(
+                self.result.note(
                     f"the {name} pool has {pool['live_replicas']} of {pool['expected_replicas']} replicas: "
                     "the others may be slower"
                 )
             if pool["in_flight"]:
-                self.found.note("other traffic is being served: latencies include it, and its clients are told busy")
+                self.result.note("other traffic is being served: latencies include it, and its clients are told busy")
 
     @property
     def _router(self) -> RouterConfig:
@@ -65,27 +65,28 @@ class Calibration:
     @property
     def about(self) -> dict[str, Any]:
         """What makes another run the same: an interrupted one is resumed only then."""
-        replicas = {name: sorted(pool["replicas"]) for name, pool in self.found.pools.items()}
-        return {"application": self._application.name, "replicas": replicas, "wishes": asdict(self.found.wishes)}
+        replicas = {name: sorted(pool["replicas"]) for name, pool in self.result.pools.items()}
+        options = asdict(self.result.options)
+        # Called wishes by earlier versions, whose interrupted runs are resumed too.
+        return {"application": self._application.name, "replicas": replicas, "wishes": options}
 
     async def measure(self, journal: Journal, *, estimate_only: bool = False) -> None:
         """Find the depths, and prove them unless `estimate_only`.
 
         Raises CalibrationFailed or SettingsError; what was found until then is kept.
         """
-        replicas = {name: pool["live_replicas"] for name, pool in self.found.pools.items()}
-        wishes = self.found.wishes
+        replicas = {name: pool["live_replicas"] for name, pool in self.result.pools.items()}
+        options = self.result.options
         timeout_s = self._router.request_timeout_s + _TIMEOUT_MARGIN_S
         at, headers = self._application.address, self._application.headers
-        trials = Trials(
-            at, headers, "", journal, replicas, wishes.tokens, wishes.seed, timeout_s, self.found.info["windve"]["kind"]
-        )
-        self.found.bursts = journal.bursts
+        kind = self.result.info["windve"]["kind"]
+        trials = Trials(at, headers, "", journal, replicas, options.tokens, options.seed, timeout_s, kind)
+        self.result.bursts = journal.bursts
         try:
             await self._wait_for_another_run()
             trials.secret = await asyncio.to_thread(self._application.issue_pass)
-            await trials.prepare(self.found.info["max_input_length"])
-            for pool in self.found.pools:
+            await trials.prepare(self.result.info["max_input_length"])
+            for pool in self.result.pools:
                 await self._sweep(trials, pool)
             estimates = self._usable_estimates()
             await self._measure_lengths(trials)
@@ -114,7 +115,7 @@ class Calibration:
     async def _check_replicas(self) -> None:
         """Depths are for each replica: what was measured is wrong if their number changed meanwhile."""
         now = (await asyncio.to_thread(self._application.info))["windve"]["pools"]
-        for name, pool in self.found.pools.items():
+        for name, pool in self.result.pools.items():
             if set(now[name]["replicas"]) != set(pool["replicas"]):
                 raise CalibrationFailed(
                     f"replicas of the {name} pool came or went during the run: nothing was written; please run it "
@@ -125,24 +126,24 @@ class Calibration:
         try:
             self._application.withdraw_pass()
         except CalibrationFailed as error:
-            self.found.note(f"the pass for trials was not withdrawn, and ends by itself within a day: {error}")
+            self.result.note(f"the pass for trials was not withdrawn, and ends by itself within a day: {error}")
 
     async def _sweep(self, trials: Trials, pool: str) -> None:
-        wishes = self.found.wishes
+        options = self.result.options
 
         def on_sample(samples: list[Sample]) -> None:
             self._progress.say(f"{samples[-1].concurrency} at once: {samples[-1].latency_s:.3f} s")
 
         with self._progress.stage(f"measuring the {pool} pool alone"):
-            estimate = await sweep(trials, pool, wishes.aim, on_sample)
-        self.found.estimates[pool] = estimate
+            estimate = await sweep(trials, pool, options.aim, on_sample)
+        self.result.estimates[pool] = estimate
         if estimate.bent is not None:
-            self.found.note(
+            self.result.note(
                 f"the {pool} pool's {estimate.bent}: its depth was found by bisection, and alpha and beta are those of "
                 "the least line on or above what was measured up to it"
             )
         if estimate.line is not None and estimate.line.noise > _NOISY:
-            self.found.note(
+            self.result.note(
                 f"the {pool} pool's latencies scatter by {estimate.line.noise:.0%}: is other work on the device or the "
                 "machine? A calibration when it is quiet finds larger depths"
             )
@@ -154,32 +155,32 @@ class Calibration:
                 f"{pool}: {line.curve.alpha_s:.5f} C + {line.curve.beta_s:.4f} s, R2 {line.r2:.4f}, depth about "
                 f"{estimate.depth} ({len(estimate.samples)} bursts, {estimate.queries} queries)"
             )
-        if wishes.stress_step:
-            with self._progress.stage(f"stress test of the {pool} pool, step {wishes.stress_step}"):
-                self.found.stress[pool] = await stress_test(trials, pool, wishes.aim, wishes.stress_step)
-            depth, spent = self.found.stress[pool]
+        if options.stress_step:
+            with self._progress.stage(f"stress test of the {pool} pool, step {options.stress_step}"):
+                self.result.stress[pool] = await stress_test(trials, pool, options.aim, options.stress_step)
+            depth, spent = self.result.stress[pool]
             self._progress.done(f"{pool}: a stress test says {depth} ({spent} queries)")
 
     async def _measure_lengths(self, trials: Trials) -> None:
         """What a query costs by its length, on each pool that has a line."""
-        aim, tokens = self.found.wishes.aim, self.found.wishes.tokens
-        lined = {pool: estimate for pool, estimate in self.found.estimates.items() if estimate.line is not None}
+        aim, tokens = self.result.options.aim, self.result.options.tokens
+        lined = {pool: estimate for pool, estimate in self.result.estimates.items() if estimate.line is not None}
         with self._progress.stage("measuring queries of other lengths"):
-            others = other_lengths(tokens, self.found.info["max_input_length"])
+            others = other_lengths(tokens, self.result.info["max_input_length"])
             lengths = [await trials.nearest(length) for length in others]
             for pool, estimate in lined.items():
                 assert estimate.line is not None
-                samples = self.found.length_samples.setdefault(pool, [])
+                samples = self.result.length_samples.setdefault(pool, [])
                 for length in lengths:
                     samples += await measure_length(trials, estimate, length, aim)
-                self.found.costs[pool] = cost = fit_cost(samples, estimate.line.curve, tokens)
+                self.result.costs[pool] = cost = fit_cost(samples, estimate.line.curve, tokens)
                 shown = ", ".join(f"{1000 * cost.cost_s(n):.3g} ms at {n}" for n in sorted([*lengths, tokens]))
                 self._progress.done(f"{pool}: a query costs by its tokens {shown}")
 
     def _usable_estimates(self) -> dict[str, int]:
         """The estimated depths. Raises CalibrationFailed where the preferred pool cannot meet the SLO at all."""
-        first, *others = self.found.estimates.values()
-        slo_s, aim = self.found.wishes.slo_s, self.found.wishes.aim
+        first, *others = self.result.estimates.values()
+        slo_s, aim = self.result.options.slo_s, self.result.options.aim
         if not first.depth:
             raise CalibrationFailed(
                 f"an SLO of {slo_s:g} s cannot be met: one query on the {first.pool} pool {_takes(first, aim)}; "
@@ -187,14 +188,14 @@ class Calibration:
             )
         for estimate in others:
             if not estimate.depth:
-                self.found.leave_cpu_out(
+                self.result.leave_cpu_out(
                     f"one query on the {estimate.pool} pool {_takes(estimate, aim)}, the SLO is {slo_s:g} s (Eq. 11)"
                 )
-        return {pool: estimate.depth for pool, estimate in self.found.estimates.items()}
+        return {pool: estimate.depth for pool, estimate in self.result.estimates.items()}
 
     async def _tune(self, trials: Trials, estimates: Mapping[str, int]) -> None:
         def on_step(step: Step) -> None:
-            self.found.steps.append(step)
+            self.result.steps.append(step)
             held = ", ".join(
                 f"{pool} {depth} {'holds' if step.held[pool] else 'late'} ({step.slowest_s[pool]:.3f} s)"
                 for pool, depth in step.depths.items()
@@ -203,44 +204,44 @@ class Calibration:
             self._progress.say(held)
 
         with self._progress.stage("fine-tuning, all pools at work"):
-            tuned = await tune(trials, fine_tune(estimates, self.found.wishes.most), self.found.wishes.aim, on_step)
-        self.found.tuned = tuned
+            tuned = await tune(trials, fine_tune(estimates, self.result.options.most), self.result.options.aim, on_step)
+        self.result.tuned = tuned
         for note in tuned.notes:
-            self.found.note(note)
+            self.result.note(note)
         first = next(iter(tuned.depths))
         if not tuned.depths[first]:
             raise CalibrationFailed(
-                f"an SLO of {self.found.wishes.slo_s:g} s does not hold even for one query on the {first} pool when "
+                f"an SLO of {self.result.options.slo_s:g} s does not hold even for one query on the {first} pool when "
                 "all pools are at work"
             )
         if tuned.depths.get(CPU) == 0 and ACCELERATOR in tuned.depths:
-            self.found.leave_cpu_out(tuned.notes[0] if tuned.notes else "not one query on it met the SLO under load")
+            self.result.leave_cpu_out(tuned.notes[0] if tuned.notes else "not one query on it met the SLO under load")
         self._progress.done("fine-tuned: " + _depths_text(tuned.depths))
 
     async def _verify(self, trials: Trials) -> None:
-        assert self.found.tuned is not None
+        assert self.result.tuned is not None
         with self._progress.stage("verifying, with more queries than places"):
-            depths, advance = self.found.tuned.depths, self._progress.advance
-            self.found.verification = await verify(trials, depths, self.found.wishes.aim, advance)
-        if self.found.depths.get(CPU) == 0 and ACCELERATOR in self.found.depths:
-            self.found.leave_cpu_out("not one query on it met the SLO in the verification")
-        self._progress.done(f"verified: {self.found.verified}")
+            depths, advance = self.result.tuned.depths, self._progress.advance
+            self.result.verification = await verify(trials, depths, self.result.options.aim, advance)
+        if self.result.depths.get(CPU) == 0 and ACCELERATOR in self.result.depths:
+            self.result.leave_cpu_out("not one query on it met the SLO in the verification")
+        self._progress.done(f"verified: {self.result.verified}")
 
     async def _prove_streams(self, trials: Trials) -> None:
         """Queries that come one by one, of equal and of mixed lengths, more than the pools can answer."""
-        wishes, depths = self.found.wishes, self.found.depths
+        options, depths = self.result.options, self.result.depths
         rate = OVERLOAD * sum(
-            self.found.estimates[pool].queries_per_second(depth) * trials.replicas[pool]
+            self.result.estimates[pool].queries_per_second(depth) * trials.replicas[pool]
             for pool, depth in depths.items()
         )
         first = next(iter(depths))
         only = None if all(depths.values()) else first  # a pool that is to be closed does not help in the proof
         for name, mixed in (("stream", False), ("stream of mixed lengths", True)):
-            stream = Stream(name, rate, wishes.tokens, mixed)
-            arrivals = stream.arrivals(wishes.slo_s, self.found.info["max_input_length"], wishes.seed)
+            stream = Stream(name, rate, options.tokens, mixed)
+            arrivals = stream.arrivals(options.slo_s, self.result.info["max_input_length"], options.seed)
             with self._progress.stage(f"proving a {name}, {rate:.3g} queries a second"):
-                proof = await prove(trials, stream, arrivals, wishes.slo_s, only)
-            self.found.streams.append(proof)
+                proof = await prove(trials, stream, arrivals, options.slo_s, only)
+            self.result.streams.append(proof)
             self._progress.done(
                 f"{name}: {proof.late} of {len(proof.latencies_s)} admitted queries late, {proof.busy} told busy"
             )

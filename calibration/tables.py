@@ -1,12 +1,14 @@
-"""What the tables of the report and of the plan share: names of pools, shares, foreign text, and how a table looks."""
+"""What the tables of the report and of the plan share: the table itself, names of pools, shares, foreign text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -23,13 +25,25 @@ def plain(value: Any) -> str:
     return "".join(sign if sign.isprintable() else " " for sign in str(value))
 
 
-def new_table(columns: Sequence[str]) -> Table:
-    """A table without rows; without a head where no column has a name."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, show_header=any(columns))
-    for number, column in enumerate(columns):
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """One table, for the page and for the terminal. `styles` are rich's, by row; `facts` aligns text to the left."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+    styles: Mapping[int, str] = field(default_factory=dict)
+    facts: bool = False
+
+
+def print_sheet(console: Console, sheet: Sheet) -> None:
+    """The title, the table, the caption, and an empty line. No head where no column has a name."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, show_header=any(sheet.columns))
+    for number, column in enumerate(sheet.columns):
         table.add_column(Text(column), justify="right" if number else "left", overflow="fold")
-    return table
-
-
-def add_row(table: Table, cells: Sequence[str], style: str | None = None) -> None:
-    table.add_row(*map(Text, cells), style=style)
+    for number, row in enumerate(sheet.rows):
+        table.add_row(*map(Text, row), style=sheet.styles.get(number))
+    console.print(Text(sheet.title, style="bold"))
+    console.print(table)
+    console.print(Text(f"{sheet.caption}\n" if sheet.caption else "", style="dim"))

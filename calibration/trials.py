@@ -233,8 +233,8 @@ def _timed_out(reply: Reply) -> bool:
 
 def _problem(reply: Reply) -> str:
     try:
-        told = reply.json()["error"]
-        told = told if isinstance(told, str) else told["message"]
+        error = reply.json()["error"]
+        error = error if isinstance(error, str) else error["message"]
     except (ValueError, KeyError, TypeError):
-        told = reply.body[:200].decode(errors="replace")
-    return f"{reply.status} {told}"
+        error = reply.body[:200].decode(errors="replace")
+    return f"{reply.status} {error}"

@@ -14,10 +14,11 @@ from rich.console import Console
 import calibration.run
 from calibration import report
 from calibration.application import CalibrationFailed
-from calibration.findings import Wishes
 from calibration.journal import Burst, Journal
 from calibration.load import Address
 from calibration.progress import Progress
+from calibration.report_model import Report, WrittenReport
+from calibration.result import Options
 from calibration.run import Calibration
 from calibration.serve_config import edit
 from deployments.settings import RouterConfig
@@ -106,17 +107,17 @@ class Tiled(Trials):
 
 @pytest.fixture
 def calibrate(tmp_path, monkeypatch):
-    def run(application, trials=Trials, slo_s=2.0, **options):
+    def run(application, trials=Trials, slo_s=2.0, **more):
         monkeypatch.setattr(calibration.run, "Trials", trials)
-        wishes = Wishes(slo_s, "burst", 75, 1.0, 2048, 0, 0)
-        work = Calibration(application, wishes, Progress(Console(file=io.StringIO())))
+        options = Options(slo_s, "burst", 75, 1.0, 2048, 0, 0)
+        work = Calibration(application, options, Progress(Console(file=io.StringIO())))
         journal = Journal(tmp_path, work.about, fresh=True)
         try:
-            asyncio.run(work.measure(journal, **options))
+            asyncio.run(work.measure(journal, **more))
         finally:
             journal.close()
         assert not application.has_pass
-        return work.found
+        return work.result
 
     return run
 
@@ -142,10 +143,12 @@ def test_depths_costs_and_what_was_proved_are_written(calibrate, tmp_path):
     rate = 1.5 * (96 / 1.998 + 19 / 1.9502)  # what both answer in full runs, and half as much more
     assert [proof.stream.rate for proof in found.streams] == [pytest.approx(rate, rel=0.01)] * 2
     console = Console(file=io.StringIO(), width=100)
-    told = found.report(None, {})
-    report.show(console, told)
+    made = found.report(None, WrittenReport(applied=True))
+    report.show(console, made)
     assert "Cost of a query by its length" in console.file.getvalue()
-    assert "stream of mixed lengths" in report.write(tmp_path / "report", told).read_text()
+    page = report.write(tmp_path / "report", made)
+    assert "stream of mixed lengths" in page.read_text()
+    assert Report.parse(page.with_name("report.json").read_bytes(), "it") == made
 
 
 def test_by_depth_bursts_are_proof_enough(calibrate):
@@ -173,7 +176,9 @@ def test_a_cpu_that_is_left_out_does_not_help_in_the_proof(calibrate, monkeypatc
 
 def test_an_estimate_is_not_proved(calibrate):
     found = calibrate(Application(), estimate_only=True)
-    assert found.report(None, {})["pools"]["cpu"]["cost"]["by_tokens"][1] == [75, pytest.approx(0.0858, rel=1e-3)]
+    made = found.report(None, WrittenReport())
+    assert made.pools["cpu"].cost.by_tokens[1] == (75, pytest.approx(0.0858, rel=1e-3))
+    assert (made.outcome, made.verification, made.pools["cpu"].fine_tuned) == ("estimated", None, None)
     assert (found.verification, found.streams) == (None, [])
 
 

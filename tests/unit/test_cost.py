@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from calibration.cost import (
     SLO_FACTORS,
+    Deployment,
     Pool,
     cores_effect,
     deployment,
@@ -118,7 +119,7 @@ def test_equation_5_by_throughput():
     assert Pool(V100, 0).throughput() == 0.0
     sized = size(400, Pool(V100, 96).throughput(), Pool(XEON, 19).throughput(), 1, 1000.0)
     assert (sized.alone.instances, sized.together.instances) == (9, 7)
-    assert (sized.saved_devices, sized.saved_cost, sized.saved_share) == (2, 2000.0, 2 / 9)
+    assert (sized.saved, sized.saved_share) == (Deployment(2, 2, 2000.0), 2 / 9)
 
 
 @given(st.integers(1, 10**6), counts, st.integers(0, 500), st.integers(1, 8))
@@ -128,7 +129,7 @@ def test_help_never_costs_and_instances_suffice(demand, alone, added, devices):
     assert (sized.alone.instances - 1) * alone < demand <= sized.alone.instances * alone
     assert sized.together.instances * (alone + added) >= demand
     assert sized.together.devices == sized.together.instances * devices
-    assert sized.saved_cost == pytest.approx(3.0 * sized.saved_devices)
+    assert sized.saved.cost == pytest.approx(3.0 * sized.saved.devices)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from calibration import plots, report
+from calibration.report_model import Report
 
 CURVES = {"accelerator": (0.018, 0.27), "cpu": (0.0858, 0.32)}  # V100 and Xeon, s per query and s
 DEVICES = {"accelerator": "cuda:0 Tesla V100", "cpu": "2 x Xeon E5-2690"}
@@ -31,9 +32,10 @@ def made_pool(name, depth, slo_s, rng):
     return {
         "devices": [DEVICES[name]], "engine": "torch", "dtype": "float16", "replicas": 1, "cores": None,
         "alpha_s": alpha_s, "beta_s": beta_s, "r2": 0.9987, "noise": 0.015, "band": band,
-        "regression_depth": depth + 1, "estimate": depth - 1, "stress_depth": None, "fine_tuned": depth,
-        "samples": samples, "queries": 181, "note": None,
-        "cost": {"query_s": 0.1 * alpha_s, "token_s": 0.9 * alpha_s / 75, "token2_s": 0.0, "samples": [],
+        "regression_depth": depth + 1, "estimate": depth - 1, "stress_depth": None, "stress_queries": None,
+        "fine_tuned": depth, "samples": samples, "queries": 181, "note": None,
+        "cost": {"query_s": 0.1 * alpha_s, "token_s": 0.9 * alpha_s / 75, "token2_s": 0.0, "beta_s": beta_s,
+                 "samples": [],
                  "by_tokens": [[tokens, alpha_s * (0.1 + 0.9 * tokens / 75)] for tokens in (10, 75, 225)]},
     }  # fmt: skip
 
@@ -50,8 +52,10 @@ def made_report(slo_s=2.0):
         "notes": ["the accelerator keeps its depth while the CPU works"],
         "application": {"name": "windve", "model": "all-MiniLM-L6-v2", "emulated": False,
                         "url": "http://127.0.0.1:8000"},
-        "machine": {"hostname": "n1", "cpu_model": "AMD EPYC", "cores": 2, "memory_gib": 23.5, "python": "3.11.7"},
-        "settings": {"slo_s": slo_s, "shape": "burst", "tokens": 75, "quantile": 1.0, "confidence": 0.975},
+        "machine": {"hostname": "n1", "cpu_model": "AMD EPYC", "architecture": "x86_64", "cores": 2, "memory_gib": 23.5,
+                    "python": "3.11.7", "ray": "2.60.0"},
+        "settings": {"slo_s": slo_s, "shape": "burst", "tokens": 75, "quantile": 1.0, "most": 2048, "seed": 0,
+                     "stress_step": 0, "confidence": 0.975},
         "pools": {name: made_pool(name, depth, slo_s, rng) for name, depth in depths.items()},
         "heterogeneous": {"used": True, "reason": None},
         "fine_tuning": [
@@ -81,7 +85,7 @@ def made_report(slo_s=2.0):
 
 def unfitted(pool):
     pool |= dict.fromkeys(("alpha_s", "beta_s", "r2", "noise", "regression_depth", "estimate", "fine_tuned", "cost"))
-    del pool["band"]
+    pool["band"] = []
 
 
 def without(made, name):
@@ -89,7 +93,8 @@ def without(made, name):
     for burst in made["bursts"]:
         burst["latencies_s"] = {pool: taken for pool, taken in burst["latencies_s"].items() if pool != name}
     for step in made["fine_tuning"]:
-        del step[name], step["slowest_s"][name], step["held"][name]
+        del step["slowest_s"][name], step["held"][name]
+        step[name] = None
     made["heterogeneous"] = {"used": False, "reason": f"there is no {name} pool"}
 
 
@@ -199,9 +204,14 @@ def changed(change):
     return made
 
 
+def typed(made):
+    """As it is read from a file."""
+    return Report.parse(orjson.dumps(made), "report.json")
+
+
 def shown(made, width=100):
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    report.show(console, made)
+    report.show(console, typed(made))
     return console.file.getvalue()
 
 
@@ -223,7 +233,7 @@ def plain(monkeypatch):
 @pytest.mark.parametrize("change", VARIANTS, ids=lambda change: getattr(change, "__name__", "both_pools"))
 def test_every_outcome_renders(change, tmp_path, plain):
     made = changed(change)
-    page = report.write(tmp_path / "new" / "folder", made)
+    page = report.write(tmp_path / "new" / "folder", typed(made))
     assert page == tmp_path / "new" / "folder" / "report.html"
     assert orjson.loads((page.parent / "report.json").read_bytes()) == made
     drawn = {f"fit-{name}.png" for name in made["pools"]} | ({"verification.png"} if made["bursts"] else set())
@@ -237,6 +247,26 @@ def test_every_outcome_renders(change, tmp_path, plain):
     assert terminal.splitlines()[-1] == VARIANTS[change]
     assert ("EMULATED" in terminal) == (change is emulated)
     assert all(len(line) <= 100 for line in terminal.splitlines()[:-1])
+
+
+def test_a_report_of_an_earlier_version_is_read():
+    made = changed(None)
+    del made["streams"]
+    for pool in made["pools"].values():
+        del pool["stress_queries"], pool["band"], pool["cost"]
+    del made["fine_tuning"][0]["cpu"]
+    read = typed(made)
+    assert (read.streams, read.pools["cpu"].cost, read.pools["cpu"].band) == ([], None, [])
+    assert shown(made).splitlines()[-1] == VARIANTS[None]
+    made = changed(None)
+    del made["pools"]["cpu"]["cost"]["beta_s"]
+    assert shown(made) == shown(changed(None))
+
+
+def test_what_a_later_version_adds_is_ignored():
+    made = changed(None)
+    made["later"] = made["pools"]["cpu"]["later"] = [1]
+    assert typed(made) == typed(changed(None))
 
 
 def test_the_terminal_has_the_tables_of_the_paper():
@@ -258,7 +288,7 @@ def test_the_terminal_has_the_tables_of_the_paper():
 
 
 def test_the_page_has_the_numbers():
-    text = Page(report._page(MADE, {})).text
+    text = Page(report._page(typed(MADE), {})).text
     for number in (
         "95 + 19",
         "+20.0 %",
@@ -286,7 +316,7 @@ def test_no_late_query_is_rounded_away():
 def test_replicas_count():
     made = changed(None)
     made["pools"]["accelerator"]["replicas"] = 2
-    assert report.verdict(made).startswith("accelerator 2 x 95 + CPU 19 at an SLO of 2 s: +10.0 %")
+    assert report.verdict(typed(made)).startswith("accelerator 2 x 95 + CPU 19 at an SLO of 2 s: +10.0 %")
     assert "per replica" in shown(made)
 
 
@@ -295,14 +325,13 @@ def test_foreign_text_stays_text(tmp_path, plain):
     made = changed(None)
     made["application"] |= {"name": foreign, "model": foreign}
     made["machine"]["cpu_model"] = foreign
-    made["settings"]["more"] = {foreign: [foreign]}
     made["notes"] = [foreign]
     made["heterogeneous"]["reason"] = foreign
     made["written"]["config"] = foreign
     made["bursts"] = []
     for pool in made["pools"].values():
-        pool |= {"devices": [foreign, foreign], "engine": foreign, "note": foreign, "cores": [0, 1]}
-    page = report.write(tmp_path, made).read_text(encoding="utf-8")
+        pool |= {"devices": [foreign, foreign], "engine": foreign, "note": foreign}
+    page = report.write(tmp_path, typed(made)).read_text(encoding="utf-8")
     assert "<script" not in page
     assert "\x1b" not in page
     assert "<script src=http://evil>$\\frac{$ [red]x[/red]" in Page(page).text
@@ -310,7 +339,7 @@ def test_foreign_text_stays_text(tmp_path, plain):
     assert "\x1b" not in terminal
     assert "[red]x[/red]" in terminal
     made |= {"outcome": "refused", "reason": foreign}
-    page = report._page(made, {})
+    page = report._page(typed(made), {})
     assert "<script" not in page
     assert "refused: <script src=http://evil>" in Page(page).text
 
@@ -319,5 +348,5 @@ def test_pictures_leave_no_state_behind(plain):
     import matplotlib as mpl
 
     before = dict(mpl.rcParams)
-    assert plots.fit(MADE, "cpu").startswith(b"\x89PNG")
+    assert plots.fit(typed(MADE), "cpu").startswith(b"\x89PNG")
     assert dict(mpl.rcParams) == before

@@ -1,0 +1,115 @@
+"""An instance as a report measured it: all replicas of all pools that serve together. Plans multiply it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from calibration.cost import Pool
+from calibration.curve import Shape
+from calibration.report_model import Report
+from calibration.tables import POOLS, plain
+from deployments.device_detector import ACCELERATOR, CPU
+from deployments.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """The pools of the report in `path`. `cpu_idle` says why the CPU takes nothing beside the accelerator, else None.
+
+    A pool is None where the report has none, and the CPU's also where it has no curve and takes nothing.
+    """
+
+    path: Path
+    report: Report
+    accelerator: Pool | None
+    cpu: Pool | None
+    cpu_idle: str | None
+
+    @classmethod
+    def read(cls, path: Path) -> Instance:
+        """The instance of `path`, a report.json or its folder. Raises SettingsError with what is wrong with the
+        report, in one sentence.
+        """
+        try:
+            path = path / "report.json" if path.is_dir() else path
+            content = path.read_bytes()
+        except OSError as error:
+            where, why = error.filename or path, error.strerror or error
+            raise SettingsError("REPORT", f"{where} cannot be read: {why}") from None
+        report = Report.parse(content, str(path))
+        _check_calibrated(path, report)
+        accelerator, cpu = _pool(report, ACCELERATOR), _pool(report, CPU)
+        if accelerator is None and cpu is None:
+            raise SettingsError("REPORT.pools", "has neither an accelerator nor a CPU with a curve")
+        instance = cls(path, report, accelerator, cpu, _cpu_idle(report, cpu) if accelerator else None)
+        if not instance.base.capacity:
+            depth = f"depth 0 at an SLO of {instance.slo_s:g} s"
+            raise SettingsError("REPORT", f"{path} gives the {instance.base_name} {depth}: nothing to plan with")
+        return instance
+
+    @property
+    def slo_s(self) -> float:
+        return self.report.settings.slo_s
+
+    @property
+    def shape(self) -> Shape:
+        return self.report.settings.shape
+
+    @property
+    def base(self) -> Pool:
+        """The pool that is bought: the accelerator, or the CPU where there is no other."""
+        pool = self.accelerator or self.cpu
+        assert pool is not None
+        return pool
+
+    @property
+    def base_name(self) -> str:
+        """The name of `base`, as it is written."""
+        return POOLS[ACCELERATOR if self.accelerator else CPU]
+
+    @property
+    def helper(self) -> Pool | None:
+        """The CPU where it takes what the accelerator cannot."""
+        return self.cpu if self.accelerator is not None and self.cpu_idle is None else None
+
+    @property
+    def cpu_cores(self) -> int | None:
+        """Cores of one CPU replica; None where they are not known."""
+        return self.report.pools[CPU].cores if self.cpu else None
+
+
+def _check_calibrated(path: Path, report: Report) -> None:
+    if report.outcome == "estimated":
+        raise SettingsError("REPORT", f"{path} holds estimates that were not proven: calibrate without --estimate-only")
+    if report.outcome == "refused":
+        reason = plain(report.reason or "it gives no reason").rstrip(".")
+        raise SettingsError("REPORT", f"{path} has no depths to plan with, the calibration refused: {reason}")
+
+
+def _pool(report: Report, name: str) -> Pool | None:
+    """The pool by its curve and its tuned depth; None where there is no curve."""
+    found = report.pools.get(name)
+    if found is None:
+        return None
+    if found.curve is None and found.fine_tuned:
+        raise SettingsError(f"REPORT.pools.{name}", "has a depth but no alpha_s and beta_s")
+    if found.curve is not None and not found.curve.latency_s(1):
+        raise SettingsError(f"REPORT.pools.{name}", "has a curve that takes no time")
+    return Pool(found.curve, found.fine_tuned or 0, found.replicas) if found.curve else None
+
+
+def _cpu_idle(report: Report, cpu: Pool | None) -> str | None:
+    """Why the CPU takes nothing, in the report's words where it has some; None where it takes queries."""
+    if report.capacity(CPU):
+        return None
+    if report.heterogeneous.reason:
+        return plain(report.heterogeneous.reason).rstrip(".")
+    if CPU not in report.pools:
+        return "the report has no CPU pool"
+    if cpu is not None and cpu.capacity:
+        return "it was not in use when the report was made"
+    slo_s, shape = report.settings.slo_s, report.settings.shape
+    if cpu is not None and (alone_s := cpu.curve.latency_s(1, shape)) > slo_s:
+        return f"a single query takes it up to {alone_s:.2f} s, longer than the SLO of {slo_s:g} s (Eq. 11)"
+    return "its queue depth is 0"

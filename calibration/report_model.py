@@ -1,0 +1,235 @@
+"""The calibration's report as one type: calibration writes it, the page and the pictures show it, a plan reads it.
+
+Times are in seconds, shares between 0 and 1. None is what is not known: a pool that was not measured has no `alpha_s`.
+A file may lack a field that has a default: earlier versions did not write all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from calibration.curve import Curve, Shape
+from calibration.journal import Burst
+from calibration.tables import plain
+from deployments.device_detector import ACCELERATOR, CPU
+from deployments.errors import SettingsError
+from deployments.settings import parse_settings
+
+FORMAT = 1
+MOST = 10**12  # of anything that is counted or timed here; more is a slip of the keyboard
+
+Count = Annotated[int, Field(strict=True, ge=1, le=MOST)]
+Depth = Annotated[int, Field(strict=True, ge=0, le=MOST)]
+Band = tuple[float, float, float]  # concurrency, and the latencies between which the line lies, s
+Seconds = Annotated[float, Field(strict=True, ge=0, le=MOST, allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    """Keys of later versions are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class ApplicationReport(_Part):
+    """What was calibrated."""
+
+    name: str
+    model: str
+    emulated: bool
+    url: str
+
+
+class MachineReport(_Part):
+    """The machine that the calibration ran on."""
+
+    hostname: str
+    cpu_model: str
+    architecture: str
+    cores: int  # that it may use
+    memory_gib: float
+    python: str
+    ray: str
+
+
+class SettingsReport(_Part):
+    """What the calibration was asked for; `confidence` is that of the fitted line's upper side."""
+
+    slo_s: Annotated[Seconds, Field(gt=0)]
+    shape: Shape
+    tokens: int
+    quantile: float
+    most: int
+    seed: int
+    stress_step: int
+    confidence: float
+
+
+class SampleReport(_Part):
+    """One burst of the sweep: `concurrency` queries at once on each replica. The fit leaves an outlier out."""
+
+    concurrency: int
+    latency_s: float
+    outlier: bool
+
+
+class LengthReport(_Part):
+    """One burst of queries of another length than the sweep's."""
+
+    tokens: int
+    concurrency: int
+    latency_s: float
+
+
+class CostReport(_Part):
+    """Device seconds of a query of n tokens, `query_s + token_s * n + token2_s * n^2`; `beta_s` once a run."""
+
+    query_s: float
+    token_s: float
+    token2_s: float
+    beta_s: float | None = None
+    samples: list[LengthReport]
+    by_tokens: list[tuple[int, float]]  # tokens, s a query
+
+
+class PoolReport(_Part):
+    """One pool: its replicas, its curve (Eq. 12), and the queue depths for each replica that were found for it.
+
+    `cores` are those of the replica with the fewest. `band` is the fitted line's confidence interval. A
+    pool whose `fine_tuned` is None was not tuned; one where it is 0 takes nothing.
+    """
+
+    devices: list[str]
+    engine: str | None
+    dtype: str | None
+    replicas: Count
+    cores: Count | None = None
+    alpha_s: Seconds | None = None
+    beta_s: Seconds | None = None
+    r2: float | None = None
+    noise: float | None = None
+    regression_depth: int | None = None
+    estimate: int | None = None
+    stress_depth: int | None = None
+    stress_queries: int | None = None
+    cost: CostReport | None = None
+    fine_tuned: Depth | None
+    samples: list[SampleReport] = []
+    queries: int = 0
+    note: str | None = None
+    band: list[Band] = []
+
+    @property
+    def curve(self) -> Curve | None:
+        """The fitted line; None where none was fitted."""
+        return None if self.alpha_s is None or self.beta_s is None else Curve(self.alpha_s, self.beta_s)
+
+
+class HeterogeneousReport(_Part):
+    """Whether the CPU takes queries beside the accelerator, and why not."""
+
+    used: bool
+    reason: str | None
+
+
+class TuningReport(_Part):
+    """One step of fine-tuning: the depths of the pools there are, each one's slowest query, and whether it `held`."""
+
+    accelerator: int | None = None
+    cpu: int | None = None
+    slowest_s: dict[str, float]
+    held: dict[str, bool]
+
+
+class LatenciesReport(_Part):
+    """How long admitted queries took, and how many of them were `late`; None where none was admitted."""
+
+    admitted: int
+    late: int
+    p50_s: float | None
+    p99_s: float | None
+    slowest_s: float | None
+
+
+class VerificationReport(_Part):
+    """The last run at the final depths: all queries, and the latencies of each pool."""
+
+    bursts: int
+    queries: int
+    admitted: int
+    busy: int
+    failed: int
+    within_slo: int
+    share: float | None
+    pools: dict[str, LatenciesReport]
+
+
+class StreamReport(LatenciesReport):
+    """Queries that came one by one, `rate` a second, of `tokens` each; `mixed`: on average."""
+
+    name: str
+    rate: float
+    tokens: int
+    mixed: bool
+    sent: int
+    busy: int
+
+
+class WrittenReport(_Part):
+    """Where the depths were written, and where the file as it was before; `applied` to the running application."""
+
+    config: str | None = None
+    backup: str | None = None
+    applied: bool = False
+
+
+class Report(_Part):
+    """`report.json`. `started` and `finished` are UTC, ISO 8601; `reason` says why the calibration refused."""
+
+    format: int = FORMAT
+    windve: str
+    started: str
+    finished: str
+    seconds: float
+    outcome: Literal["refused", "estimated", "calibrated"]
+    reason: str | None
+    notes: list[str]
+    application: ApplicationReport
+    machine: MachineReport
+    settings: SettingsReport
+    pools: dict[str, PoolReport]
+    heterogeneous: HeterogeneousReport
+    fine_tuning: list[TuningReport]
+    verification: VerificationReport | None
+    streams: list[StreamReport] = []
+    bursts: list[Burst]
+    written: WrittenReport
+
+    @classmethod
+    def parse(cls, content: bytes, source: str) -> Report:
+        """The report that the file `source` holds. Raises SettingsError with what is wrong, in one sentence."""
+        try:
+            document = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            why = "it is not text" if isinstance(error, UnicodeDecodeError) else str(error)
+            raise SettingsError("REPORT", f"{source} is not a report of the calibration, no JSON: {why}") from None
+        if not isinstance(document, dict) or "format" not in document or "outcome" not in document:
+            raise SettingsError(
+                "REPORT", f"{source} is not a report of the calibration: it has no format and no outcome"
+            )
+        if document["format"] != FORMAT:
+            raise SettingsError(
+                "REPORT", f"{source} has format {plain(document['format'])}, but this version reads format {FORMAT}"
+            )
+        return parse_settings(cls, document, "REPORT")
+
+    def capacity(self, name: str) -> int:
+        """Queries in flight that a pool takes on all its replicas. A CPU that is not used beside an accelerator takes
+        none.
+        """
+        pool = self.pools.get(name)
+        if pool is None or (name == CPU and ACCELERATOR in self.pools and not self.heterogeneous.used):
+            return 0
+        return (pool.fine_tuned or 0) * pool.replicas

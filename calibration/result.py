@@ -1,0 +1,309 @@
+"""The result of a calibration: what of it is written into the Serve config, and what the report says."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from calibration.application import Application
+from calibration.curve import Shape
+from calibration.fine_tune import Tuned
+from calibration.journal import Burst
+from calibration.latency_model import CONFIDENCE
+from calibration.lengths import LengthSample
+from calibration.levels import Aim
+from calibration.proof import Step, Verification
+from calibration.report_model import (
+    ApplicationReport,
+    CostReport,
+    HeterogeneousReport,
+    LatenciesReport,
+    LengthReport,
+    MachineReport,
+    PoolReport,
+    Report,
+    SampleReport,
+    SettingsReport,
+    StreamReport,
+    TuningReport,
+    VerificationReport,
+    WrittenReport,
+)
+from calibration.stream import StreamProof
+from calibration.sweep import Estimate
+from deployments.hardware.device_detector import ACCELERATOR, CPU, probe_machine
+from deployments.queueing.cost_model import CostModel
+
+_MAX_ONGOING = 1_000_000  # requests at the Router: above all depths, or overload would wait in the proxy unrefused
+_PLACES_BEFORE_PROXY = 10  # times all depths together, at least
+_DIGITS = 6  # of alpha and beta
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the calibration is asked for. `stress_step` 0 spares the stress test."""
+
+    slo_s: float
+    shape: Shape
+    tokens: int
+    quantile: float
+    most: int
+    seed: int
+    stress_step: int
+
+    @property
+    def aim(self) -> Aim:
+        return Aim(self.slo_s, self.shape, self.most, quantile=self.quantile)
+
+
+@dataclass(slots=True)
+class CalibrationResult:
+    """What a run has found so far about an application. A run that is refused leaves the rest empty."""
+
+    application: Application
+    info: dict[str, Any]
+    options: Options
+    started: float
+    estimates: dict[str, Estimate] = field(default_factory=dict)
+    stress: dict[str, tuple[int, int]] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    bursts: Sequence[Burst] = ()
+    costs: dict[str, CostModel] = field(default_factory=dict)
+    length_samples: dict[str, list[LengthSample]] = field(default_factory=dict)
+    streams: list[StreamProof] = field(default_factory=list)
+    tuned: Tuned | None = None
+    verification: Verification | None = None
+    why_without_cpu: str | None = None
+
+    @property
+    def depths(self) -> dict[str, int]:
+        """The proven depths."""
+        return self.verification.depths if self.verification else {}
+
+    @property
+    def pools(self) -> dict[str, dict[str, Any]]:
+        """The application's pools, as `/info` lists them."""
+        pools: dict[str, dict[str, Any]] = self.info["windve"]["pools"]
+        return pools
+
+    @property
+    def most_replicas(self) -> int:
+        """Replicas of all pools together."""
+        return sum(pool["live_replicas"] for pool in self.pools.values())
+
+    @property
+    def verified(self) -> str:
+        """The verification in one phrase."""
+        proof = self.verification
+        assert proof is not None
+        admitted, late = sum(proof.admitted.values()), sum(proof.late.values())
+        return f"{admitted - late} of {admitted} admitted queries within {self.options.slo_s:g} s"
+
+    @property
+    def proved(self) -> list[str]:
+        """What held the SLO, in the words of the record."""
+        loads = ["bursts" if self.options.shape == "burst" else "steady"]
+        return [*loads, *("mixed lengths" if proof.stream.mixed else "stream" for proof in self.streams)]
+
+    def leave_cpu_out(self, reason: str) -> None:
+        if self.why_without_cpu is None:
+            self.why_without_cpu = reason
+            self.note(
+                f"heterogeneous computing is switched off (cpu.queue_depth: 0): {reason}; args.heterogeneous: false "
+                "frees the CPU replica's memory too, at the next restart"
+            )
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def changes(self) -> dict[str, Any]:
+        """What is written into the Router's entry of a Serve config."""
+        user_config: dict[str, Any] = {"slo_s": self.options.slo_s}
+        for pool, depth in self.depths.items():
+            line = self.estimates[pool].line
+            user_config[pool] = {"queue_depth": depth}
+            if line is not None:
+                cost = {key: _round(value) for key, value in asdict(self.costs[pool]).items()}
+                user_config[pool] |= {"alpha_s": _round(line.curve.alpha_s), "beta_s": cost.pop("beta_s"), "cost": cost}
+        user_config["calibration"] = self._record()
+        places = sum(depth * self.pools[pool]["live_replicas"] for pool, depth in self.depths.items())
+        return {"max_ongoing_requests": max(_MAX_ONGOING, _PLACES_BEFORE_PROXY * places), "user_config": user_config}
+
+    def _record(self) -> dict[str, Any]:
+        lines = {pool: estimate.line for pool, estimate in self.estimates.items()}
+        record: dict[str, Any] = {
+            "at": _utc(time.time()),
+            "where": "; ".join([platform.node(), *(f"{pool} {', '.join(self._devices(pool))}" for pool in lines)]),
+            "shape": self.options.shape,
+            "slo_s": self.options.slo_s,
+            "tokens": self.options.tokens,
+            "quantile": self.options.quantile,
+            "r2": {pool: round(line.r2, 5) for pool, line in lines.items() if line is not None},
+            "verified": self.verified,
+            "proved": self.proved,
+        }
+        if self.why_without_cpu is not None:
+            record["heterogeneous"] = f"off: {self.why_without_cpu}"
+        return record
+
+    def _devices(self, pool: str) -> list[str]:
+        return sorted({str(member["device"]) for member in self.pools[pool]["replicas"].values()})
+
+    def report(self, problem: str | None, written: WrittenReport) -> Report:
+        """All that was found. `problem` says why the calibration refused, None where it did not."""
+        finished = time.time()
+        return Report(
+            windve=importlib.metadata.version("windve"),
+            started=_utc(self.started),
+            finished=_utc(finished),
+            seconds=round(finished - self.started, 1),
+            outcome="refused" if problem is not None else "calibrated" if self.verification else "estimated",
+            reason=problem,
+            notes=self.notes,
+            application=ApplicationReport(
+                name=self.application.name,
+                model=self.info["model_id"],
+                emulated=self.info["windve"]["emulated"],
+                url=str(self.application.address),
+            ),
+            machine=_machine(),
+            settings=SettingsReport(**asdict(self.options), confidence=CONFIDENCE),
+            pools={pool: self._pool(pool) for pool in self.pools},
+            heterogeneous=HeterogeneousReport(
+                used=bool(self.depths.get(CPU)) and ACCELERATOR in self.depths, reason=self.why_without_cpu
+            ),
+            fine_tuning=[_tuning(step) for step in self.steps],
+            verification=self._verification(),
+            streams=[_stream(proof) for proof in self.streams],
+            bursts=list(self.bursts),
+            written=written,
+        )
+
+    def _pool(self, pool: str) -> PoolReport:
+        members = list(self.pools[pool]["replicas"].values())
+        cores = [len(member["cores"]) for member in members if member.get("cores")]
+        found = PoolReport(
+            devices=self._devices(pool),
+            engine=members[0]["engine"] if members else None,
+            dtype=members[0]["dtype"] if members else None,
+            replicas=self.pools[pool]["live_replicas"],
+            cores=min(cores) if cores else None,
+            fine_tuned=self.depths.get(pool),
+        )
+        if pool in self.estimates:
+            self._add_estimate(found, self.estimates[pool])
+        return found
+
+    def _add_estimate(self, found: PoolReport, estimate: Estimate) -> None:
+        """Add what was measured of the pool alone."""
+        line, aim, pool = estimate.line, self.options.aim, estimate.pool
+        outliers = line.outliers if line else frozenset()
+        found.samples = [
+            SampleReport(**asdict(sample), outlier=index in outliers) for index, sample in enumerate(estimate.samples)
+        ]
+        found.queries, found.estimate, found.regression_depth = estimate.queries, estimate.depth, 0
+        if pool in self.stress:
+            found.stress_depth, found.stress_queries = self.stress[pool]
+        if line is not None:
+            curve = line.curve
+            highest = max(sample.concurrency for sample in estimate.samples)
+            found.alpha_s, found.beta_s, found.r2, found.noise = curve.alpha_s, curve.beta_s, line.r2, line.noise
+            found.regression_depth = curve.depth(aim.slo_s, aim.shape, aim.most)
+            found.cost = self._cost(pool)
+            found.band = [
+                (concurrency, curve.latency_s(concurrency) - margin_s, curve.latency_s(concurrency) + margin_s)
+                for concurrency in np.linspace(1, highest, 24).tolist()
+                for margin_s in [line.margin_s(concurrency)]
+            ]
+        if pool == CPU:
+            found.note = self.why_without_cpu
+
+    def _cost(self, pool: str) -> CostReport | None:
+        cost = self.costs.get(pool)
+        if cost is None:
+            return None
+        samples = [LengthReport(**asdict(sample)) for sample in self.length_samples[pool]]
+        lengths = sorted({self.options.tokens, *(sample.tokens for sample in samples)})
+        by_tokens = [(tokens, cost.cost_s(tokens)) for tokens in lengths]
+        return CostReport(**asdict(cost), samples=samples, by_tokens=by_tokens)
+
+    def _verification(self) -> VerificationReport | None:
+        proof = self.verification
+        if proof is None:
+            return None
+        admitted = sum(proof.admitted.values())
+        busy = sum(burst.busy for burst in proof.bursts)
+        latencies_s = {
+            pool: [latency for burst in proof.bursts for latency in burst.latencies_s[pool]] for pool in proof.admitted
+        }
+        return VerificationReport(
+            bursts=len(proof.bursts),
+            queries=admitted + busy + proof.failed,
+            admitted=admitted,
+            busy=busy,
+            failed=proof.failed,
+            within_slo=admitted - sum(proof.late.values()),
+            share=proof.share,
+            pools={
+                pool: LatenciesReport(admitted=count, late=proof.late[pool], **_quantiles(latencies_s[pool]))
+                for pool, count in proof.admitted.items()
+            },
+        )
+
+
+def _tuning(step: Step) -> TuningReport:
+    return TuningReport(
+        accelerator=step.depths.get(ACCELERATOR),
+        cpu=step.depths.get(CPU),
+        slowest_s=dict(step.slowest_s),
+        held=dict(step.held),
+    )
+
+
+def _stream(proof: StreamProof) -> StreamReport:
+    return StreamReport(
+        **asdict(proof.stream),
+        **_quantiles(proof.latencies_s),
+        sent=proof.sent,
+        admitted=len(proof.latencies_s),
+        late=proof.late,
+        busy=proof.busy,
+    )
+
+
+def _quantiles(latencies_s: Sequence[float]) -> dict[str, Any]:
+    """The median, the 99 % quantile and the largest of the latencies, s; None of none."""
+    names = ("p50_s", "p99_s", "slowest_s")
+    if not latencies_s:
+        return dict.fromkeys(names)
+    return dict(zip(names, np.quantile(latencies_s, (0.5, 0.99, 1)).tolist(), strict=True))
+
+
+def _machine() -> MachineReport:
+    machine = probe_machine()
+    return MachineReport(
+        hostname=machine.hostname,
+        cpu_model=machine.cpu_model,
+        architecture=machine.architecture,
+        cores=len(machine.cpu.allowed),
+        memory_gib=machine.memory_gib,
+        python=platform.python_version(),
+        ray=importlib.metadata.version("ray"),
+    )
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}")
