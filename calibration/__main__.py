@@ -18,8 +18,10 @@ from deployments.errors import SettingsError, WindveError
 if TYPE_CHECKING:
     from calibration.application import Application
     from calibration.config_file import ConfigFile
+    from calibration.journal import Journal
     from calibration.report_model import Report, WrittenReport
     from calibration.result import Options
+    from calibration.run import Calibration
 
 _DEFAULT_OUT = Path("reports/calibration")
 _INTERRUPTED = 130  # as a shell says of a command that Ctrl-C ended
@@ -66,7 +68,15 @@ def _parser() -> argparse.ArgumentParser:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
+    for add in (_add_promise, _add_measuring, _add_result, _add_application):
+        add(parser)
+    commands = parser.add_subparsers(dest="command", metavar="plan")
+    plan.add_arguments(commands.add_parser("plan", help="devices and money that a calibrated report saves"))
+    return parser
+
+
+def _add_promise(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what is promised, and to what traffic").add_argument
     add("--slo", type=float, metavar="S", help="seconds in which an admitted query is answered (default: what runs)")
     add(
         "--shape",
@@ -82,26 +92,27 @@ def _parser() -> argparse.ArgumentParser:
         default=1.0,
         help="share of each burst that has to meet the SLO; 1 is the slowest query (default: %(default)s)",
     )
-    add("--config", type=Path, help="Serve config or RayService manifest to write the depths into; none: not written")
-    add(
-        "--deploy",
-        type=Path,
-        metavar="CONFIG",
-        help="first deploy this Serve config on the cluster, which serves nothing yet, with a replica for each device",
-    )
-    add(
-        "--rayservice",
-        metavar="NAME",
-        help="with --deploy: end with the kubectl command that gives this RayService the config with the depths",
-    )
-    add("--dry-run", action="store_true", help="measure and show the change of the config as a diff; write nothing")
-    add("--estimate-only", action="store_true", help="stop after the fit: no fine-tuning, no proof, nothing written")
-    add("--apply", action="store_true", help="update the running application in place, without a restart")
-    add("--out", type=Path, default=_DEFAULT_OUT, help="folder of the report (default: %(default)s)")
-    add("--fresh", action="store_true", help="forget what an interrupted run has measured")
+
+
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("how it is measured").add_argument
     add("--most", type=int, default=2048, help="never more queries at once for one replica (default: %(default)s)")
     add("--stress-step", type=int, default=0, metavar="N", help="also run a stress test by steps of N, for comparison")
     add("--seed", type=int, default=0, help="of the texts that are sent (default: %(default)s)")
+    add("--estimate-only", action="store_true", help="stop after the fit: no fine-tuning, no proof, nothing written")
+    add("--fresh", action="store_true", help="forget what an interrupted run has measured")
+
+
+def _add_result(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what is done with the result").add_argument
+    add("--config", type=Path, help="Serve config or RayService manifest to write the depths into; none: not written")
+    add("--apply", action="store_true", help="update the running application in place, without a restart")
+    add("--dry-run", action="store_true", help="measure and show the change of the config as a diff; write nothing")
+    add("--out", type=Path, default=_DEFAULT_OUT, help="folder of the report (default: %(default)s)")
+
+
+def _add_application(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("which application").add_argument
     add("--application", metavar="NAME", help="which application, if several run")
     add("--url", help="where it answers, if not where its config says")
     add(
@@ -115,14 +126,20 @@ def _parser() -> argparse.ArgumentParser:
         help="Ray's dashboard (default: this Ray job's, what `make serve` started, or http://127.0.0.1:8265); a token "
         "comes from RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH",
     )
-    commands = parser.add_subparsers(dest="command", metavar="plan")
-    plan.add_arguments(commands.add_parser("plan", help="devices and money that a calibrated report saves"))
-    return parser
+    add(
+        "--deploy",
+        type=Path,
+        metavar="CONFIG",
+        help="first deploy this Serve config on the cluster, which serves nothing yet, with a replica for each device",
+    )
+    add(
+        "--rayservice",
+        metavar="NAME",
+        help="with --deploy: end with the kubectl command that gives this RayService the config with the depths",
+    )
 
 
 def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
-    from calibration.application import CalibrationFailed
-
     _check(arguments)
     application = _find(arguments, console)
     from calibration.config_file import ConfigFile
@@ -144,27 +161,16 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
     journal = Journal(arguments.out, run.about, fresh=arguments.fresh)
     if journal.resumed:
         console.print(f"going on from {journal.resumed} bursts of an interrupted run (--fresh starts over)")
+    _measure(run, journal, arguments, console)
     written = WrittenReport()
-    try:
-        _run_until_signal(run.measure(journal, estimate_only=arguments.estimate_only))
-    except CalibrationFailed as error:
-        _show(run.result.report(str(error), written), arguments.out, console)
-        journal.finish()
-        raise
-    except BaseException:
-        journal.close()
-        raise
     try:
         changes = {} if arguments.estimate_only else run.result.changes()
         if arguments.apply:
             application.check_unchanged()
         if config is not None:
             _write(config, changes, console, None if arguments.dry_run else written)
-        # Last: a run that is killed before leaves a good file, and the old depths live.
         if arguments.apply and not arguments.dry_run:
-            application.apply(changes)
-            written.applied = True
-            console.print("applied: /info shows the new depths")
+            _apply(application, changes, written, console)
     except WindveError as error:
         journal.close()  # not lost: the same command goes on from what was measured
         _show(run.result.report(str(error), written), arguments.out, console)
@@ -174,6 +180,29 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.rayservice is not None:
         _show_patch(arguments, application, changes)
     return 0
+
+
+def _apply(application: Application, changes: dict[str, Any], written: WrittenReport, console: Console) -> None:
+    """Last: a run that is killed before leaves a good file, and the old depths live."""
+    application.apply(changes)
+    written.applied = True
+    console.print("applied: /info shows the new depths")
+
+
+def _measure(run: Calibration, journal: Journal, arguments: argparse.Namespace, console: Console) -> None:
+    """Until it ends, fails or is stopped. What a run that is stopped has measured stays in the journal."""
+    from calibration.application import CalibrationFailed
+    from calibration.report_model import WrittenReport
+
+    try:
+        _run_until_signal(run.measure(journal, estimate_only=arguments.estimate_only))
+    except CalibrationFailed as error:
+        _show(run.result.report(str(error), WrittenReport()), arguments.out, console)
+        journal.finish()
+        raise
+    except BaseException:
+        journal.close()
+        raise
 
 
 def _find(arguments: argparse.Namespace, console: Console) -> Application:

@@ -26,7 +26,7 @@ from serve_app.api_keys import read_keys
 _DEFAULT_DASHBOARD = "http://127.0.0.1:8265"
 _CONFIG_KEYS = ("proxy_location", "http_options", "grpc_options", "target_capacity")
 _ALL_INTERFACES = {"0.0.0.0", "::", ""}  # noqa: S104 - compared with, not bound
-_PASS_S = 24 * 3600.0  # how long a pass is good for; nobody else ever knows the secret of a run that was killed
+_GRANT_S = 24 * 3600.0  # how long a grant is good for; nobody else ever knows the secret of a run that was killed
 _IN_FORCE_S = 30.0  # for a new user_config to arrive at the Router
 
 
@@ -113,16 +113,16 @@ class Application:
         """The Router's `user_config` as it was found."""
         return dict(_router(self.deployed).get("user_config") or {})
 
-    def issue_pass(self) -> str:
+    def grant_trials(self) -> str:
         """Return a secret: for a while, queries that show it are admitted by the depths or the SLO that they name."""
         secret = secrets.token_urlsafe(24)
         self.check_unchanged()
-        self._pass = {"secret_sha256": hash_secret(secret), "expires_at": time.time() + _PASS_S}
+        self._pass = {"secret_sha256": hash_secret(secret), "expires_at": time.time() + _GRANT_S}
         self._change(_with_router(self.deployed, {"user_config": {**self.router_config(), "trial": self._pass}}))
         return secret
 
-    def withdraw_pass(self) -> None:
-        """Put back what was found, unless somebody has deployed another config, or issued another pass, meanwhile."""
+    def end_trials(self) -> None:
+        """Put back what was found, unless somebody has deployed another config, or granted other trials, meanwhile."""
         if self._pass is None:
             return
         now = self._deployed_now()

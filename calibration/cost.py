@@ -246,11 +246,10 @@ def cores_effect(
     shape: Shape,
     cores: int | None,
     factors: Sequence[float] = CORE_FACTORS,
-    parallel_share: float = PARALLEL_SHARE,
 ) -> list[CoresRow]:
     """Figure 6 by a model: alpha and beta of the CPU both follow `slowdown`. Nothing here was measured.
 
-    It assumes `parallel_share` of both, although beta is mostly loading the model (Eq. 13), which memory bandwidth
+    It assumes PARALLEL_SHARE of both, although beta is mostly loading the model (Eq. 13), which memory bandwidth
     bounds whatever the cores. So it flatters large factors: the paper found a border past which cores add nothing. It
     flatters small ones too, see `least_factor`. `cores` are those of one replica; where they are known, factors are
     moved to whole cores. `accelerator_capacity` is what the gain is measured against.
@@ -259,7 +258,7 @@ def cores_effect(
     for asked in factors:
         count = None if cores is None else max(1, round(cores * asked))
         factor = asked if cores is None or count is None else count / cores
-        curve = cpu.curve.times(slowdown(factor, parallel_share))
+        curve = cpu.curve.times(slowdown(factor))
         depth = curve.depth(slo_s, shape) * cpu.replicas
         gained = None if accelerator_capacity is None else gain(accelerator_capacity, depth)
         rows[factor] = CoresRow(factor, count, curve, depth, gained)

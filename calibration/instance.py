@@ -9,8 +9,8 @@ from calibration.cost import Pool
 from calibration.curve import Shape
 from calibration.report_model import Report
 from calibration.tables import POOLS, plain
-from deployments.device_detector import ACCELERATOR, CPU
 from deployments.errors import SettingsError
+from deployments.hardware.device_detector import ACCELERATOR, CPU
 
 
 @dataclass(frozen=True, slots=True)

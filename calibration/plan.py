@@ -104,9 +104,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--devices-per-instance",
         type=int,
-        default=None,
         metavar="D",
-        help="devices to pay for in one instance, which is all replicas of the report; more make every instance dearer "
+        help="devices to pay for in one instance, which is all replicas of the report "
         "(default: one for each replica on an accelerator, or on a CPU where there is none)",
     )
     add("--currency", default="EUR", metavar="NAME", help="written behind money, nothing is converted (%(default)s)")

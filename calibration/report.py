@@ -19,7 +19,7 @@ from calibration import plots
 from calibration.cost import saved_share
 from calibration.report_model import LatenciesReport, PoolReport, Report
 from calibration.tables import DASH, POOLS, Sheet, percent, plain, print_sheet
-from deployments.device_detector import ACCELERATOR, CPU
+from deployments.hardware.device_detector import ACCELERATOR, CPU
 
 EMULATED = "The devices are EMULATED: the depths are true of the emulated curves, not of this machine's devices."
 UNITS = {"_s": "s", "_ms": "ms", "_gib": "GiB", "_bytes": "bytes"}

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from calibration.curve import Curve, Shape
 from calibration.journal import Burst
 from calibration.tables import plain
-from deployments.device_detector import ACCELERATOR, CPU
 from deployments.errors import SettingsError
+from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.settings import parse_settings
 
 FORMAT = 1

@@ -84,7 +84,7 @@ class Calibration:
         self.result.bursts = journal.bursts
         try:
             await self._wait_for_another_run()
-            trials.secret = await asyncio.to_thread(self._application.issue_pass)
+            trials.secret = await asyncio.to_thread(self._application.grant_trials)
             await trials.prepare(self.result.info["max_input_length"])
             for pool in self.result.pools:
                 await self._sweep(trials, pool)
@@ -98,7 +98,7 @@ class Calibration:
                 await self._check_replicas()
         finally:
             trials.close()
-            await asyncio.shield(asyncio.to_thread(self._withdraw_pass))
+            await asyncio.shield(asyncio.to_thread(self._end_trials))
 
     async def _wait_for_another_run(self) -> None:
         """The trial queries of a run that was killed have ended; those of one that goes on have not."""
@@ -122,11 +122,11 @@ class Calibration:
                     f"again, with a fixed number (args.{name}.replicas) where they follow the load"
                 )
 
-    def _withdraw_pass(self) -> None:
+    def _end_trials(self) -> None:
         try:
-            self._application.withdraw_pass()
+            self._application.end_trials()
         except CalibrationFailed as error:
-            self.result.note(f"the pass for trials was not withdrawn, and ends by itself within a day: {error}")
+            self.result.note(f"the grant for trials was not withdrawn, and ends by itself within a day: {error}")
 
     async def _sweep(self, trials: Trials, pool: str) -> None:
         options = self.result.options

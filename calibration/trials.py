@@ -23,7 +23,7 @@ Ask = Callable[[], Awaitable[list[Answer]]]
 
 _ROOM_FOR_OTHERS = 1000  # the depth by which the first query is admitted, whatever else is in flight
 _ROOM_IN_STREAM, _ROOM_AT_LEAST = 2.0, 50  # connections, times what arrives within the SLO; none free: a query waits
-_PASS_ARRIVES_S = 15.0  # the new user_config is on its way to the Router
+_GRANT_ARRIVES_S = 15.0  # the new user_config is on its way to the Router
 _WORDS = (  # noqa: SIM905 - most are one token
     "river stone window garden market paper light winter road music water house "
     "field summer letter table bridge morning story night school forest money power"
@@ -55,9 +55,9 @@ class Trials:
     _number: count[int] = field(default_factory=count)
 
     async def prepare(self, most_tokens: int) -> None:
-        """Wait until the pass is in force, and find texts of the wanted number of tokens.
+        """Wait until the grant is in force, and find texts of the wanted number of tokens.
 
-        Raises SettingsError where the model does not take so many, CalibrationFailed where the pass does not arrive.
+        Raises SettingsError where the model does not take so many, CalibrationFailed where the grant does not arrive.
         """
         if self.tokens > most_tokens:
             raise SettingsError("--tokens", f"the model takes at most {most_tokens}, not {self.tokens}")
@@ -84,8 +84,8 @@ class Trials:
         return self._words.get(tokens) or max(1, round(fewest + slope * (tokens - least)))
 
     async def _first_answer(self, words: int) -> Reply:
-        """An answered query: until the pass is in force, and while others take the places, it is sent again."""
-        ends = time.monotonic() + _PASS_ARRIVES_S
+        """An answered query: until the grant is in force, and while others take the places, it is sent again."""
+        ends = time.monotonic() + _GRANT_ARRIVES_S
         request = self._request(Trial(self.secret, dict.fromkeys(self.replicas, _ROOM_FOR_OTHERS)), words)
         while True:
             await self._connect(1)

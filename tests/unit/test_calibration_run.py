@@ -55,11 +55,11 @@ class Application:
         windve = {"config_problem": None, "kind": "embedding", "emulated": True, "trial_seconds_ago": self.ago_s}
         return {"model_id": "m", "max_input_length": 512, "windve": {**windve, "pools": pools}}
 
-    def issue_pass(self):
+    def grant_trials(self):
         self.has_pass = True
         return "secret"
 
-    def withdraw_pass(self):
+    def end_trials(self):
         self.has_pass = False
 
 
