@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.serving import ROOT, Service, serving
-from calibration.curve import Curve
+from calibration.fit.curve import Curve
 from deployments.hardware.affinity import read_cpu_shape
 from deployments.hardware.device_detector import ACCELERATOR, CPU, probe_machine
 

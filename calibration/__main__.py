@@ -16,12 +16,12 @@ from rich.console import Console
 from deployments.errors import SettingsError, WindveError
 
 if TYPE_CHECKING:
-    from calibration.application import Application
-    from calibration.config_file import ConfigFile
-    from calibration.journal import Journal
-    from calibration.report_model import Report, WrittenReport
+    from calibration.measure.journal import Journal
+    from calibration.report.report_model import Report, WrittenReport
     from calibration.result import Options
     from calibration.run import Calibration
+    from calibration.service.application import Application
+    from calibration.service.config_file import ConfigFile
 
 _DEFAULT_OUT = Path("reports/calibration")
 _INTERRUPTED = 130  # as a shell says of a command that Ctrl-C ended
@@ -33,7 +33,7 @@ def main() -> int:
     console = Console(highlight=False)
     try:
         if arguments.command == "plan":
-            from calibration import plan
+            from calibration.planning import plan
 
             return plan.run(arguments, console)
         return _calibrate(arguments, console)
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from calibration import plan
+    from calibration.planning import plan
 
     parser = argparse.ArgumentParser(
         prog="python -m calibration",
@@ -142,11 +142,11 @@ def _add_application(parser: argparse.ArgumentParser) -> None:
 def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
     _check(arguments)
     application = _find(arguments, console)
-    from calibration.config_file import ConfigFile
-    from calibration.journal import Journal
+    from calibration.measure.journal import Journal
     from calibration.progress import Progress
-    from calibration.report_model import WrittenReport
+    from calibration.report.report_model import WrittenReport
     from calibration.run import Calibration
+    from calibration.service.config_file import ConfigFile
 
     config = ConfigFile.read(arguments.config, application) if arguments.config else None
     options = _options(arguments, application.router_config().get("slo_s"))
@@ -191,8 +191,8 @@ def _apply(application: Application, changes: dict[str, Any], written: WrittenRe
 
 def _measure(run: Calibration, journal: Journal, arguments: argparse.Namespace, console: Console) -> None:
     """Until it ends, fails or is stopped. What a run that is stopped has measured stays in the journal."""
-    from calibration.application import CalibrationFailed
-    from calibration.report_model import WrittenReport
+    from calibration.report.report_model import WrittenReport
+    from calibration.service.application import CalibrationFailed
 
     try:
         _run_until_signal(run.measure(journal, estimate_only=arguments.estimate_only))
@@ -208,11 +208,11 @@ def _measure(run: Calibration, journal: Journal, arguments: argparse.Namespace, 
 def _find(arguments: argparse.Namespace, console: Console) -> Application:
     """The running application, deployed first where `--deploy` says so."""
     # Before anything imports ray: finding a local service sets Ray's token, which ray reads when it is imported.
-    from calibration.application import Application, find_dashboard
+    from calibration.service.application import Application, find_dashboard
 
     dashboard = find_dashboard(arguments.dashboard)
     if arguments.deploy is not None:
-        from calibration.deployment import deploy
+        from calibration.service.deployment import deploy
 
         console.print(f"deploying {arguments.deploy} at {dashboard}: loading the model, warming up", soft_wrap=True)
         deploy(arguments.deploy, dashboard)
@@ -225,8 +225,8 @@ def _find(arguments: argparse.Namespace, console: Console) -> Application:
 
 
 def _show_patch(arguments: argparse.Namespace, application: Application, changes: dict[str, Any]) -> None:
-    from calibration.config_file import ConfigFile, read_text
-    from calibration.deployment import patch_command
+    from calibration.service.config_file import ConfigFile, read_text
+    from calibration.service.deployment import patch_command
 
     deployed = ConfigFile(arguments.deploy, read_text(arguments.deploy), application.name)
     print(patch_command(arguments.rayservice, deployed.edited(changes)))
@@ -234,7 +234,7 @@ def _show_patch(arguments: argparse.Namespace, application: Application, changes
 
 def _write(config: ConfigFile, changes: dict[str, Any], console: Console, written: WrittenReport | None) -> None:
     """Show the change as a diff; write it unless `written`, which then says where, is None."""
-    from calibration.config_file import unified_diff, write_atomically
+    from calibration.service.config_file import unified_diff, write_atomically
 
     edited = config.edited(changes)
     console.print(unified_diff(config.text, edited, str(config.path)), markup=False, soft_wrap=True)
@@ -245,7 +245,7 @@ def _write(config: ConfigFile, changes: dict[str, Any], console: Console, writte
 
 
 def _show(report: Report, folder: Path, console: Console) -> None:
-    from calibration.report import show, write
+    from calibration.report.report import show, write
 
     page = write(folder, report)
     show(console, report)

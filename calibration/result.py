@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from calibration.application import Application
-from calibration.curve import Shape
-from calibration.fine_tune import Tuned
-from calibration.journal import Burst
-from calibration.latency_model import CONFIDENCE
-from calibration.lengths import LengthSample
-from calibration.levels import Aim
-from calibration.proof import Step, Verification
-from calibration.report_model import (
+from calibration.fit.curve import Shape
+from calibration.fit.latency_model import CONFIDENCE
+from calibration.fit.lengths import LengthSample
+from calibration.fit.levels import Aim
+from calibration.measure.journal import Burst
+from calibration.measure.sweep import Estimate
+from calibration.prove.fine_tune import Tuned
+from calibration.prove.proof import Step, Verification
+from calibration.prove.stream import StreamProof
+from calibration.report.report_model import (
     ApplicationReport,
     CostReport,
     HeterogeneousReport,
@@ -36,8 +37,7 @@ from calibration.report_model import (
     VerificationReport,
     WrittenReport,
 )
-from calibration.stream import StreamProof
-from calibration.sweep import Estimate
+from calibration.service.application import Application
 from deployments.hardware.device_detector import ACCELERATOR, CPU, probe_machine
 from deployments.queueing.cost_model import CostModel
 

@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from calibration.application import Application, CalibrationFailed
-from calibration.fine_tune import fine_tune
-from calibration.journal import Journal
-from calibration.latency_model import Sample
-from calibration.lengths import fit_cost, other_lengths
-from calibration.levels import Aim
+from calibration.fit.latency_model import Sample
+from calibration.fit.lengths import fit_cost, other_lengths
+from calibration.fit.levels import Aim
+from calibration.measure.journal import Journal
+from calibration.measure.sweep import Estimate, measure_length, stress_test, sweep
+from calibration.measure.trials import Trials
 from calibration.progress import Progress
-from calibration.proof import Step, tune, verify
+from calibration.prove.fine_tune import fine_tune
+from calibration.prove.proof import Step, tune, verify
+from calibration.prove.stream import OVERLOAD, Stream, prove
 from calibration.result import CalibrationResult, Options
-from calibration.stream import OVERLOAD, Stream, prove
-from calibration.sweep import Estimate, measure_length, stress_test, sweep
-from calibration.trials import Trials
+from calibration.service.application import Application, CalibrationFailed
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.settings import RouterConfig
 

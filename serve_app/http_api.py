@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from deployments.errors import BodyTooLarge, InvalidInput, Unavailable, UnknownModel, WindveError, WrongKind
 from deployments.models.sparse import unpack
+from deployments.models.tokenizer import Query
 from deployments.placement.request import Embedded, Wanted
 from deployments.router import Router
 from deployments.settings import Kind
@@ -28,19 +29,18 @@ from serve_app.api_keys import ApiKeys
 from serve_app.http_errors import JSON, Headers, NoRoute, WrongMethod, error_answer
 from serve_app.kinds import A_MODEL, ROOT, ROUTES
 from serve_app.requests import (
+    CohereRequest,
+    DecodeRequest,
+    EmbedRequest,
     EncodeRequest,
+    OpenAIRequest,
+    Options,
+    PredictRequest,
+    RerankRequest,
     Rules,
+    SimilarityRequest,
+    TokenizeRequest,
     admission,
-    parse_cohere,
-    parse_decode,
-    parse_embed,
-    parse_embed_all,
-    parse_embed_sparse,
-    parse_openai,
-    parse_predict,
-    parse_rerank,
-    parse_similarity,
-    parse_tokenize,
 )
 
 _WITHOUT_KEY = frozenset({"/health", "/ping"})  # what a load balancer asks
@@ -163,8 +163,8 @@ class HttpApi:
         return self._routes["GET", path]
 
     async def openai_embeddings(self, request: Request) -> Answer:
-        asked = parse_openai(await request.body(self._max_body_bytes), self._rules)
-        done = await self._embed(asked, request)
+        asked = OpenAIRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request)
         vectors = shape_vectors(done, unit=self._router.card.normalize, dimensions=asked.dimensions)
         encode = _base64 if asked.encoding_format == "base64" else np.ascontiguousarray
         answer = {
@@ -179,15 +179,15 @@ class HttpApi:
         return _timing(done), _dumps(answer)
 
     async def embed(self, request: Request) -> Answer:
-        asked = parse_embed(await request.body(self._max_body_bytes), self._rules)
-        done = await self._embed(asked, request)
+        asked = EmbedRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request)
         vectors = shape_vectors(done, unit=asked.normalize, dimensions=asked.dimensions)
         return _timing(done), _dumps([np.ascontiguousarray(vector) for vector in vectors])
 
     async def embed_all(self, request: Request) -> Answer:
         """The vector of each token, not normalised: many numbers, and other queries are let through between texts."""
-        asked = parse_embed_all(await request.body(self._max_body_bytes), self._rules)
-        done = await self._embed(asked, request, each_token=True)
+        asked = EncodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request, each_token=True)
         texts = []
         for vectors in done.vectors:
             texts.append(_dumps(np.ascontiguousarray(vectors)))
@@ -196,15 +196,15 @@ class HttpApi:
 
     async def similarity(self, request: Request) -> Answer:
         """Cosines of the first query's vector and each other's; all of them are one admission decision."""
-        asked = parse_similarity(await request.body(self._max_body_bytes), self._rules)
-        done = await self._embed(asked, request)
+        asked = SimilarityRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked.parameters, request)
         source, *others = done.vectors
         return _timing(done), _dumps(np.clip(np.stack(others) @ source, -1, 1))
 
     async def rerank(self, request: Request) -> Answer:
         """Scores of pairs of the query and each text, the best first; all of them are one admission decision."""
-        asked = parse_rerank(await request.body(self._max_body_bytes), self._rules)
-        done = await self._embed(asked, request, kinds=("reranker",))
+        asked = RerankRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request, kinds=("reranker",))
         ranks: list[dict[str, Any]] = [
             {"index": index, "score": score} for index, score in best_first(scores(done, raw=asked.raw_scores)[:, 0])
         ]
@@ -214,8 +214,8 @@ class HttpApi:
         return _timing(done), _dumps(ranks)
 
     async def cohere_rerank(self, version: str, request: Request) -> Answer:
-        asked = parse_cohere(await request.body(self._max_body_bytes), self._rules)
-        done = await self._embed(asked, request, kinds=("reranker",))
+        asked = CohereRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request, kinds=("reranker",))
         results: list[dict[str, Any]] = [
             {"index": index, "relevance_score": score}
             for index, score in best_first(scores(done, raw=False)[:, 0])[: asked.top_n]
@@ -234,8 +234,8 @@ class HttpApi:
 
     async def predict(self, request: Request) -> Answer:
         """Each label with its score, the likeliest first."""
-        asked = parse_predict(await request.body(self._max_body_bytes), self._rules)
-        done = await self._embed(asked, request, kinds=_SCORING)
+        asked = PredictRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request, kinds=_SCORING)
         labels = self._router.card.labels
         predictions = [
             [{"score": score, "label": labels[index]} for index, score in best_first(row)]
@@ -244,8 +244,8 @@ class HttpApi:
         return _timing(done), _dumps(predictions[0] if asked.single else predictions)
 
     async def embed_sparse(self, request: Request) -> Answer:
-        asked = parse_embed_sparse(await request.body(self._max_body_bytes), self._rules)
-        done = await self._embed(asked, request, kinds=("sparse",))
+        asked = EncodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request, kinds=("sparse",))
         answer = [
             [{"index": index, "value": value} for index, value in zip(indices.tolist(), weights, strict=True)]
             for indices, weights in map(unpack, done.vectors)
@@ -253,28 +253,28 @@ class HttpApi:
         return _timing(done), _dumps(answer)
 
     async def tokenize(self, request: Request) -> Answer:
-        asked = parse_tokenize(await request.body(self._max_body_bytes), self._rules)
+        asked = TokenizeRequest.parse(await request.body(self._max_body_bytes), self._rules)
         tokens = await self._router.tokenize(
             asked.texts, special_tokens=asked.add_special_tokens, prompt_name=asked.prompt_name
         )
         return _json(tokens)
 
     async def decode(self, request: Request) -> Answer:
-        asked = parse_decode(await request.body(self._max_body_bytes), self._rules)
-        return _json(await self._router.decode(asked.ids, skip_special_tokens=asked.skip_special_tokens))
+        asked = DecodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        return _json(await self._router.decode(asked.id_lists, skip_special_tokens=asked.skip_special_tokens))
 
     async def _embed(
-        self, asked: EncodeRequest, request: Request, *, each_token: bool = False, **kinds: Any
+        self, queries: Sequence[Query], options: Options, request: Request, *, each_token: bool = False, **kinds: Any
     ) -> Embedded:
         wanted = Wanted(
-            truncate=asked.truncate,
-            truncation_direction=asked.truncation_direction,
-            prompt_name=asked.prompt_name,
+            truncate=options.truncate,
+            truncation_direction=options.side,
+            prompt_name=options.prompt_name,
             each_token=each_token,
             **kinds,
             **admission(request.headers),
         )
-        return await self._router.embed(asked.queries, wanted)
+        return await self._router.embed(queries, wanted)
 
     async def openai_models(self, _: Request) -> Answer:
         return _json({"object": "list", "data": [self._model()]})

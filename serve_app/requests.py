@@ -1,16 +1,29 @@
-"""What clients send, checked by hand: bytes -> typed request, or InvalidInput with one plain sentence. Pure.
+"""What clients send: one type for each route. It checks a body, and it is the body's schema in `openapi.py`. Pure.
 
-Fields that a route does not know, and fields that are null, are ignored, as clients of all kinds need.
+A bad body is refused with one plain sentence. Fields that a route does not know, and fields that are null, are ignored,
+as clients of all kinds need.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import orjson
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from deployments import trial
 from deployments.errors import EmptyInput, InvalidInput, UnknownModel
@@ -21,8 +34,13 @@ from deployments.trial import Trial
 PRIORITY, TIMEOUT = "x-windve-priority", "x-request-timeout-ms"
 _PRIORITY, _TIMEOUT, _TRIAL = PRIORITY.encode(), TIMEOUT.encode(), trial.HEADER.encode()
 _TIMEOUT_DIGITS = 9  # eleven days
-_LARGEST_ID = 2**31 - 1
-_SIDES: dict[Any, Side] = {"left": "left", "Left": "left", "right": "right", "Right": "right"}
+_SHORT = 20  # characters
+_WRONG_TYPE, _WRONG = "windve_type", "windve_value"  # as pydantic wants names for its kinds of errors
+_TYPES = {"string_type": "a string", "bool_type": "true or false"}  # pydantic's names
+_EMPTY = {
+    "string_too_short": "is an empty string; send text or leave it out",
+    "too_short": "is an empty list; send at least one item",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,191 +51,282 @@ class Rules:
     dimension: int
     max_inputs: int
 
-
-@dataclass(frozen=True, slots=True)
-class EncodeRequest:
-    """Queries, and how they become token ids: what all routes to the model have in common."""
-
-    queries: Sequence[Query]
-    truncate: bool | None
-    truncation_direction: Side
-    prompt_name: str | None
+    @property
+    def max_sentences(self) -> int:
+        """Of `/similarity`, beside the source sentence."""
+        return self.max_inputs - 1
 
 
 @dataclass(frozen=True, slots=True)
-class OpenAIRequest(EncodeRequest):
-    """OpenAI's `POST /v1/embeddings`; the fields of EncodeRequest are an extension."""
+class _Is:
+    """What a value must be, in words.
 
-    encoding_format: Literal["float", "base64"]
-    dimensions: int | None
+    `most`: the rule that bounds a list's length; an empty list breaks it, too. `not_first`: the types of the first item
+    that make it another list.
+    """
+
+    words: str
+    most: str | None = None
+    not_first: tuple[type, ...] = ()
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema: Any = handler(source)
+        if schema["type"] != "list":
+            return core_schema.custom_error_schema(schema, _WRONG_TYPE, custom_error_message=self.words)
+        schema["fail_fast"] = True  # there may be millions of bad items
+        if self.most:
+            schema["min_length"] = 1
+        return core_schema.with_info_before_validator_function(self._check_list, schema)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(schema) | ({"maxItems": self.most} if self.most else {})
+
+    def _check_list(self, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, list) or (self.not_first and value and type(value[0]) in self.not_first):
+            raise PydanticCustomError(_WRONG_TYPE, self.words)
+        most = getattr(info.context, self.most) if self.most else len(value)
+        if len(value) > most:
+            problem = f"has {len(value)} items and this server takes {most} in one request; send fewer at once"
+            raise PydanticCustomError(_WRONG, problem)
+        return value
 
 
-@dataclass(frozen=True, slots=True)
+def _known_model(name: str, info: ValidationInfo) -> str:
+    rules: Any = info.context
+    if name != rules.model:
+        raise UnknownModel(f"there is no model '{name}' here; this server has '{rules.model}'", param="model")
+    return name
+
+
+def check_dimensions(value: Any, largest: int) -> int | None:
+    """How many numbers of a vector are asked for, if fewer than all. Raises InvalidInput."""
+    if value is not None and (type(value) is not int or not 1 <= value <= largest):
+        raise InvalidInput(
+            f"dimensions must be a whole number from 1 to {largest} (this model's own), not {_shown(value)}",
+            param="dimensions",
+        )
+    return value
+
+
+def _dimensions(value: Any, info: ValidationInfo) -> int | None:
+    rules: Any = info.context
+    return check_dimensions(value, rules.dimension)
+
+
+def _one_or_two(texts: Any) -> Any:
+    if not isinstance(texts, list):
+        raise PydanticCustomError(_WRONG_TYPE, "a list of one or two strings")
+    if texts == [""]:
+        raise PydanticCustomError("string_too_short", "")
+    if len(texts) not in {1, 2}:
+        problem = f"is a list of {len(texts)} strings, and a pair has 2; send a batch as a list of lists"
+        raise PydanticCustomError(_WRONG, problem)
+    return texts
+
+
+# Where a schema has the name of a value as its bound, `openapi.py` puts the server's own value.
+Text = Annotated[str, Field(min_length=1)]
+TextOrPair = Text | Annotated[list[str], Field(min_length=1, max_length=2), BeforeValidator(_one_or_two)]
+TokenId = Annotated[
+    int,
+    Field(ge=0, le=2**31 - 1, json_schema_extra={"maximum": "largest_id"}),
+    _Is("a token id (a whole number from 0)"),
+]
+TokenIds = Annotated[
+    list[TokenId],
+    Field(min_length=1, description="Token ids of this model, special tokens included."),
+    _Is("a list of token ids"),
+]
+TextsOrIds = Annotated[list[Text | TokenIds], _Is("a list of strings", "max_inputs", not_first=(int, float))]
+Dimensions = Annotated[int, Field(ge=1, json_schema_extra={"maximum": "dimension"}), BeforeValidator(_dimensions)]
+Model = Annotated[Annotated[str, AfterValidator(_known_model)] | None, Field(json_schema_extra={"enum": "models"})]
+Prompt = Annotated[str | None, Field(json_schema_extra={"enum": "prompts"})]
+
+
+class _Fields(BaseModel):
+    """Some of a request's fields. The docstring under a field is its description in the OpenAPI document."""
+
+    model_config = ConfigDict(strict=True, frozen=True, use_attribute_docstrings=True)
+    _required: ClassVar[dict[str, None]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls._required = {name: None for name, field in cls.model_fields.items() if field.is_required()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, fields: Any) -> Any:
+        """Where a required field is absent, it is null instead, and its type says what it must be."""
+        if not isinstance(fields, dict):
+            names = " and ".join(cls._required)
+            raise PydanticCustomError(_WRONG_TYPE, f"an object with {names}" if names else "an object")
+        return cls._required | {name: value for name, value in fields.items() if value is not None}
+
+    @classmethod
+    def parse(cls, body: bytes, rules: Rules) -> Self:
+        """Raises InvalidInput, EmptyInput or UnknownModel."""
+        if not body:
+            raise InvalidInput("the body is empty; send a JSON object")
+        try:
+            return cls.model_validate(orjson.loads(body), context=rules)
+        except orjson.JSONDecodeError as error:
+            raise InvalidInput(f"the body is not valid JSON: {error}") from None
+        except ValidationError as invalid:
+            raise _problem(invalid.errors(include_url=False)) from None
+
+
+class Options(_Fields):
+    """How queries become token ids: what all routes to the model have in common."""
+
+    truncate: bool | None = None
+    """Cut inputs longer than the model takes, or refuse them. Null: as the server's settings say."""
+    truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
+    """The side on which a too long input is cut."""
+    prompt_name: Prompt = None
+    """Which of the model's prompts is put before each input. Null: the default, if there is one."""
+
+    @property
+    def side(self) -> Side:
+        return "left" if self.truncation_direction in {"left", "Left"} else "right"
+
+
+class OpenAIRequest(Options):
+    """OpenAI's `POST /v1/embeddings`; the fields of Options are an extension."""
+
+    model: Model = None
+    input: Text | TextsOrIds | TokenIds
+    """A text, a list of texts, a list of token ids, or a list of such lists."""
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Dimensions | None = None
+    """Keep the first so many numbers (Matryoshka models)."""
+    user: Any = None
+    """Ignored."""
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        return _one_or_many(self.input)
+
+
+class EncodeRequest(Options):
+    """TEI's `POST /embed_all` and `POST /embed_sparse`."""
+
+    inputs: Text | TextsOrIds | TokenIds
+    """A text, a list of texts, a list of token ids, or a list of such lists."""
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        return _one_or_many(self.inputs)
+
+
 class EmbedRequest(EncodeRequest):
     """TEI's `POST /embed`."""
 
-    normalize: bool
-    dimensions: int | None
+    normalize: bool = True
+    dimensions: Dimensions | None = None
+    """Keep the first so many numbers (Matryoshka models)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RerankRequest(EncodeRequest):
-    """TEI's `POST /rerank`; each query is a pair of the request's query and one of its texts."""
+class Sentences(_Fields):
+    """What TEI's `POST /similarity` compares."""
 
-    texts: Sequence[str]
-    raw_scores: bool
-    return_text: bool
+    source_sentence: Text
+    sentences: Annotated[list[Text], _Is("a list of strings", "max_sentences")]
 
 
-@dataclass(frozen=True, slots=True)
-class CohereRequest(EncodeRequest):
-    """Cohere's `POST /v1/rerank` and `/v2/rerank`; the fields of EncodeRequest are an extension."""
+class SimilarityRequest(_Fields):
+    """TEI's `POST /similarity`. The source sentence is the first query."""
 
-    texts: Sequence[str]
-    top_n: int | None
-    return_documents: bool
+    inputs: Sentences
+    parameters: Options = Options()
 
-
-@dataclass(frozen=True, slots=True)
-class PredictRequest(EncodeRequest):
-    """TEI's `POST /predict`. `single`: one text or pair was sent, not a batch."""
-
-    single: bool
-    raw_scores: bool
+    @property
+    def queries(self) -> Sequence[Query]:
+        return [self.inputs.source_sentence, *self.inputs.sentences]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizeRequest:
+class RerankRequest(Options):
+    """TEI's `POST /rerank`."""
+
+    query: str
+    texts: Annotated[list[str], _Is("a list of strings", "max_inputs")]
+    raw_scores: bool = False
+    """Logits instead of their sigmoid."""
+    return_text: bool = False
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        return [Pair(self.query, text) for text in self.texts]
+
+
+class Document(_Fields):
+    """A text with other fields beside it, which are ignored."""
+
+    text: str
+
+
+class CohereRequest(Options):
+    """Cohere's `POST /v1/rerank` and `POST /v2/rerank`; the fields of Options are an extension."""
+
+    model: Model = None
+    query: str
+    documents: Annotated[list[str | Document], _Is("a list of strings", "max_inputs")]
+    top_n: Annotated[int, Field(ge=1), _Is("a whole number from 1")] | None = None
+    """The best so many only."""
+    return_documents: bool = False
+
+    @property
+    def texts(self) -> Sequence[str]:
+        return [one if isinstance(one, str) else one.text for one in self.documents]
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        return [Pair(self.query, text) for text in self.texts]
+
+
+class PredictRequest(Options):
+    """TEI's `POST /predict`."""
+
+    inputs: TextOrPair | Annotated[list[TextOrPair], _Is("a list of such lists", "max_inputs", not_first=(str,))]
+    """A text, a list of one text or a pair, or a list of such lists."""
+    raw_scores: bool = False
+    """Logits instead of their sigmoid (one label) or softmax (several)."""
+
+    @property
+    def single(self) -> bool:
+        """One text or pair was sent, not a batch."""
+        return isinstance(self.inputs, str) or isinstance(self.inputs[0], str)
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        batch: Any = [self.inputs] if self.single else self.inputs
+        return [one if isinstance(one, str) else Pair(*one) if len(one) == 2 else one[0] for one in batch]
+
+
+class TokenizeRequest(_Fields):
     """TEI's `POST /tokenize`."""
 
-    texts: Sequence[str]
-    add_special_tokens: bool
-    prompt_name: str | None
+    inputs: Text | Annotated[list[Text], _Is("a list of strings", "max_inputs")]
+    add_special_tokens: bool = True
+    prompt_name: Prompt = None
+    """Which of the model's prompts is put before each input. Null: the default, if there is one."""
+
+    @property
+    def texts(self) -> Sequence[str]:
+        return _one_or_many(self.inputs)
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeRequest:
+MaybeNoIds = Annotated[list[TokenId], _Is("a list of token ids")]
+
+
+class DecodeRequest(_Fields):
     """TEI's `POST /decode`."""
 
-    ids: Sequence[Sequence[int]]
-    skip_special_tokens: bool
+    ids: TokenIds | Annotated[list[MaybeNoIds], _Is("a list of such lists", "max_inputs", not_first=(int, float))]
+    skip_special_tokens: bool = True
 
-
-def parse_openai(body: bytes, rules: Rules) -> OpenAIRequest:
-    """Raises InvalidInput, EmptyInput, UnknownModel."""
-    fields = _object(body)
-    _check_model(fields, rules)
-    encoding = fields.get("encoding_format")
-    if encoding not in (None, "float", "base64"):
-        raise InvalidInput(f"encoding_format must be 'float' or 'base64', not {encoding!r}", param="encoding_format")
-    queries = _queries(fields, "input", rules)
-    return OpenAIRequest(queries, *_encoding(fields), encoding or "float", _dimensions(fields, rules))
-
-
-def parse_embed(body: bytes, rules: Rules) -> EmbedRequest:
-    """Raises InvalidInput or EmptyInput."""
-    fields = _object(body)
-    normalize = _flag(fields, "normalize")
-    queries = _queries(fields, "inputs", rules)
-    return EmbedRequest(queries, *_encoding(fields), normalize is not False, _dimensions(fields, rules))
-
-
-def parse_embed_sparse(body: bytes, rules: Rules) -> EncodeRequest:
-    """TEI's `POST /embed_sparse`. Raises InvalidInput or EmptyInput."""
-    return parse_embed_all(body, rules)
-
-
-def parse_embed_all(body: bytes, rules: Rules) -> EncodeRequest:
-    """TEI's `POST /embed_all`. Raises InvalidInput or EmptyInput."""
-    fields = _object(body)
-    return EncodeRequest(_queries(fields, "inputs", rules), *_encoding(fields))
-
-
-def parse_similarity(body: bytes, rules: Rules) -> EncodeRequest:
-    """TEI's `POST /similarity`: the source sentence is the first query, the others follow. Raises InvalidInput or
-    EmptyInput.
-    """
-    fields = _object(body)
-    inputs, parameters = fields.get("inputs"), fields.get("parameters")
-    if not isinstance(inputs, dict):
-        raise InvalidInput("inputs must be an object with source_sentence and sentences", param="inputs")
-    if not isinstance(parameters, dict | None):
-        raise InvalidInput(f"parameters must be an object, not {_name(parameters)}", param="parameters")
-    source = inputs.get("source_sentence")
-    if not isinstance(source, str):
-        raise InvalidInput(f"inputs.source_sentence must be a string, not {_name(source)}", param="inputs")
-    sentences = _texts(inputs.get("sentences"), "inputs.sentences", rules.max_inputs - 1)
-    return EncodeRequest([_text(source, "inputs.source_sentence"), *sentences], *_encoding(parameters or {}))
-
-
-def parse_rerank(body: bytes, rules: Rules) -> RerankRequest:
-    """Raises InvalidInput or EmptyInput."""
-    fields = _object(body)
-    query = _query_text(fields)
-    texts = _strings(fields.get("texts"), "texts", rules)
-    pairs = [Pair(query, text) for text in texts]
-    raw_scores, return_text = _flag(fields, "raw_scores") is True, _flag(fields, "return_text") is True
-    return RerankRequest(pairs, *_encoding(fields), texts, raw_scores, return_text)
-
-
-def parse_cohere(body: bytes, rules: Rules) -> CohereRequest:
-    """Raises InvalidInput, EmptyInput, UnknownModel."""
-    fields = _object(body)
-    _check_model(fields, rules)
-    query = _query_text(fields)
-    documents = fields.get("documents")
-    if isinstance(documents, list):
-        documents = [one.get("text") if isinstance(one, dict) else one for one in documents]
-    texts = _strings(documents, "documents", rules)
-    top_n = fields.get("top_n")
-    if top_n is not None and (type(top_n) is not int or top_n < 1):
-        shown = top_n if _is_number(top_n) else _name(top_n)
-        raise InvalidInput(f"top_n must be a whole number from 1, not {shown}", param="top_n")
-    pairs = [Pair(query, text) for text in texts]
-    return CohereRequest(pairs, *_encoding(fields), texts, top_n, _flag(fields, "return_documents") is True)
-
-
-def parse_predict(body: bytes, rules: Rules) -> PredictRequest:
-    """Raises InvalidInput or EmptyInput."""
-    fields = _object(body)
-    inputs = fields.get("inputs")
-    single = isinstance(inputs, str) or (isinstance(inputs, list) and isinstance(next(iter(inputs), None), str))
-    batch = [inputs] if single else inputs
-    if not isinstance(batch, list):
-        raise InvalidInput(
-            f"inputs must be a string, a pair of strings or a list of them, not {_name(inputs)}", param="inputs"
-        )
-    if not batch:
-        raise EmptyInput("inputs is an empty list; send at least one text", param="inputs")
-    _check_count(batch, "inputs", rules.max_inputs)
-    queries = [_text_or_pair(one, "inputs" if single else f"inputs[{index}]") for index, one in enumerate(batch)]
-    return PredictRequest(queries, *_encoding(fields), single, _flag(fields, "raw_scores") is True)
-
-
-def parse_tokenize(body: bytes, rules: Rules) -> TokenizeRequest:
-    """Raises InvalidInput or EmptyInput."""
-    fields = _object(body)
-    inputs = fields.get("inputs")
-    texts = _texts([inputs] if isinstance(inputs, str) else inputs, "inputs", rules.max_inputs)
-    return TokenizeRequest(texts, _flag(fields, "add_special_tokens") is not False, _prompt_name(fields))
-
-
-def parse_decode(body: bytes, rules: Rules) -> DecodeRequest:
-    """Raises InvalidInput or EmptyInput."""
-    fields = _object(body)
-    ids = fields.get("ids")
-    if not isinstance(ids, list):
-        raise InvalidInput(f"ids must be a list of token ids, or a list of such lists, not {_name(ids)}", param="ids")
-    if not ids:
-        raise EmptyInput("ids is an empty list; send at least one token id", param="ids")
-    if not isinstance(ids[0], list):
-        ids = [ids]
-    _check_count(ids, "ids", rules.max_inputs)
-    for index, some in enumerate(ids):
-        if not isinstance(some, list):
-            raise InvalidInput(f"ids[{index}] must be a list of token ids, not {_name(some)}", param="ids")
-        _ids(some, f"ids[{index}]")
-    return DecodeRequest(ids, _flag(fields, "skip_special_tokens") is not False)
+    @property
+    def id_lists(self) -> Sequence[Sequence[int]]:
+        return _one_or_many(self.ids)
 
 
 def admission(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
@@ -240,172 +349,45 @@ def admission(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
     return asked
 
 
-def _object(body: bytes) -> dict[str, Any]:
-    if not body:
-        raise InvalidInput("the body is empty; send a JSON object")
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise InvalidInput(f"the body is not valid JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise InvalidInput(f"the body must be a JSON object, not {_name(fields)}")
-    return fields
+# Fields within fields. Between them pydantic names the branches of unions.
+_NESTED = {*Options.model_fields, *Sentences.model_fields, *Document.model_fields}
 
 
-def _queries(fields: dict[str, Any], key: str, rules: Rules) -> Sequence[Query]:
-    value = fields.get(key)
-    if value is None:
-        raise InvalidInput(f"{key} is missing; send a string or a list of strings", param=key)
-    if isinstance(value, str):
-        return [_text(value, key)]
-    if not isinstance(value, list):
-        raise InvalidInput(f"{key} must be a string, a list of strings or token ids, not {_name(value)}", param=key)
-    if not value:
-        raise EmptyInput(f"{key} is an empty list; send at least one text", param=key)
-    if _is_number(value[0]):
-        return [_ids(value, key)]
-    _check_count(value, key, rules.max_inputs)
-    return [_query(item, f"{key}[{index}]", key) for index, item in enumerate(value)]
+def _one_or_many(sent: Any) -> Sequence[Any]:
+    """A text is one query, and so is a list of token ids."""
+    return [sent] if isinstance(sent, str) or isinstance(sent[0], int) else sent
 
 
-def _check_model(fields: dict[str, Any], rules: Rules) -> None:
-    model = fields.get("model")
-    if model is not None and model != rules.model:
-        if not isinstance(model, str):
-            raise InvalidInput(f"model must be a string, not {_name(model)}", param="model")
-        raise UnknownModel(f"there is no model '{model}' here; this server has '{rules.model}'", param="model")
+def _problem(errors: Sequence[ErrorDetails]) -> InvalidInput:
+    """The most telling error as one sentence.
+
+    A value that may be of several types has errors for each. One of a value with the right type tells more than one of
+    the wrong type, and one that was found farther in tells more than one before. The sentence names all the types.
+    """
+    found = [(_path(error["loc"]), error["type"], error) for error in errors]
+    path, kind, error = max(found, key=lambda one: (one[1] in _EMPTY, one[1] == _WRONG, one[0]))
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    param = str(path[0]) if path else None
+    if kind in _EMPTY:
+        return EmptyInput(f"{where} {_EMPTY[kind]}", param=param)
+    if kind == _WRONG:
+        return InvalidInput(f"{where} {error['msg']}", param=param)
+    *others, last = dict.fromkeys(
+        _TYPES.get(kind, error["msg"].removeprefix("Input should be ")) for at, kind, error in found if at == path
+    )
+    words = f"{', '.join(others)} or {last}" if others else last
+    if error["input"] is None and path and isinstance(path[-1], str):
+        return InvalidInput(f"{where} is missing; send {words}", param=param)
+    return InvalidInput(f"{where or 'the body'} must be {words}, not {_shown(error['input'])}", param=param)
 
 
-def _query_text(fields: dict[str, Any]) -> str:
-    query = fields.get("query")
-    if not isinstance(query, str):
-        raise InvalidInput(f"query must be a string, not {_name(query)}", param="query")
-    return query
+def _path(found: Sequence[str | int]) -> tuple[str | int, ...]:
+    return tuple(part for at, part in enumerate(found) if not at or isinstance(part, int) or part in _NESTED)
 
 
-def _strings(value: Any, key: str, rules: Rules) -> list[str]:
-    """The texts of pairs: one of them may be empty."""
-    if not isinstance(value, list):
-        raise InvalidInput(f"{key} must be a list of strings, not {_name(value)}", param=key)
-    if not value:
-        raise EmptyInput(f"{key} is an empty list; send at least one text", param=key)
-    _check_count(value, key, rules.max_inputs)
-    for index, text in enumerate(value):
-        if not isinstance(text, str):
-            raise InvalidInput(f"{key}[{index}] must be a string, not {_name(text)}", param=key)
-    return value
-
-
-def _text_or_pair(item: Any, where: str) -> str | Pair:
-    texts = [item] if isinstance(item, str) else item
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise InvalidInput(f"{where} must be a string or a list of one or two strings", param="inputs")
-    if len(texts) == 1:
-        return _text(texts[0], where)
-    if len(texts) != 2:
-        raise InvalidInput(
-            f"{where} is a list of {len(texts)} strings, and a pair has 2; send a batch as a list of lists",
-            param="inputs",
-        )
-    return Pair(*texts)
-
-
-def _query(item: Any, where: str, key: str) -> Query:
-    if isinstance(item, str):
-        return _text(item, where)
-    if isinstance(item, list):
-        if not item:
-            raise EmptyInput(f"{where} is an empty list of token ids; leave it out", param=key)
-        return _ids(item, where)
-    raise InvalidInput(f"{where} must be a string or a list of token ids, not {_name(item)}", param=key)
-
-
-def _text(text: str, where: str) -> str:
-    if not text:
-        raise EmptyInput(f"{where} is an empty string; send text or leave it out", param=_param(where))
-    return text
-
-
-def _texts(value: Any, where: str, most: int) -> list[str]:
-    if not isinstance(value, list):
-        raise InvalidInput(f"{where} must be a list of strings, not {_name(value)}", param="inputs")
-    if not value:
-        raise EmptyInput(f"{where} is an empty list; send at least one text", param="inputs")
-    _check_count(value, where, most)
-    for index, text in enumerate(value):
-        if not isinstance(text, str):
-            raise InvalidInput(f"{where}[{index}] must be a string, not {_name(text)}", param="inputs")
-        _text(text, f"{where}[{index}]")
-    return value
-
-
-def _check_count(items: list[Any], where: str, most: int) -> None:
-    if len(items) > most:
-        raise InvalidInput(
-            f"{where} has {len(items)} items and this server takes {most} in one request; send fewer at once",
-            param=_param(where),
-        )
-
-
-def _encoding(fields: dict[str, Any]) -> tuple[bool | None, Side, str | None]:
-    """What EncodeRequest has beside its queries."""
-    side = fields.get("truncation_direction")
-    if side is not None and (not isinstance(side, str) or side not in _SIDES):
-        shown = f"'{side}'" if isinstance(side, str) else _name(side)
-        raise InvalidInput(f"truncation_direction must be 'left' or 'right', not {shown}", param="truncation_direction")
-    return _flag(fields, "truncate"), _SIDES.get(side, "right"), _prompt_name(fields)
-
-
-def _prompt_name(fields: dict[str, Any]) -> str | None:
-    name = fields.get("prompt_name")
-    if name is not None and not isinstance(name, str):
-        raise InvalidInput(f"prompt_name must be a string, not {_name(name)}", param="prompt_name")
-    return name
-
-
-def _ids(items: list[Any], where: str) -> list[int]:
-    for index, item in enumerate(items):
-        if type(item) is not int or not 0 <= item <= _LARGEST_ID:
-            shown = item if _is_number(item) else _name(item)
-            raise InvalidInput(
-                f"{where}[{index}] must be a token id (a whole number from 0), not {shown}",
-                param=_param(where),
-            )
-    return items
-
-
-def _dimensions(fields: dict[str, Any], rules: Rules) -> int | None:
-    return check_dimensions(fields.get("dimensions"), rules.dimension)
-
-
-def check_dimensions(value: Any, largest: int) -> int | None:
-    """How many numbers of a vector are asked for, if fewer than all. Raises InvalidInput."""
-    if value is not None and (type(value) is not int or not 1 <= value <= largest):
-        shown = value if _is_number(value) else _name(value)
-        raise InvalidInput(
-            f"dimensions must be a whole number from 1 to {largest} (this model's own), not {shown}",
-            param="dimensions",
-        )
-    return value
-
-
-def _flag(fields: dict[str, Any], key: str) -> bool | None:
-    value = fields.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise InvalidInput(f"{key} must be true or false, not {_name(value)}", param=key)
-    return value
-
-
-def _param(where: str) -> str:
-    """The field of `inputs.sentences[3]` is `inputs`."""
-    return re.split(r"[.\[]", where, maxsplit=1)[0]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _name(value: Any) -> str:
-    """A JSON value's type in JSON's own words."""
+def _shown(value: Any) -> str:
+    """A number or a short string as it is, of other JSON values the type in JSON's own words."""
+    if isinstance(value, str) and len(value) <= _SHORT:
+        return repr(value)
     names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")
+    return names.get(type(value)) or str(value)

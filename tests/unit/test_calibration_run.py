@@ -12,15 +12,15 @@ import yaml
 from rich.console import Console
 
 import calibration.run
-from calibration import report
-from calibration.application import CalibrationFailed
-from calibration.journal import Burst, Journal
 from calibration.load import Address
+from calibration.measure.journal import Burst, Journal
 from calibration.progress import Progress
-from calibration.report_model import Report, WrittenReport
+from calibration.report import report
+from calibration.report.report_model import Report, WrittenReport
 from calibration.result import Options
 from calibration.run import Calibration
-from calibration.serve_config import edit
+from calibration.service.application import CalibrationFailed
+from calibration.service.serve_config import edit
 from deployments.settings import RouterConfig
 
 CURVES = {"accelerator": (0.018, 0.27), "cpu": (0.0858, 0.32)}

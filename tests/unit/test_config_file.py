@@ -8,8 +8,8 @@ import stat
 
 import pytest
 
-from calibration import config_file
-from calibration.config_file import read_text, unified_diff, write_atomically
+from calibration.service import config_file
+from calibration.service.config_file import read_text, unified_diff, write_atomically
 from deployments.errors import SettingsError
 
 

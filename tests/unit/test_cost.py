@@ -6,7 +6,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from calibration.cost import (
+from calibration.fit.curve import Curve
+from calibration.planning.cost import (
     SLO_FACTORS,
     Deployment,
     Pool,
@@ -22,7 +23,6 @@ from calibration.cost import (
     slo_effect,
     slowdown,
 )
-from calibration.curve import Curve
 
 V100, XEON = Curve(0.0180, 0.27), Curve(0.0858, 0.32)  # Section V-B and Table III
 ATLAS, KUNPENG = Curve(0.00904, 0.24), Curve(0.0752, 0.85)

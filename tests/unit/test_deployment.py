@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from calibration import __main__ as command_line
-from calibration import deployment
-from calibration.application import CalibrationFailed
-from calibration.deployment import all_run, deploy, for_the_devices_there, patch_command
+from calibration.service import deployment
+from calibration.service.application import CalibrationFailed
+from calibration.service.deployment import all_run, deploy, for_the_devices_there, patch_command
 from deployments.errors import SettingsError
 
 CONFIG = """\

@@ -120,7 +120,7 @@ def test_modules_and_their_options(path):
         module, *words = command.split()
         assert importlib.util.find_spec(module) is not None, command
         folder = ROOT / module.replace(".", "/")
-        told = "".join(file.read_text() for file in folder.glob("*.py"))
+        told = "".join(file.read_text() for file in folder.rglob("*.py"))
         options = {word for word in words if word.startswith("--")} - {"--help"}
         assert {option for option in options if f'"{option}"' not in told} == set(), command
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from calibration.fine_tune import Tuned, fine_tune, step_down
+from calibration.prove.fine_tune import Tuned, fine_tune, step_down
 
 MOST = 2048
 OFF = st.floats(-0.2, 0.2)  # an estimate, from the truth

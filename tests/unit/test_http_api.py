@@ -187,7 +187,9 @@ def test_the_document_is_of_this_service():
         json.loads(call(HttpApi(FakeRouter(), keys), "GET", "/openapi.json", root="/prefix", headers=headers).body)
         for keys, headers in ((None, ()), (ApiKeys(["k"]), [(b"authorization", b"Bearer k")]))
     )
-    fields = bare["paths"]["/embed"]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    schema = bare["paths"]["/embed"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert schema == {"$ref": "#/components/schemas/EmbedRequest"}
+    fields = bare["components"]["schemas"]["EmbedRequest"]["properties"]
     assert fields["dimensions"]["anyOf"][0]["maximum"] == 4
     assert fields["prompt_name"]["enum"] == ["query", None]
     assert bare["servers"] == [{"url": "/prefix"}]

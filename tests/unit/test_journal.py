@@ -5,7 +5,7 @@ import contextlib
 import orjson
 import pytest
 
-from calibration.journal import Burst, Journal
+from calibration.measure.journal import Burst, Journal
 from deployments.errors import SettingsError
 
 ABOUT = {"application": "windve", "replicas": {"accelerator": ["r1"]}, "wishes": {"slo_s": 1.0, "shape": "burst"}}

@@ -20,7 +20,7 @@ from deployments.router import Router
 from deployments.settings import Settings
 from serve_app.answers import model_type
 from serve_app.http_api import HttpApi
-from serve_app.requests import Rules, parse_cohere, parse_predict, parse_rerank
+from serve_app.requests import CohereRequest, PredictRequest, RerankRequest, Rules
 
 LABELS = {"embedding": (), "reranker": ("LABEL_0",), "classifier": ("bad", "good", "so so"), "sparse": ()}
 ANSWERS = {
@@ -152,26 +152,26 @@ RULES = Rules("m", 1, 3)
 
 
 @pytest.mark.parametrize(
-    ("parse", "body", "sentence"),
+    ("takes", "body", "sentence"),
     [
-        (parse_rerank, {}, "query must be a string, not null"),
-        (parse_rerank, {"query": "q"}, "texts must be a list of strings, not null"),
-        (parse_rerank, {"query": "q", "texts": []}, "texts is an empty list"),
-        (parse_rerank, {"query": "q", "texts": ["a", 1]}, "texts[1] must be a string, not a number"),
-        (parse_rerank, {"query": "q", "texts": ["a"] * 4}, "texts has 4 items and this server takes 3"),
-        (parse_rerank, {"query": "q", "texts": ["a"], "raw_scores": 1}, "raw_scores must be true or false"),
-        (parse_cohere, {"query": "q", "documents": [{"title": "a"}]}, "documents[0] must be a string, not null"),
-        (parse_cohere, {"query": "q", "documents": ["a"], "top_n": 0}, "top_n must be a whole number from 1, not 0"),
-        (parse_cohere, {"query": "q", "documents": ["a"], "top_n": True}, "top_n must be a whole number from 1"),
-        (parse_predict, {}, "inputs must be a string, a pair of strings or a list of them, not null"),
-        (parse_predict, {"inputs": []}, "inputs is an empty list"),
-        (parse_predict, {"inputs": ""}, "inputs is an empty string"),
-        (parse_predict, {"inputs": ["a", "b", "c"]}, "inputs is a list of 3 strings, and a pair has 2"),
-        (parse_predict, {"inputs": [["a"], 1]}, "inputs[1] must be a string or a list of one or two strings"),
-        (parse_predict, {"inputs": [["a"], []]}, "inputs[1] is a list of 0 strings"),
+        (RerankRequest, {"texts": ["a"]}, "query is missing; send a string"),
+        (RerankRequest, {"query": "q"}, "texts is missing; send a list of strings"),
+        (RerankRequest, {"query": "q", "texts": []}, "texts is an empty list"),
+        (RerankRequest, {"query": "q", "texts": ["a", 1]}, "texts[1] must be a string, not 1"),
+        (RerankRequest, {"query": "q", "texts": ["a"] * 4}, "texts has 4 items and this server takes 3"),
+        (RerankRequest, {"query": "q", "texts": ["a"], "raw_scores": 1}, "raw_scores must be true or false"),
+        (CohereRequest, {"query": "q", "documents": [{"title": "a"}]}, "documents[0].text is missing; send a string"),
+        (CohereRequest, {"query": "q", "documents": ["a"], "top_n": 0}, "top_n must be a whole number from 1, not 0"),
+        (CohereRequest, {"query": "q", "documents": ["a"], "top_n": True}, "top_n must be a whole number from 1"),
+        (PredictRequest, {}, "inputs is missing; send a string, a list of one or two strings or a list of such lists"),
+        (PredictRequest, {"inputs": []}, "inputs is an empty list"),
+        (PredictRequest, {"inputs": ""}, "inputs is an empty string"),
+        (PredictRequest, {"inputs": ["a", "b", "c"]}, "inputs is a list of 3 strings, and a pair has 2"),
+        (PredictRequest, {"inputs": [["a"], 1]}, "inputs[1] must be a string or a list of one or two strings"),
+        (PredictRequest, {"inputs": [["a"], []]}, "inputs[1] is a list of 0 strings"),
     ],
 )
-def test_bad_input_gets_one_plain_sentence(parse, body, sentence):
+def test_bad_input_gets_one_plain_sentence(takes, body, sentence):
     with pytest.raises(InvalidInput) as caught:
-        parse(json.dumps(body).encode(), RULES)
+        takes.parse(json.dumps(body).encode(), RULES)
     assert caught.value.message.startswith(sentence)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.curve import Curve
-from calibration.latency_model import Sample, cover, fit, misfit, scatter
+from calibration.fit.curve import Curve
+from calibration.fit.latency_model import Sample, cover, fit, misfit, scatter
 
 # SLO 1 s and 2 s, burst and steady: floor((slo - beta) / alpha) and floor((slo - 2 * beta) / alpha).
 V100 = Curve(0.018, 0.27)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.curve import Curve
-from calibration.lengths import LengthSample, fit_cost, next_concurrency, other_lengths
+from calibration.fit.curve import Curve
+from calibration.fit.lengths import LengthSample, fit_cost, next_concurrency, other_lengths
 
 TOKENS = 75
 V100 = Curve(0.018, 0.27)

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_fine_tune import drive
 
-from calibration.application import CalibrationFailed
-from calibration.curve import Shape
-from calibration.latency_model import Sample, fit
-from calibration.levels import Aim, next_level
-from calibration.sweep import estimated
+from calibration.fit.curve import Shape
+from calibration.fit.latency_model import Sample, fit
+from calibration.fit.levels import Aim, next_level
+from calibration.measure.sweep import estimated
+from calibration.service.application import CalibrationFailed
 
 NOISE, OUTLIERS, SEEDS = 0.03, 0.05, 100
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from calibration import plan
+from calibration.planning import plan
 from deployments.errors import SettingsError
 
 REPORT = {
@@ -381,6 +381,6 @@ def test_help_teaches(capsys):
 
 def test_needs_neither_numpy_nor_plots_nor_ray():
     names = ("ray", "torch", "numpy", "sklearn", "matplotlib")
-    code = f"import sys, calibration.plan; print([name for name in {names} if name in sys.modules])"
+    code = f"import sys, calibration.planning.plan; print([name for name in {names} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

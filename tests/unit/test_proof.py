@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from calibration.application import CalibrationFailed
-from calibration.fine_tune import fine_tune
-from calibration.journal import Burst
-from calibration.levels import Aim
-from calibration.proof import tune, verify
-from calibration.sweep import sweep
+from calibration.fit.levels import Aim
+from calibration.measure.journal import Burst
+from calibration.measure.sweep import sweep
+from calibration.prove.fine_tune import fine_tune
+from calibration.prove.proof import tune, verify
+from calibration.service.application import CalibrationFailed
 
 V100, XEON = (0.018, 0.27), (0.0858, 0.32)
 AIM = Aim(2.0)

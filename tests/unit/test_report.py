@@ -11,8 +11,8 @@ import orjson
 import pytest
 from rich.console import Console
 
-from calibration import plots, report
-from calibration.report_model import Report
+from calibration.report import plots, report
+from calibration.report.report_model import Report
 
 CURVES = {"accelerator": (0.018, 0.27), "cpu": (0.0858, 0.32)}  # V100 and Xeon, s per query and s
 DEVICES = {"accelerator": "cuda:0 Tesla V100", "cpu": "2 x Xeon E5-2690"}

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from deployments.errors import EmptyInput, InvalidInput, UnknownModel
 from serve_app.requests import (
+    DecodeRequest,
+    EmbedRequest,
+    OpenAIRequest,
     Rules,
+    SimilarityRequest,
+    TokenizeRequest,
     admission,
-    parse_decode,
-    parse_embed,
-    parse_openai,
-    parse_similarity,
-    parse_tokenize,
 )
 
 RULES = Rules(model="m", dimension=8, max_inputs=3)
@@ -35,7 +35,7 @@ RULES = Rules(model="m", dimension=8, max_inputs=3)
     ],
 )
 def test_what_clients_send(body, queries):
-    asked = parse_openai(body, RULES)
+    asked = OpenAIRequest.parse(body, RULES)
     assert list(asked.queries) == queries
     assert (asked.encoding_format, asked.dimensions, asked.truncate) == ("float", None, None)
 
@@ -47,51 +47,73 @@ def test_what_clients_send(body, queries):
         (b"{", InvalidInput, "the body is not valid JSON: "),
         (b'{"input": NaN}', InvalidInput, "the body is not valid JSON: "),
         (b'{"input": [Infinity]}', InvalidInput, "the body is not valid JSON: "),
-        (b"[1]", InvalidInput, "the body must be a JSON object, not a list"),
-        (b"{}", InvalidInput, "input is missing; send a string or a list of strings"),
-        (b'{"input": null}', InvalidInput, "input is missing; send a string or a list of strings"),
+        (b"[1]", InvalidInput, "the body must be an object with input, not a list"),
+        (b"{}", InvalidInput, "input is missing; send a string, a list of strings or a list of token ids"),
+        (b'{"input": null}', InvalidInput, "input is missing; send a string, a list of strings or a list of token ids"),
         (b'{"input": ""}', EmptyInput, "input is an empty string"),
-        (b'{"input": []}', EmptyInput, "input is an empty list; send at least one text"),
+        (b'{"input": []}', EmptyInput, "input is an empty list; send at least one item"),
         (b'{"input": ["a", ""]}', EmptyInput, "input[1] is an empty string"),
-        (b'{"input": [[]]}', EmptyInput, "input[0] is an empty list of token ids"),
-        (b'{"input": 5}', InvalidInput, "input must be a string, a list of strings or token ids, not a number"),
-        (b'{"input": {"a": 1}}', InvalidInput, "input must be a string, a list of strings or token ids, not an object"),
-        (b'{"input": true}', InvalidInput, "input must be a string, a list of strings or token ids, not true or false"),
+        (b'{"input": [[]]}', EmptyInput, "input[0] is an empty list; send at least one item"),
+        (b'{"input": 5}', InvalidInput, "input must be a string, a list of strings or a list of token ids, not 5"),
+        (
+            b'{"input": {"a": 1}}',
+            InvalidInput,
+            "input must be a string, a list of strings or a list of token ids, not an object",
+        ),
+        (
+            b'{"input": true}',
+            InvalidInput,
+            "input must be a string, a list of strings or a list of token ids, not true or",
+        ),
         (b'{"input": ["a", null]}', InvalidInput, "input[1] must be a string or a list of token ids, not null"),
-        (b'{"input": ["a", 1]}', InvalidInput, "input[1] must be a string or a list of token ids, not a number"),
-        (b'{"input": [1, "a"]}', InvalidInput, "input[1] must be a token id (a whole number from 0), not a string"),
-        (b'{"input": [1.5]}', InvalidInput, "input[0] must be a token id (a whole number from 0), not 1.5"),
+        (b'{"input": ["a", 1]}', InvalidInput, "input[1] must be a string or a list of token ids, not 1"),
+        (b'{"input": [1, "a"]}', InvalidInput, "input[1] must be a token id (a whole number from 0), not 'a'"),
+        (
+            b'{"input": [1.5]}',
+            InvalidInput,
+            "input[0] must be a token id (a whole number from 0), not 1.5",
+        ),
         (b'{"input": [1e400]}', InvalidInput, ""),
-        (b'{"input": [-1]}', InvalidInput, "input[0] must be a token id (a whole number from 0), not -1"),
+        (
+            b'{"input": [-1]}',
+            InvalidInput,
+            "input[0] must be a token id (a whole number from 0), not -1",
+        ),
         (b'{"input": [[true]]}', InvalidInput, "input[0][0] must be a token id (a whole number from 0), not true or"),
         (b'{"input": [99999999999]}', InvalidInput, "input[0] must be a token id"),
         (b'{"input": ["a","b","c","d"]}', InvalidInput, "input has 4 items and this server takes 3 in one request"),
         (b'{"input": "a", "model": "n"}', UnknownModel, "there is no model 'n' here; this server has 'm'"),
-        (b'{"input": "a", "model": 3}', InvalidInput, "model must be a string, not a number"),
+        (b'{"input": "a", "model": 3}', InvalidInput, "model must be a string, not 3"),
         (b'{"input": "a", "dimensions": 9}', InvalidInput, "dimensions must be a whole number from 1 to 8"),
         (b'{"input": "a", "dimensions": 0}', InvalidInput, "dimensions must be a whole number from 1 to 8"),
         (b'{"input": "a", "dimensions": 2.0}', InvalidInput, "dimensions must be a whole number from 1 to 8"),
         (b'{"input": "a", "dimensions": true}', InvalidInput, "dimensions must be a whole number from 1 to 8"),
-        (b'{"input": "a", "encoding_format": "int8"}', InvalidInput, "encoding_format must be 'float' or 'base64'"),
+        (
+            b'{"input": "a", "encoding_format": "int8"}',
+            InvalidInput,
+            "encoding_format must be 'float' or 'base64', not 'int8'",
+        ),
         (b'{"input": "a", "encoding_format": ["float"]}', InvalidInput, "encoding_format must be 'float' or 'base64'"),
-        (b'{"input": "a", "truncate": "yes"}', InvalidInput, "truncate must be true or false, not a string"),
+        (b'{"input": "a", "truncate": "yes"}', InvalidInput, "truncate must be true or false, not 'yes'"),
     ],
 )
 def test_bad_input_gets_one_plain_sentence(body, kind, sentence):
     with pytest.raises(kind) as caught:
-        parse_openai(body, RULES)
+        OpenAIRequest.parse(body, RULES)
     assert caught.value.message.startswith(sentence)
     assert "\n" not in caught.value.message
 
 
 def test_tei_fields():
-    asked = parse_embed(b'{"inputs": ["a"], "normalize": false, "truncate": true, "dimensions": 4, "prompt": 1}', RULES)
+    asked = EmbedRequest.parse(
+        b'{"inputs": ["a"], "normalize": false, "truncate": true, "dimensions": 4, "prompt": 1}', RULES
+    )
     assert (asked.normalize, asked.truncate, asked.dimensions) == (False, True, 4)
-    assert parse_embed(b'{"inputs": "a", "normalize": null}', RULES).normalize is True
+    assert EmbedRequest.parse(b'{"inputs": "a", "normalize": null}', RULES).normalize is True
     with pytest.raises(InvalidInput, match="inputs is missing"):
-        parse_embed(b'{"input": "a"}', RULES)
+        EmbedRequest.parse(b'{"input": "a"}', RULES)
     with pytest.raises(EmptyInput) as caught:
-        parse_embed(b'{"inputs": [""]}', RULES)
+        EmbedRequest.parse(b'{"inputs": [""]}', RULES)
     assert caught.value.param == "inputs"
 
 
@@ -109,11 +131,11 @@ bodies = st.recursive(json_values, lambda values: st.dictionaries(fields, values
 )
 
 
-@pytest.mark.parametrize("parse", [parse_openai, parse_embed, parse_similarity, parse_tokenize, parse_decode])
+@pytest.mark.parametrize("takes", [OpenAIRequest, EmbedRequest, SimilarityRequest, TokenizeRequest, DecodeRequest])
 @given(body=st.one_of(st.binary(), bodies))
-def test_nothing_but_invalid_input_is_raised(parse, body):
+def test_nothing_but_invalid_input_is_raised(takes, body):
     with contextlib.suppress(InvalidInput):
-        parse(body, RULES)
+        takes.parse(body, RULES)
 
 
 @pytest.mark.parametrize(
@@ -122,26 +144,27 @@ def test_nothing_but_invalid_input_is_raised(parse, body):
 )
 def test_the_side_and_the_prompt(side, expected):
     body = json.dumps({"inputs": "a", "truncation_direction": side, "prompt_name": "query"}).encode()
-    asked = parse_embed(body, RULES)
-    assert (asked.truncation_direction, asked.prompt_name) == (expected, "query")
+    asked = EmbedRequest.parse(body, RULES)
+    assert (asked.side, asked.prompt_name) == (expected, "query")
     similar = json.dumps(
         {
             "inputs": {"source_sentence": "a", "sentences": ["b", "c"]},
             "parameters": {"truncation_direction": side, "prompt_name": "query", "truncate": True},
         }
     ).encode()
-    asked = parse_similarity(similar, RULES)
+    asked = SimilarityRequest.parse(similar, RULES)
     assert list(asked.queries) == ["a", "b", "c"]
-    assert (asked.truncation_direction, asked.prompt_name, asked.truncate) == (expected, "query", True)
+    options = asked.parameters
+    assert (options.side, options.prompt_name, options.truncate) == (expected, "query", True)
 
 
 def test_token_requests():
-    assert parse_tokenize(b'{"inputs": "a"}', RULES).texts == ["a"]
-    asked = parse_tokenize(b'{"inputs": ["a", "b"], "add_special_tokens": false, "prompt_name": "p"}', RULES)
+    assert TokenizeRequest.parse(b'{"inputs": "a"}', RULES).texts == ["a"]
+    asked = TokenizeRequest.parse(b'{"inputs": ["a", "b"], "add_special_tokens": false, "prompt_name": "p"}', RULES)
     assert (asked.texts, asked.add_special_tokens, asked.prompt_name) == (["a", "b"], False, "p")
-    assert parse_decode(b'{"ids": [1, 2, 3, 4]}', RULES).ids == [[1, 2, 3, 4]]
-    asked = parse_decode(b'{"ids": [[1], [2]], "skip_special_tokens": false}', RULES)
-    assert (asked.ids, asked.skip_special_tokens) == ([[1], [2]], False)
+    assert DecodeRequest.parse(b'{"ids": [1, 2, 3, 4]}', RULES).id_lists == [[1, 2, 3, 4]]
+    asked = DecodeRequest.parse(b'{"ids": [[1], [2]], "skip_special_tokens": false}', RULES)
+    assert (asked.id_lists, asked.skip_special_tokens) == ([[1], [2]], False)
 
 
 def pair(source, sentences):
@@ -149,46 +172,46 @@ def pair(source, sentences):
 
 
 @pytest.mark.parametrize(
-    ("parse", "body", "kind", "sentence"),
+    ("takes", "body", "kind", "sentence"),
     [
         (
-            parse_embed,
+            EmbedRequest,
             {"inputs": "a", "truncation_direction": "up"},
             InvalidInput,
             "truncation_direction must be 'left'",
         ),
         (
-            parse_embed,
+            EmbedRequest,
             {"inputs": "a", "truncation_direction": [1]},
             InvalidInput,
             "truncation_direction must be 'left'",
         ),
-        (parse_embed, {"inputs": "a", "prompt_name": 1}, InvalidInput, "prompt_name must be a string, not a number"),
-        (parse_similarity, {"inputs": ["a"]}, InvalidInput, "inputs must be an object with source_sentence"),
-        (parse_similarity, pair("a", None), InvalidInput, "inputs.sentences must be a list of strings, not null"),
-        (parse_similarity, pair("", ["b"]), EmptyInput, "inputs.source_sentence is an empty string"),
-        (parse_similarity, pair(None, ["b"]), InvalidInput, "inputs.source_sentence must be a string, not null"),
-        (parse_similarity, pair("a", []), EmptyInput, "inputs.sentences is an empty list"),
-        (parse_similarity, pair("a", ["b", ""]), EmptyInput, "inputs.sentences[1] is an empty string"),
+        (EmbedRequest, {"inputs": "a", "prompt_name": 1}, InvalidInput, "prompt_name must be a string, not 1"),
+        (SimilarityRequest, {"inputs": ["a"]}, InvalidInput, "inputs must be an object with source_sentence"),
+        (SimilarityRequest, pair("a", None), InvalidInput, "inputs.sentences is missing; send a list of strings"),
+        (SimilarityRequest, pair("", ["b"]), EmptyInput, "inputs.source_sentence is an empty string"),
+        (SimilarityRequest, pair(None, ["b"]), InvalidInput, "inputs.source_sentence is missing; send a string"),
+        (SimilarityRequest, pair("a", []), EmptyInput, "inputs.sentences is an empty list"),
+        (SimilarityRequest, pair("a", ["b", ""]), EmptyInput, "inputs.sentences[1] is an empty string"),
         (
-            parse_similarity,
+            SimilarityRequest,
             pair("a", ["b", "c", "d"]),
             InvalidInput,
             "inputs.sentences has 3 items and this server takes 2",
         ),
-        (parse_similarity, {**pair("a", ["b"]), "parameters": 3}, InvalidInput, "parameters must be an object, not a"),
-        (parse_tokenize, {"inputs": [1, 2]}, InvalidInput, "inputs[0] must be a string, not a number"),
-        (parse_tokenize, {}, InvalidInput, "inputs must be a list of strings, not null"),
-        (parse_decode, {}, InvalidInput, "ids must be a list of token ids"),
-        (parse_decode, {"ids": []}, EmptyInput, "ids is an empty list"),
-        (parse_decode, {"ids": [[1], 2]}, InvalidInput, "ids[1] must be a list of token ids, not a number"),
-        (parse_decode, {"ids": [-1]}, InvalidInput, "ids[0][0] must be a token id"),
-        (parse_decode, {"ids": ["a"]}, InvalidInput, "ids[0][0] must be a token id"),
+        (SimilarityRequest, {**pair("a", ["b"]), "parameters": 3}, InvalidInput, "parameters must be an object, not 3"),
+        (TokenizeRequest, {"inputs": [1, 2]}, InvalidInput, "inputs[0] must be a string, not 1"),
+        (TokenizeRequest, {}, InvalidInput, "inputs is missing; send a string or a list of strings"),
+        (DecodeRequest, {}, InvalidInput, "ids is missing; send a list of token ids or a list of such lists"),
+        (DecodeRequest, {"ids": []}, EmptyInput, "ids is an empty list"),
+        (DecodeRequest, {"ids": [[1], 2]}, InvalidInput, "ids[1] must be a list of token ids, not 2"),
+        (DecodeRequest, {"ids": [-1]}, InvalidInput, "ids[0] must be a token id (a whole number from 0), not -1"),
+        (DecodeRequest, {"ids": ["a"]}, InvalidInput, "ids[0] must be a token id (a whole number from 0) or a list"),
     ],
 )
-def test_other_bad_input_names_the_field(parse, body, kind, sentence):
+def test_other_bad_input_names_the_field(takes, body, kind, sentence):
     with pytest.raises(kind) as caught:
-        parse(json.dumps(body).encode(), RULES)
+        takes.parse(json.dumps(body).encode(), RULES)
     assert caught.value.message.startswith(sentence)
     assert caught.value.param == re.split(r"\W", sentence)[0]
 

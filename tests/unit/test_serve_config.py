@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 import serve_app
-from calibration.config_file import read_text
-from calibration.serve_config import edit, router_application
+from calibration.service.config_file import read_text
+from calibration.service.serve_config import edit, router_application
 from deployments.errors import SettingsError
 
 SHIPPED = Path(serve_app.__file__).parent

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from test_load import BUSY, OK, serve
 
-from calibration.application import CalibrationFailed
-from calibration.journal import Burst, Journal
 from calibration.load import Address
-from calibration.stream import Stream, prove
-from calibration.trials import Trials
+from calibration.measure.journal import Burst, Journal
+from calibration.measure.trials import Trials
+from calibration.prove.stream import Stream, prove
+from calibration.service.application import CalibrationFailed
 from deployments.trial import HEADER, Trial
 
 EQUAL, MIXED = Stream("stream", 60.0, 75, mixed=False), Stream("stream of mixed lengths", 60.0, 75, mixed=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from calibration import yaml_text
-from calibration.yaml_text import rewrite
+from calibration.service import yaml_text
+from calibration.service.yaml_text import rewrite
 from deployments.errors import SettingsError
 
 ROOT = Path(__file__).parents[2]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from calibration.cost import Pool
-from calibration.curve import Shape
-from calibration.report_model import Report
-from calibration.tables import POOLS, plain
+from calibration.fit.curve import Shape
+from calibration.planning.cost import Pool
+from calibration.report.report_model import Report
+from calibration.report.tables import POOLS, plain
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 

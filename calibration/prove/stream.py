@@ -12,10 +12,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from calibration.application import CalibrationFailed
-from calibration.journal import Burst
-from calibration.proof import REQUIRED
-from calibration.trials import Trials
+from calibration.measure.journal import Burst
+from calibration.measure.trials import Trials
+from calibration.prove.proof import REQUIRED
+from calibration.service.application import CalibrationFailed
 
 OVERLOAD = 1.5  # times what the pools answer in a second
 _SLOS, _SHORTEST_S = 10, 3.0  # how long a stream goes on

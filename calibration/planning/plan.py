@@ -1,7 +1,6 @@
 """`python -m calibration plan`: how many devices a demand takes with and without the CPU's help, from a report.
 
-Reads a finished report (`calibration.instance`) and calculates (`calibration.cost`); it measures nothing and asks no
-service.
+Reads a finished report (`instance`) and calculates (`cost`); it measures nothing and asks no service.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.text import Text
 
-from calibration.cost import (
+from calibration.planning.cost import (
     PARALLEL_SHARE,
     SLO_FACTORS,
     Bound,
@@ -32,9 +31,9 @@ from calibration.cost import (
     size,
     slo_effect,
 )
-from calibration.instance import Instance
-from calibration.report_model import MOST
-from calibration.tables import POOLS, Sheet, percent, plain, print_sheet
+from calibration.planning.instance import Instance
+from calibration.report.report_model import MOST
+from calibration.report.tables import POOLS, Sheet, percent, plain, print_sheet
 from deployments.errors import SettingsError
 
 EMULATED = "The report is of EMULATED devices: the plan shows the method, not what real devices need."

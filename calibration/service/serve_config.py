@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from calibration.yaml_text import FILE, load, rewrite
+from calibration.service.yaml_text import FILE, load, rewrite
 from deployments.errors import SettingsError
 
 IMPORT_PATH = "serve_app.app:build"  # serve_app.service_config says the same, but imports ray

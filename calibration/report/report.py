@@ -15,10 +15,10 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.text import Text
 
-from calibration import plots
-from calibration.cost import saved_share
-from calibration.report_model import LatenciesReport, PoolReport, Report
-from calibration.tables import DASH, POOLS, Sheet, percent, plain, print_sheet
+from calibration.report import plots
+from calibration.report.gain import saved_share
+from calibration.report.report_model import LatenciesReport, PoolReport, Report
+from calibration.report.tables import DASH, POOLS, Sheet, percent, plain, print_sheet
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 
 EMULATED = "The devices are EMULATED: the depths are true of the emulated curves, not of this machine's devices."

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeVar
 
-from calibration.application import CalibrationFailed
-from calibration.journal import Burst, Journal
 from calibration.load import Address, Connection, Reply, ask_all, hold_open, request_bytes
+from calibration.measure.journal import Burst, Journal
+from calibration.service.application import CalibrationFailed
 from deployments.errors import SettingsError
 from deployments.trial import HEADER, Trial
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration.application import CalibrationFailed
-from calibration.latency_model import TOO_NOISY, Fit, Sample, cover, fit, misfit, scatter
-from calibration.lengths import LengthSample, next_concurrency
-from calibration.levels import Aim, bounds, limit_s, next_level
-from calibration.trials import Trials
+from calibration.fit.latency_model import TOO_NOISY, Fit, Sample, cover, fit, misfit, scatter
+from calibration.fit.lengths import LengthSample, next_concurrency
+from calibration.fit.levels import Aim, bounds, limit_s, next_level
+from calibration.measure.trials import Trials
+from calibration.service.application import CalibrationFailed
 
 _AGAIN = 2  # times that a burst is sent again because others took its places
 

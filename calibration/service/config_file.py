@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from calibration.application import Application
-from calibration.serve_config import edit, router_application
-from calibration.yaml_text import FILE
+from calibration.service.application import Application
+from calibration.service.serve_config import edit, router_application
+from calibration.service.yaml_text import FILE
 from deployments.errors import SettingsError
 
 

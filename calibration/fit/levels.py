@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from calibration.curve import Shape
-from calibration.latency_model import Fit, Sample, fit, misfit
+from calibration.fit.curve import Shape
+from calibration.fit.latency_model import Fit, Sample, fit, misfit
 
 LONE = 2  # lone queries before anything else
 LONE_TOO_SLOW = 3  # as many that are all too slow settle that the pool cannot be used (Eq. 11)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from calibration.load import Address
-from calibration.serve_config import DEPLOYMENT, IMPORT_PATH
+from calibration.service.serve_config import DEPLOYMENT, IMPORT_PATH
 from deployments.errors import SettingsError, WindveError
 from deployments.trial import hash_secret
 from serve_app import local_service

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from calibration.application import CalibrationFailed
-from calibration.fine_tune import Held, Tuned, Tuning, step_down
-from calibration.journal import Burst
-from calibration.levels import Aim
-from calibration.trials import Trials
+from calibration.fit.levels import Aim
+from calibration.measure.journal import Burst
+from calibration.measure.trials import Trials
+from calibration.prove.fine_tune import Held, Tuned, Tuning, step_down
+from calibration.service.application import CalibrationFailed
 
 REQUIRED = 0.99  # of what is admitted, within the SLO
 _DECIDED = 2  # bursts that hold or fail, before the others: one slow burst proves nothing

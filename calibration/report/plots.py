@@ -16,9 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from calibration.curve import Shape
-from calibration.report_model import PoolReport, Report, SampleReport
-from calibration.tables import POOLS
+from calibration.fit.curve import Shape
+from calibration.report.report_model import PoolReport, Report, SampleReport
+from calibration.report.tables import POOLS
 
 Floats = npt.NDArray[np.floating[Any]]
 ALPHA, BETA = "\N{GREEK SMALL LETTER ALPHA}", "\N{GREEK SMALL LETTER BETA}"

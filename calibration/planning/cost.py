@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from calibration.curve import Curve, Shape, ceil
+from calibration.fit.curve import Curve, Shape, ceil
+from calibration.report.gain import gain, saved_share
 
 SLO_FACTORS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 CORE_FACTORS = (0.5, 1.0, 1.5, 2.0, 4.0)
@@ -115,24 +116,6 @@ def size(demand: float, alone: float, added: float, devices_per_instance: int, p
         deployment(demand, alone + added, devices_per_instance, price),
         saved_share(added / alone),
     )
-
-
-def gain(accelerator: float, cpu: float) -> float | None:
-    """C_cpu / C_acc, the improvement of Tables I and II; by Section III-B also the most the average throughput gains.
-
-    None where the accelerator takes nothing: then there is nothing to improve on.
-    """
-    return cpu / accelerator if accelerator else None
-
-
-def saved_share(gain: float) -> float:
-    """Share of the cost that is saved where an instance does `gain` times more: gain / (1 + gain).
-
-    On the peak (Eq. 6) that is C_cpu / (C_cpu + C_acc), as Section III-B has it. On the average (Eq. 5) the paper
-    prints the gain C_cpu / C_acc itself as the largest decrement of cost, 22.3 % where it is 18.6 %: an instance that
-    does 1.229 times the work makes 1 - 1/1.229 of the instances needless, no more.
-    """
-    return gain / (1.0 + gain)
 
 
 # Section IV-B.3: what the gain depends on

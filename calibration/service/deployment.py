@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from calibration.application import CalibrationFailed, deploy_config, serve_details
+from calibration.service.application import CalibrationFailed, deploy_config, serve_details
 from deployments.errors import SettingsError
 from serve_app.local import first_reason
 

@@ -17,7 +17,7 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from calibration.curve import Curve, Shape
+from calibration.fit.curve import Curve, Shape
 
 CONFIDENCE = 0.985  # one-sided: the depth is too large in one of forty calibrations, before it is fine-tuned
 NOT_LINEAR = 0.07  # a level that lies further from the line than this share of it does not belong to a line

@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from calibration.curve import Curve, Shape
-from calibration.journal import Burst
-from calibration.tables import plain
+from calibration.fit.curve import Curve, Shape
+from calibration.measure.journal import Burst
+from calibration.report.tables import plain
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.settings import parse_settings

@@ -15,8 +15,8 @@ from statistics import median
 
 import numpy as np
 
-from calibration.curve import Curve
-from calibration.levels import CLIMB
+from calibration.fit.curve import Curve
+from calibration.fit.levels import CLIMB
 from deployments.queueing.cost_model import CostModel
 
 _SHORT, _TIMES_LONGER = 10, 3  # tokens; times the sweep's length

@@ -1,0 +1,1 @@
+"""Bursts and streams on the running application, kept as they land."""

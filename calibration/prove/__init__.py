@@ -1,0 +1,1 @@
+"""All pools at work: fine-tuning, the verification, and the proof by streams."""

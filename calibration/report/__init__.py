@@ -1,0 +1,1 @@
+"""What a calibration found: one typed model, pictures, tables, a page."""

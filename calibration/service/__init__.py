@@ -1,0 +1,1 @@
+"""The running application, and the files that describe it."""
