@@ -10,11 +10,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import results
-from benchmarks.bench import Bench, NotAvailable
-from benchmarks.registry import ABOUT, OPTIONAL, comparison
-from benchmarks.serving import ROOT
-from benchmarks.wrk import WrkMissing
+from benchmarks.kit import results
+from benchmarks.kit.bench import Bench, NotAvailable
+from benchmarks.kit.registry import ABOUT, OPTIONAL, comparison
+from benchmarks.kit.serving import ROOT
+from benchmarks.kit.wrk import WrkMissing
 
 _RESULTS = ROOT / "benchmarks" / "results"
 _SCRATCH = ROOT / "reports" / "bench"

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.serving import ROOT, Service, serving
+from benchmarks.kit.serving import ROOT, Service, serving
 from calibration.fit.curve import Curve
 from deployments.hardware.affinity import read_cpu_shape
 from deployments.hardware.device_detector import ACCELERATOR, CPU, probe_machine

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from conftest import ROOT, running
 
-from benchmarks.arrivals import burst
+from benchmarks.kit.arrivals import burst
 from calibration.load import request_bytes
 
 SLO_S = 1.0

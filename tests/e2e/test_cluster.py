@@ -19,7 +19,7 @@ import yaml
 from conftest import ROOT, by_depth, load_yaml
 from ray_nodes import cluster_for
 
-from benchmarks.arrivals import burst
+from benchmarks.kit.arrivals import burst
 from calibration.load import connect, request_bytes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="each node has a loopback address of its own")

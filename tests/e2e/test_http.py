@@ -14,7 +14,7 @@ from conftest import PROMPTS
 from schemathesis.checks import load_all_checks
 from schemathesis.generation import GenerationMode
 
-from benchmarks.arrivals import burst
+from benchmarks.kit.arrivals import burst
 from calibration.load import connect, request_bytes
 
 EXAMPLES = 2_000

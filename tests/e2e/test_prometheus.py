@@ -10,8 +10,8 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from benchmarks.arrivals import burst
-from benchmarks.prometheus import is_installed, reading
+from benchmarks.kit.arrivals import burst
+from benchmarks.kit.prometheus import is_installed, reading
 from calibration.load import request_bytes
 from k8s.dashboard import queries
 

@@ -13,7 +13,7 @@ import statistics
 import pytest
 from conftest import by_depth, load_yaml, running, runs
 
-from benchmarks.arrivals import burst
+from benchmarks.kit.arrivals import burst
 from calibration.load import connect, request_bytes
 
 SLOWER = 4

@@ -11,7 +11,7 @@ import pytest
 from reference import worst
 from texts import TEXTS
 
-from benchmarks.arrivals import burst
+from benchmarks.kit.arrivals import burst
 from calibration.load import connect, request_bytes
 
 

@@ -19,7 +19,7 @@ import yaml
 from conftest import runs
 from loopback import only_loopback
 
-from benchmarks.arrivals import burst
+from benchmarks.kit.arrivals import burst
 from calibration.load import connect, request_bytes
 
 V100_LONE_S = 0.0180 + 0.27  # alpha + beta

@@ -18,7 +18,7 @@ from sentence_transformers import CrossEncoder
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 from kinds_of_models import save_model
 
-from benchmarks.arrivals import burst
+from benchmarks.kit.arrivals import burst
 from calibration.load import Address, request_bytes
 
 QUERY = "where does the overflow go"

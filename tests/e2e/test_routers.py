@@ -19,7 +19,7 @@ import pytest
 import yaml
 from conftest import by_depth, load_yaml, running
 
-from benchmarks.arrivals import burst
+from benchmarks.kit.arrivals import burst
 from calibration.load import Address, Connection, connect, request_bytes
 
 DEPTHS = {"accelerator": 40, "cpu": 8}

@@ -24,7 +24,7 @@ import ray
 from conftest import ROOT, load_yaml, running
 from ray.serve.generated.serve_pb2 import ASGIRequest
 
-from benchmarks.arrivals import burst
+from benchmarks.kit.arrivals import burst
 from calibration.load import request_bytes
 
 BIN = Path(sys.executable).parent

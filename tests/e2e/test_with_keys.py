@@ -19,7 +19,7 @@ import tei_wire
 from conftest import ROOT, load_yaml, running
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.arrivals import burst
+from benchmarks.kit.arrivals import burst
 from calibration.load import connect, request_bytes
 
 OURS, THEIRS = "sk-ours-7f1e", "sk-theirs-90aa"

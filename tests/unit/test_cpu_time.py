@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from benchmarks.cpu_time import ENGINE, LOAD, OTHERS, PROXY, RAY, ROLES, SERVER, CpuTime, milliseconds_each, role_of
+from benchmarks.kit.cpu_time import ENGINE, LOAD, OTHERS, PROXY, RAY, ROLES, SERVER, CpuTime, milliseconds_each, role_of
 
 
 @pytest.mark.parametrize(

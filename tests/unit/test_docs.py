@@ -106,7 +106,7 @@ def test_make_targets(path):
 
 @on_each_page
 def test_comparisons(path):
-    registry = (ROOT / "benchmarks" / "registry.py").read_text()
+    registry = (ROOT / "benchmarks" / "kit" / "registry.py").read_text()
     known = set(re.findall(r'^    "(\w+)": "', registry, re.MULTILINE))
     benches = [command for command in commands(path, "make") if command.startswith("bench ARGS=")]
     asked = [word for command in benches for word in command.partition("=")[2].strip("'").split()]

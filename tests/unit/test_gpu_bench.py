@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from benchmarks import gpu
-from benchmarks.bench import Bench, NotAvailable
-from benchmarks.shapes import BGE_LARGE, BertShape, write_bert
-from benchmarks.texts import of_tokens
+from benchmarks.comparisons import gpu
+from benchmarks.kit.bench import Bench, NotAvailable
+from benchmarks.kit.shapes import BGE_LARGE, BertShape, write_bert
+from benchmarks.kit.texts import of_tokens
 from deployments.engines import TokenBatch, embed
 from deployments.engines.torch_engine import TorchEngine
 from deployments.models.model_files import read_model_card

@@ -20,7 +20,7 @@ from google.protobuf import descriptor_pb2
 from google.protobuf.empty_pb2 import Empty
 from grpc_health.v1 import health_pb2
 
-from benchmarks.virtual_time import run
+from benchmarks.simulation.virtual_time import run
 from deployments import errors
 from deployments.errors import Busy, EmptyInput, InvalidInput, Unavailable, WindveError
 from deployments.models.tokenizer import Token

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.arrivals import burst
+from benchmarks.kit.arrivals import burst
 from calibration.load import Address, Connection, ask_all, connect, hold_open, request_bytes
 from deployments.errors import SettingsError
 

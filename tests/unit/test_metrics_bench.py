@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import metrics
+from benchmarks.comparisons import metrics
 
 PARTS = {"counting_us": 3.0, "publishing_us": 0.2, "embedder_us": 1.8, "agent_us": 5.0}
 FOUND = {

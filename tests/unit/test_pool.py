@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from router_world import Replica, World, ask
 
-from benchmarks.virtual_time import run
+from benchmarks.simulation.virtual_time import run
 from deployments.errors import ReplicaLost
 from deployments.placement.request import Embedded
 from deployments.transport.frames import Offer

@@ -8,7 +8,7 @@ import math
 from router_world import Replica, World, ask, several, text
 from virtual_device import EIGHT, V100, XEON
 
-from benchmarks.virtual_time import run
+from benchmarks.simulation.virtual_time import run
 from deployments.errors import Busy, DeadlineExceeded, EngineFailed, Unavailable
 from deployments.models.tokenizer import Tokenizer
 from deployments.placement.request import Embedded

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from replica_world import FakeRouter, replica
 from virtual_device import EIGHT
 
-from benchmarks.virtual_time import run
+from benchmarks.simulation.virtual_time import run
 from deployments.transport.frames import Offer, Offers
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import texts
+from benchmarks.kit import texts
 from calibration.load import Address, Connection, Reply, ask_all, connect, hold_open, request_bytes
 
 MIXED = "mixed"  # log-normal lengths, mean about 75 once they are cut to the model's longest

@@ -16,15 +16,15 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks import decision_cost
-from benchmarks.bench import Bench, Found, median
-from benchmarks.goal import Goal, ratio
-from benchmarks.sheet import Sheet
+from benchmarks.costs import decision_cost
+from benchmarks.kit.bench import Bench, Found, median
+from benchmarks.kit.goal import Goal, ratio
+from benchmarks.kit.sheet import Sheet
 from benchmarks.simulation.application import Application, Ended, Shape
 from benchmarks.simulation.arrivals import QUERY_TOKENS, Arrival, poisson
 from benchmarks.simulation.device import Device
 from benchmarks.simulation.rules import goodput
-from benchmarks.virtual_time import run as run_virtual
+from benchmarks.simulation.virtual_time import run as run_virtual
 from deployments.queueing.fairness import RATIO
 
 _TURNS = 10**9

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.simulation.application import Application, Shape
 from benchmarks.simulation.arrivals import QUERY_TOKENS
 from benchmarks.simulation.device import Device
-from benchmarks.virtual_time import run
+from benchmarks.simulation.virtual_time import run
 from deployments.placement.request import Wanted
 from deployments.queueing.schedule import Policy, Query, ReplicaState, Schedule
 from deployments.transport.channel import Channel, Client, Server

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.sheet import Sheet
+from benchmarks.kit.sheet import Sheet
 
 
 @dataclass(frozen=True, slots=True)

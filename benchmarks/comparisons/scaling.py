@@ -21,16 +21,16 @@ from typing import Any
 import yaml
 from matplotlib.figure import Figure
 
-from benchmarks import decision_cost
-from benchmarks.bench import Bench, Found, NotAvailable
-from benchmarks.goal import Goal, ratio
-from benchmarks.loads import RAY_BENCHMARK_REPLICAS, Loads, Periods, largest, loads
-from benchmarks.serving import ROOT
-from benchmarks.sheet import Sheet
+from benchmarks.costs import decision_cost
+from benchmarks.kit.bench import Bench, Found, NotAvailable
+from benchmarks.kit.goal import Goal, ratio
+from benchmarks.kit.loads import RAY_BENCHMARK_REPLICAS, Loads, Periods, largest, loads
+from benchmarks.kit.serving import ROOT
+from benchmarks.kit.sheet import Sheet
 from benchmarks.simulation.application import Application, Costs, Ended, Shape
 from benchmarks.simulation.arrivals import poisson
 from benchmarks.simulation.device import Device
-from benchmarks.virtual_time import run as run_virtual
+from benchmarks.simulation.virtual_time import run as run_virtual
 
 LOADS = (0.7, 0.95, 1.3)  # of what the devices can do within the SLO
 ENDS, PASSES = "at the run's end", "pass by pass"

@@ -8,11 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.bench import NotAvailable
-from benchmarks.serving import ROOT
+from benchmarks.kit.bench import NotAvailable
+from benchmarks.kit.serving import ROOT
 
 _CACHE = ROOT / ".venv-peers"
-_PINS = Path(__file__).parent / "peers"
+_PINS = Path(__file__).parents[1] / "peers"
 
 
 def binaries(name: str) -> Path:

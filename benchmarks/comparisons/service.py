@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.arrivals import burst
-from benchmarks.bench import Bench, Found, median, samples_of, values_of
-from benchmarks.closed_loop import ask_again_and_again
-from benchmarks.contestants import NAMES, ROUTE, WINDVE, contestant, model_variables, taking_part
-from benchmarks.cpu_time import ROLES, milliseconds_each
-from benchmarks.environments import binaries
-from benchmarks.goal import Goal, ratio
-from benchmarks.serving import ROOT
-from benchmarks.sheet import Sheet
-from benchmarks.texts import lengths_like_rag, of_tokens
+from benchmarks.comparisons.contestants import NAMES, ROUTE, WINDVE, contestant, model_variables, taking_part
+from benchmarks.kit.arrivals import burst
+from benchmarks.kit.bench import Bench, Found, median, samples_of, values_of
+from benchmarks.kit.closed_loop import ask_again_and_again
+from benchmarks.kit.cpu_time import ROLES, milliseconds_each
+from benchmarks.kit.environments import binaries
+from benchmarks.kit.goal import Goal, ratio
+from benchmarks.kit.serving import ROOT
+from benchmarks.kit.sheet import Sheet
+from benchmarks.kit.texts import lengths_like_rag, of_tokens
 from calibration.load import Address, request_bytes
 
 SLO_S = 1.0

@@ -17,14 +17,14 @@ from typing import Any
 import psutil
 from matplotlib.figure import Figure
 
-from benchmarks import wrk
-from benchmarks.bench import Bench, Found, median, values_of
-from benchmarks.cpu_time import ENGINE, PROXY, RAY, SERVER
-from benchmarks.goal import Goal
-from benchmarks.path import TEXT, config
-from benchmarks.server import wait_until_answered
-from benchmarks.serving import Service, serving
-from benchmarks.sheet import Sheet
+from benchmarks.comparisons.path import TEXT, config
+from benchmarks.kit import wrk
+from benchmarks.kit.bench import Bench, Found, median, values_of
+from benchmarks.kit.cpu_time import ENGINE, PROXY, RAY, SERVER
+from benchmarks.kit.goal import Goal
+from benchmarks.kit.server import wait_until_answered
+from benchmarks.kit.serving import Service, serving
+from benchmarks.kit.sheet import Sheet
 from deployments.hardware.device_detector import ACCELERATOR
 
 CONNECTIONS = 128
@@ -60,7 +60,12 @@ def _config() -> dict[str, Any]:
     """The engine that takes no time, and beside it the deployment that only counts."""
     whole = config()
     windve = next(application for application in whole["applications"] if application["name"] == "windve")
-    metering = {"name": "metering", "route_prefix": "/metering", "import_path": "benchmarks.metering:build", "args": {}}
+    metering = {
+        "name": "metering",
+        "route_prefix": "/metering",
+        "import_path": "benchmarks.kit.metering:build",
+        "args": {},
+    }
     return {**whole, "applications": [windve, metering]}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.serving import free_port
+from benchmarks.kit.serving import free_port
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0

@@ -18,12 +18,12 @@ import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks import prometheus, texts
-from benchmarks.bench import Bench, Found, NotAvailable
-from benchmarks.goal import Goal
-from benchmarks.server import wait_until_answered
-from benchmarks.serving import ROOT, serving
-from benchmarks.sheet import Sheet
+from benchmarks.kit import prometheus, texts
+from benchmarks.kit.bench import Bench, Found, NotAvailable
+from benchmarks.kit.goal import Goal
+from benchmarks.kit.server import wait_until_answered
+from benchmarks.kit.serving import ROOT, serving
+from benchmarks.kit.sheet import Sheet
 from calibration.load import Address, Connection, Reply, request_bytes
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 from k8s.dashboard import TOP, Panel
@@ -192,7 +192,10 @@ def goals(found: Found) -> list[Goal]:
 def plot(found: Found) -> Figure:
     figure = Figure(figsize=(13, 6.4), layout="constrained")
     for axes, panel in zip(figure.subplots(2, 3).flat, _PANELS, strict=True):
-        _panel(axes, panel, found["panels"][panel.title], found["seconds"])
+        if (lines := found["panels"].get(panel.title)) is None:
+            axes.set_axis_off()  # the dashboard has got it since these figures were kept
+        else:
+            _panel(axes, panel, lines, found["seconds"])
     figure.suptitle(
         "The dashboard's first screen over a peak: " + ", ".join(f"{name} {rate}/s" for name, rate in PHASES.items())
     )

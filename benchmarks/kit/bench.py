@@ -19,8 +19,8 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.cpu_time import CpuTime
-from benchmarks.serving import ROOT
+from benchmarks.kit.cpu_time import CpuTime
+from benchmarks.kit.serving import ROOT
 from deployments.hardware.device_detector import probe_machine, quick_cpu_dtype
 
 Found = dict[str, Any]  # what is kept as JSON: name, machine, quick, samples, and what a comparison adds

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from benchmarks import decision_cost, wrk
-from benchmarks.bench import Bench, Found, median, values_of
-from benchmarks.goal import Goal, ratio
-from benchmarks.path import TEXT, config
-from benchmarks.server import wait_until_answered
-from benchmarks.serving import serving
-from benchmarks.sheet import Sheet
+from benchmarks.comparisons.path import TEXT, config
+from benchmarks.costs import decision_cost
+from benchmarks.kit import wrk
+from benchmarks.kit.bench import Bench, Found, median, values_of
+from benchmarks.kit.goal import Goal, ratio
+from benchmarks.kit.server import wait_until_answered
+from benchmarks.kit.serving import serving
+from benchmarks.kit.sheet import Sheet
 
 ROUTERS = (1, 2, 4)
 CONNECTIONS = 128

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.bench import Found, machine_line, noise_line
-from benchmarks.goal import goal_sheet
-from benchmarks.registry import ABOUT, comparison
+from benchmarks.kit.bench import Found, machine_line, noise_line
+from benchmarks.kit.goal import goal_sheet
+from benchmarks.kit.registry import ABOUT, comparison
 
 _DOTS_PER_INCH = 130
 

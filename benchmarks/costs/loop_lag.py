@@ -1,4 +1,4 @@
-"""`python -m benchmarks.loop_lag`: how late a replica's event loop is while its engine computes, pass by pass.
+"""`python -m benchmarks.costs.loop_lag`: how late a replica's event loop is while its engine computes, pass by pass.
 
 The product's Runner and Schedule over all-MiniLM-L6-v2 on the CPU, in one process as a replica has them: the engine in
 a thread of its own, on all cores. A heartbeat of 2 ms measures how late it comes: that long an offer waits, too. Prints

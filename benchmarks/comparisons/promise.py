@@ -19,12 +19,12 @@ from typing import Any
 import yaml
 from matplotlib.figure import Figure
 
-from benchmarks.arrivals import LONGEST, MIXED, Arrival, Ended, Length, Load, figures, poisson
-from benchmarks.bench import Bench, Found, samples_of
-from benchmarks.closed_loop import ask_again_and_again
-from benchmarks.goal import Goal, ratio
-from benchmarks.serving import ROOT, Service, serving
-from benchmarks.sheet import Sheet
+from benchmarks.kit.arrivals import LONGEST, MIXED, Arrival, Ended, Length, Load, figures, poisson
+from benchmarks.kit.bench import Bench, Found, samples_of
+from benchmarks.kit.closed_loop import ask_again_and_again
+from benchmarks.kit.goal import Goal, ratio
+from benchmarks.kit.serving import ROOT, Service, serving
+from benchmarks.kit.sheet import Sheet
 from benchmarks.simulation import rules
 from benchmarks.simulation.arrivals import Arrival as Simulated
 from benchmarks.simulation.device import Device

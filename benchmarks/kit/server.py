@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.serving import ROOT, python_path
+from benchmarks.kit.serving import ROOT, python_path
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 60.0

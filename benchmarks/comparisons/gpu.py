@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.bench import Bench, Found, NotAvailable, median, values_of
-from benchmarks.cpu_time import CpuTime
-from benchmarks.goal import Goal, ratio
-from benchmarks.serving import serving
-from benchmarks.shapes import BGE_LARGE, BertShape, bge_large_folder
-from benchmarks.sheet import Sheet
-from benchmarks.texts import of_tokens
+from benchmarks.kit.bench import Bench, Found, NotAvailable, median, values_of
+from benchmarks.kit.cpu_time import CpuTime
+from benchmarks.kit.goal import Goal, ratio
+from benchmarks.kit.serving import serving
+from benchmarks.kit.shapes import BGE_LARGE, BertShape, bge_large_folder
+from benchmarks.kit.sheet import Sheet
+from benchmarks.kit.texts import of_tokens
 from deployments.engines import TokenBatch, Vectors, embed
 from deployments.engines.torch_engine import TorchEngine, import_torch
 from deployments.errors import WindveError

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from benchmarks.serving import ROOT
-from benchmarks.texts import model_folder
+from benchmarks.kit.serving import ROOT
+from benchmarks.kit.texts import model_folder
 
 _CACHE = ROOT / "reports" / "bench" / "models"
 _SPREAD = 0.02  # of the weights, as BERT begins its training

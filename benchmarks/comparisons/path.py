@@ -14,14 +14,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks import wrk
-from benchmarks.bench import Bench, Found, median, samples_of, values_of
-from benchmarks.cpu_time import ROLES, milliseconds_each
-from benchmarks.goal import Goal, ratio
-from benchmarks.server import answers, running, wait_until_answered
-from benchmarks.serving import free_port, serving
-from benchmarks.sheet import Sheet
-from benchmarks.texts import of_tokens
+from benchmarks.kit import wrk
+from benchmarks.kit.bench import Bench, Found, median, samples_of, values_of
+from benchmarks.kit.cpu_time import ROLES, milliseconds_each
+from benchmarks.kit.goal import Goal, ratio
+from benchmarks.kit.server import answers, running, wait_until_answered
+from benchmarks.kit.serving import free_port, serving
+from benchmarks.kit.sheet import Sheet
+from benchmarks.kit.texts import of_tokens
 
 WINDVE, WINDVE_FLOATS, WINDVE_75, FLOOR, FLOOR_WAITS, FLOOR_TINY, DEFAULTS = (
     "windve",
@@ -106,7 +106,7 @@ def config(routers: int = 1) -> dict[str, Any]:
         "deployments": [router],
     }
     floors: list[dict[str, Any]] = [
-        {"name": name, "route_prefix": f"/{name}", "import_path": "benchmarks.floor:build", "args": args}
+        {"name": name, "route_prefix": f"/{name}", "import_path": "benchmarks.peers.floor:build", "args": args}
         for name, args in _FLOORS.items()
     ]
     logging = {"enable_access_log": False}

@@ -8,9 +8,9 @@ from typing import Protocol, cast
 
 from matplotlib.figure import Figure
 
-from benchmarks.bench import Bench, Found
-from benchmarks.goal import Goal
-from benchmarks.sheet import Sheet
+from benchmarks.kit.bench import Bench, Found
+from benchmarks.kit.goal import Goal
+from benchmarks.kit.sheet import Sheet
 
 ABOUT = {
     "path": "windve over an engine that does nothing, against an ingress that answers by itself and Serve's defaults",
@@ -41,4 +41,4 @@ class Comparison(Protocol):
 
 
 def comparison(name: str) -> Comparison:
-    return cast("Comparison", importlib.import_module(f"benchmarks.{name}"))
+    return cast("Comparison", importlib.import_module(f"benchmarks.comparisons.{name}"))

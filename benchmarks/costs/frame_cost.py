@@ -1,5 +1,5 @@
-"""`python -m benchmarks.frame_cost`: what a frame between Router and replica costs both, by the channel of their own
-and by Serve's handle with bytes, on a Ray of its own with the settings of `make serve`.
+"""`python -m benchmarks.costs.frame_cost`: what a frame between Router and replica costs both, by the channel of their
+own and by Serve's handle with bytes, on a Ray of its own with the settings of `make serve`.
 
 Prints JSON: for each way and size of a frame, seconds of the Router's and of the replica's process for a query, and of
 the clock for a frame that is alone. The replica answers at once, with vectors of 384 numbers.

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environments import binaries
-from benchmarks.server import answers, running
-from benchmarks.serving import free_port, serving
-from benchmarks.texts import model_folder
+from benchmarks.kit.environments import binaries
+from benchmarks.kit.server import answers, running
+from benchmarks.kit.serving import free_port, serving
+from benchmarks.kit.texts import model_folder
 from deployments.hardware.affinity import read_cpu_shape
 from deployments.hardware.device_detector import quick_cpu_dtype
 from deployments.settings import Dtype

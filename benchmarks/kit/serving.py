@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 90.0
 _PORTS = range(18100, 18200)  # below those that the system gives to clients

@@ -15,11 +15,11 @@ import numpy as np
 import psutil
 from matplotlib.figure import Figure
 
-from benchmarks.bench import Bench, Found, median, values_of
-from benchmarks.goal import Goal, ratio
-from benchmarks.shapes import bge_large_folder
-from benchmarks.sheet import Sheet
-from benchmarks.texts import model_folder
+from benchmarks.kit.bench import Bench, Found, median, values_of
+from benchmarks.kit.goal import Goal, ratio
+from benchmarks.kit.shapes import bge_large_folder
+from benchmarks.kit.sheet import Sheet
+from benchmarks.kit.texts import model_folder
 from deployments.engines import Engine, TokenBatch, create_engine, embed
 from deployments.engines.torch_engine import TorchEngine
 from deployments.hardware.affinity import read_cpu_shape

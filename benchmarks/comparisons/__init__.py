@@ -1,0 +1,1 @@
+"""`make bench`: each module measures one thing beside its floor, its peers or itself."""

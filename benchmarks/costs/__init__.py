@@ -1,0 +1,1 @@
+"""Small measurements of single steps: `python -m benchmarks.costs.NAME`."""
