@@ -168,7 +168,7 @@ def _beside(bench: Bench, rule: str) -> None:
     )
     ended = served(Shape(1, 1, devices, case.slo_s), heapq.merge(*streams, key=attrgetter("at")))
     told = {}
-    for name, allowed_s in (("prompt", case.slo_s), ("patient", _PATIENT_S)):
+    for name, allowed_s in (("urgent", case.slo_s), ("patient", _PATIENT_S)):
         kind = [one for one in ended if one.allowed_s == allowed_s]
         answered = [one for one in kind if one.pool is not None]
         told[f"{name}_admitted"] = len(answered) / len(kind)

@@ -132,9 +132,9 @@ def _deadlines(bench: Bench, seconds: float) -> None:
     slo_s = 2.0
     arrivals = poisson(60, seconds, 75, 20.0, seed=5)
     patient = [Arrival(one.at_s, one.tokens, one.allowed_s, own_deadline=True) for one in arrivals]
-    prompt = poisson(20, seconds, 75, slo_s, seed=6)
+    urgent = poisson(20, seconds, 75, slo_s, seed=6)
     with serving(_rehearsal(slo_s, END)) as service:
-        ended = asyncio.run(_send(service, sorted([*patient, *prompt], key=lambda one: one.at_s)))
+        ended = asyncio.run(_send(service, sorted([*patient, *urgent], key=lambda one: one.at_s)))
     for name, own in (("allow 20 s", True), ("the SLO", False)):
         told = figures([one for one in ended if one.arrival.own_deadline == own], seconds)
         about = {"service": PAIR, "what": "deadlines", "which": name}

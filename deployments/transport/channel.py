@@ -3,8 +3,8 @@
 A call through Serve's handle costs both processes about a millisecond of their cores: thirty times what a frame of one
 query costs here, three times where 32 queries share it (`python -m benchmarks.costs.frame_cost`). Serve still says
 which replicas live and where they listen; a replica admits who knows its secret, which only the application's own
-processes are told. Who has not shown it yet may send as many bytes as a secret has, and of such connections few are kept. Pure
-asyncio.
+processes are told. Who has not shown it yet may send as many bytes as a secret has, and of such connections few are
+kept. Pure asyncio.
 """
 
 from __future__ import annotations
