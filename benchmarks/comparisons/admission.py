@@ -174,7 +174,7 @@ def _beside(bench: Bench, rule: str) -> None:
         told[f"{name}_admitted"] = len(answered) / len(kind)
         told[f"{name}_late"] = 1 - sum(one.in_time for one in answered) / len(answered)
         told[f"{name}_s"] = len(answered) / case.seconds
-    shown = f"{told['prompt_admitted']:.1%} of those at the SLO admitted, {told['patient_admitted']:.1%} of the others"
+    shown = f"{told['urgent_admitted']:.1%} of those at the SLO admitted, {told['patient_admitted']:.1%} of the others"
     bench.sample({"what": "beside", "rule": rule}, told, shown)
 
 
@@ -264,7 +264,7 @@ def _others_sheet(found: Found) -> Sheet:
             [
                 rule,
                 f"{retry['admitted']:.0%} of {retry['returned']}, told to wait {retry['hint_s']:.2f} s",
-                f"{beside['prompt_admitted']:.1%}, {beside['prompt_late']:.1%} late",
+                f"{beside['urgent_admitted']:.1%}, {beside['urgent_late']:.1%} late",
                 f"{beside['patient_admitted']:.1%} ({beside['patient_s']:.1f}/s), {beside['patient_late']:.1%} late",
             ]
         )
@@ -302,7 +302,7 @@ def goals(found: Found) -> list[Goal]:
     )
     for what, key, least, name in (
         ("retry", "admitted", 70.0, "first returns admitted"),
-        ("beside", "prompt_admitted", 95.0, "20/s at the SLO beside 60/s at 20 s, admitted"),
+        ("beside", "urgent_admitted", 95.0, "20/s at the SLO beside 60/s at 20 s, admitted"),
     ):
         found_here = [100 * s[key] for s in found["samples"] if s["what"] == what]
         shown.append(Goal(f"{name}, the least", least, min(found_here, default=None), "%"))
