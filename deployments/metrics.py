@@ -199,8 +199,8 @@ class EmbedderMetrics:
             instruments.Histogram("windve_inference_seconds", "One run of the engine", _SECONDS, _POOL),
             self._pool,
         )
-        self._batches = _Sampled(
-            instruments.Histogram("windve_batch_queries", "Queries in one run of the engine", _QUERIES, _POOL),
+        self._sizes = _Sampled(
+            instruments.Histogram("windve_queries_per_run", "Queries in one run of the engine", _QUERIES, _POOL),
             self._pool,
         )
         self._refusals = _tally(
@@ -222,7 +222,7 @@ class EmbedderMetrics:
 
     def ran(self, queries: int, tokens: int, seconds: float, planned_s: float) -> None:
         self._inference.observe(seconds)
-        self._batches.observe(float(queries))
+        self._sizes.observe(float(queries))
         for tally, step in zip(self._tallies, (1, queries, seconds, tokens, planned_s), strict=False):
             tally.add(step, self._pool["pool"])
 
@@ -235,7 +235,7 @@ class EmbedderMetrics:
         self._refused = state.refusals
         for tally in (*self._tallies, self._refusals):
             tally.publish()
-        for histogram in (self._inference, self._batches):
+        for histogram in (self._inference, self._sizes):
             histogram.publish()
         for key, gauge in self._gauges.items():
             gauge.set(float(getattr(state, key)), self._pool)

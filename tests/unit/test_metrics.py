@@ -108,7 +108,7 @@ def test_an_embedder_tells_each_run_and_what_it_is():
     metrics.ran(4, 300, 0.25, 0.2)
     metrics.failed()
     assert [value for value, _ in written.of("windve_inference_seconds")] == [0.5, 0.25]
-    assert [value for value, _ in written.of("windve_batch_queries")] == [16, 4]
+    assert [value for value, _ in written.of("windve_queries_per_run")] == [16, 4]
     metrics.publish(WORD)
     assert written.told[4:] == [
         ("windve_runs", 2, ("cpu",)),
