@@ -36,7 +36,7 @@ _WARM_UP_S = 2.0
 _WARM_UP_RUNS = ((1, 75), (16, 75), (4, 250), (32, 10), (64, 75), (2, 500))  # queries, tokens of each
 _FEWEST_RUNS = 2
 _PASS_SHARE = 0.12  # of the SLO, for what leaves together
-_SLO_UNTIL_TOLD_S = 1.0  # the first Router that connects tells the promise and the rule; until then nothing is offered
+_PLACEHOLDER_SLO_S = 1.0  # a placeholder: the queue is closed until the first Router has sent its settings
 
 
 class Embedder:
@@ -62,7 +62,7 @@ class Embedder:
         self._engine, self._card = self._in_thread(lambda: self._load(settings, device))
         self._metrics = self._open_metrics()
         model = self._in_thread(self._measure)
-        schedule = Schedule(model, Policy(_SLO_UNTIL_TOLD_S, depth=0), self._engine.pass_tokens)
+        schedule = Schedule(model, Policy(_PLACEHOLDER_SLO_S, depth=0), self._engine.pass_tokens)
         self._runner = Runner(
             schedule,
             self._compute,
@@ -146,7 +146,7 @@ class Embedder:
         self._metrics.publish(self._runner.state())
 
     async def wake(self) -> None:
-        """Means nothing: Serve's handle follows a deployment from its first call on."""
+        """Do nothing. A Router calls it once, because a Serve handle follows its deployment only after a first call."""
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve's controller learns of this replica while it is autoscaled (see `autoscaling.KeepFill`)."""
@@ -180,9 +180,11 @@ class Embedder:
                     tell(chosen[indices], unit, norms)
 
     def _shape(self, vectors: Vectors, *, each_token: bool) -> tuple[Vectors, Vectors]:
-        """What travels: unit vectors and the norms they had, so that a client may have them as the model gave them. The
-        numbers of other kinds of model, and tokens' vectors, stay as they are, with norms of 1. A norm that is not
-        finite marks numbers that are not.
+        """(rows float32 [n, width], norms float32 [n]) as they go to the Router.
+
+        - Embeddings are made unit vectors. The client may want them as the model gave them, so the norms go along.
+        - Vectors of tokens, and the numbers of other kinds of model, stay as they are, with norms of 1.
+        - A norm that is not finite marks a row with numbers that are not finite.
         """
         if self._card.kind == "embedding" and not each_token:
             norms = np.linalg.norm(vectors, axis=1).astype(np.float32, copy=False)

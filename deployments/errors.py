@@ -6,15 +6,17 @@ WindveError
 │   ├── EmptyInput          400  INVALID_ARGUMENT
 │   ├── UnknownModel        404  NOT_FOUND
 │   └── BodyTooLarge        413  INVALID_ARGUMENT
-├── Unauthorized            401  UNAUTHENTICATED      an API key is wanted, and none that is known was given
-├── Forbidden               403  PERMISSION_DENIED    not for whom asks
+├── Unauthorized            401  UNAUTHENTICATED      the request has no API key, or an unknown one
+├── Forbidden               403  PERMISSION_DENIED    a trial without the secret of a calibration that runs
 ├── WrongKind               400  FAILED_PRECONDITION  the model is of another kind than the route needs
 ├── Busy                    429  RESOURCE_EXHAUSTED   no replica has room before the deadline; says when to come back
 ├── DeadlineExceeded        504  DEADLINE_EXCEEDED    the client's own time has passed, or would on an idle device
 ├── EngineFailed            500  FAILED_PRECONDITION  the model run failed; the query was good
 └── Unavailable             503  UNAVAILABLE          no pool can answer now
     ├── ReplicaLost         503  UNAVAILABLE          the replica died with the query; the Router tries once more
-    └── TimedOut            503  DEADLINE_EXCEEDED        the time that the settings allow has passed
+    └── TimedOut            503  DEADLINE_EXCEEDED    the time that the settings allow has passed
+
+These are the statuses of OpenAI's and Cohere's routes. On all others TEI's numbers count: `serve_app/http_errors.py`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,13 @@
-"""What Prometheus is told: every name, tag and bucket stands here, and docs/operations.md says what each means.
+"""The metrics: every name, tag and bucket. docs/operations.md says what each one means.
 
-Ray exports them from each node with the prefix `ray_` and the tags application, deployment and replica; counters get
-the suffix `_total`. On the way of a query all is counted in plain numbers, which are published every few seconds. Only
-histograms are told at once, and only of some: Ray's agent replays each observation in a loop (`open_telemetry_metric_
-recorder.py` of 2.60), so that thousands a second would cost it a core. Imports no ray: its instruments are arguments.
+Ray exports them from each node. It adds the prefix `ray_`, the tags application, deployment and replica, and to
+counters the suffix `_total`.
+
+- While a query is served, counters are plain numbers. `publish` gives them to Ray every two seconds.
+- Histograms record at once, but above about 50 values a second only a sample. Ray's agent replays each value in a loop
+  (`open_telemetry_metric_recorder.py` of 2.60), so thousands a second would cost it a core.
+
+Imports no ray: its instruments are arguments.
 """
 
 from __future__ import annotations
@@ -90,7 +94,7 @@ class _Tally:
 
 @dataclass(slots=True, eq=False)
 class _Sampled:
-    """A histogram that is told of every so-manieth value: of each where they are few."""
+    """A histogram that records each of few values, and one of every `every` where there are many."""
 
     histogram: _Histogram
     tags: dict[str, str] = field(default_factory=dict)
@@ -157,13 +161,16 @@ class RouterMetrics:
         self._queueing.observe(queue_s)
 
     def promised(self, total_s: float, allowed_s: float) -> None:
-        """It was one that the SLO is for, or that brought a deadline of its own."""
+        """Count an answered request that is neither bulk nor a trial. `allowed_s`: the SLO, or the request's own time;
+        an answer after more than that missed the SLO.
+        """
         self._requests.add(1)
         self._total.observe(total_s)
         if total_s > allowed_s:
             self._slo_missed.add(1)
 
     def failed(self, error: BaseException, queries: int) -> None:
+        """A request of so many queries ended with this error."""
         outcome = outcome_of(error)
         self._queries.add(queries, NO_POOL, outcome)
         if outcome == ERROR:  # not only late answers break the promise
@@ -171,6 +178,7 @@ class RouterMetrics:
             self._slo_missed.add(1)
 
     def publish(self, slo_s: float, pools: Mapping[str, PoolState]) -> None:
+        """Give Ray what was counted since the last call, and the gauges of each pool."""
         for tally in (self._queries, self._requests, self._slo_missed):
             tally.publish()
         for histogram in (self._total, self._queueing, self._tokenising):
@@ -221,15 +229,18 @@ class EmbedderMetrics:
         self._about = {**self._pool, **info}
 
     def ran(self, queries: int, tokens: int, seconds: float, planned_s: float) -> None:
+        """A run ended well: it took `seconds`, and the cost model had said `planned_s`."""
         self._inference.observe(seconds)
         self._sizes.observe(float(queries))
         for tally, step in zip(self._tallies, (1, queries, seconds, tokens, planned_s), strict=False):
             tally.add(step, self._pool["pool"])
 
     def failed(self) -> None:
+        """A run failed."""
         self._tallies[-1].add(1, self._pool["pool"])
 
     def publish(self, state: ReplicaState) -> None:
+        """Give Ray what was counted since the last call, and the gauges of this replica."""
         for reason, before, now in zip(("full", "never", "closed"), self._refused, state.refusals, strict=True):
             self._refusals.add(now - before, self._pool["pool"], reason)
         self._refused = state.refusals

@@ -1,8 +1,9 @@
-"""The Router: tokenise, place, answer. The way of a query is `_embed`, top to bottom.
+"""The Router tokenises a request, chooses replicas for it and returns the answer. Start reading at `Router.embed`.
 
-It decides nothing about room: each replica admits for itself (`queueing.schedule`). A query is offered to the
-accelerators' replicas, the one first that would finish first, then to the CPUs', and is busy when all have refused
-(`placement.placer`). Bulk requests wait here for room (`placement.bulk`).
+The Router does not admit: each replica decides for itself (`queueing.schedule`). The Router offers a query first to the
+accelerator replicas, then to the CPU replicas. Within a pool it asks first the replica that would finish first. When
+every replica that it asked has refused, it raises Busy (`placement.placer`). A bulk request waits at the Router until
+replicas have room (`placement.bulk`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A replica's side of the channel: admits what Routers offer, runs it, answers pass by pass.
+"""The work of a replica: it admits the queries that Routers offer, starts runs, and answers as each pass ends.
 
-The schedule decides; the engine is an argument. What a replica holds dies with it, and what a Router had waiting here
-is dropped when its connection ends, so that nothing need be kept anywhere else. Pure asyncio: in tests and simulations
-the loop's time is virtual.
+`Schedule` decides; `compute`, an argument, runs the engine. Nothing is stored outside the replica. If the replica dies,
+its queries are lost, and the Routers offer them again elsewhere. If a Router's connection ends, the replica drops the
+queries that wait for it. Imports neither ray nor torch; tests and simulations run it in virtual time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LATE_S = 0.002  # a timer later than this was kept waiting by a busy loop
 Indices = npt.NDArray[np.intp]
 
 
-class Client(Protocol):
+class RouterConnection(Protocol):
     """A Router's connection."""
 
     def send(self, report: Report) -> None: ...
@@ -53,15 +53,15 @@ class OfferedQuery:
 
 @dataclass(slots=True, eq=False)
 class RouterSession:
-    """One Router: what it has here, and what it will be told next."""
+    """One Router's connection: its admitted offers, and the report that goes to it next."""
 
-    client: Client
-    name: str = ""
-    seen: int = 0
-    offers: dict[int, list[Query]] = field(default_factory=dict)
-    outbox: Report | None = None
-    told_opens_at: float = 0.0
-    asks: bool = False
+    client: RouterConnection
+    name: str = ""  # the Router's replica id, from its settings
+    seen: int = 0  # frames that were read
+    offers: dict[int, list[Query]] = field(default_factory=dict)  # by number: the admitted queries
+    outbox: Report | None = None  # sent at the end of this turn of the event loop
+    reported_opens_at: float = 0.0  # by the last report: when this replica has room again, on the runner's clock
+    asks: bool = False  # it waits for a report
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +100,7 @@ class Runner:
         self._measured = schedule.model
         self._compute, self._on_run, self._on_failure, self._on_policy = compute, on_run, on_failure, on_policy
         self._now = clock
-        self._sessions: dict[Client, RouterSession] = {}
+        self._sessions: dict[RouterConnection, RouterSession] = {}
         self._run: Run | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
@@ -112,12 +112,12 @@ class Runner:
         return self.schedule.state(self._now())
 
     def fill(self) -> float:
-        """See `Schedule.fill`."""
+        """How full the queue is, as a share of the SLO or of the depth (see `Schedule.fill`); may exceed 1."""
         return self.schedule.fill(self._now())
 
     @property
     def running_s(self) -> float:
-        """Since when the engine has been in its run; 0: in none."""
+        """Seconds that the engine has been in its current run; 0 while it is idle."""
         return self._now() - self._run.began if self._run is not None else 0.0
 
     async def drained(self) -> None:
@@ -128,7 +128,7 @@ class Runner:
 
     # --- what Routers say ---------------------------------------------------------------------------------------------
 
-    def receive(self, client: Client, offers: Offers) -> None:
+    def receive(self, client: RouterConnection, offers: Offers) -> None:
         """One frame of a Router."""
         now = self._now()
         session = self._sessions.setdefault(client, RouterSession(client))
@@ -151,7 +151,7 @@ class Runner:
             self._send_soon()
         self._look()
 
-    def gone(self, client: Client) -> None:
+    def gone(self, client: RouterConnection) -> None:
         """A Router's connection has ended: what it had waiting is dropped, what runs has nobody who waits for it."""
         session = self._sessions.pop(client, None)
         if session is not None:
@@ -232,13 +232,13 @@ class Runner:
         self._wake()
 
     def _tell_of_room(self) -> None:
-        """Where there is room sooner than a Router was told, it hears of it."""
+        """Report to each Router that was promised room later than there is room now."""
         now = self._now()
-        told = [session for session in self._sessions.values() if session.told_opens_at > now]
+        told = [session for session in self._sessions.values() if session.reported_opens_at > now]
         if told:
             opens_at = now + self.schedule.opens_s(now)
             for session in told:
-                if session.told_opens_at > opens_at + _LATE_S:
+                if session.reported_opens_at > opens_at + _LATE_S:
                     self._tell(session)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ class Runner:
     # --- what Routers are told ----------------------------------------------------------------------------------------
 
     def _tell(self, session: RouterSession) -> Report:
-        """What goes to that Router at the end of this turn of the loop."""
+        """The report that goes to that Router at the end of this turn of the event loop; the caller adds to it."""
         self._send_soon()
         if session.outbox is None:
             session.outbox = Report()
@@ -369,11 +369,13 @@ class Runner:
                 session.outbox = session.outbox or Report()
             if (report := session.outbox) is not None:
                 report.state, report.seen, session.outbox = state, session.seen, None
-                session.told_opens_at = now + state.opens_s
+                session.reported_opens_at = now + state.opens_s
                 session.client.send(report)
 
     def _runs_for_the_dead(self, session: RouterSession) -> bool:
-        """Queries of a broken connection of the same Router still run: it must not send them elsewhere yet."""
+        """Whether queries of an earlier connection of the same Router still run. Until they have ended the replica does
+        not answer the Router's `asks`: the Router would otherwise offer them elsewhere.
+        """
         return self._run is not None and any(
             query.item.session is not session and query.item.session.name == session.name
             for query in (self._run.queries[index] for index in self._run.left)

@@ -68,10 +68,11 @@ class Trial:
         return self.depths.get(pool, 0) if self.finish_s is None else None
 
     def may_use(self, pool: str) -> bool:
-        """Whether it asks for a place there."""
+        """Whether the query may be offered to that pool."""
         return self.only in {None, pool} and (self.finish_s is not None or bool(self.depths.get(pool)))
 
     def header(self) -> str:
+        """The value of the header x-windve-trial; `parse` reads it."""
         words = [f"{pool}={depth}" for pool, depth in self.depths.items()]
         if self.finish_s is not None:
             words = [f"{_FINISH}={self.finish_s!r}"]
@@ -101,4 +102,5 @@ def _seconds(word: str) -> float:
 
 
 def hash_secret(secret: str) -> str:
+    """SHA-256 as 64 hex digits: the `secret_sha256` of a TrialGrant."""
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -31,7 +31,7 @@ from serve_app.grpc_services import METHODS
 logger = logging.getLogger("ray.serve")
 
 _DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
-_SEND_WHERE_TOLD = RequestRouterConfig(request_router_class="deployments.serve_adapter.replica_router.ReplicaRouter")  # type: ignore[arg-type]
+_REPLICA_ROUTER = RequestRouterConfig(request_router_class="deployments.serve_adapter.replica_router.ReplicaRouter")  # type: ignore[arg-type]
 _RESOURCES = {"npu": "NPU", "cuda": "GPU"}
 _JOIN_POLL_S = 1.0
 _FRAMEWORK_CPUS = 0.1  # what the scheduler books for a process whose work is elsewhere
@@ -75,7 +75,7 @@ def build(args: dict[str, Any]) -> Application:
                 name=_DEPLOYMENTS[pool],
                 **_how_many(settings, pool, topology),
                 max_ongoing_requests=1000,  # never reached: queries travel by the channel, and the schedule admits
-                request_router_config=_SEND_WHERE_TOLD,
+                request_router_config=_REPLICA_ROUTER,
                 health_check_period_s=2,
                 health_check_timeout_s=5,  # three in a row, and the replica is replaced
                 max_constructor_retry_count=3,

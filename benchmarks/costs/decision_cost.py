@@ -17,7 +17,7 @@ from benchmarks.simulation.device import Device
 from benchmarks.simulation.virtual_time import run
 from deployments.placement.request import Wanted
 from deployments.queueing.schedule import Policy, Query, ReplicaState, Schedule
-from deployments.transport.channel import Channel, Client, Server
+from deployments.transport.channel import Channel, RouterConnection, Server
 from deployments.transport.frames import Answered, Offer, Offers, Report
 
 WAITING = 1000
@@ -102,7 +102,7 @@ def channel_kb(channels: int = 200) -> float:
     """Kilobytes of Python's memory that one open channel takes, both ends together; the kernel's buffers aside."""
     told = asyncio.Event()
 
-    def hear(client: Client, _: Offers) -> None:
+    def hear(client: RouterConnection, _: Offers) -> None:
         client.send(Report())
 
     async def measure() -> float:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import local_ray
-from deployments.transport.channel import Channel, Client, Server
+from deployments.transport.channel import Channel, RouterConnection, Server
 from deployments.transport.frames import Answered, Offer, Offers, Report
 
 QUERIES = (1, 8, 32)  # in a frame
@@ -38,7 +38,7 @@ class Replica:
     """Answers at once, both ways."""
 
     async def listen(self) -> tuple[int, str]:
-        def on_offers(client: Client, offers: Offers) -> None:
+        def on_offers(client: RouterConnection, offers: Offers) -> None:
             client.send(_answer(offers))
 
         self._server = Server("127.0.0.1", on_offers, lambda _: None)

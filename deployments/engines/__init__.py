@@ -93,24 +93,27 @@ class Engine(Protocol):
 
     @property
     def pass_tokens(self) -> int:
-        """About how many tokens leave together: those of a window (see `passes.py`), in which passes run side by side
-        and a query may leave after one behind it. 0 where all answers come at the end of the run.
+        """About how many tokens the schedule should take for one pass: those of a window (see `passes.py`). Its passes
+        run side by side, so inside it a query may leave after one with a later deadline. 0: all answers come at the end
+        of the run.
         """
         ...
 
     def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, Vectors]]:
-        """As each pass of the model ends: which queries of `batch` it was, and their vectors, float32 [queries,
-        dimension], in that order. Together the passes are every query once.
+        """Run the batch, and yield (queries, vectors) as each pass of the model ends. Every query is in one pass.
 
-        The batch's queries stand in the order of their deadlines, and the first leave first, as far as passes of like
-        length allow. Vectors are pooled and not normalised, or what else a model of this kind answers; or one of each
-        token of these queries, [tokens, dimension], where the batch says so. Raises Stopped once `stop` is set.
+        `queries`: their positions in `batch`. `vectors`, in the same order: float32 [queries, dimension], pooled and
+        not normalised, or what a model of another kind answers; with `batch.each_token` float32 [tokens, dimension],
+        one row for each token of these queries.
+
+        The batch is in the order of deadlines. The first queries leave first, except that a pass takes queries of
+        similar length. Raises Stopped once `stop` is set, and whatever the device raises.
         """
         ...
 
     def bound_passes(self, tokens: int) -> None:
-        """From now on let about so many tokens leave together at the most, as far as that can be chosen: on a slow
-        device a whole pass takes too much of the SLO.
+        """Make `pass_tokens` at most about `tokens` from now on, as far as the engine can: on a slow device a full
+        window would take too much of the SLO.
         """
         ...
 

@@ -1,5 +1,8 @@
-"""What the process keeps: freed memory, as the next pass will want as much (each page handed back and taken anew is a
-fault, and those took a quarter of the time of a batch), and of what oneDNN has prepared only the latest shapes.
+"""Two settings of the process's memory.
+
+- malloc keeps freed memory, because the next pass needs as much. Each page that is given back and taken again is a page
+  fault; those took a quarter of a batch's time.
+- oneDNN keeps the operations that it has prepared for the latest shapes only.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ _POOLING_FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What the files say, after the settings had their word. `max_tokens` counts special tokens too; `dimension` is how
-    many numbers a query is answered with: a vector's, one for each label, or one for each word of the vocabulary.
+    """What the model's files say, with what the settings replace. `max_tokens` counts special tokens too. `dimension`:
+    how many numbers answer a query: those of the vector, one for each label, or one for each vocabulary entry (sparse).
     """
 
     name: str

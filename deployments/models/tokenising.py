@@ -1,4 +1,8 @@
-"""Long texts are tokenised in a thread of their own, in turns, and no more of them than there is room for."""
+"""Tokenises short requests on the event loop, and long ones in one thread, so that they do not block the loop.
+
+A long request is cut into turns of 64,000 characters; requests take turns in the thread. `queries` and `waiting_s` let
+the Router refuse a long request that the devices would have no room for (`Router._refuse_long_texts`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from deployments.models.tokenizer import Query, TokenIds
 # Tokenising this many characters takes about a millisecond: more than that leaves the event loop.
 ON_LOOP = 4_000
 _TURN = 64_000  # characters: a larger request lets others in between
-_CHARACTERS_S = 2e6  # of one core, until it is measured
+_CHARACTERS_PER_S = 2e6  # of one core, until it is measured
 _LEARN = 0.2
 _CHARACTERS_A_TOKEN = 4.0  # about, in any language rather fewer than more
 
@@ -25,7 +29,7 @@ Encode = Callable[[Sequence[Query], int], list[TokenIds]]  # (some queries, the 
 class Tokenising:
     """One Router's. `waiting_s` is how long a text would wait for its turn."""
 
-    characters_s: float = _CHARACTERS_S
+    characters_per_s: float = _CHARACTERS_PER_S
     queries: int = 0  # that are being tokenised, in requests that left the loop
     _characters: int = 0
     _thread: ThreadPoolExecutor = field(
@@ -34,7 +38,8 @@ class Tokenising:
 
     @property
     def waiting_s(self) -> float:
-        return self._characters / self.characters_s
+        """Seconds until the thread has tokenised what was given to it so far."""
+        return self._characters / self.characters_per_s
 
     async def encode(self, queries: Sequence[Query], characters: int, encode: Encode) -> list[TokenIds]:
         """The token ids of each query, which have so many `characters` in all. Raises what `encode` raises."""
@@ -50,7 +55,7 @@ class Tokenising:
                 ids, seconds = await loop.run_in_executor(self._thread, _timed, encode, part, len(found))
                 found += ids
                 if seconds > 0:
-                    self.characters_s += _LEARN * (size / seconds - self.characters_s)
+                    self.characters_per_s += _LEARN * (size / seconds - self.characters_per_s)
                 self._characters -= min(size, left)
                 left -= min(size, left)
         finally:

@@ -1,1 +1,1 @@
-"""Which replica a query goes to. Pure."""
+"""Chooses the replica that a query goes to, and follows which replicas live. Runs in the Router."""

@@ -44,7 +44,7 @@ class BulkQueue:
         if waiting + more <= limits.max_waiting:
             return
         self._placer.refused += 1
-        queries_s = sum(pool.queries_s for pool in self._placer.pools.values()) * limits.share
+        queries_s = sum(pool.queries_per_s for pool in self._placer.pools.values()) * limits.share
         raise Busy(
             f"{waiting} bulk queries wait already (bulk.max_waiting: {limits.max_waiting}); "
             "please send fewer at once or come back later",
@@ -88,8 +88,8 @@ class BulkQueue:
             self._take_answers(bulk, part)
 
     def _spread(self, bulk: _Bulk) -> None:
-        """Offer each replica as much as it has room for; where nothing is anywhere, a query at least: its report tells
-        of room.
+        """Offer each replica as many queries as it has room for. Where none of the request's queries is at any replica,
+        offer at least one: the report that answers it says how much room there is.
         """
         for pool in self._placer.pools.values():
             for link in pool.live if pool.is_open else ():

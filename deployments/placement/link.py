@@ -25,11 +25,14 @@ _ANSWERS_S = 0.5  # a replica that takes longer for its state is shown by its la
 
 
 class Link:
-    """A Router's connection to one replica: made again when it breaks, until Serve says that the replica has gone.
+    """A Router's connection to one replica. It reconnects until Serve says that the replica has gone.
 
-    What was pending when the connection broke is in doubt: it may still run there. It counts as lost when the replica,
-    reached again, has dropped it, or when Serve says that the replica is dead; not before, so that no query ever runs
-    twice at once on live replicas.
+    When a connection breaks, its pending offers become suspect: they may still run on the replica. A suspect offer
+    fails with ReplicaLost when one of these is known, and not before, so that no query runs twice at the same time:
+
+    - the replica is reached again and reports: it has then dropped the offers of the old connection
+    - nothing listens at the replica's port: its process is dead
+    - Serve says that the replica is dead
     """
 
     def __init__(self, pool: Pool, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> None:
@@ -48,9 +51,11 @@ class Link:
 
     @property
     def is_live(self) -> bool:
+        """It is connected, and the replica has reported its state."""
         return self._channel is not None and self.view.state is not None
 
     def offer(self, offer: Offer) -> PendingOffer:
+        """Send the offer. Only while `is_live`."""
         assert self._channel is not None
         pending = self._channel.offer(offer)
         cost_s = self.view.model.work_s(map(len, offer.queries))
@@ -71,20 +76,23 @@ class Link:
         loop.call_later(QUIET_S, self._watch, context=contextvars.Context())
 
     def call_off(self, pending: PendingOffer) -> None:
+        """Nobody wants its outcome any more: the replica frees its room. Does nothing to an offer that has ended."""
         pending.forget()
         if self._channel is not None:
             self._channel.call_off(pending)
 
     def confirm(self, pending: PendingOffer) -> None:
+        """All parts of its request are admitted: the replica may run the queries that it holds."""
         if self._channel is not None:
             self._channel.confirm(pending)
 
     def refuse_here(self, work_s: float) -> None:
         """A query of so much work is refused without asking the replica, which is told with the next frame."""
         if self._channel is not None:
-            self._channel.tell_refused(work_s)
+            self._channel.note_refused(work_s)
 
     def configure(self) -> None:
+        """Send the pool's policy to the replica."""
         if self._channel is not None:
             self._channel.configure(self._pool.policy)
 

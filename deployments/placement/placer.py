@@ -1,4 +1,8 @@
-"""Where a request's queries go: which replicas are asked, in which order, and what is said when none has room."""
+"""Chooses replicas for a request: which ones the Router asks, in which order, and the error if none admits.
+
+Replicas decide; the Router only asks. A request of several queries may be spread over replicas. Each of them holds its
+part until all parts are admitted: the Router then confirms them, or calls them off.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,13 @@ from deployments.transport.channel import PendingOffer, Refused
 from deployments.transport.frames import Answered, Offer
 
 TRIES = 2  # a query whose replica died is admitted once more
-_NEWS_S = 0.05  # wait so long before: a node that dies takes several replicas with it, and the news of each comes alone
+_NEWS_S = 0.05  # pause before the second try: a dying node ends several replicas, and the news of each comes by itself
 _ASKED = 4  # replicas of a pool, at most, for one query
 _RETRY_LATER = 0.02  # of the SLO after the opening, at least the cost of a query: at the opening itself many come back
 _SHORTEST_RETRY_S = 0.01
-_TRANSIT_SLOS = 2.0  # a longer transit is believed at once, and forgotten over so many SLOs: it is longest for the
-# last answers of a run that come together, and the first of the next run say nothing about these
+# `transit_s` rises at once to a longer transit, and decays over so many SLOs. The last of many answers that arrive
+# together have the longest transit; the first answers of the next run must not make the Router forget it.
+_TRANSIT_SLOS = 2.0
 _LONGEST_TRANSIT = 0.25  # of the SLO
 
 
@@ -101,20 +106,22 @@ class Placer:
                 lost = found if isinstance(found, ReplicaLost) else lost
                 request.never += part.pending.never and _is_too_long(request, link, offer)
             if not left:
-                for held in parts[:-1]:
-                    held.link.confirm(held.pending)
+                for part in parts[:-1]:
+                    part.link.confirm(part.pending)
                 return
             self._note_full(request, pool, link)
         if lost is not None:
-            for held in parts:
-                held.link.call_off(held.pending)
+            for part in parts:
+                part.link.call_off(part.pending)
             parts.clear()
             raise lost
         raise self.busy(request)
 
     def candidates(self, request: Request, lengths: Sequence[int]) -> Iterator[tuple[Pool, Link]]:
-        """Replicas in the order in which they are asked: the accelerators', then the CPUs', those first that would
-        finish first. One that said when it opens is left out until then, and told of the work that it missed.
+        """Yield the replicas to ask, in order: pool by pool, within a pool the earliest predicted finish first.
+
+        `lengths`: tokens of each query. A replica that said when it has room again is skipped until then: the Router
+        counts the work as refused for that replica, and notes in `request` when to come back.
         """
         trial = request.wanted.trial
         for pool in self.pools.values():
@@ -173,8 +180,8 @@ class Placer:
         return all(pool.is_full(now) for pool in self.pools.values() if pool.is_open)
 
     def busy_everywhere(self, request: Request, tokens: float) -> WindveError:
-        """Why the request is not admitted when that is so; each replica is told what it missed: queries of about so
-        many tokens.
+        """The error for a request that is refused because `is_full`. Adds its work, estimated as queries of `tokens`
+        tokens, to what the Router refused for each replica.
         """
         for _ in self.candidates(request, [round(tokens)] * len(request.queries)):
             pass

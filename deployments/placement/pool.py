@@ -30,7 +30,11 @@ _LOOKED_AT = 16  # replicas, for one query
 
 
 class Pool:
-    """`name` is "accelerator" or "cpu"; `deployment` is the name of its Serve deployment."""
+    """One pool. `name` is "accelerator" or "cpu"; `deployment` is the name of its Serve deployment.
+
+    `links`: by replica id, those that Serve counts in. `live`: those of them that are connected and have reported, the
+    preferred first. Call `configure` before `connect`.
+    """
 
     def __init__(
         self,
@@ -83,7 +87,12 @@ class Pool:
             logger.info("the %s pool's first call failed: %s", self.name, error)
 
     def configure(self, config: PoolConfig, policy: Mapping[str, Any]) -> None:
-        """Take a new depth, model and rule over, in place; every replica is told."""
+        """Put a new config in force, and send it to every replica.
+
+        `policy` has `slo_s` (s), `admission` ("finish" or "depth") and `bulk_share` (0 to 1). The replicas get it with
+        `router` (this Router's replica id), `depth` (int or None) and `model` ([query_s, token_s, token2_s, beta_s], or
+        None: what the replica measured at warm-up). `Runner._configure` reads it.
+        """
         self.config = config
         model = None
         if config.alpha_s is not None and config.beta_s is not None:
@@ -126,7 +135,7 @@ class Pool:
         return sum(link.view.room_queries(now, tokens, left_s) for link in self.live)
 
     @property
-    def queries_s(self) -> float:
+    def queries_per_s(self) -> float:
         """Queries of 75 tokens that its live replicas do in a second, about."""
         return sum(1 / max(link.view.model.alpha_s, 1e-6) for link in self.live)
 

@@ -21,10 +21,16 @@ from deployments.trial import Trial
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """A request's answer: unit `vectors` float32 [dimension] in the order of its queries, the `norms` they had, and
-    where the time went (seconds, the slowest query's).
+    """The answer to a request.
 
-    For other kinds than embedding `vectors` are logits float32 [labels], or rows for `sparse.unpack`.
+    - `vectors`, one for each query, in order: for an embedding model unit vectors float32 [dimension], or float32
+      [tokens, dimension], not normalised, where `each_token` was asked for; for rerankers and classifiers logits
+      float32 [labels]; for sparse models rows for `sparse.unpack`.
+    - `norms`: of each vector before it was made a unit vector; 1.0 for all that are not unit vectors.
+    - `pools`: the names of the pools that answered, sorted.
+    - `tokens`: of all queries together, prompts and special tokens included.
+    - `characters`: of all texts and pairs together, without prompts.
+    - `tokenization_s`: from arrival to the last token id. `queue_s`, `compute_s`: the slowest query's. `total_s`: all.
     """
 
     vectors: Sequence[npt.NDArray[np.float32]]
@@ -40,12 +46,16 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How a request is to be answered. `kinds` of model are those whose answers the caller understands.
+    """The options of a request.
 
-    `truncate` cuts too long inputs (None: as `limits.auto_truncate` says) on the side that `truncation_direction` says;
-    `prompt_name` is the prompt to put before each (None: the default, if any); `bulk` asks to be bulk; `trial` asks to
-    be admitted by a calibration's rule, and is never bulk; `timeout_s` is how long the caller will wait, its deadline
-    in place of the SLO. `each_token` asks for the vectors of a query's tokens, [tokens, dimension], not normalised.
+    - `kinds`: the kinds of model whose answers the caller can use; another one raises WrongKind.
+    - `truncate`: cut inputs that are too long, or refuse them; None: as `limits.auto_truncate` says.
+    - `truncation_direction`: the side on which they are cut.
+    - `prompt_name`: the prompt to put before each input; None: the model's default, if it has one.
+    - `bulk`: answer it as a bulk request.
+    - `trial`: admit it by a calibration's rule. It is then never bulk.
+    - `timeout_s`: seconds that the caller will wait. They replace the SLO as the deadline.
+    - `each_token`: answer one vector for each token, float32 [tokens, dimension], not normalised.
     """
 
     kinds: tuple[Kind, ...] = ("embedding",)

@@ -1,4 +1,7 @@
-"""What a Router knows of a replica: its last state, and what was sent since then. Pure: the time is an argument."""
+"""What a Router knows of one replica: the last state that it reported, and the work that the Router has sent since.
+
+The Router predicts from both when the replica would finish a query. Pure: the time is an argument.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +14,27 @@ from deployments.queueing.cost_model import CostModel
 from deployments.queueing.pacing import Pacing
 from deployments.queueing.schedule import ReplicaState
 
-FREE = CostModel(0.0, 0.0, 0.0, 0.0)  # until the replica's first report
+UNKNOWN_COST = CostModel(0.0, 0.0, 0.0, 0.0)  # until the replica's first report
 QUIET_S = 0.25  # after which a replica that was sent something and said nothing is asked for its state
 _SILENT_S = 1.0  # since it was asked: it may have stopped
 
 
 @dataclass(slots=True, eq=False)
 class View:
-    """One replica's. `rank`: what is preferred where replicas would finish at the same time; it begins with whether
-    the replica is on another node than the Router.
+    """One replica as a Router sees it. Times are the Router's loop time, in seconds.
+
+    `rank` orders replicas that would finish at the same time, the smallest first: (on another node, a hash). `state` is
+    None until the first report, and again after the connection broke. `heard_at`: when the last report came.
     """
 
     replica: str
     rank: tuple[bool, int]
     state: ReplicaState | None = None
-    model: CostModel = FREE
+    model: CostModel = UNKNOWN_COST
     heard_at: float = 0.0
-    _unseen: deque[tuple[int, int, float]] = field(default_factory=deque)  # (frame, queries, cost) that its last state
-    _unseen_s: float = 0.0  # does not know of
+    # Sent after the frames that its last state counts: (number of the frame, queries, planned seconds) of each offer.
+    _unseen: deque[tuple[int, int, float]] = field(default_factory=deque)
+    _unseen_s: float = 0.0  # planned seconds of all of these
     _asked_at: float = -math.inf
 
     def hear(self, now: float, state: ReplicaState, seen: int) -> None:

@@ -37,6 +37,7 @@ class CostModel:
 
     @property
     def alpha_s(self) -> float:
+        """Device seconds of a query of 75 tokens."""
         return self.cost_s(QUERY_TOKENS)
 
     @classmethod

@@ -1,8 +1,8 @@
-"""Long queries are not starved by short ones. Pure.
+"""Keeps short queries from starving long ones. Pure.
 
-Under overload what little room there is fits a short query long before it fits a long one, so that without a rule
-nearly every long query is refused. Here admission keeps room for a long query free whenever long ones have been refused
-more than `_AIM` times as often as short ones of late.
+Under overload a short query fits into the little room that becomes free, and a long one does not. Without a rule nearly
+every long query would be refused. So admission reserves room for one long query while long ones have lately been
+refused more than `_AIM` times as often as short ones.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Fairness:
 
     @property
     def reserve_s(self) -> float:
-        """The room that admission must find for any query, as though it were a long one; 0 while the ratio holds."""
+        """Planned device seconds that admission keeps for a long query; 0 while long ones are not refused too often. A
+        shorter query is admitted only if at least so much room is free.
+        """
         if self._long.refused < 1:
             return 0.0
         return self.long_s if self._long.share > _AIM * self._short.share else 0.0

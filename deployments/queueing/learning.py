@@ -1,4 +1,4 @@
-"""What a device teaches while it serves: how slow it is now, and how far predictions miss. Pure."""
+"""Learns from each run how slow the device is now (factor), and how wrong predictions are (margin). Pure."""
 
 from __future__ import annotations
 
@@ -57,8 +57,10 @@ class Learning:
             self.factor = max(self.factor + _DOWN_SHARE * (ratio - self.factor), _QUICKEST)
 
     def answered(self, predicted_s: float, actual_s: float, factor: float) -> None:
-        """A query was answered after `actual_s`; at admission `predicted_s` had been predicted, by that `factor`. A
-        device that has slowed down since is the factor's business: it would widen the margin for long.
+        """A query was answered `actual_s` after admission, which had predicted `predicted_s` with that `factor`.
+
+        The error is ignored where the device has become slower since: the factor covers that, and the error would keep
+        the margin wide for long.
         """
         if max(self.factor, *self._latest) > _CHANGED * factor:
             return

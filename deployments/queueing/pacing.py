@@ -20,6 +20,7 @@ class Pacing:
 
     @classmethod
     def of_beta(cls, beta_s: float) -> Pacing:
+        """For a device whose runs each take `beta_s` beside the cost of their queries."""
         pause_s = min(max(_PAUSE_SHARE * beta_s, _SHORTEST_PAUSE_S), _LARGEST_PAUSE_SHARE * beta_s)
         return cls(pause_s, _LONGEST_SHARE * beta_s)
 

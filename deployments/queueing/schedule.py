@@ -1,27 +1,42 @@
-"""The queue of one device: admits by predicted finish, or by a count, and says what runs next.
+"""The queue of one device. It admits queries by predicted finish or by a count, and chooses the queries of each run.
 
-Pure: no ray, no torch, no clock, no loop; the time is an argument. One `Schedule` belongs to one replica, and every
-method is called from one thread.
+Pure: it imports neither ray nor torch and reads no clock; the time is an argument. One `Schedule` belongs to one
+replica, and one thread calls all its methods.
 
-What waits is of two classes. `urgent` queries have a deadline of at most twice the SLO and wait in the order of their
-deadlines. `patient` ones, bulk or with a later deadline, wait behind them: a run that they lengthen takes at most
-`bulk_share` of the SLO, so that urgent queries find room behind it, and of any run a fifth of that share is theirs.
+Two classes of queries wait:
 
-Notation, in planned device seconds: `work` is what the next run holds (all urgent queries and the patient ones that it
-takes), c a query's cost, L the time that the running run still needs, f and m the learned factor and margin.
+    urgent      The deadline is at most two SLOs away. They run in the order of their deadlines.
+    patient     They are bulk, or their deadline is later. They run behind the urgent ones. In a run that they lengthen
+                they take at most `bulk_share` of the SLO. A fifth of that share is theirs in every run.
 
-    answers at the end      L + f (beta + work + c) <= left of the earliest deadline in the next run / (1 + m), and who
-                            opens the next run while one runs, only if L <= (left / (1 + m) - f beta) / (1 + f rho)
-    answers pass by pass    L + f (beta + work + c + pass) <= left / (1 + m); on an idle device as at the end
-    all of these            the next run fits into the SLO
-    patient                 L + ceil(patient work / their share of any run) * SLO <= left / (1 + m), and one run more
-                            where urgent ones wait whose answers come at the run's end: they need not let it into theirs
-    depth (Algorithm 1)     queries waiting and running < depth
+Symbols. Work is in planned device seconds, which the cost model says; the others are seconds on the clock:
 
-Pass by pass nobody else's deadline needs a look: those with earlier ones are not moved, those with later ones still end
-by this one's. `rho` is the device seconds of work that arrive in a second; without that term one early query makes the
-next run short. `make bench ARGS=admission` shows both beside the plain rules. An idle device that would refuse everyone
-lets a lone query in now and then, and learns from it: what made it slow may be over.
+    c           cost of the query
+    U, W        work of the urgent queries that wait; work of the next run, which is U and the patient queries it takes
+    L           time that the running run still needs
+    left, t     time to the query's deadline; time to the earliest deadline in the next run, this query's included
+    f, m        factor and margin (`learning`)
+    rho         work that arrives in a second
+
+A query is admitted if the next run still fits into the SLO, and
+
+    answers come at the run's end       L + f (beta + W + c) <= t / (1 + m)
+    and it is the first of the next     L <= (left / (1 + m) - f beta) / (1 + f rho)
+      run while another one runs
+    answers come pass by pass           L + f (beta + U + c + pass) <= left / (1 + m)
+      (on an idle device: as at the end)
+    it is patient                       L + ceil(patient work / its share of any run) * SLO <= left / (1 + m); one run
+                                        more where urgent queries wait and answers come at the run's end
+    depth (Algorithm 1), in place of    queries that wait and run < depth
+      all of these
+
+- Pass by pass, a new query delays no query with an earlier deadline. Queries with later deadlines are still in time,
+  because this query is. So only its own deadline is checked.
+- Without the term with rho, one early query would make the next run short.
+- A slow device may refuse every query for ever. So an idle device sometimes admits one query as a probe, and learns
+  from it whether it is still slow.
+
+`make bench ARGS=admission` compares these rules with simpler ones.
 """
 
 from __future__ import annotations
@@ -42,7 +57,7 @@ PATIENT = 2.0  # SLOs: who allows more than so many waits behind the others
 _FADE_S = 0.01
 _RHO_S = 3.0  # over which the arrival of work is averaged
 _OVERDUE_SHARE = 0.25  # of what a run is late by: how long it is thought to need still
-_TELLING = 0.25  # of the SLO: an error of a shorter prediction says nothing about lateness
+_LEAST_PREDICTION = 0.25  # of the SLO: an error of a shorter prediction says nothing about lateness
 # An idle device that would refuse lets a query in after so many SLOs without a run. The time doubles, from the first to
 # the last, with each such probe.
 _FIRST_PROBE, _LAST_PROBE = 1.0, 8.0
@@ -78,10 +93,11 @@ class Query:
     cost_s: float = 0.0
     held: bool = False  # admitted, and not to run before the rest of its request is admitted elsewhere
     admitted_at: float = 0.0
-    predicted_s: float = 0.0  # from admission, or the start of an idle device, to the end of all work that waited then,
-    ahead_s: float = 0.0  # which was so much, in planned seconds,
-    slow: float = 1.0  # by this factor,
-    was_idle: bool = False  # on such a device, whose start later arrivals may delay
+    # What admission predicted; `passed` compares it with what happened.
+    predicted_s: float = 0.0  # from admission (`was_idle`: from the start of the run) to the end of the work ahead
+    ahead_s: float = 0.0  # planned seconds of the work that waited then, this query's included
+    slow: float = 1.0  # the factor that the prediction used
+    was_idle: bool = False  # the device was idle, and later arrivals may still delay its start
 
 
 class ReplicaState(NamedTuple):
@@ -114,7 +130,11 @@ class Refusals:
 
 @dataclass(slots=True, repr=False, eq=False)
 class Schedule:
-    """`pass_tokens`: how many tokens leave together; 0: the answers of a run come at its end."""
+    """The queue of one device: `offer` admits, `start_in_s` and `start` begin a run, `passed` and `ended` follow it.
+
+    `pass_tokens`: tokens whose answers leave together; 0: all answers of a run come at its end. `running`: queries of
+    the running run that are not answered. `most`: most queries in flight at once since the start. `runs`: since then.
+    """
 
     model: CostModel
     policy: Policy
@@ -140,19 +160,20 @@ class Schedule:
     _last: float = 0.0
     _trial_depth: int | None = None  # of the latest offer, where it was a trial
     _start_by: float = _NEVER  # or somebody who waits for an idle device would be late
-    _busy: bool = False
+    _is_running: bool = False
     _began: float = 0.0
     _since: float = 0.0  # the last sign of progress
-    planned_s: float = 0.0  # of the running run, or of the last,
-    _planned_by: CostModel | None = None  # by this model
-    _done_s: float = 0.0
-    _errors: list[tuple[float, float, float]] = field(default_factory=list)  # of the running run: (predicted, actual,
-    # factor at admission)
+    planned_s: float = 0.0  # planned seconds of the running run, or of the last one
+    _planned_by: CostModel | None = None  # the model that `planned_s` comes from
+    _done_s: float = 0.0  # planned seconds of the running run's queries that are answered
+    # Of the running run: (predicted seconds, actual seconds, factor at admission) of each answered query.
+    _errors: list[tuple[float, float, float]] = field(default_factory=list)
 
-    _run_most_s: float = 0.0  # planned seconds of work in one run,
-    _patient_run_s: float = 0.0  # of patient work in any run,
-    _pass_s: float = 0.0  # and of one pass
-    _deadline_share: float = 1.0  # of the time to a deadline, what a prediction may fill
+    # `_learn` computes these from policy, model, factor and margin. All but the last are planned seconds.
+    _run_most_s: float = 0.0  # the most work that one run may hold
+    _patient_run_s: float = 0.0  # patient work that every run takes, however many urgent queries wait
+    _pass_s: float = 0.0  # work of one pass
+    _deadline_share: float = 1.0  # 1 / (1 + margin): a prediction may fill this share of the time to a deadline
 
     def __post_init__(self) -> None:
         self._fairness = Fairness(self.model.alpha_s)
@@ -185,10 +206,12 @@ class Schedule:
 
     @property
     def waiting(self) -> int:
+        """Queries that are admitted and do not run yet, held ones included."""
         return len(self._urgent) + len(self._patient)
 
     @property
     def in_flight(self) -> int:
+        """Queries that are admitted and not answered."""
         return self.waiting + self.running
 
     def _run_s(self, slo_s: float) -> float:
@@ -271,16 +294,16 @@ class Schedule:
         return self._room_s(now, query.due - now, f, until_s, slo_s)
 
     def _room_s(self, now: float, left_s: float, f: float, until_s: float, slo_s: float | None = None) -> float:
-        """Planned device seconds of work that is admitted now for a urgent query with `left_s` to its deadline, on a
-        device that is slow by `f` and free in `until_s`.
+        """Room for urgent work now, in planned device seconds, below 0 where there is none. `left_s`: to the query's
+        deadline; `f`: the factor now; `until_s`: L of the module's docstring; `slo_s`: in place of the policy's.
         """
         beta_s = self.model.beta_s
         left_s *= self._deadline_share
         work_s = self._urgent_s + self._patient_next_s
         room_s = (self._run_most_s if slo_s is None else self._run_s(slo_s)) - work_s
-        if self.pass_tokens and self._busy:  # patient ones are behind it in the run
+        if self.pass_tokens and self._is_running:  # patient ones are behind it in the run
             return min(room_s, (left_s - until_s) / f - beta_s - self._urgent_s - self._pass_s)
-        if self._busy and not self._urgent and until_s > (left_s - f * beta_s) / (1 + f * self._rho):
+        if self._is_running and not self._urgent and until_s > (left_s - f * beta_s) / (1 + f * self._rho):
             return 0.0
         for line in (self._urgent, self._patient[:1]):
             if line:
@@ -293,17 +316,27 @@ class Schedule:
         return min(self._run_most_s, until_s / self.learning.factor - self.model.beta_s)
 
     def _promote(self, now: float, queries: Sequence[Query], total_s: float) -> None:
-        """More than patient queries get in any run, but nobody is ahead: they are answered within the SLO."""
+        """Make patient queries urgent where the device is idle, they fit into the SLO, and they are more work than the
+        patient queries' share of a run.
+        """
         first, finish = queries[0], self.policy.admission == "finish"
-        if first.bulk or not finish or self._busy or self.waiting or total_s > self._idle_room_s(self.policy.slo_s):
+        if (
+            first.bulk
+            or not finish
+            or self._is_running
+            or self.waiting
+            or total_s > self._idle_room_s(self.policy.slo_s)
+        ):
             return
         if total_s > self._patient_room_s(now, first, self.learning.factor, self._pacing.pause_s):
             for query in queries:
                 query.patient, query.due = False, min(query.due, now + self.policy.slo_s)
 
     def _may_probe(self, now: float, queries: Sequence[Query], total_s: float) -> bool:
-        """The device has been idle for long: what is known of it may be wrong, and a run will tell. Sooner for queries
-        that would end in time if the device were as quick as planned; several at once only if they would.
+        """Whether an idle device admits these queries as a probe, although its factor says that they would be late.
+
+        It must have been idle for long enough: the factor may be out of date, and only a run shows it. The wait is
+        shorter for queries that would be in time with a factor of 1. Several queries at once must be such.
         """
         in_time = self._pacing.pause_s + self.model.beta_s + total_s <= queries[0].due - now
         if not in_time and len(queries) > 1:
@@ -315,7 +348,7 @@ class Schedule:
         """How many of the first have room. On an idle device also sees whether they are to be a probe."""
         if self.policy.depth == 0:
             return 0
-        idle = not (self._busy or self.waiting)
+        idle = not (self._is_running or self.waiting)
         if idle:
             self._probes = total_s > room_s and self._may_probe(now, queries, total_s)
         if room_s < self._reserve_s > max(q.cost_s for q in queries) and not queries[0].patient:
@@ -359,7 +392,7 @@ class Schedule:
         return max(0, free)
 
     def _admit(self, now: float, queries: Sequence[Query], f: float, until_s: float, *, promised: bool) -> None:
-        if not self._busy and not self.waiting:
+        if not self._is_running and not self.waiting:
             self._first, self._start_by = now, _NEVER
         self._last = now
         for query in queries:
@@ -374,10 +407,10 @@ class Schedule:
         if (in_flight := self.in_flight) > self.most:
             self.most = in_flight
         work_s = self._urgent_s + self._patient_next_s
-        predicted_s = (until_s if self._busy else 0.0) + f * (self.model.beta_s + work_s)
+        predicted_s = (until_s if self._is_running else 0.0) + f * (self.model.beta_s + work_s)
         for query in queries:
-            query.predicted_s, query.ahead_s, query.slow, query.was_idle = predicted_s, work_s, f, not self._busy
-        if promised and not self._busy:
+            query.predicted_s, query.ahead_s, query.slow, query.was_idle = predicted_s, work_s, f, not self._is_running
+        if promised and not self._is_running:
             self._start_by = min(self._start_by, now + max(0.0, self._may_wait_s(now, queries[0], f)))
 
     @property
@@ -416,7 +449,7 @@ class Schedule:
 
     def start_in_s(self, now: float) -> float | None:
         """Seconds until the next run should start; None where none can: one runs, or nothing waits that may."""
-        ready = [query for query in (*self._urgent, *self._patient) if not query.held] if not self._busy else []
+        ready = [query for query in (*self._urgent, *self._patient) if not query.held] if not self._is_running else []
         if not ready:
             return None
         if self._nobody_can_join(now):
@@ -451,7 +484,7 @@ class Schedule:
         self.runs += 1
         self.running = len(run)
         self._bulk_running = sum(query.bulk for query in run)
-        self._busy, self._began, self._since = True, now, now
+        self._is_running, self._began, self._since = True, now, now
         self.planned_s, self._done_s = self.model.beta_s + sum(query.cost_s for query in run), 0.0
         self._planned_by = self.model
         return run
@@ -476,7 +509,7 @@ class Schedule:
         for query in queries:
             self.running -= 1
             self._bulk_running -= query.bulk
-            if query.predicted_s > _TELLING * self.policy.slo_s and not query.patient:
+            if query.predicted_s > _LEAST_PREDICTION * self.policy.slo_s and not query.patient:
                 joined_s = query.slow * max(0.0, self._done_s - query.ahead_s)  # later, and ran before it
                 since = self._began if query.was_idle else query.admitted_at
                 self._errors.append((query.predicted_s + joined_s, now - since, query.slow))
@@ -495,7 +528,7 @@ class Schedule:
             self._probe_after = min(2 * self._probe_after, _LAST_PROBE)
         self._learn()
         self._errors.clear()
-        self._busy, self._probes, self._since = False, False, now
+        self._is_running, self._probes, self._since = False, False, now
         self.running = self._bulk_running = 0
         self._first = self._last = now
         if self._urgent or self._patient:  # what waits has waited already: no pause
@@ -516,7 +549,7 @@ class Schedule:
 
     def _slow(self, now: float) -> float:
         """The factor, by what was learned and by a run that is overdue."""
-        if not self._busy:
+        if not self._is_running:
             return self.learning.factor
         if self.pass_tokens:
             by_now_s = min(self.planned_s, self.model.beta_s + self._done_s + self._pass_s)
@@ -526,7 +559,7 @@ class Schedule:
 
     def _until_free(self, now: float, f: float) -> float:
         """L: seconds until the running run ends, or until an idle device starts."""
-        if not self._busy:
+        if not self._is_running:
             if not self.waiting:
                 return self._pacing.pause_s
             return max(0.0, self._start_at(self.waiting + 1, now) - now)
@@ -554,17 +587,17 @@ class Schedule:
         missing_s = cost_s - self._room_s(now, self.policy.slo_s, f, until_s)
         if missing_s <= 0:
             return 0.0
-        if not self._busy and not self.waiting:
+        if not self._is_running and not self.waiting:
             after = self._probe_after if self.learning.factor > 1 else _LAST_PROBE
             return max(0.0, self._since + after * self.policy.slo_s - now)
         slo_s, beta_s = self.policy.slo_s * self._deadline_share, self.model.beta_s
         work_s = self._urgent_s + self._patient_next_s
-        if self.pass_tokens and self._busy:
+        if self.pass_tokens and self._is_running:
             if f * missing_s <= until_s and self._run_most_s - work_s >= cost_s:
                 return f * missing_s
             return until_s + max(0.0, f * (2 * beta_s + work_s + self._pass_s + cost_s) - slo_s)
         latest_s = (slo_s - f * beta_s) / (1 + f * self._rho)  # of a run's rest, for somebody to open the next
-        if self._busy and not self._urgent and until_s > latest_s:
+        if self._is_running and not self._urgent and until_s > latest_s:
             return until_s - latest_s
         return until_s + max(0.0, f * (beta_s + work_s) - latest_s)
 
@@ -572,7 +605,7 @@ class Schedule:
         """What Routers go by until they hear again."""
         f = self._slow(now)
         work_s = self._urgent_s + self._patient_s
-        free_s = self._until_free(now, f) if self._busy else 0.0
+        free_s = self._until_free(now, f) if self._is_running else 0.0
         if self.waiting:
             free_s += f * (self.model.beta_s + work_s)
         model = self.model

@@ -32,7 +32,9 @@ class KeepFill:
         self.target = target
 
     def __call__(self, context: Context) -> tuple[float, dict[str, Any]]:
-        """Replicas wanted, before Serve's bounds and delays. Those that have not told yet are taken for alike."""
+        """(replicas wanted before Serve's bounds and delays, no state). A replica that has not reported yet counts as
+        full as the mean of the others.
+        """
         fills = (context.aggregated_metrics or {}).get(FILL) or {}
         if not fills:
             return context.target_num_replicas, {}

@@ -1,10 +1,13 @@
-"""A socket of their own between each Router and each replica.
+"""A TCP connection between each Router and each replica, in place of calls through Serve's handle.
 
-A call through Serve's handle costs both processes about a millisecond of their cores: thirty times what a frame of one
-query costs here, three times where 32 queries share it (`python -m benchmarks.costs.frame_cost`). Serve still says
-which replicas live and where they listen; a replica admits who knows its secret, which only the application's own
-processes are told. Who has not shown it yet may send as many bytes as a secret has, and of such connections few are
-kept. Pure asyncio.
+A call through the handle costs both processes about a millisecond of a core. That is thirty times the cost of a frame
+of one query here, and three times where 32 queries share it (`python -m benchmarks.costs.frame_cost`).
+
+    Router: Channel  ── offers ──▶  replica: RouterConnection, one for each Router; Server accepts them
+                     ◀─ reports ──
+
+Serve tells the Routers which replicas live, their ports and their secrets. A Router's first frame is the secret. Until
+then the replica reads no more bytes than a secret has, and it keeps at most 64 such connections. Imports no ray.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ logger = logging.getLogger("ray.serve")
 
 _CONNECT_TIMEOUT_S = 5.0
 _SECRET_BYTES = 32
-_MOST_STRANGERS = 64  # connections that have not shown the secret: a Router does so at once, so the oldest gives way
+_MOST_UNAUTHENTICATED = (
+    64  # connections that have not shown the secret: a Router does so at once, so the oldest gives way
+)
 _LONGEST_TURN_S = 0.002  # a burst keeps a Router's loop busy for long: a replica must not take that for a pause
 _KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 6_000}  # s, s, times, ms
 
@@ -71,7 +76,7 @@ class _Peer(asyncio.Protocol):
         raise NotImplementedError
 
 
-class Client(_Peer):
+class RouterConnection(_Peer):
     """One Router's connection, as the replica sees it."""
 
     def __init__(self, server: Server) -> None:
@@ -81,10 +86,10 @@ class Client(_Peer):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._server.meet(self)
+        self._server.add_unauthenticated(self)
 
     def connection_lost(self, _: Exception | None) -> None:
-        self._server.part(self)
+        self._server.remove_unauthenticated(self)
         if self._known:
             self._server.on_gone(self)
 
@@ -93,12 +98,12 @@ class Client(_Peer):
             self._server.on_offers(self, Offers.decode(frame))
         elif hmac.compare_digest(frame[HEAD.size :], self._server.secret.encode()):
             self._known, self.largest = True, LARGEST_FRAME
-            self._server.part(self)
+            self._server.remove_unauthenticated(self)
         else:
             self.transport.abort()
 
     def hang_up(self) -> None:
-        self._server.part(self)
+        self._server.remove_unauthenticated(self)
         self._known = False
         self.transport.abort()
 
@@ -113,15 +118,15 @@ class Server:
     """A replica's end. `secret` and what `start` returns are what a Router must know."""
 
     host: str
-    on_offers: Callable[[Client, Offers], None]
-    on_gone: Callable[[Client], None]
+    on_offers: Callable[[RouterConnection, Offers], None]
+    on_gone: Callable[[RouterConnection], None]
     secret: str = field(default_factory=lambda: secrets.token_hex(_SECRET_BYTES))
     _server: asyncio.Server | None = None
-    _strangers: dict[Client, None] = field(default_factory=dict)  # in the order in which they came
+    _unauthenticated: dict[RouterConnection, None] = field(default_factory=dict)  # in the order in which they came
 
     async def start(self) -> int:
         """Listen; returns the port."""
-        self._server = await asyncio.get_running_loop().create_server(lambda: Client(self), self.host, 0)
+        self._server = await asyncio.get_running_loop().create_server(lambda: RouterConnection(self), self.host, 0)
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
@@ -130,17 +135,17 @@ class Server:
         if self._server is not None:
             self._server.close()
 
-    def meet(self, stranger: Client) -> None:
+    def add_unauthenticated(self, stranger: RouterConnection) -> None:
         """One has connected."""
-        self._strangers[stranger] = None
-        if len(self._strangers) > _MOST_STRANGERS:
-            oldest = next(iter(self._strangers))
-            self.part(oldest)
+        self._unauthenticated[stranger] = None
+        if len(self._unauthenticated) > _MOST_UNAUTHENTICATED:
+            oldest = next(iter(self._unauthenticated))
+            self.remove_unauthenticated(oldest)
             oldest.transport.abort()
 
-    def part(self, stranger: Client) -> None:
+    def remove_unauthenticated(self, stranger: RouterConnection) -> None:
         """It has shown the secret, or has gone."""
-        self._strangers.pop(stranger, None)
+        self._unauthenticated.pop(stranger, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +156,11 @@ class Refused:
 
 
 class PendingOffer:
-    """An offer that is on its way. `outcome`: the answers of what was admitted, in their order, or `Refused`; raises
-    EngineFailed or ReplicaLost. `admitted`: how many of an offer in parts.
+    """What became of an offer.
+
+    `outcome`: a future of the answers of the admitted queries, in the order of the offer, or of `Refused`; it raises
+    EngineFailed or ReplicaLost. `admitted`: of a `partial` offer, a future of how many of its first queries the replica
+    admitted (0 where it refused or failed); None of any other offer. `sent_at`, `settled_at`: loop time, s.
     """
 
     __slots__ = ("_answers", "_left", "admitted", "number", "outcome", "sent_at", "settled_at", "size")
@@ -221,10 +229,11 @@ class PendingOffer:
 
 
 class Channel(_Peer):
-    """A Router's end. What is offered in one turn of the loop goes in one frame, or in a few where the turn is long.
+    """A Router's end of a connection. All that one turn of the event loop sends goes in one frame; a turn that takes
+    longer than 2 ms, or sends more than 16 MiB, is cut into several.
 
-    `on_report` is told of every report before its contents settle what is pending; `on_lost` of the connection's end,
-    with what is pending and not settled: whether it still runs there, nobody knows yet.
+    It calls `on_report` with each report, before the report's contents resolve the pending offers. It calls `on_lost`
+    when the connection ends, with the offers that are not resolved: they may still run on the replica.
     """
 
     def __init__(self, on_report: Callable[[Report], None], on_lost: Callable[[list[PendingOffer]], None]) -> None:
@@ -249,8 +258,8 @@ class Channel(_Peer):
         """Raises OSError or TimeoutError."""
         async with asyncio.timeout(_CONNECT_TIMEOUT_S):
             _, channel = await asyncio.get_running_loop().create_connection(lambda: cls(on_report, on_lost), *address)
-        word = secret.encode()
-        channel.transport.writelines([HEAD.pack(HEAD.size + len(word), 0), word])
+        shown = secret.encode()
+        channel.transport.writelines([HEAD.pack(HEAD.size + len(shown), 0), shown])
         return channel
 
     @property
@@ -283,10 +292,10 @@ class Channel(_Peer):
         self._outgoing().settings = settings
 
     def ask(self) -> None:
-        """For a word, at once."""
+        """Ask the replica to report its state at once."""
         self._outgoing().asks = True
 
-    def tell_refused(self, work_s: float) -> None:
+    def note_refused(self, work_s: float) -> None:
         """With the next frame: so much work was refused here without asking."""
         self._out.refused_s += work_s
 

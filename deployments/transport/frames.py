@@ -2,9 +2,9 @@
 
     frame    size uint32, head size uint32, head (JSON), arrays; little-endian, as both machines' arrays are
 
-A Router sends `Offers`: queries with the time that each has left, never clock times; those that it calls off; those
-whose hold ends well. A replica sends a `Report`: its own state, then what it refused, admitted, answered or failed at.
-Each side sends what gathers in one turn of its loop as one frame, cut where it would grow too large.
+A Router sends `Offers`: queries with the seconds that each has left (never clock times), the offers that it calls off,
+and the held offers that it confirms. A replica sends a `Report`: its state, and the offers that it refused, admitted,
+answered or failed. Each side collects what one turn of its event loop sends into one frame, and cuts large frames.
 """
 
 from __future__ import annotations
@@ -34,12 +34,18 @@ _SILENT = ReplicaState(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0
 
 
 class Offer(NamedTuple):
-    """Queries of one request for one replica. `left_s`: until their deadline.
+    """Queries of one request, offered to one replica.
 
-    `partial`: as many of the first as there is room for; they are held until the Router confirms them, unless all are
-    admitted. `bulk`: patient, and never held. `again`: another replica of the pool has counted their work already.
-    `depth`: admit by this count. `trial`: of a calibration; without a count by predicted finish, as though `left_s` was
-    the SLO.
+    - `number`: the offer's, on its connection; `Channel.offer` sets it.
+    - `left_s`: seconds until the deadline of all its queries.
+    - `queries`: token ids int32 [tokens] of each.
+    - `each_token`: answer one vector for each token, not one for each query.
+    - `bulk`: the queries are patient, and never held.
+    - `partial`: the replica may admit only the first few. It holds those until the Router confirms them; if it admits
+      all, it holds none.
+    - `again`: another replica of the pool has already counted this work as arriving.
+    - `trial`: of a calibration. The replica admits by the count `depth`, or, where that is None, by predicted finish
+      with `left_s` as the SLO. `depth` is None for all other offers.
     """
 
     number: int
@@ -55,14 +61,17 @@ class Offer(NamedTuple):
 
 @dataclass(slots=True)
 class Offers:
-    """Of one Router, in the order in which they came. `refused_s`: device seconds of work that it refused by itself."""
+    """One frame of a Router. `offers` are in the order in which they were made; `called_off` and `confirmed` are
+    numbers of offers. `refused_s`: planned device seconds of work that the Router refused without asking. `settings`:
+    see `Pool.configure`. `asks`: the replica should report its state at once.
+    """
 
     offers: list[Offer] = field(default_factory=list)
     called_off: list[int] = field(default_factory=list)
     confirmed: list[int] = field(default_factory=list)
     refused_s: float = 0.0
     settings: dict[str, Any] | None = None
-    asks: bool = False  # for its state, at once
+    asks: bool = False
 
     def __bool__(self) -> bool:
         return bool(self.offers or self.called_off or self.confirmed or self.settings or self.asks)
@@ -110,10 +119,11 @@ class Answered(NamedTuple):
 
 @dataclass(slots=True)
 class Report:
-    """Of one replica to one Router. `seen`: frames of this Router that it has read so far.
+    """One frame of a replica to one Router. `seen`: how many frames of this Router the replica has read.
 
-    `refused`: offers of which nothing was admitted, and whether they would never end in time there; `admitted`: how
-    many of an offer in parts; `failed`: (offer, sentence).
+    - `refused`: (offer, never) of each offer of which it admitted nothing. `never`: an idle device would be late, too.
+    - `admitted`: (offer, how many of its first queries) of each `partial` offer.
+    - `failed`: (offer, the sentence for the client).
     """
 
     state: ReplicaState = _SILENT

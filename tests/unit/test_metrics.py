@@ -11,7 +11,7 @@ from deployments.errors import Busy, DeadlineExceeded, EmptyInput, EngineFailed,
 from deployments.metrics import EmbedderMetrics, PoolState, RouterMetrics, outcome_of
 from deployments.queueing.schedule import ReplicaState
 
-WORD = ReplicaState(0.5, 1.5, 0.0, 7, 2, 9, 4, (0, 0, 0, 0), 1.25, 0.02, (3, 2, 1))
+STATE = ReplicaState(0.5, 1.5, 0.0, 7, 2, 9, 4, (0, 0, 0, 0), 1.25, 0.02, (3, 2, 1))
 
 
 class Written:
@@ -109,7 +109,7 @@ def test_an_embedder_tells_each_run_and_what_it_is():
     metrics.failed()
     assert [value for value, _ in written.of("windve_inference_seconds")] == [0.5, 0.25]
     assert [value for value, _ in written.of("windve_queries_per_run")] == [16, 4]
-    metrics.publish(WORD)
+    metrics.publish(STATE)
     assert written.told[4:] == [
         ("windve_runs", 2, ("cpu",)),
         ("windve_run_queries", 20, ("cpu",)),
@@ -127,5 +127,5 @@ def test_an_embedder_tells_each_run_and_what_it_is():
         ("windve_free_seconds", 1.5, ("cpu",)),
         ("windve_info", 1, ("cpu", "m", "bfloat16")),
     ]
-    metrics.publish(WORD._replace(refusals=(5, 2, 1)))
+    metrics.publish(STATE._replace(refusals=(5, 2, 1)))
     assert written.of("windve_refusals")[3:] == [(2, ("cpu", "full"))]  # only what is new

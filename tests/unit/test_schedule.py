@@ -134,7 +134,7 @@ def test_work_adds_up_after_anything(data):
                 queue.passed(now, run[:cut])
                 run = run[cut:]
             case "ended":
-                if queue._busy:
+                if queue._is_running:
                     queue.ended(now, whole=not run)
                     run = []
         adds_up(device)

@@ -78,7 +78,7 @@ async def test_a_large_request_lets_others_in_between(told, thread):
 async def test_the_wait_for_a_turn_is_told_by_what_is_ahead(told, thread):
     asked = asyncio.ensure_future(told.encode(["x" * 50_000], 50_000, encode))
     await settle()
-    assert told.waiting_s == pytest.approx(50_000 / told.characters_s)
+    assert told.waiting_s == pytest.approx(50_000 / told.characters_per_s)
     thread.work()
     await asked
     assert told.waiting_s == 0
