@@ -30,9 +30,7 @@ logger = logging.getLogger("ray.serve")
 
 _CONNECT_TIMEOUT_S = 5.0
 _SECRET_BYTES = 32
-_MOST_UNAUTHENTICATED = (
-    64  # connections that have not shown the secret: a Router does so at once, so the oldest gives way
-)
+_MOST_UNAUTHENTICATED = 64  # connections without the secret: a Router shows it at once, so the oldest gives way
 _LONGEST_TURN_S = 0.002  # a burst keeps a Router's loop busy for long: a replica must not take that for a pause
 _KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 6_000}  # s, s, times, ms
 
