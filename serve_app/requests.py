@@ -59,10 +59,10 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class _Is:
-    """What a value must be, in words.
+    """What a value must be, in words, for the sentence that refuses another.
 
-    `most`: the rule that bounds a list's length; an empty list breaks it, too. `not_first`: the types of the first item
-    that make it another list.
+    `most`: the rule that bounds a list's length; such a list must not be empty either. `not_first`: the list is one of
+    another kind if its first item has one of these types.
     """
 
     words: str
@@ -137,6 +137,7 @@ TokenIds = Annotated[
     Field(min_length=1, description="Token ids of this model, special tokens included."),
     _Is("a list of token ids"),
 ]
+MaybeNoIds = Annotated[list[TokenId], _Is("a list of token ids")]
 TextsOrIds = Annotated[list[Text | TokenIds], _Is("a list of strings", "max_inputs", not_first=(int, float))]
 Dimensions = Annotated[int, Field(ge=1, json_schema_extra={"maximum": "dimension"}), BeforeValidator(_dimensions)]
 Model = Annotated[Annotated[str, AfterValidator(_known_model)] | None, Field(json_schema_extra={"enum": "models"})]
@@ -313,9 +314,6 @@ class TokenizeRequest(_Fields):
     @property
     def texts(self) -> Sequence[str]:
         return _one_or_many(self.inputs)
-
-
-MaybeNoIds = Annotated[list[TokenId], _Is("a list of token ids")]
 
 
 class DecodeRequest(_Fields):

@@ -76,7 +76,7 @@ def test_prometheus_hears_of_a_burst(rehearsal):
         }
         runs, ran, seconds = more.values()
         assert ran == depth
-        assert told["queries_per_run_count", tag] - before["batch_queries_count", tag] == runs
+        assert told["queries_per_run_count", tag] - before["queries_per_run_count", tag] == runs
         assert seconds == pytest.approx(alpha_s * depth + beta_s * runs, rel=0.1)  # the drift that alerts go by
         assert told["tokens_total", tag] > before["tokens_total", tag]
         assert told["info", tag] == 1

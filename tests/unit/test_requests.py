@@ -10,15 +10,30 @@ from hypothesis import strategies as st
 
 from deployments.errors import EmptyInput, InvalidInput, UnknownModel
 from serve_app.requests import (
+    CohereRequest,
     DecodeRequest,
     EmbedRequest,
+    EncodeRequest,
     OpenAIRequest,
+    PredictRequest,
+    RerankRequest,
     Rules,
     SimilarityRequest,
     TokenizeRequest,
     admission,
 )
 
+TYPES = (
+    OpenAIRequest,
+    EmbedRequest,
+    EncodeRequest,
+    SimilarityRequest,
+    RerankRequest,
+    CohereRequest,
+    PredictRequest,
+    TokenizeRequest,
+    DecodeRequest,
+)
 RULES = Rules(model="m", dimension=8, max_inputs=3)
 
 
@@ -80,6 +95,11 @@ def test_what_clients_send(body, queries):
             "input[0] must be a token id (a whole number from 0), not -1",
         ),
         (b'{"input": [[true]]}', InvalidInput, "input[0][0] must be a token id (a whole number from 0), not true or"),
+        (b'{"input": [1, 1, 1, 1, -1]}', InvalidInput, "input[4] must be a token id (a whole number from 0), not -1"),
+        (b'{"input": ' + b"[" * 999 + b"]" * 999 + b"}", InvalidInput, "input[0][0] must be a token id"),
+        (b'{"input": ' + b"[" * 9999 + b"]" * 9999 + b"}", InvalidInput, "the body is not valid JSON: depth limit"),
+        (b'{"input": "\\ud800"}', InvalidInput, "the body is not valid JSON: no low surrogate"),
+        (b'{"input": [1' + b"0" * 400 + b"]}", InvalidInput, "the body is not valid JSON: number is infinity"),
         (b'{"input": [99999999999]}', InvalidInput, "input[0] must be a token id"),
         (b'{"input": ["a","b","c","d"]}', InvalidInput, "input has 4 items and this server takes 3 in one request"),
         (b'{"input": "a", "model": "n"}', UnknownModel, "there is no model 'n' here; this server has 'm'"),
@@ -123,7 +143,7 @@ json_values = st.recursive(
 )
 NAMES = (
     "input inputs model dimensions encoding_format truncate truncation_direction prompt_name parameters "
-    "source_sentence sentences ids skip_special_tokens add_special_tokens"
+    "source_sentence sentences ids skip_special_tokens add_special_tokens query texts documents text top_n raw_scores"
 )
 fields = st.sampled_from(NAMES.split())
 bodies = st.recursive(json_values, lambda values: st.dictionaries(fields, values)).map(
@@ -131,7 +151,7 @@ bodies = st.recursive(json_values, lambda values: st.dictionaries(fields, values
 )
 
 
-@pytest.mark.parametrize("takes", [OpenAIRequest, EmbedRequest, SimilarityRequest, TokenizeRequest, DecodeRequest])
+@pytest.mark.parametrize("takes", TYPES)
 @given(body=st.one_of(st.binary(), bodies))
 def test_nothing_but_invalid_input_is_raised(takes, body):
     with contextlib.suppress(InvalidInput):
