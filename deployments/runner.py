@@ -32,8 +32,8 @@ _LATE_S = 0.002  # a timer later than this was kept waiting by a busy loop
 Indices = npt.NDArray[np.intp]
 
 
-class RouterConnection(Protocol):
-    """A Router's connection."""
+class Connection(Protocol):
+    """What the runner needs of a Router's connection (`transport.channel.RouterConnection`)."""
 
     def send(self, report: Report) -> None: ...
     def hang_up(self) -> None: ...
@@ -55,7 +55,7 @@ class OfferedQuery:
 class RouterSession:
     """One Router's connection: its admitted offers, and the report that goes to it next."""
 
-    client: RouterConnection
+    connection: Connection
     name: str = ""  # the Router's replica id, from its settings
     seen: int = 0  # frames that were read
     offers: dict[int, list[Query]] = field(default_factory=dict)  # by number: the admitted queries
@@ -100,7 +100,7 @@ class Runner:
         self._measured = schedule.model
         self._compute, self._on_run, self._on_failure, self._on_policy = compute, on_run, on_failure, on_policy
         self._now = clock
-        self._sessions: dict[RouterConnection, RouterSession] = {}
+        self._sessions: dict[Connection, RouterSession] = {}
         self._run: Run | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
@@ -128,10 +128,10 @@ class Runner:
 
     # --- what Routers say ---------------------------------------------------------------------------------------------
 
-    def receive(self, client: RouterConnection, offers: Offers) -> None:
+    def receive(self, connection: Connection, offers: Offers) -> None:
         """One frame of a Router."""
         now = self._now()
-        session = self._sessions.setdefault(client, RouterSession(client))
+        session = self._sessions.setdefault(connection, RouterSession(connection))
         session.seen += 1
         if offers.settings is not None:
             self._configure(session, offers.settings)
@@ -151,9 +151,9 @@ class Runner:
             self._send_soon()
         self._look()
 
-    def gone(self, client: RouterConnection) -> None:
+    def gone(self, connection: Connection) -> None:
         """A Router's connection has ended: what it had waiting is dropped, what runs has nobody who waits for it."""
-        session = self._sessions.pop(client, None)
+        session = self._sessions.pop(connection, None)
         if session is not None:
             self._drop([query for queries in session.offers.values() for query in queries])
             session.offers.clear()
@@ -162,10 +162,10 @@ class Runner:
     def _configure(self, session: RouterSession, settings: dict[str, Any]) -> None:
         """A Router's settings, first, and again whenever its config changes."""
         session.name = settings["router"]
-        for client, other in list(self._sessions.items()):
+        for connection, other in list(self._sessions.items()):
             if other is not session and other.name == session.name:
-                self.gone(client)  # its connection broke at the other end only,
-                client.hang_up()  # and what it still had to say is not heard
+                self.gone(connection)  # its connection broke at the other end only,
+                connection.hang_up()  # and what it still had to say is not heard
         model = settings["model"]
         self.schedule.configure(
             Policy(settings["slo_s"], settings["admission"], settings["depth"], settings["bulk_share"]),
@@ -370,7 +370,7 @@ class Runner:
             if (report := session.outbox) is not None:
                 report.state, report.seen, session.outbox = state, session.seen, None
                 session.reported_opens_at = now + state.opens_s
-                session.client.send(report)
+                session.connection.send(report)
 
     def _runs_for_the_dead(self, session: RouterSession) -> bool:
         """Whether queries of an earlier connection of the same Router still run. Until they have ended the replica does

@@ -90,16 +90,15 @@ class Request:
     asked: int = 0
     never: int = 0
     last_pool: str | None = None
+    characters: int = field(init=False)  # of all queries, with the prompt before each; token ids count as characters
+
+    def __post_init__(self) -> None:
+        self.characters = sum(map(len, self.queries)) + len(self.prompt) * len(self.queries)
 
     @property
     def allowed_s(self) -> float:
         """From its arrival to its deadline."""
         return self.due - self.started
-
-    @property
-    def characters(self) -> int:
-        """Of all its queries, with the prompt before each; a query of token ids counts its ids."""
-        return sum(map(len, self.queries)) + len(self.prompt) * len(self.queries)
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
         """Tokens of these queries."""

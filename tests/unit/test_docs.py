@@ -21,7 +21,6 @@ PAGES = [
     *(ROOT / "k8s" / name for name in ("README.md", "RUNBOOK.md")),
 ]
 OURS = ("serve_app", "deployments", "calibration", "benchmarks", "k8s", "docs", "tests", ".ci")
-AFTER_THE_MOVE = "<!-- TODO-FOLDERS -->"  # what such a line names may not be there yet
 MOST_LINES = 150  # of README
 
 
@@ -83,8 +82,7 @@ def test_a_link_that_leads_nowhere_is_found(link, problem):
 
 @on_each_page
 def test_files_that_are_named(path):
-    lines = [line for line in without_code(path.read_text()).splitlines() if AFTER_THE_MOVE not in line]
-    named = [name for line in lines for name in re.findall(r"`([\w.-]+/[\w./-]*)`", line)]
+    named = re.findall(r"`([\w.-]+/[\w./-]*)`", without_code(path.read_text()))
     ours = [name for name in named if name.split("/")[0] in OURS and "NAME" not in name]
     assert [name for name in ours if not (ROOT / name).exists()] == []
 
