@@ -31,13 +31,24 @@ class ModelSettings(_Strict):
 
     id: str = Field(min_length=1)
     revision: str | None = None
-    name: str | None = None  # what clients call it; the id itself if not given
+    name: str | None = None  # what clients call it; the id itself if not given; any: the id, and whatever they send
+    aliases: list[Annotated[str, Field(min_length=1)]] = []  # more names, for clients that cannot change theirs
     kind: Auto | Kind = "auto"  # auto: as the model's own files say
     trust_remote_code: bool = False  # true runs Python code that comes with the model
     pooling: Literal["auto", "cls", "mean", "last"] = "auto"
     normalize: Auto | bool = "auto"
     default_prompt_name: str | None = None  # of the model's prompts, for texts whose request names none; none: its own
     max_tokens: PositiveInt | None = None  # lowers the model's own limit, never raises it
+
+    @property
+    def any_name(self) -> bool:
+        """The name that a client sends does not matter."""
+        return self.name == "any"
+
+    @property
+    def served_name(self) -> str:
+        """The model's own name, which answers carry."""
+        return self.id if self.any_name else self.name or self.id
 
 
 class EmulatedDevice(_Strict):

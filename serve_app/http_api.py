@@ -17,7 +17,7 @@ import orjson
 from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.errors import BodyTooLarge, InvalidInput, Unavailable, UnknownModel, WindveError, WrongKind
+from deployments.errors import BodyTooLarge, InvalidInput, Unavailable, WindveError, WrongKind
 from deployments.models.sparse import unpack
 from deployments.models.tokenizer import Query
 from deployments.placement.request import Embedded, Wanted
@@ -95,7 +95,10 @@ class HttpApi:
         self._api_keys = api_keys
         limits, card = router.settings.limits, router.card
         self._max_body_bytes = limits.max_body_bytes
-        self._rules = Rules(card.name, card.dimension, limits.max_inputs_per_request)
+        called = router.settings.model
+        self._rules = Rules(
+            card.name, card.dimension, limits.max_inputs_per_request, tuple(called.aliases), called.any_name
+        )
         self._headers = [(b"x-windve-emulated", b"true")] if router.settings.emulated else []
         self._document = openapi.document(self._rules, VERSION, card, api_keys=api_keys is not None)
         self._routes: dict[tuple[str, str], Handler] = {
@@ -277,16 +280,14 @@ class HttpApi:
         return await self._router.embed(queries, wanted)
 
     async def openai_models(self, _: Request) -> Answer:
-        return _json({"object": "list", "data": [self._model()]})
+        return _json({"object": "list", "data": [self._model(name) for name in self._rules.names]})
 
     async def openai_model(self, name: str, _: Request) -> Answer:
-        if name != self._rules.model:
-            raise UnknownModel(f"there is no model '{name}' here; this server has '{self._rules.model}'", param="model")
-        return _json(self._model())
+        self._rules.check_model(name)
+        return _json(self._model(name))
 
-    def _model(self) -> dict[str, Any]:
-        created = int(self._router.started)
-        return {"id": self._rules.model, "object": "model", "created": created, "owned_by": "windve"}
+    def _model(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": int(self._router.started), "owned_by": "windve"}
 
     async def info(self, _: Request) -> Answer:
         await self._router.hear_replicas()

@@ -165,7 +165,7 @@ def document(rules: Rules, version: str, card: ModelCard, *, api_keys: bool) -> 
         found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         found["security"] = [{"key": []}]
     values = {
-        "models": [rules.model, None],
+        "models": None if rules.any_name else [*rules.names, None],
         "dimension": rules.dimension,
         "max_inputs": rules.max_inputs,
         "max_sentences": rules.max_sentences,
@@ -220,10 +220,11 @@ def _request_schemas(types: Sequence[type[BaseModel]]) -> dict[str, Any]:
 
 
 def _filled(schema: Any, values: Mapping[str, Any]) -> Any:
-    """A schema with this server's own values in the place of their names."""
+    """A schema with this server's own values in the place of their names; None: there is no such bound."""
     if isinstance(schema, list):
         return [_filled(item, values) for item in schema]
     if not isinstance(schema, dict):
         return schema
     named = {key: values[name] for key, name in schema.items() if key in _BOUNDS and isinstance(name, str)}
-    return {key: _filled(item, values) for key, item in schema.items()} | named
+    filled = {key: _filled(item, values) for key, item in schema.items()} | named
+    return {key: item for key, item in filled.items() if item is not None or key not in _BOUNDS}

@@ -45,11 +45,27 @@ _EMPTY = {
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What this server accepts: its model's name, the size of its vectors, and the bounds on one request."""
+    """What this server accepts: its model's name, the size of its vectors, and the bounds on one request.
+
+    `aliases`: what else the model may be called. `any_name`: it may be called anything.
+    """
 
     model: str
     dimension: int
     max_inputs: int
+    aliases: tuple[str, ...] = ()
+    any_name: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that the model goes by, its own name first."""
+        return tuple(dict.fromkeys((self.model, *self.aliases)))
+
+    def check_model(self, name: str) -> None:
+        """Raises UnknownModel."""
+        if name != self.model and name not in self.aliases and not self.any_name:
+            has = ", ".join(f"'{known}'" for known in self.names)
+            raise UnknownModel(f"there is no model '{name}' here; this server has {has}", param="model")
 
     @property
     def max_sentences(self) -> int:
@@ -93,8 +109,7 @@ class _Is:
 
 def _known_model(name: str, info: ValidationInfo) -> str:
     rules: Any = info.context
-    if name != rules.model:
-        raise UnknownModel(f"there is no model '{name}' here; this server has '{rules.model}'", param="model")
+    rules.check_model(name)
     return name
 
 

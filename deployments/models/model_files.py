@@ -69,7 +69,7 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
             "args.model.default_prompt_name", f"a {kind} that puts a prompt before texts is not supported"
         )
     return ModelCard(
-        name=settings.name or settings.id,
+        name=settings.served_name,
         folder=folder,
         revision=revision,
         model_type=str(config.get("model_type", "unknown")),

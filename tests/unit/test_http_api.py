@@ -153,6 +153,34 @@ def test_head_is_get_without_a_body():
     assert call(api, "HEAD", "/ping").status == 200
 
 
+def api_called(**names):
+    """The routes of a model with these names."""
+    router = FakeRouter()
+    router.settings = Settings.parse({"model": {"id": "hub/m", **names}})
+    return HttpApi(router)
+
+
+def test_a_model_with_other_names():
+    api = api_called(name="m", aliases=["text-embedding-3-small", "m"])
+    assert [model["id"] for model in json.loads(call(api, "GET", "/v1/models").body)["data"]] == [
+        *("m", "text-embedding-3-small"),
+    ]
+    assert json.loads(call(api, "GET", "/v1/models/text-embedding-3-small").body)["id"] == "text-embedding-3-small"
+    reply = post(api, "/v1/embeddings", {"input": "a", "model": "text-embedding-3-small"})
+    assert (reply.status, json.loads(reply.body)["model"]) == (200, "m")
+    assert post(api, "/v1/embeddings", {"input": "a", "model": "hub/m"}).status == 404
+    fields = json.loads(call(api, "GET", "/openapi.json").body)["components"]["schemas"]["OpenAIRequest"]["properties"]
+    assert fields["model"]["enum"] == ["m", "text-embedding-3-small", None]
+
+
+def test_a_model_that_goes_by_any_name():
+    api = api_called(name="any")
+    assert post(api, "/v1/embeddings", {"input": "a", "model": "whatever"}).status == 200
+    assert call(api, "GET", "/v1/models/whatever").status == 200
+    fields = json.loads(call(api, "GET", "/openapi.json").body)["components"]["schemas"]["OpenAIRequest"]["properties"]
+    assert "enum" not in fields["model"]
+
+
 def test_too_large_a_body():
     api = HttpApi(FakeRouter())
     told = call(api, "POST", "/embed", headers=[(b"content-length", b"1001")])

@@ -30,6 +30,12 @@ def card(path, **settings):
     return read_model_card(ModelSettings(id=path, **settings))
 
 
+@pytest.mark.parametrize(("name", "own"), [(None, "id"), ("any", "id"), ("mine", "mine")])
+def test_a_model_s_own_name(tmp_path, name, own):
+    path = model(tmp_path, pooling={"pooling_mode": "mean"})
+    assert card(path, name=name).name == (path if own == "id" else own)
+
+
 @pytest.mark.parametrize(
     ("pooling", "expected"),
     [

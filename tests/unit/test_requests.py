@@ -236,6 +236,27 @@ def test_other_bad_input_names_the_field(takes, body, kind, sentence):
     assert caught.value.param == re.split(r"\W", sentence)[0]
 
 
+@pytest.mark.parametrize(
+    ("rules", "sent", "known"),
+    [
+        (Rules("m", 8, 3, aliases=("a", "b")), "m", True),
+        (Rules("m", 8, 3, aliases=("a", "b")), "b", True),
+        (Rules("m", 8, 3, aliases=("a", "b")), "c", False),
+        (Rules("m", 8, 3, any_name=True), "c", True),
+        (Rules("m", 8, 3), "any", False),
+    ],
+)
+def test_names_of_the_model(rules, sent, known):
+    body = json.dumps({"input": "a", "model": sent}).encode()
+    if known:
+        assert OpenAIRequest.parse(body, rules).model == sent
+        return
+    with pytest.raises(UnknownModel) as caught:
+        OpenAIRequest.parse(body, rules)
+    has = ", ".join(f"'{name}'" for name in rules.names)
+    assert str(caught.value) == f"there is no model '{sent}' here; this server has {has}"
+
+
 def test_headers_of_admission():
     assert admission({}) == {}
     assert admission({b"x-windve-priority": b"bulk"}) == {"bulk": True}
