@@ -12,8 +12,8 @@ from benchmarks.kit.environments import binaries
 from benchmarks.kit.server import answers, running
 from benchmarks.kit.serving import free_port, serving
 from benchmarks.kit.texts import model_folder
+from deployments.engines.product_race import quickest_cpu_dtype
 from deployments.hardware.affinity import read_cpu_shape
-from deployments.hardware.device_detector import quick_cpu_dtype
 from deployments.settings import Dtype
 
 ROUTE = "/v1/embeddings"
@@ -82,10 +82,10 @@ NAMES = (WINDVE, *(peer.name for peer in PEERS))
 
 
 def taking_part() -> list[str]:
-    """windve, and each peer in the number format that its user would choose for this CPU: bfloat16 where the CPU has
-    instructions for it. Infinity in float32, its default here, as well.
+    """windve, and each peer in the number format that this CPU computes quickest. Infinity in float32, its default
+    here, as well.
     """
-    dtype, _ = quick_cpu_dtype()
+    dtype, _ = quickest_cpu_dtype()
     return [WINDVE, *(peer.name for peer in PEERS if peer.dtype == dtype or peer is _WIDE[0])]
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed
 from deployments.engines.passes import cut_batch, window_tokens
+from deployments.engines.product_race import quickest_cpu_dtype
 from deployments.engines.torch_engine import import_torch
 from deployments.errors import SettingsError
-from deployments.hardware.device_detector import quick_cpu_dtype
 from deployments.models.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
 
@@ -127,7 +127,7 @@ class OpenVinoEngine:
         """(infer request, dtype, why, agreement with float32 on the probe inputs)."""
         from deployments.engines.pooled_model import probe_batch, tolerance
 
-        candidate, reason = (wanted, "set by hand") if wanted != "auto" else quick_cpu_dtype()
+        candidate, reason = (wanted, "set by hand") if wanted != "auto" else quickest_cpu_dtype()
         probe, like = probe_batch(self._card), tolerance(self._card)
         for dtype in dict.fromkeys((candidate, "float32")):
             self._request = self._compile(dtype)

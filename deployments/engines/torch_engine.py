@@ -20,8 +20,8 @@ import numpy as np
 from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed
 from deployments.engines.memory import bound_prepared_operations, keep_freed_memory
 from deployments.engines.passes import cut_batch, window_tokens
+from deployments.engines.product_race import quickest_cpu_dtype
 from deployments.errors import SettingsError
-from deployments.hardware.device_detector import quick_cpu_dtype
 from deployments.models.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
 
@@ -192,14 +192,14 @@ class TorchEngine:
         yield "padded", partial(PaddedModel, exact, dtype, self._device)
 
     def _quick_dtype(self) -> tuple[str, str]:
-        """The narrow dtype that this device computes quickly, and the reason."""
+        """The dtype that this device computes quickest, and the reason."""
         if self._device.type == "cuda":
             if self._torch.cuda.get_device_capability(self._device) >= (8, 0):
                 return "bfloat16", "the GPU computes bfloat16 natively"
             return "float16", "the GPU predates bfloat16"
         if self._device.type == "npu":
             return "float16", "Ascend NPUs compute float16 natively"
-        return quick_cpu_dtype()
+        return quickest_cpu_dtype()
 
     def _describe_device(self, threads: int) -> str:
         from deployments.engines.pooled_model import describe_threads
