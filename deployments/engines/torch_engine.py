@@ -1,7 +1,7 @@
 """PyTorch: the CPU, an NVIDIA GPU, or an Ascend NPU through torch-npu. The same file for all three.
 
 Not run on an NPU yet: no such device was at hand. What is particular to it is `import_torch`, `_quick_dtype` and the
-attention that `packed_bert` chooses for it.
+attention that `packed/attention.py` chooses for it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from functools import partial
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +26,24 @@ from deployments.models.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
 
 if TYPE_CHECKING:
-    from deployments.engines.packed_bert import PackedBert
-    from deployments.engines.pooled_model import PaddedModel, PooledModel
+    from deployments.engines.forms import Forms
+    from deployments.engines.packed.model import PackedModel
+    from deployments.engines.pooled_model import PaddedModel
 
 logger = logging.getLogger("ray.serve")
 
 _FEWEST_PASS_TOKENS = 256  # fewer cost more than a tenth of the throughput
 _CPU_PASS_TOKENS = 1024  # what one core's caches hold of a pass; larger passes are slower on each CPU measured
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tried:
+    """A form of the model, how well it agrees with float32, and its queries of 75 tokens in a second."""
+
+    form: str
+    encoder: PackedModel | PaddedModel
+    agreed: float
+    speed: float
 
 
 class TorchEngine:
@@ -54,7 +65,7 @@ class TorchEngine:
             self._local = threading.local()
             self._workers = ThreadPoolExecutor(threads, thread_name_prefix="engine")
         self._pass_tokens = self._most_tokens
-        self._encoder: PackedBert | PaddedModel
+        self._encoder: PackedModel | PaddedModel
         self._encoder, dtype, why, agreed, speed = self._choose(settings.dtype)
         self.info = EngineInfo(
             engine="torch",
@@ -74,10 +85,10 @@ class TorchEngine:
 
     def use(self, form: str, dtype: str) -> None:
         """Run that form in that number format whatever is quicker: to compare with."""
-        from deployments.engines.pooled_model import PooledModel
+        from deployments.engines.forms import Forms
+        from deployments.engines.packed.tensors import Place
 
-        forms = dict(self._forms(PooledModel(self._card), getattr(self._torch, dtype)))
-        self._encoder = forms[form]()
+        self._encoder = Forms(self._card).builds(Place(self._device, getattr(self._torch, dtype)))[form]()
 
     @property
     def pass_tokens(self) -> int:
@@ -141,55 +152,50 @@ class TorchEngine:
             if float((ones @ ones).sum().item()) != 8 * 8 * 8:
                 raise RuntimeError(f"{self._device} computes wrong numbers")
 
-    def _choose(self, wanted: str) -> tuple[PackedBert | PaddedModel, str, str, float | None, float]:
+    def _choose(self, wanted: str) -> tuple[PackedModel | PaddedModel, str, str, float | None, float]:
         """The quickest that agrees: (encoder, dtype, why, agreement with float32 on the probe, queries/s)."""
-        from deployments.engines import pooled_model
-        from deployments.engines.pooled_model import PaddedModel, PooledModel, tolerance
+        from deployments.engines.forms import Forms
+        from deployments.engines.pooled_model import probe_batch, tolerance
 
-        exact = PooledModel(self._card)
+        forms = Forms(self._card)
         like = tolerance(self._card)
         candidate, reason = (wanted, "set by hand") if wanted != "auto" else self._quick_dtype()
-        self._encoder = PaddedModel(exact, self._torch.float32, self._device)
-        probe = pooled_model.probe_batch(self._card)
-        reference = embed(self, probe, threading.Event())
+        self._encoder = forms.exact(self._device)
+        reference = embed(self, probe_batch(self._card), threading.Event())
         for dtype in dict.fromkeys((candidate, "float32")):
-            found = []
-            for form, build in self._forms(exact, getattr(self._torch, dtype)):
-                try:
-                    self._encoder = build()
-                    agreed = like.of(reference, embed(self, probe, threading.Event()))
-                    speed = pooled_model.queries_per_s(self, self._card)
-                except Exception as error:
-                    if form == "padded":
-                        raise
-                    # Whatever an older library or driver lacks for it: the padded form needs the model's own code only.
-                    logger.warning("the %s form in %s is left out: %s: %s", form, dtype, type(error).__name__, error)
-                    continue
-                if agreed >= like.least or (dtype == wanted and form == "padded"):
-                    found.append((speed, form, self._encoder, agreed))
+            tried = self._try(forms, dtype, reference)
+            found = [one for one in tried if one.agreed >= like.least or (dtype == wanted and one is tried[-1])]
             if found:
-                speed, form, encoder, agreed = max(found, key=lambda one: one[0])
-                others = "".join(f", {other} {slower:.0f}" for slower, other, *_ in found if other != form)
-                why = f"{reason}; {form} {speed:.0f} queries/s of 75 tokens{others}; {like.describe(agreed)}"
-                return encoder, dtype, why, None if dtype == "float32" else agreed, speed
-            reason = f"{dtype} differs too much from float32 here ({like.describe(agreed)})"  # a NaN disagrees too
-            exact = PooledModel(self._card)  # the exact weights again: those that were cast have lost their low bits
+                best = max(found, key=lambda one: one.speed)
+                others = "".join(f", {one.form} {one.speed:.0f}" for one in found if one is not best)
+                quick = f"{best.form} {best.speed:.0f} queries/s of 75 tokens{others}"
+                agreed = None if dtype == "float32" else best.agreed
+                return best.encoder, dtype, f"{reason}; {quick}; {like.describe(best.agreed)}", agreed, best.speed
+            # a NaN disagrees too
+            reason = f"{dtype} differs too much from float32 here ({like.describe(tried[-1].agreed)})"
+            forms = Forms(self._card)  # the exact weights again: those that were cast have lost their low bits
         raise SettingsError("args.model.id", f"{self._card.name} does not agree with itself: {reason}")
 
-    def _forms(self, exact: PooledModel, dtype: Any) -> Iterator[tuple[str, Callable[[], PackedBert | PaddedModel]]]:
-        """Each form that this model has, and what builds it. The padded one, the last, casts `exact` itself."""
-        from deployments.engines import packed_heads
-        from deployments.engines.packed_bert import PackedBert, unsupported
-        from deployments.engines.pooled_model import PaddedModel
+    def _try(self, forms: Forms, dtype: str, reference: Vectors) -> list[_Tried]:
+        """Each form in that number format, the model's own code last, beside float32's vectors of the probe."""
+        from deployments.engines.packed.tensors import Place
+        from deployments.engines.pooled_model import probe_batch, queries_per_s, tolerance
 
-        if not unsupported(exact.transformer):
-            packed = partial(PackedBert, self._card, exact.transformer, dtype, self._device)
-            if self._card.kind == "embedding":
-                yield "packed", packed
-            elif not packed_heads.unsupported(exact.model):
-                head = partial(packed_heads.head_of, exact.model)
-                yield "packed", partial(packed, head=head, token_types=self._card.token_types)
-        yield "padded", partial(PaddedModel, exact, dtype, self._device)
+        tried = []
+        builds = forms.builds(Place(self._device, getattr(self._torch, dtype)))
+        for form, build in builds.items():
+            try:
+                self._encoder = build()
+                vectors = embed(self, probe_batch(self._card), threading.Event())
+                speed = queries_per_s(self, self._card)
+            except Exception as error:
+                if form == list(builds)[-1]:
+                    raise
+                # Whatever an older library or driver lacks for it: the padded form needs the model's own code only.
+                logger.warning("the %s form in %s is left out: %s: %s", form, dtype, type(error).__name__, error)
+                continue
+            tried.append(_Tried(form, self._encoder, tolerance(self._card).of(reference, vectors), speed))
+        return tried
 
     def _quick_dtype(self) -> tuple[str, str]:
         """The dtype that this device computes quickest, and the reason."""

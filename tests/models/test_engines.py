@@ -164,12 +164,12 @@ def test_a_run_is_stopped_between_two_passes(card, queries):
 
 def test_a_form_that_fails_is_left_out(card, monkeypatch, caplog):
     """As packed does where torch's own attention takes no `scale` yet."""
-    from deployments.engines import packed_bert
+    from deployments.engines.packed.families import bert
 
     def lacks_it(qkv, layout):
         raise TypeError("varlen_attn() got an unexpected keyword argument 'scale'")
 
-    monkeypatch.setattr(packed_bert, "_choose_attention", lambda *_: (lacks_it, 0))
+    monkeypatch.setattr(bert, "attention_for", lambda *_: lacks_it)
     monkeypatch.setattr(logging.getLogger("ray.serve"), "propagate", True)
     engine = TorchEngine(card, CpuSettings(dtype="float32"), "cpu", 1)
     assert engine.form == "padded"

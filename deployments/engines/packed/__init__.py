@@ -1,0 +1,53 @@
+"""The packed form: transformers over tokens without padding. Queries of a pass follow one another in one row of tokens;
+only attention knows where one ends.
+
+`families/` says how a family's model is made of the shared parts: `layers.py`, `attention.py`, `positions.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Protocol, cast
+
+from deployments.engines.packed.model import Parts
+from deployments.engines.packed.tensors import Weights
+
+_FAMILIES = {  # the config's model_type -> the module in families/
+    "bert": "bert",
+    "camembert": "bert",
+    "roberta": "bert",
+    "xlm-roberta": "bert",
+}
+
+
+class Family(Protocol):
+    """What a module of `families/` has. `HAS_OWN_CODE = False` says that transformers has no class of this family."""
+
+    def unsupported(self, config: Any) -> str | None: ...
+
+    def build(self, config: Any, weights: Weights, *, types: bool = False) -> Parts: ...
+
+
+def has_own_code(config: Any) -> bool:
+    """Whether the transformers library can compute the model too."""
+    return config.model_type not in _FAMILIES or getattr(_family(config), "HAS_OWN_CODE", True)
+
+
+def unsupported(config: Any) -> str | None:
+    """Why a model of this transformers config cannot run packed, or None."""
+    if config.model_type not in _FAMILIES:
+        return f"{config.model_type} models have no packed form here"
+    return _family(config).unsupported(config)
+
+
+def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:
+    """The parts of a model that is not `unsupported`. `weights` are under the base model's names.
+
+    Raises KeyError where a tensor is missing.
+    """
+    return _family(config).build(config, weights, types=types)
+
+
+def _family(config: Any) -> Family:
+    module = importlib.import_module(f"{__name__}.families.{_FAMILIES[config.model_type]}")
+    return cast("Family", module)

@@ -1,0 +1,273 @@
+"""Attention over packed tokens: which tokens see each other, and the quickest way to compute it on a device.
+
+On a CPU that is a race at start: two products with a softmax between, or torch's fused kernel for all queries or for
+each. On CUDA it is flash attention over queries of different lengths; where a bias is added to the scores, the fused
+kernel over padded queries. Imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from deployments.engines.packed.layout import Layout
+from deployments.engines.packed.race import is_quicker
+from deployments.engines.packed.tensors import Place
+
+_DENSE_LENGTHS = (75, 128, 256, 512)  # tokens; the scores of longer queries would not stay in the caches
+_DENSE_TOKENS = 1024  # of a pass
+_SHORT = 48  # tokens; of so short queries it is quicker to pad many than to call the kernel for each
+_BLOCK = 256  # rows of the scores at once, of a longer query whose scores are masked: what memory a mask takes
+_PADDED = 1024  # tokens; masked scores of longer queries are computed in blocks on every device
+_COMPRESSED = 2048  # rows and columns of the mask that Ascend's fused attention takes for causal and window alike
+
+# [tokens + spare, heads + 2 groups, size]: query (with the scale in it), key, value -> [tokens + spare, heads * size]
+Attention = Callable[[torch.Tensor, Layout], torch.Tensor]
+Bias = Callable[[torch.Tensor], torch.Tensor]  # int64 [distances], key less query -> float32 [heads, distances]
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """`heads` of the query, `groups` of key and value (fewer: several heads share one), numbers of each."""
+
+    heads: int
+    groups: int
+    size: int
+
+    @property
+    def total(self) -> int:
+        return self.heads + 2 * self.groups
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How many tokens before and after itself a token sees; None is all of them."""
+
+    before: int | None = None
+    after: int | None = None
+
+    def within(self, tokens: int) -> Reach:
+        """The same among so many tokens, where a wide window is none."""
+        return Reach(*(None if side is None or side >= tokens - 1 else side for side in (self.before, self.after)))
+
+    def sees(self, distances: torch.Tensor) -> torch.Tensor:
+        """Whether a key so far behind (negative: before) a query is seen."""
+        seen = torch.ones_like(distances, dtype=torch.bool)
+        if self.before is not None:
+            seen &= distances >= -self.before
+        if self.after is not None:
+            seen &= distances <= self.after
+        return seen
+
+
+ALL, CAUSAL = Reach(), Reach(after=0)
+
+
+class Ways:
+    """The ways to compute one kind of attention, `Attention` each. `bias` is added to the scores by the distance of key
+    and query alone, so that one row of numbers says it for every length.
+    """
+
+    def __init__(self, heads: Heads, place: Place, reach: Reach = ALL, bias: Bias | None = None) -> None:
+        self.heads, self.place, self.reach, self.bias = heads, place, reach, bias
+        self._by_distance = torch.empty(0)
+
+    def is_causal(self, tokens: int) -> bool:
+        """Whether the scores among so many tokens are masked by that alone."""
+        return self.bias is None and self.reach.within(tokens) == CAUSAL
+
+    def is_masked(self, tokens: int) -> bool:
+        """Whether anything is added to the scores of a query of so many tokens."""
+        return self.bias is not None or self.reach.within(tokens) != ALL
+
+    def added(self, rows: slice, columns: slice) -> torch.Tensor:
+        """[heads or 1, rows, columns]: what is added to these scores of a query."""
+        width = columns.stop - columns.start
+        table = self._distances(max(rows.stop, columns.stop))
+        zero = table.shape[1] // 2
+        here = table[:, zero + columns.start - (rows.stop - 1) : zero + columns.stop - rows.start]
+        return here.unfold(1, width, 1).flip(1)
+
+    def _distances(self, tokens: int) -> torch.Tensor:
+        """[heads or 1, 2 n - 1] for some n of at least `tokens`: the bias, and -inf where nothing is seen."""
+        table = self._by_distance
+        if table.dim() < 2 or table.shape[1] < 2 * tokens - 1:
+            most = 1 << (tokens - 1).bit_length()
+            distances = torch.arange(1 - most, most)
+            made = torch.zeros(1, len(distances)) if self.bias is None else self.bias(distances)
+            hidden = ~self.reach.sees(distances).to(made.device)
+            table = made.masked_fill(hidden, -torch.inf).to(self.place.device, self.place.dtype)
+            self._by_distance = table  # whole at once: other passes may be reading
+        return table
+
+    def _among(self, layout: Layout) -> torch.Tensor:
+        """[heads or 1, longest, longest]."""
+        whole = slice(0, layout.longest)
+        return layout.once((self, "among"), lambda: self.added(whole, whole))
+
+    def _mask(self, layout: Layout) -> torch.Tensor | None:
+        """For the fused kernel, [queries or 1, heads or 1, longest or 1, longest]; None where it needs none."""
+        masked = self.is_masked(layout.longest) and not self.is_causal(layout.longest)
+        among = self._among(layout) if masked else None
+        ended = None if self.reach.after == 0 else layout.ended()  # behind its last token nobody looks
+        if among is None or ended is None:
+            return ended if among is None else among[None]
+        return layout.once((self, "mask"), lambda: among + ended)
+
+    def dense(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """Two batched products with the softmax between, which on some CPUs beat the fused kernel on short queries."""
+        heads, groups, size = self.heads.heads, self.heads.groups, self.heads.size
+        n, longest = layout.queries, layout.longest
+        q, k, v = (part.reshape(n * groups, -1, size) for part in _parts(layout.pad(qkv).transpose(1, 2), self.heads))
+        scores = torch.bmm(q, k.transpose(1, 2))
+        by_head = scores.view(n, heads, longest, longest)
+        if self.is_masked(longest):
+            by_head.add_(self._among(layout))
+        if self.reach.after != 0 and (ended := layout.ended()) is not None:
+            by_head.add_(ended)
+        shares = scores.softmax(-1, dtype=torch.float32).to(qkv.dtype)  # in bfloat16 it is slower, and coarser
+        mixed = torch.bmm(shares, v).view(n, heads, longest, size).transpose(1, 2)
+        return layout.unpad(mixed.reshape(n, longest, heads * size))
+
+    def padded(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """All queries through the fused kernel at once, padded inside the attention only."""
+        q, k, v = _parts(layout.pad(qkv).transpose(1, 2), self.heads)
+        mixed = self._fused(q, k, v, self._mask(layout), causal=self.is_causal(layout.longest))
+        return layout.unpad(mixed.transpose(1, 2).flatten(2))
+
+    def one_by_one(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """Each query alone through the fused kernel. It wants a batch: without one torch takes a slow way round."""
+        mixed = []
+        for one in torch.split(qkv[: layout.tokens], layout.lengths):
+            q, k, v = _parts(one.transpose(0, 1).unsqueeze(0), self.heads)
+            length = len(one)
+            if self.is_masked(length) and not self.is_causal(length):
+                found = torch.cat([self._block(q, k, v, rows) for rows in _blocks(length)], 2)
+            else:
+                found = self._fused(q, k, v, None, causal=self.is_causal(length))
+            mixed.append(found.squeeze(0).transpose(0, 1))
+        return layout.add_spare(torch.cat(mixed).flatten(1))
+
+    def _block(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: slice) -> torch.Tensor:
+        """These rows of one query, with the keys that any of them sees."""
+        before, after, length = self.reach.before, self.reach.after, q.shape[2]
+        first = 0 if before is None else max(0, rows.start - before)
+        end = length if after is None else min(length, rows.stop + after)
+        added = self.added(rows, slice(first, end))[None]
+        return self._fused(q[:, :, rows], k[:, :, first:end], v[:, :, first:end], added, causal=False)
+
+    def _fused(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, *, causal: bool
+    ) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=1.0, enable_gqa=self.heads.heads != self.heads.groups
+        )
+
+    def varlen_cuda(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """Flash attention over queries of different lengths, nothing padded. Needs half precision, Ampere or newer, and
+        no bias.
+        """
+        from torch.nn.attention.varlen import varlen_attn
+
+        q, k, v = _parts(qkv, self.heads)
+        bounds, longest, reach = layout.bounds, layout.longest, self.reach.within(layout.longest)
+        mixed = varlen_attn(
+            q,
+            k,
+            v,
+            bounds,
+            bounds,
+            longest,
+            longest,
+            scale=1.0,
+            window_size=(_or_all(reach.before), _or_all(reach.after)),
+            enable_gqa=self.heads.heads != self.heads.groups,
+        )
+        assert isinstance(mixed, torch.Tensor)  # not asked for anything beside
+        return mixed.flatten(1)
+
+    def varlen_npu(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """Ascend's fused attention in its layout for packed tokens (TND). Not run yet: no NPU was at hand."""
+        import torch_npu
+
+        q, k, v = (part.contiguous() for part in _parts(qkv, self.heads))
+        ends = np.cumsum(layout.lengths).tolist()
+        reach, masked = self.reach.within(layout.longest), {}
+        if reach != ALL:  # mode 3 is causal, mode 4 a band; both take this one mask of what is hidden
+            hidden = layout.once("hidden", lambda: torch.ones(_COMPRESSED, _COMPRESSED, device=q.device).triu(1).bool())
+            masked = {"atten_mask": hidden, "sparse_mode": 3 if reach == CAUSAL else 4}
+            if reach != CAUSAL:
+                far = layout.longest
+                masked |= {"pre_tockens": far if reach.before is None else reach.before}
+                masked |= {"next_tockens": far if reach.after is None else reach.after}
+        mixed: torch.Tensor = torch_npu.npu_fusion_attention(
+            q, k, v, self.heads.heads, "TND", scale=1.0, actual_seq_qlen=ends, actual_seq_kvlen=ends, **masked
+        )[0]
+        return mixed.flatten(1)
+
+    def by_length(self, longest_dense: int, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """For CPUs."""
+        if layout.longest <= longest_dense:
+            return self.dense(qkv, layout)
+        if layout.longest > _SHORT and (layout.ragged or self._wants_blocks(layout.longest, _BLOCK)):
+            return self.one_by_one(qkv, layout)
+        return self.padded(qkv, layout)
+
+    def by_padding(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """For devices without a kernel that knows where queries end."""
+        if self._wants_blocks(layout.longest, _PADDED):
+            return self.one_by_one(qkv, layout)
+        return self.padded(qkv, layout)
+
+    def _wants_blocks(self, tokens: int, longest: int) -> bool:
+        return tokens > longest and self.is_masked(tokens) and not self.is_causal(tokens)
+
+
+def _parts(qkv: torch.Tensor, heads: Heads) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query, key and value of [any, heads + 2 groups, ...]."""
+    q, k, v = torch.split(qkv, [heads.heads, heads.groups, heads.groups], 1)
+    return q, k, v
+
+
+def _blocks(length: int) -> Iterator[slice]:
+    return (slice(start, min(start + _BLOCK, length)) for start in range(0, length, _BLOCK))
+
+
+def _or_all(side: int | None) -> int:
+    return -1 if side is None else side
+
+
+def attention_for(heads: Heads, place: Place, reach: Reach = ALL, bias: Bias | None = None) -> Attention:
+    """The quickest way on that place."""
+    ways, kind = Ways(heads, place, reach, bias), place.device.type
+    if kind == "cpu":
+        return partial(ways.by_length, longest_dense(heads, place.dtype, reach, biased=bias is not None))
+    if bias is None and place.dtype in {torch.bfloat16, torch.float16}:
+        if kind == "cuda" and torch.cuda.get_device_capability(place.device) >= (8, 0):
+            return ways.varlen_cuda
+        if kind == "npu":
+            return ways.varlen_npu
+    return ways.by_padding
+
+
+@cache
+def longest_dense(heads: Heads, dtype: torch.dtype, reach: Reach, *, biased: bool) -> int:
+    """Up to how many tokens a query `dense` is quicker than the fused kernel on this CPU; 0 where it never is."""
+
+    def zeros(distances: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(heads.heads, len(distances))
+
+    place = Place(torch.device("cpu"), dtype)
+    ways, quicker = Ways(heads, place, reach, zeros if biased else None), 0
+    for length in _DENSE_LENGTHS:
+        layout = Layout.of(np.full(_DENSE_TOKENS // length, length, np.int32), place)
+        qkv = torch.ones(layout.tokens + layout.spare, heads.total, heads.size, dtype=dtype)
+        if not is_quicker(partial(ways.dense, qkv, layout), partial(ways.padded, qkv, layout)):
+            break
+        quicker = length
+    return quicker

@@ -1,0 +1,247 @@
+"""What transformers are made of: products, norms, attention and MLP blocks, over packed tokens. Imports torch.
+
+`dense(weights, "a", "b")` and its like read tensors `a.weight`, `a.bias` by name; what a model does without (a bias) is
+simply not there. On a CPU what follows a product (residual, activation, another product's result) is fused into it by
+oneDNN, gelu only where a race at start shows that to be quicker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch.nn import functional
+
+from deployments.engines.packed.attention import Attention, Heads
+from deployments.engines.packed.layout import Layout
+from deployments.engines.packed.positions import Rotary
+from deployments.engines.packed.race import is_quicker
+from deployments.engines.packed.tensors import Weights
+
+ACTIVATIONS = {  # the model's word for it -> (oneDNN's name, its algorithm)
+    "gelu": ("gelu", "none"),
+    "gelu_fast": ("gelu", "tanh"),
+    "gelu_new": ("gelu", "tanh"),
+    "gelu_pytorch_tanh": ("gelu", "tanh"),
+    "relu": ("relu", ""),
+    "silu": ("swish", ""),
+    "swish": ("swish", ""),
+}
+_NONE = ("none", "")
+_RACE_ROWS = 256
+_FUSED = torch.ops.mkldnn
+
+Layer = Callable[[torch.Tensor], torch.Tensor]  # [rows, width] -> [rows, width]
+Block = Callable[[torch.Tensor, Layout], torch.Tensor]  # of tokens [tokens + spare, width]
+
+
+class Dense:
+    """A product with a model's weights [out, in], laid out for the device once, and the activation behind it."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, activation: str | None = None) -> None:
+        self._fused = weight.device.type == "cpu" and _has_fused(weight.dtype)
+        self._weight = _laid_out(weight) if self._fused else weight
+        self._bias = bias
+        self._activation = self._within = ACTIVATIONS[activation] if activation else _NONE
+        if self._fused and self._activation[0] == "gelu":
+            shape = (weight.shape[0], weight.shape[1])
+            self._within = self._activation if is_quicker_fused(self._activation, weight.dtype, shape) else _NONE
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._fused:
+            y = _product(x, self._weight, self._bias, self._within)
+            return y if self._within is self._activation else _activate(y, self._activation)
+        return _activate(functional.linear(x, self._weight, self._bias), self._activation)
+
+    def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The product and `residual`."""
+        if self._fused:
+            return self._with(x, residual, "add")
+        return functional.linear(x, self._weight, self._bias) + residual
+
+    def times(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        """The product times `factor`, number by number."""
+        if self._fused:
+            return self._with(x, factor, "mul")
+        return functional.linear(x, self._weight, self._bias).mul_(factor)
+
+    def _with(self, x: torch.Tensor, other: torch.Tensor, how: str) -> torch.Tensor:
+        y: torch.Tensor = _FUSED._linear_pointwise.binary(x, other, self._weight, self._bias, how)  # noqa: SLF001 - torch's
+        return y
+
+
+class LayerNorm:
+    def __init__(self, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> None:
+        self._weight, self._bias, self._eps = weight, bias, eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, (x.shape[-1],), self._weight, self._bias, self._eps)
+
+
+class RmsNorm:
+    """By the root of the mean square of the last dimension, computed in float32 (arXiv:1910.07467). The weight is
+    [..., size]: of several heads, one row each.
+    """
+
+    def __init__(self, weight: torch.Tensor, eps: float) -> None:
+        self._weight, self._eps = weight, eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, (x.shape[-1],), None, self._eps) * self._weight
+
+
+class Mlp:
+    """down(up(x)); the activation is in `up`."""
+
+    def __init__(self, up: Dense, down: Dense) -> None:
+        self._up, self._down = up, down
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._down(self._up(x))
+
+    def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self._down.plus(self._up(x), residual)
+
+
+class GatedMlp:
+    """down(gate(x) * up(x)), with the activation in `gate` (arXiv:2002.05202)."""
+
+    def __init__(self, gate: Dense, up: Dense, down: Dense) -> None:
+        self._gate, self._up, self._down = gate, up, down
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._down(self._up.times(x, self._gate(x)))
+
+    def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self._down.plus(self._up.times(x, self._gate(x)), residual)
+
+
+@dataclass(frozen=True, slots=True)
+class SelfAttention:
+    """Query, key and value of a token as one product; then their norm by head and their rotation, where a model has
+    them; the attention; and the product behind it. The scale is in the query's weights, or in its norm's.
+    """
+
+    heads: Heads
+    qkv: Dense
+    out: Dense
+    attention: Attention
+    norm: RmsNorm | None = None  # of query and key, weight [heads + groups, size]
+    rotary: Rotary | None = None
+
+    def __call__(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
+        return self.out(self.mixed(x, layout))
+
+    def plus(self, x: torch.Tensor, residual: torch.Tensor, layout: Layout) -> torch.Tensor:
+        return self.out.plus(self.mixed(x, layout), residual)
+
+    def mixed(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
+        qkv = self.qkv(x).view(-1, self.heads.total, self.heads.size)
+        if self.norm is not None or self.rotary is not None:
+            turned = qkv[:, : self.heads.heads + self.heads.groups]
+            if self.norm is not None:
+                turned.copy_(self.norm(turned))
+            if self.rotary is not None:
+                self.rotary.turn(turned, layout)
+        return self.attention(qkv, layout)
+
+
+@dataclass(frozen=True, slots=True)
+class PostNorm:
+    """A block that normalises after each sum, as BERT."""
+
+    attention: SelfAttention
+    norm: Layer
+    mlp: Mlp | GatedMlp
+    last_norm: Layer
+
+    def __call__(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
+        x = self.norm(self.attention.plus(x, x, layout))
+        return self.last_norm(self.mlp.plus(x, x))
+
+
+@dataclass(frozen=True, slots=True)
+class PreNorm:
+    """A block that normalises before attention and MLP, and, as Gemma, perhaps behind them too. No `norm`: the first
+    block of a model whose embeddings are normalised already.
+    """
+
+    norm: Layer | None
+    attention: SelfAttention
+    mlp_norm: Layer
+    mlp: Mlp | GatedMlp
+    behind_attention: Layer | None = None
+    behind_mlp: Layer | None = None
+
+    def __call__(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
+        inner = x if self.norm is None else self.norm(x)
+        if self.behind_attention is None:
+            x = self.attention.plus(inner, x, layout)
+        else:
+            x = x + self.behind_attention(self.attention(inner, layout))
+        inner = self.mlp_norm(x)
+        return self.mlp.plus(inner, x) if self.behind_mlp is None else x + self.behind_mlp(self.mlp(inner))
+
+
+def dense(weights: Weights, *names: str, scales: Sequence[float] = (), activation: str | None = None) -> Dense:
+    """The products of these names as one, below one another, each times its scale."""
+    weight = weights.joined([f"{name}.weight" for name in names], scales)
+    biases = [f"{name}.bias" for name in names]
+    bias = weights.joined(biases, scales) if any(one in weights for one in biases) else None
+    return Dense(weight, bias, activation)
+
+
+def layer_norm(weights: Weights, name: str, eps: float) -> LayerNorm:
+    return LayerNorm(weights[f"{name}.weight"], weights.get(f"{name}.bias"), eps)
+
+
+def rms_norm(weights: Weights, name: str, eps: float, *, offset: float = 0.0) -> RmsNorm:
+    """`offset`: what is added to the weight, 1 for Gemma."""
+    return RmsNorm(weights.cast(weights.exact(f"{name}.weight") + offset), eps)
+
+
+def _has_fused(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has this CPU's products, with what follows them, in this number format."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    narrow = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    return dtype not in narrow or bool(getattr(_FUSED, narrow[dtype])())
+
+
+def _product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: tuple[str, str] = _NONE
+) -> torch.Tensor:
+    """oneDNN's, of weights that are laid out for it."""
+    name, algorithm = activation
+    y: torch.Tensor = _FUSED._linear_pointwise.default(x, weight, bias, name, [], algorithm)  # noqa: SLF001 - torch's
+    return y
+
+
+def _laid_out(weight: torch.Tensor) -> torch.Tensor:
+    laid_out: torch.Tensor = _FUSED._reorder_linear_weight(weight, None)  # noqa: SLF001 - torch's
+    return laid_out
+
+
+def _activate(y: torch.Tensor, activation: tuple[str, str]) -> torch.Tensor:
+    """In place: no memory is touched for the first time."""
+    name, algorithm = activation
+    if name == "gelu":
+        return torch.ops.aten.gelu_(y, approximate=algorithm)  # type: ignore[no-any-return]
+    if name == "swish":
+        return functional.silu(y, inplace=True)
+    return functional.relu_(y) if name == "relu" else y
+
+
+@cache
+def is_quicker_fused(activation: tuple[str, str], dtype: torch.dtype, shape: tuple[int, int]) -> bool:
+    """Whether oneDNN is quicker with gelu in the product than with torch's after it, on this CPU: on one with AVX2 its
+    gelu took three times as long as torch's.
+    """
+    x = torch.ones(_RACE_ROWS, shape[1], dtype=dtype)
+    weight, bias = _laid_out(torch.ones(shape, dtype=dtype)), torch.ones(shape[0], dtype=dtype)
+    return is_quicker(
+        lambda: _product(x, weight, bias, activation),
+        lambda: _activate(_product(x, weight, bias), activation),
+    )

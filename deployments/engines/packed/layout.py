@@ -1,0 +1,105 @@
+"""Where the queries of one pass lie in its packed tokens, and what every layer of the pass shares. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+from deployments.engines.packed.tensors import Place
+from deployments.engines.passes import Lengths
+
+_ROWS = 32  # oneDNN prepares a product anew for each number of rows that it has not met
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Layout:
+    """Of one pass. The queries follow one another; `spare` rows after the last token only make products' shapes few."""
+
+    place: Place
+    queries: int
+    longest: int
+    ragged: bool
+    tokens: int
+    spare: int
+    bounds: torch.Tensor  # int32 [queries + 1]: where each begins, and the end
+    lengths: list[int]
+    _starts: npt.NDArray[np.int32]  # the same bounds, on the host
+    _kept: dict[Hashable, object] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, lengths: Lengths, place: Place) -> Layout:
+        longest = int(lengths.max())
+        bounds = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths, out=bounds[1:])
+        tokens = int(bounds[-1])
+        return cls(
+            place=place,
+            queries=len(lengths),
+            longest=longest,
+            ragged=int(lengths.min()) != longest,
+            tokens=tokens,
+            spare=-tokens % _ROWS if place.device.type == "cpu" else 0,
+            bounds=torch.from_numpy(bounds).to(place.device, non_blocking=True),
+            lengths=lengths.tolist(),
+            _starts=bounds,
+        )
+
+    def once(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        """What `make` gives the first time: a mask or a table that the layers of this pass share."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return cast("_T", self._kept[key])
+
+    def firsts(self, table: torch.Tensor) -> torch.Tensor:
+        """[positions, ...] -> [tokens, ...]: the row of each token's position in its query."""
+        return torch.cat([table[:length] for length in self.lengths])
+
+    def pad(self, packed: torch.Tensor) -> torch.Tensor:
+        """[tokens + spare, ...] -> [queries, longest, ...]; what a query lacks is some other finite row of its own."""
+        packed = packed.index_select(0, self._rows()[0]) if self.ragged else packed[: self.tokens]
+        return packed.view(self.queries, self.longest, *packed.shape[1:])
+
+    def unpad(self, padded: torch.Tensor) -> torch.Tensor:
+        """[queries, longest, width] -> [tokens + spare, width]."""
+        flat = padded.reshape(self.queries * self.longest, -1)
+        if self.ragged:
+            return flat.index_select(0, self._rows()[1])
+        return self.add_spare(flat)
+
+    def add_spare(self, packed: torch.Tensor) -> torch.Tensor:
+        """[tokens, width] -> [tokens + spare, width]."""
+        return functional.pad(packed, (0, 0, 0, self.spare)) if self.spare else packed
+
+    def ended(self) -> torch.Tensor | None:
+        """[queries, 1, 1, longest]: 0, or -inf where a query has ended; None where all end together."""
+        if not self.ragged:
+            return None
+
+        def make() -> torch.Tensor:
+            bias = np.where(self._valid(), np.float32(0), np.float32(-np.inf))[:, None, None, :]
+            return torch.from_numpy(bias).to(self.place.device, self.place.dtype)
+
+        return self.once("ended", make)
+
+    def _valid(self) -> npt.NDArray[np.bool_]:
+        columns = np.arange(self.longest)
+        valid: npt.NDArray[np.bool_] = columns < np.diff(self._starts)[:, None]
+        return valid
+
+    def _rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """int64: the padded form's rows among the packed ones, and the packed rows, the spare too, among the padded."""
+
+        def make() -> tuple[torch.Tensor, torch.Tensor]:
+            valid, starts = self._valid(), self._starts[:-1, None]
+            rows = np.where(valid, starts + np.arange(self.longest), starts).reshape(-1)
+            back = np.pad(np.flatnonzero(valid), (0, self.spare))
+            return torch.from_numpy(rows).to(self.place.device), torch.from_numpy(back).to(self.place.device)
+
+        return self.once("rows", make)

@@ -1,0 +1,100 @@
+"""How a model knows where a token stands: rotations of query and key, or a bias of the scores by distance.
+
+Imports torch; the scalings of rotary frequencies are the transformers library's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from deployments.engines.packed.layout import Layout
+from deployments.engines.packed.tensors import Place
+
+_BY_LENGTH = {"longrope"}  # scalings under which a query's numbers depend on the longest one beside it
+
+
+class Rotary:
+    """Turns pairs of numbers of query and key by an angle that grows with the position (arXiv:2104.09864). The pairs
+    are number i and i + n / 2 of the first n of a head.
+    """
+
+    def __init__(self, frequencies: torch.Tensor, factor: float, place: Place) -> None:
+        """`frequencies` [n / 2] in radians a token; `factor` lengthens what is turned."""
+        self._frequencies, self._factor, self._place = frequencies.float().cpu(), factor, place
+        self._table = torch.empty(0, 2 * len(frequencies))
+
+    def turn(self, heads: torch.Tensor, layout: Layout) -> None:
+        """[tokens + spare, heads, size], in place."""
+        cos, sin = layout.once((self, "angles"), lambda: self._angles(layout))
+        half = cos.shape[-1]
+        first, second = heads[..., :half], heads[..., half : 2 * half]
+        first_by_sin, second_by_sin = first * sin, second * sin
+        first.mul_(cos).sub_(second_by_sin)
+        second.mul_(cos).add_(first_by_sin)
+
+    def _angles(self, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines, each [tokens + spare, 1, n / 2]."""
+        table = self._table
+        if len(table) < layout.longest:
+            positions = torch.arange(1 << (layout.longest - 1).bit_length()).float()
+            angles = torch.outer(positions, self._frequencies)
+            table = torch.cat([angles.cos(), angles.sin()], 1) * self._factor
+            self._table = table = table.to(self._place.device, self._place.dtype)  # whole at once: others may read it
+        cos, sin = layout.add_spare(layout.firsts(table)).unsqueeze(1).chunk(2, -1)
+        return cos, sin
+
+
+def rotary_of(config: Any, place: Place, kind: str | None = None) -> Rotary:
+    """That of a transformers config; `kind` is a layer's type, where each has its own."""
+    config.standardize_rope_params()
+    stated = config.rope_parameters if kind is None else config.rope_parameters[kind]
+    if stated["rope_type"] == "default":
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        turned = int(size * stated.get("partial_rotary_factor", 1.0))
+        return Rotary(stated["rope_theta"] ** -(torch.arange(0, turned, 2).float() / turned), 1.0, place)
+    frequencies, factor = ROPE_INIT_FUNCTIONS[stated["rope_type"]](config, None, layer_type=kind)
+    return Rotary(frequencies, factor, place)
+
+
+def unsupported_rotary(config: Any) -> str | None:
+    """Why a transformers config's rotations have no packed form, or None."""
+    config.standardize_rope_params()
+    stated = config.rope_parameters
+    for one in (stated, *(value for value in stated.values() if isinstance(value, dict))):
+        if one.get("rope_type") in _BY_LENGTH:
+            return f"rotary positions of the type {one['rope_type']} have no packed form here"
+    return None
+
+
+def alibi(heads: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A bias of -slope * distance, with a slope for each head (arXiv:2108.12409, both ways)."""
+    slopes = torch.tensor(alibi_slopes(heads))
+    return lambda distances: -slopes[:, None] * distances.abs()
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """2^(-8 i / heads) for a power of two; else those of the next lower one, and every other of the next higher."""
+    whole = 1 << (heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (number + 1) / whole) for number in range(whole)]
+    return slopes if whole == heads else slopes + alibi_slopes(2 * whole)[::2][: heads - whole]
+
+
+def relative_buckets(table: torch.Tensor, most_distance: int = 128) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A learnt bias float32 [buckets, heads] (arXiv:1910.10683, both ways): half of the buckets are behind; in each
+    half the near distances have one each, and those up to `most_distance` share the others by their logarithm.
+    """
+
+    def bias(distances: torch.Tensor) -> torch.Tensor:
+        half = len(table) // 2
+        near = half // 2
+        away = distances.abs()
+        far = near + (torch.log(away.clamp(min=1) / near) / math.log(most_distance / near) * (half - near)).long()
+        buckets = torch.where(away < near, away, far.clamp(max=half - 1)) + half * (distances > 0)
+        return table[buckets].T
+
+    return bias

@@ -1,0 +1,94 @@
+"""A model's tensors by name, ready for a device: from a module of the transformers library, or straight from its files.
+
+Imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a model computes, and in which number format."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+
+class Weights:
+    """Tensors under a prefix, by the names of a state dict. `read` gives one as it is stored; what is handed out is a
+    copy of it on the place.
+    """
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], torch.Tensor], place: Place) -> None:
+        self._names, self._read, self.place = frozenset(names), read, place
+        self._prefix = ""
+
+    @classmethod
+    def of_module(cls, module: Any, place: Place) -> Weights:
+        """Those of a loaded module, which may be changed afterwards."""
+        state = module.state_dict()
+        return cls(state, state.__getitem__, place)
+
+    @classmethod
+    def of_files(cls, folder: Path, place: Place) -> Weights:
+        """Those of a folder's .safetensors files, each tensor read when it is asked for and kept by nobody."""
+        holders: dict[str, Path] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            with safe_open(path, "pt") as opened:
+                holders |= dict.fromkeys(opened.keys(), path)
+
+        def read(name: str) -> torch.Tensor:
+            with safe_open(holders[name], "pt") as opened:
+                tensor: torch.Tensor = opened.get_tensor(name)
+                return tensor
+
+        return cls(holders, read, place)
+
+    def within(self, prefix: str) -> Weights:
+        """The same, with `prefix` and a dot before every name; of no prefix the same."""
+        inner = Weights(self._names, self._read, self.place)
+        inner._prefix = f"{self._prefix}{prefix}." if prefix else self._prefix
+        return inner
+
+    def __contains__(self, name: str) -> bool:
+        return self._prefix + name in self._names
+
+    def has(self, prefix: str) -> bool:
+        """Whether any tensor lies within that prefix."""
+        return any(name.startswith(f"{self._prefix}{prefix}.") for name in self._names)
+
+    def exact(self, name: str) -> torch.Tensor:
+        """In float32, where it is stored: to be computed with before `cast`. Raises KeyError where there is none."""
+        if name not in self:
+            raise KeyError(f"the weights lack {self._prefix}{name}")
+        return self._read(self._prefix + name).detach().float()
+
+    def cast(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy on the place."""
+        return tensor.detach().to(self.place.device, self.place.dtype, copy=True)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self:
+            raise KeyError(f"the weights lack {self._prefix}{name}")
+        return self.cast(self._read(self._prefix + name))
+
+    def get(self, name: str) -> torch.Tensor | None:
+        """None where there is none: a bias that a model does without."""
+        if name in self:
+            return self[name]
+        return None
+
+    def joined(self, names: Sequence[str], scales: Sequence[float] = ()) -> torch.Tensor:
+        """Tensors one below the other, each times its scale where scales are given. Raises KeyError as `exact`."""
+        if len(names) == 1 and not scales:
+            return self[names[0]]
+        factors = scales or (1.0,) * len(names)
+        return self.cast(torch.cat([self.exact(name) * factor for name, factor in zip(names, factors, strict=True)]))

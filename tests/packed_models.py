@@ -1,0 +1,59 @@
+"""Packed models beside the transformers library's own code: small ones, made on the spot, with random weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from deployments.engines import packed
+from deployments.engines.packed.model import PackedModel
+from deployments.engines.packed.tensors import Place, Weights
+
+CPU = torch.device("cpu")
+EXACT = Place(CPU, torch.float32)
+VOCABULARY = 100
+LENGTHS = {"ragged": [300, 45, 30, 4, 1], "alike": [40, 40, 40], "long": [700, 513], "one": [77], "shortest": [1]}
+
+
+def build(model, config, **shape):
+    """A transformers model of that class, whose every weight has a say."""
+    torch.manual_seed(0)
+    built = model(config(vocab_size=VOCABULARY, max_position_embeddings=720, **shape)).eval()
+    for parameter in built.parameters():  # norms and biases are ones and zeros at first
+        parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    return built
+
+
+def texts(lengths):
+    random = np.random.default_rng(0)
+    return [torch.from_numpy(random.integers(5, VOCABULARY, length)) for length in lengths]
+
+
+def pack(model, pooling, place=EXACT):
+    parts = packed.build(model.config, Weights.of_module(model, place))
+    return PackedModel(parts, place, pooling)
+
+
+def pooled(hidden, pooling):
+    return {"cls": hidden[0], "last": hidden[-1], "mean": hidden.mean(0)}[pooling]
+
+
+def compare(model, pooling, lengths, **close):
+    """Together and each alone, in float32."""
+    queries = texts(lengths)
+    with torch.inference_mode():
+        ours = pack(model, pooling)
+        together = ours(torch.cat(queries), np.array(lengths, np.int32))
+        alone = torch.cat([ours(query, np.array([len(query)], np.int32)) for query in queries])
+        wanted = [pooled(model(input_ids=query[None]).last_hidden_state[0], pooling) for query in queries]
+    for found in (together, alone):
+        torch.testing.assert_close(found, torch.stack(wanted), **({"atol": 5e-5, "rtol": 1e-4} | close))
+
+
+def cosine_in(dtype, model, pooling, lengths):
+    """The smallest between the packed form in that number format and float32's own code."""
+    queries = texts(lengths)
+    with torch.inference_mode():
+        found = pack(model, pooling, Place(CPU, dtype))(torch.cat(queries), np.array(lengths, np.int32))
+        wanted = [pooled(model(input_ids=query[None]).last_hidden_state[0], pooling) for query in queries]
+    return float(torch.cosine_similarity(found, torch.stack(wanted)).min())
