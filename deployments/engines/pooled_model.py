@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
+import deployments.engines.jina_bert  # noqa: F401 - registers its classes
 from deployments.engines import Engine, TokenBatch, Vectors, embed
 from deployments.engines.passes import Lengths
 from deployments.errors import SettingsError
@@ -60,6 +61,7 @@ class PooledModel(torch.nn.Module):
                 trust_remote_code=card.trust_remote_code,
                 output_loading_info=True,
                 **({"attn_implementation": attention} if attention else {}),
+                **({"config": AutoConfig.for_model(**card.config)} if card.config else {}),
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise SettingsError("args.model.id", f"{card.folder} cannot be loaded: {error}") from error
@@ -73,6 +75,11 @@ class PooledModel(torch.nn.Module):
                 "args.model.id",
                 f"{len(absent)} weights of a {card.model_type} model are missing in {card.folder} ({absent[0]}); if it "
                 "comes with code of its own, set args.model.trust_remote_code",
+            )
+        strange = [key for key in report["unexpected_keys"] if card.config and ".layer" in str(key)]
+        if strange:
+            raise SettingsError(
+                "args.model.id", f"{card.folder} has weights that no {card.model_type} model has ({strange[0]})"
             )
         self.model = model.eval()
         self.transformer = model if card.kind == "embedding" else model.base_model

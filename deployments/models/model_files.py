@@ -10,6 +10,7 @@ from typing import Any
 from deployments.errors import SettingsError
 from deployments.models.model_folder import find_folder, read_json
 from deployments.models.modules import check_modules, module_name, modules_of, pooled_by, prompts_of, splade_pooling
+from deployments.models.published import class_config
 from deployments.models.weights import count_parameters, find_weights
 from deployments.settings import Auto, Kind, ModelSettings
 
@@ -42,6 +43,7 @@ class ModelCard:
     kind: Kind = "embedding"
     labels: tuple[str, ...] = ()  # of a reranker or a classifier, in the order of its numbers
     token_types: bool = False  # the model tells the two texts of a pair apart by token types
+    config: Mapping[str, Any] | None = None  # of the model's class, where config.json is in other words
 
 
 def read_model_card(settings: ModelSettings) -> ModelCard:
@@ -55,6 +57,8 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
         raise SettingsError("args.model.id", f"{folder} holds no config.json, so it is not a model")
     weights = find_weights(folder)
     check_modules(folder)
+    translated = class_config(config, own_code=settings.trust_remote_code)
+    config = translated or config
     labels = _labels(config)
     kind = _kind(folder, config, labels, settings.kind)
     text = config.get("text_config", config)  # multimodal models nest the text model's numbers
@@ -87,6 +91,7 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
         token_types=scores and _token_types(folder, config),
         prompts={} if scores else prompts,
         default_prompt_name=None if scores else default_prompt_name,
+        config=translated,
     )
 
 

@@ -115,7 +115,7 @@ def with_code(model, ran):
 
 def test_code_of_a_model_is_not_run(model, ran):
     with_code(model, ran)
-    with pytest.raises(SettingsError, match="cannot be loaded"):
+    with pytest.raises(SettingsError, match="names code of its own"):
         load(model)
     assert not ran.exists()
 
