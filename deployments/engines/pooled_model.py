@@ -76,7 +76,7 @@ class PooledModel(torch.nn.Module):
                 f"{len(absent)} weights of a {card.model_type} model are missing in {card.folder} ({absent[0]}); if it "
                 "comes with code of its own, set args.model.trust_remote_code",
             )
-        strange = [key for key in report["unexpected_keys"] if card.config and ".layer" in str(key)]
+        strange = sorted(key for key in report["unexpected_keys"] if card.config and ".layer" in str(key))
         if strange:
             raise SettingsError(
                 "args.model.id", f"{card.folder} has weights that no {card.model_type} model has ({strange[0]})"

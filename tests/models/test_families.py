@@ -11,8 +11,9 @@ from jina_reference import Jina
 from published_models import FAMILIES, JINA, JINA_CODE, jina_weights, published_weights, reference, save_folder
 
 from deployments.engines import TokenBatch, embed
-from deployments.engines.pooled_model import agreement
+from deployments.engines.pooled_model import PooledModel, agreement
 from deployments.engines.torch_engine import TorchEngine
+from deployments.errors import SettingsError
 from deployments.models.model_files import read_model_card
 from deployments.settings import CpuSettings, ModelSettings
 
@@ -27,6 +28,12 @@ JINAS = {
 LENGTHS = {"ragged": [300, 45, 130, 4, 1], "alike": [40, 40, 40], "one": [77], "shortest": [1]}
 LONG = [700, 513]  # past a local window of 128 on both sides, and past 512
 PAST_512 = {"modernbert", "nomic", "gte en", "gte multilingual", *JINAS}
+HEAD = {
+    "bert.pooler.dense.weight": (64, 64),
+    "bert.pooler.dense.bias": 64,
+    "classifier.weight": (1, 64),
+    "classifier.bias": 1,
+}
 
 
 class Family:
@@ -86,3 +93,30 @@ def test_vectors_are_the_models_own(family, name, form, pooling):
         got, wanted = embed(engine, batch, NEVER), family.pooled(batch, pooling)
         assert agreement(wanted, got) >= 0.9999
         np.testing.assert_allclose(got, wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_jinas_reranker(tmp_path):
+    """jina-reranker-v1: BERT's head over the same encoder."""
+    config = JINA | {"architectures": ["JinaBertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    inner = jina_weights(JINA)
+    random = np.random.default_rng(1)
+    heads = {name: random.normal(0, 0.3, shape) for name, shape in HEAD.items()}
+    weights = {f"bert.{name}": weight for name, weight in inner.items()}
+    save_folder(tmp_path, config, weights | {name: torch.from_numpy(head).float() for name, head in heads.items()})
+    (tmp_path / "modules.json").unlink()
+    card = read_model_card(ModelSettings(id=str(tmp_path)))
+    assert (card.kind, card.dimension, card.token_types) == ("reranker", 1, True)
+    batch = TokenBatch.random(30000, [60, 7, 1], seed=0)
+    got = embed(TorchEngine(card, CpuSettings(engine="torch", dtype="float32"), "cpu", 1), batch, NEVER)
+    first = np.stack([Jina(JINA, inner)(query)[0] for query in batch.queries()])
+    pooled = np.tanh(first @ heads["bert.pooler.dense.weight"].T + heads["bert.pooler.dense.bias"])
+    wanted = pooled @ heads["classifier.weight"].T + heads["classifier.bias"]
+    np.testing.assert_allclose(got, wanted, atol=2e-5, rtol=1e-4)
+
+
+def test_weights_that_the_config_does_not_speak_of_are_refused(tmp_path):
+    """The norms of the model for code, under a config that names the other code."""
+    save_folder(tmp_path, JINA, jina_weights(JINA) | jina_weights(JINA_CODE))
+    card = read_model_card(ModelSettings(id=str(tmp_path)))
+    with pytest.raises(SettingsError, match=r"has weights that no jina_bert model has \(encoder\.layer\.0\."):
+        PooledModel(card)

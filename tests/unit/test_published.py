@@ -134,7 +134,9 @@ def test_quantized_weights_are_refused(method):
 def test_code_that_nobody_has_translated_is_not_passed_over():
     """Transformers would compute a plain BERT."""
     config = BERT | {"auto_map": {"AutoConfig": "code.Config", "AutoModel": "code.Model"}}
-    with pytest.raises(SettingsError, match=r"code of its own \(code\.Model\), and .*; args\.model\.trust_remote_code would"):
+    with pytest.raises(
+        SettingsError, match=r"code of its own \(code\.Model\), and .*; args\.model\.trust_remote_code would"
+    ):
         translated(config)
     assert class_config(config, own_code=True) is None
     assert class_config(NOMIC | {"prenorm": True}, own_code=True) is None

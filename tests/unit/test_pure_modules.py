@@ -20,6 +20,7 @@ PURE = [
     "deployments.models.model_folder",
     "deployments.models.modules",
     "deployments.models.pairs",
+    "deployments.models.published",
     "deployments.placement.locality",
     "deployments.placement.view",
     "deployments.placement.bulk",
