@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
 
 
-class JinaBertConfig(BertConfig):
+class JinaBertConfig(BertConfig):  # type: ignore[no-untyped-call]
     """`feed_forward_type`: geglu, reglu, or original (BERT's). `qk_norm`: as the model for code, which normalises
     queries and keys, and adds a block's input to its attention twice.
     """
@@ -36,7 +36,7 @@ def alibi_slopes(heads: int) -> list[float]:
     return slopes + alibi_slopes(2 * power)[0::2][: heads - power] if heads > power else slopes
 
 
-class JinaBertModel(PreTrainedModel):
+class JinaBertModel(PreTrainedModel):  # type: ignore[no-untyped-call]
     """`last_hidden_state` float [queries, tokens, hidden] of ids and mask int64 [queries, tokens]."""
 
     config_class = JinaBertConfig
@@ -52,9 +52,9 @@ class JinaBertModel(PreTrainedModel):
                 "LayerNorm": _norm(config),
             }
         )
-        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(map(_Layer, [config] * config.num_hidden_layers))})
+        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))})
         self.pooler = nn.ModuleDict({"dense": nn.Linear(hidden, hidden)}) if pooled else None
-        self.post_init()
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def forward(
         self,
@@ -72,12 +72,12 @@ class JinaBertModel(PreTrainedModel):
         bias = -slopes[:, None, None] * distance
         seen = torch.where(attention_mask.bool(), 0.0, -torch.inf)
         bias = (bias + seen[:, None, None, :]).to(x.dtype)
-        for layer in self.encoder["layer"]:
+        for layer in self.encoder["layer"].children():
             x = layer(x, bias)
         return BaseModelOutput(last_hidden_state=x)
 
 
-class JinaBertForSequenceClassification(PreTrainedModel):
+class JinaBertForSequenceClassification(PreTrainedModel):  # type: ignore[no-untyped-call]
     """Logits of each query's first token, as BERT's: jina-reranker-v1."""
 
     config_class = JinaBertConfig
@@ -86,8 +86,8 @@ class JinaBertForSequenceClassification(PreTrainedModel):
     def __init__(self, config: JinaBertConfig) -> None:
         super().__init__(config)
         self.bert = JinaBertModel(config, pooled=True)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels or 1)
+        self.post_init()  # type: ignore[no-untyped-call]
 
     def forward(self, **inputs: Any) -> SequenceClassifierOutput:
         first = self.bert(**inputs).last_hidden_state[:, 0]
@@ -113,11 +113,11 @@ class _Layer(nn.Module):
             up, down = nn.Linear(hidden, 2 * wide, bias=False), nn.Linear(wide, hidden)
             self.mlp = nn.ModuleDict({"gated_layers": up, "wo": down, "layernorm": _norm(config)})
         out = {"dense": nn.Linear(hidden, hidden), "LayerNorm": _norm(config)}
-        self.attention = nn.ModuleDict({"self": nn.ModuleDict(parts), "output": nn.ModuleDict(out)})
+        self.attention: Any = nn.ModuleDict({"self": nn.ModuleDict(parts), "output": nn.ModuleDict(out)})
         self._activation = _activation(config)
         self._qk_norm = config.qk_norm
 
-    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, bias: torch.Tensor) -> Any:
         out = self.attention["output"]
         mixed = out["LayerNorm"](out["dense"](self._attend(x, bias)) + x)
         if self._qk_norm:
@@ -136,8 +136,7 @@ class _Layer(nn.Module):
         if self._qk_norm:
             q, k = part["layer_norm_q"](q), part["layer_norm_k"](k)
         q, k, v = (each.unflatten(-1, (self._heads, -1)).transpose(1, 2) for each in (q, k, v))
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        return mixed.transpose(1, 2).flatten(2)
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias).transpose(1, 2).flatten(2)
 
 
 def _norm(config: JinaBertConfig) -> nn.LayerNorm:
