@@ -52,13 +52,9 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
     Raises SettingsError that names the setting of `args.model` which does not fit.
     """
     folder, revision = find_folder(settings)
-    config = read_json(folder / "config.json")
-    if not config:
-        raise SettingsError("args.model.id", f"{folder} holds no config.json, so it is not a model")
+    config, translated = _config(folder, own_code=settings.trust_remote_code)
     weights = find_weights(folder)
     check_modules(folder)
-    translated = class_config(config, own_code=settings.trust_remote_code)
-    config = translated or config
     labels = _labels(config)
     kind = _kind(folder, config, labels, settings.kind)
     text = config.get("text_config", config)  # multimodal models nest the text model's numbers
@@ -93,6 +89,15 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
         default_prompt_name=None if scores else default_prompt_name,
         config=translated,
     )
+
+
+def _config(folder: Path, *, own_code: bool) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What config.json says, in the words of the model's class, and that again where config.json has other words."""
+    config = read_json(folder / "config.json")
+    if not config:
+        raise SettingsError("args.model.id", f"{folder} holds no config.json, so it is not a model")
+    translated = class_config(config, own_code=own_code)
+    return translated or config, translated
 
 
 def _kind(folder: Path, config: dict[str, Any], labels: tuple[str, ...], wanted: str) -> Kind:
