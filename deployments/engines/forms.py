@@ -79,6 +79,8 @@ class Forms:
 
 def read_config(card: ModelCard) -> Any:
     """The transformers config of a model. Raises SettingsError where there is none."""
+    if card.config is not None:
+        return AutoConfig.for_model(**card.config)
     try:
         return AutoConfig.from_pretrained(card.folder, trust_remote_code=card.trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
