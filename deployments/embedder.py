@@ -8,18 +8,20 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
 
-from deployments.engines import Engine, TokenBatch, Vectors, create_engine, embed
+from deployments.engines import Engine, TokenBatch, create_engine, embed
+from deployments.engines.passes import Lengths
 from deployments.hardware.affinity import pin_thread, plan_affinity, read_cpu_shape, thread_environment
 from deployments.hardware.device_detector import CPU
 from deployments.metrics import EmbedderMetrics, publish_again_and_again
 from deployments.models.model_files import ModelCard, read_model_card
+from deployments.models.outputs import TEXT, Numbers, Outputs, Rows, join
 from deployments.models.sparse import pack
 from deployments.queueing.cost_model import QUERY_TOKENS, CostModel
 from deployments.queueing.schedule import Policy, Schedule
@@ -156,8 +158,8 @@ class Embedder:
         """One run, in the engine's thread; each pass, and the end, is told to the loop."""
         on_loop = asyncio.get_running_loop().call_soon_threadsafe
 
-        def tell(indices: Indices, unit: Vectors, norms: Vectors) -> None:
-            on_loop(passed, indices, unit, norms)
+        def tell(indices: Indices, answers: Iterable[Numbers], norms: Numbers) -> None:
+            on_loop(passed, indices, answers, norms)
 
         def work() -> None:
             problem: BaseException | None = None
@@ -170,28 +172,36 @@ class Embedder:
         self._thread.submit(work)
 
     def _run(self, run: Sequence[OfferedQuery], tell: Passed, stop: threading.Event) -> None:
-        """In the engine's thread: pooled queries first, then those of which each token's vector is wanted."""
-        for each_token in (False, True):
-            chosen = np.array([i for i, query in enumerate(run) if query.each_token == each_token], np.intp)
-            if len(chosen):
-                batch = TokenBatch.pack([run[i].ids for i in chosen], each_token=each_token)
-                for indices, vectors in self._engine.passes(batch, stop):
-                    unit, norms = self._shape(vectors, each_token=each_token)
-                    tell(chosen[indices], unit, norms)
+        """In the engine's thread: queries that want the same of the model together, the plain ones first."""
+        for outputs in sorted({query.outputs for query in run}, key=lambda wanted: wanted != TEXT):
+            chosen = np.array([i for i, query in enumerate(run) if query.outputs == outputs], np.intp)
+            batch = TokenBatch.pack([run[i].ids for i in chosen], outputs)
+            for indices, found in self._engine.passes(batch, stop):
+                rows, norms = self._shape(found, outputs, batch.lengths[indices])
+                tell(chosen[indices], join(rows, outputs, batch.lengths[indices]), norms)
 
-    def _shape(self, vectors: Vectors, *, each_token: bool) -> tuple[Vectors, Vectors]:
-        """(rows float32 [n, width], norms float32 [n]) as they go to the Router.
+    def _shape(self, found: Sequence[Rows], outputs: Outputs, lengths: Lengths) -> tuple[list[Rows], Rows]:
+        """(rows of each output, norms float32 [queries]) as they go to the Router.
 
         - Embeddings are made unit vectors. The client may want them as the model gave them, so the norms go along.
-        - Vectors of tokens, and the numbers of other kinds of model, stay as they are, with norms of 1.
-        - A norm that is not finite marks a row with numbers that are not finite.
+        - Rows of tokens, and the numbers of other kinds of model, stay as they are, with norms of 1.
+        - A norm that is not finite marks a query with numbers that are not finite.
         """
-        if self._card.kind == "embedding" and not each_token:
-            norms = np.linalg.norm(vectors, axis=1).astype(np.float32, copy=False)
-            return vectors / np.maximum(norms, np.finfo(np.float32).tiny)[:, None], norms
-        finite = np.all(np.isfinite(vectors), axis=1)
-        rows = pack(np.where(finite[:, None], vectors, 0)) if self._card.kind == "sparse" else vectors
-        return rows, np.where(finite, np.float32(1), np.float32(np.nan))
+        shaped, norms = list[Rows](), np.ones(len(lengths), np.float32)
+        starts = np.cumsum(lengths) - lengths
+        for output, rows in zip(outputs, found, strict=True):
+            if output == "text" and self._card.kind == "embedding":
+                length: Rows = np.linalg.norm(rows, axis=1).astype(np.float32, copy=False)
+                norms *= length
+                unit = rows / np.maximum(length, np.finfo(np.float32).tiny)[:, None]
+                shaped.append(unit.astype(np.float32, copy=False))
+                continue
+            finite = np.all(np.isfinite(rows), axis=1)
+            whole = finite if output == "text" else np.logical_and.reduceat(finite, starts)
+            norms[~np.asarray(whole)] = np.nan
+            is_words = output == "text" and self._card.kind == "sparse"
+            shaped.append(pack(np.where(finite[:, None], rows, 0)) if is_words else rows)
+        return shaped, norms
 
     def _bound_passes(self, schedule: Schedule) -> None:
         """A pass takes a small share of the SLO, so that answers leave early and a deadline is not missed by a pass."""

@@ -20,6 +20,7 @@ from deployments.hardware.device_detector import Topology
 from deployments.metrics import Instruments, RouterMetrics, publish_again_and_again
 from deployments.models.encoder import Encoder
 from deployments.models.model_files import ModelCard, read_model_card
+from deployments.models.outputs import TEXT
 from deployments.models.tokenising import ON_LOOP, estimated_tokens
 from deployments.models.tokenizer import Query, Token
 from deployments.placement.bulk import BulkQueue
@@ -135,7 +136,7 @@ class Router:
         except BaseException as error:
             self.metrics.failed(error, len(queries))
             raise
-        done = embedded(request, answers)
+        done = embedded(request, answers, self.card.token_widths)
         self._count(request, answers, done)
         return done
 
@@ -212,8 +213,8 @@ class Router:
             characters=request.characters,
         )
         request.tokenised = asyncio.get_running_loop().time()
-        if wanted.each_token:
-            self._encoder.check_numbers(request.ids)
+        if wanted.outputs != TEXT:
+            self._encoder.check_numbers(request.ids, wanted.outputs)
         if len(request.queries) > 1 and wanted.trial is None and not request.bulk:
             mean = sum(map(len, request.ids)) / len(request.ids)
             request.bulk = len(request.queries) > self._placer.capacity(mean, request)

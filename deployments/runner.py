@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.engines import Stopped
+from deployments.models.outputs import Numbers, Outputs
 from deployments.queueing.cost_model import CostModel
 from deployments.queueing.schedule import PATIENT, Policy, Query, ReplicaState, Schedule
-from deployments.transport.frames import Answered, Floats, Ids, Offer, Offers, Report
+from deployments.transport.frames import Answered, Ids, Offer, Offers, Report
 
 logger = logging.getLogger("ray.serve")
 
@@ -47,7 +49,7 @@ class OfferedQuery:
     number: int
     index: int
     ids: Ids
-    each_token: bool
+    outputs: Outputs
     gone: bool = False  # nobody waits for it any more
 
 
@@ -74,9 +76,9 @@ class Run:
     left: set[int] = field(default_factory=set)  # indices of those that are not answered
 
 
-Passed = Callable[[Indices, Floats, Floats], None]
-"""Called on the loop as a pass ends: indices of the run's queries, their unit vectors float32 [queries or tokens,
-dimension] and the norms that these had, those of each query together."""
+Passed = Callable[[Indices, Iterable[Numbers], Numbers], None]
+"""Called on the loop as a pass ends: indices of the run's queries, the numbers that each is answered with, and the norm
+of each query's vector, float32 [queries]; a norm that is not finite marks numbers that are not."""
 Ended = Callable[[BaseException | None], None]
 """Called on the loop as the run ends, after its passes; with what it failed of, if it did."""
 Compute = Callable[[Sequence[OfferedQuery], Passed, Ended, threading.Event], None]
@@ -185,7 +187,7 @@ class Runner:
                 due,
                 patient=offer.bulk or late,
                 bulk=offer.bulk,
-                item=OfferedQuery(session, offer.number, index, ids, offer.each_token),
+                item=OfferedQuery(session, offer.number, index, ids, offer.outputs),
             )
             for index, ids in enumerate(offer.queries)
         ]
@@ -262,9 +264,9 @@ class Runner:
         contextvars.Context().run(self._begin, run)
 
     def _begin(self, run: Run) -> None:
-        def passed(indices: Indices, unit: Floats, norms: Floats) -> None:
+        def passed(indices: Indices, answers: Iterable[Numbers], norms: Numbers) -> None:
             if self._run is run:
-                self._passed(run, indices, unit, norms)
+                self._passed(run, indices, answers, norms)
 
         def ended(problem: BaseException | None) -> None:
             if self._run is run:
@@ -317,23 +319,19 @@ class Runner:
                 self._tell(session).failed.append((number, sentence))
         self._drop(lost)
 
-    def _passed(self, run: Run, indices: Indices, unit: Floats, norms: Floats) -> None:
+    def _passed(self, run: Run, indices: Indices, answers: Iterable[Numbers], norms: Numbers) -> None:
         now = self._now()
         queries = [run.queries[index] for index in indices]
         run.left.difference_update(indices.tolist())
         self.schedule.passed(now, queries)
-        row = 0
-        for query in queries:
-            waiting: OfferedQuery = query.item
-            end = row + (query.tokens if waiting.each_token else 1)
-            if not waiting.gone:
-                self._answer(query, unit[row:end], norms[row:end], run.began, now)
-            row = end
+        for query, numbers, norm in zip(queries, answers, norms.tolist(), strict=True):
+            if not query.item.gone:
+                self._answer(query, numbers, norm, run.began, now)
 
-    def _answer(self, query: Query, unit: Floats, norms: Floats, began: float, now: float) -> None:
+    def _answer(self, query: Query, numbers: Numbers, norm: float, began: float, now: float) -> None:
         waiting: OfferedQuery = query.item
         session = waiting.session
-        if not np.isfinite(norms).all():
+        if not math.isfinite(norm):
             self._fail([(session, waiting.number)], "the engine gave no finite numbers for this input")
             return
         waiting.gone = True
@@ -342,7 +340,7 @@ class Runner:
             del session.offers[waiting.number]
         arrived = query.admitted_at
         self._tell(session).answered.append(
-            Answered(waiting.number, waiting.index, unit, norms, began - arrived, now - began, now - arrived)
+            Answered(waiting.number, waiting.index, numbers, norm, began - arrived, now - began, now - arrived)
         )
 
     # --- what Routers are told ----------------------------------------------------------------------------------------

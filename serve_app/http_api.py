@@ -190,7 +190,7 @@ class HttpApi:
     async def embed_all(self, request: Request) -> Answer:
         """The vector of each token, not normalised: many numbers, and other queries are let through between texts."""
         asked = EncodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
-        done = await self._embed(asked.queries, asked, request, each_token=True)
+        done = await self._embed(asked.queries, asked, request, outputs=("tokens",))
         texts = []
         for vectors in done.vectors:
             texts.append(_dumps(np.ascontiguousarray(vectors)))
@@ -266,15 +266,12 @@ class HttpApi:
         asked = DecodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
         return _json(await self._router.decode(asked.id_lists, skip_special_tokens=asked.skip_special_tokens))
 
-    async def _embed(
-        self, queries: Sequence[Query], options: Options, request: Request, *, each_token: bool = False, **kinds: Any
-    ) -> Embedded:
+    async def _embed(self, queries: Sequence[Query], options: Options, request: Request, **more: Any) -> Embedded:
         wanted = Wanted(
             truncate=options.truncate,
             truncation_direction=options.side,
             prompt_name=options.prompt_name,
-            each_token=each_token,
-            **kinds,
+            **more,
             **admission(request.headers),
         )
         return await self._router.embed(queries, wanted)

@@ -63,12 +63,13 @@ def frame_s() -> tuple[float, float]:
     and a replica's ends of offers and reports.
     """
     ids = np.zeros(QUERY_TOKENS, np.int32)
-    unit, norms = np.zeros((1, _DIMENSION), np.float32), np.ones(1, np.float32)
+    numbers = np.zeros(_DIMENSION, np.float32)
     state = ReplicaState(0.5, 0.9, 0.1, 90, 45, 96, 7, (0.0, 2.4e-4, 0.0, 0.27), 1.01, 0.02, (7, 0, 0))
     found = []
     for items in _ITEMS:
         offers = Offers([Offer(n, 1.98, [ids]) for n in range(items)], refused_s=0.2)
-        report = Report(state, 7, answered=[Answered(n, 0, unit, norms, 0.4, 0.5, 0.9) for n in range(items)])
+        answered = [Answered(n, 0, numbers, 1.0123456716537476, 0.4, 0.5, 0.9) for n in range(items)]
+        report = Report(state, 7, answered=answered)
         frames = b"".join(offers.encode()), b"".join(report.encode()[0])
         started = time.perf_counter()
         for _ in range(_FRAMES // items):

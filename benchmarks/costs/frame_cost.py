@@ -29,8 +29,8 @@ Send = Callable[[int], Awaitable[None]]  # one frame of so many queries, answere
 
 
 def _answer(offers: Offers) -> Report:
-    unit, norms = np.ones((1, _NUMBERS), np.float32), np.ones(1, np.float32)
-    answered = [Answered(offer.number, 0, unit, norms, 0.0, 0.0, 0.0) for offer in offers.offers]
+    numbers = np.ones(_NUMBERS, np.float32)
+    answered = [Answered(offer.number, 0, numbers, 1.0, 0.0, 0.0, 0.0) for offer in offers.offers]
     return Report(answered=answered)
 
 

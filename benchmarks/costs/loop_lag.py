@@ -71,7 +71,7 @@ async def main() -> None:
     loop = asyncio.get_running_loop()
 
     def run(run: Sequence[OfferedQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
-        for indices, vectors in engine.passes(TokenBatch.pack([one.ids for one in run]), stop):
+        for indices, (vectors,) in engine.passes(TokenBatch.pack([one.ids for one in run]), stop):
             loop.call_soon_threadsafe(passed, indices, vectors, np.ones(len(vectors), np.float32))
         loop.call_soon_threadsafe(ended, None)
 

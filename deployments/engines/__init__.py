@@ -11,21 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.models.model_files import ModelCard
+from deployments.models.outputs import TEXT, Output, Outputs, Rows
 from deployments.settings import AcceleratorSettings, CpuSettings
 
-Vectors = npt.NDArray[np.float32]  # shape [queries, dimension]
+Vectors = Rows  # shape [queries, dimension] or [tokens, numbers]
 Queries = npt.NDArray[np.intp]  # positions of queries in their batch
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """Queries of any length, packed: `ids` int32 [all tokens], `lengths` int32 [queries]. `each_token`: not one pooled
-    vector of each query is wanted, but one of each token.
-    """
+    """Queries of any length, packed: `ids` int32 [all tokens], `lengths` int32 [queries]; what is wanted of each."""
 
     ids: npt.NDArray[np.int32]
     lengths: npt.NDArray[np.int32]
-    each_token: bool = False
+    outputs: Outputs = TEXT
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -34,18 +33,13 @@ class TokenBatch:
         """One view of token ids for each query."""
         return np.split(self.ids, np.cumsum(self.lengths)[:-1])
 
-    @property
-    def vectors(self) -> int:
-        """How many vectors are wanted."""
-        return len(self.ids) if self.each_token else len(self.lengths)
-
-    def rows(self, queries: Queries) -> npt.NDArray[np.intp]:
-        """Which of the batch's vectors are those of these queries, in their order."""
-        return self._tokens(queries) if self.each_token else queries
+    def rows(self, queries: Queries, output: Output) -> npt.NDArray[np.intp]:
+        """Which of all rows of this output are those of these queries, in their order."""
+        return queries if output == "text" else self._tokens(queries)
 
     def select(self, queries: Queries) -> TokenBatch:
         """The batch of these queries, in their order."""
-        return TokenBatch(self.ids[self._tokens(queries)], self.lengths[queries], self.each_token)
+        return TokenBatch(self.ids[self._tokens(queries)], self.lengths[queries], self.outputs)
 
     def _tokens(self, queries: Queries) -> npt.NDArray[np.intp]:
         """Where the tokens of these queries stand in `ids`, in their order."""
@@ -56,14 +50,14 @@ class TokenBatch:
         return tokens
 
     @classmethod
-    def pack(cls, queries: list[npt.NDArray[np.int32]], *, each_token: bool = False) -> TokenBatch:
-        return cls(np.concatenate(queries), np.array([len(query) for query in queries], dtype=np.int32), each_token)
+    def pack(cls, queries: list[npt.NDArray[np.int32]], outputs: Outputs = TEXT) -> TokenBatch:
+        return cls(np.concatenate(queries), np.array([len(query) for query in queries], dtype=np.int32), outputs)
 
     @classmethod
-    def random(cls, vocab_size: int, lengths: Sequence[int], seed: int) -> TokenBatch:
+    def random(cls, vocab_size: int, lengths: Sequence[int], seed: int, outputs: Outputs = TEXT) -> TokenBatch:
         """Queries of these lengths that mean nothing, the same for the same seed: what engines are tried on."""
         random = np.random.default_rng(seed)
-        return cls.pack([random.integers(0, vocab_size, length, dtype=np.int32) for length in lengths])
+        return cls.pack([random.integers(0, vocab_size, length, dtype=np.int32) for length in lengths], outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +93,12 @@ class Engine(Protocol):
         """
         ...
 
-    def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, Vectors]]:
-        """Run the batch, and yield (queries, vectors) as each pass of the model ends. Every query is in one pass.
+    def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, tuple[Vectors, ...]]]:
+        """Run the batch, and yield (queries, found) as each pass of the model ends. Every query is in one pass.
 
-        `queries`: their positions in `batch`. `vectors`, in the same order: float32 [queries, dimension], pooled and
-        not normalised, or what a model of another kind answers; with `batch.each_token` float32 [tokens, dimension],
-        one row for each token of these queries.
+        `queries`: their positions in `batch`. `found`, in the order of `batch.outputs`: of "text" float32 [queries,
+        dimension], pooled and not normalised, or what a model of another kind answers; of every other output float32
+        [tokens, numbers], one row for each token of these queries.
 
         The batch is in the order of deadlines. The first queries leave first, except that a pass takes queries of
         similar length. Raises Stopped once `stop` is set, and whatever the device raises.
@@ -123,15 +117,21 @@ class Engine(Protocol):
 
 
 def embed(engine: Engine, batch: TokenBatch, stop: threading.Event) -> Vectors:
-    """The vectors of all passes, float32 [queries, dimension] or [tokens, dimension], in the order of `batch`.
+    """The rows of the first output that `batch` asks for, of all passes, in its order. Raises Stopped."""
+    return embed_all(engine, batch, stop)[0]
 
-    Raises Stopped once `stop` is set.
-    """
+
+def embed_all(engine: Engine, batch: TokenBatch, stop: threading.Event) -> list[Vectors]:
+    """The rows of each output that `batch` asks for, of all passes, in its order. Raises Stopped once `stop` is set."""
     passes = list(engine.passes(batch, stop))
-    vectors = np.empty((batch.vectors, passes[0][1].shape[1]), dtype=np.float32)
-    for queries, found in passes:
-        vectors[batch.rows(queries)] = found
-    return vectors
+    outputs = []
+    for number, output in enumerate(batch.outputs):
+        count = len(batch) if output == "text" else len(batch.ids)
+        rows = np.empty((count, passes[0][1][number].shape[1]), dtype=np.float32)
+        for queries, found in passes:
+            rows[batch.rows(queries, output)] = found[number]
+        outputs.append(rows)
+    return outputs
 
 
 def create_engine(card: ModelCard, settings: AcceleratorSettings | CpuSettings, device: str, threads: int) -> Engine:

@@ -12,6 +12,7 @@ import numpy as np
 from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors
 from deployments.engines.passes import Lengths
 from deployments.models.model_files import ModelCard
+from deployments.models.outputs import Output
 from deployments.settings import EmulatedDevice
 
 _ALPHA_TOKENS = 75  # of the paper's queries, whose seconds `alpha_s` is
@@ -46,7 +47,7 @@ class EmulatedEngine:
             why="accelerator and CPU are emulated: the vectors mean nothing",
         )
 
-    def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, Vectors]]:
+    def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, tuple[Vectors, ...]]]:
         """All queries at the end of the run; or `pass_queries` of them at a time, each pass once its share, by tokens,
         of the run's time after `beta_s` has passed.
         """
@@ -57,12 +58,12 @@ class EmulatedEngine:
         done = np.cumsum(batch.lengths) / len(batch.ids)  # share of the work, as each query ends
         for first in range(0, len(batch), step):
             queries = np.arange(first, min(first + step, len(batch)))
-            vectors = self._vectors(batch.select(queries))
+            chosen = batch.select(queries)
             end_s = self._device.beta_s + (total_s - self._device.beta_s) * float(done[queries[-1]])
             left_s = started + end_s * factor - self._clock()
             if stop.wait(left_s) if left_s > 0 else stop.is_set():
                 raise Stopped
-            yield queries, vectors
+            yield queries, tuple(self._vectors(chosen, output) for output in batch.outputs)
 
     def bound_passes(self, tokens: int) -> None:
         """Its passes are as its settings say."""
@@ -70,8 +71,8 @@ class EmulatedEngine:
     def probe(self) -> None:
         """An emulated device is always there."""
 
-    def _vectors(self, batch: TokenBatch) -> Vectors:
-        inputs = batch.ids if batch.each_token else batch.queries()
+    def _vectors(self, batch: TokenBatch, output: Output) -> Vectors:
+        inputs = batch.queries() if output == "text" else batch.ids
         seeds = np.array([zlib.crc32(one.tobytes()) % 9973 for one in inputs], dtype=np.float32)
         vectors: Vectors = np.cos(np.outer(seeds + 1, self._waves) * np.float32(1e-3))
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)

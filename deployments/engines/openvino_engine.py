@@ -15,6 +15,7 @@ from deployments.engines.product_race import quickest_cpu_dtype
 from deployments.engines.torch_engine import import_torch
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
+from deployments.models.outputs import TEXT
 from deployments.settings import AcceleratorSettings, CpuSettings
 
 if TYPE_CHECKING:
@@ -54,12 +55,12 @@ class OpenVinoEngine:
             queries_per_s=round(speed, 1),
         )
 
-    def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, Vectors]]:
-        run = self._tokens if batch.each_token else self._pooled
+    def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, tuple[Vectors, ...]]]:
+        run = self._pooled if batch.outputs == TEXT else self._tokens
         for queries in cut_batch(batch.lengths, self._most_tokens, at_once=1, padded=True):
             if stop.is_set():
                 raise Stopped
-            yield queries, run(batch.select(queries))
+            yield queries, (run(batch.select(queries)),)
 
     def _pooled(self, batch: TokenBatch) -> Vectors:
         from deployments.engines.pooled_model import pad

@@ -23,6 +23,7 @@ from deployments.engines.passes import cut_batch, window_tokens
 from deployments.engines.product_race import quickest_cpu_dtype
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
+from deployments.models.outputs import TEXT
 from deployments.settings import AcceleratorSettings, CpuSettings
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class TorchEngine:
     def _window_tokens(self, most_tokens: int) -> int:
         return window_tokens(most_tokens, self._threads, padded=self._encoder.padded)
 
-    def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, Vectors]]:
+    def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, tuple[Vectors, ...]]]:
         cut = cut_batch(batch.lengths, self._pass_tokens, self._threads, padded=self._encoder.padded)
         ordered = batch.select(np.concatenate(cut))
         ends = np.cumsum([len(queries) for queries in cut])
@@ -109,30 +110,31 @@ class TorchEngine:
         with self._torch.inference_mode():
             ids = self._torch.from_numpy(ordered.ids).to(self._device, non_blocking=True)  # once, for all passes
 
-        def run(number: int) -> Any:
+        def run(number: int) -> tuple[Any, ...]:
             if stop.is_set():
                 raise Stopped
             start, end = ends[number] - len(cut[number]), ends[number]
             with self._torch.inference_mode():
                 tokens = ids[bounds[start] : bounds[end]]
-                return self._encoder(tokens, ordered.lengths[start:end], each_token=batch.each_token)
+                return (self._encoder(tokens, ordered.lengths[start:end], each_token=batch.outputs != TEXT),)
 
         outcomes = self._side_by_side if self._device.type == "cpu" else _one_ahead
-        return ((cut[number], vectors) for number, vectors in outcomes(run, len(cut)))
+        return ((cut[number], found) for number, found in outcomes(run, len(cut)))
 
-    def _side_by_side(self, run: Callable[[int], Any], passes: int) -> Iterator[tuple[int, Vectors]]:
+    def _side_by_side(
+        self, run: Callable[[int], tuple[Any, ...]], passes: int
+    ) -> Iterator[tuple[int, tuple[Vectors, ...]]]:
         """Passes on one core each, which beats all cores on one pass: nobody waits for the slowest core at every layer,
         and a core that other work takes away for a moment holds up only its own pass. A lone pass gets all cores.
         """
         at_once = min(passes, self._threads)
         threads = self._threads // at_once
 
-        def run_here(number: int) -> tuple[int, Vectors]:
+        def run_here(number: int) -> tuple[int, tuple[Vectors, ...]]:
             if getattr(self._local, "threads", None) != threads:  # the call is not free: it empties caches
                 self._torch.set_num_threads(threads)
                 self._local.threads = threads
-            vectors: Vectors = run(number).numpy()
-            return number, vectors
+            return number, tuple(one.numpy() for one in run(number))
 
         if at_once == 1:
             yield from map(run_here, range(passes))
@@ -216,16 +218,16 @@ class TorchEngine:
         return f"{self._device}, {backend.get_device_name(self._device)}"
 
 
-def _one_ahead(run: Callable[[int], Any], passes: int) -> Iterator[tuple[int, Vectors]]:
+def _one_ahead(run: Callable[[int], tuple[Any, ...]], passes: int) -> Iterator[tuple[int, tuple[Vectors, ...]]]:
     """Each pass is handed to the device before the answer of the one before it is copied back: the device never waits
     for a copy, and a run that nobody waits for any more stops within two passes.
     """
     before = run(0)
     for number in range(1, passes):
         ahead = run(number)
-        yield number - 1, before.cpu().numpy()
+        yield number - 1, tuple(one.cpu().numpy() for one in before)
         before = ahead
-    yield passes - 1, before.cpu().numpy()
+    yield passes - 1, tuple(one.cpu().numpy() for one in before)
 
 
 def import_torch(device: str) -> ModuleType:

@@ -9,6 +9,7 @@ from typing import Any
 
 from deployments.errors import InvalidInput
 from deployments.models.model_files import ModelCard
+from deployments.models.outputs import Outputs
 from deployments.models.pairs import Pair
 from deployments.models.tokenising import Tokenising
 from deployments.models.tokenizer import Query, Side, Token, TokenIds, Tokenizer, check_texts
@@ -77,10 +78,11 @@ class Encoder:
             raise InvalidInput(f"there is no prompt named '{name}': {there}", param="prompt_name")
         return prompts[name]
 
-    def check_numbers(self, token_ids: Sequence[TokenIds]) -> None:
-        """Raises InvalidInput where the vectors of all tokens would be too many numbers for one answer."""
+    def check_numbers(self, token_ids: Sequence[TokenIds], outputs: Outputs) -> None:
+        """Raises InvalidInput where the rows of all tokens would be too many numbers for one answer."""
         tokens = sum(map(len, token_ids))
-        most = max(_NUMBERS_OF_TOKENS // self._card.dimension, self._card.max_tokens)
+        width = sum(self._card.token_widths[output] for output in outputs if output != "text")
+        most = max(_NUMBERS_OF_TOKENS // width, self._card.max_tokens)
         if tokens > most:
             raise InvalidInput(
                 f"the inputs have {tokens} tokens, and the vectors of {most} are answered at once; send fewer at once",

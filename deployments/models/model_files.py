@@ -11,6 +11,7 @@ from deployments.errors import SettingsError
 from deployments.models.model_folder import find_folder, read_json
 from deployments.models.modules import check_modules, module_name, modules_of, pooled_by, prompts_of, splade_pooling
 from deployments.models.published import class_config
+from deployments.models.outputs import Output
 from deployments.models.weights import count_parameters, find_weights
 from deployments.settings import Auto, Kind, ModelSettings
 
@@ -44,6 +45,7 @@ class ModelCard:
     labels: tuple[str, ...] = ()  # of a reranker or a classifier, in the order of its numbers
     token_types: bool = False  # the model tells the two texts of a pair apart by token types
     config: Mapping[str, Any] | None = None  # of the model's class, where config.json is in other words
+    token_widths: Mapping[Output, int] = field(default_factory=dict)  # numbers of a token, of each output it has
 
 
 def read_model_card(settings: ModelSettings) -> ModelCard:
@@ -88,6 +90,7 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
         prompts={} if scores else prompts,
         default_prompt_name=None if scores else default_prompt_name,
         config=translated,
+        token_widths={"tokens": int(hidden)} if kind == "embedding" else {},
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from deployments.models.outputs import TEXT, Output, Outputs, split
 from deployments.models.pairs import Pair
 from deployments.models.tokenizer import Query, Side, TokenIds
 from deployments.placement.link import Link
@@ -23,9 +24,9 @@ from deployments.trial import Trial
 class Embedded:
     """The answer to a request.
 
-    - `vectors`, one for each query, in order: for an embedding model unit vectors float32 [dimension], or float32
-      [tokens, dimension], not normalised, where `each_token` was asked for; for rerankers and classifiers logits
-      float32 [labels]; for sparse models rows for `sparse.unpack`.
+    - `vectors`, one for each query, in order, of the first output that was asked for. Of "text" for an embedding model
+      unit vectors float32 [dimension], for rerankers and classifiers logits float32 [labels], for sparse models rows
+      for `sparse.unpack`. Of other outputs float32 [tokens, numbers].
     - `norms`: of each vector before it was made a unit vector; 1.0 for all that are not unit vectors.
     - `pools`: the names of the pools that answered, sorted.
     - `tokens`: of all queries together, prompts and special tokens included.
@@ -42,6 +43,7 @@ class Embedded:
     queue_s: float
     compute_s: float
     total_s: float
+    others: Mapping[Output, Sequence[npt.NDArray[np.float32]]] = field(default_factory=dict)  # outputs after the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Wanted:
     - `bulk`: answer it as a bulk request.
     - `trial`: admit it by a calibration's rule. It is then never bulk.
     - `timeout_s`: seconds that the caller will wait. They replace the SLO as the deadline.
-    - `each_token`: answer one vector for each token, float32 [tokens, dimension], not normalised.
+    - `outputs`: what of the model's to answer, all from one run.
     """
 
     kinds: tuple[Kind, ...] = ("embedding",)
@@ -65,7 +67,7 @@ class Wanted:
     bulk: bool = False
     trial: Trial | None = None
     timeout_s: float | None = None
-    each_token: bool = False
+    outputs: Outputs = TEXT
 
 
 @dataclass(slots=True, eq=False)
@@ -119,13 +121,20 @@ Answers = dict[int, tuple[str, Answered]]
 """By the query's index: the pool that answered, and its answer."""
 
 
-def embedded(request: Request, answers: Answers) -> Embedded:
-    """The answer to a whole request."""
+def embedded(request: Request, answers: Answers, widths: Mapping[Output, int]) -> Embedded:
+    """The answer to a whole request. `widths`: see `outputs.split`."""
     in_order = [answers[index] for index in range(len(request.queries))]
-    each_token = request.wanted.each_token
+    outputs = request.wanted.outputs
+    if outputs == TEXT:
+        found: dict[Output, Sequence[npt.NDArray[np.float32]]] = {"text": [answer.numbers for _, answer in in_order]}
+    else:
+        numbers = zip(in_order, request.ids, strict=True)
+        each = [split(answer.numbers, outputs, len(ids), widths) for (_, answer), ids in numbers]
+        found = {output: [one[output][0] if output == "text" else one[output] for one in each] for output in outputs}
+    vectors = found.pop(outputs[0])
     return Embedded(
-        vectors=[answer.unit if each_token else answer.unit[0] for _, answer in in_order],
-        norms=[1.0 if each_token else float(answer.norms[0]) for _, answer in in_order],
+        vectors=vectors,
+        norms=[answer.norm for _, answer in in_order],
         pools=tuple(sorted({pool for pool, _ in in_order})),
         tokens=sum(map(len, request.ids)),
         characters=sum(len(query) for query in request.queries if isinstance(query, str | Pair)),
@@ -133,4 +142,5 @@ def embedded(request: Request, answers: Answers) -> Embedded:
         queue_s=max(answer.queue_s for _, answer in in_order),
         compute_s=max(answer.compute_s for _, answer in in_order),
         total_s=asyncio.get_running_loop().time() - request.started,
+        others=found,
     )

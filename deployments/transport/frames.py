@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from deployments.models.outputs import TEXT, Numbers, Outputs
 from deployments.queueing.schedule import ReplicaState
 
 Ids = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float32]
 
 HEAD, SIZE = struct.Struct("<II"), struct.Struct("<I")  # of a frame and its head; of the frame, which comes first
 LARGEST_FRAME = 2**28  # bytes; a frame is cut long before
@@ -39,7 +39,7 @@ class Offer(NamedTuple):
     - `number`: the offer's, on its connection; `Channel.offer` sets it.
     - `left_s`: seconds until the deadline of all its queries.
     - `queries`: token ids int32 [tokens] of each.
-    - `each_token`: answer one vector for each token, not one for each query.
+    - `outputs`: what is wanted of each query.
     - `bulk`: the queries are patient, and never held.
     - `partial`: the replica may admit only the first few. It holds those until the Router confirms them; if it admits
       all, it holds none.
@@ -51,7 +51,7 @@ class Offer(NamedTuple):
     number: int
     left_s: float
     queries: Sequence[Ids]
-    each_token: bool = False
+    outputs: Outputs = TEXT
     bulk: bool = False
     partial: bool = False
     again: bool = False
@@ -79,7 +79,7 @@ class Offers:
     def encode(self) -> list[bytes]:
         """As the buffers of one frame."""
         heads = [
-            [o.number, round(o.left_s, 6), len(o.queries), o.each_token, o.bulk, o.partial, o.again, o.depth, o.trial]
+            [o.number, round(o.left_s, 6), len(o.queries), o.outputs, o.bulk, o.partial, o.again, o.depth, o.trial]
             for o in self.offers
         ]
         queries = [query for offer in self.offers for query in offer.queries]
@@ -99,19 +99,22 @@ class Offers:
         if count and (min(lengths) < 1 or ends[-1] != len(ids)):
             raise ValueError("its lengths do not add up")  # one query's tokens would be another's
         queries = map(ids.__getitem__, map(slice, (0, *ends), ends))
-        offers = [Offer(number, left_s, [*islice(queries, size)], *how) for number, left_s, size, *how in heads]
+        offers = [
+            Offer(number, left_s, [*islice(queries, size)], tuple(outputs), *how)
+            for number, left_s, size, outputs, *how in heads
+        ]
         return cls(offers, called_off, confirmed, refused_s, settings, asks)
 
 
 class Answered(NamedTuple):
-    """Query `query` of offer `number`: its unit vectors float32 [1 or tokens, dimension], their norms, and where its
-    time went: waiting, in the run until its pass ended, and at the replica in all.
+    """Query `query` of offer `number`: the numbers of its outputs (`outputs.join`; an embedding as a unit vector), the
+    norm that this had, and where its time went: waiting, in the run until its pass ended, and at the replica in all.
     """
 
     number: int
     query: int
-    unit: Floats
-    norms: Floats
+    numbers: Numbers
+    norm: float
     queue_s: float
     compute_s: float
     stay_s: float
@@ -139,34 +142,30 @@ class Report:
         answers, size = list[Answered](), 0
         head = [self.refused, self.admitted, self.failed]
         for one in self.answered:
-            if size > CUT_BYTES or (answers and one.unit.shape[1] != answers[0].unit.shape[1]):  # sparse rows
+            if size > CUT_BYTES:
                 frames.append(self._encode(head, answers))
                 head, answers, size = [[], [], []], [], 0
             answers.append(one)
-            size += one.unit.nbytes
+            size += one.numbers.nbytes
         frames.append(self._encode(head, answers))
         return frames
 
     def _encode(self, head: list[Any], answers: list[Answered]) -> list[bytes]:
-        width = answers[0].unit.shape[1] if answers else 0
-        about = [[a.number, a.query, len(a.norms), a.queue_s, a.compute_s, a.stay_s] for a in answers]
-        arrays = [np.ascontiguousarray(a.unit, np.float32).tobytes() for a in answers]
-        arrays += [a.norms.tobytes() for a in answers]
-        return _frame([list(self.state), self.seen, *head, width, about], arrays)
+        about = [[a.number, a.query, len(a.numbers), a.norm, a.queue_s, a.compute_s, a.stay_s] for a in answers]
+        arrays = [np.ascontiguousarray(a.numbers, np.float32).tobytes() for a in answers]
+        return _frame([list(self.state), self.seen, *head, about], arrays)
 
     @classmethod
     def decode(cls, frame: bytes) -> Report:
         """Raises ValueError, TypeError or struct.error where it is not what it says."""
         head, start = _head(frame)
-        state, seen, refused, admitted, failed, width, about = head
-        rows = sum(one[2] for one in about)
-        unit = np.frombuffer(frame, np.float32, rows * width, start).reshape(rows, width)
-        norms = np.frombuffer(frame, np.float32, rows, start + unit.nbytes)
-        answered, row = [], 0
-        for number, index, count, queue_s, compute_s, stay_s in about:
-            end = row + count
-            answered.append(Answered(number, index, unit[row:end], norms[row:end], queue_s, compute_s, stay_s))
-            row = end
+        state, seen, refused, admitted, failed, about = head
+        numbers = np.frombuffer(frame, np.float32, sum(one[2] for one in about), start)
+        answered, first = [], 0
+        for number, index, count, *figures in about:
+            end = first + count
+            answered.append(Answered(number, index, numbers[first:end], *figures))
+            first = end
         if state[0] is None:  # JSON has no infinity: the queue is closed
             state[0] = math.inf
         return cls(ReplicaState(*state), seen, refused, admitted, failed, answered)

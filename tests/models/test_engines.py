@@ -131,23 +131,23 @@ def test_weights_that_are_not_there_are_not_made_up(card, tmp_path):
 PASSES = {"packed": ("torch", 2), "padded": ("torch", 2), "openvino": ("openvino", 1)}
 
 
-@pytest.mark.parametrize("each_token", [False, True])
+@pytest.mark.parametrize("output", ["text", "tokens"])
 @pytest.mark.parametrize("form", PASSES)
-def test_passes_are_every_query_once_with_its_own_vectors(card, queries, form, each_token):
+def test_passes_are_every_query_once_with_its_own_vectors(card, queries, form, output):
     name, threads = PASSES[form]
     engine = create_engine(card, CpuSettings(engine=name, dtype="float32", max_batch_tokens=200), "cpu", threads)
     if name == "torch":
         engine.use(form, "float32")
     assert engine.pass_tokens == window_tokens(200, threads, padded=form != "packed")
-    batch = TokenBatch.pack(queries, each_token=each_token)
+    batch = TokenBatch.pack(queries, (output,))
     passes = list(engine.passes(batch, NEVER))
     assert len(passes) > 2
     assert sorted(np.concatenate([chosen for chosen, _ in passes]).tolist()) == list(range(len(queries)))
     whole = embed(engine, batch, NEVER)
-    for chosen, vectors in passes:
+    for chosen, (vectors,) in passes:
         assert vectors.dtype == np.float32
-        assert vectors.shape == (len(batch.rows(chosen)), card.dimension)
-        assert np.allclose(vectors, whole[batch.rows(chosen)], atol=1e-6)
+        assert vectors.shape == (len(batch.rows(chosen, output)), card.dimension)
+        assert np.allclose(vectors, whole[batch.rows(chosen, output)], atol=1e-6)
         alone = embed(engine, batch.select(chosen[:1]), NEVER)
         assert np.allclose(vectors[: len(alone)], alone, atol=1e-4)
 
@@ -304,7 +304,7 @@ def test_the_vectors_of_tokens_pool_to_the_vector_of_the_query(card, queries, ex
         engine = TorchEngine(card, CpuSettings(dtype="float32"), "cpu", 2)
         engine.use(form, "float32")
         assert engine.form == form
-    tokens = embed(engine, TokenBatch.pack(queries, each_token=True), NEVER)
+    tokens = embed(engine, TokenBatch.pack(queries, ("tokens",)), NEVER)
     assert tokens.shape == (sum(LENGTHS), card.dimension)
     pooled = embed(exact, TokenBatch.pack(queries), NEVER)
     assert np.allclose(mean_of_tokens(tokens, LENGTHS), pooled, atol=1e-4)
@@ -312,9 +312,9 @@ def test_the_vectors_of_tokens_pool_to_the_vector_of_the_query(card, queries, ex
 
 def test_emulated_vectors_of_tokens(card, queries):
     engine = EmulatedEngine(card, EmulatedDevice(alpha_s=0, beta_s=0))
-    vectors = embed(engine, TokenBatch.pack(queries, each_token=True), NEVER)
+    vectors = embed(engine, TokenBatch.pack(queries, ("tokens",)), NEVER)
     assert vectors.shape == (sum(LENGTHS), card.dimension)
-    assert np.array_equal(vectors[:3], embed(engine, TokenBatch.pack(queries[:1], each_token=True), NEVER))
+    assert np.array_equal(vectors[:3], embed(engine, TokenBatch.pack(queries[:1], ("tokens",)), NEVER))
 
 
 def test_tokenizer(card):

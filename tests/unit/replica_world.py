@@ -11,6 +11,7 @@ import numpy as np
 from virtual_device import EIGHT, V100, schedule_of
 
 from deployments.engines import Stopped
+from deployments.models.outputs import TEXT
 from deployments.runner import Runner
 from deployments.transport.frames import Offer, Offers
 
@@ -56,10 +57,13 @@ class FakeEngine:
                     if isinstance(problem := self.outcome(run[i]), Exception):
                         raise problem
                 if not self.silent:
-                    rows = [i for i in chunk for _ in range(len(run[i].ids) if run[i].each_token else 1)]
-                    unit = np.array([[run[i].ids[0], len(run[i].ids)] for i in rows], np.float32)
-                    norms = np.array([1.0 if (n := self.outcome(run[i])) is None else n for i in rows], np.float32)
-                    passed(np.array(chunk, np.intp), unit, norms)
+                    rows = [1 if run[i].outputs == TEXT else len(run[i].ids) for i in chunk]
+                    found = [
+                        np.tile(np.array([run[i].ids[0], len(run[i].ids)], np.float32), n)
+                        for i, n in zip(chunk, rows, strict=True)
+                    ]
+                    norms = np.array([1.0 if (n := self.outcome(run[i])) is None else n for i in chunk], np.float32)
+                    passed(np.array(chunk, np.intp), found, norms)
         finally:
             self.running = set()
 

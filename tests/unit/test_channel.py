@@ -73,7 +73,7 @@ def over(test):
 
 
 def one(number, query=0, value=1.0):
-    return Answered(number, query, np.full((1, 2), value, np.float32), np.ones(1, np.float32), 0.1, 0.2, 0.3)
+    return Answered(number, query, np.full(2, value, np.float32), 1.0, 0.1, 0.2, 0.3)
 
 
 @over
@@ -139,7 +139,7 @@ async def test_refused_admitted_answered_and_failed(ends):
     )
     assert await refused.outcome == Refused(never=False)
     assert await never.outcome == Refused(never=True)
-    assert [a.unit[0, 0] for a in await answered.outcome] == [4, 5]  # in the order of the queries
+    assert [a.numbers[0] for a in await answered.outcome] == [4, 5]  # in the order of the queries
     with pytest.raises(EngineFailed, match="out of memory"):
         await failed.outcome
     assert ends.channel.pending == {}

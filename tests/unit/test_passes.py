@@ -98,12 +98,12 @@ def test_in_a_window_the_longest_come_first():
     assert [queries.tolist() for queries in passes] == [[1], [3, 2, 0], [5], [7, 6, 4]]
 
 
-@pytest.mark.parametrize("each_token", [False, True])
-def test_select(each_token):
-    batch = TokenBatch.pack([np.full(length, length, np.int32) for length in (3, 9, 4, 5)], each_token=each_token)
+@pytest.mark.parametrize("output", ["text", "tokens"])
+def test_select(output):
+    batch = TokenBatch.pack([np.full(length, length, np.int32) for length in (3, 9, 4, 5)], (output,))
     chosen = batch.select(np.array([3, 0, 1]))
     assert chosen.lengths.tolist() == [5, 3, 9]
     assert [set(query.tolist()) for query in chosen.queries()] == [{5}, {3}, {9}]
-    assert chosen.each_token == each_token
-    rows = batch.rows(np.array([3, 0])).tolist()
-    assert rows == ([16, 17, 18, 19, 20, 0, 1, 2] if each_token else [3, 0])
+    assert chosen.outputs == (output,)
+    rows = batch.rows(np.array([3, 0]), output).tolist()
+    assert rows == ([16, 17, 18, 19, 20, 0, 1, 2] if output == "tokens" else [3, 0])

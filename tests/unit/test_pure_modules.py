@@ -19,6 +19,7 @@ PURE = [
     "deployments.models.model_files",
     "deployments.models.model_folder",
     "deployments.models.modules",
+    "deployments.models.outputs",
     "deployments.models.pairs",
     "deployments.models.published",
     "deployments.placement.locality",

@@ -58,19 +58,19 @@ async def test_answers_leave_as_passes_end_and_say_where_the_time_went():
     answer = first[1]
     assert answer.compute_s == pytest.approx(0.27 + 8 * 0.018)
     assert answer.queue_s + answer.compute_s == pytest.approx(answer.stay_s)
-    assert answer.unit.tolist() == [[1, 75]]
+    assert answer.numbers.tolist() == [1, 75]
 
 
 @virtual
-async def test_each_tokens_vectors_go_to_their_query():
+async def test_the_rows_of_tokens_go_to_their_query():
     runner, _ = replica()
     router = FakeRouter(runner)
     router.offer(1, tokens=3)
-    router.offer(1, tokens=4, each_token=True)
+    router.offer(1, tokens=4, outputs=("tokens",))
     router.offer(1, tokens=5)
     await asyncio.sleep(1)
-    assert [router.ends[number, 0][1].unit.shape for number in (1, 2, 3)] == [(1, 2), (4, 2), (1, 2)]
-    assert [router.ends[number, 0][1].unit[0, 0] for number in (1, 2, 3)] == [1, 2, 3]
+    assert [len(router.ends[number, 0][1].numbers) for number in (1, 2, 3)] == [2, 8, 2]
+    assert [router.ends[number, 0][1].numbers[0] for number in (1, 2, 3)] == [1, 2, 3]
 
 
 @virtual
