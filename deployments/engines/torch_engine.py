@@ -23,7 +23,6 @@ from deployments.engines.passes import cut_batch, window_tokens
 from deployments.engines.product_race import quickest_cpu_dtype
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
-from deployments.models.outputs import TEXT
 from deployments.settings import AcceleratorSettings, CpuSettings
 
 if TYPE_CHECKING:
@@ -66,6 +65,9 @@ class TorchEngine:
             self._local = threading.local()
             self._workers = ThreadPoolExecutor(threads, thread_name_prefix="engine")
         self._pass_tokens = self._most_tokens
+        from deployments.engines.projected import Heads
+
+        self._heads = Heads(card).to(self._device)
         self._encoder: PackedModel | PaddedModel
         self._encoder, dtype, why, agreed, speed = self._choose(settings.dtype)
         self.info = EngineInfo(
@@ -116,7 +118,7 @@ class TorchEngine:
             start, end = ends[number] - len(cut[number]), ends[number]
             with self._torch.inference_mode():
                 tokens = ids[bounds[start] : bounds[end]]
-                return (self._encoder(tokens, ordered.lengths[start:end], each_token=batch.outputs != TEXT),)
+                return self._heads(self._encoder, tokens, ordered.lengths[start:end], batch.outputs)
 
         outcomes = self._side_by_side if self._device.type == "cpu" else _one_ahead
         return ((cut[number], found) for number, found in outcomes(run, len(cut)))

@@ -10,8 +10,9 @@ from typing import Any
 from deployments.errors import SettingsError
 from deployments.models.model_folder import find_folder, read_json
 from deployments.models.modules import check_modules, module_name, modules_of, pooled_by, prompts_of, splade_pooling
-from deployments.models.published import class_config
 from deployments.models.outputs import Output
+from deployments.models.projections import Projection, projections_of
+from deployments.models.published import class_config
 from deployments.models.weights import count_parameters, find_weights
 from deployments.settings import Auto, Kind, ModelSettings
 
@@ -46,6 +47,7 @@ class ModelCard:
     token_types: bool = False  # the model tells the two texts of a pair apart by token types
     config: Mapping[str, Any] | None = None  # of the model's class, where config.json is in other words
     token_widths: Mapping[Output, int] = field(default_factory=dict)  # numbers of a token, of each output it has
+    projections: Mapping[Output, tuple[Projection, ...]] = field(default_factory=dict)  # what comes after, by output
 
 
 def read_model_card(settings: ModelSettings) -> ModelCard:
@@ -63,19 +65,16 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
     hidden = text.get("hidden_size") or text.get("dim") or text.get("d_model")
     if not hidden or "vocab_size" not in text:
         raise SettingsError("args.model.id", f"{folder}/config.json gives no hidden_size or vocab_size")
+    after = projections_of(folder, kind, int(hidden))
     sentence = read_json(folder / "sentence_bert_config.json")
-    prompts, default_prompt_name = prompts_of(folder, settings.default_prompt_name)
+    prompts, default_prompt_name = _prompts(folder, kind, settings.default_prompt_name)
     scores = kind in SCORING
-    if scores and default_prompt_name is not None and prompts[default_prompt_name]:
-        raise SettingsError(
-            "args.model.default_prompt_name", f"a {kind} that puts a prompt before texts is not supported"
-        )
     return ModelCard(
         name=settings.served_name,
         folder=folder,
         revision=revision,
         model_type=str(config.get("model_type", "unknown")),
-        dimension=len(labels) if scores else int(text["vocab_size"] if kind == "sparse" else hidden),
+        dimension=_dimension(kind, labels, text, after) or int(hidden),
         vocab_size=int(text["vocab_size"]),
         max_tokens=_max_tokens(folder, text, sentence, settings.max_tokens),
         pooling=_pooling(folder, kind, settings.pooling),
@@ -87,10 +86,11 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
         kind=kind,
         labels=labels if scores else (),
         token_types=scores and _token_types(folder, config),
-        prompts={} if scores else prompts,
-        default_prompt_name=None if scores else default_prompt_name,
         config=translated,
+        prompts=prompts,
+        default_prompt_name=default_prompt_name,
         token_widths={"tokens": int(hidden)} if kind == "embedding" else {},
+        projections=after,
     )
 
 
@@ -126,6 +126,28 @@ def _kind(folder: Path, config: dict[str, Any], labels: tuple[str, ...], wanted:
     if wanted == "sparse" and not words:
         raise SettingsError("args.model.kind", f"sparse needs a model ForMaskedLM; this one is {named}")
     return wanted  # type: ignore[return-value]
+
+
+def _prompts(folder: Path, kind: Kind, wanted: str | None) -> tuple[dict[str, str], str | None]:
+    prompts, default = prompts_of(folder, wanted)
+    if kind not in SCORING:
+        return prompts, default
+    if default is not None and prompts[default]:
+        raise SettingsError(
+            "args.model.default_prompt_name", f"a {kind} that puts a prompt before texts is not supported"
+        )
+    return {}, None
+
+
+def _dimension(
+    kind: Kind, labels: tuple[str, ...], config: dict[str, Any], after: Mapping[Output, tuple[Projection, ...]]
+) -> int | None:
+    """How many numbers answer a query; None: as many as come out of the transformer."""
+    if kind in SCORING:
+        return len(labels)
+    if kind == "sparse":
+        return int(config["vocab_size"])
+    return after["text"][-1].outputs if "text" in after else None
 
 
 def _labels(config: dict[str, Any]) -> tuple[str, ...]:

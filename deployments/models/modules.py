@@ -8,7 +8,8 @@ from typing import Any
 from deployments.errors import SettingsError
 from deployments.models.model_folder import read_json
 
-_KNOWN = {"Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Normalize"}
+_KNOWN = {"Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Dense", "Normalize"}
+_ORDER = ("Pooling", "Dense", "Normalize")  # after the transformer
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -17,10 +18,14 @@ _POOLING_FLAGS = {
 
 
 def check_modules(folder: Path) -> None:
-    """Raises SettingsError where the model needs a module that is not served."""
-    unknown = [module for module in modules_of(folder) if module_name(module) not in _KNOWN]
+    """Raises SettingsError where the model needs a module that is not served, or needs them in another order."""
+    modules = modules_of(folder)
+    unknown = [module for module in modules if module_name(module) not in _KNOWN]
     if unknown:
         raise SettingsError("args.model.id", f"the model needs the module {unknown[0]['type']}, which is not supported")
+    order = [module_name(module) for module in modules if module_name(module) in _ORDER]
+    if order != sorted(order, key=_ORDER.index):
+        raise SettingsError("args.model.id", f"the model's modules {', '.join(order)} are not supported in this order")
 
 
 def modules_of(folder: Path) -> list[dict[str, str]]:

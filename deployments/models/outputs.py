@@ -1,9 +1,9 @@
 """What a query asks of the model, one output or several from the same run, and how they travel together. Pure.
 
-text      one row for the text: the pooled vector, a score for each label, or a weight for each word of the vocabulary
-tokens    the transformer's vector of each token
-sparse    a weight of each token (bge-m3)
-multi     a vector of each token to compare one by one (ColBERT, bge-m3)
+- "text": one row for the text: the pooled vector, a score for each label, or a weight for each word of the vocabulary
+- "tokens": the transformer's vector of each token
+- "sparse": a weight of each token (bge-m3)
+- "multi": a vector of each token, to compare one by one (ColBERT, bge-m3)
 """
 
 from __future__ import annotations

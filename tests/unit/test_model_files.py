@@ -13,6 +13,7 @@ from deployments.settings import ModelSettings
 CONFIG = {"model_type": "bert", "hidden_size": 8, "vocab_size": 100, "max_position_embeddings": 64}
 POOLING = {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
 NORMALIZE = {"idx": 2, "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
+LSTM = {"idx": 2, "path": "2_LSTM", "type": "sentence_transformers.models.LSTM"}
 DENSE = {"idx": 2, "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
 
 
@@ -82,7 +83,7 @@ def test_length_limits(tmp_path, files, settings, expected):
     [
         ({"config": {"model_type": "t5"}}, "args.model.id: {}/config.json gives no hidden_size or vocab_size"),
         ({"config": None}, "args.model.id: {} holds no config.json"),
-        ({"modules": [POOLING, DENSE]}, "args.model.id: the model needs the module sentence_transformers.models.Dense"),
+        ({"modules": [POOLING, LSTM]}, "args.model.id: the model needs the module sentence_transformers.models.LSTM"),
         ({"modules": []}, "args.model.pooling: the model's files do not say how it pools"),
         ({"pooling": {"pooling_mode_max_tokens": True}}, "args.model.pooling: the model pools by"),
         ({"pooling": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}}, "args.model.pooling: the mo"),

@@ -22,6 +22,7 @@ PURE = [
     "deployments.models.outputs",
     "deployments.models.pairs",
     "deployments.models.published",
+    "deployments.models.projections",
     "deployments.placement.locality",
     "deployments.placement.view",
     "deployments.placement.bulk",

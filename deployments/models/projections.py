@@ -1,0 +1,75 @@
+"""What comes after a model's transformer and pooling: Dense modules of sentence-transformers, and heads on tokens.
+
+A module's activation is named by a Python path in its config. The path is looked up here and never imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployments.errors import SettingsError
+from deployments.models.model_folder import read_json
+from deployments.models.modules import module_name, modules_of
+from deployments.models.outputs import Output
+from deployments.settings import Kind
+
+_TORCH = ("torch.nn.", "torch.nn.modules.activation.", "torch.nn.modules.linear.")
+_ACTIVATIONS = {
+    path + name: name.lower() for path in _TORCH for name in ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """`activation(x @ weight.T + bias)`, with the tensors of a safetensors file by their names in it.
+
+    `residual`: None, "" to add x itself, or the name of the matrix that x is multiplied with first.
+    """
+
+    file: Path
+    inputs: int
+    outputs: int
+    weight: str = "linear.weight"
+    bias: str | None = None
+    activation: str = "identity"  # identity, tanh, relu, gelu, silu or sigmoid
+    residual: str | None = None
+
+
+def projections_of(folder: Path, kind: Kind, hidden: int) -> dict[Output, tuple[Projection, ...]]:
+    """What comes after a transformer with vectors of `hidden` numbers, by output. Raises SettingsError."""
+    dense = _dense_modules(folder, hidden) if kind == "embedding" else ()
+    return {"text": dense} if dense else {}
+
+
+def _dense_modules(folder: Path, hidden: int) -> tuple[Projection, ...]:
+    found: list[Projection] = []
+    for module in modules_of(folder):
+        if module_name(module) == "Dense":
+            found.append(_dense(folder / module["path"], found[-1].outputs if found else hidden))
+    return tuple(found)
+
+
+def _dense(folder: Path, inputs: int) -> Projection:
+    config = read_json(folder / "config.json")
+    path = config.get("activation_function", "torch.nn.Tanh")  # sentence-transformers' default
+    if path not in _ACTIVATIONS:
+        known = ", ".join(name.removeprefix("torch.nn.") for name in _ACTIVATIONS if name.count(".") == 2)
+        raise SettingsError("args.model.id", f"{folder} has the activation {path}; of these, {known} are served")
+    if config.get("in_features") != inputs or not isinstance(config.get("out_features"), int):
+        sizes = f"{config.get('in_features')} numbers into {config.get('out_features')}"
+        raise SettingsError("args.model.id", f"{folder}/config.json makes {sizes}, and {inputs} come in")
+    file = folder / "model.safetensors"
+    if not file.is_file():
+        raise SettingsError("args.model.id", f"{folder} holds no model.safetensors")
+    residual = None
+    if config.get("use_residual", False):
+        residual = "" if config["out_features"] == inputs else "residual.weight"
+    return Projection(
+        file,
+        inputs,
+        config["out_features"],
+        bias="linear.bias" if config.get("bias", True) else None,
+        activation=_ACTIVATIONS[path],
+        residual=residual,
+    )

@@ -1,0 +1,54 @@
+"""Small models with what may come after their transformer, saved as their libraries save them, with random weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import torch
+from kinds_of_models import PACKAGE, SHAPE, VOCABULARY
+from safetensors.torch import save_file
+from transformers import BertConfig, BertModel
+
+HIDDEN = SHAPE["hidden_size"]
+TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
+NORMALIZE = {"name": "norm", "path": "norm", "type": "sentence_transformers.models.Normalize"}
+
+
+def write(path, content):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def save_bert(folder, pooling="cls", *others):
+    """A BERT with its tokenizer, pooled so and followed by these other modules; None: not pooled."""
+    torch.manual_seed(2)
+    config = BertConfig(vocab_size=VOCABULARY, max_position_embeddings=260, initializer_range=0.2, **SHAPE)
+    model = BertModel(config).eval()
+    for parameter in model.parameters():  # norms and biases are ones and zeros at first: give them a say
+        parameter.data.add_(torch.randn_like(parameter) * 0.05)
+    model.save_pretrained(folder)
+    shutil.copy(PACKAGE / "tokenizer.json", folder)
+    write(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "model_max_length": 256})
+    modules = [TRANSFORMER, *others]
+    if pooling is not None:
+        flag = {"cls": "cls_token", "mean": "mean_tokens", "last": "lasttoken"}[pooling]
+        write(folder / "1_Pooling/config.json", {f"pooling_mode_{flag}": True, "word_embedding_dimension": HIDDEN})
+        modules.insert(1, {"name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"})
+    write(folder / "modules.json", [{**module, "idx": index} for index, module in enumerate(modules)])
+    return folder
+
+
+def dense(folder, path, sizes, activation="torch.nn.modules.linear.Identity", **config):
+    """A Dense module in `folder`: its entry in modules.json, and its tensors."""
+    torch.manual_seed(len(path) + sizes[1])
+    outputs, inputs = sizes[1], sizes[0]
+    tensors = {"linear.weight": torch.randn(outputs, inputs) * 0.2}
+    if config.setdefault("bias", True):
+        tensors["linear.bias"] = torch.randn(outputs)
+    if config.get("use_residual") and inputs != outputs:
+        tensors["residual.weight"] = torch.randn(outputs, inputs)
+    about = {"in_features": inputs, "out_features": outputs, "activation_function": activation, **config}
+    write(folder / path / "config.json", about)
+    save_file(tensors, folder / path / "model.safetensors")
+    return {"name": path, "path": path, "type": "sentence_transformers.models.Dense"}, tensors

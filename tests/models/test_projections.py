@@ -1,0 +1,96 @@
+"""What comes after transformer and pooling, against transformers and plain products, in float32."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+from heads_of_models import HIDDEN, NORMALIZE, dense, save_bert
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoTokenizer
+
+from deployments.engines import TokenBatch, create_engine, embed
+from deployments.models.model_files import read_model_card
+from deployments.models.tokenizer import Tokenizer
+from deployments.settings import CpuSettings, ModelSettings
+
+NEVER = threading.Event()
+EXACT = {"atol": 2e-5, "rtol": 1e-5}
+TEXTS = ["to the CPU", "a", "it is told busy " * 12, "word " * 400, "队列 深度 ünïcode", "the overflow " * 30]
+LABSE = [((HIDDEN, HIDDEN), "torch.nn.modules.activation.Tanh", {})]
+GEMMA = [((HIDDEN, 3 * HIDDEN), "torch.nn.modules.linear.Identity", {"bias": False}),
+         ((3 * HIDDEN, HIDDEN), "torch.nn.modules.linear.Identity", {"bias": False})]  # fmt: skip
+OTHERS = [((HIDDEN, 24), "torch.nn.GELU", {}), ((24, 24), "torch.nn.ReLU", {"use_residual": True}),
+          ((24, 16), "torch.nn.SiLU", {"use_residual": True}), ((16, 8), "torch.nn.Sigmoid", {})]  # fmt: skip
+ACTIVATIONS = {
+    "Tanh": torch.tanh,
+    "GELU": torch.nn.GELU(),
+    "ReLU": torch.relu,
+    "SiLU": torch.nn.SiLU(),
+    "Sigmoid": torch.sigmoid,
+}
+
+
+def load(folder, **settings):
+    return read_model_card(ModelSettings(id=str(folder), **settings))
+
+
+def states(folder, text):
+    """[tokens, numbers] of the transformer, and the token ids."""
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    inputs = AutoTokenizer.from_pretrained(folder)(text, truncation=True, max_length=256, return_tensors="pt")
+    with torch.inference_mode():
+        return model(**inputs).last_hidden_state[0], inputs["input_ids"][0].tolist()
+
+
+def encode(card, texts):
+    return Tokenizer(card).encode(texts, truncate=True)
+
+
+def agree(engine, ids, wanted, outputs=("text",)):
+    """The engine's rows are those wanted, of each query alone and of all in one run."""
+    found = embed(engine, TokenBatch.pack(ids, outputs), NEVER)
+    np.testing.assert_allclose(found, np.concatenate(wanted), **EXACT)
+    for one, rows in zip(ids, wanted, strict=True):
+        np.testing.assert_allclose(embed(engine, TokenBatch.pack([one], outputs), NEVER), rows, **EXACT)
+
+
+@pytest.mark.parametrize(("pooling", "stack"), [("cls", LABSE), ("mean", GEMMA), ("last", OTHERS)])
+def test_dense_modules_after_pooling(tmp_path, pooling, stack):
+    made = [dense(tmp_path, f"{n}_Dense", *how[:2], **how[2]) for n, how in enumerate(stack, 2)]
+    save_bert(tmp_path, pooling, *(module for module, _ in made), NORMALIZE)
+    wanted = []
+    for text in TEXTS:
+        hidden, _ = states(tmp_path, text)
+        x = {"cls": hidden[0], "mean": hidden.mean(0), "last": hidden[-1]}[pooling]
+        for (_, tensors), (_, activation, config) in zip(made, stack, strict=True):
+            y = tensors["linear.weight"] @ x + tensors.get("linear.bias", 0)
+            y = ACTIVATIONS.get(activation.rpartition(".")[2], lambda y: y)(y)
+            if config.get("use_residual"):
+                y = y + (tensors["residual.weight"] @ x if "residual.weight" in tensors else x)
+            x = y
+        wanted.append(x[None].numpy())
+    card = load(tmp_path)
+    assert (card.dimension, card.normalize, card.pooling) == (stack[-1][0][1], True, pooling)
+    ids = encode(card, TEXTS)
+    engine = create_engine(card, CpuSettings(engine="torch", dtype="float32"), "cpu", 2)
+    assert engine.info.dimension == card.dimension
+    for form in ("packed", "padded"):
+        engine.use(form, "float32")
+        agree(engine, ids, wanted)
+        tokens = embed(engine, TokenBatch.pack(ids, ("tokens",)), NEVER)
+        assert tokens.shape == (sum(map(len, ids)), HIDDEN)  # as they leave the transformer
+    agree(create_engine(card, CpuSettings(engine="openvino", dtype="float32"), "cpu", 1), ids, wanted)
+    units = SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(units, [row[0] / np.linalg.norm(row) for row in wanted], **EXACT)
+
+
+def test_dense_modules_stay_in_float32(tmp_path):
+    """Whatever the transformer computes in; and a narrow format is held against float32 behind them."""
+    module, _ = dense(tmp_path, "2_Dense", (HIDDEN, 8), "torch.nn.Tanh")
+    save_bert(tmp_path, "mean", module)
+    engine = create_engine(load(tmp_path), CpuSettings(engine="torch", dtype="bfloat16"), "cpu", 1)
+    assert engine.info.agreement > 0.9
+    assert all(parameter.dtype == torch.float32 for parameter in engine._heads.parameters())
