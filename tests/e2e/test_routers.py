@@ -214,6 +214,24 @@ def test_what_a_killed_router_had_waiting_is_dropped_and_the_others_lose_nothing
     check_bound(three)
 
 
+KILLS, KILL_EVERY_S = 3, 10
+
+
+def test_clients_behind_the_proxy_do_not_notice_that_routers_die(three, figure):
+    """Bodies below the proxy's buffer: it sends them to another Router."""
+    three.wait_until_idle()
+    with hammering(three.address, processes=2, clients=10) as statuses:
+        for _ in range(KILLS):
+            time.sleep(KILL_EVERY_S / 2)
+            os.kill(next(iter(routers(three))), signal.SIGKILL)
+            time.sleep(KILL_EVERY_S / 2)
+            wait_for_routers(three, ROUTERS)
+    figure(f"{KILLS} of {ROUTERS} Routers killed under load, one by one: {dict(statuses)}")
+    assert set(statuses) <= {200, 429}
+    three.wait_until_idle()
+    assert outcome(burst(three.address, queries(100))) == FULL
+
+
 def test_a_router_that_stands_still_for_ten_seconds_loses_nothing(three, figure):
     """SIGSTOP: what it had waiting runs, its answers wait for it, and the others have the queues to themselves."""
     three.wait_until_idle()

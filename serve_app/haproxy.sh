@@ -1,0 +1,33 @@
+#!/bin/sh
+# HAProxy as Ray Serve starts it, but for three things that its settings do not reach. Ray runs this in place of the
+# binary (RAY_SERVE_HAPROXY_BINARY_PATH) with `-f CONFIG`, a file that it writes anew before each start and reload.
+#
+# - An answer that HAProxy itself gives because no Router can is 503 with Retry-After, in the shape of the route's own
+#   errors; Ray's is a bare 500.
+# - Whoever sends the head of a request slower than ten seconds is cut off (408), before any Router hears of it.
+# - A body as large as the buffer is read whole before a Router gets it, so that a request can be sent again.
+#
+# WINDVE_HAPROXY is the real binary.
+set -eu
+config=
+for word in "$@"; do
+  [ "${before:-}" = -f ] && config=$word
+  before=$word
+done
+
+sentence='no Router can answer at the moment; please try again in a second'
+tei='{"error":"'$sentence'","error_type":"Unhealthy"}'
+openai='{"error":{"message":"'$sentence'","type":"server_error","param":null,"code":"unavailable"}}'
+
+if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
+  sed -i \
+    -e "s|^ *errorfile \(50[234]\) .*|    http-error status \1 content-type application/json lf-string '%[var(txn.unavailable)]' hdr retry-after 1 hdr retry-after-ms 1000|" \
+    -e '/^frontend http_frontend/a\
+    timeout http-request 10s\
+    option http-buffer-request\
+    http-request set-var-fmt(txn.unavailable) '"'$tei'"'\
+    http-request set-var-fmt(txn.unavailable) '"'$openai'"' if { path_beg /v1/ /v2/ } or { path /embeddings }\
+    http-after-response set-status 503 reason "Service Unavailable" if { status 500:504 } { res.hdr(retry-after-ms) -m found }' \
+    "$config"
+fi
+exec "$WINDVE_HAPROXY" "$@"
