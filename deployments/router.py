@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deployments.errors import DeadlineExceeded, SettingsError, TimedOut, WrongKind
@@ -20,7 +21,7 @@ from deployments.hardware.device_detector import Topology
 from deployments.metrics import Instruments, RouterMetrics, publish_again_and_again
 from deployments.models.encoder import Encoder
 from deployments.models.model_files import ModelCard, read_model_card
-from deployments.models.outputs import TEXT
+from deployments.models.outputs import TEXT, Outputs
 from deployments.models.tokenising import ON_LOOP, estimated_tokens
 from deployments.models.tokenizer import Query, Token
 from deployments.placement.bulk import BulkQueue
@@ -136,7 +137,7 @@ class Router:
         except BaseException as error:
             self.metrics.failed(error, len(queries))
             raise
-        done = embedded(request, answers, self.card.token_widths)
+        done = embedded(request, answers, partial(self._encoder.rows, outputs=request.outputs))
         self._count(request, answers, done)
         return done
 
@@ -157,9 +158,7 @@ class Router:
 
     def _open(self, queries: Sequence[Query], wanted: Wanted) -> Request:
         """Raises WrongKind, InvalidInput, Forbidden or DeadlineExceeded."""
-        if self.card.kind not in wanted.kinds:
-            kinds = " or ".join(wanted.kinds)
-            raise WrongKind(f"this is for models of the kind {kinds}; {self.card.name} is {self.card.kind}")
+        outputs = self._outputs(wanted)
         if wanted.timeout_s is not None and wanted.timeout_s <= 0:
             raise _too_late(wanted.timeout_s)
         prompt = self._encoder.prompt(wanted.prompt_name)
@@ -170,7 +169,16 @@ class Router:
             allowed_s = wanted.trial.finish_s or allowed_s
         patient = wanted.trial is None and self.config.admission == "finish" and allowed_s > PATIENT * slo_s
         bulk = wanted.bulk and wanted.trial is None
-        return Request(queries, wanted, prompt, now, now + allowed_s, patient, bulk)
+        return Request(queries, wanted, prompt, now, now + allowed_s, patient, bulk, outputs)
+
+    def _outputs(self, wanted: Wanted) -> Outputs:
+        """Raises WrongKind."""
+        card = self.card
+        kind = next((kind for kind in wanted.kinds if kind in card.kinds), None)
+        if kind is None or not {"text", *card.token_widths}.issuperset(wanted.outputs):
+            kinds = " or ".join(wanted.kinds)
+            raise WrongKind(f"this is for models of the kind {kinds}; {card.name} is {' and '.join(card.kinds)}")
+        return wanted.outputs or card.outputs_for(kind)
 
     def _most_s(self, request: Request) -> float:
         return self.config.bulk.timeout_s if request.bulk else self.config.request_timeout_s
@@ -213,8 +221,8 @@ class Router:
             characters=request.characters,
         )
         request.tokenised = asyncio.get_running_loop().time()
-        if wanted.outputs != TEXT:
-            self._encoder.check_numbers(request.ids, wanted.outputs)
+        if request.outputs != TEXT:
+            self._encoder.check_numbers(request.ids, request.outputs)
         if len(request.queries) > 1 and wanted.trial is None and not request.bulk:
             mean = sum(map(len, request.ids)) / len(request.ids)
             request.bulk = len(request.queries) > self._placer.capacity(mean, request)

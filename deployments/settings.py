@@ -15,7 +15,7 @@ from deployments.errors import SettingsError
 T = TypeVar("T", bound=BaseModel)
 Auto = Literal["auto"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Kind = Literal["embedding", "reranker", "classifier", "sparse"]  # what a model makes of a text
+Kind = Literal["embedding", "reranker", "classifier", "sparse", "multi_vector"]  # what a model makes of a text
 PositiveInt = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
 Depth = Annotated[int, Field(ge=0, le=100_000)]

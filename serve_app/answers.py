@@ -29,6 +29,14 @@ def shape_vectors(done: Embedded, *, unit: bool, dimensions: int | None) -> Sequ
     return [vector / np.maximum(np.linalg.norm(vector), np.float32(1e-12)) for vector in cut] if unit else cut
 
 
+def cut_rows(texts: Sequence[Vector], dimensions: int | None) -> Sequence[Vector]:
+    """The unit vectors of each text's tokens, [tokens, numbers]: their first `dimensions` numbers, made unit again."""
+    if dimensions is None:
+        return texts
+    cut = [rows[:, :dimensions] for rows in texts]
+    return [rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12)) for rows in cut]
+
+
 def scores(done: Embedded, *, raw: bool) -> Vector:
     """Float32 [queries, labels]: logits if `raw`; else, as TEI, the softmax of several and the sigmoid of one."""
     logits = np.stack(done.vectors)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -24,20 +25,23 @@ from deployments.placement.request import Embedded, Wanted
 from deployments.router import Router
 from deployments.settings import Kind
 from serve_app import openapi
-from serve_app.answers import VERSION, Vector, best_first, describe, scores, shape_vectors
+from serve_app.answers import VERSION, Vector, best_first, cut_rows, describe, scores, shape_vectors
 from serve_app.api_keys import ApiKeys
 from serve_app.http_errors import JSON, Headers, NoRoute, WrongMethod, error_answer
-from serve_app.kinds import A_MODEL, ROOT, ROUTES
+from serve_app.kinds import A_MODEL, ALL_ROUTES, ROOT, SEVERAL, routes_of
 from serve_app.requests import (
     CohereRequest,
     DecodeRequest,
     EmbedRequest,
     EncodeRequest,
+    MultiVectorRequest,
     OpenAIRequest,
     Options,
+    PoolingRequest,
     PredictRequest,
     RerankRequest,
     Rules,
+    SeveralRequest,
     SimilarityRequest,
     TokenizeRequest,
     admission,
@@ -102,7 +106,7 @@ class HttpApi:
         self._headers = [(b"x-windve-emulated", b"true")] if router.settings.emulated else []
         self._document = openapi.document(self._rules, VERSION, card, api_keys=api_keys is not None)
         self._routes: dict[tuple[str, str], Handler] = {
-            **self._model_routes(card.kind),
+            **self._model_routes(),
             ("POST", "/tokenize"): self.tokenize,
             ("POST", "/decode"): self.decode,
             ("GET", "/v1/models"): self.openai_models,
@@ -113,7 +117,8 @@ class HttpApi:
             ("GET", "/openapi.json"): self.openapi,
         }
 
-    def _model_routes(self, kind: Kind) -> dict[tuple[str, str], Handler]:
+    def _model_routes(self) -> dict[tuple[str, str], Handler]:
+        card = self._router.card
         handlers: dict[str, Handler] = {
             "/v1/embeddings": self.openai_embeddings,
             "/embeddings": self.openai_embeddings,
@@ -125,8 +130,12 @@ class HttpApi:
             "/v2/rerank": partial(self.cohere_rerank, "2"),
             "/predict": self.predict,
             "/embed_sparse": self.embed_sparse,
+            "/v1/multi-vector": self.multi_vector,
+            "/pooling": self.pooling,
+            SEVERAL: self.encode,
         }
-        return {("POST", path): handlers[path] for path in ROUTES[kind]} | {("POST", "/"): handlers[ROOT[kind]]}
+        chosen = {("POST", path): handlers[path] for path in routes_of(card.kinds)}
+        return chosen | {("POST", "/"): handlers[ROOT[card.kind]]}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -152,10 +161,10 @@ class HttpApi:
         if path.startswith(_MODEL):
             allowed = ["GET"]
         allowed += ["HEAD"] if "GET" in allowed else []
-        if not allowed and any(path in routes for routes in ROUTES.values()):
-            kind = self._router.card.kind
-            has = " and ".join(ROUTES[kind])
-            raise WrongKind(f"{path} is not for the model that is served, {A_MODEL[kind]}, which has {has}")
+        if not allowed and path in ALL_ROUTES:
+            card = self._router.card
+            has = " and ".join(routes_of(card.kinds))
+            raise WrongKind(f"{path} is not for the model that is served, {A_MODEL[card.kind]}, which has {has}")
         if not allowed:
             hint = _NOT_HERE.get(path, "see /docs for those there are")
             raise NoRoute(f"there is no route {path}; {hint}")
@@ -188,14 +197,55 @@ class HttpApi:
         return _timing(done), _dumps([np.ascontiguousarray(vector) for vector in vectors])
 
     async def embed_all(self, request: Request) -> Answer:
-        """The vector of each token, not normalised: many numbers, and other queries are let through between texts."""
+        """The vector of each token, not normalised."""
         asked = EncodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, outputs=("tokens",))
-        texts = []
-        for vectors in done.vectors:
-            texts.append(_dumps(np.ascontiguousarray(vectors)))
-            await asyncio.sleep(0)
-        return _timing(done), b"[" + b",".join(texts) + b"]"
+        return _timing(done), _dumps(await _in_turns(done.vectors))
+
+    async def multi_vector(self, request: Request) -> Answer:
+        """A unit vector of each token, as Jina's API answers."""
+        asked = MultiVectorRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request, kinds=("multi_vector",))
+        vectors = await _in_turns(cut_rows(done.vectors, asked.dimensions))
+        answer = {
+            "object": "list",
+            "data": [
+                {"object": "embeddings", "index": index, "embeddings": rows} for index, rows in enumerate(vectors)
+            ],
+            "model": self._rules.model,
+            "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
+        }
+        return _timing(done), _dumps(answer)
+
+    async def pooling(self, request: Request) -> Answer:
+        """The same, as vLLM's API answers."""
+        asked = PoolingRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request, kinds=("multi_vector",))
+        vectors = await _in_turns(cut_rows(done.vectors, asked.dimensions))
+        answer = {
+            "id": f"pool-{uuid.uuid4().hex}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": self._rules.model,
+            "data": [{"index": index, "object": "pooling", "data": rows} for index, rows in enumerate(vectors)],
+            "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens, "completion_tokens": 0},
+        }
+        return _timing(done), _dumps(answer)
+
+    async def encode(self, request: Request) -> Answer:
+        """Several kinds of answer from one run, as FlagEmbedding's bge-m3 names them."""
+        asked = SeveralRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request, kinds=self._router.card.kinds, outputs=asked.outputs)
+        found = {asked.outputs[0]: done.vectors, **done.others}
+        answer: dict[str, Any] = {}
+        if "text" in found:
+            answer["dense_vecs"] = [np.ascontiguousarray(vector) for vector in found["text"]]
+        if "sparse" in found:
+            pairs = map(unpack, found["sparse"])
+            answer["lexical_weights"] = [dict(zip(map(str, ids), weights, strict=True)) for ids, weights in pairs]
+        if "multi_vector" in found:
+            answer["colbert_vecs"] = await _in_turns(found["multi_vector"])
+        return _timing(done), _dumps(answer)
 
     async def similarity(self, request: Request) -> Answer:
         """Cosines of the first query's vector and each other's; all of them are one admission decision."""
@@ -332,6 +382,15 @@ def _json(content: Any) -> Answer:
 
 def _dumps(content: Any) -> bytes:
     return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+async def _in_turns(texts: Sequence[Vector]) -> list[orjson.Fragment]:
+    """As JSON. These are many numbers, and other requests are let through between two texts."""
+    found = []
+    for rows in texts:
+        found.append(orjson.Fragment(_dumps(np.ascontiguousarray(rows))))
+        await asyncio.sleep(0)
+    return found
 
 
 def _base64(vector: Vector) -> str:

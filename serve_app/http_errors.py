@@ -67,8 +67,8 @@ def error_answer(error: WindveError, path: str) -> tuple[int, Headers, bytes]:
 
 
 def is_openai(path: str) -> bool:
-    """Cohere's routes too: their clients show whatever body an error has."""
-    return path.startswith(("/v1/", "/v2/")) or path == "/embeddings"
+    """Cohere's, Jina's and vLLM's routes too: their clients show whatever body an error has."""
+    return path.startswith(("/v1/", "/v2/")) or path in {"/embeddings", "/pooling"}
 
 
 def _openai(error: WindveError) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from deployments.settings import Kind
 
@@ -11,16 +11,29 @@ ROUTES: Mapping[Kind, tuple[str, ...]] = {
     "reranker": ("/rerank", "/v1/rerank", "/v2/rerank", "/predict"),
     "classifier": ("/predict",),
     "sparse": ("/embed_sparse",),
+    "multi_vector": ("/v1/multi-vector", "/pooling"),
 }
+SEVERAL = "/encode"  # of models of several kinds: their answers from one run
 ROOT: Mapping[Kind, str] = {  # the route that is also `/`, as with TEI
     "embedding": "/embed",
     "reranker": "/rerank",
     "classifier": "/predict",
     "sparse": "/embed_sparse",
+    "multi_vector": "/v1/multi-vector",
 }
 A_MODEL: Mapping[Kind, str] = {
     "embedding": "an embedding model",
     "reranker": "a reranker",
     "classifier": "a classifier",
     "sparse": "a sparse embedding model",
+    "multi_vector": "a multi-vector model",
 }
+
+
+def routes_of(kinds: Sequence[Kind]) -> tuple[str, ...]:
+    """The routes of a model of these kinds."""
+    routes = [route for kind in kinds for route in ROUTES[kind]]
+    return (*dict.fromkeys(routes), *([SEVERAL] if len(kinds) > 1 else []))
+
+
+ALL_ROUTES = frozenset(routes_of(tuple(ROUTES)))

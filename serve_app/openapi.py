@@ -14,7 +14,7 @@ from deployments import trial
 from deployments.models.model_files import ModelCard
 from serve_app import requests
 from serve_app.http_errors import is_openai
-from serve_app.kinds import ROOT, ROUTES
+from serve_app.kinds import ALL_ROUTES, ROOT, SEVERAL, routes_of
 from serve_app.requests import PRIORITY, TIMEOUT, Rules
 
 Schema = dict[str, Any]
@@ -90,6 +90,23 @@ _VECTOR = {"anyOf": [_NUMBERS, {"type": "string", "format": "byte"}]}
 _TOKEN_VECTORS = _list(_list(_NUMBERS))
 _EMBEDDING = _object(object={"const": "embedding"}, index=_WHOLE, embedding=_VECTOR)
 _EMBEDDINGS = _object(object={"const": "list"}, data=_list(_EMBEDDING), model=_STRING, usage=_USAGE)
+_POOLED = _object(index=_WHOLE, object={"const": "pooling"}, data=_list(_NUMBERS))
+_POOLING = _object(
+    id=_STRING, object={"const": "list"}, created=_WHOLE, model=_STRING, data=_list(_POOLED), usage=_USAGE
+)
+_MULTI_VECTORS = _object(
+    object={"const": "list"},
+    data=_list(_object(object={"const": "embeddings"}, index=_WHOLE, embeddings=_list(_NUMBERS))),
+    model=_STRING,
+    usage=_USAGE,
+)
+_SEVERAL = _object(
+    {
+        "dense_vecs": _list(_NUMBERS),
+        "lexical_weights": _list({"type": "object", "additionalProperties": _NUMBER}, "By token id."),
+        "colbert_vecs": _TOKEN_VECTORS,
+    }
+)
 _RANKS = _list(_object({"text": _STRING}, index=_WHOLE, score=_NUMBER), "The best first.")
 _RESULT = _object({"document": _object(text=_STRING)}, index=_WHOLE, relevance_score=_NUMBER)
 _RESULTS = _object(
@@ -136,6 +153,11 @@ _ROUTES: Mapping[str, _Route] = {
     ),
     "/predict": _Route("predict", "Classify texts", _PREDICTIONS, requests.PredictRequest),
     "/embed_sparse": _Route("embed_sparse", "Texts -> weights of words", _list(_WEIGHTS), requests.EncodeRequest),
+    "/v1/multi-vector": _Route(
+        "multi_vector", "A unit vector of each token (Jina)", _MULTI_VECTORS, requests.MultiVectorRequest
+    ),
+    "/pooling": _Route("pooling", "A unit vector of each token (vLLM)", _POOLING, requests.PoolingRequest),
+    SEVERAL: _Route("encode", "Dense, sparse and multi-vector answers from one run", _SEVERAL, requests.SeveralRequest),
     "/tokenize": _Route("tokenize", "Texts -> tokens", _list(_TOKENS), requests.TokenizeRequest),
     "/decode": _Route("decode", "Token ids -> texts", _list(_STRING), requests.DecodeRequest),
     "/v1/models": _Route("models", "The model that is served", _MODELS),
@@ -148,7 +170,7 @@ _ROUTES: Mapping[str, _Route] = {
 
 def document(rules: Rules, version: str, card: ModelCard, *, api_keys: bool) -> dict[str, Any]:
     """The document of a service with these rules and this model, with or without API keys."""
-    others = {path for paths in ROUTES.values() for path in paths}.difference(ROUTES[card.kind])
+    others = ALL_ROUTES.difference(routes_of(card.kinds))
     routes = {path: route for path, route in _ROUTES.items() if path not in others}
     routes["/"] = replace(_ROUTES[ROOT[card.kind]], name="root")
     found: dict[str, Any] = {

@@ -27,6 +27,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_sc
 
 from deployments import trial
 from deployments.errors import EmptyInput, InvalidInput, UnknownModel
+from deployments.models.outputs import Output, Outputs
 from deployments.models.pairs import Pair
 from deployments.models.tokenizer import Query, Side
 from deployments.trial import Trial
@@ -240,6 +241,62 @@ class EmbedRequest(EncodeRequest):
     normalize: bool = True
     dimensions: Dimensions | None = None
     """Keep the first so many numbers (Matryoshka models)."""
+
+
+class MultiVectorRequest(Options):
+    """Jina's `POST /v1/multi-vector`; the fields of Options are an extension."""
+
+    model: Model = None
+    input: Text | TextsOrIds | TokenIds
+    """A text, a list of texts, a list of token ids, or a list of such lists."""
+    dimensions: Dimensions | None = None
+    """Keep the first so many numbers (Matryoshka models)."""
+    embedding_type: Literal["float"] = "float"
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        return _one_or_many(self.input)
+
+
+class PoolingRequest(Options):
+    """vLLM's `POST /pooling`; the fields of Options are an extension."""
+
+    model: Model = None
+    input: Text | TextsOrIds | TokenIds
+    """A text, a list of texts, a list of token ids, or a list of such lists."""
+    task: Literal["token_embed"] = "token_embed"
+    encoding_format: Literal["float"] = "float"
+    dimensions: Dimensions | None = None
+    """Keep the first so many numbers (Matryoshka models)."""
+    user: Any = None
+    """Ignored."""
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        return _one_or_many(self.input)
+
+
+class SeveralRequest(EncodeRequest):
+    """`POST /encode`: what FlagEmbedding's `BGEM3FlagModel.encode` takes."""
+
+    return_dense: bool = True
+    """A unit vector of each text."""
+    return_sparse: bool = False
+    """The weights of each text's token ids."""
+    return_colbert_vecs: bool = False
+    """A unit vector of each token but the first."""
+
+    @property
+    def outputs(self) -> Outputs:
+        """Raises InvalidInput where nothing is asked for."""
+        wanted: dict[Output, bool] = {
+            "text": self.return_dense,
+            "sparse": self.return_sparse,
+            "multi_vector": self.return_colbert_vecs,
+        }
+        if not any(wanted.values()):
+            raise InvalidInput("return_dense, return_sparse or return_colbert_vecs must be true", param="return_dense")
+        return tuple(output for output, is_wanted in wanted.items() if is_wanted)
 
 
 class Sentences(_Fields):

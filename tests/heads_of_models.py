@@ -52,3 +52,21 @@ def dense(folder, path, sizes, activation="torch.nn.modules.linear.Identity", **
     write(folder / path / "config.json", about)
     save_file(tensors, folder / path / "model.safetensors")
     return {"name": path, "path": path, "type": "sentence_transformers.models.Dense"}, tensors
+
+
+def save_m3(folder):
+    """bge-m3's files: a pooled transformer, and its two heads on tokens as safetensors."""
+    save_bert(folder, "cls", NORMALIZE)
+    heads = {}
+    for name, outputs in (("sparse_linear", 1), ("colbert_linear", 24)):
+        heads[name] = {"weight": torch.randn(outputs, HIDDEN) * 0.3, "bias": torch.randn(outputs) * 0.1}
+        save_file(heads[name], folder / f"{name}.safetensors")
+    special = {
+        "cls_token": "[CLS]",
+        "eos_token": "[SEP]",
+        "pad_token": {"__type": "AddedToken", "content": "[PAD]"},
+        "unk_token": "[UNK]",
+    }
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 256, **special}
+    write(folder / "tokenizer_config.json", about)
+    return heads

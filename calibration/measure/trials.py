@@ -33,6 +33,7 @@ _ROUTES = {  # of a lone text, by the model's kind, and the field that holds it
     "reranker": ("/predict", "inputs"),
     "classifier": ("/predict", "inputs"),
     "sparse": ("/embed_sparse", "inputs"),
+    "multi_vector": ("/v1/multi-vector", "input"),
 }
 
 

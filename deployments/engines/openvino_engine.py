@@ -34,6 +34,11 @@ class OpenVinoEngine:
             import openvino
         except ImportError:
             raise SettingsError("args.cpu.engine", "openvino is not installed (pip install windve[openvino])") from None
+        if any(output != "tokens" for output in card.token_widths):
+            raise SettingsError(
+                "args.cpu.engine",
+                f"openvino does not compute the sparse or multi-vector answers of {card.name}; use torch",
+            )
         self._card = card
         self._largest_pass = self._most_tokens = min(settings.max_batch_tokens, _PASS_TOKENS)
         self._threads = threads

@@ -161,7 +161,7 @@ def pad(queries: Sequence[npt.NDArray[np.int32]]) -> tuple[Ids, Ids]:
 def probe_batch(card: ModelCard) -> TokenBatch:
     """Fixed pseudo-random token ids, several lengths in one batch: what two number formats are compared on."""
     lengths = [min(length, card.max_tokens) for length in _PROBE_LENGTHS]
-    batch = TokenBatch.random(card.vocab_size, lengths, seed=0)
+    batch = TokenBatch.random(card.vocab_size, lengths, 0, card.outputs_for(card.kind))
     if card.token_types:
         for query in batch.queries():
             query[len(query) // 2 :] += TYPE
@@ -171,7 +171,7 @@ def probe_batch(card: ModelCard) -> TokenBatch:
 def queries_per_s(engine: Engine, card: ModelCard) -> float:
     """How quickly `engine` computes a batch of the paper's queries; the quickest of a few times counts."""
     length = min(_TIMED_TOKENS, card.max_tokens)
-    batch = TokenBatch.random(card.vocab_size, [length] * _TIMED_QUERIES, seed=1)
+    batch = TokenBatch.random(card.vocab_size, [length] * _TIMED_QUERIES, 1, card.outputs_for(card.kind))
     seconds = []
     for _ in range(_TIMES):
         started = time.perf_counter()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch.nn import functional
@@ -12,7 +13,7 @@ from torch.nn import functional
 from deployments.engines.passes import Lengths
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
-from deployments.models.outputs import TEXT, Outputs
+from deployments.models.outputs import TEXT, Output, Outputs
 from deployments.models.projections import Projection
 
 _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -39,6 +40,7 @@ class Heads(torch.nn.Module):
     def __init__(self, card: ModelCard) -> None:
         """Raises SettingsError where weights cannot be read."""
         super().__init__()
+        self._pooling = card.pooling
         self._after = torch.nn.ModuleDict({output: Projected(some) for output, some in card.projections.items()})
 
     def text(self, pooled: torch.Tensor) -> torch.Tensor:
@@ -51,7 +53,24 @@ class Heads(torch.nn.Module):
         """The rows of each output, float32 on the device: [queries, numbers] or [tokens, numbers]."""
         if outputs == TEXT:
             return (self.text(encoder(ids, lengths)),)
-        return (encoder(ids, lengths, each_token=True),)
+        states = encoder(ids, lengths, each_token=True)
+        return tuple(self._answer(output, states, lengths) for output in outputs)
+
+    def _answer(self, output: Output, states: torch.Tensor, lengths: Lengths) -> torch.Tensor:
+        if output == "text":
+            return self.text(self._pool(states, lengths))
+        if output == "tokens":
+            return states
+        rows: torch.Tensor = self._after[output](states)
+        return functional.normalize(rows, dim=-1) if output == "multi_vector" else rows
+
+    def _pool(self, states: torch.Tensor, lengths: Lengths) -> torch.Tensor:
+        """Float32 [queries, numbers] of the states of all tokens."""
+        if self._pooling == "mean":
+            return torch.stack([one.mean(0) for one in torch.split(states, lengths.tolist())])
+        ends = np.cumsum(lengths, dtype=np.int64)
+        rows = ends - 1 if self._pooling == "last" else ends - lengths
+        return states.index_select(0, torch.from_numpy(rows).to(states.device))
 
 
 class Whole(torch.nn.Module):

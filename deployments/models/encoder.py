@@ -9,8 +9,9 @@ from typing import Any
 
 from deployments.errors import InvalidInput
 from deployments.models.model_files import ModelCard
-from deployments.models.outputs import Outputs
+from deployments.models.outputs import Numbers, Output, Outputs, split
 from deployments.models.pairs import Pair
+from deployments.models.sparse import largest_weights
 from deployments.models.tokenising import Tokenising
 from deployments.models.tokenizer import Query, Side, Token, TokenIds, Tokenizer, check_texts
 
@@ -88,6 +89,19 @@ class Encoder:
                 f"the inputs have {tokens} tokens, and the vectors of {most} are answered at once; send fewer at once",
                 param="inputs",
             )
+
+    def rows(self, numbers: Numbers, ids: TokenIds, *, outputs: Outputs) -> dict[Output, Numbers]:
+        """What the numbers of a query's answer say of each output: of "text" a vector, of "sparse" a row for
+        `sparse.unpack`, of others float32 [tokens, numbers].
+        """
+        found = split(numbers, outputs, len(ids), self._card.token_widths)
+        if "text" in found:
+            found["text"] = found["text"][0]
+        if "sparse" in found:
+            found["sparse"] = largest_weights(ids, found["sparse"][:, 0], self._tokenizer.weightless)
+        if "multi_vector" in found:
+            found["multi_vector"] = found["multi_vector"][1:]  # bge-m3 leaves its first token out
+        return found
 
     async def tokens(
         self, texts: Sequence[str], *, special_tokens: bool = True, prompt_name: str | None = None

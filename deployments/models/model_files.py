@@ -10,7 +10,7 @@ from typing import Any
 from deployments.errors import SettingsError
 from deployments.models.model_folder import find_folder, read_json
 from deployments.models.modules import check_modules, module_name, modules_of, pooled_by, prompts_of, splade_pooling
-from deployments.models.outputs import Output
+from deployments.models.outputs import TEXT, Output, Outputs
 from deployments.models.projections import Projection, projections_of
 from deployments.models.published import class_config
 from deployments.models.weights import count_parameters, find_weights
@@ -49,6 +49,16 @@ class ModelCard:
     token_widths: Mapping[Output, int] = field(default_factory=dict)  # numbers of a token, of each output it has
     projections: Mapping[Output, tuple[Projection, ...]] = field(default_factory=dict)  # what comes after, by output
 
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """`kind`, and the others whose requests it answers too."""
+        others: tuple[Kind, ...] = ("sparse", "multi_vector")
+        return (self.kind, *(kind for kind in others if kind in self.token_widths and kind != self.kind))
+
+    def outputs_for(self, kind: Kind) -> Outputs:
+        """What answers a request for models of this kind, one of `kinds`."""
+        return (kind,) if kind in self.token_widths else TEXT  # type: ignore[return-value]
+
 
 def read_model_card(settings: ModelSettings) -> ModelCard:
     """Find the model's folder (downloading it if `id` is a hub name) and read its card.
@@ -65,7 +75,7 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
     hidden = text.get("hidden_size") or text.get("dim") or text.get("d_model")
     if not hidden or "vocab_size" not in text:
         raise SettingsError("args.model.id", f"{folder}/config.json gives no hidden_size or vocab_size")
-    after = projections_of(folder, kind, int(hidden))
+    after = projections_of(folder, kind, int(hidden), alone=settings.kind != "auto")
     sentence = read_json(folder / "sentence_bert_config.json")
     prompts, default_prompt_name = _prompts(folder, kind, settings.default_prompt_name)
     scores = kind in SCORING
@@ -89,7 +99,7 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
         config=translated,
         prompts=prompts,
         default_prompt_name=default_prompt_name,
-        token_widths={"tokens": int(hidden)} if kind == "embedding" else {},
+        token_widths=_token_widths(kind, int(hidden), after),
         projections=after,
     )
 
@@ -148,6 +158,11 @@ def _dimension(
     if kind == "sparse":
         return int(config["vocab_size"])
     return after["text"][-1].outputs if "text" in after else None
+
+
+def _token_widths(kind: Kind, hidden: int, after: Mapping[Output, tuple[Projection, ...]]) -> dict[Output, int]:
+    widths: dict[Output, int] = {"tokens": hidden} if kind == "embedding" else {}
+    return widths | {output: some[-1].outputs for output, some in after.items() if output != "text"}
 
 
 def _labels(config: dict[str, Any]) -> tuple[str, ...]:

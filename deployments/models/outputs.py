@@ -3,7 +3,7 @@
 - "text": one row for the text: the pooled vector, a score for each label, or a weight for each word of the vocabulary
 - "tokens": the transformer's vector of each token
 - "sparse": a weight of each token (bge-m3)
-- "multi": a vector of each token, to compare one by one (ColBERT, bge-m3)
+- "multi_vector": a vector of each token, to compare one by one (ColBERT, bge-m3)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-Output = Literal["text", "tokens", "sparse", "multi"]
+Output = Literal["text", "tokens", "sparse", "multi_vector"]
 Outputs = tuple[Output, ...]
 Rows = npt.NDArray[np.float32]  # [rows, numbers]
 Numbers = npt.NDArray[np.float32]  # [numbers]: the outputs of one query, one behind the other

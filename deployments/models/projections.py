@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from deployments.errors import SettingsError
 from deployments.models.model_folder import read_json
 from deployments.models.modules import module_name, modules_of
@@ -36,10 +38,39 @@ class Projection:
     residual: str | None = None
 
 
-def projections_of(folder: Path, kind: Kind, hidden: int) -> dict[Output, tuple[Projection, ...]]:
-    """What comes after a transformer with vectors of `hidden` numbers, by output. Raises SettingsError."""
-    dense = _dense_modules(folder, hidden) if kind == "embedding" else ()
-    return {"text": dense} if dense else {}
+def projections_of(folder: Path, kind: Kind, hidden: int, *, alone: bool) -> dict[Output, tuple[Projection, ...]]:
+    """What comes after a transformer with vectors of `hidden` numbers, by output; `alone`: of this kind only.
+
+    Raises SettingsError.
+    """
+    if kind != "embedding":
+        return {}
+    dense = _dense_modules(folder, hidden)
+    return {**({"text": dense} if dense else {}), **({} if alone else _of_m3(folder, hidden))}
+
+
+def _of_m3(folder: Path, hidden: int) -> dict[Output, tuple[Projection, ...]]:
+    """bge-m3's heads on tokens, where its files are there (FlagEmbedding's names for them)."""
+    files: dict[Output, tuple[str, str]] = {
+        "sparse": ("sparse_linear", "relu"),
+        "multi_vector": ("colbert_linear", "identity"),
+    }
+    found: dict[Output, tuple[Projection, ...]] = {}
+    for output, (name, activation) in files.items():
+        file = folder / f"{name}.safetensors"
+        if file.is_file():
+            outputs = _shape(file, "weight")[0]
+            found[output] = (Projection(file, hidden, outputs, "weight", "bias", activation),)
+    return found
+
+
+def _shape(file: Path, tensor: str) -> list[int]:
+    try:
+        with safe_open(file, "np") as tensors:
+            shape: list[int] = tensors.get_slice(tensor).get_shape()
+    except (OSError, SafetensorError) as error:
+        raise SettingsError("args.model.id", f"{file} cannot be read: {error}") from None
+    return shape
 
 
 def _dense_modules(folder: Path, hidden: int) -> tuple[Projection, ...]:

@@ -6,6 +6,8 @@ wide as the fullest row needs; what a row does not need is zero.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import numpy.typing as npt
 
@@ -22,6 +24,17 @@ def pack(weights: Rows) -> Rows:
     packed[row, column] = index
     packed[row, most + column] = weights[row, index]
     return packed
+
+
+def largest_weights(ids: npt.NDArray[np.int32], weights: Rows, without: Collection[int]) -> Rows:
+    """A row for `unpack`: of each token id of a text, [tokens], the largest weight that it has there. Ids `without`
+    weight are left out (FlagEmbedding's `M3Embedder`).
+    """
+    there = (weights > 0) & ~np.isin(ids, list(without))
+    index, place = np.unique(ids[there], return_inverse=True)
+    largest = np.zeros(len(index), np.float32)
+    np.maximum.at(largest, place, weights[there])
+    return np.concatenate([index.astype(np.float32), largest])
 
 
 def unpack(row: Rows) -> tuple[npt.NDArray[np.int64], Rows]:

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
 from deployments.models.model_files import SCORING, ModelCard
+from deployments.models.model_folder import read_json
 from deployments.models.pairs import Pair, Template, cut_longest_first
 
 TokenIds = npt.NDArray[np.int32]  # shape [tokens]
@@ -33,6 +34,7 @@ class Token:
     stop: int | None
 
 
+_WEIGHTLESS = {"cls": "<s>", "eos": "</s>", "pad": "<pad>", "unk": "<unk>"}  # XLM-RoBERTa's
 _FOREIGN = (
     "ids of another tokenizer mean other words here (in LangChain set check_embedding_ctx_length=False to send text)"
 )
@@ -51,6 +53,7 @@ class Tokenizer:
         self._fast.no_truncation()  # too long inputs are cut here, on the side that the request says
         self._first, self._last = _special_ids(self._fast, card)
         self._pair = _template(self._fast, card) if card.kind in SCORING else None
+        self.weightless = _weightless(self._fast, card) if "sparse" in card.token_widths else frozenset()
 
     def encode(self, texts: Sequence[str], *, truncate: bool, side: Side = "right", first: int = 0) -> list[TokenIds]:
         """One int32 array of token ids for each text, special tokens included; these stay where a text is cut. `first`
@@ -190,6 +193,14 @@ def _load(folder: Path) -> FastTokenizer:
         return FastTokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the tokenizers library raises plain Exception
         raise SettingsError("args.model.id", f"{path} cannot be read: {error}") from None
+
+
+def _weightless(fast: FastTokenizer, card: ModelCard) -> frozenset[int]:
+    """Ids that get no weight in bge-m3's sparse vectors."""
+    config = read_json(card.folder / "tokenizer_config.json")
+    named = [config.get(f"{name}_token") or usual for name, usual in _WEIGHTLESS.items()]
+    ids = [fast.token_to_id(one["content"] if isinstance(one, dict) else one) for one in named]
+    return frozenset(number for number in ids if number is not None)
 
 
 def _template(fast: FastTokenizer, card: ModelCard) -> Template:

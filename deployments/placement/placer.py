@@ -149,7 +149,7 @@ class Placer:
             number=0,
             left_s=max(0.0, request.due - now - (0.0 if request.bulk else self.transit_s)),
             queries=[request.ids[index] for index in indices],
-            outputs=request.wanted.outputs,
+            outputs=request.outputs,
             bulk=request.bulk,
             partial=partial,
             again=request.last_pool == pool,

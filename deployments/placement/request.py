@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from deployments.models.outputs import TEXT, Output, Outputs, split
+from deployments.models.outputs import TEXT, Output, Outputs
 from deployments.models.pairs import Pair
 from deployments.models.tokenizer import Query, Side, TokenIds
 from deployments.placement.link import Link
@@ -26,7 +26,7 @@ class Embedded:
 
     - `vectors`, one for each query, in order, of the first output that was asked for. Of "text" for an embedding model
       unit vectors float32 [dimension], for rerankers and classifiers logits float32 [labels], for sparse models rows
-      for `sparse.unpack`. Of other outputs float32 [tokens, numbers].
+      for `sparse.unpack`. Of "sparse" rows for `sparse.unpack` too. Of the others float32 [tokens, numbers].
     - `norms`: of each vector before it was made a unit vector; 1.0 for all that are not unit vectors.
     - `pools`: the names of the pools that answered, sorted.
     - `tokens`: of all queries together, prompts and special tokens included.
@@ -50,14 +50,14 @@ class Embedded:
 class Wanted:
     """The options of a request.
 
-    - `kinds`: the kinds of model whose answers the caller can use; another one raises WrongKind.
+    - `kinds`: the kinds of model whose answers the caller can use; a model of no such kind raises WrongKind.
     - `truncate`: cut inputs that are too long, or refuse them; None: as `limits.auto_truncate` says.
     - `truncation_direction`: the side on which they are cut.
     - `prompt_name`: the prompt to put before each input; None: the model's default, if it has one.
     - `bulk`: answer it as a bulk request.
     - `trial`: admit it by a calibration's rule. It is then never bulk.
     - `timeout_s`: seconds that the caller will wait. They replace the SLO as the deadline.
-    - `outputs`: what of the model's to answer, all from one run.
+    - `outputs`: what to answer, all from one run; empty: what such kinds of model answer.
     """
 
     kinds: tuple[Kind, ...] = ("embedding",)
@@ -67,7 +67,7 @@ class Wanted:
     bulk: bool = False
     trial: Trial | None = None
     timeout_s: float | None = None
-    outputs: Outputs = TEXT
+    outputs: Outputs = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -86,6 +86,7 @@ class Request:
     due: float
     patient: bool
     bulk: bool
+    outputs: Outputs = TEXT
     ids: list[TokenIds] = field(default_factory=list)
     tokenised: float = 0.0
     retry_s: float = math.inf
@@ -121,16 +122,19 @@ Answers = dict[int, tuple[str, Answered]]
 """By the query's index: the pool that answered, and its answer."""
 
 
-def embedded(request: Request, answers: Answers, widths: Mapping[Output, int]) -> Embedded:
-    """The answer to a whole request. `widths`: see `outputs.split`."""
+RowsOf = Callable[[npt.NDArray[np.float32], TokenIds], Mapping[Output, npt.NDArray[np.float32]]]
+"""What the numbers of a query's answer say of each output, given its token ids (`Encoder.rows`)."""
+
+
+def embedded(request: Request, answers: Answers, rows_of: RowsOf) -> Embedded:
+    """The answer to a whole request."""
     in_order = [answers[index] for index in range(len(request.queries))]
-    outputs = request.wanted.outputs
+    outputs = request.outputs
     if outputs == TEXT:
         found: dict[Output, Sequence[npt.NDArray[np.float32]]] = {"text": [answer.numbers for _, answer in in_order]}
     else:
-        numbers = zip(in_order, request.ids, strict=True)
-        each = [split(answer.numbers, outputs, len(ids), widths) for (_, answer), ids in numbers]
-        found = {output: [one[output][0] if output == "text" else one[output] for one in each] for output in outputs}
+        each = [rows_of(answer.numbers, ids) for (_, answer), ids in zip(in_order, request.ids, strict=True)]
+        found = {output: [one[output] for one in each] for output in outputs}
     vectors = found.pop(outputs[0])
     return Embedded(
         vectors=vectors,

@@ -7,12 +7,16 @@ import threading
 import numpy as np
 import pytest
 import torch
-from heads_of_models import HIDDEN, NORMALIZE, dense, save_bert
+from heads_of_models import HIDDEN, NORMALIZE, dense, save_bert, save_m3
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
-from deployments.engines import TokenBatch, create_engine, embed
+from deployments.engines import TokenBatch, create_engine, embed, embed_all
+from deployments.errors import SettingsError
+from deployments.models.encoder import Encoder
 from deployments.models.model_files import read_model_card
+from deployments.models.outputs import join
+from deployments.models.sparse import unpack
 from deployments.models.tokenizer import Tokenizer
 from deployments.settings import CpuSettings, ModelSettings
 
@@ -94,3 +98,74 @@ def test_dense_modules_stay_in_float32(tmp_path):
     engine = create_engine(load(tmp_path), CpuSettings(engine="torch", dtype="bfloat16"), "cpu", 1)
     assert engine.info.agreement > 0.9
     assert all(parameter.dtype == torch.float32 for parameter in engine._heads.parameters())
+
+
+OUTPUTS = ("text", "sparse", "multi_vector")  # of bge-m3
+
+
+@pytest.fixture(scope="module")
+def m3(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("m3")
+    return folder, save_m3(folder)
+
+
+@pytest.fixture(scope="module")
+def wanted(m3):
+    """Of each text: the rows of each output as they leave the engine, and what FlagEmbedding makes of them."""
+    folder, heads = m3
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    without = {tokenizer.convert_tokens_to_ids(token) for token in ("[CLS]", "[SEP]", "[PAD]", "[UNK]")}
+    found = []
+    for text in TEXTS:
+        hidden, ids = states(folder, text)
+        sparse, colbert = heads["sparse_linear"], heads["colbert_linear"]
+        weights = torch.relu(hidden @ sparse["weight"].T + sparse["bias"])
+        vectors = torch.nn.functional.normalize(hidden @ colbert["weight"].T + colbert["bias"], dim=-1)
+        largest = {}
+        for number, weight in zip(ids, weights[:, 0].tolist(), strict=True):
+            if number not in without and weight > 0:
+                largest[number] = max(largest.get(number, 0), weight)
+        rows = {"text": hidden[:1].numpy(), "sparse": weights.numpy(), "multi_vector": vectors.numpy()}
+        found.append((rows, largest, vectors[1:].numpy()))
+    return found
+
+
+@pytest.mark.parametrize("form", ["packed", "padded"])
+def test_m3_gives_each_output_alone_and_all_from_one_run(m3, wanted, form):
+    card = load(m3[0])
+    assert card.kinds == ("embedding", "sparse", "multi_vector")
+    assert card.token_widths == {"tokens": HIDDEN, "sparse": 1, "multi_vector": 24}
+    engine = create_engine(card, CpuSettings(engine="torch", dtype="float32", max_batch_tokens=200), "cpu", 2)
+    engine.use(form, "float32")
+    ids = encode(card, TEXTS)
+    for output in OUTPUTS:
+        agree(engine, ids, [rows[output] for rows, *_ in wanted], (output,))
+    together = embed_all(engine, TokenBatch.pack(ids, OUTPUTS), NEVER)
+    for output, found in zip(OUTPUTS, together, strict=True):
+        np.testing.assert_allclose(found, np.concatenate([rows[output] for rows, *_ in wanted]), **EXACT)
+
+
+def test_what_the_router_makes_of_the_numbers(m3, wanted):
+    card = load(m3[0])
+    encoder = Encoder(card, auto_truncate=True)
+    engine = create_engine(card, CpuSettings(engine="torch", dtype="float32"), "cpu", 1)
+    ids = encode(card, TEXTS)
+    found = embed_all(engine, TokenBatch.pack(ids, OUTPUTS), NEVER)
+    numbers = join(found, OUTPUTS, list(map(len, ids)))
+    for tokens, one, (rows, largest, vectors) in zip(ids, numbers, wanted, strict=True):
+        said = encoder.rows(one, tokens, outputs=OUTPUTS)
+        np.testing.assert_allclose(said["text"], rows["text"][0], **EXACT)
+        np.testing.assert_allclose(said["multi_vector"], vectors, **EXACT)
+        index, weights = unpack(said["sparse"])
+        assert index.tolist() == sorted(largest)
+        np.testing.assert_allclose(weights, [largest[number] for number in index], **EXACT)
+    assert any(len(largest) > 1 for _, largest, _ in wanted)
+
+
+def test_m3_as_an_embedding_model_has_the_one_kind(m3):
+    assert load(m3[0], kind="embedding").kinds == ("embedding",)
+
+
+def test_openvino_leaves_m3_to_torch(m3):
+    with pytest.raises(SettingsError, match=r"args\.cpu\.engine: openvino does not compute the sparse"):
+        create_engine(load(m3[0]), CpuSettings(engine="openvino"), "cpu", 1)

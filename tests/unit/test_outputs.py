@@ -7,7 +7,7 @@ import pytest
 
 from deployments.models.outputs import join, split
 
-WIDTHS = {"tokens": 3, "sparse": 1, "multi": 2}
+WIDTHS = {"tokens": 3, "sparse": 1, "multi_vector": 2}
 LENGTHS = [2, 1, 4]
 
 
@@ -18,7 +18,14 @@ def rows_of(output):
 
 @pytest.mark.parametrize(
     "outputs",
-    [("text",), ("tokens",), ("multi",), ("text", "sparse"), ("sparse", "text", "multi"), ("multi", "tokens")],
+    [
+        ("text",),
+        ("tokens",),
+        ("multi_vector",),
+        ("text", "sparse"),
+        ("sparse", "text", "multi_vector"),
+        ("multi_vector", "tokens"),
+    ],
 )
 def test_the_rows_of_each_query_come_back(outputs):
     found = [rows_of(output) for output in outputs]
