@@ -137,7 +137,8 @@ class Router:
         except BaseException as error:
             self.metrics.failed(error, len(queries))
             raise
-        done = embedded(request, answers, partial(self._encoder.rows, outputs=request.outputs))
+        rows_of = partial(self._encoder.rows, outputs=request.outputs, role=wanted.role)
+        done = embedded(request, answers, rows_of)
         self._count(request, answers, done)
         return done
 
@@ -218,6 +219,7 @@ class Router:
             request.prompt,
             truncate=wanted.truncate,
             side=wanted.truncation_direction,
+            role=wanted.role,
             characters=request.characters,
         )
         request.tokenised = asyncio.get_running_loop().time()

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deployments.models.model_files import SCORING, ModelCard
+from deployments.models.model_files import ModelCard
+from deployments.models.model_kind import SCORING
 from deployments.placement.request import Embedded
 from deployments.router import Router
 

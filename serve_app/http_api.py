@@ -205,7 +205,7 @@ class HttpApi:
     async def multi_vector(self, request: Request) -> Answer:
         """A unit vector of each token, as Jina's API answers."""
         asked = MultiVectorRequest.parse(await request.body(self._max_body_bytes), self._rules)
-        done = await self._embed(asked.queries, asked, request, kinds=("multi_vector",))
+        done = await self._embed(asked.queries, asked, request, kinds=("multi_vector",), role=asked.input_type)
         vectors = await _in_turns(cut_rows(done.vectors, asked.dimensions))
         answer = {
             "object": "list",
@@ -220,7 +220,7 @@ class HttpApi:
     async def pooling(self, request: Request) -> Answer:
         """The same, as vLLM's API answers."""
         asked = PoolingRequest.parse(await request.body(self._max_body_bytes), self._rules)
-        done = await self._embed(asked.queries, asked, request, kinds=("multi_vector",))
+        done = await self._embed(asked.queries, asked, request, kinds=("multi_vector",), role=asked.embedding_mode)
         vectors = await _in_turns(cut_rows(done.vectors, asked.dimensions))
         answer = {
             "id": f"pool-{uuid.uuid4().hex}",

@@ -252,6 +252,8 @@ class MultiVectorRequest(Options):
     dimensions: Dimensions | None = None
     """Keep the first so many numbers (Matryoshka models)."""
     embedding_type: Literal["float"] = "float"
+    input_type: Literal["query", "document"] = "document"
+    """How to read the texts: ColBERT models read queries in a way of their own."""
 
     @property
     def queries(self) -> Sequence[Query]:
@@ -265,6 +267,8 @@ class PoolingRequest(Options):
     input: Text | TextsOrIds | TokenIds
     """A text, a list of texts, a list of token ids, or a list of such lists."""
     task: Literal["token_embed"] = "token_embed"
+    embedding_mode: Literal["query", "document"] = "document"
+    """How to read the texts: ColBERT models read queries in a way of their own."""
     encoding_format: Literal["float"] = "float"
     dimensions: Dimensions | None = None
     """Keep the first so many numbers (Matryoshka models)."""

@@ -7,7 +7,7 @@ import shutil
 
 import torch
 from kinds_of_models import PACKAGE, SHAPE, VOCABULARY
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
 HIDDEN = SHAPE["hidden_size"]
@@ -70,3 +70,25 @@ def save_m3(folder):
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 256, **special}
     write(folder / "tokenizer_config.json", about)
     return heads
+
+
+def save_pylate(folder, **about):
+    """As PyLate saves a ColBERT: its markers are tokens, here two that BERT's vocabulary has spare."""
+    projection, tensors = dense(folder, "1_Dense", (HIDDEN, 24), bias=False)
+    save_bert(folder, None, {**projection, "type": "pylate.models.Dense.Dense"})
+    said = {"query_prefix": "[unused0]", "document_prefix": "[unused1]", "query_length": 32, "document_length": 180}
+    write(folder / "config_sentence_transformers.json", {"model_type": "ColBERT", "prompts": {}, **said, **about})
+    return tensors["linear.weight"]
+
+
+def save_stanford(folder, **about):
+    """As Stanford's ColBERT saves one: the projection among the weights, and settings in a file of its own."""
+    save_bert(folder, None)
+    (folder / "modules.json").unlink()
+    projection = torch.randn(16, HIDDEN) * 0.2
+    weights = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(weights | {"linear.weight": projection}, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["HF_ColBERT"]}
+    write(folder / "config.json", config)
+    write(folder / "artifact.metadata", {"query_maxlen": 20, "doc_maxlen": 64, **about})
+    return projection

@@ -50,7 +50,9 @@ class Forms:
 
     def _why_not_packed(self) -> str | None:
         reason = packed.unsupported(self._config)
-        if reason is None and self._card.kind != "embedding":
+        if self._card.late is not None and self._card.late.has_unseen:
+            return "tokens that no other token attends to have no packed form here"
+        if reason is None and self._card.has_head:
             reason = heads.unsupported(self._class_name())
         return reason
 
@@ -62,7 +64,7 @@ class Forms:
         base = weights.within(self._prefix(weights))
         parts = packed.build(self._config, base, types=self._card.token_types)
         head = None
-        if self._card.kind != "embedding":
+        if self._card.has_head:
             head = heads.build_head(self._class_name(), self._config, weights)
         return PackedModel(parts, place, self._card.pooling, head)
 

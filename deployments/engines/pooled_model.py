@@ -22,17 +22,13 @@ import deployments.engines.jina_bert  # noqa: F401 - registers its classes
 from deployments.engines import Engine, TokenBatch, Vectors, embed
 from deployments.engines.passes import Lengths
 from deployments.errors import SettingsError
-from deployments.models.model_files import SCORING, ModelCard
+from deployments.models.late import UNSEEN
+from deployments.models.model_files import ModelCard
+from deployments.models.model_kind import SCORING
 from deployments.models.pairs import TYPE
 
 logger = logging.getLogger("ray.serve")
 
-_CLASSES = {
-    "embedding": AutoModel,
-    "reranker": AutoModelForSequenceClassification,
-    "classifier": AutoModelForSequenceClassification,
-    "sparse": AutoModelForMaskedLM,
-}
 _PROBE_LENGTHS = (3, 8, 24, 75, 200)  # tokens; the inputs of the comparison
 _TIMED_QUERIES, _TIMED_TOKENS = 16, 75  # what two ways to compute are timed on
 _TIMES = 3  # the first pays for what is prepared once
@@ -50,11 +46,11 @@ class PooledModel(torch.nn.Module):
     def __init__(self, card: ModelCard, attention: str | None = None) -> None:
         """Load float32 weights. Raises SettingsError where the model's files cannot be loaded."""
         super().__init__()
-        self._pooling, self._kind, self._types = card.pooling, card.kind, card.token_types
+        self._pooling, self._types = card.pooling, card.token_types
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one line in the log, not a bar
         logger.info("loading %s from %s", card.name, card.folder)
         try:
-            model, report = _CLASSES[card.kind].from_pretrained(
+            model, report = _class_of(card).from_pretrained(
                 card.folder,
                 dtype=torch.float32,
                 use_safetensors=True,
@@ -68,7 +64,7 @@ class PooledModel(torch.nn.Module):
         absent = [
             key
             for key in (*report["missing_keys"], *report["mismatched_keys"])
-            if card.kind in SCORING or "pooler." not in str(key)  # unused, where no score comes from it
+            if card.pooling == "none" or "pooler." not in str(key)  # unused, where no score comes from it
         ]
         if absent:  # transformers fills them with random numbers
             raise SettingsError(
@@ -82,10 +78,10 @@ class PooledModel(torch.nn.Module):
                 "args.model.id", f"{card.folder} has weights that no {card.model_type} model has ({strange[0]})"
             )
         self.model = model.eval()
-        self.transformer = model if card.kind == "embedding" else model.base_model
+        self.transformer = model.base_model if card.has_head else model
         self._options = {"use_cache": False} if hasattr(model.config, "use_cache") else {}
         self._padding: Any = getattr(model.config, "pad_token_id", None)
-        if card.kind in SCORING and self._padding is None:
+        if card.pooling == "none" and self._padding is None:
             raise SettingsError(
                 "args.model.id", f"{card.folder}/config.json gives no pad_token_id, which scoring needs"
             )
@@ -96,9 +92,9 @@ class PooledModel(torch.nn.Module):
         return found
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        if self._kind in SCORING:
+        if self._pooling == "none":
             return self._score(ids, mask)
-        if self._kind == "sparse":
+        if self._pooling == "splade":
             return self._weigh(ids, mask)
         hidden = self.hidden(ids, mask)
         if self._pooling == "cls":
@@ -127,6 +123,12 @@ class PooledModel(torch.nn.Module):
         return weights
 
 
+def _class_of(card: ModelCard) -> Any:
+    if not card.has_head:
+        return AutoModel
+    return AutoModelForMaskedLM if card.kind == "sparse" else AutoModelForSequenceClassification
+
+
 class PaddedModel:
     """Any transformer, in its own code: packed queries are padded for it. The way for models without a packed form."""
 
@@ -142,7 +144,8 @@ class PaddedModel:
         padded = torch.zeros(mask.shape, dtype=torch.int64, device=self._device)
         padded[mask] = ids.to(torch.int64)
         if each_token:
-            return self._model.hidden(padded, mask.to(torch.int64))[mask].float()
+            seen = mask & (padded < UNSEEN)
+            return self._model.hidden(padded & (UNSEEN - 1), seen.to(torch.int64))[mask].float()
         pooled: torch.Tensor = self._model(padded, mask.to(torch.int64))
         return pooled
 
@@ -182,8 +185,13 @@ def queries_per_s(engine: Engine, card: ModelCard) -> float:
 
 def agreement(one: Vectors, other: Vectors) -> float:
     """Smallest cosine between rows; NaN where a vector is not a number."""
+    return float(np.min(_cosines(one, other)))
+
+
+def _cosines(one: Vectors, other: Vectors) -> Vectors:
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    return float(np.min(np.sum(one * other, axis=1) / norms))
+    found: Vectors = np.sum(one * other, axis=1) / norms
+    return found
 
 
 def score_agreement(exact: Vectors, other: Vectors) -> float:
@@ -209,10 +217,13 @@ class Tolerance:
 
 
 _COSINE = Tolerance(agreement, 0.999, "cosine to float32")
+_MEAN_COSINE = Tolerance(lambda one, other: float(np.mean(_cosines(one, other))), 0.999, "mean cosine to float32")
 _OF_SCORES = Tolerance(score_agreement, 0.95, "agreement of logits with float32")
 
 
 def tolerance(card: ModelCard) -> Tolerance:
+    if card.kind == "multi_vector":  # whose tokens' similarities are added up
+        return _MEAN_COSINE
     return _OF_SCORES if card.kind in SCORING else _COSINE
 
 

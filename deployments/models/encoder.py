@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from deployments.errors import InvalidInput
+from deployments.models.late import Role
 from deployments.models.model_files import ModelCard
 from deployments.models.outputs import Numbers, Output, Outputs, split
 from deployments.models.pairs import Pair
@@ -29,7 +31,14 @@ class Encoder:
         self._tokenizer.encode(["warm"], truncate=True)
 
     async def encode(
-        self, queries: Sequence[Query], prompt: str, *, truncate: bool | None, side: Side, characters: int
+        self,
+        queries: Sequence[Query],
+        prompt: str,
+        *,
+        truncate: bool | None,
+        side: Side,
+        role: Role,
+        characters: int,
     ) -> list[TokenIds]:
         """Token ids int32 [tokens] of each query, which have so many `characters` in all, with `prompt` before each.
 
@@ -38,12 +47,12 @@ class Encoder:
         cut = self._auto_truncate if truncate is None else truncate
 
         def encode(some: Sequence[Query], first: int) -> list[TokenIds]:
-            return self._token_ids(some, prompt, cut, side, first)
+            return self._token_ids(some, prompt, first, truncate=cut, side=side, role=role)
 
         return await self.tokenising.encode(queries, characters, encode)
 
     def _token_ids(
-        self, queries: Sequence[Query], prompt: str, truncate: bool, side: Side, first: int
+        self, queries: Sequence[Query], prompt: str, first: int, *, truncate: bool, side: Side, role: Role
     ) -> list[TokenIds]:
         if prompt:
             queries = [prompt + self._text(query, index) for index, query in enumerate(queries, first)]
@@ -52,12 +61,12 @@ class Encoder:
             some: Any = list(group)
             at = first + len(found)
             if kind is str:
-                found += self._tokenizer.encode(some, truncate=truncate, side=side, first=at)
+                found += self._tokenizer.encode(some, truncate=truncate, side=side, first=at, role=role)
             elif kind is Pair:
                 found += self._tokenizer.encode_pairs(some, truncate=truncate, side=side, first=at)
             else:
-                check = self._tokenizer.check
-                found += [check(ids, index, truncate=truncate, side=side) for index, ids in enumerate(some, at)]
+                check = partial(self._tokenizer.check, truncate=truncate, side=side, role=role)
+                found += [check(ids, index) for index, ids in enumerate(some, at)]
         return found
 
     def _text(self, query: Query, index: int) -> str:
@@ -90,7 +99,7 @@ class Encoder:
                 param="inputs",
             )
 
-    def rows(self, numbers: Numbers, ids: TokenIds, *, outputs: Outputs) -> dict[Output, Numbers]:
+    def rows(self, numbers: Numbers, ids: TokenIds, *, outputs: Outputs, role: Role) -> dict[Output, Numbers]:
         """What the numbers of a query's answer say of each output: of "text" a vector, of "sparse" a row for
         `sparse.unpack`, of others float32 [tokens, numbers].
         """
@@ -100,7 +109,7 @@ class Encoder:
         if "sparse" in found:
             found["sparse"] = largest_weights(ids, found["sparse"][:, 0], self._tokenizer.weightless)
         if "multi_vector" in found:
-            found["multi_vector"] = found["multi_vector"][1:]  # bge-m3 leaves its first token out
+            found["multi_vector"] = found["multi_vector"][self._tokenizer.compared(ids, role)]
         return found
 
     async def tokens(

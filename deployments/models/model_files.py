@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from deployments.errors import SettingsError
+from deployments.models.late import Late, read_late
 from deployments.models.model_folder import find_folder, read_json
+from deployments.models.model_kind import SCORING, kind_of
 from deployments.models.modules import check_modules, module_name, modules_of, pooled_by, prompts_of, splade_pooling
 from deployments.models.outputs import TEXT, Output, Outputs
 from deployments.models.projections import Projection, projections_of
@@ -16,7 +18,6 @@ from deployments.models.published import class_config
 from deployments.models.weights import count_parameters, find_weights
 from deployments.settings import Auto, Kind, ModelSettings
 
-SCORING = frozenset({"reranker", "classifier"})  # kinds that answer with a number for each label, not with a vector
 _AFTER_PADDING = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # these count positions from behind the padding's
 _WITHOUT_TYPES = {"roberta", "xlm-roberta", "camembert"}  # have a table of token types, and one type
 
@@ -49,6 +50,13 @@ class ModelCard:
     token_widths: Mapping[Output, int] = field(default_factory=dict)  # numbers of a token, of each output it has
     projections: Mapping[Output, tuple[Projection, ...]] = field(default_factory=dict)  # what comes after, by output
 
+    late: Late | None = None  # how a multi-vector model reads queries and documents
+
+    @property
+    def has_head(self) -> bool:
+        """Its numbers come from a head of its class in the transformers library."""
+        return self.pooling in {"none", "splade"}
+
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """`kind`, and the others whose requests it answers too."""
@@ -70,12 +78,12 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
     weights = find_weights(folder)
     check_modules(folder)
     labels = _labels(config)
-    kind = _kind(folder, config, labels, settings.kind)
+    kind = kind_of(folder, config, labels, settings.kind)
     text = config.get("text_config", config)  # multimodal models nest the text model's numbers
     hidden = text.get("hidden_size") or text.get("dim") or text.get("d_model")
     if not hidden or "vocab_size" not in text:
         raise SettingsError("args.model.id", f"{folder}/config.json gives no hidden_size or vocab_size")
-    after = projections_of(folder, kind, int(hidden), alone=settings.kind != "auto")
+    after = projections_of(folder, config, kind, int(hidden), alone=settings.kind != "auto")
     sentence = read_json(folder / "sentence_bert_config.json")
     prompts, default_prompt_name = _prompts(folder, kind, settings.default_prompt_name)
     scores = kind in SCORING
@@ -101,6 +109,7 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
         default_prompt_name=default_prompt_name,
         token_widths=_token_widths(kind, int(hidden), after),
         projections=after,
+        late=read_late(folder, config) if kind == "multi_vector" else None,
     )
 
 
@@ -113,32 +122,9 @@ def _config(folder: Path, *, own_code: bool) -> tuple[dict[str, Any], dict[str, 
     return translated or config, translated
 
 
-def _kind(folder: Path, config: dict[str, Any], labels: tuple[str, ...], wanted: str) -> Kind:
-    """What the model is for: by its modules if it has any that say so, else by the class that its weights are of."""
-    classes = config.get("architectures") or []
-    named = " and ".join(classes) or "no architectures"
-    scores = any(name.endswith("ForSequenceClassification") for name in classes)
-    words = any(name.endswith("ForMaskedLM") for name in classes)
-    if wanted == "auto":
-        modules = {module_name(module) for module in modules_of(folder)}
-        if "SpladePooling" in modules:
-            return "sparse"
-        if scores and "Pooling" not in modules:
-            return "reranker" if len(labels) == 1 else "classifier"
-        return "embedding"
-    if wanted in SCORING and not scores:
-        raise SettingsError("args.model.kind", f"{wanted} needs a model ForSequenceClassification; this one is {named}")
-    if wanted in SCORING and (wanted == "reranker") != (len(labels) == 1):
-        raise SettingsError(
-            "args.model.kind",
-            f"a reranker has one label and a classifier several; this model has {len(labels)}: {', '.join(labels[:5])}",
-        )
-    if wanted == "sparse" and not words:
-        raise SettingsError("args.model.kind", f"sparse needs a model ForMaskedLM; this one is {named}")
-    return wanted  # type: ignore[return-value]
-
-
 def _prompts(folder: Path, kind: Kind, wanted: str | None) -> tuple[dict[str, str], str | None]:
+    if kind == "multi_vector" and wanted is None:
+        return {}, None  # `late` says what is put before queries and documents
     prompts, default = prompts_of(folder, wanted)
     if kind not in SCORING:
         return prompts, default
@@ -157,7 +143,8 @@ def _dimension(
         return len(labels)
     if kind == "sparse":
         return int(config["vocab_size"])
-    return after["text"][-1].outputs if "text" in after else None
+    found = after.get("multi_vector" if kind == "multi_vector" else "text")
+    return found[-1].outputs if found else None
 
 
 def _token_widths(kind: Kind, hidden: int, after: Mapping[Output, tuple[Projection, ...]]) -> dict[Output, int]:
@@ -189,6 +176,8 @@ def _pooling(folder: Path, kind: str, wanted: str) -> str:
         raise SettingsError(
             "args.model.pooling", f"{wanted} was asked for, but a {kind} model has no choice of pooling"
         )
+    if kind == "multi_vector":
+        return "tokens"
     return "none" if kind in SCORING else splade_pooling(folder)
 
 

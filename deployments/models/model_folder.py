@@ -11,7 +11,7 @@ from deployments.errors import SettingsError
 from deployments.settings import ModelSettings
 
 # Weights are read from safetensors only: a pickle can run code.
-_WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*/config.json", "*/model.safetensors")
+_WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*/config.json", "*/model.safetensors", "artifact.metadata")
 
 
 def find_folder(settings: ModelSettings) -> tuple[Path, str | None]:

@@ -8,7 +8,7 @@ from typing import Any
 from deployments.errors import SettingsError
 from deployments.models.model_folder import read_json
 
-_KNOWN = {"Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Dense", "Normalize"}
+_KNOWN = {"Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Dense", "MultiVectorMask", "Normalize"}
 _ORDER = ("Pooling", "Dense", "Normalize")  # after the transformer
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",
@@ -37,6 +37,11 @@ def modules_of(folder: Path) -> list[dict[str, str]]:
 def module_name(module: dict[str, str]) -> str:
     """The module's class, without its package."""
     return module["type"].rsplit(".", 1)[-1]
+
+
+def names_of(folder: Path) -> set[str]:
+    """The classes of a model's modules."""
+    return {module_name(module) for module in modules_of(folder)}
 
 
 def pooled_by(folder: Path, wanted: str) -> str:

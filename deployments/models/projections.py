@@ -5,12 +5,15 @@ A module's activation is named by a Python path in its config. The path is looke
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
 from deployments.errors import SettingsError
+from deployments.models.late import is_stanford
 from deployments.models.model_folder import read_json
 from deployments.models.modules import module_name, modules_of
 from deployments.models.outputs import Output
@@ -38,11 +41,15 @@ class Projection:
     residual: str | None = None
 
 
-def projections_of(folder: Path, kind: Kind, hidden: int, *, alone: bool) -> dict[Output, tuple[Projection, ...]]:
+def projections_of(
+    folder: Path, config: Mapping[str, Any], kind: Kind, hidden: int, *, alone: bool
+) -> dict[Output, tuple[Projection, ...]]:
     """What comes after a transformer with vectors of `hidden` numbers, by output; `alone`: of this kind only.
 
     Raises SettingsError.
     """
+    if kind == "multi_vector":
+        return {"multi_vector": _of_colbert(folder, config, hidden)}
     if kind != "embedding":
         return {}
     dense = _dense_modules(folder, hidden)
@@ -62,6 +69,14 @@ def _of_m3(folder: Path, hidden: int) -> dict[Output, tuple[Projection, ...]]:
             outputs = _shape(file, "weight")[0]
             found[output] = (Projection(file, hidden, outputs, "weight", "bias", activation),)
     return found
+
+
+def _of_colbert(folder: Path, config: Mapping[str, Any], hidden: int) -> tuple[Projection, ...]:
+    """Stanford's projection lies among the model's weights; those of others are Dense modules."""
+    if not is_stanford(config):
+        return _dense_modules(folder, hidden)
+    file = folder / "model.safetensors"
+    return (Projection(file, hidden, _shape(file, "linear.weight")[0]),)
 
 
 def _shape(file: Path, tensor: str) -> list[int]:

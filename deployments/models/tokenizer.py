@@ -14,8 +14,10 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
-from deployments.models.model_files import SCORING, ModelCard
+from deployments.models.late import LateTokens, Role
+from deployments.models.model_files import ModelCard
 from deployments.models.model_folder import read_json
+from deployments.models.model_kind import SCORING
 from deployments.models.pairs import Pair, Template, cut_longest_first
 
 TokenIds = npt.NDArray[np.int32]  # shape [tokens]
@@ -53,11 +55,20 @@ class Tokenizer:
         self._fast.no_truncation()  # too long inputs are cut here, on the side that the request says
         self._first, self._last = _special_ids(self._fast, card)
         self._pair = _template(self._fast, card) if card.kind in SCORING else None
+        self._late = None if card.late is None else LateTokens(card.late, card.folder, self._fast.token_to_id)
         self.weightless = _weightless(self._fast, card) if "sparse" in card.token_widths else frozenset()
 
-    def encode(self, texts: Sequence[str], *, truncate: bool, side: Side = "right", first: int = 0) -> list[TokenIds]:
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        truncate: bool,
+        side: Side = "right",
+        first: int = 0,
+        role: Role = "document",
+    ) -> list[TokenIds]:
         """One int32 array of token ids for each text, special tokens included; these stay where a text is cut. `first`
-        is the number of the first text, for the errors.
+        is the number of the first text, for the errors. `role` counts for models that read queries in their own way.
 
         Raises EmptyInput for an empty text, and InvalidInput where a text has more than the model's `max_tokens` and
         `truncate` is off.
@@ -65,8 +76,10 @@ class Tokenizer:
         check_texts(texts, first)
         if self._lower_case:
             texts = [text.lower() for text in texts]
+        if self._late is not None:
+            texts = [self._late.prompt(role) + text for text in texts]
         encodings = self._fast.encode_batch_fast(texts)
-        return [self._cut(encoding.ids, index, truncate, side) for index, encoding in enumerate(encodings, first)]
+        return [self._whole(one.ids, index, truncate, side, role) for index, one in enumerate(encodings, first)]
 
     def encode_pairs(
         self, pairs: Sequence[Pair], *, truncate: bool, side: Side = "right", first: int = 0
@@ -90,11 +103,13 @@ class Tokenizer:
                 raise EmptyInput(f"input {index} is two empty strings; send text or leave it out", param="input")
             a, b = ids[pair.first], ids[pair.second]
             if len(a) + len(b) > room and not truncate:
-                raise self._too_long(index, len(a) + len(b) + self._pair.special_tokens)
+                raise self._too_long(index, len(a) + len(b) + self._pair.special_tokens, self._max_tokens)
             filled.append(self._pair.fill(*cut_longest_first(a, b, room, side)))
         return filled
 
-    def check(self, ids: Sequence[int], index: int, *, truncate: bool, side: Side = "right") -> TokenIds:
+    def check(
+        self, ids: Sequence[int], index: int, *, truncate: bool, side: Side = "right", role: Role = "document"
+    ) -> TokenIds:
         """Token ids as a client sent them, the special tokens included; cut as a text is.
 
         Raises EmptyInput, and InvalidInput for ids that the model's tokenizer does not make: they would be computed
@@ -108,7 +123,11 @@ class Tokenizer:
                 f"this model's special tokens: {_FOREIGN}",
                 param="input",
             )
-        return self._cut(ids, index, truncate, side)
+        return self._whole(ids, index, truncate, side, role)
+
+    def compared(self, ids: TokenIds, role: Role) -> npt.NDArray[np.bool_]:
+        """Which tokens of a text get a vector in its multi-vector; bge-m3 leaves its first token out."""
+        return np.arange(len(ids)) > 0 if self._late is None else self._late.compared(ids, role)
 
     def tokens(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[Token]]:
         """Each text's tokens, nothing cut. Raises EmptyInput for an empty text."""
@@ -124,13 +143,19 @@ class Tokenizer:
             self._check_known(some, f"ids[{index}]", "ids")
         return self._fast.decode_batch(ids, skip_special_tokens=skip_special_tokens)
 
-    def _cut(self, ids: Sequence[int], index: int, truncate: bool, side: Side) -> TokenIds:
+    def _whole(self, ids: Sequence[int], index: int, truncate: bool, side: Side, role: Role) -> TokenIds:
+        if self._late is None:
+            return self._cut(ids, index, truncate, side, self._max_tokens)
+        most = self._late.most(role, self._max_tokens)
+        return self._late.complete(self._cut(ids, index, truncate or self._late.fills(role), side, most), role)
+
+    def _cut(self, ids: Sequence[int], index: int, truncate: bool, side: Side, most: int) -> TokenIds:
         if not ids:
             raise EmptyInput(f"input {index} holds nothing that the model's tokenizer knows", param="input")
-        over = len(ids) - self._max_tokens
+        over = len(ids) - most
         if over > 0:
             if not truncate:
-                raise self._too_long(index, len(ids))
+                raise self._too_long(index, len(ids), most)
             start, end = len(self._first), len(ids) - len(self._last)
             ids = [*ids[: end - over], *ids[end:]] if side == "right" else [*ids[:start], *ids[start + over :]]
         return np.array(ids, dtype=np.int32)
@@ -146,9 +171,9 @@ class Tokenizer:
                 param=param,
             )
 
-    def _too_long(self, index: int, tokens: int) -> InvalidInput:
+    def _too_long(self, index: int, tokens: int, most: int) -> InvalidInput:
         return InvalidInput(
-            f"input {index} has {tokens} tokens and the model takes {self._max_tokens}; shorten it, or send "
+            f"input {index} has {tokens} tokens and the model takes {most}; shorten it, or send "
             '"truncate": true to have it cut',
             param="input",
         )

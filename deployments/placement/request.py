@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from deployments.models.late import Role
 from deployments.models.outputs import TEXT, Output, Outputs
 from deployments.models.pairs import Pair
 from deployments.models.tokenizer import Query, Side, TokenIds
@@ -57,6 +58,7 @@ class Wanted:
     - `bulk`: answer it as a bulk request.
     - `trial`: admit it by a calibration's rule. It is then never bulk.
     - `timeout_s`: seconds that the caller will wait. They replace the SLO as the deadline.
+    - `role`: read the texts as queries or as documents; it counts for models that read the two in different ways.
     - `outputs`: what to answer, all from one run; empty: what such kinds of model answer.
     """
 
@@ -68,6 +70,7 @@ class Wanted:
     trial: Trial | None = None
     timeout_s: float | None = None
     outputs: Outputs = ()
+    role: Role = "document"
 
 
 @dataclass(slots=True, eq=False)

@@ -153,7 +153,7 @@ def test_what_the_router_makes_of_the_numbers(m3, wanted):
     found = embed_all(engine, TokenBatch.pack(ids, OUTPUTS), NEVER)
     numbers = join(found, OUTPUTS, list(map(len, ids)))
     for tokens, one, (rows, largest, vectors) in zip(ids, numbers, wanted, strict=True):
-        said = encoder.rows(one, tokens, outputs=OUTPUTS)
+        said = encoder.rows(one, tokens, outputs=OUTPUTS, role="document")
         np.testing.assert_allclose(said["text"], rows["text"][0], **EXACT)
         np.testing.assert_allclose(said["multi_vector"], vectors, **EXACT)
         index, weights = unpack(said["sparse"])

@@ -1,0 +1,175 @@
+"""How a ColBERT model reads queries and documents: markers, lengths, and mask tokens that fill queries up.
+
+Three libraries save such models: PyLate, Stanford's ColBERT, and sentence-transformers. Each has files of its own.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments.errors import SettingsError
+from deployments.models.model_folder import read_json
+from deployments.models.modules import module_name, modules_of
+
+Role = Literal["query", "document"]
+
+# A token that fills a query up may see the others without being seen by any. That travels within its id, as a second
+# text's tokens do (`pairs.TYPE`).
+UNSEEN = 1 << 29
+_QUERY_TOKENS, _DOCUMENT_TOKENS = 32, 180  # PyLate's and ColBERT's defaults
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How texts of one role become tokens.
+
+    - `most`: tokens, all special ones included; None: as many as the model takes.
+    - `marker`: a token that is put behind the first one. `prompt`: a text that is put before.
+    - `fill`: a shorter text is filled up to so many tokens with the mask token. `seen`: other tokens attend to these.
+    """
+
+    most: int | None = None
+    marker: str | None = None
+    prompt: str = ""
+    fill: int = 0
+    seen: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """How a model for late interaction reads. `skipped`: words whose tokens get no vector in a document."""
+
+    query: Reading
+    document: Reading
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def has_unseen(self) -> bool:
+        """Queries are filled up with tokens that no other token attends to."""
+        return self.query.fill > 0 and not self.query.seen
+
+
+def is_stanford(config: Mapping[str, Any]) -> bool:
+    """By the model's config.json."""
+    return "HF_ColBERT" in (config.get("architectures") or [])
+
+
+def read_late(folder: Path, config: Mapping[str, Any]) -> Late:
+    """What the files of a ColBERT model say. Raises SettingsError where that is not served."""
+    if is_stanford(config):
+        return _stanford(read_json(folder / "artifact.metadata"))
+    sentence = read_json(folder / "config_sentence_transformers.json")
+    return _pylate(sentence) if sentence.get("model_type", "ColBERT") == "ColBERT" else _sentence(folder, sentence)
+
+
+def _stanford(about: Mapping[str, Any]) -> Late:
+    length = about.get("query_maxlen") or _QUERY_TOKENS
+    return Late(
+        Reading(
+            length,
+            about.get("query_token_id") or "[unused0]",
+            fill=length,
+            seen=bool(about.get("attend_to_mask_tokens")),
+        ),
+        Reading(about.get("doc_maxlen") or _DOCUMENT_TOKENS, about.get("doc_token_id") or "[unused1]"),
+        tuple(string.punctuation) if about.get("mask_punctuation", True) else (),
+    )
+
+
+def _pylate(about: Mapping[str, Any]) -> Late:
+    length = about.get("query_length") or _QUERY_TOKENS
+    query, document = (about.get(f"{role}_prefix") for role in ("query", "document"))
+    skipped = about.get("skiplist_words")
+    return Late(
+        Reading(
+            length,
+            "[Q] " if query is None else query or None,
+            fill=length if about.get("do_query_expansion", True) is not False else 0,
+            seen=bool(about.get("attend_to_expansion_tokens")),
+        ),
+        Reading(about.get("document_length") or _DOCUMENT_TOKENS, "[D] " if document is None else document or None),
+        tuple(string.punctuation if skipped is None else skipped),
+    )
+
+
+def _sentence(folder: Path, about: Mapping[str, Any]) -> Late:
+    """As sentence-transformers' MultiVectorEncoder saves it."""
+    transformer = read_json(folder / "sentence_bert_config.json")
+    mask: dict[str, Any] = {}
+    for module in modules_of(folder):
+        if module_name(module) == "MultiVectorMask":
+            mask = read_json(folder / module["path"] / "config.json")
+    prompts = about.get("prompts") or {}
+    filled = transformer.get("query_expansion") or {}
+    unknown = [
+        name
+        for name, is_unknown in {
+            f"query_expansion: token {filled.get('token')}": filled.get("token") is not None,
+            "keep_only_token_ids": mask.get("keep_only_token_ids") is not None,
+            "skiplist_tasks": mask.get("skiplist_tasks", ["document"]) != ["document"],
+        }.items()
+        if is_unknown
+    ]
+    if unknown:
+        raise SettingsError("args.model.id", f"the model's {unknown[0]} is not supported")
+    length = filled.get("length", 0)
+    return Late(
+        Reading(
+            length if filled.get("strategy") == "fixed" else transformer.get("query_length"),
+            prompt=prompts.get("query") or "",
+            fill=length,
+            seen=bool(filled.get("attend")),
+        ),
+        Reading(transformer.get("document_length"), prompt=prompts.get("document") or ""),
+        tuple(mask.get("skiplist_words") or ()),
+    )
+
+
+class LateTokens:
+    """The token ids of queries and documents, in a tokenizer's own numbers."""
+
+    def __init__(self, late: Late, folder: Path, token_id: Callable[[str], int | None]) -> None:
+        """Raises SettingsError where the tokenizer lacks a marker or the mask token."""
+
+        def known(token: str) -> int:
+            if (number := token_id(token)) is None:
+                raise SettingsError(
+                    "args.model.id", f"the tokenizer has no token {token!r}, which the model's files name"
+                )
+            return number
+
+        mask = read_json(folder / "tokenizer_config.json").get("mask_token") or "[MASK]"
+        self._readings = {"query": late.query, "document": late.document}
+        self._markers = {role: known(one.marker) for role, one in self._readings.items() if one.marker is not None}
+        self._mask = known(mask["content"] if isinstance(mask, dict) else mask) if late.query.fill else 0
+        self._skipped = [number for word in late.skipped if (number := token_id(word)) is not None]
+
+    def prompt(self, role: Role) -> str:
+        return self._readings[role].prompt
+
+    def fills(self, role: Role) -> bool:
+        """Short texts are filled up, so that long ones are cut, too."""
+        return self._readings[role].fill > 0
+
+    def most(self, role: Role, max_tokens: int) -> int:
+        """How many tokens a text may have before its marker is put in."""
+        return min(self._readings[role].most or max_tokens, max_tokens) - (role in self._markers)
+
+    def complete(self, ids: npt.NDArray[np.int32], role: Role) -> npt.NDArray[np.int32]:
+        """With the marker behind the first token, and filled up."""
+        reading = self._readings[role]
+        if role in self._markers:
+            ids = np.insert(ids, 1, self._markers[role])
+        filling = self._mask if reading.seen else self._mask | UNSEEN
+        return np.pad(ids, (0, max(0, reading.fill - len(ids))), constant_values=filling)
+
+    def compared(self, ids: npt.NDArray[np.int32], role: Role) -> npt.NDArray[np.bool_]:
+        """Which tokens get a vector: all of a query, and of a document those that are not skipped."""
+        return np.full(len(ids), True) if role == "query" else ~np.isin(ids, self._skipped)
