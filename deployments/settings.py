@@ -39,6 +39,8 @@ class ModelSettings(_Strict):
     normalize: Auto | bool = "auto"
     default_prompt_name: str | None = None  # of the model's prompts, for texts whose request names none; none: its own
     max_tokens: PositiveInt | None = None  # lowers the model's own limit, never raises it
+    template: Auto | Literal["qwen3-reranker", "mxbai-rerank-v2"] = "auto"  # the prompt of a reranking language model
+    instruction: str | None = None  # what such a prompt asks for; none: the model's own
 
     @property
     def any_name(self) -> bool:

@@ -8,7 +8,12 @@ import shutil
 import torch
 from kinds_of_models import PACKAGE, SHAPE, VOCABULARY
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertModel
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+from transformers import AutoModelForCausalLM, BertConfig, BertModel
 
 HIDDEN = SHAPE["hidden_size"]
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
@@ -92,3 +97,20 @@ def save_stanford(folder, **about):
     write(folder / "config.json", config)
     write(folder / "artifact.metadata", {"query_maxlen": 20, "doc_maxlen": 64, **about})
     return projection
+
+
+def save_causal(folder, config, *, tied=True):
+    """A small language model, with a tokenizer that knows each byte and has learned some words."""
+    torch.manual_seed(4)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"num_key_value_heads": 2, "vocab_size": 400, "max_position_embeddings": 1200, "initializer_range": 0.3}
+    AutoModelForCausalLM.from_config(config(**shape, tie_word_embeddings=tied)).eval().save_pretrained(folder)
+    tokenizer = FastTokenizer(BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    special = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+    trainer = BpeTrainer(vocab_size=400, initial_alphabet=ByteLevel.alphabet(), special_tokens=special)
+    tokenizer.train_from_iterator([__doc__, save_causal.__doc__, *["yes", "no"] * 90], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<|endoftext|>", "model_max_length": 1200}
+    write(folder / "tokenizer_config.json", about)
+    return folder

@@ -8,6 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 from torch.nn import functional
 
 from deployments.engines.passes import Lengths
@@ -123,6 +124,8 @@ def _fixed(tensor: torch.Tensor) -> torch.nn.Parameter:
 
 
 def _read(projection: Projection) -> dict[str, torch.Tensor]:
+    if projection.words is not None:
+        return {projection.weight: _difference(projection, projection.words)}
     sizes = {projection.weight: [projection.outputs, projection.inputs]}
     if projection.bias is not None:
         sizes[projection.bias] = [projection.outputs]
@@ -139,3 +142,18 @@ def _read(projection: Projection) -> dict[str, torch.Tensor]:
                 "args.model.id", f"{projection.file} has {list(tensors[name].shape)} numbers in {name}, not {size}"
             )
     return tensors
+
+
+def _difference(projection: Projection, words: tuple[str, str]) -> torch.Tensor:
+    """[1, inputs]: a matrix's row of one token less that of another."""
+    tokenizer = Tokenizer.from_file(str(projection.file.parent / "tokenizer.json"))
+    rows = []
+    with safe_open(projection.file, "pt") as file:
+        matrix = file.get_slice(projection.weight)
+        for word in words:
+            number = tokenizer.token_to_id(word)
+            if number is None:
+                raise SettingsError("args.model.template", f"the model's tokenizer has no token {word!r}")
+            rows.append(matrix[number : number + 1].float())
+    difference: torch.Tensor = rows[0] - rows[1]
+    return difference

@@ -8,12 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from deployments.errors import SettingsError
+from deployments.models.judges import Judge, judge_of
 from deployments.models.late import Late, read_late
 from deployments.models.model_folder import find_folder, read_json
 from deployments.models.model_kind import SCORING, kind_of
-from deployments.models.modules import check_modules, module_name, modules_of, pooled_by, prompts_of, splade_pooling
+from deployments.models.modules import (
+    check_modules,
+    module_name,
+    modules_of,
+    names_of,
+    pooled_by,
+    prompts_of,
+    splade_pooling,
+)
 from deployments.models.outputs import TEXT, Output, Outputs
-from deployments.models.projections import Projection, projections_of
+from deployments.models.projections import Projection, projections_of, score_of
 from deployments.models.published import class_config
 from deployments.models.weights import count_parameters, find_weights
 from deployments.settings import Auto, Kind, ModelSettings
@@ -51,6 +60,7 @@ class ModelCard:
     projections: Mapping[Output, tuple[Projection, ...]] = field(default_factory=dict)  # what comes after, by output
 
     late: Late | None = None  # how a multi-vector model reads queries and documents
+    judge: Judge | None = None  # how a language model that is a reranker is asked
 
     @property
     def has_head(self) -> bool:
@@ -77,13 +87,14 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
     config, translated = _config(folder, own_code=settings.trust_remote_code)
     weights = find_weights(folder)
     check_modules(folder)
-    labels = _labels(config)
-    kind = kind_of(folder, config, labels, settings.kind)
+    judge = judge_of(settings, config, names_of(folder))
+    labels = _labels(config) if judge is None else (judge.yes,)
+    kind = kind_of(folder, config, labels, settings.kind, is_judge=judge is not None)
     text = config.get("text_config", config)  # multimodal models nest the text model's numbers
     hidden = text.get("hidden_size") or text.get("dim") or text.get("d_model")
     if not hidden or "vocab_size" not in text:
         raise SettingsError("args.model.id", f"{folder}/config.json gives no hidden_size or vocab_size")
-    after = projections_of(folder, config, kind, int(hidden), alone=settings.kind != "auto")
+    after = _after(folder, config, kind, int(hidden), judge, alone=settings.kind != "auto")
     sentence = read_json(folder / "sentence_bert_config.json")
     prompts, default_prompt_name = _prompts(folder, kind, settings.default_prompt_name)
     scores = kind in SCORING
@@ -95,7 +106,7 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
         dimension=_dimension(kind, labels, text, after) or int(hidden),
         vocab_size=int(text["vocab_size"]),
         max_tokens=_max_tokens(folder, text, sentence, settings.max_tokens),
-        pooling=_pooling(folder, kind, settings.pooling),
+        pooling="last" if judge else _pooling(folder, kind, settings.pooling),
         normalize=_normalize(folder, kind, settings.normalize),
         lower_case=bool(sentence.get("do_lower_case", False)),
         trust_remote_code=settings.trust_remote_code,
@@ -103,12 +114,13 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
         parameters=sum(map(count_parameters, weights)),
         kind=kind,
         labels=labels if scores else (),
-        token_types=scores and _token_types(folder, config),
+        token_types=scores and not judge and _token_types(folder, config),
         config=translated,
         prompts=prompts,
         default_prompt_name=default_prompt_name,
         token_widths=_token_widths(kind, int(hidden), after),
         projections=after,
+        judge=judge,
         late=read_late(folder, config) if kind == "multi_vector" else None,
     )
 
@@ -133,6 +145,14 @@ def _prompts(folder: Path, kind: Kind, wanted: str | None) -> tuple[dict[str, st
             "args.model.default_prompt_name", f"a {kind} that puts a prompt before texts is not supported"
         )
     return {}, None
+
+
+def _after(
+    folder: Path, config: Mapping[str, Any], kind: Kind, hidden: int, judge: Judge | None, *, alone: bool
+) -> dict[Output, tuple[Projection, ...]]:
+    if judge is None:
+        return projections_of(folder, config, kind, hidden, alone=alone)
+    return {"text": (score_of(folder, config, hidden, (judge.yes, judge.no)),)}
 
 
 def _dimension(

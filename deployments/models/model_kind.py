@@ -14,11 +14,16 @@ from deployments.settings import Kind
 SCORING = frozenset({"reranker", "classifier"})  # kinds that answer with a number for each label, not with a vector
 
 
-def kind_of(folder: Path, config: Mapping[str, Any], labels: tuple[str, ...], wanted: str) -> Kind:
-    """`wanted` if that is not auto. Raises SettingsError where the model cannot be of this kind."""
+def kind_of(
+    folder: Path, config: Mapping[str, Any], labels: tuple[str, ...], wanted: str, *, is_judge: bool = False
+) -> Kind:
+    """`wanted` if that is not auto. `is_judge`: it is a language model that scores pairs (`judges`).
+
+    Raises SettingsError where the model cannot be of this kind.
+    """
     classes = config.get("architectures") or []
     named = " and ".join(classes) or "no architectures"
-    scores = any(name.endswith("ForSequenceClassification") for name in classes)
+    scores = is_judge or any(name.endswith("ForSequenceClassification") for name in classes)
     modules = names_of(folder)
     compares = is_stanford(config) or ("Dense" in modules and "Pooling" not in modules)
     if wanted == "auto":

@@ -8,7 +8,9 @@ from typing import Any
 from deployments.errors import SettingsError
 from deployments.models.model_folder import read_json
 
-_KNOWN = {"Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Dense", "MultiVectorMask", "Normalize"}
+_KNOWN = {
+    "Transformer", "MLMTransformer", "Pooling", "SpladePooling", "Dense", "Normalize", "MultiVectorMask", "LogitScore",
+}  # fmt: skip
 _ORDER = ("Pooling", "Dense", "Normalize")  # after the transformer
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": "cls",

@@ -5,7 +5,8 @@ A module's activation is named by a Python path in its config. The path is looke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ _ACTIVATIONS = {
 class Projection:
     """`activation(x @ weight.T + bias)`, with the tensors of a safetensors file by their names in it.
 
-    `residual`: None, "" to add x itself, or the name of the matrix that x is multiplied with first.
+    - `residual`: None, "" to add x itself, or the name of the matrix that x is multiplied with first.
+    - `words`: the weight is one row, that tensor's row of the first of these tokens less that of the second.
     """
 
     file: Path
@@ -39,6 +41,7 @@ class Projection:
     bias: str | None = None
     activation: str = "identity"  # identity, tanh, relu, gelu, silu or sigmoid
     residual: str | None = None
+    words: tuple[str, str] | None = None
 
 
 def projections_of(
@@ -80,12 +83,37 @@ def _of_colbert(folder: Path, config: Mapping[str, Any], hidden: int) -> tuple[P
 
 
 def _shape(file: Path, tensor: str) -> list[int]:
+    with _opened(file) as tensors:
+        shape: list[int] = tensors.get_slice(tensor).get_shape()
+    return shape
+
+
+def _tensors(file: Path) -> list[str]:
+    with _opened(file) as tensors:
+        names: list[str] = list(tensors.keys())
+    return names
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
     try:
         with safe_open(file, "np") as tensors:
-            shape: list[int] = tensors.get_slice(tensor).get_shape()
+            yield tensors
     except (OSError, SafetensorError) as error:
         raise SettingsError("args.model.id", f"{file} cannot be read: {error}") from None
-    return shape
+
+
+def score_of(folder: Path, config: Mapping[str, Any], hidden: int, words: tuple[str, str]) -> Projection:
+    """A language model's logit of one token less that of another: two rows of its last matrix. Raises SettingsError."""
+    names = ["lm_head.weight", "model.embed_tokens.weight"]
+    if not config.get("tie_word_embeddings", True):
+        names.pop()
+    parts = read_json(folder / "model.safetensors.index.json").get("weight_map")
+    for name in names:
+        file = folder / (parts.get(name, "") if parts else "model.safetensors")
+        if file.is_file() and name in _tensors(file):
+            return Projection(file, hidden, 1, name, words=words)
+    raise SettingsError("args.model.id", f"{folder} holds no {' or '.join(names)}, which scores come from")
 
 
 def _dense_modules(folder: Path, hidden: int) -> tuple[Projection, ...]:

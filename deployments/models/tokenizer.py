@@ -14,6 +14,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
+from deployments.models.judges import JudgePrompts
 from deployments.models.late import LateTokens, Role
 from deployments.models.model_files import ModelCard
 from deployments.models.model_folder import read_json
@@ -54,7 +55,8 @@ class Tokenizer:
         self._fast.no_padding()
         self._fast.no_truncation()  # too long inputs are cut here, on the side that the request says
         self._first, self._last = _special_ids(self._fast, card)
-        self._pair = _template(self._fast, card) if card.kind in SCORING else None
+        self._judge = None if card.judge is None else JudgePrompts(card.judge, self._pieces, card.max_tokens)
+        self._pair = _template(self._fast, card) if card.kind in SCORING and card.judge is None else None
         self._late = None if card.late is None else LateTokens(card.late, card.folder, self._fast.token_to_id)
         self.weightless = _weightless(self._fast, card) if "sparse" in card.token_widths else frozenset()
 
@@ -74,6 +76,8 @@ class Tokenizer:
         `truncate` is off.
         """
         check_texts(texts, first)
+        if self._judge is not None:  # a lone text is a document for no query
+            return self.encode_pairs([Pair("", text) for text in texts], truncate=truncate, side=side, first=first)
         if self._lower_case:
             texts = [text.lower() for text in texts]
         if self._late is not None:
@@ -89,6 +93,8 @@ class Tokenizer:
         Raises EmptyInput where both texts are empty, InvalidInput where a pair is too long and `truncate` is off, or
         where the model takes no pairs.
         """
+        if self._judge is not None:
+            return self._judged(pairs, truncate, side, first)
         if self._pair is None:
             raise InvalidInput("this model takes single texts, not pairs", param="input")
         # a reranker's query is the same in all its pairs, so that each text is encoded once
@@ -99,13 +105,26 @@ class Tokenizer:
         room = self._max_tokens - self._pair.special_tokens
         filled = []
         for index, pair in enumerate(pairs, first):
-            if not len(pair):
-                raise EmptyInput(f"input {index} is two empty strings; send text or leave it out", param="input")
+            _check_pair(pair, index)
             a, b = ids[pair.first], ids[pair.second]
             if len(a) + len(b) > room and not truncate:
                 raise self._too_long(index, len(a) + len(b) + self._pair.special_tokens, self._max_tokens)
             filled.append(self._pair.fill(*cut_longest_first(a, b, room, side)))
         return filled
+
+    def _judged(self, pairs: Sequence[Pair], truncate: bool, side: Side, first: int) -> list[TokenIds]:
+        assert self._judge is not None
+        filled = []
+        for index, (pair, (tokens, ids)) in enumerate(zip(pairs, self._judge.fill(pairs, side), strict=True), first):
+            _check_pair(pair, index)
+            if tokens > self._max_tokens and not truncate:
+                raise self._too_long(index, tokens, self._max_tokens)
+            filled.append(ids)
+        return filled
+
+    def _pieces(self, texts: Sequence[str]) -> list[Encoding]:
+        """Of a prompt: the special tokens in it are its own."""
+        return self._fast.encode_batch(texts, add_special_tokens=False)
 
     def check(
         self, ids: Sequence[int], index: int, *, truncate: bool, side: Side = "right", role: Role = "document"
@@ -177,6 +196,11 @@ class Tokenizer:
             '"truncate": true to have it cut',
             param="input",
         )
+
+
+def _check_pair(pair: Pair, index: int) -> None:
+    if not len(pair):
+        raise EmptyInput(f"input {index} is two empty strings; send text or leave it out", param="input")
 
 
 def check_texts(texts: Sequence[str], first: int = 0) -> None:

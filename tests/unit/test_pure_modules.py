@@ -16,6 +16,7 @@ PURE = [
     "deployments.errors",
     "deployments.serve_adapter.membership",
     "deployments.metrics",
+    "deployments.models.judges",
     "deployments.models.late",
     "deployments.models.model_files",
     "deployments.models.model_folder",
