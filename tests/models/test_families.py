@@ -11,6 +11,8 @@ from jina_reference import Jina
 from published_models import FAMILIES, JINA, JINA_CODE, jina_weights, published_weights, reference, save_folder
 
 from deployments.engines import TokenBatch, embed
+from deployments.engines.packed.attention import Ways
+from deployments.engines.packed.families import bert, distilbert, jina, modernbert, mpnet, rotary_bert
 from deployments.engines.pooled_model import PooledModel, agreement
 from deployments.engines.torch_engine import TorchEngine
 from deployments.errors import SettingsError
@@ -83,16 +85,18 @@ def engine_of(family, form, dtype="float32", **settings):
     return engine
 
 
-@pytest.mark.parametrize("form", ["padded"])
+@pytest.mark.parametrize("form", ["packed", "padded"])
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
 def test_vectors_are_the_models_own(family, name, form, pooling):
     engine = engine_of(family, form, pooling=pooling)
     lengths = LENGTHS | ({"long": LONG} if name in PAST_512 else {})
     for some in lengths.values():
         batch = TokenBatch.random(30000, some, seed=0)
-        got, wanted = embed(engine, batch, NEVER), family.pooled(batch, pooling)
-        assert agreement(wanted, got) >= 0.9999
-        np.testing.assert_allclose(got, wanted, atol=2e-5, rtol=1e-4)
+        wanted = family.pooled(batch, pooling)
+        alone = np.concatenate([embed(engine, TokenBatch.pack([query]), NEVER) for query in batch.queries()])
+        for got in (embed(engine, batch, NEVER), alone):
+            assert agreement(wanted, got) >= 0.9999
+            np.testing.assert_allclose(got, wanted, atol=2e-5, rtol=1e-4)
 
 
 def test_jinas_reranker(tmp_path):
@@ -120,3 +124,26 @@ def test_weights_that_the_config_does_not_speak_of_are_refused(tmp_path):
     card = read_model_card(ModelSettings(id=str(tmp_path)))
     with pytest.raises(SettingsError, match=r"has weights that no jina_bert model has \(encoder\.layer\.0\."):
         PooledModel(card)
+
+
+@pytest.mark.parametrize("form", ["packed", "padded"])
+def test_bfloat16(family, form):
+    """Random weights are stronger than trained ones: these lose less."""
+    batch = TokenBatch.random(30000, LENGTHS["ragged"], seed=0)
+    found = embed(engine_of(family, form, "bfloat16", pooling="mean"), batch, NEVER)
+    assert agreement(family.pooled(batch, "mean"), found) >= 0.999
+
+
+def test_the_attention_of_devices_without_a_kernel_for_lengths(family, name, monkeypatch):
+    for module in (bert, distilbert, jina, modernbert, mpnet, rotary_bert):
+        monkeypatch.setattr(module, "attention_for", lambda *how, **more: Ways(*how, **more).by_padding)
+    batch = TokenBatch.random(30000, LONG if name in PAST_512 else LENGTHS["ragged"], seed=0)
+    got = embed(engine_of(family, "packed", pooling="mean"), batch, NEVER)
+    np.testing.assert_allclose(got, family.pooled(batch, "mean"), atol=2e-5, rtol=1e-4)
+
+
+def test_the_vector_of_each_token(family):
+    batch = TokenBatch.random(30000, LENGTHS["ragged"], seed=0)
+    queries = list(batch.queries())
+    got = embed(engine_of(family, "packed", pooling="mean"), TokenBatch.pack(queries, each_token=True), NEVER)
+    np.testing.assert_allclose(got, np.concatenate(list(map(family.hidden, queries))), atol=2e-5, rtol=1e-4)

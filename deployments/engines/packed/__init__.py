@@ -15,6 +15,12 @@ from deployments.engines.packed.tensors import Weights
 _FAMILIES = {  # the config's model_type -> the module in families/
     "bert": "bert",
     "camembert": "bert",
+    "distilbert": "distilbert",
+    "gte": "rotary_bert",
+    "jina_bert": "jina",
+    "modernbert": "modernbert",
+    "mpnet": "mpnet",
+    "nomic_bert": "rotary_bert",
     "roberta": "bert",
     "xlm-roberta": "bert",
 }

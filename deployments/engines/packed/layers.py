@@ -128,7 +128,7 @@ class SelfAttention:
     qkv: Dense
     out: Dense
     attention: Attention
-    norm: RmsNorm | None = None  # of query and key, weight [heads + groups, size]
+    norm: Layer | None = None  # of query and key, [rows, heads + groups, size]
     rotary: Rotary | None = None
 
     def __call__(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -191,6 +191,20 @@ def dense(weights: Weights, *names: str, scales: Sequence[float] = (), activatio
     biases = [f"{name}.bias" for name in names]
     bias = weights.joined(biases, scales) if any(one in weights for one in biases) else None
     return Dense(weight, bias, activation)
+
+
+def dense_qkv(weights: Weights, heads: Heads, *names: str) -> Dense:
+    """Query, key and value, the attention's scale in the query's weights. One name: all three lie in that tensor."""
+    return dense(weights, *names, scales=(heads.size**-0.5, 1.0, 1.0))
+
+
+def dense_halves(weights: Weights, name: str, *activations: str | None) -> tuple[Dense, Dense]:
+    """The products of a tensor's upper and lower half, each with its activation."""
+    halves = weights[f"{name}.weight"].chunk(2)
+    bias = weights.get(f"{name}.bias")
+    biases = (None, None) if bias is None else bias.chunk(2)
+    first, second = (Dense(*parts) for parts in zip(halves, biases, activations, strict=True))
+    return first, second
 
 
 def layer_norm(weights: Weights, name: str, eps: float) -> LayerNorm:

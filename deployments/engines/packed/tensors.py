@@ -87,8 +87,11 @@ class Weights:
         return None
 
     def joined(self, names: Sequence[str], scales: Sequence[float] = ()) -> torch.Tensor:
-        """Tensors one below the other, each times its scale where scales are given. Raises KeyError as `exact`."""
+        """Tensors one below the other, or the equal parts of one tensor, each times its scale where scales are given.
+        Raises KeyError as `exact`.
+        """
         if len(names) == 1 and not scales:
             return self[names[0]]
+        parts = [self.exact(name) for name in names] if len(names) > 1 else self.exact(names[0]).chunk(len(scales))
         factors = scales or (1.0,) * len(names)
-        return self.cast(torch.cat([self.exact(name) * factor for name, factor in zip(names, factors, strict=True)]))
+        return self.cast(torch.cat([part * factor for part, factor in zip(parts, factors, strict=True)]))

@@ -1,14 +1,42 @@
-"""BERT and its kin (RoBERTa, XLM-RoBERTa, CamemBERT): a table of positions, norms after each sum. Imports torch."""
+"""BERT and its kin (RoBERTa, XLM-RoBERTa, CamemBERT): a table of positions, norms after each sum. Imports torch.
+
+Families whose blocks are the same under other names give them as `Names`.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from deployments.engines.packed.attention import Heads, attention_for
-from deployments.engines.packed.layers import ACTIVATIONS, Mlp, PostNorm, SelfAttention, dense, layer_norm
+import torch
+
+from deployments.engines.packed.attention import Attention, Heads, attention_for
+from deployments.engines.packed.layers import ACTIVATIONS, Mlp, PostNorm, SelfAttention, dense, dense_qkv, layer_norm
 from deployments.engines.packed.model import Embeddings, Parts
 from deployments.engines.packed.tensors import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Of a block's weights."""
+
+    qkv: tuple[str, str, str]
+    out: str
+    norm: str
+    up: str
+    down: str
+    last_norm: str
+
+
+NAMES = Names(
+    qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
+    out="attention.output.dense",
+    norm="attention.output.LayerNorm",
+    up="intermediate.dense",
+    down="output.dense",
+    last_norm="output.LayerNorm",
+)
 
 
 def unsupported(config: Any) -> str | None:
@@ -23,37 +51,36 @@ def unsupported(config: Any) -> str | None:
 
 
 def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:
-    heads = config.num_attention_heads
+    heads, eps = config.num_attention_heads, config.layer_norm_eps
     shape = Heads(heads, heads, config.hidden_size // heads)
     attention = attention_for(shape, weights.place)
-
-    def block(number: int) -> PostNorm:
-        layer = weights.within(f"encoder.layer.{number}")
-        qkv = [f"attention.self.{part}" for part in ("query", "key", "value")]
-        return PostNorm(
-            SelfAttention(
-                shape,
-                dense(layer, *qkv, scales=(shape.size**-0.5, 1.0, 1.0)),
-                dense(layer, "attention.output.dense"),
-                attention,
-            ),
-            layer_norm(layer, "attention.output.LayerNorm", config.layer_norm_eps),
-            Mlp(dense(layer, "intermediate.dense", activation=config.hidden_act), dense(layer, "output.dense")),
-            layer_norm(layer, "output.LayerNorm", config.layer_norm_eps),
-        )
-
+    first = 0 if config.model_type == "bert" else config.pad_token_id + 1  # RoBERTa counts from behind the padding's
+    layers = [weights.within(f"encoder.layer.{number}") for number in range(config.num_hidden_layers)]
     return Parts(
-        partial(_embeddings, config, weights.within("embeddings"), types),
-        [partial(block, number) for number in range(config.num_hidden_layers)],
+        partial(embeddings, weights.within("embeddings"), eps, first=first, types=types),
+        [partial(block, layer, shape, attention, NAMES, activation=config.hidden_act, eps=eps) for layer in layers],
     )
 
 
-def _embeddings(config: Any, weights: Weights, types: bool) -> Embeddings:
-    first = 0 if config.model_type == "bert" else config.pad_token_id + 1  # RoBERTa counts from behind the padding's
-    of_type = weights.exact("token_type_embeddings.weight")
+def block(layer: Weights, shape: Heads, attention: Attention, names: Names, *, activation: str, eps: float) -> PostNorm:
+    return PostNorm(
+        SelfAttention(shape, dense_qkv(layer, shape, *names.qkv), dense(layer, names.out), attention),
+        layer_norm(layer, names.norm, eps),
+        Mlp(dense(layer, names.up, activation=activation), dense(layer, names.down)),
+        layer_norm(layer, names.last_norm, eps),
+    )
+
+
+def embeddings(weights: Weights, eps: float, *, first: int = 0, types: bool = False) -> Embeddings:
+    """Words; positions, from row `first` of their table, and token types, where the model has them. The type of all
+    tokens but a second text's is in one of the two other tables.
+    """
+    words, positions, kinds = (f"{name}_embeddings.weight" for name in ("word", "position", "token_type"))
+    of_type = weights.exact(kinds) if kinds in weights else torch.zeros(1, 1)
+    has_positions = positions in weights
     return Embeddings(
-        weights["word_embeddings.weight"],
-        weights.cast(weights.exact("position_embeddings.weight")[first:] + of_type[0]),
-        layer_norm(weights, "LayerNorm", config.layer_norm_eps),
+        weights[words] if has_positions else weights.cast(weights.exact(words) + of_type[0]),
+        weights.cast(weights.exact(positions)[first:] + of_type[0]) if has_positions else None,
+        layer_norm(weights, "LayerNorm", eps),
         weights.cast(of_type[1] - of_type[0]) if types else None,
     )

@@ -1,0 +1,42 @@
+"""MPNet: BERT's blocks, and a bias of the scores that is learnt for each distance of two tokens. Imports torch."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from deployments.engines.packed.attention import Heads, attention_for
+from deployments.engines.packed.families.bert import Names, block, embeddings
+from deployments.engines.packed.layers import ACTIVATIONS
+from deployments.engines.packed.model import Parts
+from deployments.engines.packed.positions import relative_buckets
+from deployments.engines.packed.tensors import Weights
+
+_NAMES = Names(
+    qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+    out="attention.attn.o",
+    norm="attention.LayerNorm",
+    up="intermediate.dense",
+    down="output.dense",
+    last_norm="output.LayerNorm",
+)
+_FIRST = 2  # positions are counted from behind the padding's, which is 1
+_BUCKETS = 32  # of transformers' code, whatever the config says
+
+
+def unsupported(config: Any) -> str | None:
+    if config.relative_attention_num_buckets != _BUCKETS:
+        return f"relative positions of {config.relative_attention_num_buckets} kinds have no packed form here"
+    return None if config.hidden_act in ACTIVATIONS else f"the activation {config.hidden_act} has no packed form here"
+
+
+def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:  # noqa: ARG001 - it has none
+    heads, eps = config.num_attention_heads, config.layer_norm_eps
+    shape = Heads(heads, heads, config.hidden_size // heads)
+    bias = relative_buckets(weights.exact("encoder.relative_attention_bias.weight").cpu())
+    attention = attention_for(shape, weights.place, bias=bias)
+    layers = [weights.within(f"encoder.layer.{number}") for number in range(config.num_hidden_layers)]
+    return Parts(
+        partial(embeddings, weights.within("embeddings"), eps, first=_FIRST),
+        [partial(block, layer, shape, attention, _NAMES, activation=config.hidden_act, eps=eps) for layer in layers],
+    )
