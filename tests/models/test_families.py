@@ -145,5 +145,5 @@ def test_the_attention_of_devices_without_a_kernel_for_lengths(family, name, mon
 def test_the_vector_of_each_token(family):
     batch = TokenBatch.random(30000, LENGTHS["ragged"], seed=0)
     queries = list(batch.queries())
-    got = embed(engine_of(family, "packed", pooling="mean"), TokenBatch.pack(queries, each_token=True), NEVER)
+    got = embed(engine_of(family, "packed", pooling="mean"), TokenBatch.pack(queries, ("tokens",)), NEVER)
     np.testing.assert_allclose(got, np.concatenate(list(map(family.hidden, queries))), atol=2e-5, rtol=1e-4)

@@ -65,6 +65,12 @@ def test_links_and_anchors(path):
     assert [problem for link in here if (problem := problem_of(link, path))] == []
 
 
+@on_each_page
+def test_code_that_is_shown_of_a_file_is_in_it(path):
+    for file, shown in re.findall(r"^```python\n# (\S+\.py)\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL):
+        assert shown in (ROOT / file).read_text(), f"{path} shows of {file} what it does not hold"
+
+
 @pytest.mark.parametrize(
     ("link", "problem"),
     [

@@ -134,6 +134,8 @@ def test_quantized_weights_are_refused(method):
 def test_code_that_nobody_has_translated_is_not_passed_over():
     """Transformers would compute a plain BERT."""
     config = BERT | {"auto_map": {"AutoConfig": "code.Config", "AutoModel": "code.Model"}}
+    with pytest.raises(SettingsError, match="position_embedding_type: 'rotary', which no xlm-roberta model"):
+        translated(config | {"model_type": "xlm-roberta", "position_embedding_type": "rotary"})  # jina-embeddings-v3
     with pytest.raises(
         SettingsError, match=r"code of its own \(code\.Model\), and .*; args\.model\.trust_remote_code would"
     ):
