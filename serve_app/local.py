@@ -52,6 +52,7 @@ _EXAMPLES = {  # what to try first, by the model's kind
     "reranker": ("/rerank", '{"query": "Where does the overflow go?", "texts": ["To the CPU.", "To the moon."]}'),
     "classifier": ("/predict", '{"inputs": "Where does the overflow go?"}'),
     "sparse": ("/embed_sparse", '{"inputs": "Where does the overflow go?"}'),
+    "multi_vector": ("/v1/multi-vector", '{"input": "Where does the overflow go?", "input_type": "query"}'),
 }
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from typing import get_args
+
 import numpy as np
 import pytest
 from test_kind_routes import FakeRouter, post
 
+from calibration.measure import trials
 from deployments.models.model_files import ModelCard
 from deployments.models.sparse import largest_weights
 from deployments.placement.request import Embedded
+from deployments.settings import Kind
+from serve_app import local
 from serve_app.http_api import HttpApi
+from serve_app.kinds import A_MODEL, ROOT, ROUTES
 
 VECTORS = [np.array([[0.6, 0.8], [0, 1], [1, 0]], np.float32), np.array([[0.8, 0.6]], np.float32)]
 DENSE = [np.array([1, 0, 0, 0], np.float32), np.array([0, 1, 0, 0], np.float32)]
@@ -97,6 +104,16 @@ def test_a_model_of_several_kinds_has_the_routes_of_each():
     refused = post(colbert(), "/encode", {"inputs": "a"})
     assert refused.status == 424
     assert "a multi-vector model, which has /v1/multi-vector and /pooling" in refused.json["error"]
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_each_kind_has_routes_of_which_one_is_shown_and_one_measured(kind):
+    assert ROOT[kind] in ROUTES[kind]
+    assert trials._ROUTES[kind][0] in ROUTES[kind]
+    route, body = local._EXAMPLES[kind]
+    assert route in ROUTES[kind]
+    assert json.loads(body)
+    assert kind.split("_")[0] in A_MODEL[kind]
 
 
 def test_the_largest_weight_of_each_token_id():
