@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -17,9 +17,9 @@ import numpy as np
 
 from deployments.engines import Engine, TokenBatch, create_engine, embed
 from deployments.engines.passes import Lengths
-from deployments.hardware.affinity import pin_thread, plan_affinity, read_cpu_shape, thread_environment
+from deployments.hardware.affinity import CpuPart, pin_thread, plan_affinity, read_cpu_shape, thread_environment
 from deployments.hardware.device_detector import CPU
-from deployments.metrics import EmbedderMetrics, publish_again_and_again
+from deployments.metrics import EmbedderMetrics, OfModel, publish_again_and_again
 from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.outputs import TEXT, Numbers, Outputs, Rows, join
 from deployments.models.sparse import pack
@@ -46,7 +46,8 @@ class Embedder:
     so that the event loop stays free for health checks and for admission.
     """
 
-    def __init__(self, pool: str, settings: Settings, device: str) -> None:
+    def __init__(self, pool: str, settings: Settings, device: str, parts: Mapping[str, CpuPart]) -> None:
+        """`parts`: what the CPU instances of each model want of a machine, this model's among them if it has any."""
         import ray
         from ray import serve
 
@@ -54,7 +55,8 @@ class Embedder:
         self._replica = context.replica_tag
         self._pool = pool
         self._settings = settings.cpu if pool == CPU else settings.accelerator
-        self._cores = _choose_cores(pool, settings, context.rank.local_rank if context.rank else 0)
+        rank = context.rank.local_rank if context.rank else 0
+        self._cores = _choose_cores(pool, settings, parts, rank)
         os.environ.update(thread_environment(len(self._cores)))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=self._bind)
         self._node = ray.get_runtime_context().get_node_id()
@@ -101,12 +103,11 @@ class Embedder:
 
         info = self._engine.info
         about = {
-            "model": self._card.name,
             "engine": info.engine,
             "dtype": info.dtype,
             "version": importlib.metadata.version("windve"),
         }
-        return EmbedderMetrics(metrics, self._pool, about)
+        return EmbedderMetrics(OfModel(metrics, self._card.name), self._pool, about)
 
     def _measure(self) -> CostModel:
         """Warm up; a first cost model for the time before calibration, from a few lengths and sizes in two seconds."""
@@ -228,16 +229,20 @@ class Embedder:
         )
 
 
-def _choose_cores(pool: str, settings: Settings, local_rank: int) -> tuple[int, ...]:
-    """Cores of this replica: the CPU's by plan; the accelerator's those that the plan leaves, if the CPU helps it."""
-    shape = read_cpu_shape()
-    cpu = settings.cpu
-    plan = plan_affinity(
-        shape,
-        cores=None if cpu.cores == "auto" else cpu.cores,
-        per_numa_node=cpu.instance_per == "numa_node",
-    )
+def _choose_cores(pool: str, settings: Settings, parts: Mapping[str, CpuPart], local_rank: int) -> tuple[int, ...]:
+    """Cores of this replica: the CPU's by plan; the accelerator's those that the plan leaves, where there is one."""
+    shape, name = read_cpu_shape(), settings.model.served_name
+    if not parts:
+        return shape.allowed[-shape.usable :]
+    plans = dict(zip(parts, plan_affinity(shape, list(parts.values())), strict=True))
     if pool == CPU:
-        return plan.instances[local_rank % len(plan.instances)]
-    helped = settings.heterogeneous and settings.accelerator.device != "cpu"
-    return plan.reserved if helped and plan.reserved else shape.allowed[-shape.usable :]
+        instances = plans[name].instances
+        cores = instances[local_rank % len(instances)]
+        others = [
+            other for other, plan in plans.items() if other != name and not set(cores).isdisjoint(*plan.instances)
+        ]
+        if others:
+            logger.warning("%s shares its cores with %s: there are fewer than models", name, ", ".join(others))
+        return cores
+    reserved = next(iter(plans.values())).reserved
+    return reserved if reserved and settings.accelerator.device != "cpu" else shape.allowed[-shape.usable :]

@@ -54,6 +54,24 @@ class Instruments(Protocol):
     Histogram: Any
 
 
+class OfModel:
+    """Instruments whose every value has the tag `model` besides."""
+
+    def __init__(self, instruments: Instruments, model: str) -> None:
+        def tagged(kind: Callable[..., Any]) -> Callable[..., Any]:
+            def make(name: str, about: str, *more: Any) -> Any:
+                *buckets, tags = more if more and isinstance(more[-1], tuple) else (*more, ())
+                instrument = kind(name, about, *buckets, (*tags, "model"))
+                instrument.set_default_tags({"model": model})
+                return instrument
+
+            return make
+
+        self.Counter, self.Gauge, self.Histogram = map(
+            tagged, (instruments.Counter, instruments.Gauge, instruments.Histogram)
+        )
+
+
 class PoolState(NamedTuple):
     """One pool as a Router sees it now."""
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deployments.errors import DeadlineExceeded, SettingsError, TimedOut, WrongKind
 from deployments.hardware.device_detector import Topology
-from deployments.metrics import Instruments, RouterMetrics, publish_again_and_again
+from deployments.metrics import Instruments, OfModel, RouterMetrics, publish_again_and_again
 from deployments.models.encoder import Encoder
 from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.outputs import TEXT, Outputs
@@ -59,7 +59,7 @@ class Host(NamedTuple):
         card = read_model_card(settings.model)
         encoder = Encoder(card, auto_truncate=settings.limits.auto_truncate)
         node = ray.get_runtime_context().get_node_id()
-        return cls(serve.get_replica_context().replica_tag, node, metrics, card, encoder)
+        return cls(serve.get_replica_context().replica_tag, node, OfModel(metrics, card.name), card, encoder)
 
 
 class Router:
@@ -86,7 +86,7 @@ class Router:
         self._trial_at = -math.inf
 
     async def reconfigure(self, user_config: Any) -> None:
-        """Called by Serve with the `user_config`: at the start, and in place whenever it changes.
+        """Put a `user_config` in force: at the start, and in place whenever it changes.
 
         At the start a bad config refuses to start (SettingsError names the key). Later it changes nothing: what runs
         goes on with the config before it, and the log and `/info` say what is wrong with the new one.
@@ -94,11 +94,19 @@ class Router:
         try:
             config = RouterConfig.parse(user_config, self.topology.pools)
         except SettingsError as error:
-            if not self.pools:
-                raise
-            self.config_problem = str(error)
-            logger.error("the new user_config is refused, the one before stays in force: %s", error)  # noqa: TRY400
-            return
+            self.refuse(error)
+        else:
+            self.configure(config)
+
+    def refuse(self, error: SettingsError) -> None:
+        """A config that came is bad. Raises the error where none is in force."""
+        if not self.pools:
+            raise error
+        self.config_problem = str(error)
+        logger.error("the new user_config is refused, the one before stays in force: %s", error)
+
+    def configure(self, config: RouterConfig) -> None:
+        """Put a config in force."""
         self.config, self._placer.config, self.config_problem = config, config, None
         first = not self.pools
         if first:
@@ -111,7 +119,9 @@ class Router:
                 pool.connect()
             asyncio.get_running_loop().call_soon(publish_again_and_again, self._publish)
         depths = {name: pool.config.queue_depth for name, pool in self.pools.items()}
-        logger.info("in force: admission by %s, SLO %g s, depths %s", config.admission, config.slo_s, depths)
+        logger.info(
+            "%s: in force: admission by %s, SLO %g s, depths %s", self.card.name, config.admission, config.slo_s, depths
+        )
 
     def _pool(self, name: str) -> Pool:
         deployment, handle = self._handles[name]

@@ -22,11 +22,11 @@ Depth = Annotated[int, Field(ge=0, le=100_000)]
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class ModelSettings(_Strict):
+class ModelSettings(Strict):
     """Which model is served. `id`: hub name, local folder, or `package:NAME/FOLDER` inside an installed package."""
 
     id: str = Field(min_length=1)
@@ -53,7 +53,7 @@ class ModelSettings(_Strict):
         return self.id if self.any_name else self.name or self.id
 
 
-class EmulatedDevice(_Strict):
+class EmulatedDevice(Strict):
     """A device that is not at hand: answers C queries of 75 tokens after `alpha_s * C + beta_s`, with unit vectors that
     mean nothing. A query of n tokens counts n / 75; `beta_s` is paid once a run.
     """
@@ -72,7 +72,7 @@ class EmulatedDevice(_Strict):
     time_scale: Seconds = 1.0  # 0.1 lets a second pass in a tenth, also those of drift_after_s
 
 
-class Autoscaled(_Strict):
+class Autoscaled(Strict):
     """Replicas that follow the load: as many as keep the queues at `fill`, a share of the SLO or the depth."""
 
     min: PositiveInt
@@ -95,7 +95,7 @@ Replicas = Annotated[
 ]
 
 
-class _PoolSettings(_Strict):
+class _PoolSettings(Strict):
     replicas: Replicas = "auto"  # auto: one for each device, or machine, when it is deployed
     engine: str = "torch"
     dtype: Dtype = "auto"  # auto: the quickest that keeps cosine >= 0.999 to float32 here
@@ -126,9 +126,10 @@ class CpuSettings(_PoolSettings):
     instance_per: Literal["machine", "numa_node"] = "machine"
     cores: Auto | PositiveInt = "auto"  # for each instance
     num_cpus: Auto | Annotated[float, Field(ge=0)] = "auto"  # what Ray's scheduler books for each instance
+    share: Annotated[float, Field(gt=0)] = 1.0  # of several models: twice as much gets twice the cores
 
 
-class Limits(_Strict):
+class Limits(Strict):
     """Bounds on one request, checked before any expensive work."""
 
     max_body_bytes: PositiveInt = 16 * 2**20
@@ -136,10 +137,9 @@ class Limits(_Strict):
     auto_truncate: bool = True  # cut a too long input where the request does not say; false: refuse it
 
 
-class Settings(_Strict):
-    """The application's `args`."""
+class SharedSettings(Strict):
+    """What `args` say, whether of one model or of several."""
 
-    model: ModelSettings
     api_keys: str | None = None  # where the keys are that clients must show: file:PATH or env:NAME; none: all may ask
     heterogeneous: bool = True  # CPU helps the accelerator; off: the accelerator's queue only
     accelerator: AcceleratorSettings = AcceleratorSettings()
@@ -161,6 +161,12 @@ class Settings(_Strict):
         if kind == "file" and not where.startswith(("/", "~")):
             raise ValueError("file: needs a whole path, /..., as it is read wherever a Router runs")
         return given
+
+
+class Settings(SharedSettings):
+    """The application's `args`; of several models, what they say of one (`serve_app.several_models`)."""
+
+    model: ModelSettings
 
     @model_validator(mode="after")
     def _emulated_and_real_never_mix(self) -> Self:
@@ -188,7 +194,7 @@ class Settings(_Strict):
         return parse_settings(cls, raw, "args")
 
 
-class CostConfig(_Strict):
+class CostConfig(Strict):
     """Device seconds of a query of n tokens: `query_s + token_s * n + token2_s * n^2`."""
 
     query_s: Annotated[float, Field(ge=0)]
@@ -196,7 +202,7 @@ class CostConfig(_Strict):
     token2_s: Annotated[float, Field(ge=0)]
 
 
-class PoolConfig(_Strict):
+class PoolConfig(Strict):
     """A pool's queue, and the latency model `t = alpha*C + beta` (Eq. 12) that serving starts from, if calibrated.
 
     `queue_depth`: with `admission: depth` the most queries in flight for each live replica; with `finish` a bound on
@@ -217,7 +223,7 @@ class PoolConfig(_Strict):
         return self
 
 
-class BulkConfig(_Strict):
+class BulkConfig(Strict):
     """Requests with more queries than fit at once, or marked `x-windve-priority: bulk`."""
 
     share: Share = 0.5  # of the SLO, or of each depth, that they may take of a run; the rest is for single queries
@@ -225,7 +231,7 @@ class BulkConfig(_Strict):
     timeout_s: Seconds = 600.0  # in place of request_timeout_s: a thousand texts take their time on a slow device
 
 
-class CalibrationRecord(_Strict):
+class CalibrationRecord(Strict):
     """Where depths come from: written by the calibration beside them, shown by `/info`, read by people."""
 
     at: str  # UTC, ISO 8601
@@ -240,14 +246,14 @@ class CalibrationRecord(_Strict):
     heterogeneous: str | None = None  # why the CPU does not help, where it does not
 
 
-class TrialGrant(_Strict):
+class TrialGrant(Strict):
     """Lets the holder of a secret, a calibration run, have its own queries admitted by depths that it names itself."""
 
     secret_sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
     expires_at: Annotated[float, Field(ge=0)]  # Unix time, s: a run that was killed leaves nothing open
 
 
-class RouterConfig(_Strict):
+class RouterConfig(Strict):
     """The Router's `user_config`: what calibration writes and an operator turns, live."""
 
     slo_s: Seconds
@@ -264,19 +270,19 @@ class RouterConfig(_Strict):
         return pools[name] or PoolConfig()
 
     @classmethod
-    def parse(cls, raw: Any, pools: tuple[str, ...] = ()) -> RouterConfig:
-        """A `user_config` as typed settings, checked against the pools that exist.
+    def parse(cls, raw: Any, pools: tuple[str, ...] = (), key: str = "user_config") -> RouterConfig:
+        """A `user_config` as typed settings, checked against the pools that exist. `key`: where it is found.
 
         Raises SettingsError that names the key: unknown ones, impossible depths, a pool without the depth it needs.
         """
-        config = parse_settings(cls, raw, "user_config")
+        config = parse_settings(cls, raw, key)
         for name in pools:
             if config.admission == "depth" and config.pool(name).queue_depth is None:
                 raise SettingsError(
-                    f"user_config.{name}.queue_depth", f"missing: admission by depth needs one for the {name} pool"
+                    f"{key}.{name}.queue_depth", f"missing: admission by depth needs one for the {name} pool"
                 )
         if pools and not any(config.pool(name).queue_depth != 0 for name in pools):
-            keys = " and ".join(f"user_config.{name}.queue_depth" for name in pools)
+            keys = " and ".join(f"{key}.{name}.queue_depth" for name in pools)
             raise SettingsError(keys, "0 closes a pool, and this leaves none that could answer")
         return config
 
@@ -298,7 +304,8 @@ def _first_problem(root: str, invalid: ValidationError) -> SettingsError:
     """The first problem as one sentence; an unknown key before a missing one, since a typo makes both."""
     by_key: dict[str, list[dict[str, Any]]] = {}
     for found in invalid.errors(include_url=False):
-        key = ".".join([root, *(part for part in map(str, found["loc"]) if not _is_branch(part))])
+        path = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in found["loc"] if not _is_branch(part)]
+        key = "".join([root, *path])
         by_key.setdefault(key, []).append(dict(found))
     key, problems = min(by_key.items(), key=lambda item: item[1][0]["type"] != "extra_forbidden")
     match problems[0]["type"]:
@@ -318,6 +325,6 @@ def _first_problem(root: str, invalid: ValidationError) -> SettingsError:
     return SettingsError(key, f"should be {wanted}, not {shown}")
 
 
-def _is_branch(part: str) -> bool:
+def _is_branch(part: str | int) -> bool:
     """Pydantic adds a union's branch to the location (`cores.int`); the user knows no branches."""
-    return part.startswith(("literal[", "constrained-", "function-")) or part in _BRANCHES
+    return str(part).startswith(("literal[", "constrained-", "function-")) or part in _BRANCHES

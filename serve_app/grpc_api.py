@@ -17,13 +17,14 @@ from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ray.serve.grpc_util import RayServegRPCContext
 
-from deployments.errors import BodyTooLarge, Busy, EmptyInput, InvalidInput, Unavailable, WindveError
+from deployments.errors import BodyTooLarge, Busy, EmptyInput, InvalidInput, Unavailable, UnknownModel, WindveError
 from deployments.models.tokenizer import Side, Token
 from deployments.placement.request import Embedded, Wanted
 from deployments.router import Router
 from serve_app.answers import describe, shape_vectors
 from serve_app.api_keys import ApiKeys
 from serve_app.grpc_services import SERVICES
+from serve_app.kinds import routes_of
 from serve_app.proto.tei_pb2 import (
     DecodeRequest,
     DecodeResponse,
@@ -38,6 +39,7 @@ from serve_app.proto.tei_pb2 import (
     TruncationDirection,
 )
 from serve_app.requests import admission, check_dimensions
+from serve_app.several_models import ByModel
 
 _LARGEST_DETAILS = 2_000  # bytes; each may take three in an HTTP/2 header, and clients take 8 KiB of headers
 _UNAVAILABLE_RETRY_S = 1.0
@@ -46,6 +48,7 @@ _MODEL_TYPES = {  # by the one key of `model_type` in /info
     "classifier": ModelType.MODEL_TYPE_CLASSIFIER,
     "reranker": ModelType.MODEL_TYPE_RERANKER,
 }
+_ROUTE_OF = {"Embed": "/embed"}  # the HTTP route to the same, of what not every kind of model has
 _SIDES: dict[int, Side] = {
     TruncationDirection.TRUNCATION_DIRECTION_RIGHT: "right",
     TruncationDirection.TRUNCATION_DIRECTION_LEFT: "left",
@@ -63,7 +66,7 @@ def _unary(method: Method[Request]) -> Callable[[GrpcApi, Received, RayServegRPC
     async def call(self: GrpcApi, request: Received, grpc_context: RayServegRPCContext) -> Message:
         try:
             self.let_in(grpc_context)
-            return await method(self, self.checked(request), grpc_context)
+            return await method(self.meant(method.__name__, grpc_context), self.checked(request), grpc_context)
         except WindveError as error:
             set_status(grpc_context, error)
             return Empty()  # gRPC sends none where the status is not OK
@@ -81,11 +84,12 @@ def _stream(
         self: GrpcApi, requests: AsyncIterator[Received], grpc_context: RayServegRPCContext
     ) -> AsyncGenerator[Message, None]:
         async def answer(request: Received) -> Message:
-            return await method(self, self.checked(request), grpc_context)
+            return await method(api, self.checked(request), grpc_context)
 
         try:
             self.let_in(grpc_context)
-            async with aclosing(in_order(requests, answer, self.window)) as answers:
+            api = self.meant(method.__name__.removesuffix("Stream"), grpc_context)
+            async with aclosing(in_order(requests, answer, api.window)) as answers:
                 async for message in answers:
                     yield message
         except WindveError as error:
@@ -96,13 +100,43 @@ def _stream(
 
 
 class GrpcApi:
-    """The calls of one Router replica: each method has the name of its call, and Serve's name for the context."""
+    """The calls to one model, of one Router replica: each method has the name of its call, and Serve's name for the
+    context.
+    """
 
     def __init__(self, router: Router, api_keys: ApiKeys | None = None) -> None:
         self._router = router
+        self._all = ByModel({router.card.name: self})
         self._api_keys = api_keys
         self._max_bytes = router.settings.limits.max_body_bytes
         self._emulated = [("x-windve-emulated", "true")] if router.settings.emulated else []
+
+    @classmethod
+    def of_models(cls, routers: ByModel[Router], api_keys: ApiKeys | None) -> GrpcApi:
+        """The calls to all of these models: the metadata `model` say which one is meant."""
+        apis = routers.each(lambda router: cls(router, api_keys))
+        for api in apis:
+            api.join(apis)
+        return apis.first
+
+    def join(self, apis: ByModel[GrpcApi]) -> None:
+        """Let these, which include it, answer the calls that are for their models."""
+        self._all = apis
+
+    def meant(self, call: str, context: RayServegRPCContext) -> GrpcApi:
+        """Of the model that the metadata name, or of the first that has this call. Raises UnknownModel."""
+        name = _metadata(context, "model")
+        if name is not None:
+            return self._all.named(name)
+        return next((api for api in self._all if api.has(call)), self)
+
+    def has(self, call: str) -> bool:
+        """The call is for models of this kind."""
+        return call not in _ROUTE_OF or _ROUTE_OF[call] in routes_of(self._router.card.kinds)
+
+    @property
+    def can_answer(self) -> bool:
+        return self._router.can_answer
 
     @_unary
     async def Info(self, request: InfoRequest, grpc_context: RayServegRPCContext) -> InfoResponse:
@@ -142,8 +176,14 @@ class GrpcApi:
             grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
             grpc_context.set_details(f"there is no such service here, only {', '.join(SERVICES)}")
             return Empty()
-        status = HealthCheckResponse.SERVING if self._router.can_answer else HealthCheckResponse.NOT_SERVING
-        return HealthCheckResponse(status=status)
+        name = _metadata(grpc_context, "model")
+        try:
+            asked = [self._all.named(name)] if name is not None else list(self._all)
+        except UnknownModel as error:
+            set_status(grpc_context, error)
+            return Empty()
+        good = any(api.can_answer for api in asked)
+        return HealthCheckResponse(status=HealthCheckResponse.SERVING if good else HealthCheckResponse.NOT_SERVING)
 
     async def _embed(self, request: EmbedRequest, asked: dict[str, Any]) -> Embedded:
         side = _SIDES.get(request.truncation_direction)
@@ -177,8 +217,7 @@ class GrpcApi:
     def let_in(self, context: RayServegRPCContext) -> None:
         """Raises Unauthorized."""
         if self._api_keys is not None:
-            metadata = context.invocation_metadata()
-            self._api_keys.check(next((value for key, value in metadata if key == "authorization"), None))
+            self._api_keys.check(_metadata(context, "authorization"))
 
     def checked(self, request: Received) -> Any:
         """The message, if it is one and not larger than an HTTP body may be. Raises InvalidInput."""
@@ -213,6 +252,10 @@ async def in_order(
         for future in left:
             future.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+
+
+def _metadata(context: RayServegRPCContext, name: str) -> str | None:
+    return next((value for key, value in context.invocation_metadata() if key == name), None)
 
 
 def _asked(context: RayServegRPCContext) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import asyncio
 import base64
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -19,6 +20,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.errors import BodyTooLarge, InvalidInput, Unavailable, WindveError, WrongKind
+from deployments.models.model_files import ModelCard
 from deployments.models.sparse import unpack
 from deployments.models.tokenizer import Query
 from deployments.placement.request import Embedded, Wanted
@@ -50,6 +52,7 @@ from serve_app.requests import (
 _WITHOUT_KEY = frozenset({"/health", "/ping"})  # what a load balancer asks
 _MODEL = "/v1/models/"
 _SCORING: tuple[Kind, ...] = ("reranker", "classifier")
+NO_REPLICA = "no live replica with an open queue"
 _NOT_HERE = {  # what other servers have, and people look for
     "/metrics": "Prometheus metrics are Ray's, on each node's metrics port, of all replicas; counters are in /info",
 }
@@ -60,16 +63,22 @@ Answer = tuple[Headers, bytes]  # the content type among the headers, the conten
 class Request:
     """What a handler sees of an HTTP request."""
 
-    __slots__ = ("_receive", "headers", "path", "root")
+    __slots__ = ("_receive", "content", "headers", "method", "path", "root")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.method: str = scope["method"]
         self.root: str = scope.get("root_path", "")  # ASGI puts the application's route prefix there
         self.path: str = scope["path"].removeprefix(self.root) or "/"
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        self.content: Any = None  # once the body has been read: its bytes, or what they hold as JSON
         self._receive = receive
 
-    async def body(self, largest: int) -> bytes:
-        """Raises BodyTooLarge as soon as it is known to be larger than `largest` bytes."""
+    async def body(self, largest: int) -> Any:
+        """For a type of `requests.py` to parse. Raises BodyTooLarge as soon as it is known to be larger than `largest`
+        bytes.
+        """
+        if self.content is not None:
+            return self.content
         problem = f"the body is larger than this server takes ({largest} bytes); send fewer texts at once"
         told = self.headers.get(b"content-length", b"")
         if told.isdigit() and int(told) > largest:
@@ -91,20 +100,48 @@ class Request:
 Handler = Callable[[Request], Awaitable[Answer]]
 
 
-class HttpApi:
-    """The ASGI application of one Router replica."""
+class Asgi(ABC):
+    """An ASGI application: checks API keys, and writes answers and errors."""
+
+    def __init__(self, api_keys: ApiKeys | None, *, emulated: bool) -> None:
+        self._api_keys = api_keys
+        self._headers = [(b"x-windve-emulated", b"true")] if emulated else []
+
+    @abstractmethod
+    async def answer(self, request: Request) -> Answer:
+        """Raises WindveError."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await _not_http(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            if self._api_keys is not None and request.path not in _WITHOUT_KEY:
+                shown = request.headers.get(b"authorization")
+                self._api_keys.check(None if shown is None else shown.decode("latin-1"))
+            headers, body = await self.answer(request)
+            status = 200
+        except WindveError as error:
+            status, headers, body = error_answer(error, request.path)
+        headers += ((b"content-length", b"%d" % len(body)), *self._headers)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+
+
+class HttpApi(Asgi):
+    """The routes to one model, of one Router replica."""
 
     def __init__(self, router: Router, api_keys: ApiKeys | None = None) -> None:
+        super().__init__(api_keys, emulated=router.settings.emulated)
         self._router = router
-        self._api_keys = api_keys
         limits, card = router.settings.limits, router.card
         self._max_body_bytes = limits.max_body_bytes
         called = router.settings.model
         self._rules = Rules(
             card.name, card.dimension, limits.max_inputs_per_request, tuple(called.aliases), called.any_name
         )
-        self._headers = [(b"x-windve-emulated", b"true")] if router.settings.emulated else []
-        self._document = openapi.document(self._rules, VERSION, card, api_keys=api_keys is not None)
+        self._document = openapi.document([(self._rules, card)], VERSION, api_keys=api_keys is not None)
         self._routes: dict[tuple[str, str], Handler] = {
             **self._model_routes(),
             ("POST", "/tokenize"): self.tokenize,
@@ -137,23 +174,18 @@ class HttpApi:
         chosen = {("POST", path): handlers[path] for path in routes_of(card.kinds)}
         return chosen | {("POST", "/"): handlers[ROOT[card.kind]]}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await _not_http(scope, receive, send)
-            return
-        request = Request(scope, receive)
-        try:
-            if self._api_keys is not None and request.path not in _WITHOUT_KEY:
-                shown = request.headers.get(b"authorization")
-                self._api_keys.check(None if shown is None else shown.decode("latin-1"))
-            handler = self._routes.get((scope["method"], request.path)) or self._rare(scope["method"], request.path)
-            headers, body = await handler(request)
-            status = 200
-        except WindveError as error:
-            status, headers, body = error_answer(error, request.path)
-        headers += ((b"content-length", b"%d" % len(body)), *self._headers)
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+    @property
+    def served(self) -> tuple[Rules, ModelCard]:
+        """For the OpenAPI document."""
+        return self._rules, self._router.card
+
+    def has(self, method: str, path: str) -> bool:
+        """There is such a route."""
+        return (method, path) in self._routes
+
+    async def answer(self, request: Request) -> Answer:
+        handler = self._routes.get((request.method, request.path)) or self._rare(request.method, request.path)
+        return await handler(request)
 
     def _rare(self, method: str, path: str) -> Handler:
         """The handler of what is no plain method and path. Raises NoRoute, WrongMethod or WrongKind."""
@@ -310,11 +342,11 @@ class HttpApi:
         tokens = await self._router.tokenize(
             asked.texts, special_tokens=asked.add_special_tokens, prompt_name=asked.prompt_name
         )
-        return _json(tokens)
+        return json_answer(tokens)
 
     async def decode(self, request: Request) -> Answer:
         asked = DecodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
-        return _json(await self._router.decode(asked.id_lists, skip_special_tokens=asked.skip_special_tokens))
+        return json_answer(await self._router.decode(asked.id_lists, skip_special_tokens=asked.skip_special_tokens))
 
     async def _embed(self, queries: Sequence[Query], options: Options, request: Request, **more: Any) -> Embedded:
         wanted = Wanted(
@@ -327,33 +359,42 @@ class HttpApi:
         return await self._router.embed(queries, wanted)
 
     async def openai_models(self, _: Request) -> Answer:
-        return _json({"object": "list", "data": [self._model(name) for name in self._rules.names]})
+        return json_answer({"object": "list", "data": self.models})
 
     async def openai_model(self, name: str, _: Request) -> Answer:
         self._rules.check_model(name)
-        return _json(self._model(name))
+        return json_answer(self._model(name))
+
+    @property
+    def models(self) -> list[dict[str, Any]]:
+        """All names of the model, as OpenAI's `/v1/models` lists them."""
+        return [self._model(name) for name in self._rules.names]
 
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": int(self._router.started), "owned_by": "windve"}
 
     async def info(self, _: Request) -> Answer:
         await self._router.hear_replicas()
-        return _json(describe(self._router))
+        return json_answer(describe(self._router))
 
     async def health(self, _: Request) -> Answer:
         if not self._router.can_answer:
-            raise Unavailable("no pool can answer now: no live replica with an open queue")
+            raise Unavailable(f"no pool can answer now: {NO_REPLICA}")
         return [], b""
 
     async def ping(self, _: Request) -> Answer:
         return [], b""
 
     async def docs(self, _: Request) -> Answer:
-        page = get_swagger_ui_html(openapi_url="openapi.json", title="windve")
-        return [(b"content-type", b"text/html; charset=utf-8")], bytes(page.body)
+        return docs_page()
 
     async def openapi(self, request: Request) -> Answer:
-        return _json({**self._document, "servers": [{"url": request.root or "/"}]})
+        return json_answer({**self._document, "servers": [{"url": request.root or "/"}]})
+
+
+def docs_page() -> Answer:
+    page = get_swagger_ui_html(openapi_url="openapi.json", title="windve")
+    return [(b"content-type", b"text/html; charset=utf-8")], bytes(page.body)
 
 
 def _timing(done: Embedded) -> Headers:
@@ -376,7 +417,7 @@ def _ms(seconds: float) -> bytes:
     return b"%d" % round(seconds * 1000)
 
 
-def _json(content: Any) -> Answer:
+def json_answer(content: Any) -> Answer:
     return [JSON], _dumps(content)
 
 

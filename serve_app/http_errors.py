@@ -16,6 +16,7 @@ from deployments.errors import (
     InvalidInput,
     Unauthorized,
     Unavailable,
+    UnknownModel,
     WindveError,
 )
 
@@ -42,6 +43,7 @@ class WrongMethod(WindveError):
 # TEI's own numbers: an empty input is 400, another bad one 422, a failed engine 424. The first that fits counts.
 _TEI: tuple[tuple[type[WindveError], int, str], ...] = (
     (EmptyInput, 400, "Empty"),
+    (UnknownModel, 404, "Validation"),
     (BodyTooLarge, 413, "Validation"),
     (InvalidInput, 422, "Validation"),
     (Unauthorized, 401, "Unauthorized"),

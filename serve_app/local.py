@@ -69,15 +69,17 @@ def serve_until_interrupted(path: Path) -> None:
     _stop_on_signals(stop)
     with tempfile.TemporaryDirectory(prefix="windve-") as scratch:
         _set_ray_environment(Path(scratch), console)  # before ray is imported for the first time: it reads it there
-        from serve_app.service_config import load_config, settings_of
+        from serve_app.service_config import args_of, load_config
 
         config = load_config(path)
         addresses, grpc_address = _http_addresses(config), _grpc_address(config)
         keys = []
-        for settings in settings_of(config):
-            read_model_card(settings.model)  # a wrong name, or a download, shows here and not in a replica's log
-            keys.append(None if settings.api_keys is None else read_keys(settings.api_keys)[0])
-            _let_messages_be(4 * settings.limits.max_body_bytes)
+        for args in args_of(config):
+            for name, settings in args.models.items():
+                with args.locating(name):
+                    read_model_card(settings.model)  # a wrong name, or a download, shows here, not in a replica's log
+            keys.append(None if args.shared.api_keys is None else read_keys(args.shared.api_keys)[0])
+            _let_messages_be(4 * args.shared.limits.max_body_bytes)
         show_machine(console, probe_machine())
         metrics_port = _free_port(_METRICS_PORT)
         with _local_ray(console, metrics_port) as dashboard:
@@ -90,10 +92,10 @@ def serve_until_interrupted(path: Path) -> None:
             service = LocalService(os.getpid(), dashboard, environment)
             service.announce()
             try:
-                kinds = [_show_application(console, *reached) for reached in zip(addresses, keys, strict=True)]
+                models = [_show_application(console, *reached) for reached in zip(addresses, keys, strict=True)]
                 _show_ports(console, dashboard, grpc_address, metrics_port)
-                for kind, address, key in zip(kinds, addresses, keys, strict=True):
-                    _show_example(console, kind, address, key)
+                for found, address, key in zip(models, addresses, keys, strict=True):
+                    _show_examples(console, found, address, key)
                 stop.wait()
             finally:
                 service.withdraw()
@@ -349,20 +351,27 @@ def _get_json(url: str, api_key: str | None) -> Any:
             time.sleep(0.1)
 
 
-def _info_once_complete(address: str, api_key: str | None) -> dict[str, Any]:
-    """What `/info` says once the Router has met all replicas, a moment after Serve says that they run."""
+def _info_once_complete(address: str, api_key: str | None) -> list[dict[str, Any]]:
+    """What `/info` says of each model once the Router has met all replicas, a moment after Serve says that they run."""
     ends = time.monotonic() + _PROXY_TIMEOUT_S
     while True:
         info: dict[str, Any] = _get_json(f"{address}/info", api_key)
-        pools = info["windve"]["pools"].values()
+        models = list(info.get("models", {"": info}).values())
+        pools = [pool for model in models for pool in model["windve"]["pools"].values()]
         if all(pool["live_replicas"] >= pool["expected_replicas"] for pool in pools) or time.monotonic() > ends:
-            return info
+            return models
         time.sleep(0.1)
 
 
-def _show_application(console: Console, address: str, api_key: str | None) -> str:
-    """Returns the kind of its model."""
-    info = _info_once_complete(address, api_key)
+def _show_application(console: Console, address: str, api_key: str | None) -> list[tuple[str, str]]:
+    """Returns the name and the kind of each model."""
+    models = _info_once_complete(address, api_key)
+    for info in models:
+        _show_model(console, info)
+    return [(info["model_id"], info["windve"]["kind"]) for info in models]
+
+
+def _show_model(console: Console, info: dict[str, Any]) -> None:
     ours = info["windve"]
     console.print(
         f"model: {info['model_id']}, {ours['kind']} of {ours['dimension']} numbers, {info['max_input_length']} tokens"
@@ -386,7 +395,6 @@ def _show_application(console: Console, address: str, api_key: str | None) -> st
             f"{model['alpha_s']:.4f} C + {model['beta_s']:.4f} ({model['source']})",
         )
     console.print(table, soft_wrap=True)
-    return str(ours["kind"])
 
 
 def _show_ports(console: Console, dashboard: str, grpc_address: str | None, metrics_port: int) -> None:
@@ -398,8 +406,13 @@ def _show_ports(console: Console, dashboard: str, grpc_address: str | None, metr
         console.print(f"for gRPC: {grpc_address}")
 
 
-def _show_example(console: Console, kind: str, address: str, api_key: str | None) -> None:
-    route, body = _EXAMPLES[kind]
+def _show_examples(console: Console, models: list[tuple[str, str]], address: str, api_key: str | None) -> None:
     key = "" if api_key is None else ' -H "authorization: Bearer KEY"'
     console.print(f"serving on {address} (routes: {address}/docs); Ctrl-C stops it. Try:", soft_wrap=True)
-    console.print(f"curl -s {address}{route}{key} -H 'content-type: application/json' -d '{body}'\n", soft_wrap=True)
+    for name, kind in models:
+        route, body = _EXAMPLES[kind]
+        if len(models) > 1:
+            body = f'{{"model": {orjson.dumps(name).decode()}, {body[1:]}'
+        console.print(
+            f"curl -s {address}{route}{key} -H 'content-type: application/json' -d '{body}'\n", soft_wrap=True
+        )

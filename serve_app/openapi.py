@@ -66,6 +66,13 @@ _HEADERS = {
 }
 
 
+_ABOUT_SEVERAL = (
+    "Several models are served. The field `model` of a body names one; without it the first that has the route "
+    "answers. The routes of one model alone, with the document of that model, are under /models/NAME."
+)
+_NAMED: dict[str, Any] = {"enum": "models", "description": "Null: the first model that has the route."}
+
+
 def _object(optional: Mapping[str, Schema] | None = None, **required: Schema) -> Schema:
     return {"type": "object", "properties": {**required, **(optional or {})}, "required": list(required)}
 
@@ -168,11 +175,14 @@ _ROUTES: Mapping[str, _Route] = {
 }
 
 
-def document(rules: Rules, version: str, card: ModelCard, *, api_keys: bool) -> dict[str, Any]:
-    """The document of a service with these rules and this model, with or without API keys."""
-    others = ALL_ROUTES.difference(routes_of(card.kinds))
+def document(served: Sequence[tuple[Rules, ModelCard]], version: str, *, api_keys: bool) -> dict[str, Any]:
+    """The document of a service of these models, with or without API keys. Of several it has the routes of all, and
+    bounds that all bodies keep which one of them takes.
+    """
+    others = ALL_ROUTES.difference(*(routes_of(card.kinds) for _, card in served))
     routes = {path: route for path, route in _ROUTES.items() if path not in others}
-    routes["/"] = replace(_ROUTES[ROOT[card.kind]], name="root")
+    routes["/"] = replace(_ROUTES[ROOT[served[0][1].kind]], name="root")
+    schemas = _request_schemas([route.takes for route in routes.values() if route.takes])
     found: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
@@ -181,21 +191,32 @@ def document(rules: Rules, version: str, card: ModelCard, *, api_keys: bool) -> 
             "summary": "Embeddings, reranking, classification: accelerator first, CPU for the overflow.",
         },
         "paths": {path: _operations(path, route, api_keys=api_keys) for path, route in routes.items()},
-        "components": {"schemas": _request_schemas([route.takes for route in routes.values() if route.takes])},
+        "components": {"schemas": schemas},
     }
     if api_keys:
         found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         found["security"] = [{"key": []}]
-    values = {
-        "models": None if rules.any_name else [*rules.names, None],
-        "dimension": rules.dimension,
-        "max_inputs": rules.max_inputs,
-        "max_sentences": rules.max_sentences,
-        "largest_id": card.vocab_size - 1,
-        "prompts": [*card.prompts, None],
-        "labels": list(card.labels),
-    }
+    if len(served) > 1:
+        found["info"]["description"] = _ABOUT_SEVERAL
+        for route in routes.values():
+            if route.takes:  # each may name the model, also where TEI's own has no such field
+                schemas[route.takes.__name__]["properties"].setdefault("model", _NAMED)
+    values = _values(served)
     return {key: _filled(part, values) for key, part in found.items()}
+
+
+def _values(served: Sequence[tuple[Rules, ModelCard]]) -> dict[str, Any]:
+    """What the names of values in schemas stand for."""
+    rules, cards = zip(*served, strict=True)
+    return {
+        "models": None if any(rule.any_name for rule in rules) else [*(n for rule in rules for n in rule.names), None],
+        "dimension": max(rule.dimension for rule in rules),
+        "max_inputs": rules[0].max_inputs,  # the same for all
+        "max_sentences": rules[0].max_sentences,
+        "largest_id": max(card.vocab_size for card in cards) - 1,
+        "prompts": [*dict.fromkeys(prompt for card in cards for prompt in card.prompts), None],
+        "labels": list(dict.fromkeys(label for card in cards for label in card.labels)),
+    }
 
 
 def _operations(path: str, route: _Route, *, api_keys: bool) -> dict[str, Any]:

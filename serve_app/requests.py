@@ -26,11 +26,12 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from deployments import trial
-from deployments.errors import EmptyInput, InvalidInput, UnknownModel
+from deployments.errors import EmptyInput, InvalidInput
 from deployments.models.outputs import Output, Outputs
 from deployments.models.pairs import Pair
 from deployments.models.tokenizer import Query, Side
 from deployments.trial import Trial
+from serve_app.several_models import unknown_model
 
 PRIORITY, TIMEOUT = "x-windve-priority", "x-request-timeout-ms"
 _PRIORITY, _TIMEOUT, _TRIAL = PRIORITY.encode(), TIMEOUT.encode(), trial.HEADER.encode()
@@ -65,8 +66,7 @@ class Rules:
     def check_model(self, name: str) -> None:
         """Raises UnknownModel."""
         if name != self.model and name not in self.aliases and not self.any_name:
-            has = ", ".join(f"'{known}'" for known in self.names)
-            raise UnknownModel(f"there is no model '{name}' here; this server has {has}", param="model")
+            raise unknown_model(name, self.names)
 
     @property
     def max_sentences(self) -> int:
@@ -180,12 +180,12 @@ class _Fields(BaseModel):
         return cls._required | {name: value for name, value in fields.items() if value is not None}
 
     @classmethod
-    def parse(cls, body: bytes, rules: Rules) -> Self:
-        """Raises InvalidInput, EmptyInput or UnknownModel."""
-        if not body:
+    def parse(cls, body: Any, rules: Rules) -> Self:
+        """`body`: its bytes, or the content of its JSON. Raises InvalidInput, EmptyInput or UnknownModel."""
+        if body == b"":
             raise InvalidInput("the body is empty; send a JSON object")
         try:
-            return cls.model_validate(orjson.loads(body), context=rules)
+            return cls.model_validate(orjson.loads(body) if isinstance(body, bytes) else body, context=rules)
         except orjson.JSONDecodeError as error:
             raise InvalidInput(f"the body is not valid JSON: {error}") from None
         except ValidationError as invalid:

@@ -18,7 +18,7 @@ from ray.serve.schema import (
 )
 
 from deployments.errors import SettingsError
-from deployments.settings import RouterConfig, Settings
+from serve_app.several_models import Args
 
 IMPORT_PATH = "serve_app.app:build"
 
@@ -55,15 +55,16 @@ def check_config(config: dict[str, Any]) -> None:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise SettingsError(".".join(map(str, first["loc"])), str(first["msg"])) from None
-    if not settings_of(config):
+    applications = args_of(config)
+    if not applications:
         raise SettingsError("applications", f"none has import_path: {IMPORT_PATH}")
-    for application in ours(config):
-        RouterConfig.parse(router_config(application))
+    for args, application in zip(applications, ours(config), strict=True):
+        args.router_configs(router_config(application))
 
 
-def settings_of(config: dict[str, Any]) -> list[Settings]:
-    """The settings of each windve application in a Serve config. Raises SettingsError."""
-    return [Settings.parse(application.get("args")) for application in ours(config)]
+def args_of(config: dict[str, Any]) -> list[Args]:
+    """The `args` of each windve application in a Serve config. Raises SettingsError."""
+    return [Args(application.get("args")) for application in ours(config)]
 
 
 def ours(config: dict[str, Any]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ the cores left to the framework and the accelerator.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -43,11 +44,24 @@ class AffinityPlan:
     reserved: tuple[int, ...]
 
 
-def plan_affinity(shape: CpuShape, *, cores: int | None = None, per_numa_node: bool = False) -> AffinityPlan:
-    """Choose cores for the CPU instances of one machine.
+@dataclass(frozen=True, slots=True)
+class CpuPart:
+    """What the CPU instances of one model want of a machine.
 
-    `cores` is the number wanted for each instance (None: all that are not reserved). With a cgroup quota below the
-    mask, as many cores are taken as the quota pays for. Raises SettingsError where `cores` cannot be had.
+    `share`: a weight among the models; `cores`: for each instance (None: all that the model has there);
+    `per_numa_node`: an instance for each NUMA node instead of one.
+    """
+
+    share: float = 1.0
+    cores: int | None = None
+    per_numa_node: bool = False
+
+
+def plan_affinity(shape: CpuShape, parts: Sequence[CpuPart]) -> list[AffinityPlan]:
+    """Choose cores for the CPU instances of one machine: for each part its own instances.
+
+    Parts have no core in common unless there are fewer cores than parts. With a cgroup quota below the mask, as many
+    cores are taken as the quota pays for. Raises SettingsError where a part's `cores` cannot be had.
     """
     reserved_count = shape.usable // 4
     ordered = sorted(shape.allowed)
@@ -55,12 +69,35 @@ def plan_affinity(shape: CpuShape, *, cores: int | None = None, per_numa_node: b
     reserved = ordered[:reserved_count]
     candidates = ordered[len(ordered) - (shape.usable - reserved_count) :]
     groups = _by_numa_node(shape.numa_nodes, candidates)
-    if not per_numa_node:
-        wanted = len(candidates) if cores is None else cores
-        return AffinityPlan((_pick(groups, candidates, wanted),), tuple(reserved))
-    return AffinityPlan(
-        tuple(_pick([group], group, len(group) if cores is None else cores) for group in groups), tuple(reserved)
-    )
+    if any(part.per_numa_node for part in parts):  # each has its share of each node
+        blocks = [_divide(group, [part.share for part in parts]) for group in groups]
+    else:
+        blocks = [_divide([core for group in groups for core in group], [part.share for part in parts])]
+    plans = []
+    for index, part in enumerate(parts):
+        own = {core for block in blocks for core in block[index]}
+        nodes = [kept for group in groups if (kept := [core for core in group if core in own])]
+        asked = nodes if part.per_numa_node else [[core for node in nodes for core in node]]
+        plans.append(
+            AffinityPlan(
+                tuple(_pick([one] if part.per_numa_node else nodes, one, part.cores or len(one)) for one in asked),
+                tuple(reserved),
+            )
+        )
+    return plans
+
+
+def _divide(cores: Sequence[int], shares: Sequence[float]) -> list[Sequence[int]]:
+    """A slice of `cores` for each share, in their proportion and none empty. Where there are fewer cores than shares,
+    each is one core, and some are the same.
+    """
+    if len(cores) < len(shares):
+        return [[cores[index % len(cores)]] for index in range(len(shares))]
+    sizes = [1] * len(shares)
+    for _ in range(len(cores) - len(shares)):  # the next core goes to whom most is missing
+        sizes[max(range(len(shares)), key=lambda index: shares[index] / (sizes[index] + 0.5))] += 1
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return [cores[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _by_numa_node(numa_nodes: Sequence[Sequence[int]], candidates: Sequence[int]) -> list[list[int]]:

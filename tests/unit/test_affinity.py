@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.errors import SettingsError
-from deployments.hardware.affinity import CpuShape, parse_core_list, plan_affinity, read_cpu_shape
+from deployments.hardware.affinity import CpuPart, CpuShape, parse_core_list, plan_affinity, read_cpu_shape
 
 
 def shape(*numa_nodes, allowed=None, quota=None):
@@ -14,68 +14,122 @@ def shape(*numa_nodes, allowed=None, quota=None):
     return CpuShape(cores, nodes, quota)
 
 
+def plan_alone(machine, **part):
+    (plan,) = plan_affinity(machine, [CpuPart(**part)])
+    return plan
+
+
 KUNPENG = shape(range(32), range(32, 64), range(64, 96), range(96, 128))  # 2 x Kunpeng 920
 
 
 def test_low_quarter_is_left_and_high_cores_come_first():
-    plan = plan_affinity(KUNPENG)
+    plan = plan_alone(KUNPENG)
     assert plan.reserved == tuple(range(32))
     assert plan.instances[0][:3] == (127, 126, 125)
     assert sorted(plan.instances[0]) == list(range(32, 128))
 
 
 def test_no_numa_node_is_crossed_if_one_is_enough():
-    assert plan_affinity(KUNPENG, cores=32).instances == (tuple(range(127, 95, -1)),)
+    assert plan_alone(KUNPENG, cores=32).instances == (tuple(range(127, 95, -1)),)
 
 
 def test_whole_nodes_are_filled_where_one_is_not_enough():
-    assert sorted(plan_affinity(KUNPENG, cores=40).instances[0]) == [*range(88, 128)]
+    assert sorted(plan_alone(KUNPENG, cores=40).instances[0]) == [*range(88, 128)]
 
 
 def test_one_instance_per_numa_node():
-    plan = plan_affinity(KUNPENG, per_numa_node=True)
+    plan = plan_alone(KUNPENG, per_numa_node=True)
     assert [instance[0] for instance in plan.instances] == [127, 95, 63]
     assert all(len(instance) == 32 for instance in plan.instances)
 
 
 def test_interleaved_nodes():
     """Two sockets whose cores alternate, as Xeons number them."""
-    plan = plan_affinity(shape(range(0, 16, 2), range(1, 16, 2)), cores=5)
+    plan = plan_alone(shape(range(0, 16, 2), range(1, 16, 2)), cores=5)
     assert plan.instances == ((15, 13, 11, 9, 7),)
 
 
 @pytest.mark.parametrize(("cores", "kept", "reserved"), [(1, 1, 0), (2, 2, 0), (3, 3, 0), (4, 3, 1), (8, 6, 2)])
 def test_small_machines(cores, kept, reserved):
-    plan = plan_affinity(shape(range(cores)))
+    plan = plan_alone(shape(range(cores)))
     assert (len(plan.instances[0]), len(plan.reserved)) == (kept, reserved)
 
 
 def test_process_affinity_is_respected():
-    plan = plan_affinity(shape(range(8), allowed=(2, 3, 4, 5)))
+    plan = plan_alone(shape(range(8), allowed=(2, 3, 4, 5)))
     assert plan.instances == ((5, 4, 3),)
     assert plan.reserved == (2,)
 
 
 def test_cgroup_quota_is_respected():
     """A container with 4 CPUs on a machine of 64 gets 3 threads, not 48."""
-    plan = plan_affinity(shape(range(64), quota=4.0))
+    plan = plan_alone(shape(range(64), quota=4.0))
     assert plan.instances == ((63, 62, 61),)
-    assert len(plan_affinity(shape(range(64), quota=0.5)).instances[0]) == 1
+    assert len(plan_alone(shape(range(64), quota=0.5)).instances[0]) == 1
 
 
 def test_more_cores_than_there_are():
     with pytest.raises(SettingsError, match=r"args.cpu.cores: 9 cores were asked for, but 6 are free"):
-        plan_affinity(shape(range(8)), cores=9)
+        plan_alone(shape(range(8)), cores=9)
 
 
 @given(st.integers(1, 64), st.integers(1, 8), st.one_of(st.none(), st.floats(0.1, 80)), st.booleans())
 def test_instances_are_disjoint_allowed_and_never_reserved(cores, nodes, quota, per_node):
     numa = [tuple(range(node, cores, nodes)) for node in range(min(nodes, cores))]
-    plan = plan_affinity(shape(*numa, quota=quota), per_numa_node=per_node)
+    plan = plan_alone(shape(*numa, quota=quota), per_numa_node=per_node)
     used = [core for instance in plan.instances for core in instance]
     assert len(used) == len(set(used)) >= 1
     assert set(used) <= set(range(cores)) - set(plan.reserved)
     assert len(used) + len(plan.reserved) == (min(cores, max(1, int(quota))) if quota else cores)
+
+
+@pytest.mark.parametrize(
+    ("machine", "parts", "cores"),
+    [
+        (shape(range(2)), [{}, {}], [(1,), (0,)]),
+        (shape(range(8)), [{}, {}], [(7, 6, 5), (4, 3, 2)]),
+        (shape(range(8)), [{"share": 2.0}, {}], [(7, 6, 5, 4), (3, 2)]),
+        (shape(range(8)), [{}, {"share": 100.0}], [(7,), (6, 5, 4, 3, 2)]),
+        (shape(range(8)), [{"cores": 2}, {}], [(7, 6), (4, 3, 2)]),
+        (shape(range(2)), [{}, {}, {}], [(1,), (0,), (1,)]),  # fewer cores than models
+        (shape(range(1)), [{}, {}], [(0,), (0,)]),
+        (shape(range(64), quota=4.0), [{}, {}], [(63, 62), (61,)]),
+        (shape(range(4), range(4, 8)), [{}, {}, {}], [(7, 6), (5, 4), (3, 2)]),
+    ],
+)
+def test_the_cores_are_divided_among_models(machine, parts, cores):
+    plans = plan_affinity(machine, [CpuPart(**part) for part in parts])
+    assert [plan.instances for plan in plans] == [(one,) for one in cores]
+    assert {plan.reserved for plan in plans} == {plan_alone(machine).reserved}
+
+
+def test_each_model_has_its_share_of_each_numa_node_where_one_has_instances_there():
+    per_node, crossing = plan_affinity(KUNPENG, [CpuPart(per_numa_node=True), CpuPart(share=3.0)])
+    assert [(len(cores), cores[0]) for cores in per_node.instances] == [(8, 127), (8, 95), (8, 63)]
+    (cores,) = crossing.instances
+    assert len(cores) == 72
+    assert set(cores).isdisjoint(set().union(*per_node.instances))
+
+
+def test_more_cores_than_a_model_has():
+    with pytest.raises(SettingsError, match=r"args.cpu.cores: 4 cores were asked for, but 3 are free"):
+        plan_affinity(shape(range(8)), [CpuPart(), CpuPart(cores=4)])
+
+
+@given(
+    st.integers(1, 64),
+    st.integers(1, 8),
+    st.lists(st.tuples(st.floats(0.1, 10), st.booleans()), min_size=1, max_size=9),
+)
+def test_models_never_share_cores_where_there_are_enough(cores, nodes, asked):
+    numa = [tuple(range(node, cores, nodes)) for node in range(min(nodes, cores))]
+    plans = plan_affinity(shape(*numa), [CpuPart(share=share, per_numa_node=per_node) for share, per_node in asked])
+    used = [{core for instance in plan.instances for core in instance} for plan in plans]
+    assert all(used)
+    assert set().union(*used).isdisjoint(plans[0].reserved)
+    smallest = cores - len(plans[0].reserved)
+    if not any(per_node for _, per_node in asked) and len(asked) <= smallest:
+        assert sum(map(len, used)) == len(set().union(*used)) == smallest
 
 
 def test_kernel_lists():

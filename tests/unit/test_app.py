@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from deployments.errors import SettingsError
-from deployments.settings import Settings
-from serve_app.app import _accelerator_options, plan_application, plan_once_nodes_are_there
+from serve_app.app import suffixes
+from serve_app.cluster_plan import accelerator_options, cpu_options, cpu_parts, plan_models, plan_once_nodes_are_there
+from serve_app.several_models import Args
 
 NPU_NODE = {"Alive": True, "NodeID": "a", "Resources": {"CPU": 128, "NPU": 8}}
 GPU_NODE = {"Alive": True, "NodeID": "b", "Resources": {"CPU": 48, "GPU": 2}}
@@ -20,7 +21,7 @@ def emulated(device, **more):
 
 
 def plan(nodes, **args):
-    return plan_application(Settings.parse({"model": {"id": "x"}, **args}), nodes)
+    return plan_models(Args({"model": {"id": "x"}, **args}), nodes)["x"]
 
 
 @pytest.mark.parametrize(
@@ -85,8 +86,9 @@ class Cluster:
 
 
 def plan_in(cluster, wait_s, **args):
-    settings = Settings.parse({"model": {"id": "x"}, "wait_for_nodes_s": wait_s, **args})
-    return plan_once_nodes_are_there(settings, cluster.all_nodes, cluster)
+    read = Args({"model": {"id": "x"}, "wait_for_nodes_s": wait_s, **args})
+    nodes, plans = plan_once_nodes_are_there(read, cluster.all_nodes, cluster)
+    return nodes, *plans["x"]
 
 
 TWO_NODES = {"accelerator": {"device": "cuda", "replicas": 4}, "cpu": {"replicas": 2}}
@@ -118,4 +120,82 @@ def test_a_dead_node_does_not_count():
     [("npu:0", {"resources": {"NPU": 1}}), ("cuda:0", {"num_gpus": 1}), ("cpu", {}), ("emulated", {})],
 )
 def test_a_replica_books_its_device(device, booked):
-    assert _accelerator_options(device) == {"ray_actor_options": {"num_cpus": 0.1, **booked}}
+    assert accelerator_options(device) == {"ray_actor_options": {"num_cpus": 0.1, **booked}}
+
+
+# --- several models ---------------------------------------------------------------------------------------------------
+
+
+def several(*entries, **shared):
+    models = [{"model": {"id": f"m{index}"}, **entry} for index, entry in enumerate(entries)]
+    return Args({"models": models, **shared})
+
+
+ONE, CUDA, NONE = (
+    {"accelerator": {"replicas": 1}},
+    {"accelerator": {"device": "cuda"}},
+    {"accelerator": {"device": "none"}},
+)
+
+
+@pytest.mark.parametrize(
+    ("node", "entries", "found"),
+    [
+        (GPU_NODE, [{}, {}], [("cuda:0", 1), ("cuda:0", 1)]),
+        (NPU_NODE, [{}, {}, {}], [("npu:0", 3), ("npu:0", 3), ("npu:0", 2)]),
+        (GPU_NODE, [{}, {}, {}], [("cuda:0", 1), ("cuda:0", 1), ("none", 0)]),
+        (GPU_NODE, [{}, ONE], [("cuda:0", 1), ("cuda:0", 1)]),
+        (NPU_NODE, [{}, ONE, NONE], [("npu:0", 7), ("npu:0", 1), ("none", 0)]),
+        (CPU_NODE, [{}, {}], [("none", 0), ("none", 0)]),
+        (CPU_NODE, [{"accelerator": {"device": "cpu"}}, {}], [("cpu", 1), ("none", 0)]),
+    ],
+)
+def test_devices_are_divided_among_models(node, entries, found):
+    plans = plan_models(several(*entries), [node]).values()
+    assert [(plan.device, plan.topology.replicas.get("accelerator", 0)) for plan in plans] == found
+    assert all(plan.topology.replicas["cpu"] == 1 for plan in plans)
+
+
+@pytest.mark.parametrize(
+    ("entries", "sentence"),
+    [
+        ([ONE, ONE, ONE], "args.models[2].accelerator.replicas: 1 were asked for, but the cluster has 2 cuda devices,"),
+        ([{}, {}, CUDA], "args.models[2].accelerator.device: cuda was asked for, but the cluster's 2 cuda devices are"),
+        ([{}, {"cpu": {"replicas": 2}}], "args.models[1].cpu.replicas: 2 were asked for, but 1 machines take 1"),
+        ([{}, {"accelerator": {"device": "npu"}}], "args.models[1].accelerator.device: npu was asked for, but no node"),
+    ],
+)  # fmt: skip
+def test_what_is_left_for_a_model_is_said_by_its_key(entries, sentence):
+    with pytest.raises(SettingsError) as caught:
+        plan_models(several(*entries), [GPU_NODE])
+    assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "shares", "booked"),
+    [
+        (2, [1.0], [1]),
+        (1, [1.0], [0.5]),
+        (128, [1.0], [96]),
+        (2, [1.0, 1.0], [0.5, 0.5]),
+        (2, [1.0, 1.0, 1.0], [0.5, 0.5, 0.5]),
+        (2, [1.0] * 5, [0.3] * 5),
+        (16, [2.0, 1.0], [8, 4]),
+    ],
+)
+def test_what_all_models_book_together_fits_beside_the_framework(cpus, shares, booked):
+    args = several(*({"cpu": {"share": share}} for share in shares))
+    nodes = [{"Alive": True, "NodeID": "a", "Resources": {"CPU": cpus}}]
+    parts = cpu_parts(args.models, plan_models(args, nodes))
+    found = [
+        cpu_options(settings, nodes, parts[name].share / sum(shares))["ray_actor_options"]["num_cpus"]
+        for name, settings in args.models.items()
+    ]
+    assert found == booked
+    assert sum(found) <= cpus - 0.2
+
+
+def test_deployments_are_named_after_their_models():
+    assert suffixes(Args({"model": {"id": "BAAI/bge"}})) == [""]
+    args = Args({"models": [{"model": {"id": name}} for name in ("BAAI/bge", "m 1", "BAAI bge")]})
+    assert suffixes(args) == ["-BAAI-bge", "-m-1", "-BAAI-bge-2"]

@@ -11,8 +11,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.serve_adapter.autoscaling import FILL, KeepFill
-from deployments.settings import Settings
-from serve_app.app import _how_many, plan_application
+from serve_app.app import how_many
+from serve_app.cluster_plan import plan_models
+from serve_app.several_models import Args
 
 GPU_NODE = {"Alive": True, "NodeID": "b", "Resources": {"CPU": 48, "GPU": 2}}
 
@@ -49,17 +50,17 @@ SCALED = {"min": 1, "max": 8, "fill": 0.5, "upscale_delay_s": 0.0, "downscale_de
 
 
 def settings(**accelerator):
-    return Settings.parse({"model": {"id": "x"}, "accelerator": accelerator})
+    return Args({"model": {"id": "x"}, "accelerator": accelerator})
 
 
 def test_serve_is_told_the_policy_with_its_bounds_and_delays():
-    told = settings(replicas=SCALED)
-    _, topology = plan_application(told, [GPU_NODE])
+    args = settings(replicas=SCALED)
+    told, topology = args.models["x"], plan_models(args, [GPU_NODE])["x"].topology
     assert topology.replicas[ACCELERATOR] == 1
-    config = _how_many(told, ACCELERATOR, topology)["autoscaling_config"]
+    config = how_many(told, ACCELERATOR, topology)["autoscaling_config"]
     assert (config.min_replicas, config.max_replicas) == (1, 8)
     assert (config.upscale_delay_s, config.downscale_delay_s) == (0, 60)
-    assert _how_many(told, CPU, topology) == {"num_replicas": 1}
+    assert how_many(told, CPU, topology) == {"num_replicas": 1}
 
 
 def test_serve_applies_it():
@@ -94,4 +95,4 @@ def test_bad_bounds_are_refused_by_name(replicas, sentence):
 
 def test_the_fewest_must_be_there():
     with pytest.raises(SettingsError, match=r"args.accelerator.replicas: 3 were asked for, but the cluster has 2"):
-        plan_application(settings(replicas={"min": 3, "max": 4}), [GPU_NODE])
+        plan_models(settings(replicas={"min": 3, "max": 4}), [GPU_NODE])

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from deployments.metrics import EmbedderMetrics, RouterMetrics
 from deployments.settings import Autoscaled, CostConfig, CpuSettings, EmulatedDevice, RouterConfig, Settings
+from serve_app.several_models import SeveralSettings
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -155,7 +156,7 @@ def fields(model):
 def test_each_setting_is_explained():
     text = (ROOT / "docs" / "operations.md").read_text()
     told = set(re.findall(r"\w+", " ".join(code(text))))
-    models = (Settings, RouterConfig, CpuSettings, EmulatedDevice, Autoscaled, CostConfig)
+    models = (Settings, SeveralSettings, RouterConfig, CpuSettings, EmulatedDevice, Autoscaled, CostConfig)
     assert {key for model in models for key in fields(model)} - told == set()
 
 

@@ -219,7 +219,7 @@ class FakeRouter:
 
     def __init__(self, **args):
         self.settings = Settings.parse({"model": {"id": "x"}, "limits": {"max_body_bytes": 100}, **args})
-        self.card = SimpleNamespace(dimension=384)
+        self.card = SimpleNamespace(name="x", kinds=("embedding",), dimension=384)
         self.vector = np.random.default_rng(0).standard_normal(384).astype(np.float32)
         self.capacity, self.can_answer = 4, True
         self.asked = []

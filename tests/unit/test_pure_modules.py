@@ -62,7 +62,9 @@ PURE = [
     "calibration.service.yaml_text",
     "serve_app.api_keys",
     "serve_app.grpc_services",
+    "serve_app.models_api",
     "serve_app.requests",
+    "serve_app.several_models",
 ]
 
 

@@ -101,7 +101,7 @@ def test_the_error_survives_the_way_from_a_replica():
     assert (str(error), error.key) == ("a.b: is wrong", "a.b")
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "rehearsal.yaml"])
+@pytest.mark.parametrize("name", ["config.yaml", "rehearsal.yaml", "two_models.yaml"])
 def test_shipped_configs_are_good(name):
     load_config(Path(serve_app.__file__).parent / name)
 

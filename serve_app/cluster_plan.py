@@ -1,0 +1,225 @@
+"""What each model gets of a cluster: its device and pools, and what Ray's scheduler books for their replicas."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from deployments.errors import SettingsError
+from deployments.hardware.affinity import CpuPart
+from deployments.hardware.device_detector import CPU, Machine, Topology, decide_topology, probe_machine
+from deployments.settings import Autoscaled, Settings
+from serve_app.several_models import Args
+
+logger = logging.getLogger("ray.serve")
+
+_RESOURCES = {"npu": "NPU", "cuda": "GPU"}
+_JOIN_POLL_S = 1.0
+FRAMEWORK_CPUS = 0.1  # what the scheduler books for a process whose work is elsewhere
+
+Nodes = list[dict[str, Any]]  # as `ray.nodes()` lists them
+
+
+class Plan(NamedTuple):
+    """`device`: the accelerator's in torch's words ("cuda:0", "npu:0", "cpu"), "emulated" or "none"."""
+
+    device: str
+    topology: Topology
+
+
+class Clock(Protocol):
+    def monotonic(self) -> float: ...
+    def sleep(self, seconds: float, /) -> None: ...
+
+
+def plan_once_nodes_are_there(
+    args: Args, all_nodes: Callable[[], Nodes], clock: Clock
+) -> tuple[Nodes, dict[str, Plan]]:
+    """The cluster's live nodes, and each model's plan; on Kubernetes the head node is told the config before the others
+    have joined. Raises SettingsError where after `wait_for_nodes_s` they still lack what is asked for.
+    """
+    wait_s = args.shared.wait_for_nodes_s
+    ends, told = clock.monotonic() + wait_s, ""
+    while True:
+        nodes = [node for node in all_nodes() if node["Alive"]]
+        try:
+            return nodes, plan_models(args, nodes)
+        except SettingsError as lacking:
+            if clock.monotonic() >= ends:
+                raise
+            if str(lacking) != told:
+                told = str(lacking)
+                logger.warning("waiting for more nodes, up to %g s: %s", wait_s, told)
+        clock.sleep(_JOIN_POLL_S)
+
+
+def plan_models(args: Args, nodes: Nodes) -> dict[str, Plan]:
+    """Raises SettingsError where the settings ask for what the cluster lacks."""
+    devices = divide_accelerators(args, nodes)
+    plans = {}
+    for name, settings in args.models.items():
+        with args.locating(name):
+            plans[name] = _plan(settings, nodes, *devices[name])
+    return plans
+
+
+def _plan(settings: Settings, nodes: Nodes, device: str, accelerators: int) -> Plan:
+    instances = 0
+    if settings.heterogeneous or not accelerators:
+        instances = _cpu_instances(settings, nodes)
+    try:
+        return Plan(device, decide_topology(accelerators, instances, heterogeneous=settings.heterogeneous))
+    except ValueError as error:
+        raise SettingsError("args.accelerator.device", f"{error}; no node of the cluster offers CPUs to Ray") from None
+
+
+def divide_accelerators(args: Args, nodes: Nodes) -> dict[str, tuple[str, int]]:
+    """(device, how many) for each model. A device is one replica's. Those that nobody asks for by number are divided
+    evenly; where there are fewer than models, the first have them. Raises SettingsError.
+    """
+    free = {device: int(_total(nodes, resource)) for device, resource in _RESOURCES.items()}
+    found, given, auto = dict(free), {}, []
+    for name, settings in args.models.items():
+        with args.locating(name):
+            device, wanted = _wanted(settings, found)
+            if device in free and wanted is None:
+                auto.append((name, device))
+                continue
+            if device in free:
+                free[device] -= _checked(wanted or 0, device, found[device], free[device])
+            given[name] = (device, wanted or 0)
+    for index, (name, device) in enumerate(auto):
+        count = math.ceil(free[device] / sum(1 for _, other in auto[index:] if other == device))
+        free[device] -= count
+        given[name] = (device, count)
+        if not count:
+            with args.locating(name):
+                _do_without(name, args.models[name], device, found[device])
+    # Ray shows each replica its own device as number 0.
+    return {name: (f"{device}:0" if device in free and n else device if device not in free else "none", n)
+            for name, (device, n) in given.items()}  # fmt: skip
+
+
+def _wanted(settings: Settings, found: Mapping[str, int]) -> tuple[str, int | None]:
+    """(kind of device, how many; None: as many as can be had). Raises SettingsError."""
+    asked = settings.accelerator
+    wanted = _asked_for(asked.replicas)
+    if asked.device == "none":
+        return "none", 0
+    if asked.engine == "emulated" and asked.device not in _RESOURCES:  # a kind that is named is booked all the same
+        return "emulated", wanted or 1
+    if asked.device == "cpu":
+        return "cpu", wanted or 1
+    kinds = [asked.device] if asked.device != "auto" else [kind for kind in found if found[kind]]
+    if not kinds:
+        return "none", 0
+    kind = kinds[0]
+    if not found[kind]:
+        raise SettingsError(
+            "args.accelerator.device",
+            f"{kind} was asked for, but no node of the cluster has the resource {_RESOURCES[kind]} (see `ray status`)",
+        )
+    return kind, wanted
+
+
+def _checked(wanted: int, kind: str, found: int, free: int) -> int:
+    if wanted > free:
+        taken = f", and {found - free} of them are for other models" if free < found else ""
+        raise SettingsError(
+            "args.accelerator.replicas", f"{wanted} were asked for, but the cluster has {found} {kind} devices{taken}"
+        )
+    return wanted
+
+
+def _do_without(name: str, settings: Settings, kind: str, found: int) -> None:
+    """Raises SettingsError where the model insists on a device."""
+    taken = f"the cluster's {found} {kind} device{'s are' if found > 1 else ' is'} for other models"
+    if settings.accelerator.device != "auto":
+        raise SettingsError("args.accelerator.device", f"{kind} was asked for, but {taken}")
+    logger.warning("%s is served by the CPU alone: %s", name, taken)
+
+
+def _cpu_instances(settings: Settings, nodes: Nodes) -> int:
+    asked = settings.cpu
+    machines = sum(1 for node in nodes if node["Resources"].get("CPU", 0) > 0)
+    most = machines * _instances_per_machine(settings, nodes)
+    wanted = _asked_for(asked.replicas)
+    if wanted is None:
+        return most
+    if wanted > most:
+        raise SettingsError(
+            "args.cpu.replicas",
+            f"{wanted} were asked for, but {machines} machines take {most} with instance_per: {asked.instance_per}",
+        )
+    return wanted
+
+
+def _asked_for(replicas: str | int | Autoscaled) -> int | None:
+    """How many there must be from the start; None: as many as the cluster has room for."""
+    if isinstance(replicas, Autoscaled):
+        return replicas.min
+    return replicas if isinstance(replicas, int) else None
+
+
+def _instances_per_machine(settings: Settings, nodes: Nodes) -> int:
+    """1, or the fewest NUMA nodes that any machine of the cluster has (all replicas of a deployment are alike)."""
+    if settings.cpu.instance_per == "machine":
+        return 1
+    return min(machine.numa_nodes for machine in probe_nodes(nodes))
+
+
+def probe_nodes(nodes: Nodes) -> list[Machine]:
+    """`probe_machine` on each node that offers CPUs."""
+    probe = ray.remote(num_cpus=0)(probe_machine)
+    there = [node["NodeID"] for node in nodes if node["Resources"].get("CPU", 0) > 0]
+    strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in there]
+    machines: list[Machine] = ray.get([probe.options(scheduling_strategy=here).remote() for here in strategies])
+    return machines
+
+
+def cpu_parts(models: Mapping[str, Settings], plans: Mapping[str, Plan]) -> dict[str, CpuPart]:
+    """What each model that has CPU instances wants of a machine's cores."""
+    return {
+        name: CpuPart(
+            share=settings.cpu.share,
+            cores=None if settings.cpu.cores == "auto" else settings.cpu.cores,
+            per_numa_node=settings.cpu.instance_per == "numa_node",
+        )
+        for name, settings in models.items()
+        if CPU in plans[name].topology.pools
+    }
+
+
+def accelerator_options(device: str) -> dict[str, Any]:
+    """How a replica on this device is scheduled."""
+    options: dict[str, Any] = {"num_cpus": FRAMEWORK_CPUS}
+    if device.startswith("npu"):
+        options["resources"] = {"NPU": 1}
+    elif device.startswith("cuda"):
+        options["num_gpus"] = 1
+    return {"ray_actor_options": options}
+
+
+def cpu_options(settings: Settings, nodes: Nodes, part: float = 1.0) -> dict[str, Any]:
+    """How a CPU instance is scheduled. `part`: of the CPUs that are for all models' instances, in (0, 1]."""
+    per_machine = _instances_per_machine(settings, nodes)
+    booked = settings.cpu.num_cpus
+    if booked == "auto":
+        smallest = min(node["Resources"]["CPU"] for node in nodes if node["Resources"].get("CPU", 0) > 0)
+        share = smallest * 3 / 4 * part / per_machine  # the low quarter is left to the framework and the accelerator
+        booked = FRAMEWORK_CPUS if settings.emulated else math.floor(share) if share >= 1 else min(0.5, _down(share))
+    return {"ray_actor_options": {"num_cpus": booked}, "max_replicas_per_node": per_machine}
+
+
+def _down(number: float) -> float:
+    """To two digits: Ray counts CPUs in ten-thousandths."""
+    return math.floor(number * 100) / 100
+
+
+def _total(nodes: Nodes, resource: str) -> float:
+    return sum(float(node["Resources"].get(resource, 0)) for node in nodes)

@@ -1,0 +1,107 @@
+"""Several models under one URL: which of them a request is for, and what the service tells of all.
+
+A request is for the model under whose prefix it comes (`/models/NAME/embed`), else for the one that its body names
+(`model`), else for the first in the settings that has the route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+
+from deployments.errors import Unavailable
+from deployments.router import Router
+from serve_app import openapi
+from serve_app.answers import VERSION, describe
+from serve_app.api_keys import ApiKeys
+from serve_app.http_api import NO_REPLICA, Answer, Asgi, Handler, HttpApi, Request, docs_page, json_answer
+from serve_app.several_models import ByModel
+
+_PREFIX = "/models/"
+_MODEL = "/v1/models/"
+
+
+class ModelsApi(Asgi):
+    """The ASGI application of one Router replica with several models."""
+
+    def __init__(self, routers: ByModel[Router], api_keys: ApiKeys | None = None) -> None:
+        settings = routers.first.settings
+        super().__init__(api_keys, emulated=settings.emulated)
+        self._max_body_bytes = settings.limits.max_body_bytes  # the same for all
+        self._routers = routers
+        self._apis = apis = routers.each(lambda router: HttpApi(router, api_keys))
+        self._document = openapi.document([api.served for api in apis], VERSION, api_keys=api_keys is not None)
+        self._of_all: dict[str, Handler] = {
+            "/v1/models": self.openai_models,
+            "/info": self.info,
+            "/health": self.health,
+            "/docs": self.docs,
+            "/openapi.json": self.openapi,
+        }
+
+    async def answer(self, request: Request) -> Answer:
+        if request.path.startswith(_PREFIX):
+            return await self._enter(request).answer(request)
+        handler = self._of_all.get(request.path)
+        if handler is not None and request.method in {"GET", "HEAD"}:
+            return await handler(request)
+        return await (await self._choose(request)).answer(request)
+
+    def _enter(self, request: Request) -> HttpApi:
+        """The model under whose prefix the request comes, with what follows as its path. Raises UnknownModel."""
+        rest = request.path.removeprefix(_PREFIX)
+        for name in sorted(self._apis.names, key=len, reverse=True):  # `a/b` before `a`
+            if f"{rest}/".startswith(f"{name}/"):
+                request.path = rest.removeprefix(name) or "/"
+                request.root += _PREFIX + name
+                return self._apis.named(name)
+        name, _, path = rest.partition("/")
+        request.path = f"/{path}"  # the shape of the error is that of the route
+        return self._apis.named(name)
+
+    async def _choose(self, request: Request) -> HttpApi:
+        """Raises UnknownModel or BodyTooLarge."""
+        if request.path.startswith(_MODEL):
+            return self._apis.named(request.path.removeprefix(_MODEL))
+        name = await self._named(request) if request.method == "POST" else None
+        if name is not None:
+            return self._apis.named(name)
+        return next((api for api in self._apis if api.has(request.method, request.path)), self._apis.first)
+
+    async def _named(self, request: Request) -> str | None:
+        """The model that the body names, if it does. What else is wrong with the body is for the route to say."""
+        request.content = await request.body(self._max_body_bytes)
+        try:
+            found = orjson.loads(request.content)
+        except orjson.JSONDecodeError:
+            return None
+        if not isinstance(found, dict):
+            return None
+        request.content = found
+        name = found.get("model")
+        return name if isinstance(name, str) else None
+
+    async def openai_models(self, _: Request) -> Answer:
+        return json_answer({"object": "list", "data": [model for api in self._apis for model in api.models]})
+
+    async def info(self, _: Request) -> Answer:
+        """The first model's, as a client expects it that knows of one, and each by its name."""
+        await asyncio.gather(*(router.hear_replicas() for router in self._routers))
+        models = {router.card.name: describe(router) for router in self._routers}
+        return json_answer({**describe(self._routers.first), "models": models})
+
+    async def health(self, _: Request) -> Answer:
+        """Good while one of the models can answer: a load balancer must not take the others away as well."""
+        if not any(router.can_answer for router in self._routers):
+            raise Unavailable(f"no model can answer now: {NO_REPLICA}")
+        if self._api_keys is not None:
+            return [], b""  # it was asked without a key: the names are not for all
+        states = {router.card.name: "ok" if router.can_answer else NO_REPLICA for router in self._routers}
+        return json_answer({"models": states})
+
+    async def docs(self, _: Request) -> Answer:
+        return docs_page()
+
+    async def openapi(self, request: Request) -> Answer:
+        return json_answer({**self._document, "servers": [{"url": request.root or "/"}]})

@@ -1,0 +1,375 @@
+"""Several models under one URL: their settings, and which of them a request or a call is for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import types
+
+import numpy as np
+import pytest
+from test_grpc import Context
+
+from deployments.errors import SettingsError
+from deployments.metrics import OfModel
+from deployments.models.model_files import ModelCard
+from deployments.placement.request import Embedded
+from deployments.settings import Settings
+from serve_app.api_keys import ApiKeys
+from serve_app.grpc_api import GrpcApi
+from serve_app.models_api import ModelsApi
+from serve_app.proto import tei_pb2
+from serve_app.several_models import Args, ByModel
+
+EMULATED = {"engine": "emulated", "emulated": {"alpha_s": 0.1, "beta_s": 0.2}}
+A, B = {"model": {"id": "org/a", "name": "a"}}, {"model": {"id": "b"}}
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_entry_replaces_what_is_said_of_all():
+    args = Args(
+        {"cpu": {"engine": "torch"}, "limits": {"max_body_bytes": 9}, "models": [A, {**B, "cpu": {"cores": 2}}]}
+    )
+    assert args.several
+    a, b = args.models["a"], args.models["b"]
+    assert (a.cpu.engine, b.cpu.engine, b.cpu.cores) == ("torch", "auto", 2)
+    assert a.limits.max_body_bytes == b.limits.max_body_bytes == 9
+    assert Args({**A, "cpu": {"engine": "torch"}}).models == {
+        "a": a.model_copy(update={"limits": Settings.parse(A).limits})
+    }
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        ({}, "args.model: missing"),
+        ({**A, "models": [B]}, "args.model: there is args.models as well; give one of the two"),
+        ({"models": []}, "args.models: should be"),
+        ({"models": A}, "args.models: should be a valid list, not a dict"),
+        ({"models": [A, {"name": "b"}]}, "args.models[1].name: there is no such setting"),
+        ({"models": [A, {**B, "limits": {}}]}, "args.models[1].limits: there is no such setting"),
+        ({"models": [A, {**B, "cpu": {"cores": 0}}]}, "args.models[1].cpu.cores: should be 'auto' or greater"),
+        ({"models": [A, {"model": {"id": "x", "name": "a"}}]}, "args: two models are called a; give one of them"),
+        ({"models": [A, {**B, "cpu": EMULATED}]}, "args.models[1]: accelerator.engine and cpu.engine: emulated and"),
+        ({"models": [A, {**B, "accelerator": EMULATED, "cpu": EMULATED}]}, "args.models: emulated and real engines"),
+        ({"models": [A], "slo_s": 1}, "args.slo_s: there is no such setting"),
+    ],
+)
+def test_bad_args_name_the_key(raw, sentence):
+    with pytest.raises(SettingsError) as caught:
+        Args(raw)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_aliases_and_any_name_are_of_one_model():
+    called = [{"model": {"id": "a", "aliases": ["x", "a"]}}, {"model": {"id": "b", "name": "any", "aliases": ["y"]}}]
+    found = Args({"models": called}).by_model({"a": 1, "b": 2})
+    assert found.names == ("a", "x", "b", "y")
+    assert [found.named(name) for name in ("a", "x", "b", "y", "nobody")] == [1, 1, 2, 2, 2]
+    assert found.each(str).named("x") == "1"
+    for other, problem in (({"aliases": ["x"]}, "two models are called x"), ({"name": "any"}, "only one can be meant")):
+        with pytest.raises(SettingsError, match=problem):
+            Args({"models": [*called, {"model": {"id": "c", **other}}]})
+
+
+def test_what_one_model_lacks_is_said_by_its_place():
+    args = Args({"models": [A, B]})
+    with pytest.raises(SettingsError, match=r"^args.models\[1\].model.id: there is no folder") as caught:  # noqa: SIM117
+        with args.locating("b"):
+            raise SettingsError("args.model.id", "there is no folder")
+    assert caught.value.key == "args.models[1].model.id"
+    with pytest.raises(SettingsError, match=r"^args.model.id"), Args(A).locating("a"):
+        raise SettingsError("args.model.id", "there is no folder")
+
+
+def test_a_config_for_all_and_for_each():
+    args = Args({"models": [A, B]})
+    found = args.router_configs(
+        {"slo_s": 1, "bulk": {"share": 0.2}, "models": {"b": {"slo_s": 2, "cpu": {"queue_depth": 3}}}}
+    )
+    assert [found[name].slo_s for name in ("a", "b")] == [1, 2]
+    assert [found[name].pool("cpu").queue_depth for name in ("a", "b")] == [None, 3]
+    assert found["a"].bulk.share == found["b"].bulk.share == 0.2
+    assert Args(A).router_configs({"slo_s": 3, "cpu": {"queue_depth": 3}})["a"].slo_s == 3
+
+
+@pytest.mark.parametrize(
+    ("raw", "sentence"),
+    [
+        (None, "user_config: missing"),
+        ([], "user_config: should be a mapping"),
+        ({}, "user_config.slo_s: missing"),
+        ({"slo": 1}, "user_config.slo: there is no such setting"),
+        ({"slo_s": 0}, "user_config.slo_s: should be greater than 0"),
+        ({"models": {"a": {"slo_s": 1}}}, "user_config.slo_s: missing"),
+        (
+            {"slo_s": 1, "cpu": {"queue_depth": 3}},
+            "user_config.cpu: belongs to one model: put it under user_config.models",
+        ),
+        ({"slo_s": 1, "models": []}, "user_config.models: should be a mapping"),
+        ({"slo_s": 1, "models": {"a": 3}}, "user_config.models.a: should be a mapping"),
+        ({"slo_s": 1, "models": {"c": {}}}, "user_config.models.c: there is no such model, only 'a' and 'b'"),
+        ({"slo_s": 1, "models": {"b": {"slo_s": 0}}}, "user_config.models.b.slo_s: should be greater than 0"),
+        ({"slo_s": 1, "models": {"b": {"queue": 0}}}, "user_config.models.b.queue: there is no such setting"),
+        (
+            {"slo_s": 1, "admission": "depth", "models": {"a": {"cpu": {"queue_depth": 1}}}},
+            "user_config.models.b.cpu.queue_depth: missing: admission by depth needs one for the cpu pool",
+        ),
+    ],
+)
+def test_a_bad_config_names_the_key(raw, sentence):
+    with pytest.raises(SettingsError) as caught:
+        Args({"models": [A, B]}).router_configs(raw, {"a": ("cpu",), "b": ("cpu",)})
+    assert str(caught.value).startswith(sentence)
+
+
+def test_names_with_dots_are_names():
+    args = Args({"models": [{"model": {"id": "v1.5"}}]})
+    with pytest.raises(SettingsError, match=r"^user_config.models.v1.5.cpu.queue_depth: should be"):
+        args.router_configs({"slo_s": 1, "models": {"v1.5": {"cpu": {"queue_depth": -1}}}})
+
+
+# --- which model ------------------------------------------------------------------------------------------------------
+
+
+class FakeRouter:
+    """Answers with a vector of its own, or a score."""
+
+    started, capacity, config_problem, can_answer = 5.0, 4, None, True
+
+    def __init__(self, name, kind="embedding", dimension=2):
+        self.settings = Settings.parse({"model": {"id": name}, "limits": {"max_body_bytes": 1000}})
+        self.card = ModelCard(
+            name, None, None, "bert", dimension, 100, 16, "mean", True, False, False, 1, 1, kind=kind,
+            labels=("LABEL_0",) if kind == "reranker" else (),
+        )  # fmt: skip
+        self.asked = 0
+
+    async def embed(self, queries, wanted):
+        self.asked += 1
+        rows = np.full((len(queries), self.card.dimension), 0.5, np.float32)
+        return Embedded(rows, [1.0] * len(queries), ("cpu",), 7, 3, 0.001, 0.002, 0.003, 0.0064)
+
+    async def tokenize(self, texts, **_):
+        self.asked += 1
+        return [[] for _ in texts]
+
+
+@pytest.fixture
+def routers():
+    return ByModel({
+        router.card.name: router
+        for router in (FakeRouter("a"), FakeRouter("org/b", dimension=3), FakeRouter("ranks", "reranker", 1))
+    })  # fmt: skip
+
+
+def call(api, method, path, payload=None, headers=()):
+    sent = []
+    body = b"" if payload is None else payload if isinstance(payload, bytes) else json.dumps(payload).encode()
+
+    async def receive():
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": f"/x{path}", "root_path": "/x", "headers": list(headers)}
+    asyncio.run(api(scope, receive, send))
+    return types.SimpleNamespace(
+        status=sent[0]["status"], body=sent[1]["body"], json=lambda: json.loads(sent[1]["body"])
+    )
+
+
+TEXT = {"inputs": "x"}
+RANKED = {"query": "q", "documents": ["d"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "payload", "answers"),
+    [
+        ("/v1/embeddings", {"input": "x"}, "a"),
+        ("/v1/embeddings", {"input": "x", "model": None}, "a"),
+        ("/v1/embeddings", {"input": "x", "model": "org/b"}, "org/b"),
+        ("/embeddings", {"input": "x", "model": "a"}, "a"),
+        ("/embed", TEXT, "a"),
+        ("/embed", {**TEXT, "model": "org/b"}, "org/b"),
+        ("/", {**TEXT, "model": "org/b"}, "org/b"),
+        ("/models/org/b/embed", TEXT, "org/b"),
+        ("/models/org/b", TEXT, "org/b"),
+        ("/models/org/b/", TEXT, "org/b"),
+        ("/models/org/b/v1/embeddings", {"input": "x", "model": "org/b"}, "org/b"),
+        ("/models/ranks", {"query": "q", "texts": ["d"]}, "ranks"),
+        ("/rerank", {"query": "q", "texts": ["d"]}, "ranks"),  # the first that has the route
+        ("/v2/rerank", RANKED, "ranks"),
+        ("/v2/rerank", {**RANKED, "model": "ranks"}, "ranks"),
+        ("/tokenize", {**TEXT, "model": "ranks"}, "ranks"),
+        ("/tokenize", TEXT, "a"),
+    ],
+)
+def test_which_model_answers(routers, path, payload, answers):
+    reply = call(ModelsApi(routers), "POST", path, payload)
+    assert reply.status == 200, reply.body
+    assert {name: routers.named(name).asked for name in routers.names} == {
+        name: int(name == answers) for name in routers.names
+    }
+    if "/v" in path:
+        assert reply.json()["model"] == answers
+
+
+@pytest.mark.parametrize(
+    ("path", "payload", "status"),
+    [
+        ("/v1/embeddings", {"input": "x", "model": "nobody"}, 404),
+        ("/embed", {**TEXT, "model": "nobody"}, 404),
+        ("/v2/rerank", {**RANKED, "model": "nobody"}, 404),
+        ("/models/nobody/embed", TEXT, 404),
+        ("/models/nobody/v1/embeddings", {"input": "x"}, 404),
+        ("/v1/embeddings", {"input": "x", "model": "ranks"}, 400),  # of another kind
+        ("/embed", {**TEXT, "model": "ranks"}, 424),
+        ("/models/a/v1/embeddings", {"input": "x", "model": "org/b"}, 404),  # the prefix counts
+        ("/embed", b"{", 422),
+        ("/embed", b"[]", 422),
+        ("/embed", b"null", 422),
+        ("/embed", b"", 422),
+        ("/embed", {**TEXT, "model": 3, "pad": "x" * 1000}, 413),
+        ("/v1/embeddings", {"input": "x", "model": 3}, 400),
+        ("/nowhere", TEXT, 404),
+        ("/models/a/nowhere", TEXT, 404),
+        ("/info", TEXT, 405),
+    ],
+)
+def test_what_is_refused_in_the_routes_own_shape(routers, path, payload, status):
+    reply = call(ModelsApi(routers), "POST", path, payload)
+    assert reply.status == status, reply.body
+    error = reply.json()["error"]
+    openai = "/v1/" in path or "/v2/" in path
+    message = error["message"] if openai else error
+    if "nobody" in path + str(payload):
+        assert message == "there is no model 'nobody' here; this server has 'a', 'org/b' and 'ranks'"
+        assert not openai or error["code"] == "model_not_found"
+    assert sum(router.asked for router in routers) == 0
+
+
+def test_all_models_are_told_of(routers, monkeypatch):
+    monkeypatch.setattr("serve_app.models_api.describe", lambda router: {"model_id": router.card.name, "more": 1})
+    for router in routers:
+        router.hear_replicas = lambda: asyncio.sleep(0)
+    api = ModelsApi(routers)
+    names = ["a", "org/b", "ranks"]
+    assert [model["id"] for model in call(api, "GET", "/v1/models").json()["data"]] == names
+    assert call(api, "GET", "/v1/models/org/b").json()["id"] == "org/b"
+    assert call(api, "GET", "/v1/models/nobody").status == 404
+    info = call(api, "GET", "/info").json()
+    assert (info["model_id"], info["more"]) == ("a", 1)
+    assert info["models"] == {name: {"model_id": name, "more": 1} for name in names}
+    assert call(api, "HEAD", "/v1/models").body == b""
+    assert call(api, "GET", "/ping").status == 200
+
+
+def test_health_is_good_while_one_model_answers(routers):
+    api, (a, *others) = ModelsApi(routers), routers
+    assert call(api, "GET", "/health").json() == {"models": {"a": "ok", "org/b": "ok", "ranks": "ok"}}
+    a.can_answer = False
+    reply = call(api, "GET", "/health")
+    assert (reply.status, reply.json()["models"]["a"]) == (200, "no live replica with an open queue")
+    assert [call(api, "GET", f"/models/{name}/health").status for name in routers.names] == [503, 200, 200]
+    for router in others:
+        router.can_answer = False
+    assert call(api, "GET", "/health").status == 503
+
+
+def test_keys_come_before_names(routers):
+    api = ModelsApi(routers, ApiKeys(["sk-one"]))
+    for path in ("/models/nobody/embed", "/models/a/embed", "/v1/embeddings", "/models/a/health", "/v1/models/nobody"):
+        assert call(api, "POST", path, {"model": "nobody"}).status == 401
+    assert (call(api, "GET", "/health").status, call(api, "GET", "/health").body) == (200, b"")
+    shown = [(b"authorization", b"Bearer sk-one")]
+    assert call(api, "POST", "/models/a/embed", TEXT, headers=shown).status == 200
+
+
+def test_the_document_is_of_all_models(routers):
+    api = ModelsApi(routers)
+    found = call(api, "GET", "/openapi.json").json()
+    assert found["servers"] == [{"url": "/x"}]
+    assert {"/embed", "/v1/embeddings", "/rerank", "/v2/rerank"} <= set(found["paths"])
+    assert "/embed_sparse" not in found["paths"]
+    schemas = found["components"]["schemas"]
+    names = ["a", "org/b", "ranks", None]
+    for kind in ("OpenAIRequest", "EmbedRequest", "RerankRequest", "CohereRequest", "TokenizeRequest"):
+        assert schemas[kind]["properties"]["model"]["enum"] == names
+    assert schemas["EmbedRequest"]["properties"]["dimensions"]["anyOf"][0]["maximum"] == 3
+    alone = call(api, "GET", "/models/ranks/openapi.json").json()
+    assert alone["servers"] == [{"url": "/x/models/ranks"}]
+    assert "/embed" not in alone["paths"]
+    assert "model" not in alone["components"]["schemas"]["RerankRequest"]["properties"]
+
+
+# --- gRPC -------------------------------------------------------------------------------------------------------------
+
+
+def grpc_call(calls, name, request, *metadata):
+    context = Context(*metadata)
+    return asyncio.run(getattr(calls, name)(request, grpc_context=context)), context
+
+
+@pytest.mark.parametrize(
+    ("metadata", "answers"), [((), "a"), ((("model", "a"),), "a"), ((("model", "org/b"),), "org/b")]
+)
+def test_metadata_name_the_model(routers, metadata, answers):
+    _, context = grpc_call(GrpcApi.of_models(routers, None), "Embed", tei_pb2.EmbedRequest(inputs="x"), *metadata)
+    assert context.code is None
+    assert [name for name in routers.names if routers.named(name).asked] == [answers]
+
+
+def test_the_first_of_the_kind_answers_a_call_without_a_model():
+    routers = ByModel({"ranks": FakeRouter("ranks", "reranker", 1), "a": FakeRouter("a")})
+    calls = GrpcApi.of_models(routers, None)
+    grpc_call(calls, "Embed", tei_pb2.EmbedRequest(inputs="x"))
+    assert (routers.named("a").asked, routers.named("ranks").asked) == (1, 0)
+
+
+def test_a_call_for_an_unknown_model(routers):
+    request, named = tei_pb2.EmbedRequest(inputs="x"), ("model", "nobody")
+    _, context = grpc_call(GrpcApi.of_models(routers, None), "Embed", request, named)
+    assert context.code.name == "NOT_FOUND"
+    assert context.details == "there is no model 'nobody' here; this server has 'a', 'org/b' and 'ranks'"
+    _, context = grpc_call(GrpcApi.of_models(routers, ApiKeys(["k"])), "Embed", request, named)
+    assert context.code.name == "UNAUTHENTICATED"
+
+
+def test_the_health_check_is_of_one_or_of_all(routers):
+    from grpc_health.v1.health_pb2 import HealthCheckRequest
+
+    calls, (a, *others) = GrpcApi.of_models(routers, None), routers
+    a.can_answer = False
+    status = {
+        name: grpc_call(calls, "Check", HealthCheckRequest(), *([("model", name)] if name else []))[0].status
+        for name in (None, "a", "org/b")
+    }
+    assert status == {None: 1, "a": 2, "org/b": 1}
+    for router in others:
+        router.can_answer = False
+    assert grpc_call(calls, "Check", HealthCheckRequest())[0].status == 2
+    assert grpc_call(calls, "Check", HealthCheckRequest(), ("model", "nobody"))[1].code.name == "NOT_FOUND"
+
+
+def test_metrics_name_the_model():
+    made = []
+
+    class Instrument:
+        def __init__(self, name, about, *more):
+            made.append((name, *more))
+
+        def set_default_tags(self, tags):
+            made.append(tags)
+
+    told = OfModel(types.SimpleNamespace(Counter=Instrument, Gauge=Instrument, Histogram=Instrument), "m")
+    told.Counter("c", "", ("pool",))
+    told.Gauge("g", "")
+    told.Histogram("h", "", [1.0])
+    told.Histogram("i", "", [1.0], ("pool",))
+    tag = {"model": "m"}
+    assert made == [("c", ("pool", "model")), tag, ("g", ("model",)), tag, ("h", [1.0], ("model",)), tag,
+                    ("i", [1.0], ("pool", "model")), tag]  # fmt: skip
