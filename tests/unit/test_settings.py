@@ -25,7 +25,7 @@ EMULATED = {"engine": "emulated", "emulated": {"alpha_s": 0.1, "beta_s": 0.2}}
         ({"model": {"id": ""}}, "args.model.id: must not be empty"),
         ({**MODEL, "foo": 1}, "args.foo: there is no such setting"),
         ({"model": {"id": "x", "aliases": "y"}}, "args.model.aliases: should be a valid list, not 'y'"),
-        ({"model": {"id": "x", "aliases": ["y", ""]}}, "args.model.aliases.1: must not be empty"),
+        ({"model": {"id": "x", "aliases": ["y", ""]}}, "args.model.aliases[1]: must not be empty"),
         ({**MODEL, "cpu": {"cores": "two"}}, "args.cpu.cores: should be 'auto' or a valid integer, not 'two'"),
         ({**MODEL, "cpu": {"cores": 0}}, "args.cpu.cores: should be 'auto' or greater than or equal to 1, not 0"),
         ({**MODEL, "cpu": {"engine": "emulated"}}, "args.cpu: engine: emulated needs"),
