@@ -24,6 +24,7 @@ from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.outputs import TEXT, Outputs
 from deployments.models.tokenising import ON_LOOP, estimated_tokens
 from deployments.models.tokenizer import Query, Token
+from deployments.models.true_tokens import true_tokenizer
 from deployments.placement.bulk import BulkQueue
 from deployments.placement.placer import Placer
 from deployments.placement.pool import Pool
@@ -57,7 +58,8 @@ class Host(NamedTuple):
         from ray.serve import metrics
 
         card = read_model_card(settings.model)
-        encoder = Encoder(card, auto_truncate=settings.limits.auto_truncate)
+        fast = true_tokenizer(card, settings.model.tokenizer)
+        encoder = Encoder(card, auto_truncate=settings.limits.auto_truncate, fast=fast)
         node = ray.get_runtime_context().get_node_id()
         return cls(serve.get_replica_context().replica_tag, node, OfModel(metrics, card.name), card, encoder)
 

@@ -35,6 +35,7 @@ class ModelSettings(Strict):
     aliases: list[Annotated[str, Field(min_length=1)]] = []  # more names, for clients that cannot change theirs
     kind: Auto | Kind = "auto"  # auto: as the model's own files say
     trust_remote_code: bool = False  # true runs Python code that comes with the model
+    tokenizer: Literal["auto", "file", "transformers"] = "auto"  # auto: tokenizer.json, held against transformers
     pooling: Literal["auto", "cls", "mean", "last"] = "auto"
     normalize: Auto | bool = "auto"
     default_prompt_name: str | None = None  # of the model's prompts, for texts whose request names none; none: its own

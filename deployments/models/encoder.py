@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from tokenizers import Tokenizer as FastTokenizer
+
 from deployments.errors import InvalidInput
 from deployments.models.late import Role
 from deployments.models.model_files import ModelCard
@@ -24,10 +26,10 @@ _NUMBERS_OF_TOKENS = 4_000_000  # 10,000 tokens of 384 numbers; as text about 45
 class Encoder:
     """One Router's. `auto_truncate` is `limits.auto_truncate`."""
 
-    def __init__(self, card: ModelCard, *, auto_truncate: bool) -> None:
+    def __init__(self, card: ModelCard, *, auto_truncate: bool, fast: FastTokenizer | None = None) -> None:
         self.tokenising = Tokenising()
         self._card, self._auto_truncate = card, auto_truncate
-        self._tokenizer = Tokenizer(card)
+        self._tokenizer = Tokenizer(card, fast)
         self._tokenizer.encode(["warm"], truncate=True)
 
     async def encode(

@@ -20,6 +20,7 @@ from deployments.models.model_files import ModelCard
 from deployments.models.model_folder import read_json
 from deployments.models.model_kind import SCORING
 from deployments.models.pairs import Pair, Template, cut_longest_first
+from deployments.models.tokenizer_files import add_ends, ends_of, read_tokenizer
 
 TokenIds = npt.NDArray[np.int32]  # shape [tokens]
 Query = str | Sequence[int] | Pair  # what a client sends: a text, its token ids, or two texts to be read together
@@ -46,14 +47,12 @@ _FOREIGN = (
 class Tokenizer:
     """Thread-safe: the encoding releases the GIL and keeps no state."""
 
-    def __init__(self, card: ModelCard) -> None:
-        """Raises SettingsError where the model's tokenizer cannot be used."""
+    def __init__(self, card: ModelCard, fast: FastTokenizer | None = None) -> None:
+        """`fast`: of `true_tokenizer`; else tokenizer.json, unchecked. Raises SettingsError where it cannot be used."""
         self._max_tokens = card.max_tokens
         self._vocab_size = card.vocab_size
         self._lower_case = card.lower_case
-        self._fast = _load(card.folder)
-        self._fast.no_padding()
-        self._fast.no_truncation()  # too long inputs are cut here, on the side that the request says
+        self._fast = fast or _load(card.folder)  # too long inputs are cut here, on the side that the request says
         self._first, self._last = _special_ids(self._fast, card)
         self._judge = None if card.judge is None else JudgePrompts(card.judge, self._pieces, card.max_tokens)
         self._pair = _template(self._fast, card) if card.kind in SCORING and card.judge is None else None
@@ -212,9 +211,7 @@ def check_texts(texts: Sequence[str], first: int = 0) -> None:
 
 def _special_ids(fast: FastTokenizer, card: ModelCard) -> tuple[list[int], list[int]]:
     """What the tokenizer puts before and after every text. Raises SettingsError where that leaves no room for text."""
-    encoding = fast.encode("a")
-    content = [place for place, special in enumerate(encoding.special_tokens_mask) if not special]
-    first, last = (encoding.ids[: content[0]], encoding.ids[content[-1] + 1 :]) if content else ([], [])
+    first, last = ends_of(fast)
     if len(first) + len(last) != fast.num_special_tokens_to_add(is_pair=False):
         raise SettingsError("args.model.id", "the tokenizer puts special tokens inside a text, which is not supported")
     if len(first) + len(last) >= card.max_tokens:
@@ -235,13 +232,11 @@ def _tokens(text: str, encoding: Encoding) -> list[Token]:
 
 
 def _load(folder: Path) -> FastTokenizer:
-    path = folder / "tokenizer.json"
-    if not path.is_file():
+    fast = read_tokenizer(folder)
+    if fast is None:
         raise SettingsError("args.model.id", f"{folder} holds no tokenizer.json (the fast tokenizer's file)")
-    try:
-        return FastTokenizer.from_file(str(path))
-    except Exception as error:  # noqa: BLE001 - the tokenizers library raises plain Exception
-        raise SettingsError("args.model.id", f"{path} cannot be read: {error}") from None
+    add_ends(fast, folder)
+    return fast
 
 
 def _weightless(fast: FastTokenizer, card: ModelCard) -> frozenset[int]:

@@ -1,0 +1,180 @@
+"""The Router's tokens against transformers' for tokenizers of several families; wrong ones are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import tiny_tokenizers as tiny
+from kinds_of_models import PACKAGE
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.processors import RobertaProcessing
+from transformers import AutoTokenizer
+
+from deployments.errors import SettingsError
+from deployments.models.model_files import ModelCard
+from deployments.models.probe_texts import ODD, PAIRS, PLAIN
+from deployments.models.true_tokens import true_tokenizer
+
+TEXTS = [*PLAIN.values(), *ODD.values(), "x [CLS] y", "</s><s> <|im_start|>user\nhello"]
+
+
+def card(folder, **changes):
+    about = {"name": "m", "folder": folder, "revision": None, "model_type": "m", "dimension": 8, "vocab_size": 40_000}
+    about |= {"max_tokens": 64, "pooling": "mean", "normalize": True, "lower_case": False, "trust_remote_code": False}
+    return ModelCard(**(about | {"layers": 1, "parameters": 1} | changes))
+
+
+def minilm(folder, config=(), change=None):
+    """all-MiniLM-L6-v2's tokenizer; `change` of its tokenizer.json."""
+    shutil.copytree(PACKAGE, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    told = json.loads((folder / "tokenizer_config.json").read_text()) | dict(config)
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    if change is not None:
+        fast = json.loads((folder / "tokenizer.json").read_text())
+        change(fast)
+        (folder / "tokenizer.json").write_text(json.dumps(fast))
+
+
+def cased(fast):
+    fast["normalizer"]["lowercase"] = False
+
+
+def ids(fast, texts=TEXTS):
+    return [encoding.ids for encoding in fast.encode_batch(texts)]
+
+
+MODELS = {
+    "BERT": (minilm, []),
+    "BERT without tokenizer.json": (tiny.bert_words, []),
+    "RoBERTa without tokenizer.json": (tiny.roberta_words, []),
+    "XLM-R without tokenizer.json": (tiny.xlm_roberta_words, []),
+    "Mistral": (lambda folder: tiny.llama(folder, add_eos_token=False), []),
+    "Mistral with an end token (e5-mistral)": (lambda folder: tiny.llama(folder, add_eos_token=True), ["</s>"]),
+    "Llama": (lambda folder: tiny.llama(folder, add_eos_token=False, model_type="llama"), []),
+    "Qwen2 with an end token (gte-Qwen2)": (lambda folder: tiny.qwen(folder, add_eos_token=True), ["<|endoftext|>"]),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_are_those_of_transformers_and_the_end_token_is_there(tmp_path, name):
+    make, end = MODELS[name]
+    make(tmp_path / "model")
+    own = AutoTokenizer.from_pretrained(tmp_path / "model")
+    fast = true_tokenizer(card(tmp_path / "model", vocab_size=len(own)))
+    ends = own.convert_tokens_to_ids(end)
+    assert ids(fast) == [[*own(text)["input_ids"], *ends] for text in TEXTS]
+
+
+@pytest.mark.parametrize("types", [True, False])
+def test_a_template_of_pairs_that_transformers_has_in_code_is_taken(tmp_path, types):
+    minilm(tmp_path / "model")
+    fast = FastTokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
+    fast.post_processor = RobertaProcessing(("[SEP]", 102), ("[CLS]", 101))  # of another family, its texts alike
+    fast.save(str(tmp_path / "model" / "tokenizer.json"))
+    found = true_tokenizer(card(tmp_path / "model", kind="reranker", token_types=types))
+    own = AutoTokenizer.from_pretrained(tmp_path / "model")
+    for pair in PAIRS.values():
+        encoding, wanted = found.encode(*pair), own(*pair)
+        assert (encoding.ids, encoding.type_ids) == (wanted["input_ids"], wanted["token_type_ids"])
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda folder: minilm(folder, change=cased),
+            r"args\.model\.tokenizer: token 1 of English, .* is 100 by tokenizer\.json and 1996 by .* file ",
+        ),
+        (
+            lambda folder: minilm(folder, {"tokenize_chinese_chars": False}),
+            r"args\.model\.tokenizer: token \d+ of Chinese, .* is \d+ by tokenizer\.json and 100 by transformers",
+        ),
+        (
+            lambda folder: tiny.llama(folder, add_eos_token=True, eos_token=None),
+            r"args\.model\.id: tokenizer_config\.json says add_eos_token, and it names no such token$",
+        ),
+        (
+            lambda folder: tiny.qwen(folder, add_eos_token=True, eos_token="</s>"),
+            r"args\.model\.id: .* says add_eos_token, and </s> is not in the vocabulary$",
+        ),
+        (
+            lambda folder: tiny.write(folder, {"config.json": {"model_type": "bert"}}),
+            r"args\.model\.tokenizer: .* holds no tokenizer\.json and no older vocabulary$",
+        ),
+        (
+            lambda folder: tiny.write(folder, {"config.json": {"model_type": "xlm-roberta"}, "a.model": "none"}),
+            r"args\.model\.id: transformers finds 5 of the model's 40000 tokens in ",
+        ),
+        (
+            lambda folder: tiny.write(
+                folder, {"config.json": {"model_type": "xlm-roberta"}, "sentencepiece.bpe.model": "none"}
+            ),
+            r"args\.model\.id: .* holds no tokenizer\.json, and transformers cannot build one: ",
+        ),
+        (
+            lambda folder: tiny.write(folder, {"config.json": {"model_type": "bert"}, "tokenizer.json": "{}"}),
+            r"args\.model\.id: .*tokenizer\.json cannot be read: ",
+        ),
+    ],
+    ids=[
+        "another case",
+        "other scripts",
+        "no end token",
+        "a foreign end token",
+        "none",
+        "an old one under another name",
+        "a broken old one",
+        "a broken one",
+    ],
+)
+def test_wrong_tokenizers_are_refused_in_one_sentence(tmp_path, make, sentence):
+    make(tmp_path / "model")
+    with pytest.raises(SettingsError, match=sentence) as caught:
+        true_tokenizer(card(tmp_path / "model"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_of_a_larger_vocabulary_is_refused():
+    with pytest.raises(
+        SettingsError, match=r"^args\.model\.id: the tokenizer is not this model's: .* has token \d+, .* 100$"
+    ):
+        true_tokenizer(card(PACKAGE, vocab_size=100))
+
+
+def test_the_settings_decide_by_hand(tmp_path):
+    minilm(tmp_path / "model", change=cased)
+    of_file = true_tokenizer(card(tmp_path / "model"), "file")
+    assert ids(of_file, ["The"]) == [[101, 100, 102]]
+    assert ids(true_tokenizer(card(tmp_path / "model"), "transformers"), ["The"]) == [[101, 1996, 102]]
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    with pytest.raises(SettingsError, match=r"args\.model\.tokenizer: .* holds no tokenizer\.json$"):
+        true_tokenizer(card(tmp_path / "model"), "file")
+
+
+def test_code_of_a_tokenizer_is_run_only_if_the_settings_say_so(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))  # the copy of the code goes there
+    ran = tmp_path / "ran"
+    minilm(tmp_path / "model", {"auto_map": {"AutoTokenizer": [None, "code.Words"]}, "tokenizer_class": "Words"})
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "somebodys"}))
+    (tmp_path / "model" / "code.py").write_text(
+        f"import os\nos.mkdir({str(ran)!r})\nfrom transformers import BertTokenizer\nclass Words(BertTokenizer): pass\n"
+    )
+    assert ids(true_tokenizer(card(tmp_path / "model")), ["The"]) == [[101, 1996, 102]]
+    assert not ran.exists()
+    assert ids(true_tokenizer(card(tmp_path / "model", trust_remote_code=True)), ["The"]) == [[101, 1996, 102]]
+    assert ran.exists()
+
+
+def test_a_tokenizer_that_transformers_cannot_build_is_used_as_it_is(tmp_path, caplog):
+    minilm(tmp_path / "model")
+    found = true_tokenizer(card(tmp_path / "model"), ask=lambda question: "it is too new")
+    assert ids(found, ["The"]) == [[101, 1996, 102]]
+    assert "used unchecked: transformers cannot build the model's tokenizer: it is too new" in caplog.text
+
+
+def test_prompts_are_compared_too(tmp_path):
+    asked = []
+    true_tokenizer(card(PACKAGE, prompts={"query": "query: "}), ask=lambda question: asked.append(question) or "enough")
+    assert [text for text in asked[0].texts if text.startswith("query: The accelerator")]
