@@ -74,10 +74,10 @@ class Jina:
         gate, up = np.split(self.linear(f"{name}.mlp.gated_layers", mixed), 2, -1)
         return self.norm(f"{name}.mlp.layernorm", self.linear(f"{name}.mlp.wo", activation(gate) * up) + mixed)
 
-    def __call__(self, ids):
-        """The vector of each token, float64 [tokens, hidden], of ids [tokens]."""
+    def __call__(self, ids, types=0):
+        """The vector of each token, float64 [tokens, hidden], of ids [tokens] and their types."""
         words = self.weights["embeddings.word_embeddings.weight"][ids]
-        x = self.norm("embeddings.LayerNorm", words + self.weights["embeddings.token_type_embeddings.weight"][0])
+        x = self.norm("embeddings.LayerNorm", words + self.weights["embeddings.token_type_embeddings.weight"][types])
         for number in range(self.config["num_hidden_layers"]):
             x = self.layer(f"encoder.layer.{number}", x)
         return x

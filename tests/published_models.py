@@ -335,21 +335,26 @@ def shaken(model):
     return model.eval()
 
 
-def reference(name):
+def reference(name, kind=AutoModel, **changes):
     """Transformers' own class, told by hand what the published config means."""
     family = FAMILIES[name]
-    config = AutoConfig.for_model(**(family.own or family.config))
-    model = shaken(AutoModel.from_config(config, dtype=torch.float32))
+    config = AutoConfig.for_model(**((family.own or family.config) | changes))
+    model = shaken(kind.from_config(config, dtype=torch.float32))
     if name == "gte multilingual":  # kexue.fm/archives/9706, equation 6, as the published code has it
         powers = torch.arange(0, SIZE, 2).float() / SIZE
-        model.rotary_emb.inv_freq = 1 / (20000 * 8) ** powers / 8 ** (2 / SIZE)
+        model.base_model.rotary_emb.inv_freq = 1 / (20000 * 8) ** powers / 8 ** (2 / SIZE)
     return model
 
 
 def published_weights(name, model):
     """By the names under which hubs hold them."""
+    if model.base_model is not model:  # its head's weights are named as in transformers' class
+        prefix = model.base_model_prefix
+        own = {key: value for key, value in model.state_dict().items() if not key.startswith(f"{prefix}.")}
+        outer = "" if "^" in FAMILIES[name].names else f"{prefix}."
+        return own | {f"{outer}{key}": value for key, value in published_weights(name, model.base_model).items()}
     family, found = FAMILIES[name], {}
-    state = {key: value for key, value in model.state_dict().items() if not key.startswith("pooler")}
+    state = dict(model.state_dict())
     for joined, parts in family.joined.items():
         for key in [key for key in state if parts[0] in key]:
             together = torch.cat([state.pop(key.replace(parts[0], part)) for part in parts])
@@ -362,14 +367,16 @@ def published_weights(name, model):
 
 
 def save_folder(folder, config, weights, pooling="mean"):
-    """A model's folder as sentence-transformers lays it out."""
+    """A model's folder as sentence-transformers lays it out; with no pooling, as transformers does."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    whole = {name: weight.clone() for name, weight in weights.items()}  # tied ones twice, as many are published
+    save_file(whole, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
-    module = {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
-    (folder / "modules.json").write_text(json.dumps([module]))
-    (folder / "1_Pooling").mkdir(exist_ok=True)
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
+    if pooling is not None:
+        module = {"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+        (folder / "modules.json").write_text(json.dumps([module]))
+        (folder / "1_Pooling").mkdir(exist_ok=True)
+        (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": pooling}))
     shutil.copy(PACKAGE / "tokenizer.json", folder)
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     return folder

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 import torch
 from jina_reference import Jina
-from published_models import FAMILIES, JINA, JINA_CODE, jina_weights, published_weights, reference, save_folder
+from published_models import (
+    DISTILBERT,
+    FAMILIES,
+    JINA,
+    JINA_CODE,
+    jina_weights,
+    published_weights,
+    reference,
+    save_folder,
+)
+from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from deployments.engines import TokenBatch, embed
 from deployments.engines.packed.attention import Ways
@@ -17,6 +27,7 @@ from deployments.engines.pooled_model import PooledModel, agreement
 from deployments.engines.torch_engine import TorchEngine
 from deployments.errors import SettingsError
 from deployments.models.model_files import read_model_card
+from deployments.models.pairs import TYPE
 from deployments.settings import CpuSettings, ModelSettings
 
 NEVER = threading.Event()
@@ -99,23 +110,72 @@ def test_vectors_are_the_models_own(family, name, form, pooling):
             np.testing.assert_allclose(got, wanted, atol=2e-5, rtol=1e-4)
 
 
+ONE_LABEL = {"id2label": {"0": "LABEL_0"}}
+RERANKERS = {  # the name that the published class begins with
+    "distilbert": ("DistilBert", {}),
+    "mpnet": ("MPNet", {}),
+    "modernbert": ("ModernBert", {}),  # gte-reranker-modernbert-base: by the mean
+    "modernbert by its first token": ("ModernBert", {"classifier_pooling": "cls", "classifier_bias": True}),
+    "gte multilingual": ("New", {}),  # gte-multilingual-reranker-base
+}
+
+
+def check_scores(folder, batch, wanted):
+    card = read_model_card(ModelSettings(id=str(folder)))
+    assert (card.kind, card.dimension) == ("reranker", 1)
+    assert np.ptp(wanted) > 0.05  # else they would agree whatever is computed
+    engine = TorchEngine(card, CpuSettings(engine="torch", dtype="float32"), "cpu", 1)
+    for form in ("packed", "padded"):
+        engine.use(form, "float32")
+        np.testing.assert_allclose(embed(engine, batch, NEVER), wanted, atol=2e-5, rtol=1e-4)
+    return card
+
+
+@pytest.mark.parametrize("which", RERANKERS)
+def test_rerankers(tmp_path, which):
+    (beginning, changes), name = RERANKERS[which], which.partition(" by")[0]
+    config = FAMILIES[name].config | changes | ONE_LABEL
+    config |= {"architectures": [f"{beginning}ForSequenceClassification"], "pad_token_id": config["pad_token_id"]}
+    model = reference(name, AutoModelForSequenceClassification, **changes, **ONE_LABEL)
+    save_folder(tmp_path, config, published_weights(name, model), pooling=None)
+    batch = TokenBatch.random(30000, [300, 45, 130, 4, 2], seed=0)
+    with torch.inference_mode():
+        ids = [torch.from_numpy(query.astype(np.int64))[None] for query in batch.queries()]
+        wanted = np.concatenate([model(input_ids=query).logits.numpy() for query in ids])
+    check_scores(tmp_path, batch, wanted)
+
+
 def test_jinas_reranker(tmp_path):
-    """jina-reranker-v1: BERT's head over the same encoder."""
-    config = JINA | {"architectures": ["JinaBertForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    """jina-reranker-v1: BERT's head over the same encoder, with its two types of tokens."""
+    config = JINA | ONE_LABEL | {"architectures": ["JinaBertForSequenceClassification"]}
     inner = jina_weights(JINA)
     random = np.random.default_rng(1)
     heads = {name: random.normal(0, 0.3, shape) for name, shape in HEAD.items()}
     weights = {f"bert.{name}": weight for name, weight in inner.items()}
-    save_folder(tmp_path, config, weights | {name: torch.from_numpy(head).float() for name, head in heads.items()})
-    (tmp_path / "modules.json").unlink()
-    card = read_model_card(ModelSettings(id=str(tmp_path)))
-    assert (card.kind, card.dimension, card.token_types) == ("reranker", 1, True)
-    batch = TokenBatch.random(30000, [60, 7, 1], seed=0)
-    got = embed(TorchEngine(card, CpuSettings(engine="torch", dtype="float32"), "cpu", 1), batch, NEVER)
-    first = np.stack([Jina(JINA, inner)(query)[0] for query in batch.queries()])
+    weights |= {name: torch.from_numpy(head).float() for name, head in heads.items()}
+    save_folder(tmp_path, config, weights, pooling=None)
+    batch = TokenBatch.random(30000, [60, 7, 2], seed=0)
+    for query in batch.queries():
+        query[len(query) // 2 :] += TYPE
+    first = np.stack([Jina(JINA, inner)(query % TYPE, query // TYPE)[0] for query in batch.queries()])
     pooled = np.tanh(first @ heads["bert.pooler.dense.weight"].T + heads["bert.pooler.dense.bias"])
-    wanted = pooled @ heads["classifier.weight"].T + heads["classifier.bias"]
-    np.testing.assert_allclose(got, wanted, atol=2e-5, rtol=1e-4)
+    card = check_scores(tmp_path, batch, pooled @ heads["classifier.weight"].T + heads["classifier.bias"])
+    assert card.token_types
+
+
+def test_words_of_distilbert(tmp_path):
+    """opensearch-neural-sparse: SPLADE over DistilBERT."""
+    model = reference("distilbert", AutoModelForMaskedLM)
+    config = DISTILBERT | {"architectures": ["DistilBertForMaskedLM"]}
+    save_folder(tmp_path, config, published_weights("distilbert", model), pooling=None)
+    card = read_model_card(ModelSettings(id=str(tmp_path), kind="sparse"))
+    batch = TokenBatch.random(30000, [300, 45, 4], seed=0)
+    with torch.inference_mode():
+        ids = [torch.from_numpy(query.astype(np.int64))[None] for query in batch.queries()]
+        wanted = np.concatenate([model(input_ids=query).logits.amax(1).relu().log1p().numpy() for query in ids])
+    engine = TorchEngine(card, CpuSettings(engine="torch", dtype="float32"), "cpu", 1)
+    engine.use("packed", "float32")
+    np.testing.assert_allclose(embed(engine, batch, NEVER), wanted, atol=2e-5, rtol=1e-4)
 
 
 def test_weights_that_the_config_does_not_speak_of_are_refused(tmp_path):

@@ -7,53 +7,86 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import functional
+from transformers.activations import ACT2FN
 
 from deployments.engines.packed.layers import Dense, Layer, dense, layer_norm
 from deployments.engines.packed.layout import Layout
-from deployments.engines.packed.model import Head
+from deployments.engines.packed.model import Head, pool
 from deployments.engines.packed.tensors import Weights
 from deployments.engines.passes import even_slices
 
-_KIN = ("Bert", "Camembert", "Roberta", "XLMRoberta")
 _SCORES, _WORDS = "ForSequenceClassification", "ForMaskedLM"
 _WORD_TOKENS = 2048  # whose numbers, one for each word of the vocabulary, are in memory at once
+_OF_ROBERTA = ("classifier.dense", "classifier.out_proj", "tanh")
+_SCORED = {  # a class's beginning: the first token's product, the product behind it, and the activation between
+    "Bert": ("bert.pooler.dense", "classifier", "tanh"),
+    "Camembert": _OF_ROBERTA,
+    "DistilBert": ("pre_classifier", "classifier", "relu"),
+    "Gte": ("gte.pooler.dense", "classifier", "tanh"),
+    "JinaBert": ("bert.pooler.dense", "classifier", "tanh"),
+    "MPNet": _OF_ROBERTA,
+    "Roberta": _OF_ROBERTA,
+    "XLMRoberta": _OF_ROBERTA,
+}
+_WORDED = {"Bert", "Camembert", "DistilBert", "Roberta", "XLMRoberta"}
 
 
 def unsupported(name: str) -> str | None:
     """Why the head of a transformers class of this name has no packed form here, or None."""
-    if any(name in {f"{kin}{_SCORES}", f"{kin}{_WORDS}"} for kin in _KIN):
+    kin = name.removesuffix(_SCORES)
+    if kin != name and (kin in _SCORED or kin == "ModernBert"):
+        return None
+    if name.endswith(_WORDS) and name.removesuffix(_WORDS) in _WORDED:
         return None
     return f"the head of {name} has no packed form here"
 
 
 def build_head(name: str, config: Any, weights: Weights) -> Head:
     """The head of a class of that name, which is not `unsupported`; `weights` are under that class's names."""
-    is_bert = name.startswith("Bert")
-    if name.endswith(_SCORES):
-        return Scores(weights, *(("bert.pooler.dense", "classifier") if is_bert else _ROBERTA_SCORES))
-    if is_bert:
+    if name.endswith(_WORDS):
+        return _words(name.removesuffix(_WORDS), config, weights)
+    if name == f"ModernBert{_SCORES}":
+        hidden = Hidden(weights, "head.dense", config.classifier_activation)
+        norm = layer_norm(weights, "head.norm", config.norm_eps)
+        return Scores(weights, "classifier", lambda x: norm(hidden(x)), config.classifier_pooling)
+    first, out, activation = _SCORED[name.removesuffix(_SCORES)]
+    return Scores(weights, out, Hidden(weights, first, activation))
+
+
+def _words(kin: str, config: Any, weights: Weights) -> Words:
+    if kin == "Bert":
         words, eps = weights.within("cls.predictions"), config.layer_norm_eps
         transform = dense(words, "transform.dense", activation=config.hidden_act)
         return Words(transform, layer_norm(words, "transform.LayerNorm", eps), dense(words, "decoder"))
+    if kin == "DistilBert":
+        transform = dense(weights, "vocab_transform", activation=config.activation)
+        return Words(transform, layer_norm(weights, "vocab_layer_norm", 1e-12), dense(weights, "vocab_projector"))
     words = weights.within("lm_head")
     norm = layer_norm(words, "layer_norm", config.layer_norm_eps)
     return Words(dense(words, "dense", activation="gelu"), norm, dense(words, "decoder"))
 
 
-_ROBERTA_SCORES = ("classifier.dense", "classifier.out_proj")
+class Hidden:
+    """A product of few rows, one for each query, and its activation."""
+
+    def __init__(self, weights: Weights, name: str, activation: str) -> None:
+        self._weight, self._bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
+        self._activation: Layer = ACT2FN[activation]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._activation(functional.linear(x, self._weight, self._bias))
 
 
 class Scores:
-    """Logits float32 [queries, labels] of each query's first token: a product, tanh, and another product."""
+    """Logits float32 [queries, labels] of each query's first token, or of the mean of its tokens, behind `hidden`."""
 
-    def __init__(self, weights: Weights, hidden: str, out: str) -> None:
-        self._weight, self._bias = weights[f"{hidden}.weight"], weights[f"{hidden}.bias"]
-        self._out_weight, self._out_bias = weights[f"{out}.weight"], weights[f"{out}.bias"]
+    def __init__(self, weights: Weights, out: str, hidden: Layer, pooling: str = "cls") -> None:
+        self._weight, self._bias = weights[f"{out}.weight"], weights[f"{out}.bias"]
+        self._hidden, self._pooling = hidden, pooling
 
     def __call__(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
-        first = x.index_select(0, layout.bounds[:-1])
-        hidden = functional.linear(first, self._weight, self._bias).tanh()
-        return functional.linear(hidden, self._out_weight, self._out_bias).float()
+        hidden = self._hidden(pool(x, layout, self._pooling).to(x.dtype))
+        return functional.linear(hidden, self._weight, self._bias).float()
 
 
 class Words:
