@@ -1,0 +1,119 @@
+"""Llama and its kin (Mistral, Qwen2, Qwen3, Gemma 3's text model): norms before each sum, rotary positions, gated MLPs,
+heads that share keys and values. Causal, unless the config says otherwise. Imports torch.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from deployments.engines.packed.attention import ALL, CAUSAL, Attention, Heads, Reach, attention_for
+from deployments.engines.packed.layers import (
+    ACTIVATIONS,
+    GatedMlp,
+    PreNorm,
+    RmsNorm,
+    SelfAttention,
+    dense,
+    rms_norm,
+)
+from deployments.engines.packed.model import Embeddings, Parts
+from deployments.engines.packed.positions import Rotary, rotary_of, unsupported_rotary
+from deployments.engines.packed.tensors import Weights
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def unsupported(config: Any) -> str | None:
+    if _activation(config) not in ACTIVATIONS:
+        return f"the activation {_activation(config)} has no packed form here"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return "scores that are capped (attn_logit_softcapping) have no packed form here"
+    return unsupported_rotary(config)
+
+
+def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:
+    """Decoders have no token types."""
+    assert not types
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = Heads(config.num_attention_heads, config.num_key_value_heads, size)
+    kinds = layer_kinds(config)
+    attentions = {kind: attention_for(heads, weights.place, reach(config, kind)) for kind in set(kinds)}
+    by_kind = _FULL in config.rope_parameters
+    rotaries = {kind: rotary_of(config, weights.place, kind if by_kind else None) for kind in set(kinds)}
+
+    def block(number: int) -> PreNorm:
+        kind = kinds[number]
+        return _block(config, weights.within(f"layers.{number}"), heads, attentions[kind], rotaries[kind])
+
+    is_gemma = _is_gemma(config)
+    return Parts(
+        lambda: Embeddings(weights["embed_tokens.weight"], scale=config.hidden_size**0.5 if is_gemma else 1.0),
+        [partial(block, number) for number in range(config.num_hidden_layers)],
+        lambda: rms_norm(weights, "norm", config.rms_norm_eps, offset=float(is_gemma)),
+    )
+
+
+def layer_kinds(config: Any) -> list[str]:
+    """Of each layer: "full_attention" or "sliding_attention"."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:  # one for all
+        kinds = [_SLIDING if getattr(config, "sliding_window", None) else _FULL] * config.num_hidden_layers
+    return list(kinds[: config.num_hidden_layers])
+
+
+def reach(config: Any, kind: str) -> Reach:
+    """What a token sees in such a layer. A causal window counts the token itself, and so does Gemma's both ways."""
+    window = config.sliding_window if kind == _SLIDING else None
+    if getattr(config, "use_bidirectional_attention", False):
+        return ALL if window is None else Reach(window - 1, window - 1)
+    if not getattr(config, "is_causal", True):
+        return ALL if window is None else Reach(window, window)
+    return CAUSAL if window is None else Reach(window - 1, 0)
+
+
+def _block(config: Any, layer: Weights, heads: Heads, attention: Attention, rotary: Rotary) -> PreNorm:
+    eps, is_gemma = config.rms_norm_eps, _is_gemma(config)
+    norm = partial(rms_norm, layer, eps=eps, offset=float(is_gemma))
+    scale = getattr(config, "query_pre_attn_scalar", heads.size) ** -0.5
+    by_head = "self_attn.q_norm.weight" in layer
+    return PreNorm(
+        norm("input_layernorm"),
+        SelfAttention(
+            heads,
+            dense(
+                layer,
+                *(f"self_attn.{part}_proj" for part in "qkv"),
+                scales=(1.0 if by_head else scale, 1.0, 1.0),
+            ),
+            dense(layer, "self_attn.o_proj"),
+            attention,
+            _norm_of_heads(layer, heads, scale, eps, offset=float(is_gemma)) if by_head else None,
+            rotary,
+        ),
+        norm("pre_feedforward_layernorm" if is_gemma else "post_attention_layernorm"),
+        GatedMlp(
+            dense(layer, "mlp.gate_proj", activation=_activation(config)),
+            dense(layer, "mlp.up_proj"),
+            dense(layer, "mlp.down_proj"),
+        ),
+        norm("post_attention_layernorm") if is_gemma else None,
+        norm("post_feedforward_layernorm") if is_gemma else None,
+    )
+
+
+def _norm_of_heads(layer: Weights, heads: Heads, scale: float, eps: float, *, offset: float) -> RmsNorm:
+    """Of query, with the scale of its scores, and of key."""
+    query = (layer.exact("self_attn.q_norm.weight") + offset) * scale
+    key = layer.exact("self_attn.k_norm.weight") + offset
+    return RmsNorm(layer.cast(torch.cat([query.expand(heads.heads, -1), key.expand(heads.groups, -1)])), eps)
+
+
+def _activation(config: Any) -> str:
+    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+
+
+def _is_gemma(config: Any) -> bool:
+    return bool(config.model_type == "gemma3_text")
