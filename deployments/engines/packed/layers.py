@@ -81,15 +81,23 @@ class LayerNorm:
 
 
 class RmsNorm:
-    """By the root of the mean square of the last dimension, computed in float32 (arXiv:1910.07467). The weight is
-    [..., size]: of several heads, one row each.
+    """By the root of the mean square of the last dimension, which is summed in float32 (arXiv:1910.07467). The weight
+    is [..., size]: of several heads, one row each.
     """
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
         self._weight, self._eps = weight, eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(x, (x.shape[-1],), None, self._eps) * self._weight
+        return (x * self._factor(x)).mul_(self._weight)
+
+    def in_place(self, x: torch.Tensor) -> None:
+        x.mul_(self._factor(x)).mul_(self._weight)
+
+    def _factor(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., 1]. torch's own rms_norm takes two to seven times as long on a CPU."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        return length.square_().div_(x.shape[-1]).add_(self._eps).rsqrt_().to(x.dtype)
 
 
 class Mlp:
@@ -142,7 +150,7 @@ class SelfAttention:
         if self.norm is not None or self.rotary is not None:
             turned = qkv[:, : self.heads.heads + self.heads.groups]
             if self.norm is not None:
-                turned.copy_(self.norm(turned))
+                self.norm.in_place(turned)
             if self.rotary is not None:
                 self.rotary.turn(turned, layout)
         return self.attention(qkv, layout)
@@ -180,9 +188,9 @@ class PreNorm:
         if self.behind_attention is None:
             x = self.attention.plus(inner, x, layout)
         else:
-            x = x + self.behind_attention(self.attention(inner, layout))
+            x = self.behind_attention(self.attention(inner, layout)).add_(x)
         inner = self.mlp_norm(x)
-        return self.mlp.plus(inner, x) if self.behind_mlp is None else x + self.behind_mlp(self.mlp(inner))
+        return self.mlp.plus(inner, x) if self.behind_mlp is None else self.behind_mlp(self.mlp(inner)).add_(x)
 
 
 def dense(weights: Weights, *names: str, scales: Sequence[float] = (), activation: str | None = None) -> Dense:
