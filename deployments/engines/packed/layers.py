@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -126,6 +127,12 @@ class GatedMlp:
         return self._down.plus(self._up.times(x, self._gate(x)), residual)
 
 
+class HeadNorm(Protocol):
+    """Normalises query and key, [rows, heads + groups, size]."""
+
+    def in_place(self, x: torch.Tensor) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class SelfAttention:
     """Query, key and value of a token as one product; then their norm by head and their rotation, where a model has
@@ -136,7 +143,7 @@ class SelfAttention:
     qkv: Dense
     out: Dense
     attention: Attention
-    norm: Layer | None = None  # of query and key, [rows, heads + groups, size]
+    norm: HeadNorm | None = None
     rotary: Rotary | None = None
 
     def __call__(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -34,9 +34,7 @@ def unsupported(config: Any) -> str | None:
     return unsupported_rotary(config)
 
 
-def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:
-    """Decoders have no token types."""
-    assert not types
+def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:  # noqa: ARG001 - it has none
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = Heads(config.num_attention_heads, config.num_key_value_heads, size)
     kinds = layer_kinds(config)

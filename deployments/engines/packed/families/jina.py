@@ -98,7 +98,7 @@ class QueryKeyNorm:
         weight, bias = (weights.cast(weights.exact(f"layer_norm_q.{name}") * scale) for name in ("weight", "bias"))
         self._norms = LayerNorm(weight, bias, eps), layer_norm(weights, "layer_norm_k", eps)
 
-    def __call__(self, heads: torch.Tensor) -> torch.Tensor:
-        """[rows, heads of queries and keys, size], the same back."""
-        parts = heads.flatten(1).chunk(2, 1)
-        return torch.cat([norm(part) for norm, part in zip(self._norms, parts, strict=True)], 1).view(heads.shape)
+    def in_place(self, heads: torch.Tensor) -> None:
+        """[rows, heads of queries and keys, size]."""
+        for norm, part in zip(self._norms, heads.flatten(1).chunk(2, 1), strict=True):
+            part.copy_(norm(part))
