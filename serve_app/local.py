@@ -39,6 +39,16 @@ _PROXY_PORTS = {  # Ray's own defaults
     "FALLBACK_PROXY_HTTP_PORT": 8500,
     "FALLBACK_PROXY_GRPC_PORT": 9500,
 }
+LESS_OFTEN = {  # what Ray does all the time, and one machine needs seldom; a variable that is set already stays
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",  # Serve's controller looks at every replica; by default each 0.1 s
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",  # Serve's own metrics, which leave the process every 10 s anyway
+    "RAY_task_events_report_interval_ms": "0",  # none: the list of Ray tasks. Queries are none
+    "RAY_event_stats": "0",  # none: Ray's own times of its event handlers, in its logs
+    "REPORTER_UPDATE_INTERVAL_MS": "30000",  # the dashboard's figures of the machine; by default each 5 s
+    "METRICS_RECORD_INTERVAL_S": "60",  # the dashboard's figures of itself
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # with any number of log files, look for new ones
+    "LOG_NAME_UPDATE_INTERVAL_S": "10",  # so often; nobody is shown their lines
+}
 _REPLICA_GRPC_PORTS = (31_100, 50)  # the first such block that is free: above Serve's for HTTP, below Linux's own
 _STREAMS = 10_000  # calls on one HTTP/2 connection: HAProxy's own 100 would let a client's further ones wait unseen
 _SENT_AGAIN_BYTES = 65_536  # of a request, head and body: a larger one is not sent to a second Router
@@ -154,6 +164,7 @@ def _set_ray_environment(scratch: Path, console: Console) -> None:
         RAY_USAGE_STATS_ENABLED="0",
         RAY_DEDUP_LOGS="0",
     )
+    os.environ.update(LESS_OFTEN | os.environ)
     first, ports = _REPLICA_GRPC_PORTS
     first = _free_port(first, block=ports)  # Serve's gRPC servers would share a port with another service's, unnoticed
     os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT", str(first))

@@ -378,7 +378,7 @@ def test_bad_depths_change_nothing(rehearsal):
         assert burst(rehearsal.address, queries(1))[0].status == 200
     finally:
         change_depths(rehearsal, cpu=18)
-    assert rehearsal.get("/info")["windve"]["config_problem"] is None
+    rehearsal.wait_for(lambda _: rehearsal.get("/info")["windve"]["config_problem"] is None, 10)
 
 
 def test_killed_replica_loses_no_request_for_good_and_comes_back(rehearsal, figure):
