@@ -23,6 +23,7 @@ from deployments.placement.request import Embedded, Wanted
 from deployments.router import Router
 from serve_app.answers import describe, shape_vectors
 from serve_app.api_keys import ApiKeys
+from serve_app.fields import check_dimensions
 from serve_app.grpc_services import SERVICES
 from serve_app.kinds import routes_of
 from serve_app.proto.tei_pb2 import (
@@ -38,7 +39,7 @@ from serve_app.proto.tei_pb2 import (
     SimpleToken,
     TruncationDirection,
 )
-from serve_app.requests import admission, check_dimensions
+from serve_app.requests import admission
 from serve_app.several_models import ByModel
 
 _LARGEST_DETAILS = 2_000  # bytes; each may take three in an HTTP/2 header, and clients take 8 KiB of headers

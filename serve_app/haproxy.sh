@@ -18,6 +18,7 @@ done
 sentence='no Router can answer at the moment; please try again in a second'
 tei='{"error":"'$sentence'","error_type":"Unhealthy"}'
 openai='{"error":{"message":"'$sentence'","type":"server_error","param":null,"code":"unavailable"}}'
+cohere='{"message":"'$sentence'"}'
 
 if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
   sed -i \
@@ -27,6 +28,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     option http-buffer-request\
     http-request set-var-fmt(txn.unavailable) '"'$tei'"'\
     http-request set-var-fmt(txn.unavailable) '"'$openai'"' if { path_beg /v1/ /v2/ } or { path /embeddings }\
+    http-request set-var-fmt(txn.unavailable) '"'$cohere'"' if { path /v1/embed /v2/embed /v1/rerank /v2/rerank }\
     http-after-response set-status 503 reason "Service Unavailable" if { status 500:504 } { res.hdr(retry-after-ms) -m found }' \
     "$config"
 fi

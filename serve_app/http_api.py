@@ -1,4 +1,4 @@
-"""The routes: OpenAI's, TEI's and Cohere's, and what a server tells of itself. All end in the Router.
+"""The routes: OpenAI's, TEI's, Cohere's and Ollama's, and what a server tells of itself. All end in the Router.
 
 ASGI messages are written by hand: a framework's layers cost about as much as all else that the Router does for a query.
 """
@@ -6,7 +6,6 @@ ASGI messages are written by hand: a framework's layers cost about as much as al
 from __future__ import annotations
 
 import asyncio
-import base64
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -26,23 +25,28 @@ from deployments.models.tokenizer import Query
 from deployments.placement.request import Embedded, Wanted
 from deployments.router import Router
 from deployments.settings import Kind
-from serve_app import openapi
-from serve_app.answers import VERSION, Vector, best_first, cut_rows, describe, scores, shape_vectors
+from serve_app import embeddings, openapi
+from serve_app.answers import VERSION, Vector, best_first, cut_rows, describe, scores
 from serve_app.api_keys import ApiKeys
+from serve_app.fields import Rules
 from serve_app.http_errors import JSON, Headers, NoRoute, WrongMethod, error_answer
+from serve_app.input_types import prompt_names
 from serve_app.kinds import A_MODEL, ALL_ROUTES, ROOT, SEVERAL, routes_of
 from serve_app.requests import (
+    AnyOptions,
+    CohereEmbedRequest,
     CohereRequest,
     DecodeRequest,
     EmbedRequest,
     EncodeRequest,
     MultiVectorRequest,
+    OllamaEmbedRequest,
+    OllamaPromptRequest,
     OpenAIRequest,
-    Options,
     PoolingRequest,
     PredictRequest,
     RerankRequest,
-    Rules,
+    RootRequest,
     SeveralRequest,
     SimilarityRequest,
     TokenizeRequest,
@@ -141,6 +145,7 @@ class HttpApi(Asgi):
         self._rules = Rules(
             card.name, card.dimension, limits.max_inputs_per_request, tuple(called.aliases), called.any_name
         )
+        self._prompt_names = prompt_names(card.prompts)
         self._document = openapi.document([(self._rules, card)], VERSION, api_keys=api_keys is not None)
         self._routes: dict[tuple[str, str], Handler] = {
             **self._model_routes(),
@@ -156,12 +161,18 @@ class HttpApi(Asgi):
 
     def _model_routes(self) -> dict[tuple[str, str], Handler]:
         card = self._router.card
+        openai = partial(self._vectors, OpenAIRequest, embeddings.openai)
         handlers: dict[str, Handler] = {
-            "/v1/embeddings": self.openai_embeddings,
-            "/embeddings": self.openai_embeddings,
-            "/embed": self.embed,
+            "/": partial(self._vectors, RootRequest, embeddings.root),
+            "/v1/embeddings": openai,
+            "/embeddings": openai,
+            "/v1/embed": partial(self._vectors, CohereEmbedRequest, partial(embeddings.cohere, version="1")),
+            "/v2/embed": partial(self._vectors, CohereEmbedRequest, partial(embeddings.cohere, version="2")),
+            "/api/embed": partial(self._vectors, OllamaEmbedRequest, embeddings.ollama),
+            "/api/embeddings": partial(self._vectors, OllamaPromptRequest, embeddings.ollama_prompt),
+            "/embed": partial(self._vectors, EmbedRequest, embeddings.tei),
             "/embed_all": self.embed_all,
-            "/similarity": self.similarity,
+            "/similarity": partial(self._vectors, SimilarityRequest, embeddings.cosines),
             "/rerank": self.rerank,
             "/v1/rerank": partial(self.cohere_rerank, "1"),
             "/v2/rerank": partial(self.cohere_rerank, "2"),
@@ -206,27 +217,11 @@ class HttpApi(Asgi):
             return partial(self.openai_model, path.removeprefix(_MODEL))
         return self._routes["GET", path]
 
-    async def openai_embeddings(self, request: Request) -> Answer:
-        asked = OpenAIRequest.parse(await request.body(self._max_body_bytes), self._rules)
-        done = await self._embed(asked.queries, asked, request)
-        vectors = shape_vectors(done, unit=self._router.card.normalize, dimensions=asked.dimensions)
-        encode = _base64 if asked.encoding_format == "base64" else np.ascontiguousarray
-        answer = {
-            "object": "list",
-            "data": [
-                {"object": "embedding", "index": index, "embedding": encode(vector)}
-                for index, vector in enumerate(vectors)
-            ],
-            "model": self._rules.model,
-            "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
-        }
-        return _timing(done), _dumps(answer)
-
-    async def embed(self, request: Request) -> Answer:
-        asked = EmbedRequest.parse(await request.body(self._max_body_bytes), self._rules)
-        done = await self._embed(asked.queries, asked, request)
-        vectors = shape_vectors(done, unit=asked.normalize, dimensions=asked.dimensions)
-        return _timing(done), _dumps([np.ascontiguousarray(vector) for vector in vectors])
+    async def _vectors(self, takes: Any, told: Callable[[Any, Embedded, ModelCard], Any], request: Request) -> Answer:
+        """A request of type `takes`, answered as `told` says (`embeddings.py`)."""
+        asked = takes.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked.options, request)
+        return _timing(done), _dumps(told(asked, done, self._router.card))
 
     async def embed_all(self, request: Request) -> Answer:
         """The vector of each token, not normalised."""
@@ -278,13 +273,6 @@ class HttpApi(Asgi):
         if "multi_vector" in found:
             answer["colbert_vecs"] = await _in_turns(found["multi_vector"])
         return _timing(done), _dumps(answer)
-
-    async def similarity(self, request: Request) -> Answer:
-        """Cosines of the first query's vector and each other's; all of them are one admission decision."""
-        asked = SimilarityRequest.parse(await request.body(self._max_body_bytes), self._rules)
-        done = await self._embed(asked.queries, asked.parameters, request)
-        source, *others = done.vectors
-        return _timing(done), _dumps(np.clip(np.stack(others) @ source, -1, 1))
 
     async def rerank(self, request: Request) -> Answer:
         """Scores of pairs of the query and each text, the best first; all of them are one admission decision."""
@@ -348,11 +336,12 @@ class HttpApi(Asgi):
         asked = DecodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
         return json_answer(await self._router.decode(asked.id_lists, skip_special_tokens=asked.skip_special_tokens))
 
-    async def _embed(self, queries: Sequence[Query], options: Options, request: Request, **more: Any) -> Embedded:
+    async def _embed(self, queries: Sequence[Query], options: AnyOptions, request: Request, **more: Any) -> Embedded:
+        purpose = options.purpose
         wanted = Wanted(
-            truncate=options.truncate,
+            truncate=options.cut,
             truncation_direction=options.side,
-            prompt_name=options.prompt_name,
+            prompt_name=options.prompt_name if purpose is None else self._prompt_names[purpose],
             **more,
             **admission(request.headers),
         )
@@ -432,10 +421,6 @@ async def _in_turns(texts: Sequence[Vector]) -> list[orjson.Fragment]:
         found.append(orjson.Fragment(_dumps(np.ascontiguousarray(rows))))
         await asyncio.sleep(0)
     return found
-
-
-def _base64(vector: Vector) -> str:
-    return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode("ascii")
 
 
 async def _not_http(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,9 +1,9 @@
-"""Errors as HTTP answers: OpenAI's shape on its routes, TEI's on all others."""
+"""Errors as HTTP answers: OpenAI's, Cohere's and Ollama's shape on their routes, TEI's on all others."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -22,6 +22,8 @@ from deployments.errors import (
 
 Headers = list[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
+Shape = Literal["openai", "cohere", "ollama", "tei"]
+_COHERE = frozenset({"/v1/embed", "/v2/embed", "/v1/rerank", "/v2/rerank"})
 
 
 class NoRoute(WindveError):
@@ -59,18 +61,25 @@ _TEI: tuple[tuple[type[WindveError], int, str], ...] = (
 
 def error_answer(error: WindveError, path: str) -> tuple[int, Headers, bytes]:
     """(status, headers, body) of an error on the route `path`."""
-    headers = _headers(error)
-    if is_openai(path):
-        status, content = error.status, _openai(error)
-    else:
-        status, kind = next((status, kind) for fits, status, kind in _TEI if isinstance(error, fits))
-        content = {"error": error.message, "error_type": kind}
-    return status, [*headers, JSON], orjson.dumps(content)
+    status, content = error.status, _openai(error)
+    match error_shape(path):
+        case "cohere":
+            content = {"message": error.message}
+        case "ollama":
+            content = {"error": error.message}
+        case "tei":
+            status, kind = next((status, kind) for fits, status, kind in _TEI if isinstance(error, fits))
+            content = {"error": error.message, "error_type": kind}
+    return status, [*_headers(error), JSON], orjson.dumps(content)
 
 
-def is_openai(path: str) -> bool:
-    """Cohere's, Jina's and vLLM's routes too: their clients show whatever body an error has."""
-    return path.startswith(("/v1/", "/v2/")) or path in {"/embeddings", "/pooling"}
+def error_shape(path: str) -> Shape:
+    """Whose errors the route `path` answers; Jina's and vLLM's are OpenAI's."""
+    if path in _COHERE:
+        return "cohere"
+    if path.startswith("/api/"):
+        return "ollama"
+    return "openai" if path.startswith(("/v1/", "/v2/")) or path in {"/embeddings", "/pooling"} else "tei"
 
 
 def _openai(error: WindveError) -> dict[str, Any]:

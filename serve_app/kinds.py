@@ -7,7 +7,10 @@ from collections.abc import Mapping, Sequence
 from deployments.settings import Kind
 
 ROUTES: Mapping[Kind, tuple[str, ...]] = {
-    "embedding": ("/v1/embeddings", "/embeddings", "/embed", "/embed_all", "/similarity"),
+    "embedding": (
+        *("/v1/embeddings", "/embeddings", "/embed", "/embed_all", "/similarity"),
+        *("/v2/embed", "/v1/embed", "/api/embed", "/api/embeddings"),
+    ),
     "reranker": ("/rerank", "/v1/rerank", "/v2/rerank", "/predict"),
     "classifier": ("/predict",),
     "sparse": ("/embed_sparse",),
@@ -15,7 +18,7 @@ ROUTES: Mapping[Kind, tuple[str, ...]] = {
 }
 SEVERAL = "/encode"  # of models of several kinds: their answers from one run
 ROOT: Mapping[Kind, str] = {  # the route that is also `/`, as with TEI
-    "embedding": "/embed",
+    "embedding": "/",  # a body of /embed or of /similarity
     "reranker": "/rerank",
     "classifier": "/predict",
     "sparse": "/embed_sparse",

@@ -13,9 +13,10 @@ from pydantic_core.core_schema import WithDefaultSchema
 from deployments import trial
 from deployments.models.model_files import ModelCard
 from serve_app import requests
-from serve_app.http_errors import is_openai
+from serve_app.fields import Rules
+from serve_app.http_errors import error_shape
 from serve_app.kinds import ALL_ROUTES, ROOT, SEVERAL, routes_of
-from serve_app.requests import PRIORITY, TIMEOUT, Rules
+from serve_app.requests import PRIORITY, TIMEOUT
 
 Schema = dict[str, Any]
 
@@ -89,11 +90,28 @@ _ERROR_TYPE: Schema = {"enum": ["invalid_request_error", "rate_limit_error", "se
 _OPENAI_ERROR = _object(
     error=_object(message=_STRING, type=_ERROR_TYPE, param={"type": ["string", "null"]}, code=_STRING)
 )
-_TEI_ERROR = _object(error=_STRING, error_type=_STRING)
+_ERRORS = {
+    "openai": _OPENAI_ERROR,
+    "cohere": _object(message=_STRING),
+    "ollama": _object(error=_STRING),
+    "tei": _object(error=_STRING, error_type=_STRING),
+}
 _MODEL = _object(id=_STRING, object={"const": "model"}, created=_WHOLE, owned_by=_STRING)
 _MODELS = _object(object={"const": "list"}, data=_list(_MODEL))
 _USAGE = _object(prompt_tokens=_WHOLE, total_tokens=_WHOLE)
 _VECTOR = {"anyOf": [_NUMBERS, {"type": "string", "format": "byte"}]}
+_VECTORS = _list(_NUMBERS)
+_TYPED = _object({**dict.fromkeys(("float", "int8", "uint8", "binary", "ubinary"), _VECTORS), "base64": _list(_STRING)})
+_COHERE_EMBEDDINGS = _object(
+    id=_STRING,
+    response_type=_STRING,
+    embeddings={"anyOf": [_TYPED, _VECTORS]},
+    texts=_list(_STRING),
+    meta={"type": "object"},
+)
+_OLLAMA_EMBEDDINGS = _object(
+    model=_STRING, embeddings=_VECTORS, total_duration=_WHOLE, load_duration=_WHOLE, prompt_eval_count=_WHOLE
+)
 _TOKEN_VECTORS = _list(_list(_NUMBERS))
 _EMBEDDING = _object(object={"const": "embedding"}, index=_WHOLE, embedding=_VECTOR)
 _EMBEDDINGS = _object(object={"const": "list"}, data=_list(_EMBEDDING), model=_STRING, usage=_USAGE)
@@ -146,7 +164,18 @@ class _Route:
 _ROUTES: Mapping[str, _Route] = {
     "/v1/embeddings": _Route("openai_embeddings", "Embed texts (OpenAI)", _EMBEDDINGS, requests.OpenAIRequest),
     "/embeddings": _Route("embeddings", "Embed texts (OpenAI)", _EMBEDDINGS, requests.OpenAIRequest),
-    "/embed": _Route("embed", "Embed texts", _list(_NUMBERS), requests.EmbedRequest),
+    "/v1/embed": _Route(
+        "cohere_embed_1", "Embed texts (Cohere, version 1)", _COHERE_EMBEDDINGS, requests.CohereEmbedRequest
+    ),
+    "/v2/embed": _Route(
+        "cohere_embed_2", "Embed texts (Cohere, version 2)", _COHERE_EMBEDDINGS, requests.CohereEmbedRequest
+    ),
+    "/api/embed": _Route("ollama_embed", "Embed texts (Ollama)", _OLLAMA_EMBEDDINGS, requests.OllamaEmbedRequest),
+    "/api/embeddings": _Route(
+        "ollama_embeddings", "Embed a text (Ollama)", _object(embedding=_NUMBERS), requests.OllamaPromptRequest
+    ),
+    "/": _Route("root", "Embed texts, or compare them", {"anyOf": [_VECTORS, _NUMBERS]}, requests.RootRequest),
+    "/embed": _Route("embed", "Embed texts", _VECTORS, requests.EmbedRequest),
     "/embed_all": _Route("embed_all", "The vectors of each text's tokens", _TOKEN_VECTORS, requests.EncodeRequest),
     "/similarity": _Route(
         "similarity", "Cosines of a source sentence and others", _NUMBERS, requests.SimilarityRequest
@@ -214,7 +243,7 @@ def _values(served: Sequence[tuple[Rules, ModelCard]]) -> dict[str, Any]:
         "max_inputs": rules[0].max_inputs,  # the same for all
         "max_sentences": rules[0].max_sentences,
         "largest_id": max(card.vocab_size for card in cards) - 1,
-        "prompts": [*dict.fromkeys(prompt for card in cards for prompt in card.prompts), None],
+        "prompts": [*dict.fromkeys(prompt for card in cards for prompt in card.prompts), "", None],
         "labels": list(dict.fromkeys(label for card in cards for label in card.labels)),
     }
 
@@ -222,21 +251,21 @@ def _values(served: Sequence[tuple[Rules, ModelCard]]) -> dict[str, Any]:
 def _operations(path: str, route: _Route, *, api_keys: bool) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": route.name, "summary": route.summary, "tags": ["about"]}
     good: dict[str, Any] = {"description": "The answer.", **_json(route.answers)}
-    statuses = _STATUSES.get(path, ())
+    statuses, shape = _STATUSES.get(path, ()), error_shape(path)
     if route.takes:
         operation["requestBody"] = {"required": True, **_json({"$ref": _COMPONENT.format(model=route.takes.__name__)})}
         operation["tags"] = ["tokenizer" if path in _STATUSES else "embed"]
-        operation["summary"] += "" if is_openai(path) else " (text-embeddings-inference)"
+        operation["summary"] += " (text-embeddings-inference)" if shape == "tei" else ""
     if operation["tags"] == ["embed"]:
         operation["parameters"], good["headers"] = _PARAMETERS, _HEADERS
-        statuses = _OPENAI if is_openai(path) else _TEI
+        statuses = _TEI if shape == "tei" else _OPENAI
     if "{id}" in path:
         operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": _STRING}]
     if route.answers is None:
         good, operation["security"] = {"description": "It is so; the body is empty."}, []  # it needs no key
     elif api_keys:
         statuses = (401, *statuses)
-    error = _json(_OPENAI_ERROR if is_openai(path) else _TEI_ERROR)
+    error = _json(_ERRORS[shape])
     bad = {str(status): {"description": _MEANINGS[status], **error} for status in statuses}
     return {"post" if route.takes else "get": {**operation, "responses": {"200": good, **bad}}}
 

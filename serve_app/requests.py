@@ -1,214 +1,92 @@
-"""What clients send: one type for each route. It checks a body, and it is the body's schema in `openapi.py`. Pure.
-
-A bad body is refused with one plain sentence. Fields that a route does not know, and fields that are null, are ignored,
-as clients of all kinds need.
-"""
+"""What clients send: one type for each route. It checks a body, and it is the body's schema in `openapi.py`. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-import orjson
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    ValidationError,
-    ValidationInfo,
-    model_validator,
-)
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
+from pydantic import BeforeValidator, Field, model_validator
 
 from deployments import trial
-from deployments.errors import EmptyInput, InvalidInput
+from deployments.errors import InvalidInput
 from deployments.models.outputs import Output, Outputs
 from deployments.models.pairs import Pair
 from deployments.models.tokenizer import Query, Side
 from deployments.trial import Trial
-from serve_app.several_models import unknown_model
+from serve_app.fields import (
+    Dimensions,
+    Fields,
+    Is,
+    MaybeNoIds,
+    Model,
+    Prompt,
+    Text,
+    TextOrPair,
+    TextsOrIds,
+    TokenIds,
+    one_or_many,
+)
+from serve_app.input_types import InputType
+from serve_app.vector_types import EmbeddingType, Endianness, FloatType
 
 PRIORITY, TIMEOUT = "x-windve-priority", "x-request-timeout-ms"
 _PRIORITY, _TIMEOUT, _TRIAL = PRIORITY.encode(), TIMEOUT.encode(), trial.HEADER.encode()
 _TIMEOUT_DIGITS = 9  # eleven days
-_SHORT = 20  # characters
-_WRONG_TYPE, _WRONG = "windve_type", "windve_value"  # as pydantic wants names for its kinds of errors
-_TYPES = {"string_type": "a string", "bool_type": "true or false"}  # pydantic's names
-_EMPTY = {
-    "string_too_short": "is an empty string; send text or leave it out",
-    "too_short": "is an empty list; send at least one item",
-}
+
+CohereType = EmbeddingType | Literal["base64"]
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What this server accepts: its model's name, the size of its vectors, and the bounds on one request.
-
-    `aliases`: what else the model may be called. `any_name`: it may be called anything.
-    """
-
-    model: str
-    dimension: int
-    max_inputs: int
-    aliases: tuple[str, ...] = ()
-    any_name: bool = False
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All that the model goes by, its own name first."""
-        return tuple(dict.fromkeys((self.model, *self.aliases)))
-
-    def check_model(self, name: str) -> None:
-        """Raises UnknownModel."""
-        if name != self.model and name not in self.aliases and not self.any_name:
-            raise unknown_model(name, self.names)
-
-    @property
-    def max_sentences(self) -> int:
-        """Of `/similarity`, beside the source sentence."""
-        return self.max_inputs - 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Is:
-    """What a value must be, in words, for the sentence that refuses another.
-
-    `most`: the rule that bounds a list's length; such a list must not be empty either. `not_first`: the list is one of
-    another kind if its first item has one of these types.
-    """
-
-    words: str
-    most: str | None = None
-    not_first: tuple[type, ...] = ()
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        schema: Any = handler(source)
-        if schema["type"] != "list":
-            return core_schema.custom_error_schema(schema, _WRONG_TYPE, custom_error_message=self.words)
-        schema["fail_fast"] = True  # there may be millions of bad items
-        if self.most:
-            schema["min_length"] = 1
-        return core_schema.with_info_before_validator_function(self._check_list, schema)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return handler(schema) | ({"maxItems": self.most} if self.most else {})
-
-    def _check_list(self, value: Any, info: ValidationInfo) -> Any:
-        if not isinstance(value, list) or (self.not_first and value and type(value[0]) in self.not_first):
-            raise PydanticCustomError(_WRONG_TYPE, self.words)
-        most = getattr(info.context, self.most) if self.most else len(value)
-        if len(value) > most:
-            problem = f"has {len(value)} items and this server takes {most} in one request; send fewer at once"
-            raise PydanticCustomError(_WRONG, problem)
-        return value
-
-
-def _known_model(name: str, info: ValidationInfo) -> str:
-    rules: Any = info.context
-    rules.check_model(name)
-    return name
-
-
-def check_dimensions(value: Any, largest: int) -> int | None:
-    """How many numbers of a vector are asked for, if fewer than all. Raises InvalidInput."""
-    if value is not None and (type(value) is not int or not 1 <= value <= largest):
-        raise InvalidInput(
-            f"dimensions must be a whole number from 1 to {largest} (this model's own), not {_shown(value)}",
-            param="dimensions",
-        )
-    return value
-
-
-def _dimensions(value: Any, info: ValidationInfo) -> int | None:
-    rules: Any = info.context
-    return check_dimensions(value, rules.dimension)
-
-
-def _one_or_two(texts: Any) -> Any:
-    if not isinstance(texts, list):
-        raise PydanticCustomError(_WRONG_TYPE, "a list of one or two strings")
-    if texts == [""]:
-        raise PydanticCustomError("string_too_short", "")
-    if len(texts) not in {1, 2}:
-        problem = f"is a list of {len(texts)} strings, and a pair has 2; send a batch as a list of lists"
-        raise PydanticCustomError(_WRONG, problem)
-    return texts
-
-
-# Where a schema has the name of a value as its bound, `openapi.py` puts the server's own value.
-Text = Annotated[str, Field(min_length=1)]
-TextOrPair = Text | Annotated[list[str], Field(min_length=1, max_length=2), BeforeValidator(_one_or_two)]
-TokenId = Annotated[
-    int,
-    Field(ge=0, le=2**31 - 1, json_schema_extra={"maximum": "largest_id"}),
-    _Is("a token id (a whole number from 0)"),
-]
-TokenIds = Annotated[
-    list[TokenId],
-    Field(min_length=1, description="Token ids of this model, special tokens included."),
-    _Is("a list of token ids"),
-]
-MaybeNoIds = Annotated[list[TokenId], _Is("a list of token ids")]
-TextsOrIds = Annotated[list[Text | TokenIds], _Is("a list of strings", "max_inputs", not_first=(int, float))]
-Dimensions = Annotated[int, Field(ge=1, json_schema_extra={"maximum": "dimension"}), BeforeValidator(_dimensions)]
-Model = Annotated[Annotated[str, AfterValidator(_known_model)] | None, Field(json_schema_extra={"enum": "models"})]
-Prompt = Annotated[str | None, Field(json_schema_extra={"enum": "prompts"})]
-
-
-class _Fields(BaseModel):
-    """Some of a request's fields. The docstring under a field is its description in the OpenAPI document."""
-
-    model_config = ConfigDict(strict=True, frozen=True, use_attribute_docstrings=True)
-    _required: ClassVar[dict[str, None]] = {}
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        cls._required = {name: None for name, field in cls.model_fields.items() if field.is_required()}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, fields: Any) -> Any:
-        """Where a required field is absent, it is null instead, and its type says what it must be."""
-        if not isinstance(fields, dict):
-            names = " and ".join(cls._required)
-            raise PydanticCustomError(_WRONG_TYPE, f"an object with {names}" if names else "an object")
-        return cls._required | {name: value for name, value in fields.items() if value is not None}
-
-    @classmethod
-    def parse(cls, body: Any, rules: Rules) -> Self:
-        """`body`: its bytes, or the content of its JSON. Raises InvalidInput, EmptyInput or UnknownModel."""
-        if body == b"":
-            raise InvalidInput("the body is empty; send a JSON object")
-        try:
-            return cls.model_validate(orjson.loads(body) if isinstance(body, bytes) else body, context=rules)
-        except orjson.JSONDecodeError as error:
-            raise InvalidInput(f"the body is not valid JSON: {error}") from None
-        except ValidationError as invalid:
-            raise _problem(invalid.errors(include_url=False)) from None
-
-
-class Options(_Fields):
+class AnyOptions(Fields):
     """How queries become token ids: what all routes to the model have in common."""
 
-    truncate: bool | None = None
-    """Cut inputs longer than the model takes, or refuse them. Null: as the server's settings say."""
+    truncate: bool | Literal["NONE", "START", "END"] | None = None
+    """Cut inputs longer than the model takes, on which side, or refuse them. Null: as the server's settings say."""
     truncation_direction: Literal["left", "right", "Left", "Right"] = "right"
     """The side on which a too long input is cut."""
     prompt_name: Prompt = None
-    """Which of the model's prompts is put before each input. Null: the default, if there is one."""
+    """Which of the model's prompts is put before each input; empty: none. Null: the default, if there is one."""
+
+    @property
+    def cut(self) -> bool | None:
+        """Whether too long inputs are cut."""
+        return self.truncate != "NONE" if isinstance(self.truncate, str) else self.truncate
 
     @property
     def side(self) -> Side:
+        if isinstance(self.truncate, str):
+            return "left" if self.truncate == "START" else "right"
         return "left" if self.truncation_direction in {"left", "Left"} else "right"
 
+    @property
+    def purpose(self) -> InputType | None:
+        """What the inputs are for, where the client says it and names no prompt."""
+        return None
 
-class OpenAIRequest(Options):
-    """OpenAI's `POST /v1/embeddings`; the fields of Options are an extension."""
+    @property
+    def options(self) -> AnyOptions:
+        return self
+
+
+class Options(AnyOptions):
+    """As TEI has them."""
+
+    truncate: bool | None = None
+    """Cut inputs longer than the model takes, or refuse them. Null: as the server's settings say."""
+
+
+class RoleOptions(AnyOptions):
+    """As Cohere and NIM have them."""
+
+    input_type: InputType | None = None
+    """What the inputs are for: the model's prompt of that name is put before them, if it has one."""
+
+    @property
+    def purpose(self) -> InputType | None:
+        return self.input_type if self.prompt_name is None else None
+
+
+class OpenAIRequest(RoleOptions):
+    """OpenAI's `POST /v1/embeddings`, with fields of NIM, of vLLM, and TEI's options."""
 
     model: Model = None
     input: Text | TextsOrIds | TokenIds
@@ -216,12 +94,20 @@ class OpenAIRequest(Options):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Dimensions | None = None
     """Keep the first so many numbers (Matryoshka models)."""
+    embedding_type: EmbeddingType = "float"
+    """Numbers of one byte, or bits."""
+    embed_dtype: FloatType = "float32"
+    """Of floats in base64."""
+    endianness: Endianness = "native"
+    """Of floats in base64; native is little."""
+    modality: Literal["text"] | list[Literal["text"]] | None = None
+    """Nothing else is embedded."""
     user: Any = None
     """Ignored."""
 
     @property
     def queries(self) -> Sequence[Query]:
-        return _one_or_many(self.input)
+        return one_or_many(self.input)
 
 
 class EncodeRequest(Options):
@@ -232,7 +118,7 @@ class EncodeRequest(Options):
 
     @property
     def queries(self) -> Sequence[Query]:
-        return _one_or_many(self.inputs)
+        return one_or_many(self.inputs)
 
 
 class EmbedRequest(EncodeRequest):
@@ -257,7 +143,7 @@ class MultiVectorRequest(Options):
 
     @property
     def queries(self) -> Sequence[Query]:
-        return _one_or_many(self.input)
+        return one_or_many(self.input)
 
 
 class PoolingRequest(Options):
@@ -277,7 +163,7 @@ class PoolingRequest(Options):
 
     @property
     def queries(self) -> Sequence[Query]:
-        return _one_or_many(self.input)
+        return one_or_many(self.input)
 
 
 class SeveralRequest(EncodeRequest):
@@ -303,29 +189,57 @@ class SeveralRequest(EncodeRequest):
         return tuple(output for output, is_wanted in wanted.items() if is_wanted)
 
 
-class Sentences(_Fields):
-    """What TEI's `POST /similarity` compares."""
+class Sentences(Fields):
+    """What TEI's `POST /similarity` compares. The source sentence is the first query."""
 
     source_sentence: Text
-    sentences: Annotated[list[Text], _Is("a list of strings", "max_sentences")]
+    sentences: Annotated[list[Text], Is("a list of strings", "max_sentences")]
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        return [self.source_sentence, *self.sentences]
 
 
-class SimilarityRequest(_Fields):
-    """TEI's `POST /similarity`. The source sentence is the first query."""
+class SimilarityRequest(Fields):
+    """TEI's `POST /similarity`."""
 
     inputs: Sentences
     parameters: Options = Options()
 
     @property
     def queries(self) -> Sequence[Query]:
-        return [self.inputs.source_sentence, *self.inputs.sentences]
+        return self.inputs.queries
+
+    @property
+    def options(self) -> AnyOptions:
+        return self.parameters
+
+
+class RootRequest(Options):
+    """`POST /` of an embedding model: TEI's `/embed`, or Hugging Face's body of sentence similarity."""
+
+    inputs: Text | TextsOrIds | TokenIds | Sentences
+    """A text, a list of texts, a list of token ids, a list of such lists, or sentences to compare."""
+    normalize: bool = True
+    dimensions: Dimensions | None = None
+    """Keep the first so many numbers (Matryoshka models)."""
+    parameters: Options = Options()
+    """Beside sentences to compare."""
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        return self.inputs.queries if isinstance(self.inputs, Sentences) else one_or_many(self.inputs)
+
+    @property
+    def options(self) -> AnyOptions:
+        return self.parameters if isinstance(self.inputs, Sentences) else self
 
 
 class RerankRequest(Options):
     """TEI's `POST /rerank`."""
 
     query: str
-    texts: Annotated[list[str], _Is("a list of strings", "max_inputs")]
+    texts: Annotated[list[str], Is("a list of strings", "max_inputs")]
     raw_scores: bool = False
     """Logits instead of their sigmoid."""
     return_text: bool = False
@@ -335,7 +249,7 @@ class RerankRequest(Options):
         return [Pair(self.query, text) for text in self.texts]
 
 
-class Document(_Fields):
+class Document(Fields):
     """A text with other fields beside it, which are ignored."""
 
     text: str
@@ -346,8 +260,8 @@ class CohereRequest(Options):
 
     model: Model = None
     query: str
-    documents: Annotated[list[str | Document], _Is("a list of strings", "max_inputs")]
-    top_n: Annotated[int, Field(ge=1), _Is("a whole number from 1")] | None = None
+    documents: Annotated[list[str | Document], Is("a list of strings", "max_inputs")]
+    top_n: Annotated[int, Field(ge=1), Is("a whole number from 1")] | None = None
     """The best so many only."""
     return_documents: bool = False
 
@@ -360,10 +274,87 @@ class CohereRequest(Options):
         return [Pair(self.query, text) for text in self.texts]
 
 
+def _only_text(value: Any) -> Any:
+    if value != "text":
+        raise InvalidInput("only texts are embedded here, no images; send texts", param="inputs")
+    return value
+
+
+def _no_images(_: Any) -> Any:
+    raise InvalidInput("only texts are embedded here, no images; send texts", param="images")
+
+
+def _no_max_tokens(_: Any) -> Any:
+    raise InvalidInput("max_tokens is not known here: the model's own length counts; leave it out", param="max_tokens")
+
+
+class Content(Fields):
+    """A part of an input."""
+
+    type: Annotated[Literal["text"], BeforeValidator(_only_text)] = "text"
+    text: Text
+
+
+class CohereInput(Fields):
+    """An input in parts. They are joined by line breaks."""
+
+    content: Annotated[list[Content], Field(min_length=1), Is("a list of objects with type and text")]
+
+
+class CohereEmbedRequest(RoleOptions):
+    """Cohere's `POST /v1/embed` and `POST /v2/embed`, with TEI's options. It needs `texts` or `inputs`."""
+
+    model: Model = None
+    texts: Annotated[list[Text], Is("a list of strings", "max_inputs")] | None = None
+    inputs: Annotated[list[CohereInput], Is("a list of objects with content", "max_inputs")] | None = None
+    images: Annotated[None, BeforeValidator(_no_images)] = None
+    """Refused: only texts are embedded."""
+    embedding_types: Annotated[list[CohereType], Is("a list of types")] | None = None
+    """Null: floats."""
+    output_dimension: Dimensions | None = None
+    """Keep the first so many numbers (Matryoshka models)."""
+    max_tokens: Annotated[None, BeforeValidator(_no_max_tokens)] = None
+    """Refused: the model's own length counts."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Self:
+        if (self.texts is None) == (self.inputs is None):
+            raise InvalidInput("send texts or inputs, one of the two", param="texts")
+        return self
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        return self.texts or ["\n".join(part.text for part in one.content) for one in self.inputs or ()]
+
+
+class OllamaEmbedRequest(Options):
+    """Ollama's `POST /api/embed`."""
+
+    model: Model = None
+    input: Text | Annotated[list[Text], Is("a list of strings", "max_inputs")]
+    dimensions: Dimensions | None = None
+    """Keep the first so many numbers (Matryoshka models)."""
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        return one_or_many(self.input)
+
+
+class OllamaPromptRequest(Options):
+    """Ollama's older `POST /api/embeddings`."""
+
+    model: Model = None
+    prompt: Text
+
+    @property
+    def queries(self) -> Sequence[Query]:
+        return [self.prompt]
+
+
 class PredictRequest(Options):
     """TEI's `POST /predict`."""
 
-    inputs: TextOrPair | Annotated[list[TextOrPair], _Is("a list of such lists", "max_inputs", not_first=(str,))]
+    inputs: TextOrPair | Annotated[list[TextOrPair], Is("a list of such lists", "max_inputs", not_first=(str,))]
     """A text, a list of one text or a pair, or a list of such lists."""
     raw_scores: bool = False
     """Logits instead of their sigmoid (one label) or softmax (several)."""
@@ -379,28 +370,28 @@ class PredictRequest(Options):
         return [one if isinstance(one, str) else Pair(*one) if len(one) == 2 else one[0] for one in batch]
 
 
-class TokenizeRequest(_Fields):
+class TokenizeRequest(Fields):
     """TEI's `POST /tokenize`."""
 
-    inputs: Text | Annotated[list[Text], _Is("a list of strings", "max_inputs")]
+    inputs: Text | Annotated[list[Text], Is("a list of strings", "max_inputs")]
     add_special_tokens: bool = True
     prompt_name: Prompt = None
     """Which of the model's prompts is put before each input. Null: the default, if there is one."""
 
     @property
     def texts(self) -> Sequence[str]:
-        return _one_or_many(self.inputs)
+        return one_or_many(self.inputs)
 
 
-class DecodeRequest(_Fields):
+class DecodeRequest(Fields):
     """TEI's `POST /decode`."""
 
-    ids: TokenIds | Annotated[list[MaybeNoIds], _Is("a list of such lists", "max_inputs", not_first=(int, float))]
+    ids: TokenIds | Annotated[list[MaybeNoIds], Is("a list of such lists", "max_inputs", not_first=(int, float))]
     skip_special_tokens: bool = True
 
     @property
     def id_lists(self) -> Sequence[Sequence[int]]:
-        return _one_or_many(self.ids)
+        return one_or_many(self.ids)
 
 
 def admission(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
@@ -421,47 +412,3 @@ def admission(headers: Mapping[bytes, bytes]) -> dict[str, Any]:
             raise InvalidInput(f"the header {TIMEOUT} should be whole milliseconds from 1, not '{given}'")
         asked["timeout_s"] = int(timeout) / 1000
     return asked
-
-
-# Fields within fields. Between them pydantic names the branches of unions.
-_NESTED = {*Options.model_fields, *Sentences.model_fields, *Document.model_fields}
-
-
-def _one_or_many(sent: Any) -> Sequence[Any]:
-    """A text is one query, and so is a list of token ids."""
-    return [sent] if isinstance(sent, str) or isinstance(sent[0], int) else sent
-
-
-def _problem(errors: Sequence[ErrorDetails]) -> InvalidInput:
-    """The most telling error as one sentence.
-
-    A value that may be of several types has errors for each. One of a value with the right type tells more than one of
-    the wrong type, and one that was found farther in tells more than one before. The sentence names all the types.
-    """
-    found = [(_path(error["loc"]), error["type"], error) for error in errors]
-    path, kind, error = max(found, key=lambda one: (one[1] in _EMPTY, one[1] == _WRONG, one[0]))
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
-    param = str(path[0]) if path else None
-    if kind in _EMPTY:
-        return EmptyInput(f"{where} {_EMPTY[kind]}", param=param)
-    if kind == _WRONG:
-        return InvalidInput(f"{where} {error['msg']}", param=param)
-    *others, last = dict.fromkeys(
-        _TYPES.get(kind, error["msg"].removeprefix("Input should be ")) for at, kind, error in found if at == path
-    )
-    words = f"{', '.join(others)} or {last}" if others else last
-    if error["input"] is None and path and isinstance(path[-1], str):
-        return InvalidInput(f"{where} is missing; send {words}", param=param)
-    return InvalidInput(f"{where or 'the body'} must be {words}, not {_shown(error['input'])}", param=param)
-
-
-def _path(found: Sequence[str | int]) -> tuple[str | int, ...]:
-    return tuple(part for at, part in enumerate(found) if not at or isinstance(part, int) or part in _NESTED)
-
-
-def _shown(value: Any) -> str:
-    """A number or a short string as it is, of other JSON values the type in JSON's own words."""
-    if isinstance(value, str) and len(value) <= _SHORT:
-        return repr(value)
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
-    return names.get(type(value)) or str(value)

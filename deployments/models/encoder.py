@@ -80,10 +80,10 @@ class Encoder:
         return self._tokenizer.decode([query], skip_special_tokens=True)[0]
 
     def prompt(self, name: str | None) -> str:
-        """The text that is put before a query; `name` None: the model's default, if it has one. Raises InvalidInput."""
+        """What is put before a query. `name` empty: nothing; None: the model's default, if any. Raises InvalidInput."""
         prompts = self._card.prompts
         name = self._card.default_prompt_name if name is None else name
-        if name is None:
+        if not name:
             return ""
         if name not in prompts:
             there = f"only {', '.join(prompts)}" if prompts else "the model has none"

@@ -54,7 +54,7 @@ class Wanted:
     - `kinds`: the kinds of model whose answers the caller can use; a model of no such kind raises WrongKind.
     - `truncate`: cut inputs that are too long, or refuse them; None: as `limits.auto_truncate` says.
     - `truncation_direction`: the side on which they are cut.
-    - `prompt_name`: the prompt to put before each input; None: the model's default, if it has one.
+    - `prompt_name`: the prompt to put before each input; empty: none; None: the model's default, if it has one.
     - `bulk`: answer it as a bulk request.
     - `trial`: admit it by a calibration's rule. It is then never bulk.
     - `timeout_s`: seconds that the caller will wait. They replace the SLO as the deadline.

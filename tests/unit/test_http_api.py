@@ -219,7 +219,7 @@ def test_the_document_is_of_this_service():
     assert schema == {"$ref": "#/components/schemas/EmbedRequest"}
     fields = bare["components"]["schemas"]["EmbedRequest"]["properties"]
     assert fields["dimensions"]["anyOf"][0]["maximum"] == 4
-    assert fields["prompt_name"]["enum"] == ["query", None]
+    assert fields["prompt_name"]["enum"] == ["query", "", None]
     assert bare["servers"] == [{"url": "/prefix"}]
     assert "security" not in bare
     assert guarded["security"] == [{"key": []}]
