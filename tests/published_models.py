@@ -159,6 +159,46 @@ NOMIC = {
     "use_xentropy": True,
     "vocab_size": 30528,
 }
+# EuroBERT/EuroBERT-210m
+EUROBERT = {
+    "architectures": ["EuroBertForMaskedLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "auto_map": {
+        "AutoConfig": "configuration_eurobert.EuroBertConfig",
+        "AutoModel": "modeling_eurobert.EuroBertModel",
+        "AutoModelForMaskedLM": "modeling_eurobert.EuroBertForMaskedLM",
+    },
+    "bos_token": "<|begin_of_text|>",
+    "bos_token_id": 128000,
+    "classifier_pooling": "late",
+    "eos_token": "<|end_of_text|>",
+    "eos_token_id": 128001,
+    "head_dim": SIZE,
+    "hidden_act": "silu",
+    "hidden_dropout": 0.0,
+    "hidden_size": HIDDEN,
+    "initializer_range": 0.02,
+    "intermediate_size": 128,
+    "mask_token": "<|mask|>",
+    "mask_token_id": 128002,
+    "max_position_embeddings": 8192,
+    "mlp_bias": False,
+    "model_type": "eurobert",
+    "num_attention_heads": HEADS,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": HEADS,
+    "pad_token": "<|end_of_text|>",
+    "pad_token_id": 128001,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 250000,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": False,
+    "vocab_size": 128256,
+}
 _NEW_CODE = "Alibaba-NLP/new-impl--"
 # Alibaba-NLP/gte-base-en-v1.5
 GTE_EN = {
@@ -281,6 +321,7 @@ FAMILIES = {
     "distilbert": Published(DISTILBERT),
     "mpnet": Published(MPNET),
     "modernbert": Published(MODERNBERT),
+    "eurobert": Published(EUROBERT, names={"^": "model."}),
     "nomic": Published(
         NOMIC,
         {

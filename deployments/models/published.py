@@ -191,7 +191,8 @@ def _class_config(config: Config) -> dict[str, Any] | None:
     if kind in _ABSOLUTE and positions not in {None, "absolute"}:
         raise _refused("position_embedding_type", positions, str(kind))
     code = [name for key, name in (config.get("auto_map") or {}).items() if key.startswith("AutoModel")]
-    if code and kind not in _PORTED:  # transformers' class of that name, if there is one, may compute something else
+    same = kind in _PORTED or (kind == "qwen2" and "is_causal" in config)  # gte-Qwen2: which its class reads, too
+    if code and not same:  # transformers' class of that name, if there is one, may compute something else
         raise SettingsError(
             "args.model.id", f"config.json names code of its own ({code[0]}), and no class here is known to do the same"
         )

@@ -20,9 +20,9 @@ from published_models import (
 )
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
-from deployments.engines import TokenBatch, embed
+from deployments.engines import TokenBatch, create_engine, embed
 from deployments.engines.packed.attention import Ways
-from deployments.engines.packed.families import bert, distilbert, jina, modernbert, mpnet, rotary_bert
+from deployments.engines.packed.families import bert, decoder, distilbert, jina, modernbert, mpnet, rotary_bert
 from deployments.engines.pooled_model import PooledModel, agreement
 from deployments.engines.torch_engine import TorchEngine
 from deployments.errors import SettingsError
@@ -40,7 +40,7 @@ JINAS = {
 }
 LENGTHS = {"ragged": [300, 45, 130, 4, 1], "alike": [40, 40, 40], "one": [77], "shortest": [1]}
 LONG = [700, 513]  # past a local window of 128 on both sides, and past 512
-PAST_512 = {"modernbert", "nomic", "gte en", "gte multilingual", *JINAS}
+PAST_512 = {"modernbert", "eurobert", "nomic", "gte en", "gte multilingual", *JINAS}
 HEAD = {
     "bert.pooler.dense.weight": (64, 64),
     "bert.pooler.dense.bias": 64,
@@ -186,6 +186,14 @@ def test_weights_that_the_config_does_not_speak_of_are_refused(tmp_path):
         PooledModel(card)
 
 
+@pytest.mark.parametrize("name", ["jina", "modernbert", "gte multilingual"], scope="module")
+def test_openvino(family):
+    card = read_model_card(ModelSettings(id=str(family.folder)))
+    batch = TokenBatch.random(30000, LENGTHS["ragged"], seed=0)
+    engine = create_engine(card, CpuSettings(engine="openvino", dtype="float32"), "cpu", 1)
+    np.testing.assert_allclose(embed(engine, batch, NEVER), family.pooled(batch, "mean"), atol=2e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("form", ["packed", "padded"])
 def test_bfloat16(family, form):
     """Random weights are stronger than trained ones: these lose less."""
@@ -195,7 +203,7 @@ def test_bfloat16(family, form):
 
 
 def test_the_attention_of_devices_without_a_kernel_for_lengths(family, name, monkeypatch):
-    for module in (bert, distilbert, jina, modernbert, mpnet, rotary_bert):
+    for module in (bert, decoder, distilbert, jina, modernbert, mpnet, rotary_bert):
         monkeypatch.setattr(module, "attention_for", lambda *how, **more: Ways(*how, **more).by_padding)
     batch = TokenBatch.random(30000, LONG if name in PAST_512 else LENGTHS["ragged"], seed=0)
     got = embed(engine_of(family, "packed", pooling="mean"), batch, NEVER)

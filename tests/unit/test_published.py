@@ -140,6 +140,10 @@ def test_code_that_nobody_has_translated_is_not_passed_over():
         SettingsError, match=r"code of its own \(code\.Model\), and .*; args\.model\.trust_remote_code would"
     ):
         translated(config)
+    both_ways = {"model_type": "qwen2", "auto_map": {"AutoModel": "modeling_qwen.Qwen2Model"}, "is_causal": False}
+    assert translated(both_ways) is None  # transformers' class reads that key
+    with pytest.raises(SettingsError, match="code of its own"):
+        translated({key: value for key, value in both_ways.items() if key != "is_causal"})
     assert class_config(config, own_code=True) is None
     assert class_config(NOMIC | {"prenorm": True}, own_code=True) is None
     assert class_config(NOMIC, own_code=True) == translated(NOMIC)  # which needs no code of its own

@@ -16,6 +16,7 @@ _FAMILIES = {  # the config's model_type -> the module in families/
     "bert": "bert",
     "camembert": "bert",
     "distilbert": "distilbert",
+    "eurobert": "decoder",
     "gemma3_text": "decoder",
     "gte": "rotary_bert",
     "jina_bert": "jina",

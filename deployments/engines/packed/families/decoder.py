@@ -1,5 +1,5 @@
-"""Llama and its kin (Mistral, Qwen2, Qwen3, Gemma 3's text model): norms before each sum, rotary positions, gated MLPs,
-heads that share keys and values. Causal, unless the config says otherwise. Imports torch.
+"""Llama and its kin (Mistral, Qwen2, Qwen3, Gemma 3's text model, EuroBERT): norms before each sum, rotary positions,
+gated MLPs, heads that share keys and values. Causal, unless the config says otherwise. Imports torch.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def reach(config: Any, kind: str) -> Reach:
     window = config.sliding_window if kind == _SLIDING else None
     if getattr(config, "use_bidirectional_attention", False):
         return ALL if window is None else Reach(window - 1, window - 1)
-    if not getattr(config, "is_causal", True):
+    if config.model_type == "eurobert" or not getattr(config, "is_causal", True):
         return ALL if window is None else Reach(window, window)
     return CAUSAL if window is None else Reach(window - 1, 0)
 
