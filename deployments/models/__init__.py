@@ -1,1 +1,1 @@
-"""A model's own files: what they say, its tokenizer, pairs of texts, sparse vectors."""
+"""A model's own files: what they say, its weights, its tokenizer, pairs of texts, sparse vectors."""

@@ -10,7 +10,7 @@ from typing import Any
 from deployments.errors import SettingsError
 from deployments.models.judges import Judge, judge_of
 from deployments.models.late import Late, read_late
-from deployments.models.model_folder import find_folder, read_json
+from deployments.models.model_folder import read_json
 from deployments.models.model_kind import SCORING, kind_of
 from deployments.models.modules import (
     check_modules,
@@ -22,6 +22,7 @@ from deployments.models.modules import (
     splade_pooling,
 )
 from deployments.models.outputs import TEXT, Output, Outputs
+from deployments.models.pickles import served_folder
 from deployments.models.projections import Projection, projections_of, score_of
 from deployments.models.published import class_config
 from deployments.models.weights import count_parameters, find_weights
@@ -83,7 +84,7 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
 
     Raises SettingsError that names the setting of `args.model` which does not fit.
     """
-    folder, revision = find_folder(settings)
+    folder, revision = served_folder(settings)
     config, translated = _config(folder, own_code=settings.trust_remote_code)
     weights = find_weights(folder)
     check_modules(folder)

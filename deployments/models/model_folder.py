@@ -10,8 +10,7 @@ from typing import Any
 from deployments.errors import SettingsError
 from deployments.settings import ModelSettings
 
-# Weights are read from safetensors only: a pickle can run code.
-_WANTED = ("*.json", "*.safetensors", "*.txt", "*.model", "*/config.json", "*/model.safetensors", "artifact.metadata")
+_ALWAYS = ("*.json", "*.txt", "*.model", "*.metadata", "LICENSE*", "sparse_linear.*", "colbert_linear.*")
 
 
 def find_folder(settings: ModelSettings) -> tuple[Path, str | None]:
@@ -52,17 +51,51 @@ def _in_package(path: str) -> Path:
 
 
 def _download(settings: ModelSettings) -> tuple[Path, str | None]:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
-    patterns = [*_WANTED, "*.py"] if settings.trust_remote_code else list(_WANTED)
+    name, hub = settings.id, constants.ENDPOINT
     try:
-        folder = Path(snapshot_download(settings.id, revision=settings.revision, allow_patterns=patterns))
+        folder = _snapshot(settings)
     except HFValidationError:
-        raise SettingsError("args.model.id", f"'{settings.id}' is neither a folder nor a hub name") from None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise SettingsError("args.model.id", f"'{name}' is neither a folder nor a hub name") from None
+    except GatedRepoError:
+        problem = f"'{name}' is gated: accept its terms at {hub}/{name}, and set HF_TOKEN to a token of that account"
+        raise SettingsError("args.model.id", problem) from None
+    except RepositoryNotFoundError:
+        problem = f"{hub} has no model '{name}', or it is private: check the name, or set HF_TOKEN to a token for it"
+        raise SettingsError("args.model.id", problem) from None
+    except RevisionNotFoundError:
+        raise SettingsError("args.model.revision", f"{hub} has no revision {settings.revision} of '{name}'") from None
+    except Exception as error:  # noqa: BLE001 - of the hub, its HTTP library, or the disk
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise SettingsError(
-            "args.model.id", f"'{settings.id}' is no folder here and could not be fetched from the hub: {reason}"
+            "args.model.id",
+            f"'{name}' is no folder here and could not be fetched from {hub} (HF_ENDPOINT names another): {reason}",
         ) from None
     return folder, folder.name  # the snapshot's folder is named after its commit
+
+
+def _snapshot(settings: ModelSettings) -> Path:
+    from huggingface_hub import snapshot_download
+
+    wanted = [
+        *_ALWAYS,
+        "model*.safetensors",
+        "*_Dense/model.safetensors",
+        *(["*.py"] if settings.trust_remote_code else []),
+    ]
+    folder = Path(snapshot_download(settings.id, revision=settings.revision, allow_patterns=wanted))
+    pickles = []  # only where there are no safetensors
+    if not any(folder.glob("model*.safetensors")):
+        pickles.append("pytorch_model*.bin")
+    if any(folder.glob("*_Dense")) and not any(folder.glob("*_Dense/model.safetensors")):
+        pickles.append("*_Dense/pytorch_model.bin")
+    if pickles:
+        snapshot_download(settings.id, revision=folder.name, allow_patterns=pickles)
+    return folder

@@ -31,8 +31,12 @@ def check_modules(folder: Path) -> None:
 
 
 def modules_of(folder: Path) -> list[dict[str, str]]:
-    """As modules.json lists them: `type`, and `path` inside the folder."""
+    """As modules.json lists them: `type`, and `path` inside the folder. Raises SettingsError where it is elsewhere."""
     modules: list[dict[str, str]] = read_json(folder / "modules.json").get("list", [])
+    for module in modules:
+        path = Path(module.get("path", ""))
+        if path.is_absolute() or ".." in path.parts:
+            raise SettingsError("args.model.id", f"modules.json names {path}, which is not a folder of the model")
     return modules
 
 

@@ -12,12 +12,19 @@ _LARGEST_HEADER = 100_000_000  # bytes: safetensors' own bound
 
 
 def find_weights(folder: Path) -> list[Path]:
-    """The files of the model's weights. Raises SettingsError where they are not those of a model that is served."""
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        raise SettingsError("args.model.id", f"{folder} holds no .safetensors weights; no other format is loaded")
-    _check_index(folder)
-    return weights
+    """The files of the model's weights, all safetensors. Raises SettingsError where they are not all there."""
+    parts = _parts(folder)
+    if (folder / "adapter_config.json").exists():
+        raise SettingsError("args.model.id", f"{folder} is an adapter of another model; merge the two first")
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    if not parts:
+        raise SettingsError(
+            "args.model.id", f"{folder} holds no weights: neither model.safetensors nor pytorch_model.bin"
+        )
+    if missing := [part for part in parts if not (folder / part).is_file()]:
+        raise SettingsError("args.model.id", f"{folder} lacks {missing[0]}, which its index names")
+    return [folder / part for part in parts]
 
 
 def count_parameters(weights: Path) -> int:
@@ -38,12 +45,12 @@ def count_parameters(weights: Path) -> int:
     return total
 
 
-def _check_index(folder: Path) -> None:
-    """Transformers loads whatever file the index of a model in several parts names, and adapters if it can."""
-    for part in set(read_json(folder / "model.safetensors.index.json").get("weight_map", {}).values()):
+def _parts(folder: Path) -> list[str]:
+    """Files that a model in several parts is in. Transformers loads whatever its index names."""
+    parts: list[str] = sorted(set(read_json(folder / "model.safetensors.index.json").get("weight_map", {}).values()))
+    for part in parts:
         if Path(part).name != part or not part.endswith(".safetensors"):
             raise SettingsError(
                 "args.model.id", f"{folder}'s index names {part}; only .safetensors beside it is loaded"
             )
-    if (folder / "adapter_config.json").exists():
-        raise SettingsError("args.model.id", f"{folder} is an adapter of another model; merge the two first")
+    return parts

@@ -101,10 +101,13 @@ def test_a_folder_has_no_revisions(tmp_path):
         card(model(tmp_path, pooling={"pooling_mode": "cls"}), revision="main")
 
 
-def test_pickled_weights_are_not_loaded(tmp_path):
+def test_weights_that_are_not_there(tmp_path):
     path = model(tmp_path, pooling={"pooling_mode": "cls"})
-    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(SettingsError, match=r"no \.safetensors weights; no other format is loaded"):
+    (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    with pytest.raises(SettingsError, match=r"holds no weights: neither model\.safetensors nor pytorch_model\.bin$"):
+        card(path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
+    with pytest.raises(SettingsError, match=r"lacks model-1\.safetensors, which its index names$"):
         card(path)
 
 
@@ -127,7 +130,7 @@ def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch):
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(SettingsError, match="is no folder here and could not be fetched from the hub") as caught:
+    with pytest.raises(SettingsError, match="is no folder here and could not be fetched from https://") as caught:
         card("nobody/no-such-model")
     assert "\n" not in str(caught.value)
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from deployments.models.weights import find_weights
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -39,9 +41,9 @@ class Weights:
 
     @classmethod
     def of_files(cls, folder: Path, place: Place) -> Weights:
-        """Those of a folder's .safetensors files, each tensor read when it is asked for and kept by nobody."""
+        """Those of a model's safetensors files, each tensor read when it is asked for and kept by nobody."""
         holders: dict[str, Path] = {}
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in find_weights(folder):
             with safe_open(path, "pt") as opened:
                 holders |= dict.fromkeys(opened.keys(), path)
 

@@ -1,0 +1,173 @@
+"""Models whose weights are pickles (`pytorch_model.bin`): served from a folder of safetensors files made of them.
+
+Everything behind this module reads safetensors only. The folder lies beside the hub's cache; the first replica on a
+machine makes it, the others wait for it and share it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from deployments.errors import SettingsError
+from deployments.models.model_folder import find_folder, read_json
+from deployments.models.modules import modules_of
+from deployments.models.unpickle import NotWeights, Written, unpickle
+from deployments.settings import ModelSettings
+
+logger = logging.getLogger("ray.serve")
+
+_INDEX, _SAFE_INDEX = "pytorch_model.bin.index.json", "model.safetensors.index.json"
+_BESIDE = ("sparse_linear", "colbert_linear")  # bge-m3's heads
+_LEFT_OUT = {".bin", ".pt", ".pth", ".pkl", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ot", ".gguf", ".tflite"}
+
+
+def pickles_of(folder: Path) -> dict[str, str]:
+    """Pickled weights that no safetensors stand for, and the name of the file to make of each; both within `folder`.
+
+    Raises SettingsError where an index names files elsewhere.
+    """
+    found: dict[str, str] = {}
+    if not any((folder / name).is_file() for name in ("model.safetensors", _SAFE_INDEX)):
+        if (folder / "pytorch_model.bin").is_file():
+            found["pytorch_model.bin"] = "model.safetensors"
+        else:
+            found |= {part: _safe_name(part) for part in _parts(folder)}
+    for module in modules_of(folder):
+        if (path := module.get("path")) and not (folder / path / "model.safetensors").is_file():
+            found |= {f"{path}/pytorch_model.bin": f"{path}/model.safetensors"}
+    for stem in _BESIDE:
+        if not (folder / f"{stem}.safetensors").is_file():
+            found[f"{stem}.pt"] = f"{stem}.safetensors"
+    return {source: target for source, target in found.items() if (folder / source).is_file()}
+
+
+def served_folder(settings: ModelSettings) -> tuple[Path, str | None]:
+    """(a folder that has the model with its weights as safetensors, its revision). Raises SettingsError."""
+    folder, revision = find_folder(settings)
+    return safe_folder(folder), revision
+
+
+def safe_folder(folder: Path) -> Path:
+    """`folder` itself, or where it holds pickled weights one that has safetensors in their place.
+
+    Raises SettingsError where a pickle holds anything but tensors, or the other folder cannot be written.
+    """
+    pickles = pickles_of(folder)
+    if not pickles:
+        return folder
+    try:
+        kept = _cache() / _name(folder, pickles)
+        with _alone(kept):
+            if not kept.is_dir():
+                logger.warning(
+                    "%s: %s read by torch.load(weights_only=True), and kept as safetensors in %s",
+                    folder, " and ".join(pickles) + (" is" if len(pickles) == 1 else " are"), kept,
+                )  # fmt: skip
+                make_folder(folder, kept, pickles, take=_link)
+    except OSError as error:
+        raise SettingsError(
+            "args.model.id",
+            f"{folder} holds pickled weights, and the safetensors made of them cannot be kept: {error}; "
+            "make them elsewhere by: python -m serve_app convert",
+        ) from None
+    return kept
+
+
+def make_folder(
+    folder: Path,
+    target: Path,
+    pickles: Mapping[str, str],
+    *,
+    take: Callable[[Path, Path], object] = shutil.copyfile,
+    tell: Callable[[Written], None] = lambda _: None,
+) -> None:
+    """The model of `folder` in the new folder `target`: safetensors in place of `pickles`, all else by `take`. There is
+    either all of it in the end, or nothing.
+
+    Raises OSError, and SettingsError where a pickle holds anything but tensors.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as beside:
+        made = Path(beside) / target.name
+        for name in (*_others(folder), *pickles.values()):
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+        for name in _others(folder):
+            take(folder / name, made / name)
+        _check_space(folder, pickles, made)
+        try:
+            for written in unpickle([(folder / source, made / name) for source, name in pickles.items()]):
+                tell(written)
+        except NotWeights as error:
+            raise SettingsError("args.model.id", str(error)) from None
+        if _parts(folder) and _SAFE_INDEX not in _others(folder):
+            _write_index(folder, made)
+        made.rename(target)
+
+
+def _parts(folder: Path) -> list[str]:
+    """Files that a pickled model in several parts is in."""
+    parts: list[str] = sorted(set(read_json(folder / _INDEX).get("weight_map", {}).values()))
+    for part in parts:
+        if Path(part).name != part or not part.endswith(".bin"):
+            raise SettingsError("args.model.id", f"{folder}'s index names {part}; only .bin beside it is read")
+    return parts
+
+
+def _safe_name(part: str) -> str:
+    return part.removeprefix("pytorch_").removesuffix(".bin") + ".safetensors"
+
+
+def _write_index(folder: Path, made: Path) -> None:
+    index = read_json(folder / _INDEX)
+    index["weight_map"] = {name: _safe_name(part) for name, part in index["weight_map"].items()}
+    (made / _SAFE_INDEX).write_text(json.dumps(index), encoding="utf-8")
+
+
+def _others(folder: Path) -> list[str]:
+    """Files besides weights in formats that are not read: the folder's own, and those of folders in it."""
+    files = (path.relative_to(folder) for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_file())
+    return [
+        str(path)
+        for path in files
+        if path.suffix not in _LEFT_OUT and path.name != _INDEX and not any(part.startswith(".") for part in path.parts)
+    ]
+
+
+def _check_space(folder: Path, pickles: Mapping[str, str], target: Path) -> None:
+    needed, free = sum((folder / name).stat().st_size for name in pickles), shutil.disk_usage(target).free
+    if needed > free:
+        raise OSError(f"{needed / 2**30:.1f} GiB are needed in {target.parent.parent}, and {free / 2**30:.1f} are free")
+
+
+def _link(source: Path, target: Path) -> None:
+    target.symlink_to(source.resolve())
+
+
+def _cache() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HOME) / "windve"
+
+
+def _name(folder: Path, pickles: Mapping[str, str]) -> str:
+    """Another one where any of it has changed."""
+    stats = [(name, (folder / name).stat()) for name in pickles]
+    told = [str(folder.resolve()), sorted(_others(folder)), [(name, it.st_size, it.st_mtime_ns) for name, it in stats]]
+    return f"{folder.name}-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]}"
+
+
+@contextmanager
+def _alone(kept: Path) -> Iterator[None]:
+    """While nobody else on this machine makes that folder."""
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with kept.with_name(f".{kept.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,70 @@
+"""`python -m serve_app convert`: a model as a folder of safetensors, for hosts that reach no hub."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from deployments.errors import SettingsError
+from deployments.models.model_folder import find_folder
+from deployments.models.pickles import make_folder, pickles_of
+from deployments.models.unpickle import Written
+from deployments.models.weights import count_parameters, find_weights
+from deployments.settings import ModelSettings
+
+_DESCRIPTION = """\
+Write a model into a new FOLDER, with its weights as safetensors and without any pickle, so that a host without a model
+hub can serve it: copy FOLDER there and set args.model.id to its path.
+
+Weights that the model has as pickles only (pytorch_model.bin, bge-m3's sparse_linear.pt and colbert_linear.pt) are read
+by torch.load(weights_only=True), which runs no code, in a process of its own. Everything else is copied as it is."""
+_EPILOG = """\
+examples:
+  python -m serve_app convert BAAI/bge-m3 models/bge-m3              from the hub (HF_ENDPOINT: from a mirror)
+  python -m serve_app convert ./downloaded/bge-m3 models/bge-m3      from a folder
+  python -m serve_app convert BAAI/bge-m3 models/bge-m3 --revision 5617a9f61b028005a4858fdac845db406aefb181"""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Raises SettingsError where the model cannot be had or written."""
+    parser = argparse.ArgumentParser(
+        prog="python -m serve_app convert",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("model", metavar="MODEL", help="a hub name, a folder, or package:NAME/FOLDER")
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="where to write it; it must not be there yet")
+    parser.add_argument("--revision", help="commit of a hub model (default: the newest)")
+    wanted = parser.parse_args(arguments)
+    convert(ModelSettings(id=wanted.model, revision=wanted.revision, trust_remote_code=True), wanted.folder)
+
+
+def convert(settings: ModelSettings, folder: Path) -> None:
+    """Says each file that it writes. Raises SettingsError; then there is no `folder`."""
+    if folder.exists():
+        raise SettingsError("FOLDER", f"{folder} is there already; remove it, or write somewhere else")
+    source, revision = find_folder(settings)
+    pickles = pickles_of(source)
+    if not pickles:
+        find_weights(source)  # before gigabytes are copied for nothing
+
+    def tell(written: Written) -> None:
+        print(f"{Path(written.file).name}: {written.tensors} tensors, {_gib(written.size)}")
+
+    try:
+        make_folder(source, folder, pickles, tell=tell)
+    except OSError as error:
+        raise SettingsError("FOLDER", f"{folder} cannot be written: {error}") from None
+    weights = find_weights(folder)
+    at = f" at {revision}" if revision else ""
+    made = f"{len(pickles)} of its files made of pickles" if pickles else "its weights were safetensors already"
+    print(
+        f"{settings.id}{at} is in {folder}: {sum(map(count_parameters, weights)) / 1e6:.1f} million parameters, "
+        f"{_gib(sum(path.stat().st_size for path in weights))}, {made}; serve it by args.model.id: {folder}"
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
