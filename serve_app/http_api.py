@@ -1,24 +1,18 @@
-"""The routes: OpenAI's, TEI's, Cohere's and Ollama's, and what a server tells of itself. All end in the Router.
-
-ASGI messages are written by hand: a framework's layers cost about as much as all else that the Router does for a query.
-"""
+"""The routes: OpenAI's, TEI's, Cohere's and Ollama's, and what a server tells of itself. All end in the Router."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import orjson
-from fastapi.openapi.docs import get_swagger_ui_html
-from starlette.types import Message, Receive, Scope, Send
 
-from deployments.errors import BodyTooLarge, InvalidInput, Unavailable, WindveError, WrongKind
+from deployments.errors import Unavailable, WrongKind
 from deployments.models.model_files import ModelCard
 from deployments.models.sparse import unpack
 from deployments.models.tokenizer import Query
@@ -28,8 +22,9 @@ from deployments.settings import Kind
 from serve_app import embeddings, openapi
 from serve_app.answers import VERSION, Vector, best_first, cut_rows, describe, scores
 from serve_app.api_keys import ApiKeys
+from serve_app.asgi import Answer, Asgi, Handler, Request, docs_page, dumps, json_answer
 from serve_app.fields import Rules
-from serve_app.http_errors import JSON, Headers, NoRoute, WrongMethod, error_answer
+from serve_app.http_errors import JSON, Headers, NoRoute, WrongMethod
 from serve_app.input_types import prompt_names
 from serve_app.kinds import A_MODEL, ALL_ROUTES, ROOT, SEVERAL, routes_of
 from serve_app.requests import (
@@ -53,84 +48,12 @@ from serve_app.requests import (
     admission,
 )
 
-_WITHOUT_KEY = frozenset({"/health", "/ping"})  # what a load balancer asks
 _MODEL = "/v1/models/"
 _SCORING: tuple[Kind, ...] = ("reranker", "classifier")
 NO_REPLICA = "no live replica with an open queue"
 _NOT_HERE = {  # what other servers have, and people look for
     "/metrics": "Prometheus metrics are Ray's, on each node's metrics port, of all replicas; counters are in /info",
 }
-
-Answer = tuple[Headers, bytes]  # the content type among the headers, the content length not
-
-
-class Request:
-    """What a handler sees of an HTTP request."""
-
-    __slots__ = ("_receive", "content", "headers", "method", "path", "root")
-
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        self.method: str = scope["method"]
-        self.root: str = scope.get("root_path", "")  # ASGI puts the application's route prefix there
-        self.path: str = scope["path"].removeprefix(self.root) or "/"
-        self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
-        self.content: Any = None  # once the body has been read: its bytes, or what they hold as JSON
-        self._receive = receive
-
-    async def body(self, largest: int) -> Any:
-        """For a type of `requests.py` to parse. Raises BodyTooLarge as soon as it is known to be larger than `largest`
-        bytes.
-        """
-        if self.content is not None:
-            return self.content
-        problem = f"the body is larger than this server takes ({largest} bytes); send fewer texts at once"
-        told = self.headers.get(b"content-length", b"")
-        if told.isdigit() and int(told) > largest:
-            raise BodyTooLarge(problem)
-        chunks: list[bytes] = []
-        size, more = 0, True
-        while more:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise InvalidInput("the connection closed before the body had come")  # nobody reads it
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-            if size > largest:
-                raise BodyTooLarge(problem)
-            more = message.get("more_body", False)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-Handler = Callable[[Request], Awaitable[Answer]]
-
-
-class Asgi(ABC):
-    """An ASGI application: checks API keys, and writes answers and errors."""
-
-    def __init__(self, api_keys: ApiKeys | None, *, emulated: bool) -> None:
-        self._api_keys = api_keys
-        self._headers = [(b"x-windve-emulated", b"true")] if emulated else []
-
-    @abstractmethod
-    async def answer(self, request: Request) -> Answer:
-        """Raises WindveError."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await _not_http(scope, receive, send)
-            return
-        request = Request(scope, receive)
-        try:
-            if self._api_keys is not None and request.path not in _WITHOUT_KEY:
-                shown = request.headers.get(b"authorization")
-                self._api_keys.check(None if shown is None else shown.decode("latin-1"))
-            headers, body = await self.answer(request)
-            status = 200
-        except WindveError as error:
-            status, headers, body = error_answer(error, request.path)
-        headers += ((b"content-length", b"%d" % len(body)), *self._headers)
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
 
 
 class HttpApi(Asgi):
@@ -221,13 +144,13 @@ class HttpApi(Asgi):
         """A request of type `takes`, answered as `told` says (`embeddings.py`)."""
         asked = takes.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked.options, request)
-        return _timing(done), _dumps(told(asked, done, self._router.card))
+        return _timing(done), dumps(told(asked, done, self._router.card))
 
     async def embed_all(self, request: Request) -> Answer:
         """The vector of each token, not normalised."""
         asked = EncodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, outputs=("tokens",))
-        return _timing(done), _dumps(await _in_turns(done.vectors))
+        return _timing(done), dumps(await _in_turns(done.vectors))
 
     async def multi_vector(self, request: Request) -> Answer:
         """A unit vector of each token, as Jina's API answers."""
@@ -242,7 +165,7 @@ class HttpApi(Asgi):
             "model": self._rules.model,
             "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
         }
-        return _timing(done), _dumps(answer)
+        return _timing(done), dumps(answer)
 
     async def pooling(self, request: Request) -> Answer:
         """The same, as vLLM's API answers."""
@@ -257,7 +180,7 @@ class HttpApi(Asgi):
             "data": [{"index": index, "object": "pooling", "data": rows} for index, rows in enumerate(vectors)],
             "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens, "completion_tokens": 0},
         }
-        return _timing(done), _dumps(answer)
+        return _timing(done), dumps(answer)
 
     async def encode(self, request: Request) -> Answer:
         """Several kinds of answer from one run, as FlagEmbedding's bge-m3 names them."""
@@ -272,7 +195,7 @@ class HttpApi(Asgi):
             answer["lexical_weights"] = [dict(zip(map(str, ids), weights, strict=True)) for ids, weights in pairs]
         if "multi_vector" in found:
             answer["colbert_vecs"] = await _in_turns(found["multi_vector"])
-        return _timing(done), _dumps(answer)
+        return _timing(done), dumps(answer)
 
     async def rerank(self, request: Request) -> Answer:
         """Scores of pairs of the query and each text, the best first; all of them are one admission decision."""
@@ -284,7 +207,7 @@ class HttpApi(Asgi):
         if asked.return_text:
             for rank in ranks:
                 rank["text"] = asked.texts[rank["index"]]
-        return _timing(done), _dumps(ranks)
+        return _timing(done), dumps(ranks)
 
     async def cohere_rerank(self, version: str, request: Request) -> Answer:
         asked = CohereRequest.parse(await request.body(self._max_body_bytes), self._rules)
@@ -303,7 +226,7 @@ class HttpApi(Asgi):
             "meta": {"api_version": {"version": version}, "tokens": {"input_tokens": done.tokens, "output_tokens": 0}},
             "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
         }
-        return _timing(done), _dumps(answer)
+        return _timing(done), dumps(answer)
 
     async def predict(self, request: Request) -> Answer:
         """Each label with its score, the likeliest first."""
@@ -314,7 +237,7 @@ class HttpApi(Asgi):
             [{"score": score, "label": labels[index]} for index, score in best_first(row)]
             for row in scores(done, raw=asked.raw_scores)
         ]
-        return _timing(done), _dumps(predictions[0] if asked.single else predictions)
+        return _timing(done), dumps(predictions[0] if asked.single else predictions)
 
     async def embed_sparse(self, request: Request) -> Answer:
         asked = EncodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
@@ -323,7 +246,7 @@ class HttpApi(Asgi):
             [{"index": index, "value": value} for index, value in zip(indices.tolist(), weights, strict=True)]
             for indices, weights in map(unpack, done.vectors)
         ]
-        return _timing(done), _dumps(answer)
+        return _timing(done), dumps(answer)
 
     async def tokenize(self, request: Request) -> Answer:
         asked = TokenizeRequest.parse(await request.body(self._max_body_bytes), self._rules)
@@ -381,11 +304,6 @@ class HttpApi(Asgi):
         return json_answer({**self._document, "servers": [{"url": request.root or "/"}]})
 
 
-def docs_page() -> Answer:
-    page = get_swagger_ui_html(openapi_url="openapi.json", title="windve")
-    return [(b"content-type", b"text/html; charset=utf-8")], bytes(page.body)
-
-
 def _timing(done: Embedded) -> Headers:
     """Which pool answered, and TEI's headers: milliseconds, whole."""
     total = _ms(done.total_s)
@@ -406,29 +324,10 @@ def _ms(seconds: float) -> bytes:
     return b"%d" % round(seconds * 1000)
 
 
-def json_answer(content: Any) -> Answer:
-    return [JSON], _dumps(content)
-
-
-def _dumps(content: Any) -> bytes:
-    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
-
-
 async def _in_turns(texts: Sequence[Vector]) -> list[orjson.Fragment]:
     """As JSON. These are many numbers, and other requests are let through between two texts."""
     found = []
     for rows in texts:
-        found.append(orjson.Fragment(_dumps(np.ascontiguousarray(rows))))
+        found.append(orjson.Fragment(dumps(np.ascontiguousarray(rows))))
         await asyncio.sleep(0)
     return found
-
-
-async def _not_http(scope: Scope, receive: Receive, send: Send) -> None:
-    """The server's start and end are acknowledged; there are no web sockets here."""
-    if scope["type"] != "lifespan":
-        await send({"type": "websocket.close"})
-        return
-    message: Message = {"type": ""}
-    while message["type"] != "lifespan.shutdown":
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})

@@ -15,7 +15,8 @@ from deployments.router import Router
 from serve_app import openapi
 from serve_app.answers import VERSION, describe
 from serve_app.api_keys import ApiKeys
-from serve_app.http_api import NO_REPLICA, Answer, Asgi, Handler, HttpApi, Request, docs_page, json_answer
+from serve_app.asgi import Answer, Asgi, Handler, Request, docs_page, json_answer
+from serve_app.http_api import NO_REPLICA, HttpApi
 from serve_app.several_models import ByModel
 
 _PREFIX = "/models/"

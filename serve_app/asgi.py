@@ -1,0 +1,115 @@
+"""What answers HTTP: ASGI messages as requests, keys checked, answers and errors written.
+
+The messages are written by hand: a framework's layers cost about as much as all else that the Router does for a query.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import orjson
+from fastapi.openapi.docs import get_swagger_ui_html
+from starlette.types import Message, Receive, Scope, Send
+
+from deployments.errors import BodyTooLarge, InvalidInput, WindveError
+from serve_app.api_keys import ApiKeys
+from serve_app.http_errors import JSON, Headers, error_answer
+
+_WITHOUT_KEY = frozenset({"/health", "/ping"})  # what a load balancer asks
+
+Answer = tuple[Headers, bytes]  # the content type among the headers, the content length not
+
+
+class Request:
+    """What a handler sees of an HTTP request."""
+
+    __slots__ = ("_receive", "content", "headers", "method", "path", "root")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.method: str = scope["method"]
+        self.root: str = scope.get("root_path", "")  # ASGI puts the application's route prefix there
+        self.path: str = scope["path"].removeprefix(self.root) or "/"
+        self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        self.content: Any = None  # once the body has been read: its bytes, or what they hold as JSON
+        self._receive = receive
+
+    async def body(self, largest: int) -> Any:
+        """For a type of `requests.py` to parse. Raises BodyTooLarge as soon as it is known to be larger than `largest`
+        bytes.
+        """
+        if self.content is not None:
+            return self.content
+        problem = f"the body is larger than this server takes ({largest} bytes); send fewer texts at once"
+        told = self.headers.get(b"content-length", b"")
+        if told.isdigit() and int(told) > largest:
+            raise BodyTooLarge(problem)
+        chunks: list[bytes] = []
+        size, more = 0, True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise InvalidInput("the connection closed before the body had come")  # nobody reads it
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > largest:
+                raise BodyTooLarge(problem)
+            more = message.get("more_body", False)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+Handler = Callable[[Request], Awaitable[Answer]]
+
+
+class Asgi(ABC):
+    """An ASGI application: checks API keys, and writes answers and errors."""
+
+    def __init__(self, api_keys: ApiKeys | None, *, emulated: bool) -> None:
+        self._api_keys = api_keys
+        self._headers = [(b"x-windve-emulated", b"true")] if emulated else []
+
+    @abstractmethod
+    async def answer(self, request: Request) -> Answer:
+        """Raises WindveError."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await _not_http(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            if self._api_keys is not None and request.path not in _WITHOUT_KEY:
+                shown = request.headers.get(b"authorization")
+                self._api_keys.check(None if shown is None else shown.decode("latin-1"))
+            headers, body = await self.answer(request)
+            status = 200
+        except WindveError as error:
+            status, headers, body = error_answer(error, request.path)
+        headers += ((b"content-length", b"%d" % len(body)), *self._headers)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+
+
+def docs_page() -> Answer:
+    page = get_swagger_ui_html(openapi_url="openapi.json", title="windve")
+    return [(b"content-type", b"text/html; charset=utf-8")], bytes(page.body)
+
+
+def json_answer(content: Any) -> Answer:
+    return [JSON], dumps(content)
+
+
+def dumps(content: Any) -> bytes:
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+async def _not_http(scope: Scope, receive: Receive, send: Send) -> None:
+    """The server's start and end are acknowledged; there are no web sockets here."""
+    if scope["type"] != "lifespan":
+        await send({"type": "websocket.close"})
+        return
+    message: Message = {"type": ""}
+    while message["type"] != "lifespan.shutdown":
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
