@@ -25,6 +25,7 @@ from deployments.hardware.device_detector import Topology
 from deployments.metrics import Instruments
 from deployments.models.encoder import Encoder
 from deployments.models.model_files import ModelCard
+from deployments.models.outputs import Numbers, Output
 from deployments.models.tokenising import Tokenising
 from deployments.models.tokenizer import TokenIds
 from deployments.placement.link import Link
@@ -103,7 +104,9 @@ class SimulatedRouter(Router):
         shape = application.shape
         pools = tuple(shape.devices)
         topology = Topology(pools, dict.fromkeys(pools, shape.nodes), len(pools) > 1, "simulated")
-        card = SimpleNamespace(kind="embedding", name="none", dimension=1, max_tokens=_MAX_TOKENS)
+        card = SimpleNamespace(
+            kinds=("embedding",), token_widths={}, outputs_for=lambda _: ("text",), name="none", max_tokens=_MAX_TOKENS
+        )
         host = Host(
             name, node, cast("Instruments", _Instruments()), cast("ModelCard", card), cast("Encoder", _Encoder())
         )
@@ -323,6 +326,9 @@ class _Encoder:
 
     async def encode(self, queries: Sequence[str], _: str, **_how: Any) -> list[TokenIds]:
         return [_ids(len(query) // len(_TOKEN)) for query in queries]
+
+    def rows(self, numbers: Numbers, _: TokenIds, **_how: Any) -> dict[Output, Numbers]:
+        return {"text": numbers}
 
 
 class _Instruments:
