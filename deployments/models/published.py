@@ -22,12 +22,11 @@ def _keys(words: str) -> frozenset[str]:
 
 # What transformers, sentence-transformers and trainers write into any config and no forward pass reads.
 _HOUSEKEEPING = _keys(
-    "_attn_implementation _attn_implementation_internal _commit_hash _name_or_path architectures auto_map bos_token_id "
-    "classifier_dropout cls_token_id dtype eos_token_id finetuning_task gradient_checkpointing id2label "
-    "initializer_range label2id mask_token_id matryoshka_dimensions model_max_length model_type num_labels "
-    "output_attentions output_hidden_states problem_type return_dict sentence_transformers sep_token_id "
-    "sbert_ce_default_activation_function tie_word_embeddings tokenizer_class torch_dtype torchscript "
-    "transformers.js_config transformers_version use_cache use_return_dict"
+    "architectures auto_map bos_token_id classifier_dropout cls_token_id dtype eos_token_id finetuning_task "
+    "gradient_checkpointing id2label initializer_range label2id mask_token_id matryoshka_dimensions model_max_length "
+    "model_type num_labels output_attentions output_hidden_states problem_type return_dict sentence_transformers "
+    "sep_token_id sbert_ce_default_activation_function task_specific_params tie_word_embeddings tokenizer_class "
+    "torch_dtype torchscript transformers.js_config transformers_version unsloth_version use_cache use_return_dict"
 )
 _KEPT = ("architectures", "bos_token_id", "classifier_dropout", "eos_token_id", "id2label", "label2id", "problem_type")
 
@@ -49,7 +48,7 @@ class _Family:
         names = {published for published, _ in self.takes.values()}
         known = names | self.takes.keys() | self.computes.keys() | self.harmless | _HOUSEKEEPING
         for key, value in config.items():
-            if value and key not in known:  # what is off changes nothing
+            if value and key not in known and not key.startswith("_"):  # what is off changes nothing
                 raise _refused(key, value, self.model_type)
         found = {key: config[key] for key in _KEPT if key in config}
         for key, (published, default) in self.takes.items():
