@@ -114,6 +114,7 @@ def _add_result(parser: argparse.ArgumentParser) -> None:
 def _add_application(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("which application").add_argument
     add("--application", metavar="NAME", help="which application, if several run")
+    add("--model", metavar="NAME", help="which of its models, if it serves several")
     add("--url", help="where it answers, if not where its config says")
     add(
         "--api-keys",
@@ -155,8 +156,8 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
         config.check_describes(application)
     _allow_connections(3 * arguments.most * run.result.most_replicas)
     console.print(
-        f"calibrating {application.name} at {application.address} for an SLO of {options.slo_s:g} s, {options.shape} "
-        f"traffic, {options.tokens} tokens a query"
+        f"calibrating {application.model or application.name} at {application.address} for an SLO of "
+        f"{options.slo_s:g} s, {options.shape} traffic, {options.tokens} tokens a query"
     )
     journal = Journal(arguments.out, run.about, fresh=arguments.fresh)
     if journal.resumed:
@@ -165,10 +166,11 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
     written = WrittenReport()
     try:
         changes = {} if arguments.estimate_only else run.result.changes()
+        written_changes = application.placed(changes) if changes else {}
         if arguments.apply:
             application.check_unchanged()
         if config is not None:
-            _write(config, changes, console, None if arguments.dry_run else written)
+            _write(config, written_changes, console, None if arguments.dry_run else written)
         if arguments.apply and not arguments.dry_run:
             _apply(application, changes, written, console)
     except WindveError as error:
@@ -178,7 +180,7 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
     journal.finish()
     _show(run.result.report(None, written), arguments.out, console)
     if arguments.rayservice is not None:
-        _show_patch(arguments, application, changes)
+        _show_patch(arguments, application, written_changes)
     return 0
 
 
@@ -217,7 +219,11 @@ def _find(arguments: argparse.Namespace, console: Console) -> Application:
         console.print(f"deploying {arguments.deploy} at {dashboard}: loading the model, warming up", soft_wrap=True)
         deploy(arguments.deploy, dashboard)
     application = Application.find(
-        dashboard=dashboard, name=arguments.application, url=arguments.url, api_keys=arguments.api_keys
+        dashboard=dashboard,
+        name=arguments.application,
+        url=arguments.url,
+        api_keys=arguments.api_keys,
+        model=arguments.model,
     )
     if arguments.deploy is not None:
         application.wait_until_it_answers()

@@ -68,7 +68,8 @@ class Calibration:
         replicas = {name: sorted(pool["replicas"]) for name, pool in self.result.pools.items()}
         options = asdict(self.result.options)
         # Called wishes by earlier versions, whose interrupted runs are resumed too.
-        return {"application": self._application.name, "replicas": replicas, "wishes": options}
+        model = {} if self._application.model is None else {"model": self._application.model}
+        return {"application": self._application.name, **model, "replicas": replicas, "wishes": options}
 
     async def measure(self, journal: Journal, *, estimate_only: bool = False) -> None:
         """Find the depths, and prove them unless `estimate_only`.

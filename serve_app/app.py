@@ -6,7 +6,6 @@ args of the Serve config -> Args -> what the cluster has -> a Plan for each mode
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -37,7 +36,6 @@ from serve_app.cluster_plan import (
 from serve_app.grpc_services import METHODS
 from serve_app.several_models import Args
 
-_DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
 _REPLICA_ROUTER = RequestRouterConfig(request_router_class="deployments.serve_adapter.replica_router.ReplicaRouter")  # type: ignore[arg-type]
 
 Embedders = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # of one model: pool -> name and handle of its deployment
@@ -95,9 +93,10 @@ def build(args: dict[str, Any]) -> Application:
     read = Args(args)
     nodes, plans = plan_once_nodes_are_there(read, ray.nodes, time)
     parts = cpu_parts(read.models, plans)
+    names = read.deployments()
     embedders = {
-        name: _bind_embedders(settings, plans[name], nodes, parts, suffix)
-        for (name, settings), suffix in zip(read.models.items(), suffixes(read), strict=True)
+        name: _bind_embedders(settings, plans[name], nodes, parts, names[name])
+        for name, settings in read.models.items()
     }
     router = serve.deployment(
         name="Router",
@@ -112,7 +111,7 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def _bind_embedders(
-    settings: Settings, plan: Plan, nodes: Nodes, parts: Mapping[str, CpuPart], suffix: str
+    settings: Settings, plan: Plan, nodes: Nodes, parts: Mapping[str, CpuPart], names: Mapping[str, str]
 ) -> dict[str, tuple[str, Application]]:
     bound = {}
     for pool in plan.topology.pools:
@@ -121,9 +120,8 @@ def _bind_embedders(
         else:
             part = parts[settings.model.served_name].share / sum(part.share for part in parts.values())
             device, options = CPU, cpu_options(settings, nodes, part)
-        name = _DEPLOYMENTS[pool] + suffix
         deployment = serve.deployment(
-            name=name,
+            name=names[pool],
             **how_many(settings, pool, plan.topology),
             max_ongoing_requests=1000,  # never reached: queries travel by the channel, and the schedule admits
             request_router_config=_REPLICA_ROUTER,
@@ -132,19 +130,8 @@ def _bind_embedders(
             max_constructor_retry_count=3,
             **options,
         )(Embedder)
-        bound[pool] = (name, deployment.bind(pool, settings, device, parts))
+        bound[pool] = (names[pool], deployment.bind(pool, settings, device, parts))
     return bound
-
-
-def suffixes(args: Args) -> list[str]:
-    """What follows in the names of each model's deployments: of several models, the model's name."""
-    if not args.several:
-        return [""]
-    found: list[str] = []
-    for name in args.models:
-        plain = "-" + re.sub(r"[^A-Za-z0-9._-]+", "-", name)  # Ray names files after it
-        found.append(plain if plain not in found else f"{plain}-{len(found)}")
-    return found
 
 
 def how_many(settings: Settings, pool: str, topology: Topology) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from deployments.hardware.device_detector import Machine, probe_machine
 from deployments.models.model_files import read_model_card
 from serve_app.api_keys import read_keys
 from serve_app.local_service import LocalService, private_folder
+from serve_app.several_models import Args
+from serve_app.waiting import Reporter, deployment_models, waits
 
 _START_TIMEOUT_S = 600.0  # a large model from a slow disk or hub
 _OBJECT_STORE_BYTES = 200 * 2**20  # queries travel by the channel; the store holds next to nothing
@@ -83,8 +85,8 @@ def serve_until_interrupted(path: Path) -> None:
 
         config = load_config(path)
         addresses, grpc_address = _http_addresses(config), _grpc_address(config)
-        keys = []
-        for args in args_of(config):
+        keys, applications = [], args_of(config)
+        for args in applications.values():
             for name, settings in args.models.items():
                 with args.locating(name):
                     read_model_card(settings.model)  # a wrong name, or a download, shows here, not in a replica's log
@@ -96,7 +98,7 @@ def serve_until_interrupted(path: Path) -> None:
             _stop_on_signals(stop)  # again: Ray has put its own in place, which end the process where it stands
             _deploy(dashboard, config)
             with console.status("starting: loading the model, warming up"):
-                if not _wait_until_running(stop):
+                if not _wait_until_running(stop, _reporter(console, dashboard, applications)):
                     return
             environment = {name: os.environ[name] for name in _TOKEN if name in os.environ}
             service = LocalService(os.getpid(), dashboard, environment)
@@ -296,7 +298,24 @@ def _deploy(dashboard: str, config: dict[str, Any]) -> None:
             return
 
 
-def _wait_until_running(stop: threading.Event) -> bool:
+def _reporter(console: Console, dashboard: str, applications: Mapping[str, Args]) -> Reporter:
+    """Says on the terminal what is waited for."""
+    import ray
+    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
+    names = deployment_models(applications)
+
+    def look() -> list[str]:
+        try:
+            details = ServeSubmissionClient(dashboard).get_serve_details()["applications"]
+        except (RuntimeError, OSError):
+            return ["Ray's dashboard, which does not answer"]
+        return list(waits(details, names, ray.cluster_resources(), ray.available_resources()))
+
+    return Reporter(lambda line: console.print(line, soft_wrap=True), look, time.monotonic())
+
+
+def _wait_until_running(stop: threading.Event, reporter: Reporter) -> bool:
     """True once every application runs, False if stopped before. Raises StartFailed with the reason."""
     from ray import serve
 
@@ -309,6 +328,7 @@ def _wait_until_running(stop: threading.Event) -> bool:
             if application.status == "DEPLOY_FAILED":  # UNHEALTHY may pass: Serve replaces what is
                 details = [deployment.message for deployment in application.deployments.values()]
                 raise StartFailed(first_reason([application.message, *details]))
+        reporter.tick(time.monotonic())
         if time.monotonic() > ends:
             raise StartFailed(f"the application did not start within {_START_TIMEOUT_S:.0f} s")
     return False

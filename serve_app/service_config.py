@@ -58,13 +58,13 @@ def check_config(config: dict[str, Any]) -> None:
     applications = args_of(config)
     if not applications:
         raise SettingsError("applications", f"none has import_path: {IMPORT_PATH}")
-    for args, application in zip(applications, ours(config), strict=True):
+    for args, application in zip(applications.values(), ours(config), strict=True):
         args.router_configs(router_config(application))
 
 
-def args_of(config: dict[str, Any]) -> list[Args]:
-    """The `args` of each windve application in a Serve config. Raises SettingsError."""
-    return [Args(application.get("args")) for application in ours(config)]
+def args_of(config: dict[str, Any]) -> dict[str, Args]:
+    """The `args` of each windve application in a Serve config, by its name. Raises SettingsError."""
+    return {application.get("name", "default"): Args(application.get("args")) for application in ours(config)}
 
 
 def ours(config: dict[str, Any]) -> list[dict[str, Any]]:

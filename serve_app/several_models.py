@@ -7,6 +7,7 @@ one, by its name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Generic, Self, TypeVar
@@ -14,6 +15,7 @@ from typing import Annotated, Any, Generic, Self, TypeVar
 from pydantic import Field, model_validator
 
 from deployments.errors import SettingsError, UnknownModel
+from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.settings import (
     AcceleratorSettings,
     CpuSettings,
@@ -28,6 +30,7 @@ from deployments.settings import (
 T = TypeVar("T")
 U = TypeVar("U")
 
+_DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
 _SHARED_CONFIG = ("slo_s", "admission", "request_timeout_s", "bulk")  # what `user_config` may say of all models
 
 
@@ -88,6 +91,16 @@ class Args:
     def by_model(self, of: Mapping[str, T]) -> ByModel[T]:
         """`of` has one thing for each model, by the model's own name."""
         return ByModel(of, {name: settings.model for name, settings in self.models.items()})
+
+    def deployments(self) -> dict[str, dict[str, str]]:
+        """Model -> pool -> the name of its Serve deployment; of several models each has the model's name in it."""
+        found: dict[str, dict[str, str]] = {}
+        taken: list[str] = []
+        for name in self.models:
+            suffix = "-" + re.sub(r"[^A-Za-z0-9._-]+", "-", name) if self.several else ""  # Ray names files after it
+            taken.append(suffix if suffix not in taken else f"{suffix}-{len(taken)}")
+            found[name] = {pool: deployment + taken[-1] for pool, deployment in _DEPLOYMENTS.items()}
+        return found
 
     @contextmanager
     def locating(self, name: str) -> Iterator[None]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPException
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import orjson
 
@@ -22,6 +22,7 @@ from deployments.errors import SettingsError, WindveError
 from deployments.trial import hash_secret
 from serve_app import local_service
 from serve_app.api_keys import read_keys
+from serve_app.several_models import Args
 
 _DEFAULT_DASHBOARD = "http://127.0.0.1:8265"
 _CONFIG_KEYS = ("proxy_location", "http_options", "grpc_options", "target_capacity")
@@ -38,22 +39,33 @@ class CalibrationFailed(WindveError):
 
 @dataclass(slots=True)
 class Application:
-    """One windve application on a Ray cluster. `deployed` is its Serve config as it was found."""
+    """One windve application on a Ray cluster. `deployed` is its Serve config as it was found.
+
+    `model`: which of its models is meant, where it serves several; the address is then that of this model.
+    """
 
     name: str
     dashboard: str
     address: Address
     deployed: dict[str, Any]
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # of every request: they hold the API key
+    model: str | None = None
     _pass: dict[str, Any] | None = None
 
     @classmethod
     def find(
-        cls, *, dashboard: str | None, name: str | None, url: str | None, api_keys: str | None = None
+        cls,
+        *,
+        dashboard: str | None,
+        name: str | None,
+        url: str | None,
+        api_keys: str | None = None,
+        model: str | None = None,
     ) -> Application:
         """Ask Ray Serve at `dashboard` (None: the cluster of this Ray job, or what `make serve` started here).
 
-        `api_keys` says where the key is that the application wants, as its own setting does (None: where that says).
+        `url`: where the application answers (None: where its config says). `api_keys` says where the key is that it
+        wants, as its own setting does (None: where that says). `model`: which one, where it serves several.
         Raises CalibrationFailed where there is none, SettingsError where it must be chosen or the key is not there.
         """
         dashboard = find_dashboard(dashboard)
@@ -75,8 +87,11 @@ class Application:
         if name not in ours:
             raise SettingsError("--application", f"there is no windve application named {name}, only {', '.join(ours)}")
         where = url or _url(details, ours[name], dashboard)
+        model = _chosen(model, Args(ours[name].get("args")))
+        if model is not None:
+            where = f"{where.rstrip('/')}/models/{quote(model)}"
         headers = _authorization(api_keys, ours[name])
-        return cls(name, dashboard, Address.parse(where), _without_trial(ours[name]), headers)
+        return cls(name, dashboard, Address.parse(where), _without_trial(ours[name]), headers, model)
 
     def info(self) -> dict[str, Any]:
         """What `/info` says. Raises CalibrationFailed where it does not answer."""
@@ -110,15 +125,23 @@ class Application:
                 return
 
     def router_config(self) -> dict[str, Any]:
-        """The Router's `user_config` as it was found."""
-        return dict(_router(self.deployed).get("user_config") or {})
+        """The Router's `user_config` as it was found; of several models, what is in force for this one."""
+        found = dict(_router(self.deployed).get("user_config") or {})
+        own = (found.pop("models", None) or {}).get(self.model) if self.model is not None else {}
+        return found | (own or {})
+
+    def placed(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Changes of the Router's entry, with those of its `user_config` where this model has its own."""
+        if self.model is None:
+            return dict(changes)
+        return {**changes, "user_config": {"models": {self.model: changes["user_config"]}}}
 
     def grant_trials(self) -> str:
         """Return a secret: for a while, queries that show it are admitted by the depths or the SLO that they name."""
         secret = secrets.token_urlsafe(24)
         self.check_unchanged()
         self._pass = {"secret_sha256": hash_secret(secret), "expires_at": time.time() + _GRANT_S}
-        self._change(_with_router(self.deployed, {"user_config": {**self.router_config(), "trial": self._pass}}))
+        self._change(_with_router(self.deployed, self.placed({"user_config": {"trial": self._pass}})))
         return secret
 
     def end_trials(self) -> None:
@@ -126,18 +149,16 @@ class Application:
         if self._pass is None:
             return
         now = self._deployed_now()
-        there = [(one.get("user_config") or {}).get("trial") for one in now.get("deployments") or []]
-        if _without_trial(now) == self.deployed and self._pass in there:
+        if _without_trial(now) == self.deployed and self._pass in [own.get("trial") for own in _configs(now)]:
             self._change(self.deployed)
 
     def apply(self, changes: Mapping[str, Any]) -> None:
         """Merge `changes` into the Router's entry and wait until `/info` shows the depths. Raises CalibrationFailed."""
         self.check_unchanged()
-        user_config = {**self.router_config(), **changes["user_config"]}
-        changed = _with_router(self.deployed, {**changes, "user_config": user_config})
+        changed = _with_router(self.deployed, self.placed(changes))
         self._change(changed)
         self.deployed = changed
-        self._wait_until_in_force(user_config)
+        self._wait_until_in_force(self.router_config())
 
     def check_unchanged(self) -> None:
         """Raises CalibrationFailed where another config was deployed since this one was found."""
@@ -264,16 +285,46 @@ def _router(application: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_router(application: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy, with the Router's entry changed: its `user_config`, and what that has for a model, key by key."""
     changed = copy.deepcopy(dict(application))
-    _router(changed).update(changes)
+    router = _router(changed)
+    config = {**(router.get("user_config") or {}), **changes["user_config"]}
+    if "models" in changes["user_config"]:
+        before = (router.get("user_config") or {}).get("models") or {}
+        own = {name: {**(before.get(name) or {}), **new} for name, new in changes["user_config"]["models"].items()}
+        config["models"] = {**before, **own}
+    router.update({**changes, "user_config": config})
     return changed
 
 
+def _configs(application: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each `user_config` of its deployments has for single models, and then the whole ones."""
+    whole = [deployment.get("user_config") or {} for deployment in application.get("deployments") or []]
+    return [*(own for config in whole for own in (config.get("models") or {}).values() if own), *whole]
+
+
 def _without_trial(application: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy without any grant, and without the place of a model that has nothing else."""
     bare = copy.deepcopy(dict(application))
-    for deployment in bare.get("deployments") or []:
-        (deployment.get("user_config") or {}).pop("trial", None)
+    for config in _configs(bare):
+        config.pop("trial", None)
+        if "models" in config:
+            config["models"] = {name: own for name, own in (config["models"] or {}).items() if own}
+            if not config["models"]:
+                del config["models"]
     return bare
+
+
+def _chosen(model: str | None, args: Args) -> str | None:
+    """The model that is meant, where there are several. Raises SettingsError."""
+    names = ", ".join(args.models)
+    if model is not None and model not in args.models:
+        raise SettingsError("--model", f"the application serves no model named {model}, only {names}")
+    if not args.several:
+        return None
+    if model is None and len(args.models) > 1:
+        raise SettingsError("--model", f"the application serves several, choose one: {names}")
+    return model or next(iter(args.models))
 
 
 def _first_line(error: BaseException) -> str:

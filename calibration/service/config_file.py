@@ -35,7 +35,7 @@ class ConfigFile:
         pool = {"queue_depth": 1, "alpha_s": 0.1, "beta_s": 0.1, "cost": cost}
         record = {"at": "now", "r2": {"cpu": 1.0}, "proved": ["bursts"]}
         user_config = {"slo_s": 1.0, "accelerator": pool, "cpu": pool, "calibration": record}
-        found.edited({"max_ongoing_requests": 1, "user_config": user_config})
+        found.edited(application.placed({"max_ongoing_requests": 1, "user_config": user_config}))
         if not os.access(path.resolve().parent, os.W_OK):
             raise SettingsError(str(path), "cannot be written: its folder is not ours to write in")
         return found

@@ -44,8 +44,10 @@ def for_the_devices_there(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config with one replica for each device of the cluster: a depth is a replica's, so that fewer devices do."""
     changed = copy.deepcopy(dict(config))
     for application in changed["applications"]:
-        for pool in ("accelerator", "cpu"):
-            (application.get("args") or {}).get(pool, {}).pop("replicas", None)
+        args = application.get("args") or {}
+        for settings in (args, *args.get("models", ())):
+            for pool in ("accelerator", "cpu"):
+                settings.get(pool, {}).pop("replicas", None)
     return changed
 
 

@@ -6,6 +6,7 @@ Pure: no ray, no torch, no files.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from deployments.errors import SettingsError
 
 IMPORT_PATH = "serve_app.app:build"  # serve_app.service_config says the same, but imports ray
 DEPLOYMENT = "Router"
-WHOLE = "user_config.calibration"  # ours as a whole: no old key stays in it
+WHOLE = re.compile(r"\]\.user_config(\.models\..+)?\.calibration$")  # ours as a whole: no old key stays in it
 
 _CARRIED = "spec.serveConfigV2"
 
@@ -24,8 +25,8 @@ def edit(text: str, application: str, changes: Mapping[str, Any]) -> str:
     """The text with `changes` merged into the Router entry of the named application. Nothing else changes.
 
     `text` is a Serve config, or a file with RayService manifests that carry one in `spec.serveConfigV2`. A mapping
-    merges into a mapping, another value replaces one, a missing key is added; `user_config.calibration` is replaced
-    whole. Comments, order and quotes stay.
+    merges into a mapping, another value replaces one, a missing key is added; `user_config.calibration`, or a model's
+    own, is replaced whole. Comments, order and quotes stay.
 
     Raises SettingsError: the file is not YAML, has no or no single such application, or says something that cannot be
     changed in its place (an alias, a merge key, a comment within braces). Raises TypeError: `changes` are not mappings
@@ -139,7 +140,7 @@ def _merged(old: dict[str, Any], changes: dict[str, Any], where: str) -> dict[st
     merged = dict(old)
     for key, new in changes.items():
         there, inside = old.get(key), f"{where}.{key}"
-        if inside.endswith(f"].{WHOLE}") or there is None:
+        if WHOLE.search(inside) or there is None:
             merged[key] = new
         elif isinstance(new, dict) != isinstance(there, dict):
             kind = "a mapping" if isinstance(new, dict) else "a single value"

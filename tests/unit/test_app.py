@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from deployments.errors import SettingsError
-from serve_app.app import suffixes
 from serve_app.cluster_plan import accelerator_options, cpu_options, cpu_parts, plan_models, plan_once_nodes_are_there
 from serve_app.several_models import Args
 
@@ -196,6 +195,8 @@ def test_what_all_models_book_together_fits_beside_the_framework(cpus, shares, b
 
 
 def test_deployments_are_named_after_their_models():
-    assert suffixes(Args({"model": {"id": "BAAI/bge"}})) == [""]
+    pools = {"accelerator": "AcceleratorEmbedder", "cpu": "CpuEmbedder"}
+    assert Args({"model": {"id": "BAAI/bge"}}).deployments() == {"BAAI/bge": pools}
     args = Args({"models": [{"model": {"id": name}} for name in ("BAAI/bge", "m 1", "BAAI bge")]})
-    assert suffixes(args) == ["-BAAI-bge", "-m-1", "-BAAI-bge-2"]
+    names = ["CpuEmbedder-BAAI-bge", "CpuEmbedder-m-1", "CpuEmbedder-BAAI-bge-2"]
+    assert [found["cpu"] for found in args.deployments().values()] == names

@@ -1,0 +1,149 @@
+"""What a calibration changes of a running application: of the one model, or of one of several."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import yaml
+
+from calibration.load import Address
+from calibration.service import application as module
+from calibration.service.application import Application, CalibrationFailed
+from calibration.service.deployment import for_the_devices_there
+from calibration.service.serve_config import edit
+from deployments.errors import SettingsError
+
+ONE = """\
+name: w
+import_path: serve_app.app:build
+args: {model: {id: m}}
+deployments:
+- {name: Router, user_config: {slo_s: 1.0, bulk: {share: 0.2}}}
+"""
+SEVERAL = """\
+name: w
+import_path: serve_app.app:build
+args: {models: [{model: {id: org/m, name: v1.5}}, {model: {id: "7"}, cpu: {replicas: 2}}]}
+deployments:
+- name: Router
+  user_config:
+    slo_s: 1.0
+    models:
+      "7": {slo_s: 2.0, cpu: {queue_depth: 3}}
+"""
+FOUND = {"max_ongoing_requests": 7, "user_config": {"slo_s": 0.5, "cpu": {"queue_depth": 9}}}
+
+
+class Serve:
+    """Ray Serve's REST API, and `/info`."""
+
+    def __init__(self, monkeypatch, text):
+        self.application = yaml.safe_load(text)
+        monkeypatch.setattr(module, "serve_details", lambda _: self.details())
+        monkeypatch.setattr(module, "deploy_config", self.deploy)
+        monkeypatch.setattr(Application, "info", lambda _: {"windve": {"config_problem": None, "pools": {"cpu": {
+            "queue_depth": 9}}}})  # fmt: skip
+
+    def details(self):
+        applications = {"w": self.application, "other": {"name": "other"}}
+        deployed = {name: {"deployed_app_config": found} for name, found in applications.items()}
+        return copy.deepcopy({"http_options": {"host": "h", "port": 80}, "applications": deployed})
+
+    def deploy(self, _, config):
+        self.application, other = copy.deepcopy(config["applications"])
+        assert other == {"name": "other"}
+
+    @property
+    def user_config(self):
+        return self.application["deployments"][0]["user_config"]
+
+    def find(self, **more):
+        return Application.find(dashboard="http://x", name=None, url=None, **more)
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "address", "config"),
+    [
+        (ONE, None, "http://h:80", {"slo_s": 1.0, "bulk": {"share": 0.2}}),
+        (ONE, "m", "http://h:80", {"slo_s": 1.0, "bulk": {"share": 0.2}}),
+        (SEVERAL, "v1.5", "http://h:80/models/v1.5", {"slo_s": 1.0}),
+        (SEVERAL, "7", "http://h:80/models/7", {"slo_s": 2.0, "cpu": {"queue_depth": 3}}),
+    ],
+)
+def test_one_model_is_found(monkeypatch, text, model, address, config):
+    found = Serve(monkeypatch, text).find(model=model)
+    assert (str(found.address), found.router_config()) == (address, config)
+
+
+def test_an_address_is_given_for_all_models(monkeypatch):
+    serve = Serve(monkeypatch, SEVERAL.replace("v1.5", "a b/c"))
+    found = Application.find(dashboard="http://x", name=None, url="https://gateway/embed/", model="a b/c")
+    assert found.address == Address("gateway", 443, "/embed/models/a%20b/c", tls=True)
+    assert serve.find(model="7").model == "7"
+
+
+@pytest.mark.parametrize(
+    ("text", "model", "sentence"),
+    [
+        (SEVERAL, None, "--model: the application serves several, choose one: v1.5, 7"),
+        (SEVERAL, "m", "--model: the application serves no model named m, only v1.5, 7"),
+        (ONE, "x", "--model: the application serves no model named x, only m"),
+    ],
+)
+def test_the_model_must_be_chosen(monkeypatch, text, model, sentence):
+    with pytest.raises(SettingsError) as caught:
+        Serve(monkeypatch, text).find(model=model)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(("text", "model"), [(ONE, None), (SEVERAL, "v1.5"), (SEVERAL, "7")])
+def test_a_grant_is_the_models_own_and_leaves_nothing(monkeypatch, text, model):
+    serve = Serve(monkeypatch, text)
+    before = copy.deepcopy(serve.application)
+    found = serve.find(model=model)
+    found.grant_trials()
+    own = serve.user_config if model is None else serve.user_config["models"][model]
+    assert set(own["trial"]) == {"secret_sha256", "expires_at"}
+    assert {**own, "trial": None} == {**(found.router_config() if model != "v1.5" else {}), "trial": None}
+    found.check_unchanged()
+    found.end_trials()
+    assert serve.application == before
+
+
+@pytest.mark.parametrize("model", ["v1.5", "7"])
+def test_what_was_found_is_applied_to_the_one_model(monkeypatch, model):
+    serve = Serve(monkeypatch, SEVERAL)
+    found = serve.find(model=model)
+    others = {name: own for name, own in serve.user_config["models"].items() if name != model}
+    found.grant_trials()
+    found.apply(FOUND)
+    assert serve.application["deployments"][0]["max_ongoing_requests"] == 7
+    assert serve.user_config["slo_s"] == 1.0
+    assert serve.user_config["models"] == {**others, model: FOUND["user_config"]}
+    found.end_trials()
+    assert serve.user_config["models"][model] == FOUND["user_config"]
+    serve.user_config["slo_s"] = 3.0
+    with pytest.raises(CalibrationFailed, match="changed while the calibration ran"):
+        found.check_unchanged()
+
+
+def test_the_file_gets_it_at_the_models_place(monkeypatch):
+    found = Serve(monkeypatch, SEVERAL).find(model="7")
+    text = "applications:\n- " + SEVERAL.rstrip("\n").replace("\n", "\n  ") + "\n"
+    record = {"user_config": {**FOUND["user_config"], "calibration": {"at": "x", "old": 1}}}
+    once = edit(text, "w", found.placed(record))
+    again = edit(once, "w", found.placed({"user_config": {"calibration": {"at": "y"}}}))
+    (changed,) = yaml.safe_load(again)["applications"]
+    config = changed["deployments"][0]["user_config"]
+    assert config == {"slo_s": 1.0, "models": {"7": {**FOUND["user_config"], "calibration": {"at": "y"}}}}
+    for name in ("v1.5", "org/b: c", "8"):
+        (changed,) = yaml.safe_load(edit(text, "w", {"user_config": {"models": {name: {"slo_s": 9.0}}}}))[
+            "applications"
+        ]
+        assert changed["deployments"][0]["user_config"]["models"][name] == {"slo_s": 9.0}
+
+
+def test_on_devices_of_its_own_each_model_has_what_is_there():
+    (changed,) = for_the_devices_there({"applications": [yaml.safe_load(SEVERAL)]})["applications"]
+    assert changed["args"]["models"][1] == {"model": {"id": "7"}, "cpu": {}}
