@@ -166,11 +166,10 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
     written = WrittenReport()
     try:
         changes = {} if arguments.estimate_only else run.result.changes()
-        written_changes = application.placed(changes) if changes else {}
         if arguments.apply:
             application.check_unchanged()
         if config is not None:
-            _write(config, written_changes, console, None if arguments.dry_run else written)
+            _write(config, application.placed(changes), console, None if arguments.dry_run else written)
         if arguments.apply and not arguments.dry_run:
             _apply(application, changes, written, console)
     except WindveError as error:
@@ -180,7 +179,7 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
     journal.finish()
     _show(run.result.report(None, written), arguments.out, console)
     if arguments.rayservice is not None:
-        _show_patch(arguments, application, written_changes)
+        _show_patch(arguments, application, application.placed(changes))
     return 0
 
 
