@@ -67,7 +67,8 @@ class Service:
     def write(self):
         self.file.write_text(yaml.safe_dump(self.config, sort_keys=False))
 
-    def start(self):
+    def start(self, until="curl -s"):
+        """Returns when its terminal shows these words."""
         with self.log.open("w") as log:
             # A session of its own, so that Ctrl-C can be sent as a terminal does: to the whole process group.
             self.process = subprocess.Popen(
@@ -76,7 +77,7 @@ class Service:
                 env={**os.environ, "COLUMNS": "200", "RAY_metrics_report_interval_ms": "1000"},
             )  # fmt: skip
         ends = time.monotonic() + START_TIMEOUT_S
-        while "curl -s" not in self.log.read_text():
+        while until not in self.log.read_text():
             assert self.process.poll() is None, f"the service did not start:\n{self.log.read_text()[-3000:]}"
             assert time.monotonic() < ends, f"the service is not up in time:\n{self.log.read_text()[-3000:]}"
             time.sleep(0.1)
@@ -198,10 +199,10 @@ def runs(service):
 
 
 @contextlib.contextmanager
-def running(config, folder):
+def running(config, folder, **when):
     service = Service(config, folder)
     try:
-        service.start()
+        service.start(**when)
         yield service
     finally:
         service.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT, free_port, load_yaml, running
+
+from deployments.hardware.affinity import read_cpu_shape
 
 
 def stray_files():
@@ -39,6 +42,26 @@ def test_ctrl_c_takes_down_exactly_what_was_started(tmp_path, figure):
     assert stray_files() - before == set()
     for word in ("machine:", "topology: accelerator first, CPU for the overflow", "SLO 2.0 s", "EMULATED", "curl -s"):
         assert word in shown
+
+
+def test_an_application_without_room_says_what_it_waits_for(tmp_path):
+    """Two applications that book more CPUs than there are: the second waits for ever, and not without a word."""
+    config = load_yaml("rehearsal.yaml")
+    one, cpus = config["applications"][0], read_cpu_shape().usable
+    one["args"]["accelerator"] = {"device": "none"}
+    one["args"]["cpu"]["num_cpus"] = 0.6 * cpus
+    two = copy.deepcopy(one) | {"name": "two", "route_prefix": "/two"}
+    two["args"]["model"]["name"] = "second"
+    config["applications"] = [one, two]
+    with running(config, tmp_path, until="; set cpu.num_cpus") as service:
+        shown = service.log.read_text()
+        (line,) = [line for line in shown.splitlines() if "set cpu.num_cpus" in line]
+        booked = f"{0.6 * cpus:.3g} CPU: the cluster has {cpus}, "
+        assert re.fullmatch(
+            rf"waiting for 1\d s: CpuEmbedder of (emulated|second) waits for {booked}.* taken; .*", line
+        )
+        assert service.press_ctrl_c() == 0
+        assert service.leftovers() == []
 
 
 def change(config, where, value):
