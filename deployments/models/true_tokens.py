@@ -60,55 +60,55 @@ def true_tokenizer(card: ModelCard, wanted: str = "auto", ask: Ask = ask) -> Fas
         older = "" if wanted == "file" else " and no older vocabulary"
         raise SettingsError("args.model.tokenizer", f"{card.folder} holds no tokenizer.json{older}")
     texts = _texts(card, here)
-    pairs = PAIRS if card.kind in SCORING and card.judge is None else {}
     if wanted == "file" and here is not None:
         chosen = here
     else:
+        pairs = PAIRS if card.kind in SCORING and card.judge is None else {}
         own = ask(Question(str(card.folder), card.trust_remote_code, [*texts.values()], [*pairs.values()]))
-        chosen = _unchecked(card, here, own) if isinstance(own, str) else _choose(card, here, own, texts, wanted)
-    if here is None and 2 * chosen.get_vocab_size() < card.vocab_size:  # made of nothing: it did not find the files
-        raise SettingsError(
-            "args.model.id",
-            f"transformers finds {chosen.get_vocab_size()} of the model's {card.vocab_size} tokens in {card.folder}",
-        )
-    _check_vocabulary(card, chosen, texts)
+        if isinstance(own, str):
+            chosen = _unchecked(card, here if wanted == "auto" else None, own)
+        else:
+            chosen = _compared(card, here, own, texts) if wanted == "auto" else _fast(card, own, texts)
+        if added := add_ends(chosen, card.folder, known=here):
+            logger.info("%s is put around each text, as tokenizer_config.json says", " and ".join(added))
+    _check_vocabulary(card, chosen, texts, whole=here is None)
     return chosen
 
 
 def _unchecked(card: ModelCard, here: FastTokenizer | None, problem: str) -> FastTokenizer:
+    """tokenizer.json's."""
     if here is None:
         if any(card.folder.glob("*.model")) and importlib.util.find_spec("sentencepiece") is None:
             problem = "its vocabulary needs the package sentencepiece (pip install windve[sentencepiece])"
-        raise SettingsError(
-            "args.model.id", f"{card.folder} holds no tokenizer.json, and transformers cannot build one: {problem}"
-        )
+        raise SettingsError("args.model.id", f"transformers cannot build the tokenizer of {card.folder}: {problem}")
     logger.warning("tokenizer.json is used unchecked: transformers cannot build the model's tokenizer: %s", problem)
-    add_ends(here, card.folder)
     return here
 
 
-def _choose(card: ModelCard, here: FastTokenizer | None, own: OwnTokenizer, texts: Texts, wanted: str) -> FastTokenizer:
+def _compared(card: ModelCard, here: FastTokenizer | None, own: OwnTokenizer, texts: Texts) -> FastTokenizer:
+    """tokenizer.json's where it makes the same tokens, else transformers' where that is known to be right."""
+    if here is None:
+        return _fast(card, own, texts)
+    first = next(_differences(card, here, own, texts), None)
+    if first is None:
+        return here
+    theirs = _fast(card, own, texts, first)
+    if wrong := next(_other_words(here, theirs, texts), None):
+        raise SettingsError("args.model.tokenizer", f"{wrong}: {_REMEDY}")
+    logger.warning("%s of transformers is used in place of tokenizer.json: %s", own.name, first)
+    return theirs
+
+
+def _fast(card: ModelCard, own: OwnTokenizer, texts: Texts, first: Difference | None = None) -> FastTokenizer:
+    """The fast one behind transformers'. Raises SettingsError where that does more in Python."""
     theirs = None if own.backend is None else FastTokenizer.from_str(own.backend)
-    if theirs is not None and next(_differences(card, theirs, own, texts), None):
-        theirs = None  # it does more in Python than its fast tokenizer says
-    first = None if here is None else next(_differences(card, here, own, texts), None)
-    if here is not None and first is None and wanted == "auto":
-        chosen = here
-    elif theirs is None:
+    if theirs is None or next(_differences(card, theirs, own, texts), None):
+        here = f"{first}, and " if first else ""
         raise SettingsError(
             "args.model.tokenizer",
-            f"{first or 'there is no usable tokenizer.json'}, and {own.name} of transformers is no fast tokenizer",
+            f"{here}{own.name} of transformers is no fast tokenizer, which alone is served; file takes tokenizer.json",
         )
-    elif here is None or wanted == "transformers":
-        chosen = theirs
-    elif wrong := next(_other_words(here, theirs, texts), None):
-        raise SettingsError("args.model.tokenizer", f"{wrong}: {_REMEDY}")
-    else:
-        logger.warning("%s of transformers is used in place of tokenizer.json: %s", own.name, first)
-        chosen = theirs
-    if added := add_ends(chosen, card.folder, known=here):
-        logger.info("%s is put around each text, as tokenizer_config.json says", " and ".join(added))
-    return chosen
+    return theirs
 
 
 def _texts(card: ModelCard, here: FastTokenizer | None) -> dict[str, str]:
@@ -120,6 +120,8 @@ def _texts(card: ModelCard, here: FastTokenizer | None) -> dict[str, str]:
         "names of its own special tokens": " x ".join(special[:_SPECIAL_TOKENS]) or "x",
         **{f"a text with the prompt {name}": prompt + ENGLISH for name, prompt in card.prompts.items()},
     }
+    if card.judge is not None:
+        texts["the reranker's prompt"] = card.judge.before + " ".join((*card.judge.texts, *card.judge.after))
     return {name: text.lower() for name, text in texts.items()} if card.lower_case else texts
 
 
@@ -148,7 +150,13 @@ def _first(text: str, here: Sequence[int], own: Sequence[int]) -> Iterator[Diffe
             return
 
 
-def _check_vocabulary(card: ModelCard, fast: FastTokenizer, texts: Texts) -> None:
+def _check_vocabulary(card: ModelCard, fast: FastTokenizer, texts: Texts, *, whole: bool) -> None:
+    """`whole`: transformers makes a tokenizer of nothing, too, where it does not find the files."""
+    if whole and 2 * fast.get_vocab_size() < card.vocab_size:
+        raise SettingsError(
+            "args.model.id",
+            f"transformers finds {fast.get_vocab_size()} of the model's {card.vocab_size} tokens in {card.folder}",
+        )
     for name, encoding in zip(texts, fast.encode_batch([*texts.values()]), strict=True):
         if (largest := max(encoding.ids, default=0)) >= card.vocab_size:
             raise SettingsError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 
@@ -14,6 +15,7 @@ from transformers import AutoTokenizer
 
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
+from deployments.models.own_tokenizer import ask
 from deployments.models.probe_texts import ODD, PAIRS, PLAIN
 from deployments.models.true_tokens import true_tokenizer
 
@@ -111,7 +113,7 @@ def test_a_template_of_pairs_that_transformers_has_in_code_is_taken(tmp_path, ty
             lambda folder: tiny.write(
                 folder, {"config.json": {"model_type": "xlm-roberta"}, "sentencepiece.bpe.model": "none"}
             ),
-            r"args\.model\.id: .* holds no tokenizer\.json, and transformers cannot build one: ",
+            r"args\.model\.id: transformers cannot build the tokenizer of ",
         ),
         (
             lambda folder: tiny.write(folder, {"config.json": {"model_type": "bert"}, "tokenizer.json": "{}"}),
@@ -172,6 +174,26 @@ def test_a_tokenizer_that_transformers_cannot_build_is_used_as_it_is(tmp_path, c
     found = true_tokenizer(card(tmp_path / "model"), ask=lambda question: "it is too new")
     assert ids(found, ["The"]) == [[101, 1996, 102]]
     assert "used unchecked: transformers cannot build the model's tokenizer: it is too new" in caplog.text
+    with pytest.raises(SettingsError, match=r"transformers cannot build the tokenizer of .*: it is too new$"):
+        true_tokenizer(card(tmp_path / "model"), "transformers", ask=lambda question: "it is too new")
+
+
+def in_python(question):
+    """A tokenizer that does more in Python than its fast one: each text gets one more token."""
+    own = ask(question)
+    return dataclasses.replace(own, texts=[[*ids, 7] for ids in own.texts])
+
+
+def test_a_tokenizer_that_is_not_only_fast_is_refused():
+    sentence = (
+        r"token \d+ of English is nothing by .* and 7 by .*, and BertTokenizer of transformers is no fast tokenizer"
+    )
+    with pytest.raises(SettingsError, match=rf"^args\.model\.tokenizer: {sentence}"):
+        true_tokenizer(card(PACKAGE), ask=in_python)
+    with pytest.raises(
+        SettingsError, match=r"^args\.model\.tokenizer: BertTokenizer of transformers is no fast tokenizer"
+    ):
+        true_tokenizer(card(PACKAGE), "transformers", ask=in_python)
 
 
 def test_prompts_are_compared_too(tmp_path):
