@@ -3,59 +3,97 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from functools import lru_cache, wraps
-from typing import Any, TypeVar
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
-import numpy as np
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ray.serve.grpc_util import RayServegRPCContext
 
-from deployments.errors import BodyTooLarge, Busy, EmptyInput, InvalidInput, Unavailable, UnknownModel, WindveError
-from deployments.models.tokenizer import Side, Token
+from deployments.errors import EmptyInput, InvalidInput, UnknownModel, WindveError
+from deployments.models.model_files import ModelCard
+from deployments.models.pairs import Pair
+from deployments.models.tokenizer import Query, Side
 from deployments.placement.request import Embedded, Wanted
 from deployments.router import Router
-from serve_app.answers import describe, shape_vectors
+from deployments.serve_adapter.stopping import is_stopping
+from serve_app.answers import describe
 from serve_app.api_keys import ApiKeys
 from serve_app.fields import check_dimensions
+from serve_app.grpc_answers import (
+    embed_response,
+    encode_response,
+    given,
+    info_response,
+    predict_response,
+    rerank_response,
+    sparse_response,
+    together,
+    tokens_response,
+)
+from serve_app.grpc_calls import (
+    Received,
+    asked_by,
+    check_count,
+    check_size,
+    in_order,
+    metadata_of,
+    query_of,
+    set_status,
+    text_of,
+)
 from serve_app.grpc_services import SERVICES
 from serve_app.kinds import routes_of
 from serve_app.proto.tei_pb2 import (
     DecodeRequest,
     DecodeResponse,
+    EmbedAllRequest,
     EmbedRequest,
-    EmbedResponse,
+    EmbedSparseRequest,
     EncodeRequest,
     EncodeResponse,
     InfoRequest,
     InfoResponse,
-    ModelType,
-    SimpleToken,
+    PredictPairRequest,
+    PredictRequest,
+    RerankRequest,
+    RerankResponse,
+    RerankStreamRequest,
     TruncationDirection,
 )
-from serve_app.requests import admission
 from serve_app.several_models import ByModel
 
-_LARGEST_DETAILS = 2_000  # bytes; each may take three in an HTTP/2 header, and clients take 8 KiB of headers
-_UNAVAILABLE_RETRY_S = 1.0
-_MODEL_TYPES = {  # by the one key of `model_type` in /info
-    "embedding": ModelType.MODEL_TYPE_EMBEDDING,
-    "classifier": ModelType.MODEL_TYPE_CLASSIFIER,
-    "reranker": ModelType.MODEL_TYPE_RERANKER,
+_WATCH_S = 0.5  # between two looks at whether a health has changed
+_ROUTE_OF = {  # the HTTP route to the same, of what not every kind of model has
+    "Embed": "/embed",
+    "EmbedSparse": "/embed_sparse",
+    "EmbedAll": "/embed_all",
+    "Predict": "/predict",
+    "PredictPair": "/predict",
+    "Rerank": "/rerank",
 }
-_ROUTE_OF = {"Embed": "/embed"}  # the HTTP route to the same, of what not every kind of model has
 _SIDES: dict[int, Side] = {
     TruncationDirection.TRUNCATION_DIRECTION_RIGHT: "right",
     TruncationDirection.TRUNCATION_DIRECTION_LEFT: "left",
 }
 
-Received = Message | InvalidInput  # what `grpc_services.reader` makes of a client's bytes
+
+class _Call(NamedTuple):
+    """What a call with one text or pair asks of the Router, and the message that tells its answer."""
+
+    told: Callable[[Embedded, Any, ModelCard], Message]
+    wanted: Mapping[str, Any]
+
+
+_EMBED = _Call(embed_response, {})
+_SPARSE = _Call(sparse_response, {"kinds": ("sparse",)})
+_ALL = _Call(tokens_response, {"outputs": ("tokens",)})
+_PREDICT = _Call(predict_response, {"kinds": ("reranker", "classifier")})
+
 Request = TypeVar("Request", bound=Message)
 Method = Callable[["GrpcApi", Request, RayServegRPCContext], Awaitable[Message]]
 
@@ -126,7 +164,7 @@ class GrpcApi:
 
     def meant(self, call: str, context: RayServegRPCContext) -> GrpcApi:
         """Of the model that the metadata name, or of the first that has this call. Raises UnknownModel."""
-        name = _metadata(context, "model")
+        name = metadata_of(context, "model")
         if name is not None:
             return self._all.named(name)
         return next((api for api in self._all if api.has(call)), self)
@@ -145,15 +183,62 @@ class GrpcApi:
         return info_response(describe(self._router))
 
     @_unary
-    async def Embed(self, request: EmbedRequest, grpc_context: RayServegRPCContext) -> EmbedResponse:
-        done = await self._embed(request, _asked(grpc_context))
-        grpc_context.set_trailing_metadata([("x-windve-pool", ",".join(done.pools)), *self._emulated])
-        return embed_response(done, request)
+    async def Embed(self, request: EmbedRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await self._answer(_EMBED, request, grpc_context)
 
     @_stream
-    async def EmbedStream(self, request: EmbedRequest, grpc_context: RayServegRPCContext) -> EmbedResponse:
-        """Bulk, unless the client says otherwise: a stream waits for room, and leaves half of it to others."""
-        return embed_response(await self._embed(request, {"bulk": True, **_asked(grpc_context)}), request)
+    async def EmbedStream(self, request: EmbedRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await self._answer(_EMBED, request, grpc_context, in_stream=True)
+
+    @_unary
+    async def EmbedSparse(self, request: EmbedSparseRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await self._answer(_SPARSE, request, grpc_context)
+
+    @_stream
+    async def EmbedSparseStream(self, request: EmbedSparseRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await self._answer(_SPARSE, request, grpc_context, in_stream=True)
+
+    @_unary
+    async def EmbedAll(self, request: EmbedAllRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await self._answer(_ALL, request, grpc_context)
+
+    @_stream
+    async def EmbedAllStream(self, request: EmbedAllRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await self._answer(_ALL, request, grpc_context, in_stream=True)
+
+    @_unary
+    async def Predict(self, request: PredictRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await self._answer(_PREDICT, request, grpc_context)
+
+    @_stream
+    async def PredictStream(self, request: PredictRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await self._answer(_PREDICT, request, grpc_context, in_stream=True)
+
+    @_unary
+    async def PredictPair(self, request: PredictPairRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await self._answer(_PREDICT, request, grpc_context)
+
+    @_stream
+    async def PredictPairStream(self, request: PredictPairRequest, grpc_context: RayServegRPCContext) -> Message:
+        return await self._answer(_PREDICT, request, grpc_context, in_stream=True)
+
+    @_unary
+    async def Rerank(self, request: RerankRequest, grpc_context: RayServegRPCContext) -> RerankResponse:
+        """All texts are one admission decision."""
+        check_count(request.texts, self._router.settings.limits.max_inputs_per_request)
+        pairs = [Pair(request.query, text) for text in request.texts]
+        done = await self._ask(request, pairs, kinds=("reranker",), **asked_by(grpc_context))
+        self._say_pool(done, grpc_context)
+        return rerank_response(done, request.texts, raw=request.raw_scores, return_text=request.return_text)
+
+    async def RerankStream(self, requests: AsyncIterator[Received], grpc_context: RayServegRPCContext) -> Message:
+        """As the queries of other streams these are bulk, each admitted by itself; all are answered at once."""
+        try:
+            self.let_in(grpc_context)
+            return await self.meant("Rerank", grpc_context).rank(requests, grpc_context)
+        except WindveError as error:
+            set_status(grpc_context, error)
+            return Empty()
 
     @_unary
     async def Tokenize(self, request: EncodeRequest, grpc_context: RayServegRPCContext) -> EncodeResponse:
@@ -173,36 +258,92 @@ class GrpcApi:
 
     async def Check(self, request: Received, grpc_context: RayServegRPCContext) -> Message:
         """The standard health check (grpc.health.v1). It needs no key, as `/health` needs none."""
-        if not isinstance(request, HealthCheckRequest) or request.service not in {"", *SERVICES}:
-            grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
-            grpc_context.set_details(f"there is no such service here, only {', '.join(SERVICES)}")
-            return Empty()
-        name = _metadata(grpc_context, "model")
         try:
-            asked = [self._all.named(name)] if name is not None else list(self._all)
+            status = self._status(request, grpc_context)
         except UnknownModel as error:
             set_status(grpc_context, error)
             return Empty()
-        good = any(api.can_answer for api in asked)
-        return HealthCheckResponse(status=HealthCheckResponse.SERVING if good else HealthCheckResponse.NOT_SERVING)
+        if status == HealthCheckResponse.SERVICE_UNKNOWN:
+            grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
+            grpc_context.set_details(f"there is no such service here, only {', '.join(SERVICES)}")
+            return Empty()
+        return HealthCheckResponse(status=status)
 
-    async def _embed(self, request: EmbedRequest, asked: dict[str, Any]) -> Embedded:
+    async def Watch(self, request: Received, grpc_context: RayServegRPCContext) -> AsyncGenerator[Message, None]:
+        """What Check says, now and at every change, until this Router is told to stop: Serve would wait for its end."""
+        told = None
+        while told is None or not is_stopping():
+            try:
+                status = self._status(request, grpc_context)
+            except UnknownModel:
+                status = HealthCheckResponse.SERVICE_UNKNOWN
+            if status != told:
+                told = status
+                yield HealthCheckResponse(status=status)
+            await asyncio.sleep(_WATCH_S)
+        yield HealthCheckResponse(status=HealthCheckResponse.NOT_SERVING)
+
+    def _status(self, request: Received, context: RayServegRPCContext) -> Any:
+        """Raises UnknownModel."""
+        if not isinstance(request, HealthCheckRequest) or request.service not in {"", *SERVICES}:
+            return HealthCheckResponse.SERVICE_UNKNOWN
+        name = metadata_of(context, "model")
+        asked = [self._all.named(name)] if name is not None else list(self._all)
+        good = any(api.can_answer for api in asked)
+        return HealthCheckResponse.SERVING if good else HealthCheckResponse.NOT_SERVING
+
+    async def _answer(
+        self, call: _Call, request: Any, context: RayServegRPCContext, *, in_stream: bool = False
+    ) -> Message:
+        """A stream's queries are bulk, unless its client says otherwise: it waits for room, and leaves others half."""
+        check_dimensions(given(request, "dimensions"), self._router.card.dimension)
+        asked = {"bulk": True, **asked_by(context)} if in_stream else asked_by(context)
+        done = await self._ask(request, [query_of(request.inputs)], **call.wanted, **asked)
+        if not in_stream:
+            self._say_pool(done, context)
+        return call.told(done, request, self._router.card)
+
+    async def _ask(self, request: Any, queries: Sequence[Query], **asked: Any) -> Embedded:
         side = _SIDES.get(request.truncation_direction)
         if side is None:
             raise InvalidInput(
                 f"truncation_direction must be 0 (right) or 1 (left), not {request.truncation_direction}"
             )
-        check_dimensions(_given(request, "dimensions"), self._router.card.dimension)
         wanted = Wanted(
-            truncate=request.truncate, truncation_direction=side, prompt_name=_given(request, "prompt_name"), **asked
+            truncate=request.truncate, truncation_direction=side, prompt_name=given(request, "prompt_name"), **asked
         )
-        return await self._router.embed([_text(request.inputs)], wanted)
+        return await self._router.embed(queries, wanted)
+
+    async def rank(self, requests: AsyncIterator[Received], context: RayServegRPCContext) -> RerankResponse:
+        """The texts of a stream, against its queries. Raises what the first bad one raises."""
+        asked = {"kinds": ("reranker",), "bulk": True, **asked_by(context)}
+
+        async def answer(request: Received) -> tuple[RerankStreamRequest, Embedded]:
+            sent = self.checked(request)
+            return sent, await self._ask(sent, [Pair(sent.query, sent.text)], **asked)
+
+        found: list[tuple[RerankStreamRequest, Embedded]] = []
+        size = 0
+        async with aclosing(in_order(requests, answer, self.window)) as answers:
+            async for sent, done in answers:
+                found.append((sent, done))
+                size += sent.ByteSize()
+                check_size(size, self._max_bytes)
+        if not found:
+            raise EmptyInput("the stream holds no text; send at least one")
+        first, texts = found[0][0], [sent.text for sent, _ in found]
+        done = together([done for _, done in found])
+        self._say_pool(done, context)
+        return rerank_response(done, texts, raw=first.raw_scores, return_text=first.return_text)
+
+    def _say_pool(self, done: Embedded, context: RayServegRPCContext) -> None:
+        context.set_trailingmetadata_of([("x-windve-pool", ",".join(done.pools)), *self._emulated])
 
     async def _tokenize(self, request: EncodeRequest) -> EncodeResponse:
         (tokens,) = await self._router.tokenize(
-            [_text(request.inputs)],
+            [text_of(request.inputs)],
             special_tokens=request.add_special_tokens,
-            prompt_name=_given(request, "prompt_name"),
+            prompt_name=given(request, "prompt_name"),
         )
         return encode_response(tokens)
 
@@ -218,117 +359,11 @@ class GrpcApi:
     def let_in(self, context: RayServegRPCContext) -> None:
         """Raises Unauthorized."""
         if self._api_keys is not None:
-            self._api_keys.check(_metadata(context, "authorization"))
+            self._api_keys.check(metadata_of(context, "authorization"))
 
     def checked(self, request: Received) -> Any:
         """The message, if it is one and not larger than an HTTP body may be. Raises InvalidInput."""
         if isinstance(request, InvalidInput):
             raise request
-        if request.ByteSize() > self._max_bytes:
-            raise BodyTooLarge(
-                f"the message is larger than this server takes ({self._max_bytes} bytes); send less text"
-            )
+        check_size(request.ByteSize(), self._max_bytes)
         return request
-
-
-async def in_order(
-    requests: AsyncIterator[Received], answer: Callable[[Received], Awaitable[Message]], most: int
-) -> AsyncGenerator[Message, None]:
-    """The answers to `requests`, at most `most` of them worked on at once. Raises what the first bad one raises."""
-    answers: deque[asyncio.Future[Message]] = deque()
-    coming: deque[asyncio.Future[Received | None]] = deque([asyncio.ensure_future(anext(requests, None))])  # or nothing
-    try:
-        while answers or coming:
-            reads = coming if len(answers) < most else ()
-            await asyncio.wait([*list(answers)[:1], *reads], return_when=asyncio.FIRST_COMPLETED)
-            if reads and coming[0].done():
-                request = coming.popleft().result()
-                if request is not None:
-                    answers.append(asyncio.ensure_future(answer(request)))
-                    coming.append(asyncio.ensure_future(anext(requests, None)))
-            while answers and answers[0].done():
-                yield answers.popleft().result()
-    finally:
-        left: list[asyncio.Future[Any]] = [*answers, *coming]
-        for future in left:
-            future.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
-
-
-def _metadata(context: RayServegRPCContext, name: str) -> str | None:
-    return next((value for key, value in context.invocation_metadata() if key == name), None)
-
-
-def _asked(context: RayServegRPCContext) -> dict[str, Any]:
-    """What a call's metadata ask for beyond what is usual: the same names as HTTP's headers. Raises InvalidInput."""
-    metadata: Sequence[tuple[str, str | bytes]] = context.invocation_metadata()
-    return admission({key.encode(): value.encode() for key, value in metadata if isinstance(value, str)})
-
-
-def set_status(context: RayServegRPCContext, error: WindveError) -> None:
-    """An error as a call's status; with it, when to come back, for gRPC's own retries (gRFC A6) too."""
-    context.set_code(grpc.StatusCode[error.grpc_status])
-    context.set_details(error.message.encode()[:_LARGEST_DETAILS].decode(errors="ignore"))
-    retry_after_s = error.retry_after_s if isinstance(error, Busy) else _UNAVAILABLE_RETRY_S
-    if isinstance(error, (Busy, Unavailable)):
-        milliseconds = str(math.ceil(retry_after_s * 1000))
-        context.set_trailing_metadata([("retry-after-ms", milliseconds), ("grpc-retry-pushback-ms", milliseconds)])
-
-
-def embed_response(done: Embedded, request: EmbedRequest) -> EmbedResponse:
-    """A query's vector, bit for bit, and where its time went."""
-    unit = _given(request, "normalize") is not False
-    (vector,) = shape_vectors(done, unit=unit, dimensions=_given(request, "dimensions"))
-    # A vector is in memory as protobuf has packed floats on the wire; number by number it would take 40 times as long.
-    answer = EmbedResponse.FromString(_field_head(len(vector)) + vector.astype("<f4", copy=False).tobytes())
-    metadata = answer.metadata
-    metadata.compute_chars = done.characters
-    metadata.compute_tokens = done.tokens
-    metadata.total_time_ns = _ns(done.total_s)
-    metadata.tokenization_time_ns = _ns(done.tokenization_s)
-    metadata.queue_time_ns = _ns(done.queue_s)
-    metadata.inference_time_ns = _ns(done.compute_s)
-    return answer
-
-
-@lru_cache
-def _field_head(numbers: int) -> bytes:
-    """What protobuf writes before the packed floats of `embeddings`: the field's number and the size."""
-    return EmbedResponse(embeddings=np.zeros(numbers)).SerializeToString()[: -4 * numbers]
-
-
-def encode_response(tokens: Sequence[Token]) -> EncodeResponse:
-    """A text's tokens; a special one has no place in it."""
-    return EncodeResponse(
-        tokens=[
-            SimpleToken(id=token.id, text=token.text, special=token.special, start=token.start, stop=token.stop)
-            for token in tokens
-        ]
-    )
-
-
-def info_response(info: dict[str, Any]) -> InfoResponse:
-    """What `/info` says, as TEI's message has it."""
-    shared = ("version", "model_id", "max_concurrent_requests", "max_input_length", "max_batch_tokens",
-              "max_client_batch_size", "tokenization_workers")  # fmt: skip
-    return InfoResponse(
-        **{name: info[name] for name in shared},
-        model_sha=info["model_sha"],
-        model_dtype=info["model_dtype"] or "",
-        model_type=_MODEL_TYPES[next(iter(info["model_type"]))],
-    )
-
-
-def _text(inputs: str) -> str:
-    if not inputs:
-        raise EmptyInput("inputs is an empty string; send text")
-    return inputs
-
-
-def _given(request: Message, field: str) -> Any:
-    """An optional field's value, or None."""
-    return getattr(request, field) if request.HasField(field) else None
-
-
-def _ns(seconds: float) -> int:
-    return round(seconds * 1e9)

@@ -23,11 +23,17 @@ _TEI: tuple[ServiceDescriptor, ...] = tuple(tei_pb2.DESCRIPTOR.services_by_name.
 _HEALTH = cast("ServiceDescriptor", health_pb2.DESCRIPTOR.services_by_name["Health"])
 _OFFERED: dict[ServiceDescriptor, Sequence[MethodDescriptor]] = {
     **{service: service.methods for service in _TEI},
-    # It has Watch too, but an open watch would count as a request and hold up a Router's replacement.
-    _HEALTH: [_HEALTH.methods_by_name["Check"]],
+    _HEALTH: [_HEALTH.methods_by_name[name] for name in ("Check", "Watch")],
 }
 
 _RETRIED = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+
+_MAKERS = {  # by whether the client streams, and whether the server does
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
 
 METHODS = tuple(method.name for methods in _OFFERED.values() for method in methods)
 SERVICES = tuple(service.full_name for service in _TEI)
@@ -59,7 +65,7 @@ class _Handlers(grpc.ServiceRpcHandler):
         method = handler_call_details.method
         if method not in self._ready and method in self._method_handlers:
             handler = self._method_handlers[method]
-            unary = not handler.request_streaming
+            unary = not (handler.request_streaming or handler.response_streaming)
             self._ready[method] = handler._replace(unary_unary=_at_once(handler.unary_unary)) if unary else handler
         return self._ready.get(method)
 
@@ -75,9 +81,7 @@ def _at_once(answer: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, A
 
 
 def _handler(servicer: Any, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
-    streams = method.client_streaming and method.server_streaming
-    make = grpc.stream_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
-    return make(
+    return _MAKERS[method.client_streaming, method.server_streaming](
         getattr(servicer, method.name),
         request_deserializer=reader(GetMessageClass(method.input_type)),
         response_serializer=methodcaller("SerializeToString"),

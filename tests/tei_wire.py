@@ -25,6 +25,22 @@ MESSAGES = {
     "EmbedRequest": "string inputs, bool truncate, bool? normalize, TruncationDirection truncation_direction, "
     "string? prompt_name, uint32? dimensions",
     "EmbedResponse": "float* embeddings, Metadata metadata",
+    "EmbedSparseRequest": "string inputs, bool truncate, TruncationDirection truncation_direction, string? prompt_name",
+    "SparseValue": "uint32 index, float value",
+    "EmbedSparseResponse": "SparseValue* sparse_embeddings, Metadata metadata",
+    "EmbedAllRequest": "string inputs, bool truncate, TruncationDirection truncation_direction, string? prompt_name",
+    "TokenEmbedding": "float* embeddings",
+    "EmbedAllResponse": "TokenEmbedding* token_embeddings, Metadata metadata",
+    "PredictRequest": "string inputs, bool truncate, bool raw_scores, TruncationDirection truncation_direction",
+    "PredictPairRequest": "string* inputs, bool truncate, bool raw_scores, TruncationDirection truncation_direction",
+    "Prediction": "float score, string label",
+    "PredictResponse": "Prediction* predictions, Metadata metadata",
+    "RerankRequest": "string query, string* texts, bool truncate, bool raw_scores, bool return_text, "
+    "TruncationDirection truncation_direction",
+    "RerankStreamRequest": "string query, string text, bool truncate, bool raw_scores, bool return_text, "
+    "TruncationDirection truncation_direction",
+    "Rank": "uint32 index, string? text, float score",
+    "RerankResponse": "Rank* ranks, Metadata metadata",
     "EncodeRequest": "string inputs, bool add_special_tokens, string? prompt_name",
     "SimpleToken": "uint32 id, string text, bool special, uint32? start, uint32? stop",
     "EncodeResponse": "SimpleToken* tokens",
@@ -35,14 +51,25 @@ MESSAGES = {
 UNARY = {
     "Info/Info": ("InfoRequest", "InfoResponse"),
     "Embed/Embed": ("EmbedRequest", "EmbedResponse"),
+    "Embed/EmbedSparse": ("EmbedSparseRequest", "EmbedSparseResponse"),
+    "Embed/EmbedAll": ("EmbedAllRequest", "EmbedAllResponse"),
+    "Predict/Predict": ("PredictRequest", "PredictResponse"),
+    "Predict/PredictPair": ("PredictPairRequest", "PredictResponse"),
+    "Rerank/Rerank": ("RerankRequest", "RerankResponse"),
     "Tokenize/Tokenize": ("EncodeRequest", "EncodeResponse"),
     "Tokenize/Decode": ("DecodeRequest", "DecodeResponse"),
 }
 STREAMS = {
     "Embed/EmbedStream": ("EmbedRequest", "EmbedResponse"),
+    "Embed/EmbedSparseStream": ("EmbedSparseRequest", "EmbedSparseResponse"),
+    "Embed/EmbedAllStream": ("EmbedAllRequest", "EmbedAllResponse"),
+    "Predict/PredictStream": ("PredictRequest", "PredictResponse"),
+    "Predict/PredictPairStream": ("PredictPairRequest", "PredictResponse"),
     "Tokenize/TokenizeStream": ("EncodeRequest", "EncodeResponse"),
     "Tokenize/DecodeStream": ("DecodeRequest", "DecodeResponse"),
 }
+# many requests, one answer
+COLLECTED = {"Rerank/RerankStream": ("RerankStreamRequest", "RerankResponse")}
 
 _Field = descriptor_pb2.FieldDescriptorProto
 
@@ -104,6 +131,12 @@ class Client:
             f"/{PACKAGE}.{call}", request_serializer=_serialize, response_deserializer=CLASSES[answer].FromString
         )
 
+    def collected(self, call):
+        _, answer = COLLECTED[call]
+        return self.channel.stream_unary(
+            f"/{PACKAGE}.{call}", request_serializer=_serialize, response_deserializer=CLASSES[answer].FromString
+        )
+
     def call(self, call, *, timeout=30, metadata=(), **fields):
         return self.unary(call)(request(call, **fields), timeout=timeout, metadata=list(metadata))
 
@@ -117,7 +150,7 @@ class Client:
 
 
 def request(call, **fields):
-    kind, _ = {**UNARY, **STREAMS}[call]
+    kind, _ = {**UNARY, **STREAMS, **COLLECTED}[call]
     return CLASSES[kind](**fields)
 
 

@@ -97,6 +97,150 @@ class EmbedResponse(_message.Message):
     metadata: Metadata
     def __init__(self, embeddings: _Optional[_Iterable[float]] = ..., metadata: _Optional[_Union[Metadata, _Mapping]] = ...) -> None: ...
 
+class EmbedSparseRequest(_message.Message):
+    __slots__ = ("inputs", "truncate", "truncation_direction", "prompt_name")
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
+    inputs: str
+    truncate: bool
+    truncation_direction: TruncationDirection
+    prompt_name: str
+    def __init__(self, inputs: _Optional[str] = ..., truncate: _Optional[bool] = ..., truncation_direction: _Optional[_Union[TruncationDirection, str]] = ..., prompt_name: _Optional[str] = ...) -> None: ...
+
+class SparseValue(_message.Message):
+    __slots__ = ("index", "value")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    value: float
+    def __init__(self, index: _Optional[int] = ..., value: _Optional[float] = ...) -> None: ...
+
+class EmbedSparseResponse(_message.Message):
+    __slots__ = ("sparse_embeddings", "metadata")
+    SPARSE_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    sparse_embeddings: _containers.RepeatedCompositeFieldContainer[SparseValue]
+    metadata: Metadata
+    def __init__(self, sparse_embeddings: _Optional[_Iterable[_Union[SparseValue, _Mapping]]] = ..., metadata: _Optional[_Union[Metadata, _Mapping]] = ...) -> None: ...
+
+class EmbedAllRequest(_message.Message):
+    __slots__ = ("inputs", "truncate", "truncation_direction", "prompt_name")
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_NAME_FIELD_NUMBER: _ClassVar[int]
+    inputs: str
+    truncate: bool
+    truncation_direction: TruncationDirection
+    prompt_name: str
+    def __init__(self, inputs: _Optional[str] = ..., truncate: _Optional[bool] = ..., truncation_direction: _Optional[_Union[TruncationDirection, str]] = ..., prompt_name: _Optional[str] = ...) -> None: ...
+
+class TokenEmbedding(_message.Message):
+    __slots__ = ("embeddings",)
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    embeddings: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, embeddings: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class EmbedAllResponse(_message.Message):
+    __slots__ = ("token_embeddings", "metadata")
+    TOKEN_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    token_embeddings: _containers.RepeatedCompositeFieldContainer[TokenEmbedding]
+    metadata: Metadata
+    def __init__(self, token_embeddings: _Optional[_Iterable[_Union[TokenEmbedding, _Mapping]]] = ..., metadata: _Optional[_Union[Metadata, _Mapping]] = ...) -> None: ...
+
+class PredictRequest(_message.Message):
+    __slots__ = ("inputs", "truncate", "raw_scores", "truncation_direction")
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    RAW_SCORES_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    inputs: str
+    truncate: bool
+    raw_scores: bool
+    truncation_direction: TruncationDirection
+    def __init__(self, inputs: _Optional[str] = ..., truncate: _Optional[bool] = ..., raw_scores: _Optional[bool] = ..., truncation_direction: _Optional[_Union[TruncationDirection, str]] = ...) -> None: ...
+
+class PredictPairRequest(_message.Message):
+    __slots__ = ("inputs", "truncate", "raw_scores", "truncation_direction")
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    RAW_SCORES_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    inputs: _containers.RepeatedScalarFieldContainer[str]
+    truncate: bool
+    raw_scores: bool
+    truncation_direction: TruncationDirection
+    def __init__(self, inputs: _Optional[_Iterable[str]] = ..., truncate: _Optional[bool] = ..., raw_scores: _Optional[bool] = ..., truncation_direction: _Optional[_Union[TruncationDirection, str]] = ...) -> None: ...
+
+class Prediction(_message.Message):
+    __slots__ = ("score", "label")
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    score: float
+    label: str
+    def __init__(self, score: _Optional[float] = ..., label: _Optional[str] = ...) -> None: ...
+
+class PredictResponse(_message.Message):
+    __slots__ = ("predictions", "metadata")
+    PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    predictions: _containers.RepeatedCompositeFieldContainer[Prediction]
+    metadata: Metadata
+    def __init__(self, predictions: _Optional[_Iterable[_Union[Prediction, _Mapping]]] = ..., metadata: _Optional[_Union[Metadata, _Mapping]] = ...) -> None: ...
+
+class RerankRequest(_message.Message):
+    __slots__ = ("query", "texts", "truncate", "raw_scores", "return_text", "truncation_direction")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    RAW_SCORES_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TEXT_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    query: str
+    texts: _containers.RepeatedScalarFieldContainer[str]
+    truncate: bool
+    raw_scores: bool
+    return_text: bool
+    truncation_direction: TruncationDirection
+    def __init__(self, query: _Optional[str] = ..., texts: _Optional[_Iterable[str]] = ..., truncate: _Optional[bool] = ..., raw_scores: _Optional[bool] = ..., return_text: _Optional[bool] = ..., truncation_direction: _Optional[_Union[TruncationDirection, str]] = ...) -> None: ...
+
+class RerankStreamRequest(_message.Message):
+    __slots__ = ("query", "text", "truncate", "raw_scores", "return_text", "truncation_direction")
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATE_FIELD_NUMBER: _ClassVar[int]
+    RAW_SCORES_FIELD_NUMBER: _ClassVar[int]
+    RETURN_TEXT_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATION_DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    query: str
+    text: str
+    truncate: bool
+    raw_scores: bool
+    return_text: bool
+    truncation_direction: TruncationDirection
+    def __init__(self, query: _Optional[str] = ..., text: _Optional[str] = ..., truncate: _Optional[bool] = ..., raw_scores: _Optional[bool] = ..., return_text: _Optional[bool] = ..., truncation_direction: _Optional[_Union[TruncationDirection, str]] = ...) -> None: ...
+
+class Rank(_message.Message):
+    __slots__ = ("index", "text", "score")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    text: str
+    score: float
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., score: _Optional[float] = ...) -> None: ...
+
+class RerankResponse(_message.Message):
+    __slots__ = ("ranks", "metadata")
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedCompositeFieldContainer[Rank]
+    metadata: Metadata
+    def __init__(self, ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., metadata: _Optional[_Union[Metadata, _Mapping]] = ...) -> None: ...
+
 class EncodeRequest(_message.Message):
     __slots__ = ("inputs", "add_special_tokens", "prompt_name")
     INPUTS_FIELD_NUMBER: _ClassVar[int]

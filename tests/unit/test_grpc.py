@@ -27,7 +27,9 @@ from deployments.models.tokenizer import Token
 from deployments.placement.request import Embedded
 from deployments.settings import Settings
 from serve_app.api_keys import ApiKeys
-from serve_app.grpc_api import GrpcApi, embed_response, in_order, info_response, set_status
+from serve_app.grpc_answers import embed_response, info_response
+from serve_app.grpc_api import GrpcApi
+from serve_app.grpc_calls import in_order, set_status
 from serve_app.grpc_services import METHODS, add_to_server, reader
 from serve_app.proto import tei_pb2
 
@@ -65,12 +67,16 @@ def file_names(file):
 
 def test_calls_are_tei_s():
     ours = {
-        f"{service.name}/{method.name}": (method.input_type.name, method.output_type.name, method.client_streaming)
+        f"{service.name}/{method.name}": (
+            *(method.input_type.name, method.output_type.name),
+            *(method.client_streaming, method.server_streaming),
+        )
         for service in tei_pb2.DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
-    unary = {call: (*kinds, False) for call, kinds in tei_wire.UNARY.items()}
-    assert ours == {**unary, **{call: (*kinds, True) for call, kinds in tei_wire.STREAMS.items()}}
+    theirs = {call: (*kinds, False, False) for call, kinds in tei_wire.UNARY.items()}
+    theirs |= {call: (*kinds, True, True) for call, kinds in tei_wire.STREAMS.items()}
+    assert ours == theirs | {call: (*kinds, True, False) for call, kinds in tei_wire.COLLECTED.items()}
 
 
 def test_each_call_has_a_method_that_takes_serve_s_context():
@@ -87,8 +93,11 @@ def test_services_are_added_with_all_calls():
                 added.update(handler._method_handlers)
 
     add_to_server(SimpleNamespace(**dict.fromkeys(METHODS)), Server())
-    calls = {f"/tei.v1.{call}" for call in (*tei_wire.UNARY, *tei_wire.STREAMS)}
-    assert set(added) == calls | {"/grpc.health.v1.Health/Check"}
+    calls = {f"/tei.v1.{call}" for call in (*tei_wire.UNARY, *tei_wire.STREAMS, *tei_wire.COLLECTED)}
+    assert set(added) == calls | {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}
+    collected, watch = added["/tei.v1.Rerank/RerankStream"], added["/grpc.health.v1.Health/Watch"]
+    assert (collected.request_streaming, collected.response_streaming) == (True, False)
+    assert (watch.request_streaming, watch.response_streaming) == (False, True)
 
 
 def test_grpc_s_own_retries_come_back_when_they_are_told():
