@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from deployments.engines import packed
-from deployments.engines.packed.model import PackedModel
+from deployments.engines.packed.model import Answer, PackedModel
 from deployments.engines.packed.tensors import Place, Weights
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ def texts(lengths):
 
 def pack(model, pooling, place=EXACT):
     parts = packed.build(model.config, Weights.of_module(model, place))
-    return PackedModel(parts, place, pooling)
+    return PackedModel(parts, place, Answer(pooling))
 
 
 def pooled(hidden, pooling):

@@ -7,7 +7,7 @@ import importlib.util
 import logging
 
 from deployments.engines import Engine
-from deployments.engines.torch_engine import TorchEngine
+from deployments.engines.torch_engine import LARGE, TorchEngine
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
@@ -18,8 +18,10 @@ logger = logging.getLogger("ray.serve")
 def auto_select(
     torch: TorchEngine, card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads: int
 ) -> Engine:
-    """`torch`, or OpenVINO where that is installed and quicker; its `info.why` tells both figures."""
-    if importlib.util.find_spec("openvino") is None:
+    """`torch`, or OpenVINO where that is installed and quicker; its `info.why` tells both figures. A large model stays
+    with torch: OpenVINO's is built from float32.
+    """
+    if importlib.util.find_spec("openvino") is None or card.parameters > LARGE:
         return torch
     from deployments.engines.openvino_engine import OpenVinoEngine
 

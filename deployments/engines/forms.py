@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_MASKED_LM_MAPPING,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    MODEL_MAPPING,
+)
 
-from deployments.engines import packed
+from deployments.engines import TokenBatch, packed
 from deployments.engines.packed import heads
-from deployments.engines.packed.model import PackedModel
-from deployments.engines.packed.tensors import Place, Weights
+from deployments.engines.packed.model import Answer, PackedModel, Recorded, Shadow
+from deployments.engines.packed.tensors import MissingWeight, Place, Weights
 from deployments.engines.pooled_model import PaddedModel, PooledModel
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
@@ -20,63 +26,109 @@ Build = Callable[[], PackedModel | PaddedModel]
 
 
 class Forms:
-    """Of one model whose weights are loaded; or, of a family without code in the transformers library, lie in files."""
+    """Of one model whose weights are loaded, in float32."""
 
     def __init__(self, card: ModelCard) -> None:
         """Raises SettingsError where the model's files cannot be loaded."""
-        self._card = card
-        config = read_config(card)
-        self._own: PooledModel | None = None
-        if packed.has_own_code(config):
-            self._own = PooledModel(card)
-            config = self._own.transformer.config
-        self._config = config
+        self._own = PooledModel(card)
+        self._recipe = _Recipe(card, self._own.transformer.config, type(self._own.model))
 
     def builds(self, place: Place) -> dict[str, Build]:
         """What builds each form that there is. The padded one is the last: it casts the weights that were loaded, so
         that nothing can be built behind it.
         """
         found: dict[str, Build] = {}
-        if self._why_not_packed() is None:
-            found["packed"] = lambda: self._pack(place)
-        if self._own is not None:
-            own = self._own
-            found["padded"] = lambda: PaddedModel(own, place.dtype, place.device)
+        if self._recipe.why_not() is None:
+            found["packed"] = lambda: self._recipe.build(Weights.of_module(self._own.model, place))
+        found["padded"] = lambda: PaddedModel(self._own, place.dtype, place.device)
         return found
 
-    def exact(self, device: torch.device) -> PackedModel | PaddedModel:
-        """What the others are compared with: float32, in the model's own code where it has any."""
-        return list(self.builds(Place(device, torch.float32)).values())[-1]()
+    def exact(self, device: torch.device) -> PaddedModel:
+        """What the others are compared with: float32, in the model's own code."""
+        return PaddedModel(self._own, torch.float32, device)
 
-    def _why_not_packed(self) -> str | None:
-        reason = packed.unsupported(self._config)
-        if self._card.late is not None and self._card.late.has_unseen:
+
+class LargeForms:
+    """Of a model that shall never lie in memory in float32: packed straight from its files, one layer after the other;
+    in its own code where there is no packed form.
+    """
+
+    def __init__(self, card: ModelCard) -> None:
+        """Raises SettingsError where the config is of no class that computes such a model."""
+        config = read_config(card)
+        classes = MODEL_MAPPING
+        if card.has_head:
+            classes = (
+                MODEL_FOR_MASKED_LM_MAPPING if card.kind == "sparse" else MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+            )
+        self._card = card
+        self._recipe = _Recipe(card, config, classes[type(config)]) if type(config) in classes else None
+
+    @property
+    def has_packed(self) -> bool:
+        return self._recipe is not None and self._recipe.why_not() is None
+
+    def padded(self, place: Place) -> PaddedModel:
+        return PaddedModel(PooledModel(self._card, dtype=place.dtype), place.dtype, place.device)
+
+    def packed(self, place: Place) -> PackedModel:
+        """Raises SettingsError where a weight is missing."""
+        return self._build(place)
+
+    def packed_beside(self, place: Place, batch: TokenBatch) -> tuple[PackedModel, Recorded]:
+        """And what float32 makes of this batch. Each layer computes it in float32 while its narrow form is built."""
+        assert self._recipe is not None
+        exact = self._recipe.weights(Place(place.device, torch.float32))
+        ids = torch.from_numpy(batch.ids).to(place.device)
+        with torch.inference_mode():
+            shadow = Shadow(self._recipe.parts(exact), ids, batch.lengths, exact.place)
+            model = self._build(place, shadow)
+            return model, shadow.recorded(self._recipe.answer(exact))
+
+    def _build(self, place: Place, shadow: Shadow | None = None) -> PackedModel:
+        assert self._recipe is not None
+        try:
+            return self._recipe.build(self._recipe.weights(place), shadow)
+        except MissingWeight as error:
+            raise SettingsError(
+                "args.model.id",
+                f"a {self._card.model_type} model's weight {error.args[0]} is missing in {self._card.folder}",
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """How one model is packed: its config, and the transformers class under whose names its weights are."""
+
+    card: ModelCard
+    config: Any
+    model_class: Any
+
+    def why_not(self) -> str | None:
+        """Why there is no packed form."""
+        reason = packed.unsupported(self.config)
+        if self.card.late is not None and self.card.late.has_unseen:
             return "tokens that no other token attends to have no packed form here"
-        if reason is None and self._card.has_head:
-            reason = heads.unsupported(self._class_name())
+        if reason is None and self.card.has_head:
+            reason = heads.unsupported(self.model_class.__name__)
         return reason
 
-    def _class_name(self) -> str:
-        return type(self._own.model).__name__ if self._own is not None else str((self._config.architectures or [""])[0])
+    def weights(self, place: Place) -> Weights:
+        return Weights.of_files(self.card.folder, place)
 
-    def _pack(self, place: Place) -> PackedModel:
-        weights = self._weights(place)
-        base = weights.within(self._prefix(weights))
-        parts = packed.build(self._config, base, types=self._card.token_types)
-        head = None
-        if self._card.has_head:
-            head = heads.build_head(self._class_name(), self._config, weights)
-        return PackedModel(parts, place, self._card.pooling, head)
+    def parts(self, weights: Weights) -> packed.Parts:
+        """`weights` are under the class's names, or, as base models are saved, under those of its base."""
+        prefix = str(self.model_class.base_model_prefix)
+        base = weights.within(prefix if weights.has(prefix) else "")
+        return packed.build(self.config, base, types=self.card.token_types)
 
-    def _weights(self, place: Place) -> Weights:
-        if self._own is not None:
-            return Weights.of_module(self._own.model, place)
-        return Weights.of_files(self._card.folder, place)
+    def answer(self, weights: Weights) -> Answer:
+        head = heads.build_head(self.model_class.__name__, self.config, weights) if self.card.has_head else None
+        return Answer(self.card.pooling, head)
 
-    def _prefix(self, weights: Weights) -> str:
-        """Of the base model's names: models with a head have it."""
-        prefix = "bert" if self._own is None else str(self._own.model.base_model_prefix)
-        return prefix if prefix and weights.has(prefix) else ""
+    def build(self, weights: Weights, shadow: Shadow | None = None) -> PackedModel:
+        parts = self.parts(weights)
+        return PackedModel(parts if shadow is None else shadow.beside(parts), weights.place, self.answer(weights))
 
 
 def read_config(card: ModelCard) -> Any:

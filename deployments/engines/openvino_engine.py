@@ -44,10 +44,12 @@ class OpenVinoEngine:
         self._threads = threads
         self._each_token: PaddedModel | None = None
         self._core = openvino.Core()
-        self._model, self._reference = self._export(openvino)
-        self._request, dtype, why, agreed = self._choose_dtype(settings.dtype)
-        from deployments.engines.pooled_model import describe_threads, queries_per_s
+        import_torch("cpu")
+        from deployments.engines.pooled_model import describe_threads, one_sentence, queries_per_s
 
+        with one_sentence("compiled by openvino", card):
+            self._model, self._reference = self._export(openvino)
+            self._request, dtype, why, agreed = self._choose_dtype(settings.dtype)
         speed = queries_per_s(self, card)
         self.info = EngineInfo(
             engine=f"openvino {openvino.__version__.split('-')[0]}",

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 import deployments.engines.jina_bert  # noqa: F401 - registers its classes
 from deployments.engines import Engine, TokenBatch, Vectors, embed
 from deployments.engines.passes import Lengths
-from deployments.errors import SettingsError
+from deployments.errors import SettingsError, WindveError
 from deployments.models.late import UNSEEN
 from deployments.models.model_files import ModelCard
 from deployments.models.model_kind import SCORING
@@ -43,24 +44,22 @@ class PooledModel(torch.nn.Module):
     each word of the vocabulary (the largest log(1 + relu(logit)) of any token).
     """
 
-    def __init__(self, card: ModelCard, attention: str | None = None) -> None:
-        """Load float32 weights. Raises SettingsError where the model's files cannot be loaded."""
+    def __init__(self, card: ModelCard, attention: str | None = None, dtype: torch.dtype = torch.float32) -> None:
+        """Load the weights. Raises SettingsError where the model's files cannot be loaded."""
         super().__init__()
         self._pooling, self._types = card.pooling, card.token_types
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call] # one line in the log, not a bar
         logger.info("loading %s from %s", card.name, card.folder)
-        try:
+        with one_sentence("loaded", card):
             model, report = _class_of(card).from_pretrained(
                 card.folder,
-                dtype=torch.float32,
+                dtype=dtype,
                 use_safetensors=True,
                 trust_remote_code=card.trust_remote_code,
                 output_loading_info=True,
                 **({"attn_implementation": attention} if attention else {}),
                 **({"config": AutoConfig.for_model(**card.config)} if card.config else {}),
             )
-        except (OSError, ValueError, RuntimeError) as error:
-            raise SettingsError("args.model.id", f"{card.folder} cannot be loaded: {error}") from error
         absent = [
             key
             for key in (*report["missing_keys"], *report["mismatched_keys"])
@@ -123,6 +122,22 @@ class PooledModel(torch.nn.Module):
         return weights
 
 
+@contextmanager
+def one_sentence(what: str, card: ModelCard) -> Iterator[None]:
+    """Whatever a model's own code raises while the model is `what`: a SettingsError that says it in one sentence."""
+    try:
+        yield
+    except WindveError:
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), "")
+        if not isinstance(error, OSError | ValueError | RuntimeError):
+            reason = f"{type(error).__name__}: {reason}"
+        raise SettingsError(
+            "args.model.id", f"{card.folder}, a {card.model_type} model, cannot be {what} here: {reason}"
+        ) from error
+
+
 def _class_of(card: ModelCard) -> Any:
     if not card.has_head:
         return AutoModel
@@ -171,10 +186,10 @@ def probe_batch(card: ModelCard) -> TokenBatch:
     return batch
 
 
-def queries_per_s(engine: Engine, card: ModelCard) -> float:
+def queries_per_s(engine: Engine, card: ModelCard, queries: int = _TIMED_QUERIES) -> float:
     """How quickly `engine` computes a batch of the paper's queries; the quickest of a few times counts."""
     length = min(_TIMED_TOKENS, card.max_tokens)
-    batch = TokenBatch.random(card.vocab_size, [length] * _TIMED_QUERIES, 1, card.outputs_for(card.kind))
+    batch = TokenBatch.random(card.vocab_size, [length] * queries, 1, card.outputs_for(card.kind))
     seconds = []
     for _ in range(_TIMES):
         started = time.perf_counter()

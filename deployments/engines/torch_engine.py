@@ -18,21 +18,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed
-from deployments.engines.memory import bound_prepared_operations, keep_freed_memory
+from deployments.engines.memory import bound_prepared_operations, give_back_freed_memory, keep_freed_memory
 from deployments.engines.passes import cut_batch, window_tokens
 from deployments.engines.product_race import quickest_cpu_dtype
 from deployments.errors import SettingsError
+from deployments.hardware.device_detector import quick_cpu_dtype
 from deployments.models.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
 
 if TYPE_CHECKING:
-    from deployments.engines.forms import Forms
+    from deployments.engines.forms import Forms, LargeForms
     from deployments.engines.packed.model import PackedModel
     from deployments.engines.pooled_model import PaddedModel
 
 logger = logging.getLogger("ray.serve")
 
 _FEWEST_PASS_TOKENS = 256  # fewer cost more than a tenth of the throughput
+LARGE = 1_000_000_000  # numbers; a model of more is never in memory in float32
+_LARGE_QUERIES = 2  # what such a model is timed on: on a CPU each takes seconds
 _CPU_PASS_TOKENS = 1024  # what one core's caches hold of a pass; larger passes are slower on each CPU measured
 
 
@@ -69,7 +72,11 @@ class TorchEngine:
 
         self._heads = Heads(card).to(self._device)
         self._encoder: PackedModel | PaddedModel
-        self._encoder, dtype, why, agreed, speed = self._choose(settings.dtype)
+        from deployments.engines.pooled_model import one_sentence
+
+        with one_sentence("computed", card):
+            choose = self._choose_large if card.parameters > LARGE else self._choose
+            self._encoder, dtype, why, agreed, speed = choose(settings.dtype)
         self.info = EngineInfo(
             engine="torch",
             device=self._describe_device(threads),
@@ -179,6 +186,53 @@ class TorchEngine:
             reason = f"{dtype} differs too much from float32 here ({like.describe(tried[-1].agreed)})"
             forms = Forms(self._card)  # the exact weights again: those that were cast have lost their low bits
         raise SettingsError("args.model.id", f"{self._card.name} does not agree with itself: {reason}")
+
+    def _choose_large(self, wanted: str) -> tuple[PackedModel | PaddedModel, str, str, float | None, float]:
+        """As `_choose`, of a model that never lies in memory in float32, unless its narrow form disagrees with that."""
+        from deployments.engines.forms import LargeForms
+        from deployments.engines.pooled_model import queries_per_s, tolerance
+
+        forms = LargeForms(self._card)
+        candidate, reason = (wanted, "set by hand") if wanted != "auto" else self._narrow_dtype()
+        for dtype in dict.fromkeys((candidate, "float32")):
+            agreed, compared = self._load_large(forms, dtype)
+            if agreed is not None and not agreed >= tolerance(self._card).least and wanted == "auto":  # a NaN, too
+                reason = f"{dtype} differs too much from float32 here ({compared})"
+                del self._encoder  # before the next one takes its memory
+                continue
+            speed = queries_per_s(self, self._card, _LARGE_QUERIES)
+            why = f"{reason}; {self.form} {speed:.1f} queries/s of 75 tokens; a large model; {compared}"
+            return self._encoder, dtype, why, agreed, speed
+        raise AssertionError("float32 is not compared")
+
+    def _load_large(self, forms: LargeForms, dtype: str) -> tuple[float | None, str]:
+        """Load the model; how well it agrees with float32 on the probe, if that is computed, and the same in words."""
+        from deployments.engines.packed.tensors import Place
+        from deployments.engines.pooled_model import probe_batch, tolerance
+
+        place = Place(self._device, getattr(self._torch, dtype))
+        probe = probe_batch(self._card)
+        give_back_freed_memory()
+        try:
+            if not forms.has_packed:
+                self._encoder = forms.padded(place)
+                return None, "not compared with float32: it has no packed form"
+            if dtype == "float32":
+                self._encoder = forms.packed(place)
+                return None, "nothing to compare"
+            self._encoder, recorded = forms.packed_beside(place, probe)
+        finally:
+            keep_freed_memory()
+        with self._torch.inference_mode():
+            ids = self._torch.from_numpy(probe.ids).to(self._device)
+            exact = self._heads(recorded, ids, probe.lengths, probe.outputs)[0].cpu().numpy()
+        like = tolerance(self._card)
+        agreed = like.of(exact, embed(self, probe, threading.Event()))
+        return agreed, like.describe(agreed)
+
+    def _narrow_dtype(self) -> tuple[str, str]:
+        """The narrow dtype that this device has instructions for: half of the memory counts more than a race."""
+        return quick_cpu_dtype() if self._device.type == "cpu" else self._quick_dtype()
 
     def _try(self, forms: Forms, dtype: str, reference: Vectors) -> list[_Tried]:
         """Each form in that number format, the model's own code last, beside float32's vectors of the probe."""

@@ -33,16 +33,11 @@ _FAMILIES = {  # the config's model_type -> the module in families/
 
 
 class Family(Protocol):
-    """What a module of `families/` has. `HAS_OWN_CODE = False` says that transformers has no class of this family."""
+    """What a module of `families/` has."""
 
     def unsupported(self, config: Any) -> str | None: ...
 
     def build(self, config: Any, weights: Weights, *, types: bool = False) -> Parts: ...
-
-
-def has_own_code(config: Any) -> bool:
-    """Whether the transformers library can compute the model too."""
-    return config.model_type not in _FAMILIES or getattr(_family(config), "HAS_OWN_CODE", True)
 
 
 def unsupported(config: Any) -> str | None:
@@ -55,7 +50,7 @@ def unsupported(config: Any) -> str | None:
 def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:
     """The parts of a model that is not `unsupported`. `weights` are under the base model's names.
 
-    Raises KeyError where a tensor is missing.
+    Raises MissingWeight where a tensor is missing, as soon as a part needs it.
     """
     return _family(config).build(config, weights, types=types)
 

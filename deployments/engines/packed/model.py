@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -60,8 +61,8 @@ class PackedModel:
 
     padded = False
 
-    def __init__(self, parts: Parts, place: Place, pooling: str, head: Head | None = None) -> None:
-        self._place, self._pooling, self._head = place, pooling, head
+    def __init__(self, parts: Parts, place: Place, answer: Answer) -> None:
+        self._place, self._answer = place, answer
         self._embeddings = parts.embeddings()
         self._blocks = [build() for build in parts.blocks]
         self._norm = None if parts.norm is None else parts.norm()
@@ -72,11 +73,62 @@ class PackedModel:
         for block in self._blocks:
             x = block(x, layout)
         x = x[: layout.tokens]
-        if self._norm is not None:
-            x = self._norm(x)
+        return self._answer(x if self._norm is None else self._norm(x), layout, each_token=each_token)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """[tokens, width] -> float32: what a model makes of its tokens."""
+
+    pooling: str
+    head: Head | None = None
+
+    def __call__(self, x: torch.Tensor, layout: Layout, *, each_token: bool) -> torch.Tensor:
         if each_token:
             return x.float()
-        return pool(x, layout, self._pooling) if self._head is None else self._head(x, layout)
+        return pool(x, layout, self.pooling) if self.head is None else self.head(x, layout)
+
+
+class Recorded:
+    """What a model that is gone made of one batch: for that batch it answers as the model."""
+
+    padded = False
+
+    def __init__(self, states: torch.Tensor, layout: Layout, answer: Answer) -> None:
+        self._states, self._layout, self._answer = states, layout, answer
+
+    def __call__(self, ids: torch.Tensor, lengths: Lengths, *, each_token: bool = False) -> torch.Tensor:  # noqa: ARG002
+        return self._answer(self._states, self._layout, each_token=each_token)
+
+
+class Shadow:
+    """A float32 model that computes one batch while a narrow one is built: each part in turn, and none is kept."""
+
+    def __init__(self, exact: Parts, ids: torch.Tensor, lengths: Lengths, place: Place) -> None:
+        self._exact, self._ids = exact, ids
+        self._layout = Layout.of(lengths, place)
+        self._x = torch.empty(0)
+
+    def beside(self, parts: Parts) -> Parts:
+        """The same parts; with each that is built, its float32 one computes the batch."""
+        return Parts(
+            partial(self._embed, parts.embeddings),
+            [partial(self._step, *both) for both in zip(self._exact.blocks, parts.blocks, strict=True)],
+            parts.norm,
+        )
+
+    def recorded(self, answer: Answer) -> Recorded:
+        """Once all parts are built."""
+        x = self._x[: self._layout.tokens]
+        return Recorded(x if self._exact.norm is None else self._exact.norm()(x), self._layout, answer)
+
+    def _embed(self, build: Callable[[], Embeddings]) -> Embeddings:
+        self._x = self._layout.add_spare(self._exact.embeddings()(self._ids, self._layout))
+        return build()
+
+    def _step(self, build_exact: Callable[[], Block], build: Callable[[], Block]) -> Block:
+        self._x = build_exact()(self._x, self._layout)
+        return build()
 
 
 def pool(x: torch.Tensor, layout: Layout, pooling: str) -> torch.Tensor:

@@ -16,6 +16,10 @@ from safetensors import safe_open
 from deployments.models.weights import find_weights
 
 
+class MissingWeight(KeyError):
+    """A model's weights lack a tensor; the argument is its name."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a model computes, and in which number format."""
@@ -41,7 +45,9 @@ class Weights:
 
     @classmethod
     def of_files(cls, folder: Path, place: Place) -> Weights:
-        """Those of a model's safetensors files, each tensor read when it is asked for and kept by nobody."""
+        """Those of a model's safetensors files, each tensor read when it is asked for and kept by nobody. Its file is
+        opened anew for it: what is read of a file that stays open counts as memory.
+        """
         holders: dict[str, Path] = {}
         for path in find_weights(folder):
             with safe_open(path, "pt") as opened:
@@ -68,9 +74,9 @@ class Weights:
         return any(name.startswith(f"{self._prefix}{prefix}.") for name in self._names)
 
     def exact(self, name: str) -> torch.Tensor:
-        """In float32, where it is stored: to be computed with before `cast`. Raises KeyError where there is none."""
+        """In float32, where it is stored: to be computed with before `cast`. Raises MissingWeight."""
         if name not in self:
-            raise KeyError(f"the weights lack {self._prefix}{name}")
+            raise MissingWeight(self._prefix + name)
         return self._read(self._prefix + name).detach().float()
 
     def cast(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -79,7 +85,7 @@ class Weights:
 
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self:
-            raise KeyError(f"the weights lack {self._prefix}{name}")
+            raise MissingWeight(self._prefix + name)
         return self.cast(self._read(self._prefix + name))
 
     def get(self, name: str) -> torch.Tensor | None:
@@ -90,10 +96,11 @@ class Weights:
 
     def joined(self, names: Sequence[str], scales: Sequence[float] = ()) -> torch.Tensor:
         """Tensors one below the other, or the equal parts of one tensor, each times its scale where scales are given.
-        Raises KeyError as `exact`.
+        Raises MissingWeight.
         """
         if len(names) == 1 and not scales:
             return self[names[0]]
         parts = [self.exact(name) for name in names] if len(names) > 1 else self.exact(names[0]).chunk(len(scales))
-        factors = scales or (1.0,) * len(names)
-        return self.cast(torch.cat([part * factor for part, factor in zip(parts, factors, strict=True)]))
+        if scales:
+            parts = [part if by == 1 else part * by for part, by in zip(parts, scales, strict=True)]
+        return self.cast(torch.cat(parts))
