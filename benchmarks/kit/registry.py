@@ -16,6 +16,7 @@ ABOUT = {
     "path": "windve over an engine that does nothing, against an ingress that answers by itself and Serve's defaults",
     "service": "windve on the CPU against Infinity, mosec, LitServe and @serve.batch: same weights, same texts",
     "engine": "engines and number formats alone, by batch and length, against what the cores can multiply; memory",
+    "families": "packed against the model's own code, for each family at the shape of its smallest public model",
     "router": "one admission decision, and the throughput of 1, 2 and 4 Router replicas",
     "promise": "late answers and goodput of whole services under bursts and streams, up to three times capacity",
     "overflow": "a peak that overflows to the CPU and goes, as Prometheus and the dashboard's panels see it",

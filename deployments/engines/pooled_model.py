@@ -16,7 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
+)
 from transformers.utils import logging as transformers_logging
 
 import deployments.engines.jina_bert  # noqa: F401 - registers its classes
@@ -30,6 +36,7 @@ from deployments.models.pairs import TYPE
 
 logger = logging.getLogger("ray.serve")
 
+_WITH_DECODER = {"mt5", "t5", "umt5"}  # whose encoder alone is a model of embeddings
 _PROBE_LENGTHS = (3, 8, 24, 75, 200)  # tokens; the inputs of the comparison
 _TIMED_QUERIES, _TIMED_TOKENS = 16, 75  # what two ways to compute are timed on
 _TIMES = 3  # the first pays for what is prepared once
@@ -140,7 +147,7 @@ def one_sentence(what: str, card: ModelCard) -> Iterator[None]:
 
 def _class_of(card: ModelCard) -> Any:
     if not card.has_head:
-        return AutoModel
+        return AutoModelForTextEncoding if card.model_type in _WITH_DECODER else AutoModel
     return AutoModelForMaskedLM if card.kind == "sparse" else AutoModelForSequenceClassification
 
 

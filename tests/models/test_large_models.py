@@ -19,8 +19,6 @@ from transformers import (
     DebertaV2Model,
     Qwen3Config,
     Qwen3Model,
-    T5Config,
-    T5EncoderModel,
 )
 
 from deployments.engines import TokenBatch, embed, torch_engine
@@ -160,18 +158,6 @@ def test_the_peak_of_memory_is_little_more_than_the_weights(tmp_path, figure):
     share = int(kilobytes) * 1024 / total
     figure(f"peak memory while {total / 2**20:.0f} MB of weights are loaded: {share:.2f} of them")
     assert share <= 1.2
-
-
-def test_the_code_of_a_model_that_fails_ends_in_a_sentence(tmp_path):
-    """AutoModel makes a T5 with a decoder of a T5 encoder's files, and that one wants the decoder's inputs."""
-    config = T5Config(vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=0)
-    T5EncoderModel(config).save_pretrained(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 256}))
-    with pytest.raises(
-        SettingsError, match=r"^args\.model\.id: .* a t5 model, cannot be computed here: .*decoder"
-    ) as failed:
-        TorchEngine(card_of(tmp_path, "mean"), CpuSettings(), "cpu", 1)
-    assert "\n" not in str(failed.value)
 
 
 def test_any_error_of_a_models_code_ends_in_a_sentence(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 from deployments.engines.packed.model import Parts
 from deployments.engines.packed.tensors import Weights
 
-_FAMILIES = {  # the config's model_type -> the module in families/
+FAMILIES = {  # the config's model_type -> the module in families/
     "bert": "bert",
     "camembert": "bert",
     "distilbert": "distilbert",
@@ -24,10 +24,12 @@ _FAMILIES = {  # the config's model_type -> the module in families/
     "mistral": "decoder",
     "modernbert": "modernbert",
     "mpnet": "mpnet",
+    "mt5": "t5",
     "nomic_bert": "rotary_bert",
     "qwen2": "decoder",
     "qwen3": "decoder",
     "roberta": "bert",
+    "t5": "t5",
     "xlm-roberta": "bert",
 }
 
@@ -42,7 +44,7 @@ class Family(Protocol):
 
 def unsupported(config: Any) -> str | None:
     """Why a model of this transformers config cannot run packed, or None."""
-    if config.model_type not in _FAMILIES:
+    if config.model_type not in FAMILIES:
         return f"{config.model_type} models have no packed form here"
     return _family(config).unsupported(config)
 
@@ -56,5 +58,5 @@ def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:
 
 
 def _family(config: Any) -> Family:
-    module = importlib.import_module(f"{__name__}.families.{_FAMILIES[config.model_type]}")
+    module = importlib.import_module(f"{__name__}.families.{FAMILIES[config.model_type]}")
     return cast("Family", module)

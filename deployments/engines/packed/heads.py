@@ -82,10 +82,10 @@ class Scores:
 
     def __init__(self, weights: Weights, out: str, hidden: Layer, pooling: str = "cls") -> None:
         self._weight, self._bias = weights[f"{out}.weight"], weights[f"{out}.bias"]
-        self._hidden, self._pooling = hidden, pooling
+        self._hidden, self.pooling = hidden, pooling
 
     def __call__(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
-        hidden = self._hidden(pool(x, layout, self._pooling).to(x.dtype))
+        hidden = self._hidden(pool(x, layout, self.pooling).to(x.dtype))
         return functional.linear(hidden, self._weight, self._bias).float()
 
 

@@ -147,10 +147,11 @@ class SelfAttention:
     rotary: Rotary | None = None
 
     def __call__(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
-        return self.out(self.mixed(x, layout))
+        return self.out(layout.pick(self.mixed(x, layout)))
 
     def plus(self, x: torch.Tensor, residual: torch.Tensor, layout: Layout) -> torch.Tensor:
-        return self.out.plus(self.mixed(x, layout), residual)
+        """The attention to `x`, and `residual`, of the rows that are wanted."""
+        return self.out.plus(layout.pick(self.mixed(x, layout)), layout.pick(residual))
 
     def mixed(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
         qkv = self.qkv(x).view(-1, self.heads.total, self.heads.size)
@@ -195,7 +196,7 @@ class PreNorm:
         if self.behind_attention is None:
             x = self.attention.plus(inner, x, layout)
         else:
-            x = self.behind_attention(self.attention(inner, layout)).add_(x)
+            x = self.behind_attention(self.attention(inner, layout)).add_(layout.pick(x))
         inner = self.mlp_norm(x)
         return self.mlp.plus(inner, x) if self.behind_mlp is None else self.behind_mlp(self.mlp(inner)).add_(x)
 

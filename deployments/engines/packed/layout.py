@@ -31,6 +31,7 @@ class Layout:
     bounds: torch.Tensor  # int32 [queries + 1]: where each begins, and the end
     lengths: list[int]
     _starts: npt.NDArray[np.int32]  # the same bounds, on the host
+    wanted: torch.Tensor | None = None  # rows, where the last block may leave out all others behind its attention
     _kept: dict[Hashable, object] = field(default_factory=dict)
 
     @classmethod
@@ -76,6 +77,16 @@ class Layout:
     def add_spare(self, packed: torch.Tensor) -> torch.Tensor:
         """[tokens, width] -> [tokens + spare, width]."""
         return functional.pad(packed, (0, 0, 0, self.spare)) if self.spare else packed
+
+    def only(self, rows: torch.Tensor) -> None:
+        """From now on blocks compute nothing but these rows, one for each query, behind their attention."""
+        spare = -len(rows) % _ROWS if self.place.device.type == "cpu" else 0
+        if len(rows) + spare < self.tokens:
+            self.wanted = functional.pad(rows, (0, spare))
+
+    def pick(self, x: torch.Tensor) -> torch.Tensor:
+        """Of [tokens + spare, width] the rows that are wanted: all of them, or one for each query and some spare."""
+        return x if self.wanted is None else x.index_select(0, self.wanted)
 
     def ended(self) -> torch.Tensor | None:
         """[queries, 1, 1, longest]: 0, or -inf where a query has ended; None where all end together."""

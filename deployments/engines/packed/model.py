@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -70,9 +70,11 @@ class PackedModel:
     def __call__(self, ids: torch.Tensor, lengths: Lengths, *, each_token: bool = False) -> torch.Tensor:
         layout = Layout.of(lengths, self._place)
         x = layout.add_spare(self._embeddings(ids, layout))
-        for block in self._blocks:
+        for number, block in enumerate(self._blocks, 1):
+            if number == len(self._blocks) and not each_token:
+                self._answer.narrow(layout)
             x = block(x, layout)
-        x = x[: layout.tokens]
+        x = x[: layout.tokens if layout.wanted is None else layout.queries]
         return self._answer(x if self._norm is None else self._norm(x), layout, each_token=each_token)
 
 
@@ -82,6 +84,12 @@ class Answer:
 
     pooling: str
     head: Head | None = None
+
+    def narrow(self, layout: Layout) -> None:
+        """Tell the last block that only one token of each query counts, where that is so."""
+        pooling = self.pooling if self.head is None else getattr(self.head, "pooling", "")
+        if pooling in _TOKENS:
+            layout.only(_TOKENS[pooling](layout.bounds))
 
     def __call__(self, x: torch.Tensor, layout: Layout, *, each_token: bool) -> torch.Tensor:
         if each_token:
@@ -131,12 +139,20 @@ class Shadow:
         return build()
 
 
+_TOKENS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {  # of each query, by the bounds of the queries
+    "cls": lambda bounds: bounds[:-1],
+    "last": lambda bounds: bounds[1:] - 1,
+}
+
+
 def pool(x: torch.Tensor, layout: Layout, pooling: str) -> torch.Tensor:
-    """[tokens, width] -> float32 [queries, width], by "cls", "last" or "mean"."""
-    if pooling == "cls":
-        return x.index_select(0, layout.bounds[:-1]).float()
-    if pooling == "last":
-        return x.index_select(0, layout.bounds[1:] - 1).float()
+    """[tokens, width], or [queries, width] where only their tokens are wanted, -> float32 [queries, width], by "cls",
+    "last" or "mean".
+    """
+    if layout.wanted is not None:
+        return x.float()
+    if pooling in _TOKENS:
+        return x.index_select(0, _TOKENS[pooling](layout.bounds)).float()
     if not layout.ragged:
         return x.view(layout.queries, layout.longest, -1).mean(1, dtype=torch.float32)
     return torch.stack([one.mean(0, dtype=torch.float32) for one in torch.split(x, layout.lengths)])

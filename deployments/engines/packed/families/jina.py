@@ -86,7 +86,7 @@ class CodeBlock:
     last_norm: Layer
 
     def __call__(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
-        x = self.second_norm(self.norm(self.attention.plus(x, x, layout)) + x)
+        x = self.second_norm(self.norm(self.attention.plus(x, x, layout)) + layout.pick(x))
         return self.last_norm(self.mlp.plus(x, x))
 
 
