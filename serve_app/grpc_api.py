@@ -337,7 +337,7 @@ class GrpcApi:
         return rerank_response(done, texts, raw=first.raw_scores, return_text=first.return_text)
 
     def _say_pool(self, done: Embedded, context: RayServegRPCContext) -> None:
-        context.set_trailingmetadata_of([("x-windve-pool", ",".join(done.pools)), *self._emulated])
+        context.set_trailing_metadata([("x-windve-pool", ",".join(done.pools)), *self._emulated])
 
     async def _tokenize(self, request: EncodeRequest) -> EncodeResponse:
         (tokens,) = await self._router.tokenize(

@@ -310,7 +310,8 @@ def _reporter(console: Console, dashboard: str, applications: Mapping[str, Args]
             details = ServeSubmissionClient(dashboard).get_serve_details()["applications"]
         except (RuntimeError, OSError):
             return ["Ray's dashboard, which does not answer"]
-        return list(waits(details, names, ray.cluster_resources(), ray.available_resources()))
+        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        return list(waits(details, names, ray.cluster_resources(), free))  # type: ignore[no-untyped-call]
 
     return Reporter(lambda line: console.print(line, soft_wrap=True), look, time.monotonic())
 

@@ -36,7 +36,8 @@ _TIMED = {"75 tokens": [_TOKENS] * _QUERIES}
 def _mixed() -> list[int]:
     """Lengths of a mixed batch: a few long queries among many short ones, 58 tokens in the mean."""
     random = np.random.default_rng(0)
-    return np.clip(random.lognormal(3.7, 0.8, _QUERIES), 4, _MOST).astype(int).tolist()
+    lengths: list[int] = np.clip(random.lognormal(3.7, 0.8, _QUERIES), 4, _MOST).astype(int).tolist()
+    return lengths
 
 
 LOADS = _TIMED | {"mixed": _mixed()}

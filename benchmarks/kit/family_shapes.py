@@ -85,5 +85,5 @@ def write_family(shape: FamilyShape, folder: Path) -> None:
     )  # fmt: skip
     of = AutoModelForTextEncoding if shape.model_type == "t5" else AutoModel
     torch.manual_seed(0)
-    of.from_config(config).save_pretrained(folder)
+    of.from_config(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": _TOKENS}), encoding="utf-8")

@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import (
 
 from deployments.engines import TokenBatch, packed
 from deployments.engines.packed import heads
-from deployments.engines.packed.model import Answer, PackedModel, Recorded, Shadow
+from deployments.engines.packed.model import Answer, PackedModel, Parts, Recorded, Shadow
 from deployments.engines.packed.tensors import MissingWeight, Place, Weights
 from deployments.engines.pooled_model import PaddedModel, PooledModel
 from deployments.errors import SettingsError
@@ -116,7 +116,7 @@ class _Recipe:
     def weights(self, place: Place) -> Weights:
         return Weights.of_files(self.card.folder, place)
 
-    def parts(self, weights: Weights) -> packed.Parts:
+    def parts(self, weights: Weights) -> Parts:
         """`weights` are under the class's names, or, as base models are saved, under those of its base."""
         prefix = str(self.model_class.base_model_prefix)
         base = weights.within(prefix if weights.has(prefix) else "")
