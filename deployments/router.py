@@ -151,6 +151,8 @@ class Router:
             raise
         rows_of = partial(self._encoder.rows, outputs=request.outputs, role=wanted.role)
         done = embedded(request, answers, rows_of)
+        if wanted.record is not None:
+            wanted.record.done = done
         self._count(request, answers, done)
         return done
 
@@ -182,7 +184,10 @@ class Router:
             allowed_s = wanted.trial.finish_s or allowed_s
         patient = wanted.trial is None and self.config.admission == "finish" and allowed_s > PATIENT * slo_s
         bulk = wanted.bulk and wanted.trial is None
-        return Request(queries, wanted, prompt, now, now + allowed_s, patient, bulk, outputs)
+        request = Request(queries, wanted, prompt, now, now + allowed_s, patient, bulk, outputs)
+        if wanted.record is not None:
+            wanted.record.model, wanted.record.request = self.card.name, request
+        return request
 
     def _outputs(self, wanted: Wanted) -> Outputs:
         """Raises WrongKind."""

@@ -265,6 +265,12 @@ class RouterConfig(Strict):
     bulk: BulkConfig = BulkConfig()
     calibration: CalibrationRecord | None = None
     trial: TrialGrant | None = None
+    access_log: Literal["off", "slow", "errors", "all"] = "off"  # of which requests the Router writes a JSON line
+
+    @field_validator("access_log", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, given: Any) -> Any:
+        return "off" if given is False else given  # YAML reads it as false
 
     def pool(self, name: str) -> PoolConfig:
         pools: dict[str, PoolConfig | None] = {"accelerator": self.accelerator, "cpu": self.cpu}

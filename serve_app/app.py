@@ -22,7 +22,9 @@ from deployments.errors import SettingsError
 from deployments.hardware.affinity import CpuPart
 from deployments.hardware.device_detector import ACCELERATOR, CPU, Topology
 from deployments.router import Router
+from deployments.serve_adapter.access_log_file import access_log_handler
 from deployments.settings import Autoscaled, Settings
+from serve_app.access_log import LineWriter
 from serve_app.api_keys import ApiKeys
 from serve_app.cluster_plan import (
     FRAMEWORK_CPUS,
@@ -34,6 +36,7 @@ from serve_app.cluster_plan import (
     plan_once_nodes_are_there,
 )
 from serve_app.grpc_services import METHODS
+from serve_app.observer import Observer
 from serve_app.several_models import Args
 
 _REPLICA_ROUTER = RequestRouterConfig(request_router_class="deployments.serve_adapter.replica_router.ReplicaRouter")  # type: ignore[arg-type]
@@ -55,7 +58,8 @@ class Ingress:
         self.routers = args.by_model(routers)
         from serve_app.grpc_api import GrpcApi
 
-        calls = GrpcApi.of_models(self.routers, self.api_keys)
+        self._observer = Observer(LineWriter(access_log_handler()))
+        calls = GrpcApi.of_models(self.routers, self.api_keys, self._observer)
         for name in METHODS:  # Serve finds what answers a gRPC call by its name
             setattr(self, name, getattr(calls, name))
 
@@ -72,6 +76,7 @@ class Ingress:
         else:
             for router in self.routers:
                 router.configure(configs[router.card.name])
+            self._observer.configure(configs)
 
     async def check_health(self) -> None:
         """Called by Serve every ten seconds or so: the moment to see whether the API keys have changed."""
@@ -82,10 +87,10 @@ class Ingress:
         if self._args.several:
             from serve_app.models_api import ModelsApi
 
-            return ModelsApi(self.routers, self.api_keys)
+            return ModelsApi(self.routers, self.api_keys, self._observer)
         from serve_app.http_api import HttpApi
 
-        return HttpApi(self.routers.first, self.api_keys)
+        return HttpApi(self.routers.first, self.api_keys, self._observer)
 
 
 def build(args: dict[str, Any]) -> Application:

@@ -14,8 +14,10 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.errors import BodyTooLarge, InvalidInput, WindveError
+from serve_app.access_log import Followed
 from serve_app.api_keys import ApiKeys
 from serve_app.http_errors import JSON, Headers, error_answer
+from serve_app.observer import Observer
 
 _WITHOUT_KEY = frozenset({"/health", "/ping"})  # what a load balancer asks
 
@@ -25,7 +27,7 @@ Answer = tuple[Headers, bytes]  # the content type among the headers, the conten
 class Request:
     """What a handler sees of an HTTP request."""
 
-    __slots__ = ("_receive", "content", "headers", "method", "path", "root")
+    __slots__ = ("_receive", "content", "followed", "headers", "method", "path", "root")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.method: str = scope["method"]
@@ -33,6 +35,7 @@ class Request:
         self.path: str = scope["path"].removeprefix(self.root) or "/"
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self.content: Any = None  # once the body has been read: its bytes, or what they hold as JSON
+        self.followed: Followed | None = None  # for the access log or a trace
         self._receive = receive
 
     async def body(self, largest: int) -> Any:
@@ -65,8 +68,9 @@ Handler = Callable[[Request], Awaitable[Answer]]
 class Asgi(ABC):
     """An ASGI application: checks API keys, and writes answers and errors."""
 
-    def __init__(self, api_keys: ApiKeys | None, *, emulated: bool) -> None:
+    def __init__(self, api_keys: ApiKeys | None, observer: Observer | None, *, emulated: bool) -> None:
         self._api_keys = api_keys
+        self._observer = observer or Observer()
         self._headers = [(b"x-windve-emulated", b"true")] if emulated else []
 
     @abstractmethod
@@ -78,6 +82,9 @@ class Asgi(ABC):
             await _not_http(scope, receive, send)
             return
         request = Request(scope, receive)
+        problem: WindveError | None = None
+        if self._observer.on:
+            request.followed = self._observer.begin(request.headers)
         try:
             if self._api_keys is not None and request.path not in _WITHOUT_KEY:
                 shown = request.headers.get(b"authorization")
@@ -85,7 +92,14 @@ class Asgi(ABC):
             headers, body = await self.answer(request)
             status = 200
         except WindveError as error:
+            problem = error
             status, headers, body = error_answer(error, request.path)
+        except BaseException as error:
+            if request.followed is not None:
+                self._observer.break_http(request.followed, request.method, request.path, error)
+            raise
+        if request.followed is not None:
+            self._observer.end_http(request.followed, request.method, request.path, status, problem)
         headers += ((b"content-length", b"%d" % len(body)), *self._headers)
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})

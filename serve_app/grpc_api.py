@@ -40,14 +40,17 @@ from serve_app.grpc_calls import (
     asked_by,
     check_count,
     check_size,
+    headers_to_follow,
     in_order,
     metadata_of,
     query_of,
+    say,
     set_status,
     text_of,
 )
 from serve_app.grpc_services import SERVICES
 from serve_app.kinds import routes_of
+from serve_app.observer import Observer, current_record
 from serve_app.proto.tei_pb2 import (
     DecodeRequest,
     DecodeResponse,
@@ -100,15 +103,25 @@ Method = Callable[["GrpcApi", Request, RayServegRPCContext], Awaitable[Message]]
 
 def _unary(method: Method[Request]) -> Callable[[GrpcApi, Received, RayServegRPCContext], Awaitable[Message]]:
     """A call with one request and one answer. What is wrong becomes its status: Serve would log what is raised."""
+    name = method.__name__
 
     @wraps(method)
     async def call(self: GrpcApi, request: Received, grpc_context: RayServegRPCContext) -> Message:
+        followed = self.observer.begin_call(headers_to_follow(grpc_context)) if self.observer.on else None
+        problem: BaseException | None = None
         try:
             self.let_in(grpc_context)
-            return await method(self.meant(method.__name__, grpc_context), self.checked(request), grpc_context)
+            return await method(self.meant(name, grpc_context), self.checked(request), grpc_context)
         except WindveError as error:
+            problem = error
             set_status(grpc_context, error)
             return Empty()  # gRPC sends none where the status is not OK
+        except BaseException as error:
+            problem = error
+            raise
+        finally:
+            if followed is not None:
+                self.observer.end_call(followed, name, problem)
 
     return call
 
@@ -128,7 +141,10 @@ def _stream(
         try:
             self.let_in(grpc_context)
             api = self.meant(method.__name__.removesuffix("Stream"), grpc_context)
-            async with aclosing(in_order(requests, answer, api.window)) as answers:
+            each: Callable[[Received], Awaitable[Message]] = answer
+            if self.observer.on:
+                each = self.observer.following(method.__name__, headers_to_follow(grpc_context), answer)
+            async with aclosing(in_order(requests, each, api.window)) as answers:
                 async for message in answers:
                     yield message
         except WindveError as error:
@@ -143,17 +159,18 @@ class GrpcApi:
     context.
     """
 
-    def __init__(self, router: Router, api_keys: ApiKeys | None = None) -> None:
+    def __init__(self, router: Router, api_keys: ApiKeys | None = None, observer: Observer | None = None) -> None:
         self._router = router
+        self.observer = observer or Observer()
         self._all = ByModel({router.card.name: self})
         self._api_keys = api_keys
         self._max_bytes = router.settings.limits.max_body_bytes
         self._emulated = [("x-windve-emulated", "true")] if router.settings.emulated else []
 
     @classmethod
-    def of_models(cls, routers: ByModel[Router], api_keys: ApiKeys | None) -> GrpcApi:
+    def of_models(cls, routers: ByModel[Router], api_keys: ApiKeys | None, observer: Observer | None = None) -> GrpcApi:
         """The calls to all of these models: the metadata `model` say which one is meant."""
-        apis = routers.each(lambda router: cls(router, api_keys))
+        apis = routers.each(lambda router: cls(router, api_keys, observer))
         for api in apis:
             api.join(apis)
         return apis.first
@@ -310,7 +327,11 @@ class GrpcApi:
                 f"truncation_direction must be 0 (right) or 1 (left), not {request.truncation_direction}"
             )
         wanted = Wanted(
-            truncate=request.truncate, truncation_direction=side, prompt_name=given(request, "prompt_name"), **asked
+            truncate=request.truncate,
+            truncation_direction=side,
+            prompt_name=given(request, "prompt_name"),
+            record=current_record() if self.observer.on else None,
+            **asked,
         )
         return await self._router.embed(queries, wanted)
 
@@ -324,7 +345,10 @@ class GrpcApi:
 
         found: list[tuple[RerankStreamRequest, Embedded]] = []
         size = 0
-        async with aclosing(in_order(requests, answer, self.window)) as answers:
+        each: Callable[[Received], Awaitable[tuple[RerankStreamRequest, Embedded]]] = answer
+        if self.observer.on:
+            each = self.observer.following("RerankStream", headers_to_follow(context), answer)
+        async with aclosing(in_order(requests, each, self.window)) as answers:
             async for sent, done in answers:
                 found.append((sent, done))
                 size += sent.ByteSize()
@@ -337,7 +361,7 @@ class GrpcApi:
         return rerank_response(done, texts, raw=first.raw_scores, return_text=first.return_text)
 
     def _say_pool(self, done: Embedded, context: RayServegRPCContext) -> None:
-        context.set_trailing_metadata([("x-windve-pool", ",".join(done.pools)), *self._emulated])
+        say(context, ("x-windve-pool", ",".join(done.pools)), *self._emulated)
 
     async def _tokenize(self, request: EncodeRequest) -> EncodeResponse:
         (tokens,) = await self._router.tokenize(

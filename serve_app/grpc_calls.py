@@ -15,6 +15,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 from deployments.errors import BodyTooLarge, Busy, EmptyInput, InvalidInput, Unavailable, WindveError
 from deployments.models.pairs import Pair
 from deployments.models.tokenizer import Query
+from serve_app.observer import REQUEST_ID
 from serve_app.requests import admission
 
 _LARGEST_DETAILS = 2_000  # bytes; each may take three in an HTTP/2 header, and clients take 8 KiB of headers
@@ -54,8 +55,28 @@ def metadata_of(context: RayServegRPCContext, name: str) -> str | None:
 
 def asked_by(context: RayServegRPCContext) -> dict[str, Any]:
     """What a call's metadata ask for beyond what is usual: the same names as HTTP's headers. Raises InvalidInput."""
+    return admission(_headers_of(context))
+
+
+def _headers_of(context: RayServegRPCContext) -> dict[bytes, bytes]:
     metadata: Sequence[tuple[str, str | bytes]] = context.invocation_metadata()
-    return admission({key.encode(): value.encode() for key, value in metadata if isinstance(value, str)})
+    return {key.encode(): value.encode() for key, value in metadata if isinstance(value, str)}
+
+
+def headers_to_follow(context: RayServegRPCContext) -> dict[bytes, bytes]:
+    """A call's metadata as `Observer.begin` takes them; with the id that Serve made where the client sent none."""
+    return _headers_of(context) | {key.encode(): value.encode() for key, value in _request_id(context)}
+
+
+def _request_id(context: RayServegRPCContext) -> list[tuple[str, str]]:
+    """The client's own or else the one that Serve made, by HTTP's name for it."""
+    found = metadata_of(context, REQUEST_ID) or dict(context.trailing_metadata()).get("request_id")
+    return [(REQUEST_ID, found)] if found else []
+
+
+def say(context: RayServegRPCContext, *metadata: tuple[str, str]) -> None:
+    """Send these and the request's id after the answer."""
+    context.set_trailing_metadata([*_request_id(context), *metadata])
 
 
 def set_status(context: RayServegRPCContext, error: WindveError) -> None:
@@ -65,7 +86,7 @@ def set_status(context: RayServegRPCContext, error: WindveError) -> None:
     retry_after_s = error.retry_after_s if isinstance(error, Busy) else _UNAVAILABLE_RETRY_S
     if isinstance(error, (Busy, Unavailable)):
         milliseconds = str(math.ceil(retry_after_s * 1000))
-        context.set_trailing_metadata([("retry-after-ms", milliseconds), ("grpc-retry-pushback-ms", milliseconds)])
+        say(context, ("retry-after-ms", milliseconds), ("grpc-retry-pushback-ms", milliseconds))
 
 
 def check_size(size: int, most: int) -> None:

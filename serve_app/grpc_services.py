@@ -35,7 +35,9 @@ _MAKERS = {  # by whether the client streams, and whether the server does
     (True, True): grpc.stream_stream_rpc_method_handler,
 }
 
-METHODS = tuple(method.name for methods in _OFFERED.values() for method in methods)
+METHODS = {  # by its name, under which Serve finds what answers it: the call's full name
+    method.name: f"{service.full_name}/{method.name}" for service, methods in _OFFERED.items() for method in methods
+}
 SERVICES = tuple(service.full_name for service in _TEI)
 
 

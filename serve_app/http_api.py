@@ -27,6 +27,7 @@ from serve_app.fields import Rules
 from serve_app.http_errors import JSON, Headers, NoRoute, WrongMethod
 from serve_app.input_types import prompt_names
 from serve_app.kinds import A_MODEL, ALL_ROUTES, ROOT, SEVERAL, routes_of
+from serve_app.observer import Observer
 from serve_app.requests import (
     AnyOptions,
     CohereEmbedRequest,
@@ -59,8 +60,8 @@ _NOT_HERE = {  # what other servers have, and people look for
 class HttpApi(Asgi):
     """The routes to one model, of one Router replica."""
 
-    def __init__(self, router: Router, api_keys: ApiKeys | None = None) -> None:
-        super().__init__(api_keys, emulated=router.settings.emulated)
+    def __init__(self, router: Router, api_keys: ApiKeys | None = None, observer: Observer | None = None) -> None:
+        super().__init__(api_keys, observer, emulated=router.settings.emulated)
         self._router = router
         limits, card = router.settings.limits, router.card
         self._max_body_bytes = limits.max_body_bytes
@@ -265,6 +266,7 @@ class HttpApi(Asgi):
             truncate=options.cut,
             truncation_direction=options.side,
             prompt_name=options.prompt_name if purpose is None else self._prompt_names[purpose],
+            record=None if request.followed is None else request.followed.record,
             **more,
             **admission(request.headers),
         )

@@ -17,6 +17,7 @@ from serve_app.answers import VERSION, describe
 from serve_app.api_keys import ApiKeys
 from serve_app.asgi import Answer, Asgi, Handler, Request, docs_page, json_answer
 from serve_app.http_api import NO_REPLICA, HttpApi
+from serve_app.observer import Observer
 from serve_app.several_models import ByModel
 
 _PREFIX = "/models/"
@@ -26,9 +27,11 @@ _MODEL = "/v1/models/"
 class ModelsApi(Asgi):
     """The ASGI application of one Router replica with several models."""
 
-    def __init__(self, routers: ByModel[Router], api_keys: ApiKeys | None = None) -> None:
+    def __init__(
+        self, routers: ByModel[Router], api_keys: ApiKeys | None = None, observer: Observer | None = None
+    ) -> None:
         settings = routers.first.settings
-        super().__init__(api_keys, emulated=settings.emulated)
+        super().__init__(api_keys, observer, emulated=settings.emulated)
         self._max_body_bytes = settings.limits.max_body_bytes  # the same for all
         self._routers = routers
         self._apis = apis = routers.each(lambda router: HttpApi(router, api_keys))

@@ -31,7 +31,8 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 _DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
-_SHARED_CONFIG = ("slo_s", "admission", "request_timeout_s", "bulk")  # what `user_config` may say of all models
+# What `user_config` may say of all models.
+_SHARED_CONFIG = ("slo_s", "admission", "request_timeout_s", "bulk", "access_log")
 
 
 class ServedModel(Strict):

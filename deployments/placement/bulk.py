@@ -117,11 +117,12 @@ class BulkQueue:
     def _send(self, bulk: _Bulk, pool: Pool, link: Link, indices: list[int]) -> None:
         for index in indices:
             bulk.tries[index] += 1
-        pending = link.offer(self._placer.offer(bulk.request, pool.name, indices, partial=True))
+        part = self._placer.send(bulk.request, pool, link, indices, partial=True)
+        pending = part.pending
         assert pending.admitted is not None
         pending.admitted.add_done_callback(lambda _: bulk.news.set())
         pending.outcome.add_done_callback(lambda _: bulk.news.set())
-        bulk.parts.append(Part(link, pool.name, pending, indices))
+        bulk.parts.append(part)
         link.bulk_parts += 1
 
     def _take_answers(self, bulk: _Bulk, part: Part) -> None:

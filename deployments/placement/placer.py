@@ -95,8 +95,7 @@ class Placer:
         alone = len(left) == 1
         lost: ReplicaLost | None = None
         for pool, link in self.candidates(request, request.lengths(left)):
-            offer = self.offer(request, pool.name, left, partial=not alone)
-            part = Part(link, pool.name, link.offer(offer), left)
+            part = self.send(request, pool, link, left, partial=not alone)
             parts.append(part)
             count = await _admitted(part.pending)
             part.indices, left = left[:count], left[count:]
@@ -104,7 +103,7 @@ class Placer:
                 parts.remove(part)
                 found = await _settled(part.pending)
                 lost = found if isinstance(found, ReplicaLost) else lost
-                request.never += part.pending.never and _is_too_long(request, link, offer)
+                request.never += part.pending.never and _is_too_long(request, link, left)
             if not left:
                 for part in parts[:-1]:
                     part.link.confirm(part.pending)
@@ -141,8 +140,17 @@ class Placer:
                 elif link.is_live:
                     yield pool, link
 
-    def offer(self, request: Request, pool: str, indices: Sequence[int], *, partial: bool) -> Offer:
-        """These queries of the request, for a replica of that pool."""
+    def send(self, request: Request, pool: Pool, link: Link, indices: list[int], *, partial: bool) -> Part:
+        """Offer these queries of the request to that replica of the pool."""
+        offer = self._offer(request, pool.name, indices, partial=partial)
+        if (record := request.wanted.record) is None:
+            return Part(link, pool.name, link.offer(offer), indices)
+        finish_s = link.view.finish_s(asyncio.get_running_loop().time(), request.lengths(indices))
+        part = Part(link, pool.name, link.offer(offer), indices)
+        record.parts.append((part, finish_s))
+        return part
+
+    def _offer(self, request: Request, pool: str, indices: Sequence[int], *, partial: bool) -> Offer:
         trial = request.wanted.trial
         now = asyncio.get_running_loop().time()
         return Offer(
@@ -224,10 +232,10 @@ def _opens_s(link: Link, now: float, lengths: Sequence[int], allowed_s: float) -
     return max(link.view.opens_s(now), link.view.finish_s(now, lengths) - allowed_s)
 
 
-def _is_too_long(request: Request, link: Link, offer: Offer) -> bool:
+def _is_too_long(request: Request, link: Link, indices: Sequence[int]) -> bool:
     """Not only for what is left of the time that the request allows."""
     model = link.view.model
-    return model.beta_s + max(model.cost_s(len(ids)) for ids in offer.queries) > request.allowed_s
+    return model.beta_s + max(map(model.cost_s, request.lengths(indices))) > request.allowed_s
 
 
 async def _admitted(pending: PendingOffer) -> int:

@@ -60,6 +60,7 @@ class Wanted:
     - `timeout_s`: seconds that the caller will wait. They replace the SLO as the deadline.
     - `role`: read the texts as queries or as documents; it counts for models that read the two in different ways.
     - `outputs`: what to answer, all from one run; empty: what such kinds of model answer.
+    - `record`: where the Router keeps what becomes of the request, for logs and traces; None: nobody asks.
     """
 
     kinds: tuple[Kind, ...] = ("embedding",)
@@ -71,6 +72,7 @@ class Wanted:
     timeout_s: float | None = None
     outputs: Outputs = ()
     role: Role = "document"
+    record: Record | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -119,6 +121,29 @@ class Part:
     pool: str
     pending: PendingOffer
     indices: list[int]
+
+
+@dataclass(slots=True, eq=False)
+class Record:
+    """What became of a request; the Router fills it in.
+
+    - `model`: its name. None, as all that follows, if the request did not come so far.
+    - `parts`: each offer to a replica, in their order, and in how many seconds of it the Router predicted the answer.
+    - `done`: the answer, if there is one.
+    """
+
+    model: str | None = None
+    request: Request | None = None
+    parts: list[tuple[Part, float]] = field(default_factory=list)
+    done: Embedded | None = None
+
+    @property
+    def predicted_s(self) -> float | None:
+        """From the request's arrival to its answer, as predicted with its last offer; None: nothing was offered."""
+        if self.request is None or not self.parts:
+            return None
+        part, finish_s = self.parts[-1]
+        return part.pending.sent_at - self.request.started + finish_s
 
 
 Answers = dict[int, tuple[str, Answered]]

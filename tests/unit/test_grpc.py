@@ -160,6 +160,9 @@ class Context:
     def set_details(self, details):
         self.details = details
 
+    def trailing_metadata(self):
+        return list(self.trailing.items())
+
     def set_trailing_metadata(self, metadata):
         self.trailing = dict(metadata)
 
