@@ -73,7 +73,12 @@ class Run:
     queries: list[Query]
     began: float
     stop: threading.Event = field(default_factory=threading.Event)
-    left: set[int] = field(default_factory=set)  # indices of those that are not answered
+    left: set[int] = field(init=False)  # indices of those that are not answered
+    tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = set(range(len(self.queries)))
+        self.tokens = sum(query.tokens for query in self.queries)
 
 
 Passed = Callable[[Indices, Iterable[Numbers], Numbers], None]
@@ -259,7 +264,7 @@ class Runner:
             self._timer.cancel()
             self._timer = None
         queries = self.schedule.start(now)
-        run = self._run = Run(queries, now, left=set(range(len(queries))))
+        run = self._run = Run(queries, now)
         # An empty context: a run must not be tied to whatever call happens to be at hand.
         contextvars.Context().run(self._begin, run)
 
@@ -295,9 +300,8 @@ class Runner:
         if problem is None and any(not run.queries[index].item.gone for index in run.left):
             problem = RuntimeError(f"the engine left {len(run.left)} of {len(run.queries)} queries without an answer")
         if problem is None:
-            tokens = sum(query.tokens for query in run.queries)
             try:
-                self._on_run(len(run.queries), tokens, now - run.began, self.schedule.planned_s)
+                self._on_run(len(run.queries), run.tokens, now - run.began, self.schedule.planned_s)
             except Exception:  # what is told of a run must not end the runs
                 logger.exception("a run was not counted")
         elif not isinstance(problem, Stopped):
@@ -326,9 +330,9 @@ class Runner:
         self.schedule.passed(now, queries)
         for query, numbers, norm in zip(queries, answers, norms.tolist(), strict=True):
             if not query.item.gone:
-                self._answer(query, numbers, norm, run.began, now)
+                self._answer(query, numbers, norm, run, now)
 
-    def _answer(self, query: Query, numbers: Numbers, norm: float, began: float, now: float) -> None:
+    def _answer(self, query: Query, numbers: Numbers, norm: float, run: Run, now: float) -> None:
         waiting: OfferedQuery = query.item
         session = waiting.session
         if not math.isfinite(norm):
@@ -338,9 +342,10 @@ class Runner:
         queries = session.offers[waiting.number]
         if all(one.item.gone for one in queries):
             del session.offers[waiting.number]
-        arrived = query.admitted_at
+        arrived, began = query.admitted_at, run.began
+        times = began - arrived, now - began, now - arrived
         self._tell(session).answered.append(
-            Answered(waiting.number, waiting.index, numbers, norm, began - arrived, now - began, now - arrived)
+            Answered(waiting.number, waiting.index, numbers, norm, *times, len(run.queries), run.tokens)
         )
 
     # --- what Routers are told ----------------------------------------------------------------------------------------

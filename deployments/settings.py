@@ -138,6 +138,13 @@ class Limits(Strict):
     auto_truncate: bool = True  # cut a too long input where the request does not say; false: refuse it
 
 
+class Traces(Strict):
+    """Where spans go, by OTLP over gRPC. What is left out is as the variables OTEL_* say where a Router runs."""
+
+    endpoint: Annotated[str, Field(pattern="^https?://")] | None = None  # the collector's: http://HOST:4317
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] | None = None  # of requests that come without a sampled trace
+
+
 class SharedSettings(Strict):
     """What `args` say, whether of one model or of several."""
 
@@ -146,6 +153,7 @@ class SharedSettings(Strict):
     accelerator: AcceleratorSettings = AcceleratorSettings()
     cpu: CpuSettings = CpuSettings()
     limits: Limits = Limits()
+    traces: Traces | None = None  # none: no request is traced
     # How long the start waits for nodes that are still to join, before it is refused for what the cluster lacks. It
     # takes `replicas` in numbers: `auto` goes by what is there at the time.
     wait_for_nodes_s: Annotated[float, Field(ge=0)] = 0.0

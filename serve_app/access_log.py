@@ -38,7 +38,7 @@ class Followed:
     started: float
     record: Record = field(default_factory=Record)
     key: str | None = None
-    span: Any = None  # of `traces.Tracer`
+    span: Any = None  # of `traces.Tracer`, if its trace is sampled
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from serve_app.cluster_plan import (
 from serve_app.grpc_services import METHODS
 from serve_app.observer import Observer
 from serve_app.several_models import Args
+from serve_app.tracer import Tracer
 
 _REPLICA_ROUTER = RequestRouterConfig(request_router_class="deployments.serve_adapter.replica_router.ReplicaRouter")  # type: ignore[arg-type]
 
@@ -58,7 +59,9 @@ class Ingress:
         self.routers = args.by_model(routers)
         from serve_app.grpc_api import GrpcApi
 
-        self._observer = Observer(LineWriter(access_log_handler()))
+        traces = args.shared.traces
+        tracer = None if traces is None else Tracer.exporting(traces, serve.get_replica_context().replica_tag)
+        self._observer = Observer(LineWriter(access_log_handler()), tracer)
         calls = GrpcApi.of_models(self.routers, self.api_keys, self._observer)
         for name in METHODS:  # Serve finds what answers a gRPC call by its name
             setattr(self, name, getattr(calls, name))

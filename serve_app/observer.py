@@ -17,6 +17,7 @@ from deployments.settings import RouterConfig
 from serve_app.access_log import Ended, Followed, Level, LineWriter, is_wanted, line
 from serve_app.grpc_services import METHODS
 from serve_app.kinds import ALL_ROUTES
+from serve_app.tracer import Tracer, trace_id
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -39,9 +40,10 @@ _BROKEN = 500
 class Observer:
     """One Router replica's. `on`: its requests are followed."""
 
-    def __init__(self, lines: LineWriter | None = None) -> None:
-        self.on = False
-        self._lines = lines
+    def __init__(self, lines: LineWriter | None = None, tracer: Tracer | None = None) -> None:
+        self.on = tracer is not None
+        self._lines, self._tracer = lines, tracer
+        self._logs = False
         self._configs: Mapping[str, RouterConfig] = {}
         self._level: Level = "off"
         self._slo_s = 0.0
@@ -51,16 +53,22 @@ class Observer:
         self._configs = configs
         first = next(iter(configs.values()))
         self._level, self._slo_s = first.access_log, first.slo_s
-        self.on = any(config.access_log != "off" for config in configs.values())
+        self._logs = any(config.access_log != "off" for config in configs.values())
+        self.on = self._logs or self._tracer is not None
 
-    def begin(self, headers: Mapping[bytes, bytes]) -> Followed:
-        """A request has arrived. `headers`: of HTTP, or gRPC's metadata."""
+    def begin(self, headers: Mapping[bytes, bytes]) -> Followed | None:
+        """A request has arrived. `headers`: of HTTP, or gRPC's metadata. None: it is neither logged nor sampled."""
+        began_s, started = time.time(), asyncio.get_running_loop().time()
+        span = None if self._tracer is None else self._tracer.begin(headers, began_s)
+        if span is None and not self._logs:
+            return None
         request_id, parent = headers.get(_REQUEST_ID, b""), _A_PARENT.fullmatch(headers.get(_TRACEPARENT, b""))
         return Followed(
             request_id=request_id.decode() if _AN_ID.fullmatch(request_id) else None,
-            trace_id=None if parent is None else parent[1].decode(),
-            began_s=time.time(),
-            started=asyncio.get_running_loop().time(),
+            trace_id=trace_id(span) if span is not None else None if parent is None else parent[1].decode(),
+            began_s=began_s,
+            started=started,
+            span=span,
         )
 
     def end_http(self, followed: Followed, method: str, path: str, status: int, error: BaseException | None) -> None:
@@ -74,10 +82,10 @@ class Observer:
         status = _HUNG_UP if isinstance(error, asyncio.CancelledError) else _BROKEN
         self.end_http(followed, method, path, status, error)
 
-    def begin_call(self, metadata: Mapping[bytes, bytes]) -> Followed:
+    def begin_call(self, metadata: Mapping[bytes, bytes]) -> Followed | None:
         """A gRPC call, or a message of a stream, has arrived: from here `current_record` is its own."""
         followed = self.begin(metadata)
-        _RECORD.set(followed.record)
+        _RECORD.set(None if followed is None else followed.record)
         return followed
 
     def end_call(self, followed: Followed, call: str, error: BaseException | None) -> None:
@@ -98,7 +106,8 @@ class Observer:
                 problem = error
                 raise
             finally:
-                self.end_call(followed, call, problem)
+                if followed is not None:
+                    self.end_call(followed, call, problem)
 
         return follow
 
@@ -108,6 +117,8 @@ class Observer:
         level, slo_s = (self._level, self._slo_s) if config is None else (config.access_log, config.slo_s)
         if self._lines is not None and is_wanted(level, followed, ended, slo_s):
             self._lines.add(line(followed, ended))
+        if self._tracer is not None and followed.span is not None:
+            self._tracer.end(followed, ended)
 
 
 def current_record() -> Record | None:

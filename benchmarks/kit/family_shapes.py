@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 _WORDS = 8192
 _TOKENS = 512
@@ -22,7 +22,7 @@ class FamilyShape:
 
     model: str
     model_type: str
-    pooling: str
+    pooling: Literal["cls", "mean", "last"]
     values: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
 

@@ -109,6 +109,7 @@ class Offers:
 class Answered(NamedTuple):
     """Query `query` of offer `number`: the numbers of its outputs (`outputs.join`; an embedding as a unit vector), the
     norm that this had, and where its time went: waiting, in the run until its pass ended, and at the replica in all.
+    The run had so many queries and tokens.
     """
 
     number: int
@@ -118,6 +119,8 @@ class Answered(NamedTuple):
     queue_s: float
     compute_s: float
     stay_s: float
+    run_queries: int = 1
+    run_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -151,7 +154,7 @@ class Report:
         return frames
 
     def _encode(self, head: list[Any], answers: list[Answered]) -> list[bytes]:
-        about = [[a.number, a.query, len(a.numbers), a.norm, a.queue_s, a.compute_s, a.stay_s] for a in answers]
+        about = [[a.number, a.query, len(a.numbers), *a[3:]] for a in answers]
         arrays = [np.ascontiguousarray(a.numbers, np.float32).tobytes() for a in answers]
         return _frame([list(self.state), self.seen, *head, about], arrays)
 

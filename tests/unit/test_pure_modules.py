@@ -65,11 +65,14 @@ PURE = [
     "calibration.report.report_model",
     "calibration.service.serve_config",
     "calibration.service.yaml_text",
+    "serve_app.access_log",
     "serve_app.api_keys",
     "serve_app.grpc_services",
     "serve_app.models_api",
+    "serve_app.observer",
     "serve_app.requests",
     "serve_app.several_models",
+    "serve_app.tracer",
 ]
 
 
