@@ -13,7 +13,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
-from transformers import AutoModelForCausalLM, BertConfig, BertModel
+from transformers import AutoModel, AutoModelForCausalLM, BertConfig, Gemma3TextConfig, ModernBertConfig
 
 HIDDEN = SHAPE["hidden_size"]
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
@@ -25,11 +25,19 @@ def write(path, content):
     path.write_text(json.dumps(content))
 
 
-def save_bert(folder, pooling="cls", *others):
-    """A BERT with its tokenizer, pooled so and followed by these other modules; None: not pooled."""
+COMMON = {"vocab_size": VOCABULARY, "max_position_embeddings": 260, "initializer_range": 0.2, **SHAPE}
+GEMMA = Gemma3TextConfig(
+    **COMMON, num_key_value_heads=2, head_dim=16, sliding_window=64, use_bidirectional_attention=True
+)
+LOCAL = ModernBertConfig(**COMMON, local_attention=16, pad_token_id=0)
+
+
+def save_bert(folder, pooling="cls", *others, config=None):
+    """A BERT with its tokenizer, pooled so and followed by these other modules; None: not pooled. Or a model of that
+    config, instead of a BERT.
+    """
     torch.manual_seed(2)
-    config = BertConfig(vocab_size=VOCABULARY, max_position_embeddings=260, initializer_range=0.2, **SHAPE)
-    model = BertModel(config).eval()
+    model = AutoModel.from_config(config or BertConfig(**COMMON)).eval()
     for parameter in model.parameters():  # norms and biases are ones and zeros at first: give them a say
         parameter.data.add_(torch.randn_like(parameter) * 0.05)
     model.save_pretrained(folder)
@@ -77,10 +85,10 @@ def save_m3(folder):
     return heads
 
 
-def save_pylate(folder, **about):
+def save_pylate(folder, config=None, **about):
     """As PyLate saves a ColBERT: its markers are tokens, here two that BERT's vocabulary has spare."""
     projection, tensors = dense(folder, "1_Dense", (HIDDEN, 24), bias=False)
-    save_bert(folder, None, {**projection, "type": "pylate.models.Dense.Dense"})
+    save_bert(folder, None, {**projection, "type": "pylate.models.Dense.Dense"}, config=config)
     said = {"query_prefix": "[unused0]", "document_prefix": "[unused1]", "query_length": 32, "document_length": 180}
     write(folder / "config_sentence_transformers.json", {"model_type": "ColBERT", "prompts": {}, **said, **about})
     return tensors["linear.weight"]

@@ -107,8 +107,6 @@ class _Recipe:
     def why_not(self) -> str | None:
         """Why there is no packed form."""
         reason = packed.unsupported(self.config)
-        if self.card.late is not None and self.card.late.has_unseen:
-            return "tokens that no other token attends to have no packed form here"
         if reason is None and self.card.has_head:
             reason = heads.unsupported(self.model_class.__name__)
         return reason
@@ -120,7 +118,8 @@ class _Recipe:
         """`weights` are under the class's names, or, as base models are saved, under those of its base."""
         prefix = str(self.model_class.base_model_prefix)
         base = weights.within(prefix if weights.has(prefix) else "")
-        return packed.build(self.config, base, types=self.card.token_types)
+        parts = packed.build(self.config, base, types=self.card.token_types)
+        return parts.hiding() if self.card.late is not None and self.card.late.has_unseen else parts
 
     def answer(self, weights: Weights) -> Answer:
         head = heads.build_head(self.model_class.__name__, self.config, weights) if self.card.has_head else None

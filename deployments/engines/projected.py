@@ -8,7 +8,6 @@ from typing import Protocol
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer
 from torch.nn import functional
 
 from deployments.engines.passes import Lengths
@@ -16,6 +15,7 @@ from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
 from deployments.models.outputs import TEXT, Output, Outputs
 from deployments.models.projections import Projection
+from deployments.models.tokenizer_files import read_tokenizer
 
 _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": lambda x: x,
@@ -146,7 +146,9 @@ def _read(projection: Projection) -> dict[str, torch.Tensor]:
 
 def _difference(projection: Projection, words: tuple[str, str]) -> torch.Tensor:
     """[1, inputs]: a matrix's row of one token less that of another."""
-    tokenizer = Tokenizer.from_file(str(projection.file.parent / "tokenizer.json"))
+    tokenizer = read_tokenizer(projection.file.parent)
+    if tokenizer is None:
+        raise SettingsError("args.model.id", f"{projection.file.parent} holds no tokenizer.json, which says its words")
     rows = []
     with safe_open(projection.file, "pt") as file:
         matrix = file.get_slice(projection.weight)

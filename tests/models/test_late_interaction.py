@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from heads_of_models import save_pylate, save_stanford
+from heads_of_models import GEMMA, LOCAL, save_pylate, save_stanford
 from sentence_transformers import MultiVectorEncoder
 from transformers import AutoModel, AutoTokenizer
 
@@ -104,11 +104,14 @@ def test_a_model_that_sentence_transformers_has_saved(colbert, tmp_path, role):
         np.testing.assert_allclose(one, their.numpy(), **EXACT)
 
 
-def test_packed_where_every_token_is_seen(tmp_path):
-    save_pylate(tmp_path, attend_to_expansion_tokens=True)
-    engine = create_engine(load(tmp_path), CpuSettings(engine="torch", dtype="float32"), "cpu", 1)
-    ids = Tokenizer(load(tmp_path)).encode(TEXTS, truncate=True, role="query")
-    found = {}
+@pytest.mark.parametrize("config", [None, GEMMA, LOCAL], ids=["bert", "gemma", "modernbert"])
+@pytest.mark.parametrize("sees", [False, True])
+def test_both_forms_leave_out_tokens_that_none_attends_to(tmp_path, sees, config):
+    save_pylate(tmp_path, config=config, attend_to_expansion_tokens=sees)
+    card = load(tmp_path)
+    engine = create_engine(card, CpuSettings(engine="torch", dtype="float32"), "cpu", 1)
+    tokenizer, found = Tokenizer(card), {}
+    ids = [*tokenizer.encode(TEXTS, truncate=True, role="query"), *tokenizer.encode(TEXTS, truncate=True)]
     for form in ("packed", "padded"):
         engine.use(form, "float32")
         found[form] = embed(engine, TokenBatch.pack(ids, ("multi_vector",)), NEVER)

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from heads_of_models import HIDDEN, NORMALIZE, dense, save_bert, save_m3
+from heads_of_models import GEMMA, HIDDEN, NORMALIZE, dense, save_bert, save_m3
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
@@ -24,7 +24,7 @@ NEVER = threading.Event()
 EXACT = {"atol": 2e-5, "rtol": 1e-5}
 TEXTS = ["to the CPU", "a", "it is told busy " * 12, "word " * 400, "队列 深度 ünïcode", "the overflow " * 30]
 LABSE = [((HIDDEN, HIDDEN), "torch.nn.modules.activation.Tanh", {})]
-GEMMA = [((HIDDEN, 3 * HIDDEN), "torch.nn.modules.linear.Identity", {"bias": False}),
+EMBEDDING_GEMMA = [((HIDDEN, 3 * HIDDEN), "torch.nn.modules.linear.Identity", {"bias": False}),
          ((3 * HIDDEN, HIDDEN), "torch.nn.modules.linear.Identity", {"bias": False})]  # fmt: skip
 OTHERS = [((HIDDEN, 24), "torch.nn.GELU", {}), ((24, 24), "torch.nn.ReLU", {"use_residual": True}),
           ((24, 16), "torch.nn.SiLU", {"use_residual": True}), ((16, 8), "torch.nn.Sigmoid", {})]  # fmt: skip
@@ -61,10 +61,12 @@ def agree(engine, ids, wanted, outputs=("text",)):
         np.testing.assert_allclose(embed(engine, TokenBatch.pack([one], outputs), NEVER), rows, **EXACT)
 
 
-@pytest.mark.parametrize(("pooling", "stack"), [("cls", LABSE), ("mean", GEMMA), ("last", OTHERS)])
-def test_dense_modules_after_pooling(tmp_path, pooling, stack):
+@pytest.mark.parametrize(
+    ("pooling", "stack", "config"), [("cls", LABSE, None), ("mean", EMBEDDING_GEMMA, GEMMA), ("last", OTHERS, None)]
+)
+def test_dense_modules_after_pooling(tmp_path, pooling, stack, config):
     made = [dense(tmp_path, f"{n}_Dense", *how[:2], **how[2]) for n, how in enumerate(stack, 2)]
-    save_bert(tmp_path, pooling, *(module for module, _ in made), NORMALIZE)
+    save_bert(tmp_path, pooling, *(module for module, _ in made), NORMALIZE, config=config)
     wanted = []
     for text in TEXTS:
         hidden, _ = states(tmp_path, text)

@@ -81,6 +81,9 @@ class Ways:
         """Whether the scores among so many tokens are masked by that alone."""
         return self.bias is None and self.reach.within(tokens) == CAUSAL
 
+    def _is_plainly_causal(self, layout: Layout) -> bool:
+        return self.is_causal(layout.longest) and layout.hidden is None
+
     def is_masked(self, tokens: int) -> bool:
         """Whether anything is added to the scores of a query of so many tokens."""
         return self.bias is not None or self.reach.within(tokens) != ALL
@@ -112,9 +115,10 @@ class Ways:
 
     def _mask(self, layout: Layout) -> torch.Tensor | None:
         """For the fused kernel, [queries or 1, heads or 1, longest or 1, longest]; None where it needs none."""
-        masked = self.is_masked(layout.longest) and not self.is_causal(layout.longest)
+        masked = self.is_masked(layout.longest) and not self._is_plainly_causal(layout)
         among = self._among(layout) if masked else None
-        ended = None if self.reach.after == 0 else layout.ended()  # behind its last token nobody looks
+        looks_ahead = self.reach.after != 0 or layout.hidden is not None
+        ended = layout.ended() if looks_ahead else None  # behind a query's last token
         if among is None or ended is None:
             return ended if among is None else among[None]
         return layout.once((self, "mask"), lambda: among + ended)
@@ -137,7 +141,7 @@ class Ways:
     def padded(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
         """All queries through the fused kernel at once, padded inside the attention only."""
         q, k, v = _parts(layout.pad(qkv).transpose(1, 2), self.heads)
-        mixed = self._fused(q, k, v, self._mask(layout), causal=self.is_causal(layout.longest))
+        mixed = self._fused(q, k, v, self._mask(layout), causal=self._is_plainly_causal(layout))
         return layout.unpad(mixed.transpose(1, 2).flatten(2))
 
     def one_by_one(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -210,6 +214,10 @@ class Ways:
         )[0]
         return mixed.flatten(1)
 
+    def unless_hidden(self, quickest: Attention, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """The quickest way, or where tokens are hidden the one that can leave them out."""
+        return quickest(qkv, layout) if layout.hidden is None else self.padded(qkv, layout)
+
     def by_length(self, longest_dense: int, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
         """For CPUs."""
         if layout.longest <= longest_dense:
@@ -244,7 +252,12 @@ def _or_all(side: int | None) -> int:
 
 def attention_for(heads: Heads, place: Place, reach: Reach = ALL, bias: Bias | None = None) -> Attention:
     """The quickest way on that place."""
-    ways, kind = Ways(heads, place, reach, bias), place.device.type
+    ways = Ways(heads, place, reach, bias)
+    return partial(ways.unless_hidden, _quickest(ways))
+
+
+def _quickest(ways: Ways) -> Attention:
+    heads, place, reach, bias, kind = ways.heads, ways.place, ways.reach, ways.bias, ways.place.device.type
     if kind == "cpu":
         return partial(ways.by_length, longest_dense(heads, place.dtype, reach, biased=bias is not None))
     if bias is None and place.dtype in {torch.bfloat16, torch.float16}:

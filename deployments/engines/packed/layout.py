@@ -32,6 +32,7 @@ class Layout:
     lengths: list[int]
     _starts: npt.NDArray[np.int32]  # the same bounds, on the host
     wanted: torch.Tensor | None = None  # rows, where the last block may leave out all others behind its attention
+    hidden: torch.Tensor | None = None  # bool [tokens]: those that no token attends to, if there are any
     _kept: dict[Hashable, object] = field(default_factory=dict)
 
     @classmethod
@@ -89,13 +90,16 @@ class Layout:
         return x if self.wanted is None else x.index_select(0, self.wanted)
 
     def ended(self) -> torch.Tensor | None:
-        """[queries, 1, 1, longest]: 0, or -inf where a query has ended; None where all end together."""
-        if not self.ragged:
+        """[queries, 1, 1, longest]: 0, or -inf where a query has ended or a token is hidden; None where none is."""
+        if not self.ragged and self.hidden is None:
             return None
 
         def make() -> torch.Tensor:
-            bias = np.where(self._valid(), np.float32(0), np.float32(-np.inf))[:, None, None, :]
-            return torch.from_numpy(bias).to(self.place.device, self.place.dtype)
+            seen = torch.from_numpy(self._valid()).to(self.place.device)
+            if self.hidden is not None:
+                seen &= ~self.pad(self.hidden)
+            bias = torch.zeros(seen.shape, dtype=self.place.dtype, device=self.place.device)
+            return bias.masked_fill_(~seen, -torch.inf)[:, None, None, :]
 
         return self.once("ended", make)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -13,6 +13,7 @@ from deployments.engines.packed.layers import Block, Layer
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.tensors import Place
 from deployments.engines.passes import Lengths
+from deployments.models.late import UNSEEN
 from deployments.models.pairs import TYPE
 
 Head = Callable[[torch.Tensor, Layout], torch.Tensor]  # [tokens, width] -> float32 [queries, numbers]
@@ -29,8 +30,11 @@ class Embeddings:
     norm: Layer | None = None
     second: torch.Tensor | None = None
     scale: float = 1.0
+    hides: bool = False  # there may be tokens that no token attends to: their ids carry `late.UNSEEN`
 
     def __call__(self, ids: torch.Tensor, layout: Layout) -> torch.Tensor:
+        if self.hides and bool((hidden := ids >= UNSEEN).any()):
+            layout.hidden, ids = hidden, ids & (UNSEEN - 1)
         is_second = None
         if self.second is not None:
             is_second = ids >= TYPE
@@ -52,6 +56,10 @@ class Parts:
     embeddings: Callable[[], Embeddings]
     blocks: Sequence[Callable[[], Block]]
     norm: Callable[[], Layer] | None = None  # after the last block
+
+    def hiding(self) -> Parts:
+        """The same, where there may be tokens that no token attends to."""
+        return replace(self, embeddings=lambda: replace(self.embeddings(), hides=True))
 
 
 class PackedModel:
