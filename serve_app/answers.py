@@ -88,6 +88,7 @@ def describe(router: Router) -> dict[str, Any]:
             "topology": router.topology.reason,
             "slo_s": config.slo_s,
             "kind": card.kind,
+            "kinds": card.kinds,
             "dimension": card.dimension,
             "normalize": card.normalize,
             "parameters": card.parameters,

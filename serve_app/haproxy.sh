@@ -3,7 +3,7 @@
 # binary (RAY_SERVE_HAPROXY_BINARY_PATH) with `-f CONFIG`, a file that it writes anew before each start and reload.
 #
 # - An answer that HAProxy itself gives because no Router can is 503 with Retry-After, in the shape of the route's own
-#   errors; Ray's is a bare 500.
+#   errors (http_errors.py), whatever prefix the path has; Ray's is a bare 500.
 # - A request is read up to the buffer's size before a Router gets it. Whoever takes more than ten seconds for that is
 #   cut off (408), and no Router has heard of him.
 #
@@ -19,6 +19,7 @@ sentence='no Router can answer at the moment; please try again in a second'
 tei='{"error":"'$sentence'","error_type":"Unhealthy"}'
 openai='{"error":{"message":"'$sentence'","type":"server_error","param":null,"code":"unavailable"}}'
 cohere='{"message":"'$sentence'"}'
+ollama='{"error":"'$sentence'"}'
 
 if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
   sed -i \
@@ -27,8 +28,9 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     timeout http-request 10s\
     option http-buffer-request\
     http-request set-var-fmt(txn.unavailable) '"'$tei'"'\
-    http-request set-var-fmt(txn.unavailable) '"'$openai'"' if { path_beg /v1/ /v2/ } or { path /embeddings }\
-    http-request set-var-fmt(txn.unavailable) '"'$cohere'"' if { path /v1/embed /v2/embed /v1/rerank /v2/rerank }\
+    http-request set-var-fmt(txn.unavailable) '"'$openai'"' if { path_sub /v1/ /v2/ } or { path_end /embeddings /pooling }\
+    http-request set-var-fmt(txn.unavailable) '"'$cohere'"' if { path_end /v1/embed /v2/embed /v1/rerank /v2/rerank }\
+    http-request set-var-fmt(txn.unavailable) '"'$ollama'"' if { path_sub /api/ }\
     http-after-response set-status 503 reason "Service Unavailable" if { status 500:504 } { res.hdr(retry-after-ms) -m found }' \
     "$config"
 fi

@@ -405,8 +405,10 @@ def _show_application(console: Console, address: str, api_key: str | None) -> li
 
 def _show_model(console: Console, info: dict[str, Any]) -> None:
     ours = info["windve"]
+    kind, *others = ours["kinds"]
+    also = f" (also {', '.join(others)})" if others else ""
     console.print(
-        f"model: {info['model_id']}, {ours['kind']} of {ours['dimension']} numbers, {info['max_input_length']} tokens"
+        f"model: {info['model_id']}, {kind} of {ours['dimension']} numbers{also}, {info['max_input_length']} tokens"
     )
     console.print(f"topology: {ours['topology']}; SLO {ours['slo_s']} s")
     if ours["emulated"]:

@@ -92,6 +92,8 @@ def test_one_run_gives_all_that_bge_m3_can(served, folders):
         pytest.approx(weights, abs=2e-5) for weights in found["lexical_weights"]
     ]
     assert all(map(len, sparse))
+    assert served.get("/models/m3/info")["windve"]["kinds"] == ["embedding", "sparse", "multi_vector"]
+    assert "model: m3, embedding of 64 numbers (also sparse, multi_vector), " in served.log.read_text()
     data = ask(served, "/models/m3/v1/multi-vector", input=TEXTS)["data"]
     for one, rows in zip(data, found["colbert_vecs"], strict=True):
         np.testing.assert_allclose(one["embeddings"], rows, atol=2e-5)

