@@ -8,6 +8,7 @@ import contextlib
 
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from grpc_health.v1 import health_pb2
 
 PACKAGE = "tei.v1"
 ENUMS = {
@@ -136,6 +137,14 @@ class Client:
         return self.channel.stream_unary(
             f"/{PACKAGE}.{call}", request_serializer=_serialize, response_deserializer=CLASSES[answer].FromString
         )
+
+    def watch(self, timeout=60):
+        """The standard health check's Watch, of the whole server."""
+        return self.channel.unary_stream(
+            "/grpc.health.v1.Health/Watch",
+            request_serializer=_serialize,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )(health_pb2.HealthCheckRequest(), timeout=timeout)
 
     def call(self, call, *, timeout=30, metadata=(), **fields):
         return self.unary(call)(request(call, **fields), timeout=timeout, metadata=list(metadata))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import re
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -23,6 +26,7 @@ pytestmark = [
 SECTION = (ROOT / "docs" / "use.md").read_text().partition("\n## Clients\n")[2].partition("\n## ")[0]
 SHARED = re.search(r"^texts = .*$", SECTION, re.MULTILINE)[0]
 EXAMPLES = dict(re.findall(r"^### (\S+)\n[^#]*?^```python\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL))
+OF_NPM = dict(re.findall(r"^### (\S+) from npm\n[^#]*?^```js\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL))
 
 NAME = "all-MiniLM-L6-v2"
 SHOWN = [2, 3]  # its two texts, in TEXTS
@@ -40,7 +44,14 @@ SENT = {
     "huggingface-api-haystack": ("/", {"inputs": TWO, "normalize": True, "truncate": True}),
     "litellm": ("/v1/embeddings", {"model": NAME, "input": TWO, "encoding_format": None}),
     "chromadb": ("/embed", {"inputs": TWO}),
+    "cohere": (
+        "/v2/embed",
+        {"model": NAME, "texts": TWO, "input_type": "search_document", "embedding_types": ["float"]},
+    ),
+    "ollama": ("/api/embed", {"model": NAME, "input": TWO}),
 }
+NPM = {"openai": "7.57.0", "cohere-ai": "8.1.0"}
+SENT_BY_NPM = {"openai": SENT["openai"], "cohere-ai": SENT["cohere"]}
 
 
 def run_example(client, port):
@@ -63,6 +74,31 @@ def loopback_only():
         yield
 
 
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    """(lines of JavaScript, port, expression) -> the expression's value after these lines."""
+    folder = tmp_path_factory.mktemp("npm")
+    if not (npm := shutil.which("npm")) or not shutil.which("node"):
+        pytest.skip("node and npm are not here: their clients are not tested")
+    (folder / "package.json").write_text(json.dumps({"type": "module", "dependencies": NPM}))
+    installed = subprocess.run(
+        [npm, "install", "--no-audit", "--no-fund"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert installed.returncode == 0, installed.stderr
+
+    def run(lines, port, expression):
+        assert lines.count("http://127.0.0.1:8000") == 1
+        lines = lines.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+        script = f"const texts = {json.dumps(TWO)};\n{lines}\nconsole.log(JSON.stringify({expression}));"
+        done = subprocess.run(
+            ["node", "--input-type=module", "-e", script], cwd=folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    return run
+
+
 @pytest.fixture
 def openai_address(real):
     return {"base_url": f"http://127.0.0.1:{real.port}/v1", "api_key": "none"}
@@ -75,6 +111,7 @@ def address(real):
 
 def test_the_documentation_shows_every_client():
     assert set(EXAMPLES) == set(SENT)
+    assert set(OF_NPM) == set(SENT_BY_NPM)
 
 
 @pytest.mark.parametrize("client", SENT)
@@ -89,6 +126,14 @@ def test_what_a_client_sends(real, client):
     with Wiretap(real) as tap:
         run_example(client, tap.port)
     assert tap.asked == [SENT[client]]
+
+
+@pytest.mark.parametrize("client", SENT_BY_NPM)
+def test_documented_lines_of_npms_clients(real, reference, node, client):
+    with Wiretap(real) as tap:
+        vectors = node(OF_NPM[client], tap.port, "vectors")
+    assert worst(np.array(vectors, np.float32), reference[SHOWN]) >= 0.999
+    assert tap.asked == [SENT_BY_NPM[client]]
 
 
 # --- openai ----------------------------------------------------------------------------------------------------------
@@ -294,3 +339,120 @@ def test_litellm_sync_and_async(openai_address, reference):
         assert agree([item["embedding"] for item in answer.data], reference)
     with pytest.raises(litellm.BadRequestError, match=r"input\[1\] is an empty string"):
         litellm.embedding(input=["x", ""], **server)
+
+
+# --- cohere ----------------------------------------------------------------------------------------------------------
+
+TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+
+
+def agree_in_each_type(found, reference):
+    """`found`: vectors of the documented texts by type. All say what the floats say, and these what the model does."""
+    floats = np.array(found["float"], np.float32)
+    bits = np.packbits(floats > 0, axis=1)
+    return (
+        agree(floats, reference)
+        and agree(found["int8"], reference)
+        and np.array_equal(np.array(found["uint8"]), np.array(found["int8"]) + 128)
+        and np.array_equal(found["ubinary"], bits)
+        and np.array_equal(found["binary"], bits.astype(int) - 128)
+        and np.array_equal([np.frombuffer(base64.b64decode(one), "<f4") for one in found["base64"]], floats)
+    )
+
+
+def test_cohere_types_and_roles(address, reference):
+    import cohere
+    from conftest import PROMPTS
+
+    client = cohere.ClientV2(api_key="none", base_url=address)
+    asked = {"model": NAME, "input_type": "search_document"}
+    answer = client.embed(texts=TWO, embedding_types=TYPES, **asked)
+    assert agree_in_each_type(answer.embeddings.model_dump(by_alias=True), reference)
+    assert answer.texts == TWO
+    assert answer.meta.billed_units.input_tokens > 2
+    parts = [{"content": [{"type": "text", "text": text}]} for text in TWO]
+    assert agree(client.embed(inputs=parts, **asked).embeddings.float_, reference)
+    short = client.embed(texts=TWO, output_dimension=128, embedding_types=["ubinary"], **asked)
+    assert [len(row) for row in short.embeddings.ubinary] == [16, 16]
+    query = client.embed(model=NAME, input_type="search_query", texts=TWO).embeddings.float_
+    prompted = client.embed(texts=[PROMPTS["query"] + text for text in TWO], **asked).embeddings.float_
+    assert np.allclose(query, prompted, atol=1e-5)
+
+
+def test_cohere_v1_sends_many_side_by_side(address, reference):
+    import cohere
+
+    found = cohere.Client(api_key="none", base_url=address).embed(
+        model=NAME, texts=[*MANY, *TWO], input_type="search_document"
+    )  # 96 a call
+    assert len(found.embeddings) == 302
+    assert agree(found.embeddings[-2:], reference)
+
+
+def test_cohere_async_and_errors(address, reference):
+    import cohere
+
+    async def ask():
+        client = cohere.AsyncClientV2(api_key="none", base_url=address)
+        return await client.embed(model=NAME, texts=TWO, input_type="classification")
+
+    assert agree(asyncio.run(ask()).embeddings.float_, reference)
+    client = cohere.ClientV2(api_key="none", base_url=address)
+    with pytest.raises(cohere.NotFoundError) as caught:
+        client.embed(model="embed-v4.0", texts=TWO, input_type="clustering")
+    assert "there is no model 'embed-v4.0' here" in caught.value.body["message"]
+    with pytest.raises(cohere.BadRequestError, match="send texts"):
+        client.embed(model=NAME, images=["data:image/png;base64,AAAA"], input_type="image")
+    with pytest.raises(cohere.BadRequestError, match="has 402 tokens and the model takes 256"):
+        client.embed(model=NAME, texts=["word " * 400], input_type="search_document", truncate="NONE")
+
+
+def test_cohere_of_npm(real, reference, node):
+    made, _, _ = OF_NPM["cohere-ai"].partition("const asked")
+    asked = f"{{ model: '{NAME}', texts, inputType: 'search_document', embeddingTypes: {TYPES} }}"
+    found = node(made, real.port, f"(await client.embed({asked})).embeddings")
+    assert agree_in_each_type(found, reference)
+    wrong = f"await client.embed({asked.replace(NAME, 'other')}).catch((error) => [error.statusCode, error.body])"
+    status, body = node(made, real.port, wrong)
+    assert status == 404
+    assert "there is no model 'other' here" in body["message"]
+
+
+def test_openai_of_npm(real, reference, node):
+    made, _, _ = OF_NPM["openai"].partition("const answer")
+    ask = f"client.embeddings.create({{ model: '{NAME}', input: texts, encoding_format: 'float' }})"
+    floats, short, status, message = node(
+        made,
+        real.port,
+        f"[await {ask}, await {ask.replace('input', 'dimensions: 128, input')},"
+        f" ...await {ask.replace(NAME, 'ada')}.catch((error) => [error.status, error.message])]",
+    )
+    assert agree([item["embedding"] for item in floats["data"]], reference)
+    assert [len(item["embedding"]) for item in short["data"]] == [128, 128]
+    assert status == 404
+    assert f"this server has '{NAME}'" in message
+
+
+# --- ollama ----------------------------------------------------------------------------------------------------------
+
+
+def test_ollama_sync_and_async(address, reference):
+    import ollama
+
+    client = ollama.Client(host=address)
+    answer = client.embed(model=NAME, input=TWO)
+    assert agree(answer.embeddings, reference)
+    assert answer.prompt_eval_count > 2
+    assert answer.total_duration > 0
+    assert [len(vector) for vector in client.embed(model=NAME, input=TWO[0], dimensions=128).embeddings] == [128]
+    assert agree([client.embeddings(model=NAME, prompt=text).embedding for text in TWO], reference)
+
+    async def ask():
+        return await ollama.AsyncClient(host=address).embed(model=NAME, input=TWO)
+
+    assert agree(asyncio.run(ask()).embeddings, reference)
+    with pytest.raises(ollama.ResponseError, match="there is no model 'llama' here") as caught:
+        client.embed(model="llama", input="x")
+    assert caught.value.status_code == 404
+    with pytest.raises(ollama.ResponseError, match="has 402 tokens and the model takes 256"):
+        client.embed(model=NAME, input="word " * 400, truncate=False)

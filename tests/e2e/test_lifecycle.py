@@ -12,9 +12,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import grpc
 import pytest
+import tei_wire
 import yaml
 from conftest import ROOT, free_port, load_yaml, running
+from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from deployments.hardware.affinity import read_cpu_shape
 
@@ -28,13 +31,18 @@ def stray_files():
 
 def test_ctrl_c_takes_down_exactly_what_was_started(tmp_path, figure):
     before = stray_files()
-    with running(load_yaml("rehearsal.yaml"), tmp_path) as service:
+    with running(load_yaml("rehearsal.yaml"), tmp_path) as service, tei_wire.connected(service.grpc_port) as tei:
         shown = service.log.read_text()
         assert any("haproxy" in process.name() for process in service.family)
+        watch = tei.watch()  # a client that watches the health does not hold the service up
+        assert next(watch).status == HealthCheckResponse.SERVING
         started = time.monotonic()
         status = service.press_ctrl_c()
-        figure(f"Ctrl-C: exit status {status} after {time.monotonic() - started:.1f} s")
+        took_s = time.monotonic() - started
+        figure(f"Ctrl-C while a client watches the health: exit status {status} after {took_s:.1f} s")
+        assert took_s < 10
         assert status == 0, service.log.read_text()
+        assert health_told_last(watch) in {HealthCheckResponse.NOT_SERVING, grpc.StatusCode.UNAVAILABLE}
         assert service.leftovers() == []
         assert "Traceback" not in service.log.read_text()
     with socket.socket() as probe:
@@ -42,6 +50,14 @@ def test_ctrl_c_takes_down_exactly_what_was_started(tmp_path, figure):
     assert stray_files() - before == set()
     for word in ("machine:", "topology: accelerator first, CPU for the overflow", "SLO 2.0 s", "EMULATED", "curl -s"):
         assert word in shown
+
+
+def health_told_last(watch):
+    """The last status of a watch, or the error that ended it."""
+    try:
+        return [answer.status for answer in watch][-1]
+    except grpc.RpcError as error:
+        return error.code()
 
 
 def test_an_application_without_room_says_what_it_waits_for(tmp_path):

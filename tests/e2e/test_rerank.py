@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import cohere
 import numpy as np
 import pytest
 import torch
@@ -85,10 +86,13 @@ def test_scores_are_those_of_sentence_transformers_from_both_pools(both, folder)
     found = {rank["index"]: rank["score"] for rank in ranks}
     np.testing.assert_allclose([found[index] for index in range(len(TEXTS))], wanted, atol=2e-5)
     assert [rank["index"] for rank in ranks] == np.argsort(-wanted).tolist()
-    cohere = ask(both, "/reranker/v2/rerank", {"model": "small", "query": QUERY, "documents": TEXTS, "top_n": 2}).json()
-    assert [result["index"] for result in cohere["results"]] == np.argsort(-wanted)[:2].tolist()
-    best = cohere["results"][0]["relevance_score"]
-    assert best == pytest.approx(1 / (1 + np.exp(-wanted.max())), abs=1e-5)
+    for client in (cohere.ClientV2, cohere.Client):
+        found = client(api_key="none", base_url=f"http://127.0.0.1:{both.port}/reranker").rerank(
+            model="small", query=QUERY, documents=TEXTS, top_n=2
+        )
+        assert [result.index for result in found.results] == np.argsort(-wanted)[:2].tolist()
+        assert found.results[0].relevance_score == pytest.approx(1 / (1 + np.exp(-wanted.max())), abs=1e-5)
+        assert found.meta.tokens.input_tokens > len(TEXTS)
 
 
 def test_a_rerank_of_more_texts_than_the_depths_is_bulk(both):

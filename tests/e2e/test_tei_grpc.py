@@ -179,11 +179,7 @@ def test_vectors_of_tokens_are_those_of_http(real, tei):
 
 
 def test_a_watch_says_at_once_how_it_is(tei):
-    watch = tei.channel.unary_stream(
-        "/grpc.health.v1.Health/Watch",
-        request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-        response_deserializer=health_pb2.HealthCheckResponse.FromString,
-    )(health_pb2.HealthCheckRequest(), timeout=30)
+    watch = tei.watch()
     assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
     watch.cancel()
 
