@@ -151,6 +151,9 @@ _JINA = _Family(
 
 # These have absolute positions whatever position_embedding_type says.
 _ABSOLUTE = _keys("albert bert camembert electra ernie mpnet roberta xlm-roberta xlm-roberta-xl")
+# What other classes read, and these pass over in silence; what it says where it changes nothing.
+_DECODERS = _keys("llama mistral qwen2 qwen3")
+_UNREAD = {"attn_logit_softcapping": None, "partial_rotary_factor": 1.0, "use_bidirectional_attention": False}
 # transformers' classes of these names compute what the code did that the first models came with.
 _PORTED = _keys("eurobert gte modernbert nomic_bert")
 
@@ -189,6 +192,9 @@ def _class_config(config: Config) -> dict[str, Any] | None:
     positions = config.get("position_embedding_type")
     if kind in _ABSOLUTE and positions not in {None, "absolute"}:
         raise _refused("position_embedding_type", positions, str(kind))
+    for key, nothing in _UNREAD.items() if kind in _DECODERS else ():
+        if config.get(key) not in (None, nothing):
+            raise _refused(key, config[key], str(kind))
     code = [name for key, name in (config.get("auto_map") or {}).items() if key.startswith("AutoModel")]
     same = kind in _PORTED or (kind == "qwen2" and "is_causal" in config)  # gte-Qwen2: which its class reads, too
     if code and not same:  # transformers' class of that name, if there is one, may compute something else

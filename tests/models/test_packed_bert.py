@@ -9,6 +9,10 @@ from transformers import (
     BertConfig,
     BertModel,
     DebertaV2Config,
+    GteConfig,
+    GteModel,
+    NomicBertConfig,
+    NomicBertModel,
     RobertaConfig,
     RobertaModel,
     XLMRobertaConfig,
@@ -39,6 +43,11 @@ def test_activations(monkeypatch, activation, fused):
 @pytest.mark.parametrize(("model", "config"), [(RobertaModel, RobertaConfig), (XLMRobertaModel, XLMRobertaConfig)])
 def test_positions_of_roberta_start_after_the_padding_token(model, config):
     compare(build(model, config, **SHAPE), "mean", [60, 20, 7])
+
+
+@pytest.mark.parametrize(("model", "config"), [(NomicBertModel, NomicBertConfig), (GteModel, GteConfig)])
+def test_heads_of_another_size_than_their_share(model, config):
+    compare(build(model, config, head_dim=24, **SHAPE), "mean", [60, 20, 7])
 
 
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)

@@ -6,6 +6,8 @@ import pytest
 import torch
 from packed_models import LENGTHS, build, compare, cosine_in
 from transformers import (
+    EuroBertConfig,
+    EuroBertModel,
     Gemma3TextConfig,
     Gemma3TextModel,
     LlamaConfig,
@@ -34,7 +36,21 @@ SCALED = {
     "dynamic": {"factor": 2.0},
 }
 SLIDING = {"use_sliding_window": True, "sliding_window": 30, "max_window_layers": 1}
+STRAY = {  # what one of these classes reads, and the others pass over
+    "attn_logit_softcapping": 5.0,
+    "hidden_activation": "relu",
+    "query_pre_attn_scalar": 4,
+    "sliding_window": 30,
+    "use_bidirectional_attention": True,
+}
+STRAY_KINDS = STRAY | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 FAMILIES = {
+    "qwen3, keys of others": (Qwen3Model, Qwen3Config, STRAY),
+    "qwen2, keys of others": (Qwen2Model, Qwen2Config, STRAY),
+    "llama, keys of others": (LlamaModel, LlamaConfig, STRAY_KINDS),
+    "mistral, keys of others": (MistralModel, MistralConfig, STRAY_KINDS),
+    "eurobert, keys of others": (EuroBertModel, EuroBertConfig, STRAY_KINDS | {"is_causal": True}),
+    "llama, both ways": (LlamaModel, LlamaConfig, {"is_causal": False}),
     "qwen3": (Qwen3Model, Qwen3Config, {"head_dim": 32}),
     "qwen3, sliding": (Qwen3Model, Qwen3Config, {"head_dim": 16, **SLIDING}),
     "qwen2": (Qwen2Model, Qwen2Config, {}),
@@ -85,3 +101,4 @@ def test_what_has_no_packed_form_is_named():
     long = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
     config = LlamaConfig(**SHAPE, rope_parameters=long | {"original_max_position_embeddings": 100})
     assert "longrope" in unsupported(config)
+    assert "a part of each head" in unsupported(LlamaConfig(**SHAPE, partial_rotary_factor=0.5))

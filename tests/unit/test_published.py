@@ -30,7 +30,10 @@ def translated(config, **changes):
     return class_config(config | changes, own_code=False)
 
 
-@pytest.mark.parametrize("config", [DISTILBERT, MPNET, MODERNBERT, BERT, {"model_type": "qwen3"}])
+OFF = {"use_bidirectional_attention": False, "attn_logit_softcapping": None, "partial_rotary_factor": 1}
+
+
+@pytest.mark.parametrize("config", [DISTILBERT, MPNET, MODERNBERT, BERT, {"model_type": "qwen3"} | OFF])
 def test_configs_in_the_words_of_their_class_stay_as_they_are(config):
     assert translated(config) is None
 
@@ -102,6 +105,9 @@ def test_jina():
         (BERT, "position_embedding_type", "alibi"),
         (BERT, "position_embedding_type", "relative_key"),
         (BERT | {"model_type": "xlm-roberta"}, "position_embedding_type", "rotary"),
+        ({"model_type": "llama"}, "use_bidirectional_attention", True),
+        ({"model_type": "qwen3"}, "attn_logit_softcapping", 50.0),
+        ({"model_type": "mistral"}, "partial_rotary_factor", 0.5),
     ],
 )
 def test_what_no_class_computes_is_refused_by_name(config, key, value):

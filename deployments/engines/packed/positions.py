@@ -20,7 +20,7 @@ _BY_LENGTH = {"longrope"}  # scalings under which a query's numbers depend on th
 
 class Rotary:
     """Turns pairs of numbers of query and key by an angle that grows with the position (arXiv:2104.09864). The pairs
-    are number i and i + n / 2 of the first n of a head.
+    are number i and i + n / 2 of the n of a head.
     """
 
     def __init__(self, frequencies: torch.Tensor, factor: float, place: Place) -> None:
@@ -55,8 +55,7 @@ def rotary_of(config: Any, place: Place, kind: str | None = None) -> Rotary:
     stated = config.rope_parameters if kind is None else config.rope_parameters[kind]
     if stated["rope_type"] == "default":
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        turned = int(size * stated.get("partial_rotary_factor", 1.0))
-        return Rotary(stated["rope_theta"] ** -(torch.arange(0, turned, 2).float() / turned), 1.0, place)
+        return Rotary(stated["rope_theta"] ** -(torch.arange(0, size, 2).float() / size), 1.0, place)
     frequencies, factor = ROPE_INIT_FUNCTIONS[stated["rope_type"]](config, None, layer_type=kind)
     return Rotary(frequencies, factor, place)
 
@@ -68,6 +67,8 @@ def unsupported_rotary(config: Any) -> str | None:
     for one in (stated, *(value for value in stated.values() if isinstance(value, dict))):
         if one.get("rope_type") in _BY_LENGTH:
             return f"rotary positions of the type {one['rope_type']} have no packed form here"
+        if one.get("partial_rotary_factor", 1.0) != 1.0:  # which some classes read, and others pass over
+            return "rotary positions of a part of each head have no packed form here"
     return None
 
 

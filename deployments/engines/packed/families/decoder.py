@@ -1,5 +1,7 @@
 """Llama and its kin (Mistral, Qwen2, Qwen3, Gemma 3's text model, EuroBERT): norms before each sum, rotary positions,
-gated MLPs, heads that share keys and values. Causal, unless the config says otherwise. Imports torch.
+gated MLPs, heads that share keys and values. Causal, unless the config says otherwise.
+
+Of a config only the keys are read that the class in transformers reads: a window means nothing to Llama. Imports torch.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ from deployments.engines.packed.positions import Rotary, rotary_of, unsupported_
 from deployments.engines.packed.tensors import Weights
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_KINDS = {"gemma3_text", "qwen2", "qwen3"}  # whose config says for each layer what a token sees
 
 
 def unsupported(config: Any) -> str | None:
     if _activation(config) not in ACTIVATIONS:
         return f"the activation {_activation(config)} has no packed form here"
-    if getattr(config, "attn_logit_softcapping", None) is not None:
+    if _is_gemma(config) and config.attn_logit_softcapping is not None:
         return "scores that are capped (attn_logit_softcapping) have no packed form here"
     return unsupported_rotary(config)
 
@@ -56,16 +59,16 @@ def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:  # no
 
 def layer_kinds(config: Any) -> list[str]:
     """Of each layer: "full_attention" or "sliding_attention"."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None:  # one for all
-        kinds = [_SLIDING if getattr(config, "sliding_window", None) else _FULL] * config.num_hidden_layers
-    return list(kinds[: config.num_hidden_layers])
+    if config.model_type in _KINDS:
+        return list(config.layer_types[: config.num_hidden_layers])
+    slides = config.model_type == "mistral" and config.sliding_window is not None
+    return [_SLIDING if slides else _FULL] * config.num_hidden_layers
 
 
 def reach(config: Any, kind: str) -> Reach:
     """What a token sees in such a layer. A causal window counts the token itself, and so does Gemma's both ways."""
     window = config.sliding_window if kind == _SLIDING else None
-    if getattr(config, "use_bidirectional_attention", False):
+    if _is_gemma(config) and config.use_bidirectional_attention:
         return ALL if window is None else Reach(window - 1, window - 1)
     if config.model_type == "eurobert" or not getattr(config, "is_causal", True):
         return ALL if window is None else Reach(window, window)
@@ -75,7 +78,7 @@ def reach(config: Any, kind: str) -> Reach:
 def _block(config: Any, layer: Weights, heads: Heads, attention: Attention, rotary: Rotary) -> PreNorm:
     eps, is_gemma = config.rms_norm_eps, _is_gemma(config)
     norm = partial(rms_norm, layer, eps=eps, offset=float(is_gemma))
-    scale = getattr(config, "query_pre_attn_scalar", heads.size) ** -0.5
+    scale = (config.query_pre_attn_scalar if is_gemma else heads.size) ** -0.5
     by_head = "self_attn.q_norm.weight" in layer
     return PreNorm(
         norm("input_layernorm"),
@@ -110,7 +113,7 @@ def _norm_of_heads(layer: Weights, heads: Heads, scale: float, eps: float, *, of
 
 
 def _activation(config: Any) -> str:
-    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+    return str(config.hidden_activation if _is_gemma(config) else config.hidden_act)
 
 
 def _is_gemma(config: Any) -> bool:

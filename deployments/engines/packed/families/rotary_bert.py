@@ -29,7 +29,7 @@ def unsupported(config: Any) -> str | None:
 
 def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:
     heads, eps = config.num_attention_heads, config.layer_norm_eps
-    shape = Heads(heads, heads, config.hidden_size // heads)
+    shape = Heads(heads, heads, getattr(config, "head_dim", None) or config.hidden_size // heads)
     attention, rotary = attention_for(shape, weights.place), rotary_of(config, weights.place)
 
     def block(number: int) -> PostNorm:
