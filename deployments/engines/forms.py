@@ -112,7 +112,12 @@ class _Recipe:
         return reason
 
     def weights(self, place: Place) -> Weights:
-        return Weights.of_files(self.card.folder, place)
+        """Of the files, what the class has: it may do without a bias that another does not."""
+        found, prefix = Weights.of_files(self.card.folder, place), str(self.model_class.base_model_prefix)
+        under = f"{prefix}." if found.has(prefix) and not self.card.has_head else ""
+        with torch.device("meta"):
+            state = self.model_class(self.config).state_dict()
+        return found.of_class({under + name: tensor.shape for name, tensor in state.items()})
 
     def parts(self, weights: Weights) -> Parts:
         """`weights` are under the class's names, or, as base models are saved, under those of its base."""

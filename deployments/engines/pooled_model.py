@@ -64,19 +64,20 @@ class PooledModel(torch.nn.Module):
                 use_safetensors=True,
                 trust_remote_code=card.trust_remote_code,
                 output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused here, by name
                 **({"attn_implementation": attention} if attention else {}),
                 **({"config": AutoConfig.for_model(**card.config)} if card.config else {}),
             )
-        absent = [
+        absent = sorted(
             key
-            for key in (*report["missing_keys"], *report["mismatched_keys"])
-            if card.pooling == "none" or "pooler." not in str(key)  # unused, where no score comes from it
-        ]
+            for key in {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+            if card.pooling == "none" or "pooler." not in key  # unused, where no score comes from it
+        )
         if absent:  # transformers fills them with random numbers
             raise SettingsError(
                 "args.model.id",
-                f"{len(absent)} weights of a {card.model_type} model are missing in {card.folder} ({absent[0]}); if it "
-                "comes with code of its own, set args.model.trust_remote_code",
+                f"{len(absent)} weights of a {card.model_type} model are missing in {card.folder}, or of another size "
+                f"({absent[0]}); if it comes with code of its own, set args.model.trust_remote_code",
             )
         strange = sorted(key for key in report["unexpected_keys"] if card.config and ".layer" in str(key))
         if strange:

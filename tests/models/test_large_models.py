@@ -104,16 +104,52 @@ def test_a_narrow_form_that_disagrees_is_left(tmp_path, monkeypatch):
     assert info.why.startswith("bfloat16 differs too much from float32 here (cosine to float32 0.99")
 
 
-def test_weights_of_a_large_model_that_are_missing(tmp_path, monkeypatch):
-    model = build(Qwen3Model, Qwen3Config, pad_token_id=0, **GROUPED)
-    save(model, tmp_path)
-    state = model.state_dict()
-    del state["layers.1.mlp.up_proj.weight"]
+@pytest.mark.parametrize(
+    "missing", ["layers.1.mlp.up_proj.weight", "layers.0.self_attn.q_norm.weight", "layers.1.self_attn.k_proj.bias"]
+)
+def test_weights_of_a_large_model_that_are_missing(tmp_path, monkeypatch, missing):
+    """Also those that another config would do without."""
+    state = saved_state(tmp_path, attention_bias=True)
+    state = {name: tensor for name, tensor in state.items() if name != missing}
+    if missing.endswith("bias"):
+        state = {name: tensor for name, tensor in state.items() if not name.endswith("bias")}
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
     monkeypatch.setattr(torch_engine, "LARGE", 1000)
     for dtype in ("float32", "bfloat16"):
-        with pytest.raises(SettingsError, match=r"qwen3 model's weight layers\.1\.mlp\.up_proj\.weight is missing"):
+        with pytest.raises(SettingsError, match=r"qwen3 model's weight layers\.\d\..* of \[.*\] numbers is missing"):
             TorchEngine(card_of(tmp_path), CpuSettings(dtype=dtype), "cpu", 1)
+
+
+def test_weights_that_the_class_does_not_have_are_not_computed(tmp_path, monkeypatch):
+    state = saved_state(tmp_path)
+    batch = TokenBatch.random(100, [30, 7], seed=0)
+    monkeypatch.setattr(torch_engine, "LARGE", 1000)
+    exact = embed(TorchEngine(card_of(tmp_path), CpuSettings(dtype="float32"), "cpu", 1), batch, NEVER)
+    strange = {
+        f"layers.0.self_attn.{part}_proj.bias": torch.ones(size) for part, size in {"q": 64, "k": 32, "v": 32}.items()
+    }
+    save_file({f"model.{name}": tensor for name, tensor in (state | strange).items()}, tmp_path / "model.safetensors")
+    found = embed(TorchEngine(card_of(tmp_path), CpuSettings(dtype="float32"), "cpu", 1), batch, NEVER)
+    np.testing.assert_allclose(found, exact, atol=1e-5)
+
+
+def test_weights_of_another_size(tmp_path, monkeypatch):
+    state = saved_state(tmp_path)
+    state["layers.1.mlp.up_proj.weight"] = torch.ones(60, 64)
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        SettingsError, match=r"1 weights .* are missing in .*, or of another size \(layers\.1\.mlp\.up_"
+    ):
+        TorchEngine(card_of(tmp_path), CpuSettings(dtype="float32"), "cpu", 1)
+    monkeypatch.setattr(torch_engine, "LARGE", 1000)
+    with pytest.raises(SettingsError, match=r"layers\.1\.mlp\.up_proj\.weight of \[128, 64\] numbers is missing"):
+        TorchEngine(card_of(tmp_path), CpuSettings(dtype="float32"), "cpu", 1)
+
+
+def saved_state(folder, **changes):
+    model = build(Qwen3Model, Qwen3Config, pad_token_id=0, **GROUPED, **changes)
+    save(model, folder)
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
 def made_shards(folder):

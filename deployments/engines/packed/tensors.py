@@ -5,7 +5,7 @@ Imports torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,19 @@ class Weights:
                 return tensor
 
         return cls(holders, read, place)
+
+    def of_class(self, sizes: Mapping[str, torch.Size]) -> Weights:
+        """The same with the names that a class has, which asks for nothing else. Where one is not there, or of another
+        size, reading it raises MissingWeight.
+        """
+
+        def read(name: str) -> torch.Tensor:
+            tensor = self._read(name) if name in self._names else None
+            if tensor is None or tensor.shape != sizes[name]:
+                raise MissingWeight(f"{name} of {list(sizes[name])} numbers")
+            return tensor
+
+        return Weights(sizes, read, self.place)
 
     def within(self, prefix: str) -> Weights:
         """The same, with `prefix` and a dot before every name; of no prefix the same."""
