@@ -172,7 +172,7 @@ def _update(node: Any, before: Any, wanted: Any) -> None:
         if there is not None and _alike(old[key], value):
             _update(there, old[key], value)
         else:
-            node[key] = _node(value, there)
+            node[_key(key)] = _node(value, there)
 
 
 def _alike(old: Any, new: Any) -> bool:
@@ -185,7 +185,7 @@ def _alike(old: Any, new: Any) -> bool:
 def _node(value: Any, there: Any = None) -> Any:
     """A value for ruamel.yaml; a mapping of single values takes one line, a string the quotes of the one `there`."""
     if isinstance(value, dict):
-        node = CommentedMap({key: _node(one) for key, one in value.items()})
+        node = CommentedMap({_key(key): _node(one) for key, one in value.items()})
         if not any(isinstance(one, dict) for one in value.values()):
             node.fa.set_flow_style()
         return node
@@ -197,6 +197,14 @@ def _node(value: Any, there: Any = None) -> Any:
         quoted = isinstance(there, ScalarString) and not isinstance(there, PlainScalarString)
         return type(there)(value) if quoted else DoubleQuotedScalarString(value)
     return PlainScalarString(yaml.safe_dump(value).partition("\n")[0])
+
+
+def _key(key: Any) -> Any:
+    """A key in quotes where the plain text would be read as something else: a number, a date, `no`."""
+    if not isinstance(key, str):
+        return key
+    read_as = yaml.SafeLoader("").resolve(yaml.ScalarNode, key, (True, False))  # type: ignore[no-untyped-call]
+    return key if read_as == yaml.resolver.BaseResolver.DEFAULT_SCALAR_TAG else DoubleQuotedScalarString(key)
 
 
 # Which of these lines are taken.

@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from deployments.errors import SettingsError, WindveError
 from deployments.models.model_files import ModelCard
 from deployments.models.outputs import TEXT, Output, Outputs, Rows
 from deployments.settings import AcceleratorSettings, CpuSettings
@@ -138,21 +137,8 @@ def embed_all(engine: Engine, batch: TokenBatch, stop: threading.Event) -> list[
 def create_engine(card: ModelCard, settings: AcceleratorSettings | CpuSettings, device: str, threads: int) -> Engine:
     """The engine that `settings.engine` names, loaded on `device` ("cpu", "cuda:0", "npu:0").
 
-    Raises SettingsError, whatever a model's own code raises: that is chained to it.
+    Raises SettingsError.
     """
-    try:
-        return _create(card, settings, device, threads)
-    except WindveError:
-        raise
-    except Exception as error:
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
-        raise SettingsError(
-            "args.model.id",
-            f"{card.name}, a {card.model_type} model, cannot be computed: {type(error).__name__}: {reason}",
-        ) from error
-
-
-def _create(card: ModelCard, settings: AcceleratorSettings | CpuSettings, device: str, threads: int) -> Engine:
     if settings.engine == "emulated":
         from deployments.engines.emulated import EmulatedEngine
 

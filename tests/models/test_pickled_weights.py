@@ -111,7 +111,7 @@ def test_bge_m3s_heads_are_found_in_its_pickles(tmp_path):
         else:
             (tmp_path / "model" / file.name).symlink_to(file)
     exact, found = (read_model_card(ModelSettings(id=str(tmp_path / name))) for name in ("exact", "model"))
-    assert found.token_widths == exact.token_widths == {"sparse": 1, "multi_vector": 24}
+    assert found.token_widths == exact.token_widths == {"sparse": 1, "multi_vector": 24, "tokens": 64}
     for one, other in zip(found.projections.values(), exact.projections.values(), strict=True):
         assert torch.equal(load_file(one[0].file)["weight"], load_file(other[0].file)["weight"])
 

@@ -36,7 +36,7 @@ applications:
 
 
 class Application:
-    name, address, headers = "windve", Address("127.0.0.1", 8000), ()
+    name, address, headers, model = "windve", Address("127.0.0.1", 8000), (), None
 
     def __init__(self, ago_s=None, **router):
         self.router, self.ago_s, self.has_pass = router, ago_s, False

@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from kinds_of_models import save_model
-from transformers import T5Config, T5Model
 
-from deployments.engines import create_engine
 from deployments.engines.pooled_model import PooledModel
 from deployments.errors import SettingsError
 from deployments.models.model_files import read_model_card
-from deployments.settings import CpuSettings, ModelSettings
+from deployments.settings import ModelSettings
 
 KINDS = ["embedding", "bert reranker", "distilbert classifier", "bert sparse"]
 
@@ -129,14 +127,3 @@ def test_code_of_a_model_is_run_if_the_settings_say_so(model, ran, monkeypatch, 
     with pytest.raises((SettingsError, AttributeError)):  # its code lacks the model itself
         load(model, trust_remote_code=True)
     assert ran.exists()
-
-
-def test_an_error_of_a_models_own_code_is_one_sentence(tmp_path):
-    config = T5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=4, pad_token_id=0)
-    T5Model(config).save_pretrained(tmp_path)
-    settings = ModelSettings(id=str(tmp_path), pooling="mean", max_tokens=32)
-    with pytest.raises(
-        SettingsError, match=r"^args\.model\.id: .*, a t5 model, cannot be computed: ValueError: "
-    ) as caught:
-        create_engine(read_model_card(settings), CpuSettings(engine="torch"), "cpu", 1)
-    assert "\n" not in str(caught.value)
