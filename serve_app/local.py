@@ -204,6 +204,7 @@ def _answer_while_routers_die() -> None:
     os.environ.setdefault("RAY_SERVE_HAPROXY_BINARY_PATH", str(Path(__file__).with_name("haproxy.sh")))
     os.environ.setdefault("RAY_SERVE_HAPROXY_RETRY_ON", "conn-failure empty-response")
     os.environ.setdefault("RAY_SERVE_HAPROXY_TUNE_BUFSIZE", str(_SENT_AGAIN_BYTES))
+    os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")  # a HAProxy that is gone is started anew sooner
 
 
 def _set_token(scratch: Path, console: Console) -> None:

@@ -15,7 +15,7 @@ from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.metrics import EmbedderMetrics, Instruments, PoolState, RouterMetrics
 from deployments.queueing.schedule import ReplicaState
 
-EMBEDDER_CHECK_S = 2.0  # health_check_period_s in serve_app/app.py
+EMBEDDER_CHECK_S, ROUTER_CHECK_S = 2.0, 1.0  # health_check_period_s in serve_app/app.py
 CHECK_CORE_S = 0.0005  # of the controller for each health check, by github.com/ray-project/ray/pull/64871
 SCRAPED_EVERY_S = 15.0  # assumed
 RAY_BENCHMARK_REPLICAS = 8192  # the largest that Ray's own controller benchmark runs: ray-project/ray/pull/65371
@@ -23,9 +23,9 @@ RAY_BENCHMARK_REPLICAS = 8192  # the largest that Ray's own controller benchmark
 
 @dataclass(frozen=True, slots=True)
 class Periods:
-    """Seconds between two, of Ray's."""
+    """Seconds between two."""
 
-    router_check: float  # health checks of a deployment that says nothing else
+    router_check: float  # the controller's, of each Router
     proxy_check: float  # the controller's, of each node's proxy
     haproxy_check: float  # each HAProxy's, of each Router
     long_poll: tuple[float, float]  # until one without news ends
@@ -36,13 +36,13 @@ class Periods:
 
     @classmethod
     def of_ray(cls) -> Periods:
-        """As the installed Ray has them, environment included."""
+        """As the product and the installed Ray have them, environment included."""
         from ray._raylet import Config  # type: ignore[attr-defined]
         from ray.dashboard.modules.reporter import reporter_consts
         from ray.serve._private import constants, long_poll
 
         return cls(
-            router_check=constants.DEFAULT_HEALTH_CHECK_PERIOD_S,
+            router_check=ROUTER_CHECK_S,
             proxy_check=constants.PROXY_HEALTH_CHECK_PERIOD_S,
             haproxy_check=float(constants.RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER.removesuffix("s")),
             long_poll=long_poll.LISTEN_FOR_CHANGE_REQUEST_TIMEOUT_S,

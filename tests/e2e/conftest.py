@@ -57,6 +57,10 @@ class Service:
             "http_options": {"host": "127.0.0.1", "port": self.port},
             "grpc_options": {**config["grpc_options"], "port": self.grpc_port},
         }
+        for application in config["applications"]:
+            for deployment in application.get("deployments", ()):
+                if deployment["name"] == "Router" and "autoscaling_config" not in deployment:
+                    deployment.setdefault("num_replicas", 1)  # on whichever machine
         self.file = folder / "config.yaml"
         self.write()
         self.log = folder / "terminal.txt"

@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import multiprocessing
 import os
 import signal
 import time
-import urllib.request
 from collections import Counter
-from http.client import HTTPException
 
-import psutil
 import pytest
-import yaml
 from conftest import by_depth, load_yaml, running
+from router_processes import get_info, routers, wait_for_routers
 
 from benchmarks.kit.arrivals import burst
-from calibration.load import Address, Connection, connect, request_bytes
+from calibration.load import Connection, connect, request_bytes
 
 DEPTHS = {"accelerator": 40, "cpu": 8}
 SLOWER = 4  # no batch ends while a burst still arrives
@@ -51,37 +47,6 @@ def queries(count):
 
 def outcome(replies):
     return Counter(reply.pool if reply.status == 200 else reply.status for reply in replies)
-
-
-def get_info(address):
-    with urllib.request.urlopen(f"{address}/info", timeout=10) as answer:
-        return json.load(answer)
-
-
-def routers(service):
-    """Each Router's process and its own address, past the proxy."""
-    found = {}
-    for process in psutil.Process(service.process.pid).children(recursive=True):
-        with contextlib.suppress(psutil.Error, OSError):
-            if "Router" not in " ".join(process.cmdline()):
-                continue
-            for connection in process.net_connections("tcp"):
-                if connection.status == psutil.CONN_LISTEN:
-                    with contextlib.suppress(OSError, ValueError, HTTPException):
-                        address = Address("127.0.0.1", connection.laddr.port)
-                        found[process.pid] = (address, get_info(address)["windve"]["router"])
-    return {pid: address for pid, (address, _) in found.items()}
-
-
-def wait_for_routers(service, count, timeout_s=120):
-    ends = time.monotonic() + timeout_s
-    while time.monotonic() < ends:
-        application = yaml.safe_load(service.serve("status"))["applications"]["windve"]
-        states = application["deployments"]["Router"]["replica_states"]
-        if application["status"] == "RUNNING" and states == {"RUNNING": count} and len(routers(service)) == count:
-            return
-        time.sleep(0.5)
-    raise AssertionError((application, routers(service)))
 
 
 def most_in_flight(service):

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from deployments.errors import SettingsError
-from serve_app.cluster_plan import accelerator_options, cpu_options, cpu_parts, plan_models, plan_once_nodes_are_there
+from serve_app.cluster_plan import (
+    accelerator_options,
+    cpu_options,
+    cpu_parts,
+    plan_models,
+    plan_once_nodes_are_there,
+    router_count,
+)
 from serve_app.several_models import Args
 
 NPU_NODE = {"Alive": True, "NodeID": "a", "Resources": {"CPU": 128, "NPU": 8}}
@@ -66,6 +73,11 @@ def test_what_the_cluster_lacks_is_refused(nodes, args, sentence):
     with pytest.raises(SettingsError) as caught:
         plan(nodes, **args)
     assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(("cpus", "routers"), [((2,), 1), ((3.5,), 1), ((4,), 2), ((0, 2, 2), 2), ((128, 128), 2)])
+def test_two_routers_where_there_are_cores_for_them(cpus, routers):
+    assert router_count([{"Resources": {"CPU": cpu} if cpu else {}} for cpu in cpus]) == routers
 
 
 class Cluster:

@@ -1,0 +1,45 @@
+"""The Routers of a running service: their processes, and each one's own address."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import urllib.request
+from http.client import HTTPException
+
+import psutil
+import yaml
+
+from calibration.load import Address
+
+
+def get_info(address):
+    with urllib.request.urlopen(f"{address}/info", timeout=10) as answer:
+        return json.load(answer)
+
+
+def routers(service):
+    """Each Router's process and its own address, past the proxy."""
+    found = {}
+    for process in psutil.Process(service.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error, OSError):
+            if "Router" not in " ".join(process.cmdline()):
+                continue
+            for connection in process.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    with contextlib.suppress(OSError, ValueError, HTTPException):
+                        address = Address("127.0.0.1", connection.laddr.port)
+                        found[process.pid] = (address, get_info(address)["windve"]["router"])
+    return {pid: address for pid, (address, _) in found.items()}
+
+
+def wait_for_routers(service, count, timeout_s=120):
+    ends = time.monotonic() + timeout_s
+    while time.monotonic() < ends:
+        application = yaml.safe_load(service.serve("status"))["applications"]["windve"]
+        states = application["deployments"]["Router"]["replica_states"]
+        if application["status"] == "RUNNING" and states == {"RUNNING": count} and len(routers(service)) == count:
+            return
+        time.sleep(0.5)
+    raise AssertionError((application, routers(service)))
