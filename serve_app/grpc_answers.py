@@ -111,7 +111,7 @@ def together(answers: Sequence[Embedded]) -> Embedded:
 
 
 def encode_response(tokens: Sequence[Token]) -> EncodeResponse:
-    """A text's tokens; a special one has no place in it."""
+    """A text's tokens. Special tokens have no `start` and no `stop`."""
     return EncodeResponse(
         tokens=[
             SimpleToken(id=token.id, text=token.text, special=token.special, start=token.start, stop=token.stop)

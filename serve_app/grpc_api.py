@@ -16,8 +16,8 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.errors import EmptyInput, InvalidInput, UnknownModel, WindveError
 from deployments.models.model_files import ModelCard
-from deployments.models.pairs import Pair
-from deployments.models.tokenizer import Query, Side
+from deployments.models.pairs import Pair, Side
+from deployments.models.tokenizer import Query
 from deployments.placement.request import Embedded, Wanted
 from deployments.router import Router
 from deployments.serve_adapter.stopping import is_stopping
@@ -86,9 +86,9 @@ _SIDES: dict[int, Side] = {
 
 
 class _Call(NamedTuple):
-    """What a call with one text or pair asks of the Router, and the message that tells its answer."""
+    """What a call with one text or pair asks of the Router (`wanted`), and what makes a message of the answer."""
 
-    told: Callable[[Embedded, Any, ModelCard], Message]
+    reply: Callable[[Embedded, Any, ModelCard], Message]
     wanted: Mapping[str, Any]
 
 
@@ -288,14 +288,14 @@ class GrpcApi:
 
     async def Watch(self, request: Received, grpc_context: RayServegRPCContext) -> AsyncGenerator[Message, None]:
         """What Check says, now and at every change, until this Router is told to stop: Serve would wait for its end."""
-        told = None
-        while told is None or not is_stopping():
+        last = None
+        while last is None or not is_stopping():
             try:
                 status = self._status(request, grpc_context)
             except UnknownModel:
                 status = HealthCheckResponse.SERVICE_UNKNOWN
-            if status != told:
-                told = status
+            if status != last:
+                last = status
                 yield HealthCheckResponse(status=status)
             await asyncio.sleep(_WATCH_S)
         yield HealthCheckResponse(status=HealthCheckResponse.NOT_SERVING)
@@ -318,7 +318,7 @@ class GrpcApi:
         done = await self._ask(request, [query_of(request.inputs)], **call.wanted, **asked)
         if not in_stream:
             self._say_pool(done, context)
-        return call.told(done, request, self._router.card)
+        return call.reply(done, request, self._router.card)
 
     async def _ask(self, request: Any, queries: Sequence[Query], **asked: Any) -> Embedded:
         side = _SIDES.get(request.truncation_direction)

@@ -74,10 +74,10 @@ class _Handlers(grpc.ServiceRpcHandler):
 
 def _at_once(answer: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, Any], Awaitable[bytes]]:
     async def call(request: Any, context: Any) -> bytes:
-        told = await answer(request, context)
+        reply = await answer(request, context)
         if context.code() in _RETRIED:
             await context.abort(context.code(), context.details(), context.trailing_metadata())
-        return told
+        return reply
 
     return call
 

@@ -31,7 +31,7 @@ from serve_app.observer import Observer
 from serve_app.requests import (
     AnyOptions,
     CohereEmbedRequest,
-    CohereRequest,
+    CohereRerankRequest,
     DecodeRequest,
     EmbedRequest,
     EncodeRequest,
@@ -141,11 +141,11 @@ class HttpApi(Asgi):
             return partial(self.openai_model, path.removeprefix(_MODEL))
         return self._routes["GET", path]
 
-    async def _vectors(self, takes: Any, told: Callable[[Any, Embedded, ModelCard], Any], request: Request) -> Answer:
-        """A request of type `takes`, answered as `told` says (`embeddings.py`)."""
+    async def _vectors(self, takes: Any, reply: Callable[[Any, Embedded, ModelCard], Any], request: Request) -> Answer:
+        """Takes a request of type `takes`, and answers what `reply` (of `embeddings.py`) makes of the vectors."""
         asked = takes.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked.options, request)
-        return _timing(done), dumps(told(asked, done, self._router.card))
+        return _timing(done), dumps(reply(asked, done, self._router.card))
 
     async def embed_all(self, request: Request) -> Answer:
         """The vector of each token, not normalised."""
@@ -211,7 +211,7 @@ class HttpApi(Asgi):
         return _timing(done), dumps(ranks)
 
     async def cohere_rerank(self, version: str, request: Request) -> Answer:
-        asked = CohereRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        asked = CohereRerankRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=("reranker",))
         results: list[dict[str, Any]] = [
             {"index": index, "relevance_score": score}

@@ -182,10 +182,10 @@ _ROUTES: Mapping[str, _Route] = {
     ),
     "/rerank": _Route("rerank", "Score texts by a query", _RANKS, requests.RerankRequest),
     "/v1/rerank": _Route(
-        "cohere_rerank_1", "Score texts by a query (Cohere, version 1)", _RESULTS, requests.CohereRequest
+        "cohere_rerank_1", "Score texts by a query (Cohere, version 1)", _RESULTS, requests.CohereRerankRequest
     ),
     "/v2/rerank": _Route(
-        "cohere_rerank_2", "Score texts by a query (Cohere, version 2)", _RESULTS, requests.CohereRequest
+        "cohere_rerank_2", "Score texts by a query (Cohere, version 2)", _RESULTS, requests.CohereRerankRequest
     ),
     "/predict": _Route("predict", "Classify texts", _PREDICTIONS, requests.PredictRequest),
     "/embed_sparse": _Route("embed_sparse", "Texts -> weights of words", _list(_WEIGHTS), requests.EncodeRequest),

@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from deployments import trial
 from deployments.errors import InvalidInput
 from deployments.models.outputs import Output, Outputs
-from deployments.models.pairs import Pair
-from deployments.models.tokenizer import Query, Side
+from deployments.models.pairs import Pair, Side
+from deployments.models.tokenizer import Query
 from deployments.trial import Trial
 from serve_app.fields import (
     Dimensions,
@@ -255,7 +255,7 @@ class Document(Fields):
     text: str
 
 
-class CohereRequest(Options):
+class CohereRerankRequest(Options):
     """Cohere's `POST /v1/rerank` and `POST /v2/rerank`; the fields of Options are an extension."""
 
     model: Model = None
@@ -274,14 +274,17 @@ class CohereRequest(Options):
         return [Pair(self.query, text) for text in self.texts]
 
 
+_NO_IMAGES = "only texts are embedded here, no images; send texts"
+
+
 def _only_text(value: Any) -> Any:
     if value != "text":
-        raise InvalidInput("only texts are embedded here, no images; send texts", param="inputs")
+        raise InvalidInput(_NO_IMAGES, param="inputs")
     return value
 
 
 def _no_images(_: Any) -> Any:
-    raise InvalidInput("only texts are embedded here, no images; send texts", param="images")
+    raise InvalidInput(_NO_IMAGES, param="images")
 
 
 def _no_max_tokens(_: Any) -> Any:

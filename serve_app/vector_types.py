@@ -47,7 +47,7 @@ def quantize(vectors: Floats, kind: EmbeddingType) -> npt.NDArray[Any]:
 
 
 def _half_a_range_on(some: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """128 more or less, which is the same in eight bits: the highest one turns."""
+    """Plus 128 or minus 128: in eight bits both flip the highest bit."""
     return some ^ np.uint8(128)
 
 

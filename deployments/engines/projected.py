@@ -7,14 +7,13 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
 from torch.nn import functional
 
 from deployments.engines.passes import Lengths
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
 from deployments.models.outputs import TEXT, Output, Outputs
-from deployments.models.projections import Projection
+from deployments.models.projections import Projection, opened
 from deployments.models.tokenizer_files import read_tokenizer
 
 _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -131,11 +130,8 @@ def _read(projection: Projection) -> dict[str, torch.Tensor]:
         sizes[projection.bias] = [projection.outputs]
     if projection.residual:
         sizes[projection.residual] = [projection.outputs, projection.inputs]
-    try:
-        with safe_open(projection.file, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in sizes}
-    except (OSError, SafetensorError) as error:
-        raise SettingsError("args.model.id", f"{projection.file} cannot be read: {error}") from None
+    with opened(projection.file, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in sizes}
     for name, size in sizes.items():
         if list(tensors[name].shape) != size:
             raise SettingsError(
@@ -150,7 +146,7 @@ def _difference(projection: Projection, words: tuple[str, str]) -> torch.Tensor:
     if tokenizer is None:
         raise SettingsError("args.model.id", f"{projection.file.parent} holds no tokenizer.json, which says its words")
     rows = []
-    with safe_open(projection.file, "pt") as file:
+    with opened(projection.file, "pt") as file:
         matrix = file.get_slice(projection.weight)
         for word in words:
             number = tokenizer.token_to_id(word)

@@ -14,10 +14,10 @@ from deployments.errors import InvalidInput
 from deployments.models.late import Role
 from deployments.models.model_files import ModelCard
 from deployments.models.outputs import Numbers, Output, Outputs, split
-from deployments.models.pairs import Pair
+from deployments.models.pairs import Pair, Side
 from deployments.models.sparse import largest_weights
 from deployments.models.tokenising import Tokenising
-from deployments.models.tokenizer import Query, Side, Token, TokenIds, Tokenizer, check_texts
+from deployments.models.tokenizer import Query, Token, TokenIds, Tokenizer, check_texts
 
 _CHARACTERS_TO_TOKENIZE = 100_000  # each token that is listed costs some hundred bytes, and time of the interpreter
 _NUMBERS_OF_TOKENS = 4_000_000  # 10,000 tokens of 384 numbers; as text about 45 MB

@@ -10,17 +10,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding
 
 from deployments.errors import SettingsError
-from deployments.models.pairs import Pair
+from deployments.models.pairs import Pair, Side
 from deployments.settings import ModelSettings
-
-Side = Literal["left", "right"]
 
 _LEAST_ROOM = 16  # tokens for the texts of a pair
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from deployments.errors import SettingsError
 from deployments.models.model_folder import read_json
-from deployments.models.modules import module_name, modules_of
+from deployments.models.modules import module_config
 
 Role = Literal["query", "document"]
 
@@ -102,10 +102,7 @@ def _pylate(about: Mapping[str, Any]) -> Late:
 def _sentence(folder: Path, about: Mapping[str, Any]) -> Late:
     """As sentence-transformers' MultiVectorEncoder saves it."""
     transformer = read_json(folder / "sentence_bert_config.json")
-    mask: dict[str, Any] = {}
-    for module in modules_of(folder):
-        if module_name(module) == "MultiVectorMask":
-            mask = read_json(folder / module["path"] / "config.json")
+    mask = module_config(folder, "MultiVectorMask") or {}
     prompts = about.get("prompts") or {}
     filled = transformer.get("query_expansion") or {}
     unknown = [

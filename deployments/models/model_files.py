@@ -12,15 +12,7 @@ from deployments.models.judges import Judge, judge_of
 from deployments.models.late import Late, read_late
 from deployments.models.model_folder import read_json
 from deployments.models.model_kind import SCORING, kind_of
-from deployments.models.modules import (
-    check_modules,
-    module_name,
-    modules_of,
-    names_of,
-    pooled_by,
-    prompts_of,
-    splade_pooling,
-)
+from deployments.models.modules import check_modules, names_of, pooled_by, prompts_of, splade_pooling
 from deployments.models.outputs import TEXT, Output, Outputs
 from deployments.models.pickles import served_folder
 from deployments.models.projections import Projection, projections_of, score_of
@@ -207,7 +199,7 @@ def _normalize(folder: Path, kind: str, wanted: Auto | bool) -> bool:
         if wanted and kind != "embedding":
             raise SettingsError("args.model.normalize", f"true was asked for, but a {kind} model's numbers are not")
         return bool(wanted)
-    return kind == "embedding" and any(module_name(module) == "Normalize" for module in modules_of(folder))
+    return kind == "embedding" and "Normalize" in names_of(folder)
 
 
 def _max_tokens(folder: Path, config: dict[str, Any], sentence: dict[str, Any], wanted: int | None) -> int:

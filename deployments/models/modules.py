@@ -31,10 +31,12 @@ def check_modules(folder: Path) -> None:
 
 
 def modules_of(folder: Path) -> list[dict[str, str]]:
-    """As modules.json lists them: `type`, and `path` inside the folder. Raises SettingsError where it is elsewhere."""
+    """As modules.json lists them: `type`, and `path` inside the folder. Raises SettingsError where that is not so."""
     modules: list[dict[str, str]] = read_json(folder / "modules.json").get("list", [])
     for module in modules:
-        path = Path(module.get("path", ""))
+        if not (isinstance(module, dict) and all(isinstance(module.get(key), str) for key in ("type", "path"))):
+            raise SettingsError("args.model.id", "modules.json lists a module without a type and a path")
+        path = Path(module["path"])
         if path.is_absolute() or ".." in path.parts:
             raise SettingsError("args.model.id", f"modules.json names {path}, which is not a folder of the model")
     return modules
@@ -43,6 +45,12 @@ def modules_of(folder: Path) -> list[dict[str, str]]:
 def module_name(module: dict[str, str]) -> str:
     """The module's class, without its package."""
     return module["type"].rsplit(".", 1)[-1]
+
+
+def module_config(folder: Path, name: str) -> dict[str, Any] | None:
+    """The config of the model's first module of that class; None where it has no such module."""
+    paths = [module["path"] for module in modules_of(folder) if module_name(module) == name]
+    return read_json(folder / paths[0] / "config.json") if paths else None
 
 
 def names_of(folder: Path) -> set[str]:
@@ -54,7 +62,7 @@ def pooled_by(folder: Path, wanted: str) -> str:
     """How an embedding comes from the tokens' vectors: cls, mean or last. Raises SettingsError."""
     if wanted != "auto":
         return wanted
-    config = _pooling_config(folder)
+    config = module_config(folder, "Pooling")
     if config is not None:
         named = config.get("pooling_mode")
         modes = {named} if named else {key for key, on in config.items() if key.startswith("pooling_mode") and on}
@@ -67,15 +75,9 @@ def pooled_by(folder: Path, wanted: str) -> str:
     raise SettingsError("args.model.pooling", "the model's files do not say how it pools: set cls, mean or last")
 
 
-def _pooling_config(folder: Path) -> dict[str, Any] | None:
-    paths = [module["path"] for module in modules_of(folder) if module_name(module) == "Pooling"]
-    return read_json(folder / paths[0] / "config.json") if paths else None
-
-
 def splade_pooling(folder: Path) -> str:
     """Always "splade", the one way that sparse vectors are pooled. Raises SettingsError where the files say another."""
-    paths = [module["path"] for module in modules_of(folder) if module_name(module) == "SpladePooling"]
-    config = read_json(folder / paths[0] / "config.json") if paths else {}
+    config = module_config(folder, "SpladePooling") or {}
     how = (config.get("pooling_strategy", "max"), config.get("activation_function", "relu"))
     if how != ("max", "relu"):
         raise SettingsError(
@@ -92,7 +94,7 @@ def prompts_of(folder: Path, wanted: str | None) -> tuple[dict[str, str], str | 
     if name is not None and name not in prompts:
         there = f"only {', '.join(prompts)}" if prompts else "it has none"
         raise SettingsError("args.model.default_prompt_name", f"the model has no prompt named {name}: {there}")
-    if any(prompts.values()) and not (_pooling_config(folder) or {}).get("include_prompt", True):
+    if any(prompts.values()) and not (module_config(folder, "Pooling") or {}).get("include_prompt", True):
         if name is not None and prompts[name]:
             raise SettingsError(
                 "args.model.default_prompt_name",

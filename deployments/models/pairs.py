@@ -13,6 +13,7 @@ import numpy.typing as npt
 # A model may be told which of the two texts a token is of (BERT's token types). That travels within the token's id, so
 # that batches are ids and lengths for all models: TYPE is added to the ids of the second text.
 TYPE = 1 << 30
+Side = Literal["left", "right"]  # where a too long input is cut
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
@@ -83,21 +83,22 @@ def _of_colbert(folder: Path, config: Mapping[str, Any], hidden: int) -> tuple[P
 
 
 def _shape(file: Path, tensor: str) -> list[int]:
-    with _opened(file) as tensors:
+    with opened(file) as tensors:
         shape: list[int] = tensors.get_slice(tensor).get_shape()
     return shape
 
 
 def _tensors(file: Path) -> list[str]:
-    with _opened(file) as tensors:
+    with opened(file) as tensors:
         names: list[str] = list(tensors.keys())
     return names
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def opened(file: Path, framework: Literal["np", "pt"] = "np") -> Iterator[Any]:
+    """A safetensors file, its tensors as numpy's or torch's. Raises SettingsError where one cannot be read."""
     try:
-        with safe_open(file, "np") as tensors:
+        with safe_open(file, framework) as tensors:
             yield tensors
     except (OSError, SafetensorError) as error:
         raise SettingsError("args.model.id", f"{file} cannot be read: {error}") from None

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +18,11 @@ from deployments.models.late import LateTokens, Role
 from deployments.models.model_files import ModelCard
 from deployments.models.model_folder import read_json
 from deployments.models.model_kind import SCORING
-from deployments.models.pairs import Pair, Template, cut_longest_first
+from deployments.models.pairs import Pair, Side, Template, cut_longest_first
 from deployments.models.tokenizer_files import add_ends, ends_of, read_tokenizer
 
 TokenIds = npt.NDArray[np.int32]  # shape [tokens]
 Query = str | Sequence[int] | Pair  # what a client sends: a text, its token ids, or two texts to be read together
-Side = Literal["left", "right"]  # where a too long input is cut
 
 
 @dataclass(frozen=True, slots=True)

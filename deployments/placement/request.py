@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from deployments.models.late import Role
 from deployments.models.outputs import TEXT, Output, Outputs
-from deployments.models.pairs import Pair
-from deployments.models.tokenizer import Query, Side, TokenIds
+from deployments.models.pairs import Pair, Side
+from deployments.models.tokenizer import Query, TokenIds
 from deployments.placement.link import Link
 from deployments.settings import Kind
 from deployments.transport.channel import PendingOffer

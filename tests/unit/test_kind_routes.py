@@ -21,7 +21,7 @@ from deployments.settings import Settings
 from serve_app.answers import model_type
 from serve_app.fields import Rules
 from serve_app.http_api import HttpApi
-from serve_app.requests import CohereRequest, PredictRequest, RerankRequest
+from serve_app.requests import CohereRerankRequest, PredictRequest, RerankRequest
 
 LABELS = {"embedding": (), "reranker": ("LABEL_0",), "classifier": ("bad", "good", "so so"), "sparse": ()}
 ANSWERS = {
@@ -166,9 +166,9 @@ RULES = Rules("m", 1, 3)
         (RerankRequest, {"query": "q", "texts": ["a", 1]}, "texts[1] must be a string, not 1"),
         (RerankRequest, {"query": "q", "texts": ["a"] * 4}, "texts has 4 items and this server takes 3"),
         (RerankRequest, {"query": "q", "texts": ["a"], "raw_scores": 1}, "raw_scores must be true or false"),
-        (CohereRequest, {"query": "q", "documents": [{"title": "a"}]}, "documents[0].text is missing; send a string"),
-        (CohereRequest, {"query": "q", "documents": ["a"], "top_n": 0}, "top_n must be a whole number from 1, not 0"),
-        (CohereRequest, {"query": "q", "documents": ["a"], "top_n": True}, "top_n must be a whole number from 1"),
+        (CohereRerankRequest, {"query": "q", "documents": [{"title": "a"}]}, "documents[0].text is missing; send a"),
+        (CohereRerankRequest, {"query": "q", "documents": ["a"], "top_n": 0}, "top_n must be a whole number from 1, "),
+        (CohereRerankRequest, {"query": "q", "documents": ["a"], "top_n": True}, "top_n must be a whole number from 1"),
         (PredictRequest, {}, "inputs is missing; send a string, a list of one or two strings or a list of such lists"),
         (PredictRequest, {"inputs": []}, "inputs is an empty list"),
         (PredictRequest, {"inputs": ""}, "inputs is an empty string"),

@@ -84,6 +84,8 @@ def test_length_limits(tmp_path, files, settings, expected):
         ({"config": {"model_type": "t5"}}, "args.model.id: {}/config.json gives no hidden_size or vocab_size"),
         ({"config": None}, "args.model.id: {} holds no config.json"),
         ({"modules": [POOLING, LSTM]}, "args.model.id: the model needs the module sentence_transformers.models.LSTM"),
+        ({"modules": [{"type": "x.Pooling"}]}, "args.model.id: modules.json lists a module without a type and a path"),
+        ({"modules": ["x.Pooling"]}, "args.model.id: modules.json lists a module without a type and a path"),
         ({"modules": []}, "args.model.pooling: the model's files do not say how it pools"),
         ({"pooling": {"pooling_mode_max_tokens": True}}, "args.model.pooling: the model pools by"),
         ({"pooling": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}}, "args.model.pooling: the mo"),

@@ -12,7 +12,7 @@ from deployments.errors import EmptyInput, InvalidInput, UnknownModel
 from serve_app.fields import Rules
 from serve_app.requests import (
     CohereEmbedRequest,
-    CohereRequest,
+    CohereRerankRequest,
     DecodeRequest,
     EmbedRequest,
     EncodeRequest,
@@ -33,7 +33,7 @@ TYPES = (
     SimilarityRequest,
     RootRequest,
     RerankRequest,
-    CohereRequest,
+    CohereRerankRequest,
     CohereEmbedRequest,
     OllamaEmbedRequest,
     PredictRequest,

@@ -300,7 +300,7 @@ def test_the_document_is_of_all_models(routers):
     assert "/embed_sparse" not in found["paths"]
     schemas = found["components"]["schemas"]
     names = ["a", "org/b", "ranks", None]
-    for kind in ("OpenAIRequest", "EmbedRequest", "RerankRequest", "CohereRequest", "TokenizeRequest"):
+    for kind in ("OpenAIRequest", "EmbedRequest", "RerankRequest", "CohereRerankRequest", "TokenizeRequest"):
         assert schemas[kind]["properties"]["model"]["enum"] == names
     assert schemas["EmbedRequest"]["properties"]["dimensions"]["anyOf"][0]["maximum"] == 3
     alone = call(api, "GET", "/models/ranks/openapi.json").json()
