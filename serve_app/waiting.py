@@ -30,8 +30,8 @@ def waits(
 ) -> Iterator[str]:
     """One sentence for each deployment that has not started.
 
-    `applications`: of Serve's details (`ServeInstanceDetails`); `names`: see `deployment_models`; `there`, `free`: what
-    the cluster has, as Ray counts it.
+    `applications`: of Serve's details (`ServeInstanceDetails`), which leave out what Serve has not set yet; `names`:
+    see `deployment_models`; `there`, `free`: what the cluster has, as Ray counts it.
     """
     for name, application in applications.items():
         if application["status"] == "DEPLOYING" and not application["deployments"]:
@@ -40,8 +40,8 @@ def waits(
             starting = [replica for replica in about["replicas"] if replica["state"] == "STARTING"]
             whose = names.get((name, deployment))
             what = f"{deployment} of {whose}" if whose else deployment
-            if any(replica["pid"] is None for replica in starting):
-                problem = lacking(about["required_resources"], there, free)
+            if any(replica.get("pid") is None for replica in starting):
+                problem = lacking(about.get("required_resources", {}), there, free)
                 yield f"{what} waits for {problem}" if problem else f"{what} waits for Ray to start its process"
             elif starting:
                 yield f"{what} starts: it loads the model and warms up" if whose else f"{what} starts"

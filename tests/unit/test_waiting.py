@@ -27,7 +27,8 @@ def test_what_is_lacking(asked, there, free, words):
 
 
 def deployment(cpus, *replicas):
-    return {"required_resources": {"CPU": cpus}, "replicas": [{"state": state, "pid": pid} for state, pid in replicas]}
+    found = [{"state": state, **({"pid": pid} if pid != "unset" else {})} for state, pid in replicas]
+    return {"required_resources": {"CPU": cpus}, "replicas": found}
 
 
 def application(status="DEPLOYING", **deployments):
@@ -45,6 +46,10 @@ ARGS = {"one": Args({"model": {"id": "m1"}}), "two": Args({"models": [{"model": 
         (
             {"one": application(CpuEmbedder=(1, ("STARTING", None)), Router=(0.1, ("RUNNING", 7)))},
             ["CpuEmbedder of m1 waits for 1 CPU: the cluster has 2, 1.2 are taken; set cpu.num_cpus"],
+        ),
+        (
+            {"one": application(CpuEmbedder=(0.5, ("STARTING", "unset")))},
+            ["CpuEmbedder of m1 waits for Ray to start its process"],
         ),
         (
             {
