@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import numpy as np
 from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed
 from deployments.engines.passes import cut_batch, window_tokens
 from deployments.engines.product_race import quickest_cpu_dtype
+from deployments.engines.served_speed import served_speed
 from deployments.engines.torch_engine import import_torch
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
@@ -30,10 +32,7 @@ class OpenVinoEngine:
     """A transformer and its pooling, compiled by OpenVINO with exactly `threads` threads."""
 
     def __init__(self, card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads: int) -> None:
-        try:
-            import openvino
-        except ImportError:
-            raise SettingsError("args.cpu.engine", "openvino is not installed (pip install windve[openvino])") from None
+        openvino = _import_openvino()
         if any(output != "tokens" for output in card.token_widths):
             raise SettingsError(
                 "args.cpu.engine",
@@ -45,21 +44,21 @@ class OpenVinoEngine:
         self._each_token: PaddedModel | None = None
         self._core = openvino.Core()
         import_torch("cpu")
-        from deployments.engines.pooled_model import describe_threads, one_sentence, queries_per_s
+        from deployments.engines.pooled_model import describe_threads, one_sentence
 
         with one_sentence("compiled by openvino", card):
             self._model, self._reference = self._export(openvino)
             self._request, dtype, why, agreed = self._choose_dtype(settings.dtype)
-        speed = queries_per_s(self, card)
+        self.speed = served_speed(self, card)
         self.info = EngineInfo(
             engine=f"openvino {openvino.__version__.split('-')[0]}",
             device=describe_threads(threads),
             dtype=dtype,
             dimension=card.dimension,
             emulated=False,
-            why=f"{why}; {speed:.0f} queries/s of 75 tokens",
+            why=f"{why}; {self.speed}",
             agreement=agreed,
-            queries_per_s=round(speed, 1),
+            queries_per_s=round(self.speed.queries_per_s, 1),
         )
 
     def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, tuple[Vectors, ...]]]:
@@ -145,3 +144,16 @@ class OpenVinoEngine:
                 return self._request, dtype, f"{reason}; by torch: {like.describe(agreed)}", agreed
             reason = f"{dtype} differs too much from torch in float32 here ({like.describe(agreed)})"
         raise SettingsError("args.cpu.engine", f"openvino: {reason}; use torch")
+
+
+def _import_openvino() -> Any:
+    """Without its telemetry, which would report each conversion of a model to the internet.
+
+    Raises SettingsError where OpenVINO is not installed.
+    """
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # OpenVINO then takes a stub of its own
+    try:
+        import openvino
+    except ImportError:
+        raise SettingsError("args.cpu.engine", "openvino is not installed (pip install windve[openvino])") from None
+    return openvino

@@ -6,8 +6,6 @@ Shared by the engines: one runs this module, the other exports it.
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +24,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 import deployments.engines.jina_bert  # noqa: F401 - registers its classes
-from deployments.engines import Engine, TokenBatch, Vectors, embed
+from deployments.engines import TokenBatch, Vectors
 from deployments.engines.passes import Lengths
 from deployments.errors import SettingsError, WindveError
 from deployments.models.late import UNSEEN
@@ -38,8 +36,6 @@ logger = logging.getLogger("ray.serve")
 
 _WITH_DECODER = {"mt5", "t5", "umt5"}  # whose encoder alone is a model of embeddings
 _PROBE_LENGTHS = (3, 8, 24, 75, 200)  # tokens; the inputs of the comparison
-_TIMED_QUERIES, _TIMED_TOKENS = 16, 75  # what two ways to compute are timed on
-_TIMES = 3  # the first pays for what is prepared once
 
 Ids = npt.NDArray[np.int64]  # shape [queries, tokens], padded on the right
 
@@ -192,18 +188,6 @@ def probe_batch(card: ModelCard) -> TokenBatch:
         for query in batch.queries():
             query[len(query) // 2 :] += TYPE
     return batch
-
-
-def queries_per_s(engine: Engine, card: ModelCard, queries: int = _TIMED_QUERIES) -> float:
-    """How quickly `engine` computes a batch of the paper's queries; the quickest of a few times counts."""
-    length = min(_TIMED_TOKENS, card.max_tokens)
-    batch = TokenBatch.random(card.vocab_size, [length] * queries, 1, card.outputs_for(card.kind))
-    seconds = []
-    for _ in range(_TIMES):
-        started = time.perf_counter()
-        embed(engine, batch, threading.Event())
-        seconds.append(time.perf_counter() - started)
-    return len(batch) / min(seconds)
 
 
 def agreement(one: Vectors, other: Vectors) -> float:

@@ -21,6 +21,7 @@ from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vector
 from deployments.engines.memory import bound_prepared_operations, give_back_freed_memory, keep_freed_memory
 from deployments.engines.passes import cut_batch, window_tokens
 from deployments.engines.product_race import quickest_cpu_dtype
+from deployments.engines.served_speed import Speed, served_speed
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import quick_cpu_dtype
 from deployments.models.model_files import ModelCard
@@ -41,12 +42,12 @@ _CPU_PASS_TOKENS = 1024  # what one core's caches hold of a pass; larger passes 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tried:
-    """A form of the model, how well it agrees with float32, and its queries of 75 tokens in a second."""
+    """A form of the model, how well it agrees with float32, and how quick it is."""
 
     form: str
     encoder: PackedModel | PaddedModel
     agreed: float
-    speed: float
+    speed: Speed
 
 
 class TorchEngine:
@@ -76,7 +77,7 @@ class TorchEngine:
 
         with one_sentence("computed", card):
             choose = self._choose_large if card.parameters > LARGE else self._choose
-            self._encoder, dtype, why, agreed, speed = choose(settings.dtype)
+            self._encoder, dtype, why, agreed, self.speed = choose(settings.dtype)
         self.info = EngineInfo(
             engine="torch",
             device=self._describe_device(threads),
@@ -85,7 +86,7 @@ class TorchEngine:
             emulated=False,
             why=why,
             agreement=agreed,
-            queries_per_s=round(speed, 1),
+            queries_per_s=round(self.speed.queries_per_s, 1),
         )
 
     @property
@@ -163,8 +164,8 @@ class TorchEngine:
             if float((ones @ ones).sum().item()) != 8 * 8 * 8:
                 raise RuntimeError(f"{self._device} computes wrong numbers")
 
-    def _choose(self, wanted: str) -> tuple[PackedModel | PaddedModel, str, str, float | None, float]:
-        """The quickest that agrees: (encoder, dtype, why, agreement with float32 on the probe, queries/s)."""
+    def _choose(self, wanted: str) -> tuple[PackedModel | PaddedModel, str, str, float | None, Speed]:
+        """The quickest that agrees: (encoder, dtype, why, agreement with float32 on the probe, speed)."""
         from deployments.engines.forms import Forms
         from deployments.engines.pooled_model import probe_batch, tolerance
 
@@ -177,9 +178,9 @@ class TorchEngine:
             tried = self._try(forms, dtype, reference)
             found = [one for one in tried if one.agreed >= like.least or (dtype == wanted and one is tried[-1])]
             if found:
-                best = max(found, key=lambda one: one.speed)
-                others = "".join(f", {one.form} {one.speed:.0f}" for one in found if one is not best)
-                quick = f"{best.form} {best.speed:.0f} queries/s of 75 tokens{others}"
+                best = min(found, key=lambda one: one.speed.seconds)
+                others = "".join(f", {one.form} {one.speed}" for one in found if one is not best)
+                quick = f"{best.form} {best.speed}{others}"
                 agreed = None if dtype == "float32" else best.agreed
                 return best.encoder, dtype, f"{reason}; {quick}; {like.describe(best.agreed)}", agreed, best.speed
             # a NaN disagrees too
@@ -187,10 +188,10 @@ class TorchEngine:
             forms = Forms(self._card)  # the exact weights again: those that were cast have lost their low bits
         raise SettingsError("args.model.id", f"{self._card.name} does not agree with itself: {reason}")
 
-    def _choose_large(self, wanted: str) -> tuple[PackedModel | PaddedModel, str, str, float | None, float]:
+    def _choose_large(self, wanted: str) -> tuple[PackedModel | PaddedModel, str, str, float | None, Speed]:
         """As `_choose`, of a model that never lies in memory in float32, unless its narrow form disagrees with that."""
         from deployments.engines.forms import LargeForms
-        from deployments.engines.pooled_model import queries_per_s, tolerance
+        from deployments.engines.pooled_model import tolerance
 
         forms = LargeForms(self._card)
         candidate, reason = (wanted, "set by hand") if wanted != "auto" else self._narrow_dtype()
@@ -200,8 +201,8 @@ class TorchEngine:
                 reason = f"{dtype} differs too much from float32 here ({compared})"
                 del self._encoder  # before the next one takes its memory
                 continue
-            speed = queries_per_s(self, self._card, _LARGE_QUERIES)
-            why = f"{reason}; {self.form} {speed:.1f} queries/s of 75 tokens; a large model; {compared}"
+            speed = served_speed(self, self._card, _LARGE_QUERIES)
+            why = f"{reason}; {self.form} {speed}; a large model; {compared}"
             return self._encoder, dtype, why, agreed, speed
         raise AssertionError("float32 is not compared")
 
@@ -237,7 +238,7 @@ class TorchEngine:
     def _try(self, forms: Forms, dtype: str, reference: Vectors) -> list[_Tried]:
         """Each form in that number format, the model's own code last, beside float32's vectors of the probe."""
         from deployments.engines.packed.tensors import Place
-        from deployments.engines.pooled_model import probe_batch, queries_per_s, tolerance
+        from deployments.engines.pooled_model import probe_batch, tolerance
 
         tried = []
         builds = forms.builds(Place(self._device, getattr(self._torch, dtype)))
@@ -245,7 +246,7 @@ class TorchEngine:
             try:
                 self._encoder = build()
                 vectors = embed(self, probe_batch(self._card), threading.Event())
-                speed = queries_per_s(self, self._card)
+                speed = served_speed(self, self._card)
             except Exception as error:
                 if form == list(builds)[-1]:
                     raise

@@ -85,6 +85,29 @@ def test_auto_says_why(card, engine):
     assert not info.emulated
 
 
+def test_openvino_reports_nothing_to_anybody(card):
+    create_engine(card, CpuSettings(engine="openvino"), "cpu", 1)
+    from openvino.tools.ovc import telemetry_utils
+
+    assert telemetry_utils.tm.__name__ == "openvino.tools.ovc.telemetry_stub"
+
+
+def test_what_openvino_cannot_compile_is_served_by_torch(card, monkeypatch, caplog):
+    def fails(*_):
+        raise RuntimeError("no such operation")
+
+    monkeypatch.setattr("openvino.convert_model", fails)
+    with caplog.at_level(logging.INFO, logger="ray.serve"):
+        assert create_engine(card, CpuSettings(engine="auto"), "cpu", 1).info.engine == "torch"
+    assert "cannot be compiled by openvino here: no such operation" in caplog.text
+
+
+def test_a_large_model_is_not_compiled_for_a_race(card, monkeypatch):
+    monkeypatch.setattr("openvino.convert_model", lambda *_: pytest.fail("converted"))
+    large = dataclasses.replace(card, parameters=LARGE + 1)
+    assert create_engine(large, CpuSettings(engine="auto"), "cpu", 1).info.engine == "torch"
+
+
 def test_cls_and_last_token_pooling(card, queries):
     import dataclasses
 
