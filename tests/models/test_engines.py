@@ -16,7 +16,7 @@ from tokenizers.processors import Sequence
 from deployments.engines import Stopped, TokenBatch, create_engine, embed
 from deployments.engines.emulated import EmulatedEngine, run_seconds
 from deployments.engines.passes import window_tokens
-from deployments.engines.torch_engine import TorchEngine
+from deployments.engines.torch_engine import LARGE, TorchEngine
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
 from deployments.models.model_files import read_model_card
 from deployments.models.tokenizer import Tokenizer
