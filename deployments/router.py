@@ -293,6 +293,11 @@ class Router:
         return self._placer.can_answer
 
     @property
+    def live_pools(self) -> dict[str, bool]:
+        """Of each pool that is not closed, whether it has a live replica."""
+        return {name: bool(pool.live) for name, pool in self.pools.items() if pool.config.queue_depth != 0}
+
+    @property
     def capacity(self) -> int:
         """Queries of 75 tokens that may be in flight at once, all pools together."""
         return int(self._placer.capacity(75))

@@ -15,6 +15,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.errors import EmptyInput, InvalidInput, UnknownModel, WindveError
+from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.models.model_files import ModelCard
 from deployments.models.pairs import Pair, Side
 from deployments.models.tokenizer import Query
@@ -48,7 +49,7 @@ from serve_app.grpc_calls import (
     set_status,
     text_of,
 )
-from serve_app.grpc_services import SERVICES
+from serve_app.grpc_services import METHODS, SERVICES
 from serve_app.kinds import routes_of
 from serve_app.observer import Observer, current_record
 from serve_app.proto.tei_pb2 import (
@@ -79,6 +80,7 @@ _ROUTE_OF = {  # the HTTP route to the same, of what not every kind of model has
     "PredictPair": "/predict",
     "Rerank": "/rerank",
 }
+_POOL_SERVICES = {f"windve.{pool}": pool for pool in (ACCELERATOR, CPU)}  # for the health check
 _SIDES: dict[int, Side] = {
     TruncationDirection.TRUNCATION_DIRECTION_RIGHT: "right",
     TruncationDirection.TRUNCATION_DIRECTION_LEFT: "left",
@@ -190,9 +192,14 @@ class GrpcApi:
         """The call is for models of this kind."""
         return call not in _ROUTE_OF or _ROUTE_OF[call] in routes_of(self._router.card.kinds)
 
-    @property
-    def can_answer(self) -> bool:
-        return self._router.can_answer
+    def serves(self, service: str) -> bool:
+        """Calls of this service to its model are answered now; of a pool's name: that pool answers."""
+        if service in _POOL_SERVICES:
+            return self._router.live_pools.get(_POOL_SERVICES[service], False)
+        calls = [call for call, full in METHODS.items() if full.startswith(f"{service}/")]
+        if calls and not any(call in _ROUTE_OF for call in calls):
+            return True  # they need no replica
+        return self._router.can_answer and (not calls or any(self.has(call) for call in calls if call in _ROUTE_OF))
 
     @_unary
     async def Info(self, request: InfoRequest, grpc_context: RayServegRPCContext) -> InfoResponse:
@@ -282,7 +289,7 @@ class GrpcApi:
             return Empty()
         if status == HealthCheckResponse.SERVICE_UNKNOWN:
             grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
-            grpc_context.set_details(f"there is no such service here, only {', '.join(SERVICES)}")
+            grpc_context.set_details(f"there is no such service here, only {', '.join((*SERVICES, *_POOL_SERVICES))}")
             return Empty()
         return HealthCheckResponse(status=status)
 
@@ -302,11 +309,11 @@ class GrpcApi:
 
     def _status(self, request: Received, context: RayServegRPCContext) -> Any:
         """Raises UnknownModel."""
-        if not isinstance(request, HealthCheckRequest) or request.service not in {"", *SERVICES}:
+        if not isinstance(request, HealthCheckRequest) or request.service not in {"", *SERVICES, *_POOL_SERVICES}:
             return HealthCheckResponse.SERVICE_UNKNOWN
         name = metadata_of(context, "model")
         asked = [self._all.named(name)] if name is not None else list(self._all)
-        good = any(api.can_answer for api in asked)
+        good = any(api.serves(request.service) for api in asked)
         return HealthCheckResponse.SERVING if good else HealthCheckResponse.NOT_SERVING
 
     async def _answer(

@@ -20,7 +20,7 @@ from deployments.placement.request import Embedded, Wanted
 from deployments.router import Router
 from deployments.settings import Kind
 from serve_app import embeddings, openapi
-from serve_app.answers import VERSION, Vector, best_first, cut_rows, describe, scores
+from serve_app.answers import VERSION, Vector, best_first, cut_rows, describe, health, scores
 from serve_app.api_keys import ApiKeys
 from serve_app.asgi import Answer, Asgi, Handler, Request, docs_page, dumps, json_answer
 from serve_app.fields import Rules
@@ -294,7 +294,7 @@ class HttpApi(Asgi):
     async def health(self, _: Request) -> Answer:
         if not self._router.can_answer:
             raise Unavailable(f"no pool can answer now: {NO_REPLICA}")
-        return [], b""
+        return json_answer(health(self._router))
 
     async def ping(self, _: Request) -> Answer:
         return [], b""

@@ -13,7 +13,7 @@ import orjson
 from deployments.errors import Unavailable
 from deployments.router import Router
 from serve_app import openapi
-from serve_app.answers import VERSION, describe
+from serve_app.answers import VERSION, describe, health
 from serve_app.api_keys import ApiKeys
 from serve_app.asgi import Answer, Asgi, Handler, Request, docs_page, json_answer
 from serve_app.http_api import NO_REPLICA, HttpApi
@@ -99,10 +99,12 @@ class ModelsApi(Asgi):
         """Good while one of the models can answer: a load balancer must not take the others away as well."""
         if not any(router.can_answer for router in self._routers):
             raise Unavailable(f"no model can answer now: {NO_REPLICA}")
+        models = {router.card.name: health(router) for router in self._routers}
+        all_well = all(one["status"] == "ok" for one in models.values())
+        status = {"status": "ok" if all_well else "degraded"}
         if self._api_keys is not None:
-            return [], b""  # it was asked without a key: the names are not for all
-        states = {router.card.name: "ok" if router.can_answer else NO_REPLICA for router in self._routers}
-        return json_answer({"models": states})
+            return json_answer(status)  # it was asked without a key: the names are not for all
+        return json_answer({**status, "models": models})
 
     async def docs(self, _: Request) -> Answer:
         return docs_page()

@@ -39,6 +39,7 @@ _MEANINGS = {
 _OPENAI = (400, 403, 404, 413, 429, 500, 503, 504)
 _TEI = (400, 403, 413, 422, 424, 429, 503, 504)
 _STATUSES = {"/tokenize": (400, 413, 422), "/decode": (400, 413, 422), "/v1/models/{id}": (404,), "/health": (503,)}
+_WITHOUT_KEY = ("/health", "/ping")
 _TIMES = ("compute-time", "compute-characters", "compute-tokens", "total-time", "tokenization-time", "queue-time",
           "inference-time")  # fmt: skip
 _PARAMETERS = [
@@ -97,6 +98,7 @@ _ERRORS = {
     "tei": _object(error=_STRING, error_type=_STRING),
 }
 _MODEL = _object(id=_STRING, object={"const": "model"}, created=_WHOLE, owned_by=_STRING)
+_HEALTH = _object({"missing": _list(_STRING), "models": {"type": "object"}}, status={"enum": ["ok", "degraded"]})
 _MODELS = _object(object={"const": "list"}, data=_list(_MODEL))
 _USAGE = _object(prompt_tokens=_WHOLE, total_tokens=_WHOLE)
 _VECTOR = {"anyOf": [_NUMBERS, {"type": "string", "format": "byte"}]}
@@ -199,7 +201,7 @@ _ROUTES: Mapping[str, _Route] = {
     "/v1/models": _Route("models", "The model that is served", _MODELS),
     "/v1/models/{id}": _Route("model", "The model, if it has this name", _MODEL),
     "/info": _Route("info", "Model, limits, pools, depths, counters", {"type": "object"}),
-    "/health": _Route("health", "200 while a pool can answer", None),
+    "/health": _Route("health", "200 while a pool can answer; degraded while another cannot", _HEALTH),
     "/ping": _Route("ping", "200 while the Router lives", None),
 }
 
@@ -262,7 +264,9 @@ def _operations(path: str, route: _Route, *, api_keys: bool) -> dict[str, Any]:
     if "{id}" in path:
         operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": _STRING}]
     if route.answers is None:
-        good, operation["security"] = {"description": "It is so; the body is empty."}, []  # it needs no key
+        good = {"description": "It is so; the body is empty."}
+    if path in _WITHOUT_KEY:
+        operation["security"] = []
     elif api_keys:
         statuses = (401, *statuses)
     error = _json(_ERRORS[shape])

@@ -234,6 +234,7 @@ class FakeRouter:
         self.card = SimpleNamespace(name="x", kinds=("embedding",), dimension=384)
         self.vector = np.random.default_rng(0).standard_normal(384).astype(np.float32)
         self.capacity, self.can_answer = 4, True
+        self.live_pools = {"accelerator": True, "cpu": True}
         self.asked = []
         self.problem = None
 
@@ -322,8 +323,19 @@ def test_health_follows_the_pools():
         assert answer(router, "Check", health_pb2.HealthCheckRequest(service=service))[0].status == serving
     _, context = answer(router, "Check", health_pb2.HealthCheckRequest(service="other"))
     assert context.code == grpc.StatusCode.NOT_FOUND
+    for pool in ("accelerator", "cpu"):
+        assert answer(router, "Check", health_pb2.HealthCheckRequest(service=f"windve.{pool}"))[0].status == serving
+    router.live_pools = {"accelerator": False}
+    for service, status in (("accelerator", not_serving), ("cpu", not_serving)):  # the other is not there at all
+        told = answer(router, "Check", health_pb2.HealthCheckRequest(service=f"windve.{service}"))[0]
+        assert told.status == status
+    rerank = health_pb2.HealthCheckRequest(service="tei.v1.Rerank")  # not for a model of this kind
+    assert answer(router, "Check", rerank)[0].status == not_serving
     router.can_answer = False
-    assert answer(router, "Check", health_pb2.HealthCheckRequest())[0].status == not_serving
+    for service in ("", "tei.v1.Embed"):
+        assert answer(router, "Check", health_pb2.HealthCheckRequest(service=service))[0].status == not_serving
+    for service in ("tei.v1.Info", "tei.v1.Tokenize"):  # they need no replica
+        assert answer(router, "Check", health_pb2.HealthCheckRequest(service=service))[0].status == serving
 
 
 def test_tokens_and_texts():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import MappingProxyType
 
 import grpc
 import numpy as np
@@ -25,6 +26,7 @@ TOKENS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
 
 class Router(RouterOfAKind):
     capacity, can_answer = 4, True
+    live_pools = MappingProxyType({"accelerator": True})
 
     def __init__(self, kind, scores=None):
         super().__init__(kind)

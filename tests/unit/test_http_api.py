@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import types
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ class FakeRouter:
     card = CARD
     started = 5.0
     can_answer = True
+    live_pools = MappingProxyType({"accelerator": True, "cpu": True})
 
     def __init__(self, error=None):
         self.error, self.asked = error, None
@@ -191,7 +193,11 @@ def test_too_large_a_body():
 
 def test_health_follows_the_pools():
     router = FakeRouter()
-    assert call(HttpApi(router), "GET", "/health").status == 200
+    reply = call(HttpApi(router), "GET", "/health")
+    assert (reply.status, json.loads(reply.body)) == (200, {"status": "ok"})
+    router.live_pools = {"accelerator": False, "cpu": True}
+    reply = call(HttpApi(router), "GET", "/health")
+    assert (reply.status, json.loads(reply.body)) == (200, {"status": "degraded", "missing": ["accelerator"]})
     router.can_answer = False
     reply = call(HttpApi(router), "GET", "/health")
     assert (reply.status, reply.headers["retry-after"]) == (503, "1")

@@ -158,6 +158,19 @@ async def test_when_the_last_replica_dies_it_is_unavailable(monkeypatch):
 
 
 @virtual
+async def test_a_pool_without_replicas_is_not_live_and_a_closed_one_is_not_counted(monkeypatch):
+    lost, other = Replica("a"), Replica("c")
+    world = World(monkeypatch, {"accelerator": [lost], "cpu": [other]})
+    router = await world.router()
+    assert router.live_pools == {"accelerator": True, "cpu": True}
+    lost.die()
+    await asyncio.sleep(0.1)
+    assert router.live_pools == {"accelerator": False, "cpu": True}
+    await router.reconfigure({**world.config, "accelerator": {"queue_depth": 0}})
+    assert router.live_pools == {"cpu": True}
+
+
+@virtual
 async def test_a_reset_connection_does_not_run_a_query_twice_at_once(monkeypatch):
     replicas = [Replica("a1"), Replica("a2")]
     world = World(monkeypatch, {"accelerator": replicas})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import types
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -139,6 +140,7 @@ class FakeRouter:
     """Answers with a vector of its own, or a score."""
 
     started, capacity, config_problem, can_answer = 5.0, 4, None, True
+    live_pools = MappingProxyType({"cpu": True})
 
     def __init__(self, name, kind="embedding", dimension=2):
         self.settings = Settings.parse({"model": {"id": name}, "limits": {"max_body_bytes": 1000}})
@@ -273,10 +275,16 @@ def test_all_models_are_told_of(routers, monkeypatch):
 
 def test_health_is_good_while_one_model_answers(routers):
     api, (a, *others) = ModelsApi(routers), routers
-    assert call(api, "GET", "/health").json() == {"models": {"a": "ok", "org/b": "ok", "ranks": "ok"}}
-    a.can_answer = False
+    well = {"status": "ok"}
+    assert call(api, "GET", "/health").json() == {**well, "models": {"a": well, "org/b": well, "ranks": well}}
+    a.can_answer, a.live_pools = False, {"cpu": False}
     reply = call(api, "GET", "/health")
-    assert (reply.status, reply.json()["models"]["a"]) == (200, "no live replica with an open queue")
+    assert (reply.status, reply.json()["status"]) == (200, "degraded")
+    assert reply.json()["models"] == {
+        "a": {"status": "unavailable", "missing": ["cpu"]},
+        "org/b": well,
+        "ranks": well,
+    }
     assert [call(api, "GET", f"/models/{name}/health").status for name in routers.names] == [503, 200, 200]
     for router in others:
         router.can_answer = False
@@ -287,7 +295,7 @@ def test_keys_come_before_names(routers):
     api = ModelsApi(routers, ApiKeys(["sk-one"]))
     for path in ("/models/nobody/embed", "/models/a/embed", "/v1/embeddings", "/models/a/health", "/v1/models/nobody"):
         assert call(api, "POST", path, {"model": "nobody"}).status == 401
-    assert (call(api, "GET", "/health").status, call(api, "GET", "/health").body) == (200, b"")
+    assert (call(api, "GET", "/health").status, call(api, "GET", "/health").body) == (200, b'{"status":"ok"}')
     shown = [(b"authorization", b"Bearer sk-one")]
     assert call(api, "POST", "/models/a/embed", TEXT, headers=shown).status == 200
 

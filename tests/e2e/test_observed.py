@@ -1,0 +1,225 @@
+"""What operators see on a real Ray: spans at an OTLP collector, the access log, and a health that is degraded."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+import tei_wire
+from conftest import free_port, load_yaml, running
+from grpc_health.v1 import health_pb2
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from test_with_keys import session_logs
+
+from benchmarks.kit.arrivals import burst
+from calibration.load import request_bytes
+
+MARKER = "Zaubertrank-4711"
+PARENT_ID = "00f067aa0ba902b7"
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """An OTLP collector: a gRPC server that keeps what arrives."""
+
+    def __init__(self):
+        self.requests = []
+        self.server = grpc.server(ThreadPoolExecutor(2))
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self.server)
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{free_port(20100)}")
+        self.server.start()
+
+    def Export(self, request, context):  # noqa: N802 - gRPC's name
+        self.requests.append(request)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+    def spans(self, trace):
+        """Of one trace, by name; with them the resources that they came from."""
+        found, resources = {}, []
+        for resource in (resource for request in list(self.requests) for resource in request.resource_spans):
+            for span in (span for scope in resource.scope_spans for span in scope.spans):
+                if span.trace_id.hex() == trace:
+                    found.setdefault(span.name, []).append(span)
+                    resources.append(attributes(resource.resource))
+        return found, resources
+
+    def wait_for(self, trace, *names):
+        ends = time.monotonic() + 30
+        while not set(names) <= set(self.spans(trace)[0]):
+            assert time.monotonic() < ends, f"of {names} came {list(self.spans(trace)[0])}"
+            time.sleep(0.1)
+        return self.spans(trace)
+
+
+def attributes(thing):
+    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in thing.attributes}
+
+
+def seconds(span):
+    return (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+
+
+@pytest.fixture(scope="module")
+def collector():
+    collector = Collector()
+    yield collector
+    collector.server.stop(0)
+
+
+@pytest.fixture(scope="module")
+def service(collector, tmp_path_factory):
+    config = load_yaml("rehearsal.yaml")
+    application = config["applications"][0]
+    application["args"]["traces"] = {"endpoint": f"http://127.0.0.1:{collector.port}", "sample_ratio": 0.0}
+    application["deployments"][0]["user_config"]["access_log"] = "all"
+    with running(config, tmp_path_factory.mktemp("observed")) as service:
+        yield service
+
+
+def post(service, payload, path="/v1/embeddings", **headers):
+    asked = [(name.replace("_", "-"), value) for name, value in headers.items()]
+    return burst(service.address, [request_bytes(payload, path, headers=asked)])[0]
+
+
+def by_id(service, awaited):
+    """The lines of the access log by their requests' ids, once the awaited one is there."""
+    ends = time.monotonic() + 20
+    while True:
+        logs = [path for path in session_logs(service) if path.name.startswith("access_")]
+        told = [json.loads(line) for path in logs for line in path.read_text().splitlines()]
+        found = {line["request_id"]: line for line in told}
+        if awaited in found:
+            return found
+        assert time.monotonic() < ends, f"the line does not come: {told[-3:]}"
+        time.sleep(0.1)
+
+
+def test_a_trace_goes_through_to_the_device(service, collector):
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    reply = post(service, {"input": ["a", "b"]}, traceparent=f"00-{trace}-{PARENT_ID}-01")
+    assert reply.status == 200
+    spans, resources = collector.wait_for(trace, "POST /v1/embeddings", "tokenize", "admission", "queue", "run")
+    assert {(one["service.name"], one["service.version"]) for one in resources} == {("windve", "0.1.0")}
+    (request,) = spans["POST /v1/embeddings"]
+    assert request.parent_span_id.hex() == PARENT_ID
+    for name in ("tokenize", "admission", "queue", "run"):
+        assert [span.parent_span_id for span in spans[name]] == [request.span_id]
+    (admission,), (run,) = spans["admission"], spans["run"]
+    told, ran = attributes(admission), attributes(run)
+    assert (told["windve.admission"], told["windve.pool"], ran["windve.run.queries"]) == ("admitted", "accelerator", 2)
+    assert attributes(request)["windve.predicted_s"] == pytest.approx(seconds(request), abs=0.05)
+    assert seconds(run) == pytest.approx(int(reply.headers["x-inference-time"]) / 1000, abs=0.002)
+    assert seconds(request) >= seconds(run) > 0.25  # the emulated V100's beta
+
+
+def test_a_trace_goes_through_grpc(service, collector):
+    trace = "00000000000000000000000000abcdef"
+    with tei_wire.connected(service.grpc_port) as client:
+        client.call("Embed/Embed", inputs="a", metadata=[("traceparent", f"00-{trace}-{PARENT_ID}-01")])
+    spans, _ = collector.wait_for(trace, "tei.v1.Embed/Embed", "run")
+    (request,) = spans["tei.v1.Embed/Embed"]
+    assert (request.parent_span_id.hex(), attributes(request)["rpc.response.status_code"]) == (PARENT_ID, "OK")
+
+
+def test_what_is_not_sampled_does_not_arrive(service, collector):
+    before = sum(len(scope.spans) for one in collector.requests for r in one.resource_spans for scope in r.scope_spans)
+    assert post(service, {"input": "a"}, traceparent=f"00-{'1' * 32}-{PARENT_ID}-00").status == 200
+    assert post(service, {"input": "a"}).status == 200  # sample_ratio: 0
+    trace = "2" * 32
+    post(service, {"input": "a"}, traceparent=f"00-{trace}-{PARENT_ID}-01")
+    collector.wait_for(trace, "POST /v1/embeddings", "tokenize", "admission", "queue", "run")
+    after = sum(len(scope.spans) for one in collector.requests for r in one.resource_spans for scope in r.scope_spans)
+    assert after - before == 5
+
+
+def test_a_line_of_the_access_log(service):
+    reply = post(service, {"input": ["a", "b"]}, x_request_id="order-7")
+    assert reply.headers["x-request-id"] == "order-7"
+    line = by_id(service, "order-7")["order-7"]
+    assert (line["route"], line["status"], line["model"]) == ("POST /v1/embeddings", 200, "emulated")
+    assert (line["queries"], line["pools"], line["offers"]) == (2, ["accelerator"], 1)
+    assert line["tokens"] == int(reply.headers["x-compute-tokens"])
+    assert line["actual_s"] == pytest.approx(int(reply.headers["x-total-time"]) / 1000, abs=0.02)
+    assert line["predicted_s"] == pytest.approx(line["actual_s"], abs=0.05)
+    with tei_wire.connected(service.grpc_port) as client:
+        client.call("Embed/Embed", inputs="a", metadata=[("x-request-id", "order-8")])
+        refused = client.refused("Embed/Embed", inputs="", metadata=[("x-request-id", "order-9")])
+    assert refused.code() == grpc.StatusCode.INVALID_ARGUMENT
+    told = by_id(service, "order-9")
+    assert {told["order-8"]["route"], told["order-9"]["route"]} == {"tei.v1.Embed/Embed"}
+    assert (told["order-8"]["status"], told["order-9"]["status"]) == ("OK", "INVALID_ARGUMENT")
+
+
+def test_no_log_and_no_span_holds_a_text(service, collector):
+    for path in (
+        "/v1/embeddings",
+        "/embed",
+        "/",
+        "/v2/embed",
+        "/tokenize",
+        "/rerank",
+        f"/{MARKER}",
+        "/pooling",
+        "/similarity",
+    ):
+        for payload in (
+            {"input": MARKER, "inputs": MARKER, "texts": [MARKER]},
+            {"input": MARKER, "inputs": [MARKER, 1], "model": MARKER, "prompt_name": MARKER},
+            {"inputs": {"source_sentence": MARKER, "sentences": [MARKER]}},
+            {MARKER: MARKER},
+        ):
+            post(service, payload, path, traceparent=f"00-{'3' * 32}-{PARENT_ID}-01", x_request_timeout_ms=MARKER)
+            post(service, payload, path, traceparent=f"00-{'3' * 32}-{PARENT_ID}-01")
+    with tei_wire.connected(service.grpc_port) as client:
+        for metadata in ([], [("model", MARKER)], [("x-windve-priority", MARKER)], [("x-windve-trial", MARKER)]):
+            for call in ("Embed/Embed", "Tokenize/Tokenize", "Predict/Predict"):
+                with contextlib.suppress(grpc.RpcError):
+                    client.call(call, metadata=metadata, inputs=MARKER)
+        client.refused("Embed/Embed", inputs=MARKER, prompt_name=MARKER)
+    post(service, {"input": "a"}, x_request_id="the-last", traceparent=f"00-{'4' * 32}-{PARENT_ID}-01")
+    by_id(service, "the-last")
+    collector.wait_for("4" * 32, "POST /v1/embeddings")
+    logs = session_logs(service)
+    assert any(path.name.startswith("access_windve_Router") for path in logs)
+    assert [path for path in logs if MARKER.encode() in path.read_bytes()] == []
+    assert not [one for one in collector.requests if MARKER.encode() in one.SerializeToString()]
+    assert len(collector.spans("3" * 32)[0]["POST other"]) == 8
+
+
+def test_the_log_is_turned_off_in_place(service):
+    service.router["access_log"] = "off"
+    service.deploy()
+    ends = time.monotonic() + 30
+    while True:
+        post(service, {"input": "a"}, x_request_id=(last := f"off-{time.monotonic_ns()}"))
+        time.sleep(1)
+        if last not in by_id(service, "order-7"):
+            break
+        assert time.monotonic() < ends, "the log goes on"
+
+
+def test_health_is_degraded_while_a_pool_is_missing(service, figure):
+    assert service.get("/health") == {"status": "ok"}
+    (about,) = service.pools()["accelerator"]["replicas"].values()
+    os.kill(about["pid"], signal.SIGKILL)
+    told, began = [], time.monotonic()
+    with tei_wire.connected(service.grpc_port) as client:
+        check = client.channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )
+        while not told or told[-1][0] != {"status": "ok"} or len(told) < 3:
+            services = ("", "tei.v1.Embed", "windve.accelerator", "windve.cpu")
+            statuses = [check(health_pb2.HealthCheckRequest(service=one), timeout=30).status for one in services]
+            told.append((service.get("/health"), statuses))
+            assert time.monotonic() - began < 60, told[-1]
+            time.sleep(0.05)
+    figure(f"an accelerator killed: degraded, and ok again after {time.monotonic() - began:.1f} s")
+    assert ({"status": "degraded", "missing": ["accelerator"]}, [1, 1, 2, 1]) in told
+    assert {tuple(statuses) for _, statuses in told} <= {(1, 1, 2, 1), (1, 1, 1, 1)}
