@@ -187,11 +187,11 @@ class RouterMetrics:
         if total_s > allowed_s:
             self._slo_missed.add(1)
 
-    def failed(self, error: BaseException, queries: int) -> None:
-        """A request of so many queries ended with this error."""
+    def failed(self, error: BaseException, queries: int, *, late: bool = False) -> None:
+        """A request of so many queries ended with this error; `late`: after the deadline that was promised."""
         outcome = outcome_of(error)
         self._queries.add(queries, NO_POOL, outcome)
-        if outcome == ERROR:  # not only late answers break the promise
+        if outcome == ERROR or (late and outcome == CANCELLED):  # not only late answers break the promise
             self._requests.add(1)
             self._slo_missed.add(1)
 

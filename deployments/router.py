@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ray.serve")
 
+_TIMER_S = 0.001  # a timer may fire so much before its time
 _AHEAD, _SPARE = 1.5, 8  # queries are tokenised for so many times the room, and a few more: an estimate may be wrong
 
 
@@ -143,11 +144,13 @@ class Router:
 
         Raises WrongKind, InvalidInput, Forbidden, Busy, Unavailable, TimedOut, DeadlineExceeded or EngineFailed.
         """
+        request: Request | None = None
         try:
             request = self._open(queries, wanted)
             answers = await self._answer(request)
         except BaseException as error:
-            self.metrics.failed(error, len(queries))
+            gave_up = isinstance(error, DeadlineExceeded | asyncio.CancelledError)
+            self.metrics.failed(error, len(queries), late=gave_up and self._is_late(request))
             raise
         rows_of = partial(self._encoder.rows, outputs=request.outputs, role=wanted.role)
         done = embedded(request, answers, rows_of)
@@ -252,6 +255,13 @@ class Router:
             return _too_late(timeout_s)
         key = "bulk.timeout_s" if request.bulk else "request_timeout_s"
         return TimedOut(f"no answer within {most_s:g} s ({key}); please try again later")
+
+    def _is_late(self, request: Request | None) -> bool:
+        """The SLO is for it, and its deadline has passed: whoever gives it up then was not answered in time."""
+        if request is None:
+            return False
+        now = asyncio.get_running_loop().time()
+        return not (request.bulk or request.wanted.trial) and now > request.due - _TIMER_S
 
     def _count(self, request: Request, answers: Answers, done: Embedded) -> None:
         pools = [pool for pool, _ in answers.values()]

@@ -69,9 +69,21 @@ class Replica:
         schedule = schedule_of(curve, 1.0, pass_tokens=pass_tokens)
         schedule.policy = Policy(1.0, depth=0)
         self.engine = FakeEngine(schedule)
-        self.runner = Runner(schedule, self.engine.compute, clock=asyncio.get_running_loop().time)
+        self.metrics = None  # of `EmbedderMetrics`, where a test reads them
+        self.runner = Runner(
+            schedule,
+            self.engine.compute,
+            on_run=lambda *run: self.metrics and self.metrics.ran(*run),
+            on_failure=self._failed,
+            clock=asyncio.get_running_loop().time,
+        )
         self.server = Server(name, self.runner.receive, self.runner.gone)
         self.alive, self.stopped, self.wires, self.frames = True, False, [], 0
+
+    def _failed(self, error):
+        if self.metrics:
+            self.metrics.failed()
+        return str(error)
 
     @property
     def about(self):
@@ -154,10 +166,10 @@ class World:
         monkeypatch.setattr(membership, "_watchers", {})
         monkeypatch.setattr(membership, "_members", {})
 
-    async def router(self, name="r0"):
+    async def router(self, name="r0", instruments=None):
         handles = {pool: (f"{pool} of {name}", _Handle()) for pool in self.pools}
         counts = {pool: len(replicas) for pool, replicas in self.pools.items()}
-        instruments = SimpleNamespace(Counter=_instrument, Gauge=_instrument, Histogram=_instrument)
+        instruments = instruments or SimpleNamespace(Counter=_instrument, Gauge=_instrument, Histogram=_instrument)
         encoder = Encoder(_card(), auto_truncate=SETTINGS.limits.auto_truncate)
         encoder.tokenising._thread = Inline()
         router = Router(SETTINGS, topology_of(counts), handles, Host(name, "n", instruments, _card(), encoder))

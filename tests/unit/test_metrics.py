@@ -7,7 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from deployments.errors import Busy, DeadlineExceeded, EmptyInput, EngineFailed, TimedOut, WrongKind
+from deployments.errors import (
+    Busy,
+    DeadlineExceeded,
+    EmptyInput,
+    EngineFailed,
+    InvalidInput,
+    TimedOut,
+    Unavailable,
+    WrongKind,
+)
 from deployments.metrics import EmbedderMetrics, PoolState, RouterMetrics, outcome_of
 from deployments.queueing.schedule import ReplicaState
 
@@ -84,6 +93,27 @@ def test_a_promise_is_kept_or_missed():
     assert [value for value, _ in written.of("windve_request_seconds")] == [0.2, 0.99, 1.0, 1.01, 7.0]
     assert written.of("windve_slo_missed") == [(2, ())]
     assert written.of("windve_requests") == [(5, ())]
+
+
+@pytest.mark.parametrize(
+    ("error", "late", "missed"),
+    [
+        (EngineFailed("x"), False, 1),
+        (Unavailable("x"), False, 1),
+        (DeadlineExceeded("would be late on an idle device too"), False, 0),
+        (DeadlineExceeded("it was admitted, and was late"), True, 1),
+        (asyncio.CancelledError(), False, 0),
+        (asyncio.CancelledError(), True, 1),
+        (Busy("full", retry_after_s=1), True, 0),
+        (InvalidInput("bad"), True, 0),
+    ],
+)
+def test_what_fails_by_us_or_ends_late_without_an_answer_misses_the_slo(error, late, missed):
+    written = Written()
+    metrics = RouterMetrics(written)
+    metrics.failed(error, 1, late=late)
+    metrics.publish(1.0, {})
+    assert (written.of("windve_slo_missed"), written.of("windve_requests")) == ([(1, ())] * missed, [(1, ())] * missed)
 
 
 @pytest.mark.parametrize(("each", "told"), [(3, (3, 3)), (150, (150, 75)), (1000, (400, 100)), (7000, (400, 100))])
