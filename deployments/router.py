@@ -20,6 +20,7 @@ from deployments.errors import DeadlineExceeded, SettingsError, TimedOut, WrongK
 from deployments.hardware.device_detector import Topology
 from deployments.metrics import Instruments, OfModel, RouterMetrics, publish_again_and_again
 from deployments.models.encoder import Encoder
+from deployments.models.kept_tokens import ask_once
 from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.outputs import TEXT, Outputs
 from deployments.models.tokenising import ON_LOOP, estimated_tokens
@@ -59,7 +60,7 @@ class Host(NamedTuple):
         from ray.serve import metrics
 
         card = read_model_card(settings.model)
-        fast = true_tokenizer(card, settings.model.tokenizer)
+        fast = true_tokenizer(card, settings.model.tokenizer, ask_once)
         encoder = Encoder(card, auto_truncate=settings.limits.auto_truncate, fast=fast)
         node = ray.get_runtime_context().get_node_id()
         return cls(serve.get_replica_context().replica_tag, node, OfModel(metrics, card.name), card, encoder)
