@@ -18,13 +18,16 @@ _TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class FamilyShape:
-    """`model` is the public model that has it; `values` are its config's; `note` says what was left out of it."""
+    """`model` is the public model that has it; `values` are its config's; `note` says what was left out of it;
+    `queries`: how many are computed at once.
+    """
 
     model: str
     model_type: str
     pooling: Literal["cls", "mean", "last"]
     values: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
+    queries: int = 16
 
 
 def _bert(hidden: int, layers: int, heads: int, inner: int) -> dict[str, Any]:
@@ -56,11 +59,13 @@ SHAPES = {
     "T5": FamilyShape(
         "gtr-t5-base", "t5", "mean", {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "d_kv": 64}
     ),
-    "Qwen2": FamilyShape("KaLM-embedding-multilingual-mini-v1", "qwen2", "mean", _grouped(896, 24, (14, 2, 64), 4864)),
-    "Qwen3": FamilyShape("Qwen3-Embedding-0.6B", "qwen3", "last", _grouped(1024, 28, (16, 8, 128), 3072)),
+    "Qwen2": FamilyShape(
+        "KaLM-embedding-multilingual-mini-v1", "qwen2", "mean", _grouped(896, 24, (14, 2, 64), 4864), queries=8
+    ),
+    "Qwen3": FamilyShape("Qwen3-Embedding-0.6B", "qwen3", "last", _grouped(1024, 28, (16, 8, 128), 3072), queries=8),
     "Llama": FamilyShape("SmolLM2-135M", "llama", "last", _grouped(576, 30, (9, 3, 64), 1536)),
     "Mistral": FamilyShape(
-        "e5-mistral-7b-instruct", "mistral", "last", _grouped(4096, 2, (32, 8, 128), 14336), "2 of its 32 layers"
+        "e5-mistral-7b-instruct", "mistral", "last", _grouped(4096, 2, (32, 8, 128), 14336), "2 of its 32 layers", 8
     ),
     "Gemma 3": FamilyShape(
         "embeddinggemma-300m",
