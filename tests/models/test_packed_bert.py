@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import packed_models
 import pytest
 import torch
 from packed_models import EXACT, LENGTHS, build, compare
@@ -11,6 +12,8 @@ from transformers import (
     DebertaV2Config,
     GteConfig,
     GteModel,
+    MPNetConfig,
+    MPNetModel,
     NomicBertConfig,
     NomicBertModel,
     RobertaConfig,
@@ -43,6 +46,16 @@ def test_activations(monkeypatch, activation, fused):
 @pytest.mark.parametrize(("model", "config"), [(RobertaModel, RobertaConfig), (XLMRobertaModel, XLMRobertaConfig)])
 def test_positions_of_roberta_start_after_the_padding_token(model, config):
     compare(build(model, config, **SHAPE), "mean", [60, 20, 7])
+
+
+@pytest.mark.parametrize(("model", "config"), [(RobertaModel, RobertaConfig), (MPNetModel, MPNetConfig)])
+def test_padding_tokens_inside_a_text_are_not_counted(monkeypatch, model, config):
+    """Which a text has that spells them."""
+    queries = packed_models.texts([60, 20, 7])
+    for query in queries:
+        query[[0, 4, -1]] = 1
+    monkeypatch.setattr(packed_models, "texts", lambda _: queries)
+    compare(build(model, config, pad_token_id=1, **SHAPE), "mean", [60, 20, 7])
 
 
 @pytest.mark.parametrize(("model", "config"), [(NomicBertModel, NomicBertConfig), (GteModel, GteConfig)])

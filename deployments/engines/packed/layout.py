@@ -63,6 +63,12 @@ class Layout:
         """[positions, ...] -> [tokens, ...]: the row of each token's position in its query."""
         return torch.cat([table[:length] for length in self.lengths])
 
+    def counted(self, some: torch.Tensor) -> torch.Tensor:
+        """int64 [tokens]: of each of `some`, bool [tokens], its number among those of its query, from 1; else 0."""
+        counts = some.cumsum(0)
+        before = (counts - some.long()).index_select(0, self.bounds[:-1])
+        return (counts - before.repeat_interleave(self.bounds.diff(), output_size=self.tokens)) * some
+
     def pad(self, packed: torch.Tensor) -> torch.Tensor:
         """[tokens + spare, ...] -> [queries, longest, ...]; what a query lacks is some other finite row of its own."""
         packed = packed.index_select(0, self._rows()[0]) if self.ragged else packed[: self.tokens]

@@ -22,7 +22,8 @@ Head = Callable[[torch.Tensor, Layout], torch.Tensor]  # [tokens, width] -> floa
 @dataclass(frozen=True, slots=True)
 class Embeddings:
     """Token ids -> [tokens, width]. `words` and `positions` are tables; what all tokens of the first kind get beside
-    them is in one of the two. `second`, [width], is how the second text's tokens differ from the first's.
+    them is in one of the two. `second`, [width], is how the second text's tokens differ from the first's. `padding`:
+    the token, and the row of `positions`, behind which positions are counted (RoBERTa); that token is not counted.
     """
 
     words: torch.Tensor
@@ -30,6 +31,7 @@ class Embeddings:
     norm: Layer | None = None
     second: torch.Tensor | None = None
     scale: float = 1.0
+    padding: int | None = None
     hides: bool = False  # there may be tokens that no token attends to: their ids carry `late.UNSEEN`
 
     def __call__(self, ids: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -42,8 +44,10 @@ class Embeddings:
         x = functional.embedding(ids, self.words)
         if self.scale != 1.0:
             x.mul_(self.scale)
-        if self.positions is not None:
+        if self.positions is not None and self.padding is None:
             x.add_(layout.firsts(self.positions))
+        elif self.positions is not None:
+            x.add_(functional.embedding(layout.counted(ids != self.padding) + self.padding, self.positions))
         if is_second is not None and self.second is not None:
             x.add_(is_second[:, None] * self.second)
         return x if self.norm is None else self.norm(x)

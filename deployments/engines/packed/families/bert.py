@@ -54,10 +54,10 @@ def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:
     heads, eps = config.num_attention_heads, config.layer_norm_eps
     shape = Heads(heads, heads, config.hidden_size // heads)
     attention = attention_for(shape, weights.place)
-    first = 0 if config.model_type == "bert" else config.pad_token_id + 1  # RoBERTa counts from behind the padding's
+    padding = None if config.model_type == "bert" else config.pad_token_id
     layers = [weights.within(f"encoder.layer.{number}") for number in range(config.num_hidden_layers)]
     return Parts(
-        partial(embeddings, weights.within("embeddings"), eps, first=first, types=types),
+        partial(embeddings, weights.within("embeddings"), eps, types=types, padding=padding),
         [partial(block, layer, shape, attention, NAMES, activation=config.hidden_act, eps=eps) for layer in layers],
     )
 
@@ -71,16 +71,17 @@ def block(layer: Weights, shape: Heads, attention: Attention, names: Names, *, a
     )
 
 
-def embeddings(weights: Weights, eps: float, *, first: int = 0, types: bool = False) -> Embeddings:
-    """Words; positions, from row `first` of their table, and token types, where the model has them. The type of all
-    tokens but a second text's is in one of the two other tables.
+def embeddings(weights: Weights, eps: float, *, types: bool = False, padding: int | None = None) -> Embeddings:
+    """Words; positions and token types, where the model has them. The type of all tokens but a second text's is in one
+    of the two other tables.
     """
     words, positions, kinds = (f"{name}_embeddings.weight" for name in ("word", "position", "token_type"))
     of_type = weights.exact(kinds) if kinds in weights else torch.zeros(1, 1)
     has_positions = positions in weights
     return Embeddings(
         weights[words] if has_positions else weights.cast(weights.exact(words) + of_type[0]),
-        weights.cast(weights.exact(positions)[first:] + of_type[0]) if has_positions else None,
+        weights.cast(weights.exact(positions) + of_type[0]) if has_positions else None,
         layer_norm(weights, "LayerNorm", eps),
         weights.cast(of_type[1] - of_type[0]) if types else None,
+        padding=padding,
     )

@@ -20,8 +20,8 @@ _NAMES = Names(
     down="output.dense",
     last_norm="output.LayerNorm",
 )
-_FIRST = 2  # positions are counted from behind the padding's, which is 1
-_BUCKETS = 32  # of transformers' code, whatever the config says
+_PADDING = 1  # of transformers' code, as are the buckets, whatever the config says
+_BUCKETS = 32
 
 
 def unsupported(config: Any) -> str | None:
@@ -37,6 +37,6 @@ def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:  # no
     attention = attention_for(shape, weights.place, bias=bias)
     layers = [weights.within(f"encoder.layer.{number}") for number in range(config.num_hidden_layers)]
     return Parts(
-        partial(embeddings, weights.within("embeddings"), eps, first=_FIRST),
+        partial(embeddings, weights.within("embeddings"), eps, padding=_PADDING),
         [partial(block, layer, shape, attention, _NAMES, activation=config.hidden_act, eps=eps) for layer in layers],
     )
