@@ -44,13 +44,16 @@ class Embeddings:
         x = functional.embedding(ids, self.words)
         if self.scale != 1.0:
             x.mul_(self.scale)
-        if self.positions is not None and self.padding is None:
-            x.add_(layout.firsts(self.positions))
-        elif self.positions is not None:
-            x.add_(functional.embedding(layout.counted(ids != self.padding) + self.padding, self.positions))
+        if self.positions is not None:
+            x.add_(self._of_positions(self.positions, ids, layout))
         if is_second is not None and self.second is not None:
             x.add_(is_second[:, None] * self.second)
         return x if self.norm is None else self.norm(x)
+
+    def _of_positions(self, table: torch.Tensor, ids: torch.Tensor, layout: Layout) -> torch.Tensor:
+        if self.padding is None:
+            return layout.firsts(table)
+        return functional.embedding(layout.counted(ids.ne(self.padding)) + self.padding, table)
 
 
 @dataclass(frozen=True, slots=True)
