@@ -73,12 +73,8 @@ class Run:
     queries: list[Query]
     began: float
     stop: threading.Event = field(default_factory=threading.Event)
-    left: set[int] = field(init=False)  # indices of those that are not answered
-    tokens: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.left = set(range(len(self.queries)))
-        self.tokens = sum(query.tokens for query in self.queries)
+    left: set[int] = field(default_factory=set)  # indices of those that are not answered
+    tokens: int = 0
 
 
 Passed = Callable[[Indices, Iterable[Numbers], Numbers], None]
@@ -264,7 +260,8 @@ class Runner:
             self._timer.cancel()
             self._timer = None
         queries = self.schedule.start(now)
-        run = self._run = Run(queries, now)
+        tokens = sum(query.tokens for query in queries)
+        run = self._run = Run(queries, now, left=set(range(len(queries))), tokens=tokens)
         # An empty context: a run must not be tied to whatever call happens to be at hand.
         contextvars.Context().run(self._begin, run)
 

@@ -142,28 +142,25 @@ class Placer:
 
     def send(self, request: Request, pool: Pool, link: Link, indices: list[int], *, partial: bool) -> Part:
         """Offer these queries of the request to that replica of the pool."""
-        offer = self._offer(request, pool.name, indices, partial=partial)
-        if (record := request.wanted.record) is None:
-            return Part(link, pool.name, link.offer(offer), indices)
-        finish_s = link.view.finish_s(asyncio.get_running_loop().time(), request.lengths(indices))
-        part = Part(link, pool.name, link.offer(offer), indices)
-        record.parts.append((part, finish_s))
-        return part
-
-    def _offer(self, request: Request, pool: str, indices: Sequence[int], *, partial: bool) -> Offer:
-        trial = request.wanted.trial
+        trial, record = request.wanted.trial, request.wanted.record
         now = asyncio.get_running_loop().time()
-        return Offer(
+        offer = Offer(
             number=0,
             left_s=max(0.0, request.due - now - (0.0 if request.bulk else self.transit_s)),
             queries=[request.ids[index] for index in indices],
             outputs=request.outputs,
             bulk=request.bulk,
             partial=partial,
-            again=request.last_pool == pool,
-            depth=None if trial is None else trial.depth(pool),
+            again=request.last_pool == pool.name,
+            depth=None if trial is None else trial.depth(pool.name),
             trial=trial is not None,
         )
+        if record is None:
+            return Part(link, pool.name, link.offer(offer), indices)
+        finish_s = link.view.finish_s(now, request.lengths(indices))
+        part = Part(link, pool.name, link.offer(offer), indices)
+        record.parts.append((part, finish_s))
+        return part
 
     def collect(self, request: Request, part: Part, found: list[Answered] | Refused, answers: Answers) -> None:
         """Take the answers of a part, and learn from them how long the transit takes. Raises ReplicaLost where the
