@@ -133,6 +133,12 @@ def _format(found: Found) -> str:
     return " and ".join(sorted({sample["dtype"] for sample in found["samples"]}))
 
 
+def in_words(found: Found, family: str) -> str:
+    """How much quicker the packed form of a family is, as docs/models.md has it: at 75 tokens, and mixed."""
+    gains = [median(found, "gain", family=family, load=load) for load in LOADS]
+    return "not measured" if None in gains else ", ".join(f"{gain:.2f} x" for gain in gains)
+
+
 def goals(found: Found) -> list[Goal]:
     return [
         Goal(f"packed against own code, the least of all families, {load}", 1.0, _least(found, load)) for load in LOADS

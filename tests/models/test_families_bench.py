@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
 from benchmarks.comparisons import families
 from benchmarks.kit.family_shapes import SHAPES
+from benchmarks.kit.serving import ROOT
 from deployments.engines import packed
 
 SMALL = {
@@ -32,6 +34,15 @@ SMALL = {
 def test_every_packed_family_is_measured():
     kin = {"camembert", "xlm-roberta", "mt5"}  # the same classes under other names
     assert {shape.model_type for shape in SHAPES.values()} == packed.FAMILIES.keys() - kin
+
+
+def test_the_documentation_has_what_was_measured():
+    found = json.loads((ROOT / "benchmarks/results/families.json").read_text())
+    section = (ROOT / "docs/models.md").read_text().partition("## Families")[2].partition("### ")[0]
+    rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    for family in SHAPES:
+        row = next(row for row in rows if row[0].strip().startswith(family))
+        assert (row[3], row[5].strip()) == ("packed", families.in_words(found, family)), family
 
 
 @pytest.mark.parametrize("family", SHAPES)
