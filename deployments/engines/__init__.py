@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -150,9 +151,9 @@ def create_engine(card: ModelCard, settings: AcceleratorSettings | CpuSettings, 
         return OpenVinoEngine(card, settings, threads)
     from deployments.engines.torch_engine import TorchEngine
 
-    engine = TorchEngine(card, settings, device, threads)
+    load_torch = partial(TorchEngine, card, settings, device, threads)
     if settings.engine == "auto":
         from deployments.engines.auto_select import auto_select
 
-        return auto_select(engine, card, settings, threads)
-    return engine
+        return auto_select(load_torch, card, settings, threads)
+    return load_torch()

@@ -6,8 +6,10 @@ import dataclasses
 import importlib.util
 import logging
 import time
+from collections.abc import Callable
 
 from deployments.engines import Engine
+from deployments.engines.race_results import RaceResults
 from deployments.engines.torch_engine import LARGE, TorchEngine
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
@@ -15,15 +17,41 @@ from deployments.settings import AcceleratorSettings, CpuSettings
 
 logger = logging.getLogger("ray.serve")
 
+_TORCH = "torch"  # as EngineInfo names it
+
 
 def auto_select(
-    torch: TorchEngine, card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads: int
+    load_torch: Callable[[], TorchEngine],
+    card: ModelCard,
+    settings: AcceleratorSettings | CpuSettings,
+    threads: int,
 ) -> Engine:
-    """`torch`, or OpenVINO where that is installed and takes less time for short, equal and mixed lengths together; its
-    `info.why` tells both. A large model stays with torch: OpenVINO's is built from float32.
+    """torch's, or OpenVINO's where that is installed and takes less time for short, equal and mixed lengths together.
+
+    Its `info.why` tells both. A large model stays with torch: OpenVINO's is built from float32. Who has won is kept for
+    a month, and only he is loaded.
     """
     if importlib.util.find_spec("openvino") is None or card.parameters > LARGE:
-        return torch
+        return load_torch()
+    from deployments.engines.openvino_engine import OpenVinoEngine
+
+    results = RaceResults.of(card, settings, threads)
+    known = results.recall()
+    if known is None:
+        return _race(load_torch(), card, settings, threads, results)
+    engine = load_torch() if known.winner == _TORCH else OpenVinoEngine(card, settings, threads)
+    engine.info = dataclasses.replace(engine.info, why=f"{engine.info.why}; {known.loser} (on {known.day})")
+    logger.info("%s won on %s; without %s they race again", engine.info.engine, known.day, results.file)
+    return engine
+
+
+def _race(
+    torch: TorchEngine,
+    card: ModelCard,
+    settings: AcceleratorSettings | CpuSettings,
+    threads: int,
+    results: RaceResults,
+) -> Engine:
     from deployments.engines.openvino_engine import OpenVinoEngine
 
     started = time.perf_counter()
@@ -31,10 +59,12 @@ def auto_select(
         openvino = OpenVinoEngine(card, settings, threads)
     except SettingsError as error:
         logger.info("openvino is no choice: %s", error)
+        results.keep(torch.info.engine, f"openvino: {error}")
         return torch
     logger.info("openvino took %.1f s to get ready for the race", time.perf_counter() - started)
     engines: list[TorchEngine | OpenVinoEngine] = [torch, openvino]
     chosen, other = sorted(engines, key=lambda engine: engine.speed.seconds)
-    compared = f"{chosen.info.why}; {other.info.engine}: {other.info.why}"
-    chosen.info = dataclasses.replace(chosen.info, why=compared)
+    lost = f"{other.info.engine}: {other.info.why}"
+    results.keep(chosen.info.engine, lost)
+    chosen.info = dataclasses.replace(chosen.info, why=f"{chosen.info.why}; {lost}")
     return chosen

@@ -82,14 +82,15 @@ def probe_machine() -> Machine:
     return Machine(
         hostname=platform.node(),
         architecture=platform.machine(),
-        cpu_model=_cpu_model(),
+        cpu_model=cpu_model(),
         cpu=read_cpu_shape(),
         memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
         npu_problem=_npu_problem(),
     )
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The name of this machine's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

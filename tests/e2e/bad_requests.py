@@ -30,7 +30,8 @@ VALID = {  # what each route takes
 }
 NASTY = (
     None, True, False, 0, -1, 2**31, 2**63, -(2**70), 1.5, 1e308, float("nan"), float("inf"), "", " ", "\0", "\ud800",
-    "a\udfffb", "\ufeff", "\u202e" * 50, "e\u0301" * 500, "👩‍👩‍👧‍👦" * 40, "x" * 5_000, "word " * 3_000, [], {}, [[]], [[[]]],
+    "a\udfffb", "\ufeff", "\u202e" * 50, "e\u0301" * 500, "👩‍👩‍👧‍👦" * 40, "x" * 5_000, "word " * 3_000, [], {}, [[]],
+    [[[]]],
     [None], {"": ""}, [[0]], [[2**31]], [-1], ["a", 1], ["a"] * 3_000, [0] * 5_000, {"a": {"b": {"c": []}}},
     "../../etc/passwd", "' OR 1=1 --", "${jndi:ldap://x}", "%n%n%s", "<s>[CLS][SEP]", "\r\nx: y",
 )  # fmt: skip
@@ -52,7 +53,7 @@ class Bad:
 
 def many(count: int, seed: int) -> list[Bad]:
     """`count` of all kinds in turn, in an order that the seed shuffles."""
-    chance = random.Random(seed)  # noqa: S311 - a test's
+    chance = random.Random(seed)
     kinds = list(KINDS.items())
     made = [kinds[number % len(kinds)] for number in range(count)]
     chance.shuffle(made)
@@ -165,7 +166,8 @@ def own_headers(chance: random.Random, kind: str) -> Bad:
         "application", "x-serve-request-id", "serve_multiplexed_model_id", "x-forwarded-for", "host", "content-length",
     ))  # fmt: skip
     value = chance.choice((
-        "", "-1", "0", "1", "1e9", "9" * 400, "NaN", "bulk", "\xff\xfe", "a" * 8_000, "Bearer \0", "{}", "00-0-0-0", ",",
+        "", "-1", "0", "1", "1e9", "9" * 400, "NaN", "bulk", "\xff\xfe", "a" * 8_000, "Bearer \0", "{}", "00-0-0-0",
+        ",",
         "1 ", "\t", "soon", "accelerator=1,cpu=1", "../..", "%00",
     ))  # fmt: skip
     return Bad(kind, post(path, body, f"{name}: {value}"), late=name == "x-request-timeout-ms", halves=True)
@@ -181,10 +183,12 @@ def many_headers(chance: random.Random, kind: str) -> Bad:
 
 def paths(chance: random.Random, kind: str) -> Bad:
     path = chance.choice((
-        "/" + "a" * 9_000, "/" + "a" * 100_000, "/v1/embeddings?" + "q=1&" * 10_000, "/embed/../info", "//embed", "/%00",
+        "/" + "a" * 9_000, "/" + "a" * 100_000, "/v1/embeddings?" + "q=1&" * 10_000, "/embed/../info", "//embed",
+        "/%00",
         "/%ff%fe", "/v1/models/" + "%2e%2e/" * 50, "/embed#x", "*", "", "embed", "/\xff", "/embed;a=b", "/%", "/%zz",
         "/v1/models/\x7f", "http://other/embed", "https://[::1", "http://windve:99999/embed", "/embed ", "/em\tbed",
-        "/-/routes/x", "/-/healthz?" + "x" * 5_000, "/models/none/embed", "/models//", "/static/../../x", "?", "windve:80",
+        "/-/routes/x", "/-/healthz?" + "x" * 5_000, "/models/none/embed", "/models//", "/static/../../x", "?",
+        "windve:80",
     ))  # fmt: skip
     method = chance.choice(("POST", "POST", "GET", "CONNECT", "OPTIONS"))
     return Bad(kind, post(path, _valid(chance)[1], method=method), halves=True)
@@ -214,14 +218,18 @@ def smuggled(chance: random.Random, kind: str) -> Bad:
     framed = chance.choice((
         f"{te}\r\ncontent-length: {len(chunked)}", f"content-length: 4\r\n{te}", f"{te}\r\ncontent-length: 0",
         f"content-length: {size}\r\ncontent-length: {size + 9}", f"content-length: {size}, {size}",
-        f"content-length: +{size}", f"content-length: -{size}", f"content-length: 0x{size:x}", f"content-length: {size} 1",
-        f"content-length: \t{size}\x0b", "content-length:", f"content-length : {size}", f"Content-Length: {size}\r\n\tx",
+        f"content-length: +{size}", f"content-length: -{size}", f"content-length: 0x{size:x}",
+        f"content-length: {size} 1",
+        f"content-length: \t{size}\x0b", "content-length:", f"content-length : {size}",
+        f"Content-Length: {size}\r\n\tx",
         "transfer-encoding: xchunked", "transfer-encoding: chunked, identity", "transfer-encoding: identity",
-        "transfer-encoding: chunked\r\ntransfer-encoding: cow", "transfer-encoding : chunked", " transfer-encoding: chunked",
-        "transfer-encoding:\x0bchunked", "transfer-encoding: \"chunked\"", "x: y\r\n transfer-encoding: chunked",
+        "transfer-encoding: chunked\r\ntransfer-encoding: cow", "transfer-encoding : chunked",
+        " transfer-encoding: chunked",
+        "transfer-encoding:\x0bchunked", 'transfer-encoding: "chunked"', "x: y\r\n transfer-encoding: chunked",
         f"x: y\ntransfer-encoding: chunked\ncontent-length: {size}", f"x: y\r{te}", f"{te}\r\nx\0: y", "te: chunked",
         f"transfer-encoding: gzip, chunked\r\ncontent-length: {size}", f"x: y\n\ncontent-length: {size}",
-        f"content-length: {size}\r\nconnection: content-length", f"content-length: {size:030}", f"content_length: {size}",
+        f"content-length: {size}\r\nconnection: content-length", f"content-length: {size:030}",
+        f"content_length: {size}",
     ))  # fmt: skip
     sent = chunked if "chunked" in framed and chance.random() < 0.7 else body
     return Bad(kind, f"{head}{framed}\r\n\r\n".encode("latin-1") + sent + behind, halves=True)
@@ -233,7 +241,8 @@ def chunks(chance: random.Random, kind: str) -> Bad:
         b"-1\r\n" + body, b"0x5\r\nhello\r\n0\r\n\r\n", b"ffffffffffffffffff\r\n" + body, b"7fffffff\r\n" + body,
         b"%x\r\n" % (len(body) + 2) + body + b"\r\n0\r\n\r\n", b"%x\r\n" % (len(body) - 2) + body + b"\r\n0\r\n\r\n",
         b"%x;%s\r\n" % (len(body), b"e" * 9_000) + body + b"\r\n0\r\n\r\n", b"zz\r\n", b"\r\n\r\n", b"5\rhello\r\n",
-        b"%x\n" % len(body) + body + b"\n0\n\n", b"0\r\n" + b"t: r\r\n" * 3_000 + b"\r\n", b"0\r\ncontent-length: 9\r\n\r\n",
+        b"%x\n" % len(body) + body + b"\n0\n\n", b"0\r\n" + b"t: r\r\n" * 3_000 + b"\r\n",
+        b"0\r\ncontent-length: 9\r\n\r\n",
         b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n", b"1 \r\n{\r\n0\r\n\r\n", b"",
     ))  # fmt: skip
     head = f"POST {path} HTTP/1.1\r\nhost: windve\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -271,8 +280,10 @@ def noise(chance: random.Random, kind: str) -> Bad:
     """Not HTTP at all, or no more than its beginning."""
     whole = post(*_valid(chance))
     what = chance.choice((
-        chance.randbytes(chance.randint(1, 3_000)), b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + chance.randbytes(500),
-        b"\r\n" * 500, b"\0" * 100, whole[: chance.randrange(len(whole))], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
+        chance.randbytes(chance.randint(1, 3_000)),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + chance.randbytes(500),
+        b"\r\n" * 500, b"\0" * 100, whole[: chance.randrange(len(whole))],
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
         b"SSH-2.0-x\r\n", b"*1\r\n$4\r\nPING\r\n", b"PROXY TCP4 1.1.1.1 2.2.2.2 1 2\r\n" + whole, whole + b"\0" * 200,
         whole.replace(b"\r\n", b"\n"), whole.replace(b"\r\n", b"\r"), whole[:-1],
     ))  # fmt: skip
@@ -293,6 +304,11 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"", length: int 
         + struct.pack(">BBI", kind, flags, stream)
         + payload
     )
+
+
+def at_stream(whole: bytes, stream: int) -> bytes:
+    """The same frame for another stream."""
+    return whole[:5] + struct.pack(">I", stream) + whole[9:]
 
 
 def literal(name: bytes, value: bytes) -> bytes:
@@ -333,8 +349,10 @@ def _field(number: int, content: bytes) -> bytes:
 def grpc_messages(chance: random.Random, kind: str) -> Bad:
     """Protobuf that is none, or holds what the service does not take."""
     content = chance.choice((
-        b"", chance.randbytes(chance.randint(1, 300)), b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\xff" * 20, b"\x08\x01", b"\x0b",
-        _field(1, b"\xff\xfe"), _field(1, b"a\xed\xa0\x80"), _field(1, b"a") + b"\x20\x09", _field(1, b"a") + b"\x30\x00",
+        b"", chance.randbytes(chance.randint(1, 300)), b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\xff" * 20, b"\x08\x01",
+        b"\x0b",
+        _field(1, b"\xff\xfe"), _field(1, b"a\xed\xa0\x80"), _field(1, b"a") + b"\x20\x09",
+        _field(1, b"a") + b"\x30\x00",
         _field(1, b"a") + b"\x30\xff\xff\xff\xff\x0f", _field(1, b"\0"), _field(1, b"a") * 500, b"\x10" + b"\x80" * 11,
         _field(5, b"nowhere") + _field(1, b"a"), b"\x0a\x80\x80\x80\x80\x10", _field(1, b"") + _field(2, b""),
         (b"\x0b" * 200) + (b"\x0c" * 200), b"\x0a\xff\xff\x03" + b"w " * 32_767, _field(1, b"\xff\xff\xff\xff\x0f"),
@@ -351,7 +369,8 @@ def grpc_prefixes(chance: random.Random, kind: str) -> Bad:
     """Messages whose length or flag is wrong."""
     good = _field(1, b"a text")
     body = chance.choice((
-        message(good, compressed=1), message(good, compressed=7), message(good, length=len(good) + 5), b"", b"\0", b"\0\0\0",
+        message(good, compressed=1), message(good, compressed=7), message(good, length=len(good) + 5), b"", b"\0",
+        b"\0\0\0",
         message(good, length=2**32 - 1), message(good, length=2**31), message(good, length=2), message(good) * 3,
         message(good) + b"\0\0", message(gzip.compress(good), compressed=1), message(b"", length=64 * 2**20 + 1),
     ))  # fmt: skip
@@ -366,7 +385,8 @@ def grpc_prefixes(chance: random.Random, kind: str) -> Bad:
 def grpc_headers(chance: random.Random, kind: str) -> Bad:
     path = chance.choice((
         "/tei.v1.Embed/Nothing", "/nothing", "/", "", "*", "/tei.v1.Embed/Embed", "/tei.v1.Embed/Embed?x", "/\xff\0",
-        "/ray.serve.RayServeAPIService/Nothing", "/" + "a" * 7_000, "tei.v1.Embed/Embed", "/tei.v1.Embed/../Embed/Embed",
+        "/ray.serve.RayServeAPIService/Nothing", "/" + "a" * 7_000, "tei.v1.Embed/Embed",
+        "/tei.v1.Embed/../Embed/Embed",
     ))  # fmt: skip
     more = chance.choice((
         (b"model", b"none"), (b"application", b"none"), (b"application", b"\xff"), (b"x-windve-priority", b"\xff"),
@@ -384,15 +404,21 @@ def grpc_frames(chance: random.Random, kind: str) -> Bad:
     good = frame(HEADERS, END_HEADERS, 1, call("/tei.v1.Embed/Embed"))
     data = frame(DATA, END_STREAM, 1, message(_field(1, b"a")))
     shapes = (
-        opened(good, data)[: chance.randint(1, 200)], opened(data), opened(frame(DATA, 0, 0, b"x")), b"GET / HTTP/1.1\r\n\r\n",
-        opened(good, frame(DATA, END_STREAM, 1, b"", length=2**24 - 1)), opened(frame(HEADERS, END_HEADERS, 2, b"\x82")),
+        opened(good, data)[: chance.randint(1, 200)], opened(data), opened(frame(DATA, 0, 0, b"x")),
+        b"GET / HTTP/1.1\r\n\r\n",
+        opened(good, frame(DATA, END_STREAM, 1, b"", length=2**24 - 1)),
+        opened(frame(HEADERS, END_HEADERS, 2, b"\x82")),
         opened(frame(HEADERS, END_HEADERS, 1, b"\xff" * 50)), opened(frame(HEADERS, 0, 1, b"\x82"), data), PREFACE,
-        opened(frame(HEADERS, 0, 1, b"\x82"), *[frame(CONTINUATION, 0, 1, b"\0\1x\1y" * 900)] * 40), opened(good, good, data),
-        opened(*[frame(PING, 0, 0, bytes(8))] * 500), opened(*[frame(SETTINGS, 0, 0, bytes(6))] * 500), opened(frame(PING, 0, 0, b"x")),
-        opened(*[good[:5] + bytes([0, 0, 0, 2 * n + 1]) + good[9:] + frame(RST, 0, 2 * n + 1, bytes(4)) for n in range(100)]),
-        opened(frame(WINDOW, 0, 0, bytes(4)), good, data), opened(frame(SETTINGS, 0, 0, b"\0\4\xff\xff\xff\xff"), good, data),
+        opened(frame(HEADERS, 0, 1, b"\x82"), *[frame(CONTINUATION, 0, 1, b"\0\1x\1y" * 900)] * 40),
+        opened(good, good, data),
+        opened(*[frame(PING, 0, 0, bytes(8))] * 500), opened(*[frame(SETTINGS, 0, 0, bytes(6))] * 500),
+        opened(frame(PING, 0, 0, b"x")),
+        opened(*[at_stream(good, 2 * n + 1) + frame(RST, 0, 2 * n + 1, bytes(4)) for n in range(100)]),
+        opened(frame(WINDOW, 0, 0, bytes(4)), good, data),
+        opened(frame(SETTINGS, 0, 0, b"\0\4\xff\xff\xff\xff"), good, data),
         opened(frame(WINDOW, 0, 0, b"\x7f\xff\xff\xff"), good, data), opened(frame(GOAWAY, 0, 0, bytes(8)), good, data),
-        opened(frame(PUSH, END_HEADERS, 1, bytes(4)), good), opened(frame(99, 255, 1, b"?" * 99), good, data), chance.randbytes(500),
+        opened(frame(PUSH, END_HEADERS, 1, bytes(4)), good), opened(frame(99, 255, 1, b"?" * 99), good, data),
+        chance.randbytes(500),
         opened(frame(PRIORITY, 0, 1, b"\0\0\0\1\0"), good, data), opened(good, frame(DATA, 8, 1, b"\xff"), data),
     )  # fmt: skip
     return Bad(kind, chance.choice(shapes), halves=True, grpc=True)
