@@ -6,11 +6,13 @@ import asyncio
 import re
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
 import grpc
 from bad_requests import GOAWAY, HEADERS, RST, Bad
 
 SENT_S = 0.5  # without an answer for so long, whoever has no more to send says so
+_SHOWN = 300  # bytes
 QUIET_S = 0.1  # after an answer: is there a second one?
 DROPPED, REFUSED, HUNG = "dropped", "reset", "HUNG"
 _STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})[^\r]*\r\n((?:[^\r]+\r\n)*)\r\n")
@@ -20,14 +22,15 @@ GRPC = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 async def send(service, requests: Iterable[Bad], at_once: int, longest_s: float) -> list[tuple[Bad, list[str]]]:
-    """Each with the statuses of its answers, or with one of DROPPED, REFUSED, HUNG."""
+    """Each, with the beginning of what was sent, and the statuses of its answers or one of DROPPED, REFUSED, HUNG."""
     places, ended = asyncio.Semaphore(at_once), []
 
     async def one(bad):
         try:
-            ended.append((bad, await _outcome(service, bad, places, longest_s)))
-        except (ConnectionError, BrokenPipeError):
-            ended.append((bad, [REFUSED]))
+            found = await _outcome(service, bad, places, longest_s)
+        except ConnectionError:
+            found = [REFUSED]
+        ended.append((replace(bad, sent=bad.sent[:_SHOWN]), found))
 
     async with asyncio.TaskGroup() as group:
         for bad in requests:

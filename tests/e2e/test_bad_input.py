@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import time
 from collections import Counter, defaultdict
+from itertools import islice
 
 import hypothesis
 import numpy as np
@@ -28,6 +29,8 @@ from schemathesis.generation import GenerationMode
 COUNT = int(os.environ.get("WINDVE_BAD_INPUTS", "1000"))
 SEED = int(os.environ.get("WINDVE_BAD_INPUTS_SEED", "15"))
 AT_ONCE = 8
+MOST_DOCUMENTED = 300
+GROWTH_MIB = 48  # between three fifths and all: glibc keeps what large bodies took
 LONGEST_S = 20  # whoever stops sending is cut off after 10 s
 SLO_S = 1.0
 TEXTS = ("Where does the overflow go?", "The accelerator answers first; the CPU takes what it cannot.")
@@ -44,36 +47,36 @@ SLOW_KINDS = {  # whether it is gRPC, what is sent at once, and whether a byte f
     "gRPC: a preface and no more": (True, opened(), False),
     "gRPC: a call without its message": (True, opened(frame(HEADERS, 4, 1, call("/tei.v1.Embed/Embed"))), False),
 }
-OUR_FAULT = {"UNKNOWN", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", HUNG}
+OUR_FAULT = {"UNKNOWN", "UNAVAILABLE", "DATA_LOSS", HUNG}
 
 
 def test_bad_requests_harm_nobody(real, figure):
-    from_document = documented(real, COUNT // 10)
-    everything = [*many(COUNT - len(from_document), SEED), *from_document]
-    warm, rest = everything[::5], [one for number, one in enumerate(everything) if number % 5]
+    from_document = documented(real, min(COUNT // 10, MOST_DOCUMENTED))
+    others = many(COUNT - len(from_document), SEED)
     with neighbour(real) as seen:
-        ended = asyncio.run(send(real, warm, AT_ONCE, LONGEST_S))  # allocators and caches fill
+        first = [*islice(others, COUNT // 5), *from_document]
+        ended = asyncio.run(send(real, first, AT_ONCE, LONGEST_S))  # allocators and caches fill
         before = memory(real)
-        started = time.monotonic()
-        ended += asyncio.run(send(real, rest, AT_ONCE, LONGEST_S))
-        took_s = time.monotonic() - started
+        ended += asyncio.run(send(real, islice(others, COUNT * 2 // 5), AT_ONCE, LONGEST_S))
+        halfway = memory(real)
+        ended += asyncio.run(send(real, others, AT_ONCE, LONGEST_S))
     real.wait_until_idle()
     after = memory(real)
     figure(table(ended))
-    figure(f"{len(rest)} bad requests in {took_s:.0f} s; memory before and after, MiB: {pairs(before, after)}")
-    figure(f"neighbour: {about(seen)}")
-    for bad, statuses in ended:
-        if any(ours(bad, status) for status in statuses):
-            print(bad.kind, statuses, len(bad.sent), bad.sent[:300])
-    assert not [1 for bad, statuses in ended if any(ours(bad, status) for status in statuses)]
+    figure(f"memory after {COUNT // 5}, {COUNT * 3 // 5}, {COUNT}, MiB: {side_by_side(before, halfway, after)}")
+    figure(f"their neighbour: {about(seen)}")
+    assert not [(one.kind, found, one.sent) for one, found in ended if any(is_fault(one, what) for what in found)]
     assert {what for what, _ in seen} == {"right"}
+    for name, size in after.items():
+        assert size - halfway[name] < GROWTH_MIB, name
 
 
 def test_slow_clients_harm_nobody(real, figure):
-    """500 connections that send a byte a second, read nothing, or say nothing."""
+    """500 connections that say nothing, stop in the middle, or send a byte a second; a neighbour beside them."""
     with neighbour(real) as seen:
         ended = asyncio.run(drag(real, SLOW))
-    figure(f"slow clients, and when they were cut off: { ({kind: told(times) for kind, times in ended.items()}) }")
+    for kind, times in ended.items():
+        figure(f"slow, {kind}: {len(times)} connections, ended after {min(times):.1f} to {max(times):.1f} s")
     figure(f"neighbour of {SLOW} slow clients: {about(seen)}")
     for kind in ("half a head", "half a body", "a byte a second", "silent", "gRPC: a preface and no more"):
         assert max(ended[kind]) < CUT_OFF_S + 3, kind
@@ -81,7 +84,7 @@ def test_slow_clients_harm_nobody(real, figure):
 
 
 async def drag(service, connections):
-    """{kind: seconds after which each was cut off}; LONGEST_S where it was not."""
+    """{kind: seconds after which each was cut off; SLOWLY_S, and it hung up by itself}."""
     ended = defaultdict(list)
     kinds = list(SLOW_KINDS.items())
 
@@ -111,23 +114,22 @@ async def drag(service, connections):
     return ended
 
 
-def told(times):
-    return f"{min(times):.1f} to {max(times):.1f} s"
-
-
 def about(seen):
     slowest = max(seconds for _, seconds in seen)
     return f"{len(seen)} queries, {dict(Counter(what for what, _ in seen))}, the slowest {slowest:.2f} s"
 
 
-def ours(bad, status):
-    if status == "504":
+def is_fault(bad, what):
+    """Ours, and not what gRPC's own library says of broken frames."""
+    if what == "504":
         return not bad.late
-    return status in OUR_FAULT or status.removeprefix("HTTP ").startswith("5")
+    if what == "INTERNAL":
+        return bad.kind != "gRPC: lengths and flags"
+    return what in OUR_FAULT or what.removeprefix("HTTP ").startswith("5")
 
 
-def pairs(before, after):
-    return ", ".join(f"{name} {before[name]:.0f}, {after[name]:.0f}" for name in before)
+def side_by_side(*measured):
+    return "; ".join(f"{name} " + ", ".join(f"{sizes[name]:.0f}" for sizes in measured) for name in measured[0])
 
 
 def table(ended):
