@@ -3,6 +3,7 @@
 # make paper    replay the paper's tables and figures (half an hour)   make paper ARGS='--only tables'
 # make bench    beside a floor, peers and itself (an hour)         make bench ARGS='path service --quick'
 # make test     set up, run all tests                                 make test TESTS=tests/unit
+# make soak MINUTES=60   load on a small cluster of this machine while one fault after another is done to it
 # make check    ruff and mypy
 # make docs     the documentation with search, on http://127.0.0.1:8001
 # make proto    the gRPC messages anew, after a change to serve_app/proto/tei.proto
@@ -11,6 +12,7 @@
 PYTHON ?= python3
 CONFIG ?= serve_app/config.yaml
 TESTS  ?=
+MINUTES ?= 3
 VENV   := .venv
 BIN    := $(VENV)/bin
 # An Ascend machine gets torch-npu as well.
@@ -18,10 +20,10 @@ EXTRAS := demo$(if $(wildcard /dev/davinci0),$(shell echo ,npu))
 SOURCES := serve_app deployments calibration benchmarks k8s docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help serve calibrate paper bench test check docs proto manifests format clean
+.PHONY: help serve calibrate paper bench test soak check docs proto manifests format clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -9
+	@sed -n 's/^# //p' Makefile | head -10
 
 # exec: Ctrl-C reaches the service itself, and make does not print an error over its last words.
 serve: $(VENV)/.serve
@@ -42,9 +44,14 @@ ifeq ($(TESTS),)
 	$(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist worksteal
 	$(BIN)/python -m pytest tests/models -n auto --maxprocesses 4 --dist worksteal
 	$(BIN)/python -m pytest tests/e2e
+	$(MAKE) soak
 else
 	$(BIN)/python -m pytest $(TESTS)
 endif
+
+# Linux: each node has a loopback address of its own. As root it also fills the disk of logs and cuts a node off.
+soak: $(VENV)/.test
+	PYTHONPATH=tests:tests/e2e $(BIN)/python -m faults --minutes $(MINUTES) --out reports/soak $(ARGS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check $(SOURCES)

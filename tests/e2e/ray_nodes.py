@@ -56,14 +56,23 @@ class Node:
     def kill(self):
         return kill({self.mark})
 
+    def processes(self):
+        return processes_of({self.mark})
 
-def kill(marks):
-    """SIGKILL to all of these nodes, the raylets first: they tell nobody of their workers' deaths. Returns how many."""
+
+def processes_of(marks):
+    """All processes of these nodes."""
     found = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if process.environ().get(_MARK) in marks:
                 found |= {process, *process.children(recursive=True)}  # agents write their title over the mark
+    return found
+
+
+def kill(marks):
+    """SIGKILL to all of these nodes, the raylets first: they tell nobody of their workers' deaths. Returns how many."""
+    found = processes_of(marks)
     for process in sorted(found, key=lambda process: process.name() != "raylet"):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()

@@ -1,0 +1,264 @@
+"""The faults: each is done when its context is entered, and mended, where that is not the service's own affair, when it
+is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import psutil
+from faults.rig import EMBEDDERS, Rig, pick
+from faults.traffic import Traffic
+from faults.verdict import BROKEN, GRPC, HTTP, SILENT, WIRE, Ended, Fault
+
+from calibration.load import Connection, request_bytes
+
+ALL_WAYS = frozenset({HTTP, WIRE, GRPC})
+_HANG_UPS, _SLOW_SENDERS = 60, 12
+_CUT_OFF_S = 10.0  # for whoever sends slowly
+
+
+@dataclass(frozen=True, slots=True)
+class Injury:
+    """`hold_s`: so long it lasts under load before it is mended. `cannot`: why it cannot be done here, or None."""
+
+    fault: Fault
+    do: Callable[[Rig, Traffic, random.Random], AbstractContextManager[None]]
+    hold_s: float = 0.0
+    cannot: Callable[[Rig], str | None] = lambda _: None
+
+
+@contextlib.contextmanager
+def nothing(rig, traffic, chance) -> Iterator[None]:
+    yield
+
+
+def killed(*roles):
+    @contextlib.contextmanager
+    def do(rig, traffic, chance):
+        pick(chance, rig.of_role(*roles)).send_signal(signal.SIGKILL)
+        yield
+
+    return do
+
+
+def stopped(*roles):
+    @contextlib.contextmanager
+    def do(rig, traffic, chance):
+        process = pick(chance, rig.of_role(*roles))
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):  # Serve has replaced it
+                process.send_signal(signal.SIGCONT)
+
+    return do
+
+
+@contextlib.contextmanager
+def node_killed(rig, traffic, chance):
+    pick(chance, rig.workers()).kill()
+    yield
+    rig.add_worker()
+
+
+@contextlib.contextmanager
+def node_stopped(rig, traffic, chance):
+    """Ray counts it out meanwhile; another one comes in its place."""
+    node = pick(chance, rig.workers())
+    processes = node.processes()
+    _signal(processes, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _signal(processes, signal.SIGCONT)
+    time.sleep(2)  # it hears that it is dead
+    node.kill()
+    rig.add_worker()
+
+
+@contextlib.contextmanager
+def node_cut_off(rig, traffic, chance):
+    """No packet reaches its address, and nobody is told. Another node comes in its place."""
+    node = pick(chance, rig.workers())
+    route = ["blackhole", f"{node.address}/32", "table", "local"]
+    subprocess.run(["ip", "route", "add", *route], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["ip", "route", "del", *route], check=True)
+    node.kill()
+    rig.add_worker()
+
+
+def _signal(processes, number):
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+@contextlib.contextmanager
+def wire_reset(rig, traffic, chance):
+    traffic.run(traffic.wire.reset())
+    yield
+
+
+@contextlib.contextmanager
+def wire_swallows(rig, traffic, chance):
+    traffic.run(traffic.wire.swallow())
+    yield
+    traffic.run(traffic.wire.reset())
+    traffic.run(traffic.wire.flow())
+
+
+@contextlib.contextmanager
+def channels_reset(rig, traffic, chance):
+    """Every connection between a Router and a replica ends with RST."""
+    listening = {port for process in rig.of_role(*EMBEDDERS) for port in _listening(process)}
+    to = {
+        connection.raddr
+        for process in rig.of_role("Router")
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_ESTABLISHED and connection.raddr.port in listening
+    }
+    assert to, "no Router is connected with a replica"
+    for address in to:
+        subprocess.run(["ss", "-K", "-t", "dst", f"{address.ip}:{address.port}"], check=True, capture_output=True)
+    yield
+
+
+def _listening(process):
+    return [c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+
+
+@contextlib.contextmanager
+def redeployed(rig, traffic, chance):
+    """Half the SLO's depth for a run, by `serve deploy`, and the config as it was again."""
+    before = copy.deepcopy(rig.router)
+    rig.router["accelerator"]["queue_depth"] = 20
+    rig.deploy()
+    yield
+    rig.application["deployments"][0]["user_config"] = before
+    rig.deploy()
+
+
+@contextlib.contextmanager
+def calibrated(rig, traffic, chance):
+    """As a calibration does it over REST: trials are granted, depths applied, trials ended."""
+    token, dashboard = rig.token_and_dashboard()
+    os.environ.update(token)  # before ray is imported: it reads it there
+    from calibration.service.application import Application
+
+    application = Application.find(dashboard=dashboard, name=None, url=f"http://127.0.0.1:{rig.port}")
+    application.grant_trials()
+    changed = {pool: {**rig.router[pool], "queue_depth": 30} for pool in ("accelerator", "cpu")}
+    application.apply({"user_config": changed})
+    yield
+    application.end_trials()
+    rig.deploy()
+
+
+@contextlib.contextmanager
+def disk_full(rig, traffic, chance):
+    filler = rig.fill_disk()
+    try:
+        yield
+    finally:
+        filler.unlink()
+
+
+@contextlib.contextmanager
+def clients_hang_up(rig, traffic, chance):
+    """In the middle of a request, or before its answer."""
+
+    async def hang_up(number):
+        await asyncio.sleep(number / _HANG_UPS)
+        _, writer = await traffic.address.open()
+        request = request_bytes({"input": [traffic.text() for _ in range(3)]})
+        writer.write(request if number % 2 else request[: len(request) // 2])
+        await asyncio.sleep(0.3 * number / _HANG_UPS)
+        writer.transport.abort()
+
+    async def all_of_them():
+        await asyncio.gather(*map(hang_up, range(_HANG_UPS)))
+
+    traffic.run(all_of_them())
+    yield
+
+
+@contextlib.contextmanager
+def clients_send_slowly(rig, traffic, chance):
+    """Some so that they are done in time; others a byte a second, for ever. Each must end: answered, or cut off."""
+
+    async def send(number):
+        in_time = number % 2 == 0
+        text, sent_at = traffic.text(), time.monotonic()
+        request = request_bytes({"inputs": [text], "truncate": True}, "/embed")
+        reader, writer = await traffic.address.open()
+        connection = Connection(traffic.address, reader, writer)
+        step = -(-len(request) // 4) if in_time else 1
+        asking = asyncio.create_task(connection.ask(b"", 4 * _CUT_OFF_S))
+        while request and not asking.done():
+            writer.write(request[:step])
+            request = request[step:]
+            await asyncio.sleep(1)
+        try:
+            reply = await asking
+        except TimeoutError:
+            status, right, come_back = SILENT, False, False
+        except (OSError, EOFError):
+            status, right, come_back = BROKEN, False, False
+        else:
+            status, come_back = reply.status, "retry-after" in reply.headers
+            right = status == 200 and traffic.truth.agrees([text], reply.json())
+        connection.hang_up()
+        kind = "slow, but in time" if in_time else "slow sender"
+        traffic.add(Ended(kind, HTTP, sent_at, time.monotonic(), status, right, come_back))
+
+    async def all_of_them():
+        await asyncio.gather(*map(send, range(_SLOW_SENDERS)))
+
+    traffic.run(all_of_them())
+    yield
+
+
+def _needs(command):
+    return lambda _: None if os.geteuid() == 0 and shutil.which(command) else f"{command}, and root, are needed"
+
+
+def _needs_disk(rig):
+    return None if rig.has_disk else "only root can give the logs a disk of their own"
+
+
+INJURIES = (
+    Injury(Fault("nothing"), nothing, 5.0),
+    Injury(Fault("a Router killed"), killed("Router")),
+    Injury(Fault("an embedder killed"), killed(*EMBEDDERS)),
+    Injury(Fault("a node killed, another joins"), node_killed, 4.0),
+    Injury(Fault("the HAProxy killed", ALL_WAYS), killed("haproxy")),
+    Injury(Fault("Serve's controller killed"), killed("ServeController")),
+    Injury(Fault("an embedder stopped for 4 s"), stopped(*EMBEDDERS), 4.0),
+    Injury(Fault("a Router stopped for 4 s"), stopped("Router"), 4.0),
+    Injury(Fault("clients' connections reset", frozenset({WIRE})), wire_reset, 1.0),
+    Injury(Fault("clients' connections swallow all for 5 s", frozenset({WIRE})), wire_swallows, 5.0),
+    Injury(Fault("Routers' connections to replicas reset"), channels_reset, 2.0, _needs("ss")),
+    Injury(Fault("depths redeployed by `serve deploy`"), redeployed),
+    Injury(Fault("depths changed as a calibration does"), calibrated, 1.0),
+    Injury(Fault("the disk of logs full for 6 s"), disk_full, 6.0, _needs_disk),
+    Injury(Fault(f"{_HANG_UPS} clients hang up"), clients_hang_up),
+    Injury(Fault(f"{_SLOW_SENDERS} clients send slowly"), clients_send_slowly),
+    Injury(Fault("a node stopped for 5 s, another joins"), node_stopped, 5.0),
+    Injury(Fault("a node cut off for 8 s, another joins"), node_cut_off, 8.0, _needs("ip")),
+)

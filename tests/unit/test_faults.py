@@ -1,0 +1,274 @@
+"""What the fault tests decide by: the order of faults, the verdict on a request, the table, the slope of memory; and
+their load and their wire, against a small server in place of the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+import json
+
+import numpy as np
+import pytest
+from faults import memory, traffic
+from faults.agenda import agenda, capacity
+from faults.memory import Life
+from faults.traffic import KINDS, Traffic, payload_of, vectors_of
+from faults.truth import Truth
+from faults.verdict import (
+    BROKEN,
+    HEAD,
+    HTTP,
+    SILENT,
+    WIRE,
+    Ended,
+    Fault,
+    Phase,
+    broken_promise,
+    longest_gap_s,
+    markdown,
+    problems_of,
+    rows_of,
+)
+from faults.wire import Wire
+
+from calibration.load import Address, Connection, Reply, get_bytes
+
+CUT = Fault("the wire cut", frozenset({WIRE}))
+
+
+def ended(status, *, via=HTTP, at=(10.0, 11.0), kind="single", **more):
+    return Ended(kind, via, *at, status, right=more.pop("right", status == 200), **more)
+
+
+def phase(*some, fault=CUT, injected_at=10.0, healed_at=15.0, whole_s=2.0, problems=()):
+    return Phase(fault, injected_at, healed_at, some, whole_s, problems)
+
+
+AGAIN = ended(200, via=WIRE, at=(15.5, 16.0))  # the wire's first answer after all is mended
+
+
+@pytest.mark.parametrize(
+    ("one", "problem"),
+    [
+        (ended(200), None),
+        (ended(200, right=False), "a wrong answer"),
+        (ended(429, come_back=True), None),
+        (ended(429), "429 without the time to come back"),
+        (ended(503, come_back=True), None),
+        (ended(503), "503 without the time to come back"),
+        (ended(504, own_time=True), None),
+        (ended(504), "504"),
+        (ended(500, detail="Internal Server Error"), "500 (Internal Server Error)"),
+        (ended(408, kind="slow sender"), None),
+        (ended(408), "408"),
+        (ended(BROKEN), "broken"),
+        (ended(BROKEN, via=WIRE), None),
+        (ended(SILENT, via=WIRE), None),
+        (ended(SILENT), "silent"),
+        (ended(BROKEN, via=WIRE, at=(8.0, 9.0)), "broken"),  # before the fault
+        (ended(BROKEN, via=WIRE, at=(8.0, 10.5)), None),  # it was in flight
+        (ended(BROKEN, via=WIRE, at=(15.8, 15.9)), None),  # after the fault, and nobody is answered there yet
+        (ended(BROKEN, via=WIRE, at=(16.1, 16.2)), "broken"),  # somebody was
+    ],
+)
+def test_what_breaks_a_promise(one, problem):
+    assert broken_promise(one, phase(one, AGAIN)) == problem
+
+
+def test_a_way_that_never_comes_back_is_no_excuse_for_another():
+    lost = ended(BROKEN, via=WIRE, at=(20.0, 21.0))
+    assert broken_promise(lost, phase(lost, ended(200, at=(15.5, 16.0)))) is None
+    assert problems_of(phase(lost, AGAIN)) == ["the wire cut: 1 x single by wire: broken"]
+
+
+def test_problems_name_the_fault_and_what_is_still_in_flight():
+    found = problems_of(phase(ended(500), ended(500), whole_s=None, problems=["1 waits"]))
+    assert found == [
+        "the wire cut: 2 x single by http: 500",
+        "the wire cut: the service did not become whole again",
+        "the wire cut: 1 waits",
+    ]
+    assert problems_of(phase(ended(200))) == []
+
+
+def test_the_longest_gap_counts_from_the_fault():
+    answers = [ended(200, at=(9.0, end)) for end in (9.5, 13.0, 14.0, 19.0)]
+    assert longest_gap_s(phase(*answers)) == 5.0
+    assert longest_gap_s(phase(*answers[:2])) == 3.0
+    assert longest_gap_s(phase()) == 0.0
+
+
+def test_the_table_has_one_row_a_fault():
+    other = phase(ended(429, come_back=True), fault=Fault("other"), whole_s=None)
+    rows = rows_of([phase(ended(200), ended(500)), other, phase(ended(BROKEN, via=WIRE), AGAIN, whole_s=3.5)])
+    assert [dict(zip(HEAD, row, strict=True)) for row in rows] == [
+        {"fault": "the wire cut", "times": "2", "requests": "4", "right": "2", "429": "0", "503": "0", "504": "0",
+         "408": "0", "broken": "1", "wrong": "1", "gap, s": "6.0", "whole, s": "3.5"},
+        {"fault": "other", "times": "1", "requests": "1", "right": "0", "429": "1", "503": "0", "504": "0",
+         "408": "0", "broken": "0", "wrong": "0", "gap, s": "0.0", "whole, s": "never"},
+    ]  # fmt: skip
+    assert markdown(("a", "b"), [("1", "2")]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
+
+
+def test_no_fault_comes_again_before_all_others_have_come():
+    came = list(itertools.islice(agenda("abcde", seed=3), 20))
+    rounds = ["".join(came[first : first + 5]) for first in range(0, 20, 5)]
+    assert rounds[0] == "abcde"
+    assert all(sorted(some) == list("abcde") for some in rounds)
+    assert len(set(rounds)) > 1
+
+
+def test_capacity_is_that_of_the_simulated_devices():
+    assert capacity([(0.05, 0.2)], 2.0) == pytest.approx(18)
+    assert capacity([(0.05, 0.2), (0.2, 0.2)], 2.0) == pytest.approx(22.5)
+
+
+def life(grows_an_hour, minutes=60, first=2**20 * 100):
+    at = range(0, minutes * 60, 10)
+    return Life("Router", 7, [(float(s), round(first * (1 + grows_an_hour * s / 3600))) for s in at])
+
+
+def test_memory_is_judged_after_ten_minutes_and_by_its_slope():
+    assert memory.growing([life(0.0), life(0.005), life(-0.3)]) == []
+    assert memory.growing([life(0.05)]) == ["Router (7) grows by 4.9 % an hour"]
+    young = life(0.0)
+    young.samples[:60] = [(s, size // 2 + int(s) * 10_000) for s, size in young.samples[:60]]
+    assert memory.growing([young]) == []
+    assert memory.judged(life(0.5, minutes=29)) is None
+    assert memory.growing([life(0.5, minutes=29)]) == []
+    spiky = life(0.0)
+    spiky.samples[200] = (2000.0, 2**31)
+    assert memory.growing([spiky]) == []
+    assert memory.rows_of([life(0.0), life(0.0, minutes=5)]) == [("Router", "2", "59.8", "100", "100", "+0.00")]
+    assert memory.picture([life(0.0)], {30.0: "a fault"}).axes
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "role"),
+    [
+        ("raylet", ["/x/raylet", "--a"], "raylet"),
+        ("haproxy", ["haproxy", "-f", "x"], "haproxy"),
+        ("ray::ServeRepli", ["ray::ServeReplica:windve:Router"], "Router"),
+        ("ray::ServeRepli", ["ray::ServeReplica:windve:CpuEmbedder.check_health"], "CpuEmbedder"),
+        ("ray::ServeContr", ["ray::ServeController.listen_for_change"], "ServeController"),
+        ("ray::IDLE", ["ray::IDLE"], None),
+        ("python", ["python", "-u", "/x/ray/dashboard/dashboard.py", "--host=127.0.0.1"], "dashboard"),
+        ("sh", ["sh", "-c", "sleep 1"], None),
+    ],
+)
+def test_what_a_process_is(name, command, role):
+    assert memory.role_of(name, command) == role
+
+
+def test_the_truth_tells_texts_and_their_order_apart():
+    truth = Truth()
+    one, other = truth.vector("a river"), truth.vector("a stone")
+    assert truth.agrees(["a river", "a stone"], [one, other])
+    assert not truth.agrees(["a river", "a stone"], [other, one])
+    assert not truth.agrees(["a river"], [one, other])
+    assert not truth.agrees(["a river"], None)
+    assert not truth.agrees(["a river"], [["x"] * 384])
+
+
+def test_the_truth_is_the_emulated_engines():
+    import threading
+
+    from benchmarks.kit.texts import model_folder
+    from deployments.engines import TokenBatch, embed
+    from deployments.engines.emulated import EmulatedEngine
+    from deployments.models.model_files import read_model_card
+    from deployments.settings import EmulatedDevice, ModelSettings
+
+    truth = Truth()
+    card = read_model_card(ModelSettings(id=str(model_folder())))
+    texts = ["a river", "winter road " * 400]
+    ids = [np.array(truth._tokenizer.encode(text).ids, np.int32) for text in texts]
+    vectors = embed(EmulatedEngine(card, EmulatedDevice(alpha_s=0, beta_s=0)), TokenBatch.pack(ids), threading.Event())
+    assert truth.agrees(texts, vectors)
+
+
+def test_each_kind_asks_as_it_says_and_reads_its_answer():
+    for kind in KINDS[:2] + KINDS[3:]:
+        head, body = payload_of(kind, ["a river"]).split(b"\r\n\r\n")
+        assert (b"x-request-timeout-ms" in head) == (kind.timeout_ms is not None)
+        assert (b"x-windve-priority: bulk" in head) == kind.bulk
+        assert next(iter(json.loads(body).values())) == ["a river"]
+    data = [{"index": n, "embedding": base64.b64encode(np.full(2, n, np.float32)).decode()} for n in (1, 0)]
+    reply = Reply(200, {}, json.dumps({"data": data}).encode(), 0.1)
+    assert np.array(vectors_of(reply, "/v1/embeddings")).tolist() == [[0, 0], [1, 1]]
+    assert vectors_of(reply, "/embed") == {"data": data}
+    assert vectors_of(Reply(200, {}, b"<html>", 0.1), "/embed") is None
+
+
+async def answer_each(port_of):
+    """A server that answers each request with 200 after a while; `port_of` gets its port."""
+
+    async def serve(reader, writer):
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")), b":0")
+            await reader.readexactly(int(length.split(b":")[1]))
+            await asyncio.sleep(0.05)
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+
+    async def quietly(reader, writer):
+        try:
+            await serve(reader, writer)
+        except (OSError, EOFError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(quietly, "127.0.0.1", 0)
+    port_of.append(server.sockets[0].getsockname()[1])
+    return server
+
+
+def test_the_wire_passes_on_swallows_and_cuts():
+    async def run():
+        ports = []
+        server = await answer_each(ports)
+        wire = Wire(ports[0])
+        await wire.open()
+        address = Address("127.0.0.1", wire.port)
+        connection = await Connection.open(address)
+        assert (await connection.ask(get_bytes("/", "x"))).body == b"ok"
+        await wire.swallow()
+        with pytest.raises(TimeoutError):
+            await connection.ask(get_bytes("/", "x"), 0.2)
+        connection.hang_up()
+        await wire.flow()
+        connection = await Connection.open(address)
+        asking = asyncio.create_task(connection.ask(get_bytes("/", "x")))
+        await asyncio.sleep(0.02)
+        await wire.reset()
+        with pytest.raises((OSError, EOFError)):
+            await asking
+        connection.hang_up()
+        await wire.close()
+        server.close()
+        await asyncio.sleep(0.2)  # its clients are served to their end
+
+    asyncio.run(run())
+
+
+def test_every_request_of_the_load_ends_once(monkeypatch):
+    monkeypatch.setattr(traffic, "KINDS", tuple(kind for kind in KINDS if kind.path != "Embed/Embed"))
+    ports = []
+    loop = asyncio.new_event_loop()
+    server = loop.run_until_complete(answer_each(ports))
+    with Traffic(ports[0], ports[0], queries_per_s=400) as clients:
+        clients.go()
+        loop.run_until_complete(asyncio.sleep(0.5))
+        clients.pause()
+        while clients.in_flight():
+            loop.run_until_complete(asyncio.sleep(0.01))
+        found = clients.take()
+        assert clients.take() == []
+    server.close()
+    loop.run_until_complete(asyncio.sleep(0.2))
+    loop.close()
+    assert len(found) == clients.sent > 20
+    assert {(one.status, one.right) for one in found} == {(200, False)}  # it answers, but no vectors
+    assert {one.via for one in found} == {HTTP, WIRE}
