@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,6 +24,8 @@ from faults.memory import Life
 from faults.rig import DEVICES, NODES, SLO_S, Rig
 from faults.traffic import Traffic
 from faults.verdict import Phase
+
+from deployments.hardware.device_detector import probe_machine
 
 OVERLOAD = 1.2
 LEAD_S, TAIL_S = 1.5, 1.0  # of load before a fault, and once the service is whole again
@@ -71,8 +72,11 @@ def phase_of(injury: Injury, rig: Rig, traffic: Traffic, chance: random.Random) 
     traffic.go()
     time.sleep(LEAD_S)
     injected_at = time.monotonic()
-    with injury.do(rig, traffic, chance):
-        time.sleep(injury.hold_s)
+    try:
+        with injury.do(rig, traffic, chance):
+            time.sleep(injury.hold_s)
+    except Exception as error:  # noqa: BLE001 - an hour's other faults go on, and the run fails
+        problems.append(f"it could not be done: {error!r}")
     healed_at = time.monotonic()
     whole_s, missing = rig.wait_until_whole(WHOLE_S)
     if missing:
@@ -102,57 +106,75 @@ def quiet(rig: Rig, traffic: Traffic) -> list[str]:
     return [f"in the quiet {json.dumps(left)}"]
 
 
-def soak(rig: Rig, minutes: float, seed: int, only: str | None, out: Path) -> list[Phase]:
-    chosen = [injury for injury in INJURIES if not only or any(word in injury.fault.name for word in only.split(","))]
+class Report:
+    """`report.md`, written anew after each fault; `requests.jsonl`, which grows; `memory.png`, at the end."""
+
+    def __init__(self, folder: Path, chosen: Sequence[Injury], skipped: Mapping[str, str]):
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._chosen, self._skipped = folder, chosen, skipped
+        self._requests = folder / "requests.jsonl"
+        self._requests.write_text("")
+        self.phases: list[Phase] = []
+        self.broken: list[str] = []
+
+    def add(self, phase: Phase) -> None:
+        self.phases.append(phase)
+        found = verdict.problems_of(phase)
+        self.broken += found
+        print(" | ".join(verdict.rows_of([phase])[0]), flush=True)
+        for problem in found:
+            print(f"  BROKEN PROMISE: {problem}", flush=True)
+        with self._requests.open("a") as file:
+            for ended in phase.ended:
+                file.write(json.dumps({"fault": phase.fault.name, **asdict(ended)}) + "\n")
+
+    def write(self, lives: Sequence[Life]) -> str:
+        """Returns it."""
+        commit = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True).strip()
+        machine = probe_machine()
+        done = {phase.fault.name for phase in self.phases} | self._skipped.keys()
+        missed = [injury.fault.name for injury in self._chosen if injury.fault.name not in done]
+        where = f"Commit {commit}, {len(machine.cpu.allowed)} cores of {machine.cpu_model}."
+        lines = [
+            f"{verdict.summary(self.phases)}. {where}\n",
+            verdict.markdown(verdict.HEAD, verdict.rows_of(self.phases)),
+            *(f"- skipped: {name}: {why}" for name, why in self._skipped.items()),
+            *(f"- not reached in this time: {name}" for name in missed),
+            *(f"- broken promise: {problem}" for problem in self.broken),
+            "",
+            verdict.markdown(memory.HEAD, memory.rows_of(lives)),
+        ]
+        (self._folder / "report.md").write_text("\n".join(lines))
+        return "\n".join(lines)
+
+    def end(self, lives: Sequence[Life], began: float) -> None:
+        self.broken += memory.growing(lives)
+        print(self.write(lives), f"\nwritten: {self._folder}")
+        at = [phase.injected_at - began for phase in self.phases]
+        if lives:
+            memory.picture(lives, at).savefig(self._folder / "memory.png")
+
+
+def soak(rig: Rig, asked: argparse.Namespace) -> list[str]:
+    """Returns the promises that were broken."""
+    words = asked.only.split(",") if asked.only else [""]
+    chosen = [injury for injury in INJURIES if any(word in injury.fault.name for word in words)]
     skipped = {injury.fault.name: why for injury in chosen if (why := injury.cannot(rig))}
     for name, why in skipped.items():
         print(f"SKIPPED: {name}: {why}", flush=True)
     possible = [injury for injury in chosen if injury.fault.name not in skipped]
-    rate = OVERLOAD * capacity([(device["alpha_s"], device["beta_s"]) for device in DEVICES.values()] * NODES, SLO_S)
-    phases: list[Phase] = []
-    chance, ends = random.Random(seed), time.monotonic() + 60 * minutes
-    with Traffic(rig.port, rig.grpc_port, rate, seed) as traffic, Memory(rig) as watched:
-        for injury in agenda(possible, seed):
-            if time.monotonic() > ends:
+    devices = [(device["alpha_s"], device["beta_s"]) for device in DEVICES.values()] * NODES
+    report, chance = Report(asked.out, chosen, skipped), random.Random(asked.seed)
+    rate = OVERLOAD * capacity(devices, SLO_S)
+    with Traffic(rig.port, rig.grpc_port, rate, asked.seed) as traffic, Memory(rig) as watched:
+        ends = time.monotonic() + 60 * asked.minutes
+        for injury in agenda(possible, asked.seed):
+            report.add(phase_of(injury, rig, traffic, chance))
+            report.write(watched.lives)
+            if time.monotonic() > ends or report.phases[-1].whole_s is None:  # what comes after would be blamed for it
                 break
-            phase = phase_of(injury, rig, traffic, chance)
-            phases.append(phase)
-            row = dict(zip(verdict.HEAD, verdict.rows_of([phase])[0], strict=True))
-            print(f"{time.monotonic() - watched.began:6.0f} s  {row}", flush=True)
-            for problem in verdict.problems_of(phase):
-                print(f"          BROKEN PROMISE: {problem}", flush=True)
-            if phase.whole_s is None:
-                break  # what comes after would be blamed for it
-        faults_at = {phase.injected_at - watched.began: phase.fault.name for phase in phases}
-    write(out, phases, watched.lives, faults_at, [injury.fault.name for injury in chosen], skipped)
-    return phases
-
-
-def write(out: Path, phases, lives, faults_at, names, skipped) -> None:
-    done = {phase.fault.name for phase in phases}
-    missed = [name for name in names if name not in done and name not in skipped]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    lines = [
-        f"{verdict.summary(phases)}; commit {commit}, {os.cpu_count()} cores, {platform.processor()}\n",
-        verdict.markdown(verdict.HEAD, verdict.rows_of(phases)),
-        *(f"- skipped: {name}: {why}" for name, why in skipped.items()),
-        *(f"- not reached in this time: {name}" for name in missed),
-        *(f"- broken promise: {problem}" for phase in phases for problem in verdict.problems_of(phase)),
-        *(f"- broken promise: {problem}" for problem in memory.growing(lives)),
-        "",
-        verdict.markdown(memory.HEAD, memory.rows_of(lives)),
-    ]
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "report.md").write_text("\n".join(lines))
-    with (out / "requests.jsonl").open("w") as file:
-        for phase in phases:
-            for ended in phase.ended:
-                file.write(json.dumps({"fault": phase.fault.name, "at": phase.injected_at, **asdict(ended)}) + "\n")
-    if lives:
-        memory.picture(lives, faults_at).savefig(out / "memory.png")
-    print("\n".join(lines), f"\nwritten: {out}")
+    report.end(watched.lives, watched.began)
+    return report.broken
 
 
 def main() -> int:
@@ -160,15 +182,14 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", help="faults whose names hold one of these words, by commas")
-    parser.add_argument("--out", type=Path, default=Path("soak-report"))
+    parser.add_argument("--out", type=Path, default=Path("reports/soak"))
     asked = parser.parse_args()
     rig = Rig()
     try:
         rig.start()
-        phases = soak(rig, asked.minutes, asked.seed, asked.only, asked.out)
+        return int(bool(soak(rig, asked)))
     finally:
         rig.stop()
-    return int("broken promise" in (asked.out / "report.md").read_text() or not phases)
 
 
 if __name__ == "__main__":

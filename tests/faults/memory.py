@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,13 +71,13 @@ def rows_of(lives: Sequence[Life]) -> list[tuple[str, ...]]:
     return rows
 
 
-def picture(lives: Sequence[Life], faults: Mapping[float, str]) -> Figure:
-    """Resident MiB of each process over minutes, one panel a role; grey lines are faults."""
+def picture(lives: Sequence[Life], faults_at: Sequence[float]) -> Figure:
+    """Resident MiB of each process over minutes, one panel a role; a grey line at each fault (seconds)."""
     roles = sorted({life.role for life in lives})
     figure = Figure(figsize=(9.0, 1.3 * len(roles) + 0.6), dpi=120, layout="constrained")
     rows = figure.subplots(len(roles), 1, sharex=True, squeeze=False)[:, 0]
     for axes, role in zip(rows, roles, strict=True):
-        for at in faults:
+        for at in faults_at:
             axes.axvline(at / 60, color="#dddddd", linewidth=0.6)
         for life in lives:
             if life.role == role:

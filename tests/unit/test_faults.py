@@ -142,7 +142,7 @@ def test_memory_is_judged_after_ten_minutes_and_by_its_slope():
     spiky.samples[200] = (2000.0, 2**31)
     assert memory.growing([spiky]) == []
     assert memory.rows_of([life(0.0), life(0.0, minutes=5)]) == [("Router", "2", "59.8", "100", "100", "+0.00")]
-    assert memory.picture([life(0.0)], {30.0: "a fault"}).axes
+    assert memory.picture([life(0.0)], [30.0]).axes
 
 
 @pytest.mark.parametrize(
