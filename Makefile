@@ -51,7 +51,7 @@ endif
 
 # Linux: each node has a loopback address of its own. As root it also fills the disk of logs and cuts a node off.
 soak: $(VENV)/.test
-	PYTHONPATH=tests:tests/e2e $(BIN)/python -m faults --minutes $(MINUTES) --out reports/soak $(ARGS)
+	PYTHONPATH=tests/e2e:tests $(BIN)/python -m faults --minutes $(MINUTES) --out reports/soak $(ARGS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check $(SOURCES)
