@@ -34,6 +34,7 @@ _CLUSTER = {  # as docs/operations.md wants it of a cluster's nodes
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",
     "RAY_SERVE_HAPROXY_BINARY_PATH": str(ROOT / "serve_app" / "haproxy.sh"),
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
     "RAY_metrics_report_interval_ms": "1000",
 }
 
@@ -110,11 +111,6 @@ class Rig(Cluster):
 
     def of_role(self, *roles):
         return [process for process, role in self.processes().items() if role in roles]
-
-    def replicas(self):
-        """{deployment: states of its replicas}."""
-        deployments = self.status()["applications"]["windve"]["deployments"]
-        return {name: [replica["state"] for replica in told["replicas"]] for name, told in deployments.items()}
 
     def missing(self) -> str | None:
         """What is not yet as it should be."""

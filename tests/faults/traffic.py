@@ -184,7 +184,7 @@ class Traffic:
 
     async def _post(self, kind: Kind, texts: list[str], via: str):
         try:
-            reply = await self._exchange(payload_of(kind, texts), via)
+            reply = await self._exchange(payload_of(kind, texts), via, kept=not kind.large)
         except TimeoutError:
             return SILENT, False, False, f"nothing in {_PATIENCE_S:.0f} s"
         except (OSError, EOFError) as error:
@@ -194,8 +194,9 @@ class Traffic:
             return reply.status, False, come_back, reply.body[:120].decode(errors="replace")
         return 200, self.truth.agrees(texts, vectors_of(reply, kind.path)), False, ""
 
-    async def _exchange(self, request: bytes, via: str) -> Reply:
-        if self._kept[via]:
+    async def _exchange(self, request: bytes, via: str, *, kept: bool) -> Reply:
+        """On a connection that was kept, if one may be. It may have been closed meanwhile: then on a new one."""
+        if kept and self._kept[via]:
             connection, began = self._kept[via].pop(), time.monotonic()
             try:
                 return await self._use(connection, request, via)
