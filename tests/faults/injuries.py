@@ -53,6 +53,13 @@ def killed(*roles):
     return do
 
 
+@contextlib.contextmanager
+def haproxy_killed(rig, traffic, chance):
+    """The one that takes connections: those that it has replaced only serve theirs to the end."""
+    max(rig.of_role("haproxy"), key=psutil.Process.create_time).send_signal(signal.SIGKILL)
+    yield
+
+
 def stopped(*roles):
     @contextlib.contextmanager
     def do(rig, traffic, chance):
@@ -247,7 +254,7 @@ INJURIES = (
     Injury(Fault("a Router killed"), killed("Router")),
     Injury(Fault("an embedder killed"), killed(*EMBEDDERS)),
     Injury(Fault("a node killed, another joins"), node_killed, 4.0),
-    Injury(Fault("the HAProxy killed", ALL_WAYS), killed("haproxy")),
+    Injury(Fault("the HAProxy killed", ALL_WAYS), haproxy_killed),
     Injury(Fault("Serve's controller killed"), killed("ServeController")),
     Injury(Fault("an embedder stopped for 4 s"), stopped(*EMBEDDERS), 4.0),
     Injury(Fault("a Router stopped for 4 s"), stopped("Router"), 4.0),

@@ -61,6 +61,9 @@ def config():
 class Rig(Cluster):
     def __init__(self):
         super().__init__(config())
+        self.config["http_options"]["host"] = (
+            "0.0.0.0"  # a Router listens there, and is looked for at its node's address
+        )
         self.environment |= _CLUSTER | {"WINDVE_HAPROXY": str(get_haproxy_binary())}
         self.has_disk = self._mount()
         self.write()  # into the new disk
@@ -118,6 +121,10 @@ class Rig(Cluster):
         application = status["applications"]["windve"]
         if application["status"] != "RUNNING":
             return f"the application is {application['status']}"
+        replicas = [replica for told in application["deployments"].values() for replica in told["replicas"]]
+        gone = [replica["replica_id"] for replica in replicas if not psutil.pid_exists(replica["pid"] or -1)]
+        if gone or not {"haproxy", "ServeController"} <= set(self.processes().values()):
+            return f"Serve has not noticed yet who is gone: {gone}"
         found = {
             name: [replica["state"] for replica in told["replicas"]]
             for name, told in application["deployments"].items()
@@ -177,6 +184,6 @@ class Rig(Cluster):
 
 def pick(chance: random.Random, things):
     """One of them. Fails where there is none: a fault that hits nothing is no fault."""
-    things = sorted(things, key=lambda thing: getattr(thing, "pid", 0))
+    things = list(things)
     assert things, "there is nothing to harm"
     return chance.choice(things)
