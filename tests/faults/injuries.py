@@ -132,18 +132,25 @@ def wire_swallows(rig, traffic, chance):
 
 @contextlib.contextmanager
 def channels_reset(rig, traffic, chance):
-    """Every connection between a Router and a replica ends with RST."""
-    listening = {port for process in rig.of_role(*EMBEDDERS) for port in _listening(process)}
-    to = {
-        connection.raddr
-        for process in rig.of_role("Router")
-        for connection in process.net_connections("tcp")
-        if connection.status == psutil.CONN_ESTABLISHED and connection.raddr.port in listening
-    }
+    """Every connection of theirs between a Router and a replica ends with RST; Ray's own, to whose ports others connect
+    as well, stay.
+    """
+    processes = rig.processes()
+    routers = {process for process, role in processes.items() if role == "Router"}
+    replicas = {process for process, role in processes.items() if role in EMBEDDERS}
+    listening = {port for process in replicas for port in _listening(process)}
+    to = {address for router in routers for address in _connected_to(router) if address.port in listening}
+    to -= {address for process in processes.keys() - routers for address in _connected_to(process)}
     assert to, "no Router is connected with a replica"
     for address in to:
         subprocess.run(["ss", "-K", "-t", "dst", f"{address.ip}:{address.port}"], check=True, capture_output=True)
     yield
+
+
+def _connected_to(process):
+    with contextlib.suppress(psutil.Error):
+        return [c.raddr for c in process.net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED]
+    return []
 
 
 def _listening(process):
