@@ -51,6 +51,7 @@ class Tracer:
     def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+        self.provider = provider
         self._tracer = provider.get_tracer("windve", VERSION)
         self._propagator = TraceContextTextMapPropagator()
 

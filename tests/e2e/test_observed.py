@@ -7,14 +7,13 @@ import json
 import os
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
 import tei_wire
-from conftest import free_port, load_yaml, running
+from conftest import load_yaml, running
 from grpc_health.v1 import health_pb2
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from otlp_collector import Collector, attributes
 from test_with_keys import session_logs
 
 from benchmarks.kit.arrivals import burst
@@ -22,42 +21,6 @@ from calibration.load import request_bytes
 
 MARKER = "Zaubertrank-4711"
 PARENT_ID = "00f067aa0ba902b7"
-
-
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """An OTLP collector: a gRPC server that keeps what arrives."""
-
-    def __init__(self):
-        self.requests = []
-        self.server = grpc.server(ThreadPoolExecutor(2))
-        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self.server)
-        self.port = self.server.add_insecure_port(f"127.0.0.1:{free_port(20100)}")
-        self.server.start()
-
-    def Export(self, request, context):  # noqa: N802 - gRPC's name
-        self.requests.append(request)
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-    def spans(self, trace):
-        """Of one trace, by name; with them the resources that they came from."""
-        found, resources = {}, []
-        for resource in (resource for request in list(self.requests) for resource in request.resource_spans):
-            for span in (span for scope in resource.scope_spans for span in scope.spans):
-                if span.trace_id.hex() == trace:
-                    found.setdefault(span.name, []).append(span)
-                    resources.append(attributes(resource.resource))
-        return found, resources
-
-    def wait_for(self, trace, *names):
-        ends = time.monotonic() + 30
-        while not set(names) <= set(self.spans(trace)[0]):
-            assert time.monotonic() < ends, f"of {names} came {list(self.spans(trace)[0])}"
-            time.sleep(0.1)
-        return self.spans(trace)
-
-
-def attributes(thing):
-    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in thing.attributes}
 
 
 def seconds(span):
@@ -127,14 +90,13 @@ def test_a_trace_goes_through_grpc(service, collector):
 
 
 def test_what_is_not_sampled_does_not_arrive(service, collector):
-    before = sum(len(scope.spans) for one in collector.requests for r in one.resource_spans for scope in r.scope_spans)
+    before = len(collector.all_spans)
     assert post(service, {"input": "a"}, traceparent=f"00-{'1' * 32}-{PARENT_ID}-00").status == 200
     assert post(service, {"input": "a"}).status == 200  # sample_ratio: 0
     trace = "2" * 32
     post(service, {"input": "a"}, traceparent=f"00-{trace}-{PARENT_ID}-01")
     collector.wait_for(trace, "POST /v1/embeddings", "tokenize", "admission", "queue", "run")
-    after = sum(len(scope.spans) for one in collector.requests for r in one.resource_spans for scope in r.scope_spans)
-    assert after - before == 5
+    assert len(collector.all_spans) - before == 5
 
 
 def test_a_line_of_the_access_log(service):

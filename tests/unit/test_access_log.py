@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from dataclasses import replace
+from logging.handlers import MemoryHandler, RotatingFileHandler
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from test_http_api import CARD, FakeRouter, call, post
 from benchmarks.simulation.virtual_time import run
 from deployments.errors import Busy, DeadlineExceeded, EngineFailed, InvalidInput, Unavailable, WindveError
 from deployments.placement.request import Record, Wanted
+from deployments.serve_adapter.access_log_file import access_log_handler
 from deployments.settings import RouterConfig
 from serve_app.access_log import Ended, Followed, LineWriter, is_wanted
 from serve_app.api_keys import ApiKeys
@@ -181,6 +183,22 @@ def test_lines_are_written_in_a_thread():
 
     lines = asyncio.run(asyncio.wait_for(scene(), 10))
     assert lines == [{"number": number} for number in range(4)]
+
+
+def test_the_file_is_beside_serve_s_own_and_rotates_as_it_does(tmp_path, monkeypatch):
+    serves = RotatingFileHandler(tmp_path / "replica_windve_Router_r1.log", maxBytes=100, backupCount=2)
+    monkeypatch.setattr(logging.getLogger("ray.serve"), "handlers", [MemoryHandler(1, target=serves)])
+    handler = access_log_handler()
+    path = tmp_path / "access_windve_Router_r1.log"
+    assert not path.exists()  # before the first line
+    for number in range(20):
+        handler.emit(logging.makeLogRecord({"msg": f"line {number:02}, of thirty characters"}))
+    handler.close()
+    serves.close()
+    assert sorted(found.name for found in tmp_path.iterdir() if found.name.startswith("access")) == [
+        *(path.name, f"{path.name}.1", f"{path.name}.2"),
+    ]
+    assert path.stat().st_size <= 100
 
 
 def test_a_disk_that_is_full_breaks_nothing(caplog):

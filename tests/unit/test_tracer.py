@@ -6,6 +6,7 @@ import asyncio
 import json
 from types import SimpleNamespace
 
+import otlp_collector
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -259,6 +260,22 @@ def test_settings_and_the_standard_variables(monkeypatch):
     assert bare._tracer.sampler.get_description() == "AlwaysOffSampler"
     monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
     assert Tracer.exporting(parsed.traces, "r1")._tracer.resource.attributes["service.name"] == "mine"
+
+
+def test_spans_reach_a_collector_by_otlp():
+    collector = otlp_collector.Collector()
+    traces = Settings.parse({"model": {"id": "m"}, "traces": {"endpoint": f"http://127.0.0.1:{collector.port}"}}).traces
+    tracer = Tracer.exporting(traces, "r1")
+    observer = Observer(None, tracer)
+    observer.configure({"m": RouterConfig.parse({"slo_s": 1.0})})
+    headers = [(b"traceparent", PARENT.encode())]
+    asyncio.run(post(HttpApi(FakeRouter(), None, observer), "/embed", {"inputs": "a"}, headers))
+    tracer.provider.shutdown()
+    spans, (resource,) = collector.spans(TRACE)
+    collector.server.stop(0)
+    (request,) = spans["POST /embed"]
+    assert (request.parent_span_id.hex(), resource["service.name"]) == ("00f067aa0ba902b7", "windve")
+    assert otlp_collector.attributes(request)["http.response.status_code"] == 200
 
 
 @pytest.mark.parametrize(
