@@ -141,8 +141,7 @@ def _stream(
             return await method(api, self.checked(request), grpc_context)
 
         try:
-            self.let_in(grpc_context)
-            api = self.meant(method.__name__.removesuffix("Stream"), grpc_context)
+            api = self.open_stream(method.__name__, grpc_context)
             each: Callable[[Received], Awaitable[Message]] = answer
             if self.observer.on:
                 each = self.observer.following(method.__name__, headers_to_follow(grpc_context), answer)
@@ -258,8 +257,7 @@ class GrpcApi:
     async def RerankStream(self, requests: AsyncIterator[Received], grpc_context: RayServegRPCContext) -> Message:
         """As the queries of other streams these are bulk, each admitted by itself; all are answered at once."""
         try:
-            self.let_in(grpc_context)
-            return await self.meant("Rerank", grpc_context).rank(requests, grpc_context)
+            return await self.open_stream("RerankStream", grpc_context).rank(requests, grpc_context)
         except WindveError as error:
             set_status(grpc_context, error)
             return Empty()
@@ -386,6 +384,16 @@ class GrpcApi:
     def window(self) -> int:
         """Requests of one stream that are worked on at once: more than fits into the queues is not read."""
         return max(1, self._router.capacity)
+
+    def open_stream(self, call: str, context: RayServegRPCContext) -> GrpcApi:
+        """The calls to the model that a stream is for. Raises Unauthorized or UnknownModel."""
+        try:
+            self.let_in(context)
+            return self.meant(call.removesuffix("Stream"), context)
+        except WindveError as error:
+            if self.observer.on and (followed := self.observer.begin_call(headers_to_follow(context))) is not None:
+                self.observer.end_call(followed, call, error)
+            raise
 
     def let_in(self, context: RayServegRPCContext) -> None:
         """Raises Unauthorized."""

@@ -15,7 +15,15 @@ from test_grpc import Context
 from test_http_api import CARD, FakeRouter, call, post
 
 from benchmarks.simulation.virtual_time import run
-from deployments.errors import Busy, DeadlineExceeded, EngineFailed, InvalidInput, Unavailable, WindveError
+from deployments.errors import (
+    Busy,
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidInput,
+    Unauthorized,
+    Unavailable,
+    WindveError,
+)
 from deployments.placement.request import Record, Wanted
 from deployments.serve_adapter.access_log_file import access_log_handler
 from deployments.settings import RouterConfig
@@ -341,6 +349,22 @@ def test_each_message_of_a_stream_is_a_line():
     assert len(asyncio.run(stream())) == 3
     told = [(line["route"], line["status"], line["request_id"]) for line in observer._lines.lines]
     assert told == [("tei.v1.Embed/EmbedStream", "OK", "s-1")] * 3
+
+
+def test_a_stream_that_is_not_let_in_is_a_line():
+    observer = observer_of()
+    api = GrpcApi(Speaking("embedding", None), ApiKeys(["another"]), observer)
+
+    async def stream():
+        async def requests():
+            yield tei_pb2.EmbedRequest(inputs="a")
+
+        return [answer async for answer in api.EmbedStream(requests(), Context())]
+
+    with pytest.raises(Unauthorized):
+        asyncio.run(stream())
+    (line,) = observer._lines.lines
+    assert (line["route"], line["status"]) == ("tei.v1.Embed/EmbedStream", "UNAUTHENTICATED")
 
 
 def test_a_call_s_answer_carries_the_id_that_serve_or_the_client_gave():
