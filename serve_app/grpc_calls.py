@@ -30,7 +30,8 @@ async def in_order(
 ) -> AsyncGenerator[T, None]:
     """The answers to `requests`, at most `most` of them worked on at once. Raises what the first bad one raises."""
     answers: deque[asyncio.Future[T]] = deque()
-    coming: deque[asyncio.Future[Received | None]] = deque([asyncio.ensure_future(anext(requests, None))])  # or nothing
+    # The next request, while it is read; empty once the client has sent all.
+    coming: deque[asyncio.Future[Received | None]] = deque([asyncio.ensure_future(anext(requests, None))])
     try:
         while answers or coming:
             reads = coming if len(answers) < most else ()

@@ -30,7 +30,7 @@ _QUERY_TOKENS, _DOCUMENT_TOKENS = 32, 180  # PyLate's and ColBERT's defaults
 class Reading:
     """How texts of one role become tokens.
 
-    - `most`: tokens, all special ones included; None: as many as the model takes.
+    - `most`: the largest number of tokens, special ones included; None: as many as the model takes.
     - `marker`: a token that is put behind the first one. `prompt`: a text that is put before.
     - `fill`: a shorter text is filled up to so many tokens with the mask token. `seen`: other tokens attend to these.
     """

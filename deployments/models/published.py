@@ -196,7 +196,7 @@ def _class_config(config: Config) -> dict[str, Any] | None:
         if config.get(key) not in (None, nothing):
             raise _refused(key, config[key], str(kind))
     code = [name for key, name in (config.get("auto_map") or {}).items() if key.startswith("AutoModel")]
-    same = kind in _PORTED or (kind == "qwen2" and "is_causal" in config)  # gte-Qwen2: which its class reads, too
+    same = kind in _PORTED or (kind == "qwen2" and "is_causal" in config)  # gte-Qwen2: transformers obeys this key
     if code and not same:  # transformers' class of that name, if there is one, may compute something else
         raise SettingsError(
             "args.model.id", f"config.json names code of its own ({code[0]}), and no class here is known to do the same"
