@@ -192,13 +192,16 @@ def random_call(dice):
     fields = {}
     for field in tei_wire.CLASSES[tei_wire.UNARY[call][0]].DESCRIPTOR.fields:
         if dice.random() < 0.7:
-            fields[field.name] = random_value(dice, field)
+            several = range(dice.randrange(9))
+            fields[field.name] = (
+                [random_value(dice, field) for _ in several] if field.is_repeated else random_value(dice, field)
+            )
     return call, tei_wire.request(call, **fields).SerializeToString()
 
 
 def random_value(dice, field):
-    if field.is_repeated:
-        return [dice.choice([0, 101, 30521, 30522, 2**32 - 1, dice.randrange(30522)]) for _ in range(dice.randrange(9))]
+    if field.name == "ids":
+        return dice.choice([0, 101, 30521, 30522, 2**32 - 1, dice.randrange(30522)])
     if field.cpp_type == field.CPPTYPE_STRING:
         letters = [chr(dice.choice([dice.randrange(1, 128), dice.randrange(0x1F000, 0x1FFFF)])) for _ in range(9)]
         return dice.choice(["", " ", "\0", "a plain text", "query", "".join(letters) * dice.randrange(60)])
