@@ -28,6 +28,7 @@ ORDER = (  # from the top
     "deployments.embedder",
     "deployments.runner",
     "deployments.placement",
+    "deployments.generation",
     "deployments.engines",
     "deployments.transport",
     "deployments.models",

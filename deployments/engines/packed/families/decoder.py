@@ -6,7 +6,8 @@ Of a config only the keys are read that the class in transformers reads: a windo
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ from deployments.engines.packed.tensors import Weights
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _KINDS = {"gemma3_text", "qwen2", "qwen3"}  # whose config says for each layer what a token sees
 
+Attend = Callable[[int, Heads, Reach], Attention]  # the attention of the layer with this number
+
 
 def unsupported(config: Any) -> str | None:
     if _activation(config) not in ACTIVATIONS:
@@ -37,17 +40,20 @@ def unsupported(config: Any) -> str | None:
     return unsupported_rotary(config)
 
 
-def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:  # noqa: ARG001 - it has none
+def build(config: Any, weights: Weights, *, types: bool = False, attend: Attend | None = None) -> Parts:  # noqa: ARG001 - it has none
+    """`attend`: where the attention of tokens to one another is not all, as with those of a cache."""
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = Heads(config.num_attention_heads, config.num_key_value_heads, size)
     kinds = layer_kinds(config)
-    attentions = {kind: attention_for(heads, weights.place, reach(config, kind)) for kind in set(kinds)}
+    attention_to = cache(partial(attention_for, heads, weights.place))
     by_kind = _FULL in config.rope_parameters
     rotaries = {kind: rotary_of(config, weights.place, kind if by_kind else None) for kind in set(kinds)}
 
     def block(number: int) -> PreNorm:
         kind = kinds[number]
-        return _block(config, weights.within(f"layers.{number}"), heads, attentions[kind], rotaries[kind])
+        seen = reach(config, kind)
+        attention = attention_to(seen) if attend is None else attend(number, heads, seen)
+        return _block(config, weights.within(f"layers.{number}"), heads, attention, rotaries[kind])
 
     is_gemma = _is_gemma(config)
     return Parts(

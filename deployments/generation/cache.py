@@ -1,0 +1,65 @@
+"""Keys and values of all tokens of all sequences, and the attention to them. Imports torch."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch.nn import functional
+
+from deployments.engines.packed.attention import Heads
+from deployments.engines.packed.layout import Layout
+from deployments.engines.packed.tensors import Place
+from deployments.generation.blocks import BLOCK
+from deployments.generation.step import Chunk, StepLayout
+
+
+class Cache:
+    """Memory for `blocks` blocks, made once: [layers, 2 (keys, values), blocks, groups, BLOCK, size]."""
+
+    def __init__(self, layers: int, heads: Heads, blocks: int, place: Place) -> None:
+        shape = (layers, 2, blocks, heads.groups, BLOCK, heads.size)
+        self.tensor = torch.zeros(shape, device=place.device, dtype=place.dtype)
+
+    def attention(self, layer: int, heads: Heads) -> CachedAttention:
+        return CachedAttention(heads, *self.tensor[layer])
+
+
+class CachedAttention:
+    """One layer's: puts the keys and values of a step's tokens into the cache, and lets each token see those of its
+    sequence up to itself.
+    """
+
+    def __init__(self, heads: Heads, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self._heads, self._keys, self._values = heads, keys, values
+
+    def __call__(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
+        step, heads = cast("StepLayout", layout), self._heads
+        q, k, v = torch.split(qkv[: step.tokens], [heads.heads, heads.groups, heads.groups], 1)
+        blocks, places = step.slots
+        self._keys[blocks, :, places] = k
+        self._values[blocks, :, places] = v
+        mixed = torch.empty(step.tokens, heads.heads * heads.size, dtype=qkv.dtype, device=qkv.device)
+        parts = (torch.split(rows, step.lengths) for rows in (q, mixed))
+        for chunk, table, queries, out in zip(step.chunks, step.tables, *parts, strict=True):
+            out.copy_(self._attend(queries, chunk, table))
+        return step.add_spare(mixed)
+
+    def _attend(self, queries: torch.Tensor, chunk: Chunk, table: torch.Tensor) -> torch.Tensor:
+        """[tokens, heads, size] -> [tokens, heads * size]."""
+        keys, values = (self._of(table, chunk.end, stored) for stored in (self._keys, self._values))
+        tokens, groups, size = len(queries), self._heads.groups, self._heads.size
+        # The heads that share keys are rows of one product: [groups, heads / groups * tokens, size].
+        rows = queries.view(tokens, groups, -1, size).permute(1, 2, 0, 3).reshape(1, groups, -1, size)
+        mask = None
+        if tokens > 1:
+            seen = torch.ones(tokens, chunk.end, dtype=torch.bool, device=rows.device).tril(chunk.start)
+            mask = seen.repeat(rows.shape[2] // tokens, 1)
+        mixed = functional.scaled_dot_product_attention(rows, keys, values, mask, scale=1.0)
+        return mixed.view(groups, -1, tokens, size).permute(2, 0, 1, 3).reshape(tokens, -1)
+
+    @staticmethod
+    def _of(table: torch.Tensor, tokens: int, stored: torch.Tensor) -> torch.Tensor:
+        """The first tokens of a sequence, [1, groups, tokens, size]."""
+        blocks = stored.index_select(0, table).transpose(0, 1)
+        return blocks.reshape(1, blocks.shape[0], -1, blocks.shape[-1])[:, :, :tokens]

@@ -1,0 +1,45 @@
+"""Tokens as text, piece by piece: characters are held back until they are whole, and what may be a stop's beginning
+until it is not. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+
+class TextStream:
+    """One answer's. `stopped`: one of the `stops` (none is empty) has come; nothing from it on is given out."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+        self._tokenizer, self._decoded = tokenizer, DecodeStream(skip_special_tokens=True)
+        self._stops = tuple(stops)
+        self._held = ""
+        self.stopped = False
+
+    def add(self, token: int) -> str:
+        """The text that is certain now. Nothing once it has stopped."""
+        return "" if self.stopped else self._given(self._decoded.step(self._tokenizer, token) or "")
+
+    def end(self) -> str:
+        """What was held back: no token comes any more. Half a character is left out."""
+        left, self._held = self._held, ""
+        return left
+
+    def _given(self, piece: str) -> str:
+        text = self._held + piece
+        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            self.stopped, self._held = True, ""
+            return text[: min(found)]
+        keep = max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The most characters at the end of `text` that `stop` begins with, fewer than all of it."""
+    most = min(len(text), len(stop) - 1)
+    return next((length for length in range(most, 0, -1) if text.endswith(stop[:length])), 0)

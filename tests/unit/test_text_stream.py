@@ -1,0 +1,70 @@
+"""Text that comes token by token is the whole text's; stops are found across tokens and never shown."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from deployments.generation.text_stream import TextStream
+
+BYTES = pre_tokenizers.ByteLevel.alphabet()
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Each byte is a token: characters come in pieces."""
+    made = Tokenizer(models.BPE({byte: number for number, byte in enumerate(sorted(BYTES))}, []))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    return made
+
+
+def streamed(tokenizer, text, stops=()):
+    """The pieces, the last from the end."""
+    stream = TextStream(tokenizer, stops)
+    pieces = [stream.add(token) for token in tokenizer.encode(text).ids]
+    return [*pieces, stream.end()], stream.stopped
+
+
+def up_to_the_first_stop(text, stops):
+    """The stop that is whole first counts: text is given out as it comes."""
+    for end in range(len(text) + 1):
+        if found := [text[:end].find(stop) for stop in stops if stop in text[:end]]:
+            return text[: min(found)], True
+    return text, False
+
+
+SOME = "ab €ß漢🙂\n"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet=SOME, min_size=1), st.lists(st.text(alphabet=SOME, min_size=1, max_size=4), max_size=3))
+def test_the_pieces_are_the_text_up_to_the_first_stop(tokenizer, text, stops):
+    pieces, stopped = streamed(tokenizer, text, stops)
+    assert ("".join(pieces), stopped) == up_to_the_first_stop(text, stops)
+
+
+def test_half_characters_are_held_back(tokenizer):
+    pieces, _ = streamed(tokenizer, "€1")
+    assert pieces == ["", "", "€", "1", ""]
+
+
+def test_half_a_character_at_the_end_is_left_out(tokenizer):
+    stream = TextStream(tokenizer)
+    tokens = tokenizer.encode("a🙂").ids[:-1]
+    assert "".join(stream.add(token) for token in tokens) + stream.end() == "a"
+
+
+def test_what_may_be_a_stop_is_held_back_and_then_given(tokenizer):
+    pieces, stopped = streamed(tokenizer, "ab<eab", ["<end>"])
+    assert pieces == ["a", "b", "", "", "<ea", "b", ""]
+    assert not stopped
+    pieces, stopped = streamed(tokenizer, "a<en", ["<end>"])
+    assert pieces[-1] == "<en"
+
+
+def test_nothing_comes_after_a_stop(tokenizer):
+    pieces, stopped = streamed(tokenizer, "one STOP two", [" STOP", "two"])
+    assert "".join(pieces) == "one"
+    assert stopped
