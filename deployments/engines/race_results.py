@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants
+
 from deployments.hardware.device_detector import cpu_model
 from deployments.models.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
@@ -47,9 +49,8 @@ class RaceResults:
 
     @classmethod
     def of(cls, card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads: int) -> RaceResults:
-        """In `$XDG_CACHE_HOME/windve/races`, by default ~/.cache."""
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return cls(cache / "windve" / "races", _about(card, settings, threads))
+        """Beside the hub's cache, as what else is kept of a model."""
+        return cls(Path(constants.HF_HOME) / "windve" / "races", _about(card, settings, threads))
 
     def recall(self) -> Result | None:
         """What is kept and not too old; None where that is nothing, or nothing that can be read."""

@@ -28,7 +28,7 @@ def card(tmp_path):
 
 @pytest.fixture
 def of(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(race_results.constants, "HF_HOME", str(tmp_path / "cache"))
     return RaceResults.of
 
 
