@@ -28,6 +28,23 @@ def check_modules(folder: Path) -> None:
     order = [module_name(module) for module in modules if module_name(module) in _ORDER]
     if order != sorted(order, key=_ORDER.index):
         raise SettingsError("args.model.id", f"the model's modules {', '.join(order)} are not supported in this order")
+    _check_features(folder, modules)
+
+
+def _check_features(folder: Path, modules: list[dict[str, str]]) -> None:
+    """Modules may be told which of the others' outputs they read, and what the transformer gives."""
+    usual = "sentence_embedding" if "Pooling" in names_of(folder) else "token_embeddings"
+    for module in modules:
+        config = read_json(folder / module["path"] / "config.json") if module_name(module) in _ORDER[1:] else {}
+        for key in ("module_input_name", "module_output_name"):
+            if config.get(key, usual) not in {usual, None}:
+                raise SettingsError(
+                    "args.model.id", f"{module['path']} has {key} {config[key]!r}, and {usual} alone is served"
+                )
+    text = (read_json(folder / "sentence_bert_config.json").get("modality_config") or {}).get("text") or {}
+    method, taken = text.get("method") or "forward", text.get("method_output_name") or "last_hidden_state"
+    if method != "forward" or taken not in ("last_hidden_state", "logits"):
+        raise SettingsError("args.model.id", f"the model's vectors are {taken} of {method}, which is not supported")
 
 
 def modules_of(folder: Path) -> list[dict[str, str]]:
@@ -64,8 +81,9 @@ def pooled_by(folder: Path, wanted: str) -> str:
         return wanted
     config = module_config(folder, "Pooling")
     if config is not None:
-        named = config.get("pooling_mode")
-        modes = {named} if named else {key for key, on in config.items() if key.startswith("pooling_mode") and on}
+        flags = [key for key, on in config.items() if key.startswith("pooling_mode_") and on]
+        named = config.get("pooling_mode") or flags
+        modes = {named} if isinstance(named, str) else set(named)
         found = {_POOLING_FLAGS.get(mode, mode) for mode in modes}
         if len(found) == 1 and found <= {"cls", "mean", "last", "lasttoken"}:
             return found.pop().replace("lasttoken", "last")

@@ -19,7 +19,8 @@ DENSE = {"idx": 2, "path": "2_Dense", "type": "sentence_transformers.models.Dens
 
 def model(folder, config=CONFIG, modules=(POOLING,), pooling=None, **files):
     save_file({"w": np.zeros((3, 5), np.float32)}, folder / "model.safetensors")
-    (folder / "1_Pooling").mkdir(exist_ok=True)
+    for name in ("1_Pooling", "norm"):
+        (folder / name).mkdir(exist_ok=True)
     contents = {"config": config, "modules": list(modules), "1_Pooling/config": pooling or {}, **files}
     for name, content in contents.items():
         if content is not None:
@@ -45,6 +46,7 @@ def test_a_model_s_own_name(tmp_path, name, own):
         ({"pooling_mode_lasttoken": True}, "last"),
         ({"pooling_mode": "mean"}, "mean"),
         ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode": ["cls"]}, "cls"),
     ],
 )
 def test_pooling_is_read_from_the_models_own_files(tmp_path, pooling, expected):
@@ -61,11 +63,16 @@ def test_card(tmp_path):
     assert card(path).name == path
 
 
+def text_by(method, output):
+    return {"modality_config": {"text": {"method": method, "method_output_name": output}}}
+
+
 @pytest.mark.parametrize(
     ("files", "settings", "expected"),
     [
         ({}, {}, 64),
         ({"sentence_bert_config": {"max_seq_length": 32}}, {}, 32),
+        ({"sentence_bert_config": {"max_seq_length": 32} | text_by("forward", "last_hidden_state")}, {}, 32),
         ({"tokenizer_config": {"model_max_length": 48}}, {}, 48),
         ({"tokenizer_config": {"model_max_length": 1e30}}, {}, 64),
         ({}, {"max_tokens": 16}, 16),
@@ -81,6 +88,17 @@ def test_length_limits(tmp_path, files, settings, expected):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
+        (
+            {"sentence_bert_config": text_by("get_text_features", "pooler_output")},
+            "args.model.id: the model's vectors are pooler_output of get_text_features, which is not supported",
+        ),
+        (
+            {
+                "modules": [POOLING, NORMALIZE | {"path": "norm"}],
+                "norm/config": {"module_input_name": "token_embeddings"},
+            },
+            "args.model.id: norm has module_output_name 'scores', and sentence_embedding alone is served",
+        ),
         ({"config": {"model_type": "t5"}}, "args.model.id: {}/config.json gives no hidden_size or vocab_size"),
         ({"config": None}, "args.model.id: {} holds no config.json"),
         ({"modules": [POOLING, LSTM]}, "args.model.id: the model needs the module sentence_transformers.models.LSTM"),
@@ -88,6 +106,7 @@ def test_length_limits(tmp_path, files, settings, expected):
         ({"modules": ["x.Pooling"]}, "args.model.id: modules.json lists a module without a type and a path"),
         ({"modules": []}, "args.model.pooling: the model's files do not say how it pools"),
         ({"pooling": {"pooling_mode_max_tokens": True}}, "args.model.pooling: the model pools by"),
+        ({"pooling": {"pooling_mode": ["cls", "mean"]}}, "args.model.pooling: the model pools by ['cls', 'mean']"),
         ({"pooling": {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}}, "args.model.pooling: the mo"),
     ],
 )
