@@ -95,7 +95,7 @@ def test_length_limits(tmp_path, files, settings, expected):
         (
             {
                 "modules": [POOLING, NORMALIZE | {"path": "norm"}],
-                "norm/config": {"module_input_name": "token_embeddings"},
+                "norm/config": {"module_output_name": "scores"},
             },
             "args.model.id: norm has module_output_name 'scores', and sentence_embedding alone is served",
         ),
