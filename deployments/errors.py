@@ -10,6 +10,8 @@ WindveError
 ├── Forbidden               403  PERMISSION_DENIED    a trial without the secret of a calibration that runs
 ├── WrongKind               400  FAILED_PRECONDITION  the model is of another kind than the route needs
 ├── Busy                    429  RESOURCE_EXHAUSTED   no replica has room before the deadline; says when to come back
+│   ├── OverShare           429  RESOURCE_EXHAUSTED   and the API key asks for more than its fair share
+│   └── OverQuota           429  RESOURCE_EXHAUSTED   the API key's quota is used up; there may be room
 ├── DeadlineExceeded        504  DEADLINE_EXCEEDED    the client's own time has passed, or would on an idle device
 ├── EngineFailed            500  FAILED_PRECONDITION  the model run failed; the query was good
 └── Unavailable             503  UNAVAILABLE          no pool can answer now
@@ -99,6 +101,14 @@ class Busy(WindveError):
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class OverShare(Busy):
+    code = "over_share"
+
+
+class OverQuota(Busy):
+    code = "over_quota"
 
 
 class DeadlineExceeded(WindveError):

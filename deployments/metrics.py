@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from deployments.errors import Busy, DeadlineExceeded, WindveError
+from deployments.errors import Busy, DeadlineExceeded, OverQuota, OverShare, WindveError
 from deployments.queueing.schedule import ReplicaState
 
 OK, BUSY, ERROR, CANCELLED, INVALID = "ok", "busy", "error", "cancelled", "invalid"
@@ -31,6 +31,10 @@ _SECONDS = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3
 _TOKENISING_S = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
 _QUERIES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0]
 _POOL = ("pool",)
+_KEY = ("key",)
+_MOST_KEYS = 50  # names of API keys in metrics, for each Router
+OTHER_KEYS = "other"
+_LIMITS: dict[type[BaseException], str] = {OverShare: "share", OverQuota: "quota"}
 _SERVER_ERRORS = 500  # HTTP: from here on it is not the client who must change something
 
 
@@ -131,6 +135,44 @@ class _Sampled:
         self.seen = self.taken = 0
 
 
+class KeyMetrics:
+    """What clients use, by the names of their API keys."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        self._names: set[str] = set()
+        self._queries = _tally(
+            instruments, "windve_key_queries", "Queries by the API key's name and the outcome", ("key", "outcome")
+        )
+        self._tokens = _tally(instruments, "windve_key_tokens", "Tokens of answered queries by API key", _KEY)
+        self._seconds = _tally(
+            instruments, "windve_key_device_seconds", "Device seconds of answered queries by API key", _KEY
+        )
+
+    def used(self, client: str, queries: int, *, tokens: int, device_s: float) -> None:
+        """A request of this client was answered."""
+        name = self._shown(client)
+        self._queries.add(queries, name, OK)
+        self._tokens.add(tokens, name)
+        self._seconds.add(device_s, name)
+
+    def refused(self, client: str, error: BaseException, queries: int) -> None:
+        """A request of this client ended with this error."""
+        outcome = next((limit for kind, limit in _LIMITS.items() if isinstance(error, kind)), outcome_of(error))
+        self._queries.add(queries, self._shown(client), outcome)
+
+    def _shown(self, client: str) -> str:
+        """Its name; of more than `_MOST_KEYS` all others together."""
+        if client not in self._names and len(self._names) >= _MOST_KEYS:
+            return OTHER_KEYS
+        self._names.add(client)
+        return client
+
+    def publish(self) -> None:
+        """Give Ray what was counted since the last call."""
+        for tally in (self._queries, self._tokens, self._seconds):
+            tally.publish()
+
+
 class RouterMetrics:
     """A Router's. All methods are called from the event loop's own thread."""
 
@@ -147,6 +189,7 @@ class RouterMetrics:
         self._requests = _tally(
             instruments, "windve_requests", "Requests that the SLO is for: bulk and trial ones aside", ()
         )
+        self.keys = KeyMetrics(instruments)
         self._total = _Sampled(
             instruments.Histogram("windve_request_seconds", "From arrival to answer, of windve_requests", _SECONDS)
         )
@@ -199,6 +242,7 @@ class RouterMetrics:
         """Give Ray what was counted since the last call, and the gauges of each pool."""
         for tally in (self._queries, self._requests, self._slo_missed):
             tally.publish()
+        self.keys.publish()
         for histogram in (self._total, self._queueing, self._tokenising):
             histogram.publish()
         self._slo.set(slo_s, {})

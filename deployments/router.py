@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deployments.errors import DeadlineExceeded, SettingsError, TimedOut, WrongKind
+from deployments.errors import DeadlineExceeded, OverQuota, SettingsError, TimedOut, WrongKind
 from deployments.hardware.device_detector import Topology
 from deployments.metrics import Instruments, OfModel, RouterMetrics, publish_again_and_again
 from deployments.models.encoder import Encoder
@@ -115,7 +115,12 @@ class Router:
         first = not self.pools
         if first:
             self.pools |= {name: self._pool(name) for name in self._handles}
-        policy = {"slo_s": config.slo_s, "admission": config.admission, "bulk_share": config.bulk.share}
+        policy = {
+            "slo_s": config.slo_s,
+            "admission": config.admission,
+            "bulk_share": config.bulk.share,
+            "greedy_share": config.fair_share.run,
+        }
         for name, pool in self.pools.items():
             pool.configure(config.pool(name), policy)
         if first:
@@ -152,6 +157,8 @@ class Router:
         except BaseException as error:
             gave_up = isinstance(error, DeadlineExceeded | asyncio.CancelledError)
             self.metrics.failed(error, len(queries), late=gave_up and self._is_late(request))
+            if wanted.client is not None:
+                self.metrics.keys.refused(wanted.client.tenant.name, error, len(queries))
             raise
         rows_of = partial(self._encoder.rows, outputs=request.outputs, role=wanted.role)
         done = embedded(request, answers, rows_of)
@@ -166,14 +173,42 @@ class Router:
         allowed_s = request.wanted.timeout_s or math.inf
         try:
             async with asyncio.timeout_at(request.started + min(most_s, allowed_s)) as timeout:
+                self._check_quota(request)
                 self._refuse_early(request)  # before any expensive work
                 await self._tokenise(request)
                 if (longer_s := self._most_s(request)) > most_s:  # it has turned out to be bulk
                     most_s = longer_s
                     timeout.reschedule(request.started + min(most_s, allowed_s))
-                return await (self._bulk if request.bulk else self._placer).answer(request)
+                return await self._place(request)
         except TimeoutError:
             raise self._gave_up(request, most_s) from None
+
+    async def _place(self, request: Request) -> Answers:
+        """Have it answered, and take what it costs from the client's quota."""
+        placer = self._bulk if request.bulk else self._placer
+        quota = request.quota
+        if quota is None:
+            return await placer.answer(request)
+        spent = self._placer.price(request, quota.unit)
+        quota.spend(spent)
+        try:
+            answers = await placer.answer(request)
+        except BaseException:
+            quota.spend(-spent)
+            raise
+        quota.spend(self._placer.price(request, quota.unit, answers) - spent)
+        return answers
+
+    def _check_quota(self, request: Request) -> None:
+        """Raises OverQuota."""
+        if request.quota is None or request.wanted.trial is not None:
+            return
+        wait_s = request.quota.wait_s(asyncio.get_running_loop().time(), self._placer.routers)
+        if wait_s > 0:
+            unit = request.quota.unit.replace("_", " ")
+            raise OverQuota(
+                f"the quota of this API key ({unit}) is used up; come back in {wait_s:.2f} s", retry_after_s=wait_s
+            )
 
     def _open(self, queries: Sequence[Query], wanted: Wanted) -> Request:
         """Raises WrongKind, InvalidInput, Forbidden or DeadlineExceeded."""
@@ -215,7 +250,7 @@ class Router:
         if request.bulk or (count > 1 and count > self._placer.capacity(self._estimated_tokens(request), request)):
             self._bulk.check(count)
         elif not request.patient:  # who is patient waits behind the others
-            if self._placer.is_full:
+            if self._placer.is_full(request.tenant):
                 raise self._placer.busy_everywhere(request, self._estimated_tokens(request))
             if request.characters > ON_LOOP:
                 self._refuse_long_texts(request)
@@ -265,6 +300,9 @@ class Router:
         return not (request.bulk or request.wanted.trial) and now > request.due - _TIMER_S
 
     def _count(self, request: Request, answers: Answers, done: Embedded) -> None:
+        if request.tenant is not None:
+            device_s = self._placer.price(request, "device_seconds", answers)
+            self.metrics.keys.used(request.tenant.name, len(answers), tokens=done.tokens, device_s=device_s)
         pools = [pool for pool, _ in answers.values()]
         self.metrics.answered(pools, tokenization_s=done.tokenization_s, queue_s=done.queue_s)
         if not (request.bulk or request.wanted.trial):

@@ -138,8 +138,8 @@ class Runner:
         session.seen += 1
         if offers.settings is not None:
             self._configure(session, offers.settings)
-        if offers.refused_s:
-            self.schedule.arrives(now, offers.refused_s)
+        for tenant, work_s in offers.refused_s.items():
+            self.schedule.arrives(now, work_s, tenant)
         called_off = set(offers.called_off)
         if called_off:  # in one go: a client that goes may take thousands along
             self._drop([query for number in called_off for query in session.offers.pop(number, ())])
@@ -171,7 +171,13 @@ class Runner:
                 connection.hang_up()  # and what it still had to say is not heard
         model = settings["model"]
         self.schedule.configure(
-            Policy(settings["slo_s"], settings["admission"], settings["depth"], settings["bulk_share"]),
+            Policy(
+                settings["slo_s"],
+                settings["admission"],
+                settings["depth"],
+                settings["bulk_share"],
+                settings["greedy_share"],
+            ),
             self._measured if model is None else CostModel(*model),
             calibrated=model is not None,
         )
@@ -189,6 +195,7 @@ class Runner:
                 patient=offer.bulk or late,
                 bulk=offer.bulk,
                 item=OfferedQuery(session, offer.number, index, ids, offer.outputs),
+                tenant=offer.tenant,
             )
             for index, ids in enumerate(offer.queries)
         ]
@@ -362,7 +369,7 @@ class Runner:
     def _send(self) -> None:
         self._flushing = False
         now = self._now()
-        state = self.schedule.state(now)
+        state = self.schedule.state(now)._replace(routers=len(self._sessions))
         for session in self._sessions.values():
             if session.asks and not self._runs_for_the_dead(session):
                 session.asks = False

@@ -240,6 +240,14 @@ class BulkConfig(Strict):
     timeout_s: Seconds = 600.0  # in place of request_timeout_s: a thousand texts take their time on a slow device
 
 
+class FairShareConfig(Strict):
+    """Clients whose API keys have names, while they ask for more than there is."""
+
+    # Of a run: while a client that asks for less than its share sends queries, those who ask for more have so much of
+    # each run. Less lowers the former's latency, and the device's throughput, as runs get shorter.
+    run: Share = 0.25
+
+
 class CalibrationRecord(Strict):
     """Where depths come from: written by the calibration beside them, shown by `/info`, read by people."""
 
@@ -271,6 +279,7 @@ class RouterConfig(Strict):
     accelerator: PoolConfig | None = None
     cpu: PoolConfig | None = None
     bulk: BulkConfig = BulkConfig()
+    fair_share: FairShareConfig = FairShareConfig()
     calibration: CalibrationRecord | None = None
     trial: TrialGrant | None = None
     access_log: Literal["off", "slow", "errors", "all"] = "off"  # of which requests the Router writes a JSON line

@@ -29,6 +29,7 @@ class Query(NamedTuple):
     expr: str
     legend: str = ""
     needs_gpu: bool = False  # Ray tells it only of nodes with a GPU that it knows
+    needs_keys: bool = False  # told only where API keys have names
 
 
 class Panel(NamedTuple):
@@ -141,6 +142,18 @@ ROWS = (
               "for its scatter. The largest of a pool's replicas", "percentunit",
               (Query(_gauge("ray_windve_factor"), "{{pool}} factor"),
                Query(_gauge("ray_windve_margin"), "{{pool}} margin"))),
+    )),
+    Row("Who uses it", (
+        Panel("graph", "Device seconds by key", "A second, of answered queries; keys without a name are not here. "
+              "1 is one device all the time", "short",
+              (Query(_rate("ray_windve_key_device_seconds_total", "key"), "{{key}}", needs_keys=True),)),
+        Panel("graph", "Queries by key", "Answered", "qps",
+              (Query(_rate("ray_windve_key_queries_total", "key", tags=',outcome="ok"'), "{{key}}",
+                     needs_keys=True),)),
+        Panel("graph", "Refused by key", "busy: there was no room; share: the client asks for more than its share; "
+              "quota: it has used up its own", "qps",
+              (Query(_rate("ray_windve_key_queries_total", "key, outcome", tags=',outcome=~"busy|share|quota"'),
+                     "{{key}} {{outcome}}", needs_keys=True),)),
     )),
     Row("Where the time goes", (
         Panel("graph", "Tokenisation", "Of one request", "s", tuple(

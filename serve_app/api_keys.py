@@ -1,4 +1,4 @@
-"""API keys: where they are read from, and whether one that a client shows is among them. Pure.
+"""API keys: where they are read from, whose a key is, and what its owner may use. Pure.
 
 Only hashes are kept, and each is compared in full, so that neither the time of an answer nor a process's memory tells a
 key. Clients show theirs as RFC 6750 has it: `Authorization: Bearer KEY`.
@@ -9,25 +9,51 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import math
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from deployments.errors import SettingsError, Unauthorized
+from deployments.queueing.quota import Client, Quota, Unit
+from deployments.queueing.shares import Tenant
 
 logger = logging.getLogger("ray.serve")
 
 _SETTING = "args.api_keys"
 _KEY = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750, section 2.1: what can follow `Bearer`
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+UNNAMED = "unnamed"  # whose key has no name, where others have one
+_QUOTAS: dict[str, tuple[Unit, float]] = {  # the option, its unit, and how many seconds it is for
+    "device_seconds_per_second": ("device_seconds", 1.0),
+    "tokens_per_minute": ("tokens", 60.0),
+}
+
+
+class ApiKey(NamedTuple):
+    """One line of the file. `quota`: (unit, how much of it a second), or None. `name` is empty where it has none."""
+
+    key: str
+    name: str = ""
+    weight: float = 1.0
+    quota: tuple[Unit, float] | None = None
+
+    def __repr__(self) -> str:
+        """Without the key."""
+        return f"ApiKey({self.name!r}, weight={self.weight:g}, quota={self.quota})"
 
 
 class ApiKeys:
     """The keys that a service accepts, as hashes. `source` is where they were read, as `read_keys` takes it."""
 
-    def __init__(self, keys: Iterable[str], source: str = "") -> None:
-        self._digests = tuple(map(_digest, keys))
+    def __init__(self, keys: Iterable[str | ApiKey], source: str = "") -> None:
+        self._clients: dict[str, Client] = {}
+        self._known: tuple[tuple[bytes, Client | None], ...] = ()
+        self._about: tuple[tuple[bytes, str, float, tuple[Unit, float] | None], ...] = ()
         self._source = source
+        self._take(tuple(ApiKey(key) if isinstance(key, str) else key for key in keys))
 
     @classmethod
     def read(cls, source: str) -> ApiKeys:
@@ -37,31 +63,64 @@ class ApiKeys:
     def refresh(self) -> None:
         """Read them again. A file that cannot be read any more, or holds no key, changes nothing, and is logged."""
         try:
-            digests = tuple(map(_digest, read_keys(self._source)))
+            keys = read_keys(self._source)
         except SettingsError as error:
             logger.error("%s; the keys before stay in force", error)  # noqa: TRY400 - the sentence says it
             return
-        if digests != self._digests:
-            self._digests = digests
-            logger.info("API keys read anew from %s: %d are in force", self._source, len(digests))
+        if self._take(keys):
+            logger.info("API keys read anew from %s: %d are in force", self._source, len(keys))
 
-    def accepts(self, presented: str | None) -> bool:
-        """Whether `presented` (None: nothing was) is one of the keys. Takes the same time whichever it is."""
+    def _take(self, keys: Sequence[ApiKey]) -> bool:
+        """Put these in force; False where they are already. Who keeps its quota keeps what it has used of it."""
+        about = tuple((_digest(one.key), *one[1:]) for one in keys)
+        if about == self._about:
+            return False
+        self._about = about
+        before, self._clients = self._clients, {}
+        named = any(one.name for one in keys)
+        known: list[tuple[bytes, Client | None]] = []
+        for digest, name, weight, quota in about:
+            if named and (name or UNNAMED) not in self._clients:
+                self._clients[name or UNNAMED] = _client(name or UNNAMED, weight, quota, before)
+            known.append((digest, self._clients[name or UNNAMED] if named else None))
+        self._known = tuple(known)
+        return True
+
+    def _find(self, presented: str | None) -> tuple[bytes, Client | None] | None:
+        """Takes the same time whichever it is."""
         digest = _digest(presented or "")
-        found = False
-        for known in self._digests:
-            found |= hmac.compare_digest(digest, known)
+        found = None
+        for one in self._known:
+            if hmac.compare_digest(digest, one[0]):
+                found = one
         return found
 
-    def check(self, authorization: str | None) -> None:
-        """Let in who shows a key in this `Authorization` header (None: there is none). Raises Unauthorized."""
+    def accepts(self, presented: str | None) -> bool:
+        """Whether `presented` (None: nothing was) is one of the keys."""
+        return self._find(presented) is not None
+
+    def check(self, authorization: str | None) -> Client | None:
+        """Let in who shows a key in this `Authorization` header (None: there is none), and say who it is; None where no
+        key has a name. Raises Unauthorized.
+        """
         presented = bearer(authorization)
-        if not self.accepts(presented):
+        found = self._find(presented)
+        if found is None:
             raise Unauthorized(
                 "this service wants an API key: send the header 'Authorization: Bearer KEY'"
                 if presented is None
                 else "the API key is not one of this service's; look at it again, or ask whoever runs the service"
             )
+        return found[1]
+
+
+def _client(name: str, weight: float, quota: tuple[Unit, float] | None, before: dict[str, Client]) -> Client:
+    kept = before[name].quota if name in before else None
+    if quota is None:
+        kept = None
+    elif kept is None or (kept.unit, kept.per_s) != quota:
+        kept = Quota(unit=quota[0], per_s=quota[1])
+    return Client(Tenant(name, weight), kept)
 
 
 def bearer(authorization: str | None) -> str | None:
@@ -70,37 +129,90 @@ def bearer(authorization: str | None) -> str | None:
     return key.strip() or None if scheme.lower() == "bearer" else None
 
 
-def read_keys(source: str, setting: str = _SETTING) -> tuple[str, ...]:
-    """The keys that `source` names: `file:PATH`, one a line (blank lines and lines with # before them do not count), or
-    `env:NAME`, with commas or spaces between them.
+def read_keys(source: str, setting: str = _SETTING) -> tuple[ApiKey, ...]:
+    """The keys that `source` names.
 
-    Raises SettingsError that names `setting`, and never shows a key.
+    `file:PATH` holds one a line; blank lines and lines with # before them do not count. `env:NAME` has commas or line
+    ends between them, and where none has a name also spaces.
+
+    One entry is one of
+
+        KEY
+        NAME: KEY
+        NAME: KEY weight=3 tokens_per_minute=100000
+        NAME: KEY device_seconds_per_second=0.5
+
+    Several keys of one name, with the same options, are one client's: an old key and a new one.
+
+    Raises SettingsError that names `setting` and the line, and never shows a key.
     """
+    keys: dict[str, ApiKey] = {}
+    clients: dict[str, ApiKey] = {}
+    for number, line in enumerate(_lines(source, setting), 1):
+        entry = line.strip()
+        if not entry or entry.startswith("#"):
+            continue
+        try:
+            one = _entry(entry)
+        except ValueError as error:
+            raise SettingsError(setting, f"line {number} of {source}: {error}") from None
+        if clients.setdefault(one.name, one)[2:] != one[2:]:
+            raise SettingsError(setting, f"line {number} of {source}: a line before has the same name, other options")
+        if keys.setdefault(one.key, one).name != one.name:
+            raise SettingsError(setting, f"line {number} of {source}: a line before has the same key, another name")
+    if not keys:
+        raise SettingsError(setting, f"{source} holds no key")
+    return tuple(keys.values())
+
+
+def _lines(source: str, setting: str) -> list[str]:
+    """Raises SettingsError."""
     kind, _, where = source.partition(":")
     if kind == "env":
         if where not in os.environ:
             raise SettingsError(setting, f"there is no environment variable {where} where this process runs")
-        keys = re.split(r"[,\s]+", os.environ[where])
-    elif kind == "file":
-        try:
-            lines = Path(where).expanduser().read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise SettingsError(setting, f"{where} cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise SettingsError(setting, f"{where} is not UTF-8 text") from None
-        keys = [line.strip() for line in lines if not line.lstrip().startswith("#")]
-    else:
+        return re.split(r"[,\n]" if ":" in os.environ[where] else r"[,\s]", os.environ[where])
+    if kind != "file":
         raise SettingsError(setting, "should be file:PATH or env:NAME")
-    keys = list(filter(None, keys))
-    if not keys:
-        raise SettingsError(setting, f"{source} holds no key")
-    for number, key in enumerate(keys, 1):
-        if not _KEY.fullmatch(key):
-            raise SettingsError(
-                setting,
-                f"key {number} in {source} cannot be sent as a bearer token: use letters, digits and -._~+/ only",
-            )
-    return tuple(keys)
+    try:
+        return Path(where).expanduser().read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise SettingsError(setting, f"{where} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(setting, f"{where} is not UTF-8 text") from None
+
+
+def _entry(entry: str) -> ApiKey:
+    """Raises ValueError, which never shows what may be a key."""
+    name, colon, rest = entry.partition(":")
+    key, *options = (rest.split() or [""]) if colon else [entry]
+    name = name.strip() if colon else ""
+    if colon and not _NAME.fullmatch(name):
+        raise ValueError("the name before the colon should be up to 40 letters, digits and ._-")
+    if not _KEY.fullmatch(key):
+        raise ValueError("the key cannot be sent as a bearer token: use letters, digits and -._~+/ only")
+    weight, quota = 1.0, None
+    for option in options:
+        what, _, value = option.partition("=")
+        number = _positive(value)
+        if number is None or what not in {"weight", *_QUOTAS}:
+            raise ValueError(f"after the key come weight=, {'= or '.join(_QUOTAS)}=, each with a number above 0")
+        if what == "weight":
+            weight = number
+        elif quota is not None:
+            raise ValueError("a key has one quota: tokens or device seconds")
+        else:
+            unit, seconds = _QUOTAS[what]
+            quota = (unit, number / seconds)
+    return ApiKey(key, name, weight, quota)
+
+
+def _positive(value: str) -> float | None:
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number if 0 < number < math.inf else None
 
 
 def _digest(key: str) -> bytes:

@@ -14,6 +14,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.errors import BodyTooLarge, InvalidInput, WindveError
+from deployments.queueing.quota import Client
 from serve_app.access_log import Followed
 from serve_app.api_keys import ApiKeys
 from serve_app.http_errors import JSON, Headers, error_answer
@@ -27,13 +28,14 @@ Answer = tuple[Headers, bytes]  # the content type among the headers, the conten
 class Request:
     """What a handler sees of an HTTP request."""
 
-    __slots__ = ("_receive", "content", "followed", "headers", "method", "path", "root")
+    __slots__ = ("_receive", "client", "content", "followed", "headers", "method", "path", "root")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.method: str = scope["method"]
         self.root: str = scope.get("root_path", "")  # ASGI puts the application's route prefix there
         self.path: str = scope["path"].removeprefix(self.root) or "/"
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        self.client: Client | None = None  # who asks, where API keys have names
         self.content: Any = None  # once the body has been read: its bytes, or what they hold as JSON
         self.followed: Followed | None = None  # for the access log or a trace
         self._receive = receive
@@ -88,7 +90,9 @@ class Asgi(ABC):
         try:
             if self._api_keys is not None and request.path not in _WITHOUT_KEY:
                 shown = request.headers.get(b"authorization")
-                self._api_keys.check(None if shown is None else shown.decode("latin-1"))
+                request.client = self._api_keys.check(None if shown is None else shown.decode("latin-1"))
+                if request.followed is not None and request.client is not None:
+                    request.followed.key = request.client.tenant.name
             headers, body = await self.answer(request)
             status = 200
         except WindveError as error:

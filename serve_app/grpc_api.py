@@ -20,6 +20,7 @@ from deployments.models.model_files import ModelCard
 from deployments.models.pairs import Pair, Side
 from deployments.models.tokenizer import Query
 from deployments.placement.request import Embedded, Wanted
+from deployments.queueing.quota import Client
 from deployments.router import Router
 from deployments.serve_adapter.stopping import is_stopping
 from serve_app.answers import describe
@@ -112,7 +113,9 @@ def _unary(method: Method[Request]) -> Callable[[GrpcApi, Received, RayServegRPC
         followed = self.observer.begin_call(headers_to_follow(grpc_context)) if self.observer.on else None
         problem: BaseException | None = None
         try:
-            self.let_in(grpc_context)
+            client = self.let_in(grpc_context)
+            if followed is not None and client is not None:
+                followed.key = client.tenant.name
             return await method(self.meant(name, grpc_context), self.checked(request), grpc_context)
         except WindveError as error:
             problem = error
@@ -250,7 +253,7 @@ class GrpcApi:
         """All texts are one admission decision."""
         check_count(request.texts, self._router.settings.limits.max_inputs_per_request)
         pairs = [Pair(request.query, text) for text in request.texts]
-        done = await self._ask(request, pairs, kinds=("reranker",), **asked_by(grpc_context))
+        done = await self._ask(request, pairs, kinds=("reranker",), **self._asked_by(grpc_context))
         self._say_pool(done, grpc_context)
         return rerank_response(done, request.texts, raw=request.raw_scores, return_text=request.return_text)
 
@@ -319,7 +322,7 @@ class GrpcApi:
     ) -> Message:
         """A stream's queries are bulk, unless its client says otherwise: it waits for room, and leaves others half."""
         check_dimensions(given(request, "dimensions"), self._router.card.dimension)
-        asked = {"bulk": True, **asked_by(context)} if in_stream else asked_by(context)
+        asked = {"bulk": True, **self._asked_by(context)} if in_stream else self._asked_by(context)
         done = await self._ask(request, [query_of(request.inputs)], **call.wanted, **asked)
         if not in_stream:
             self._say_pool(done, context)
@@ -342,7 +345,7 @@ class GrpcApi:
 
     async def rank(self, requests: AsyncIterator[Received], context: RayServegRPCContext) -> RerankResponse:
         """The texts of a stream, against its queries. Raises what the first bad one raises."""
-        asked = {"kinds": ("reranker",), "bulk": True, **asked_by(context)}
+        asked = {"kinds": ("reranker",), "bulk": True, **self._asked_by(context)}
 
         async def answer(request: Received) -> tuple[RerankStreamRequest, Embedded]:
             sent = self.checked(request)
@@ -395,10 +398,12 @@ class GrpcApi:
                 self.observer.end_call(followed, call, error)
             raise
 
-    def let_in(self, context: RayServegRPCContext) -> None:
-        """Raises Unauthorized."""
-        if self._api_keys is not None:
-            self._api_keys.check(metadata_of(context, "authorization"))
+    def let_in(self, context: RayServegRPCContext) -> Client | None:
+        """Who asks, where API keys have names. Raises Unauthorized."""
+        return None if self._api_keys is None else self._api_keys.check(metadata_of(context, "authorization"))
+
+    def _asked_by(self, context: RayServegRPCContext) -> dict[str, Any]:
+        return {**asked_by(context), "client": self.let_in(context)}
 
     def checked(self, request: Received) -> Any:
         """The message, if it is one and not larger than an HTTP body may be. Raises InvalidInput."""

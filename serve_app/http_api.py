@@ -267,6 +267,7 @@ class HttpApi(Asgi):
             truncation_direction=options.side,
             prompt_name=options.prompt_name if purpose is None else self._prompt_names[purpose],
             record=None if request.followed is None else request.followed.record,
+            client=request.client,
             **more,
             **admission(request.headers),
         )

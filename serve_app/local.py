@@ -90,7 +90,7 @@ def serve_until_interrupted(path: Path) -> None:
             for name, settings in args.models.items():
                 with args.locating(name):
                     read_model_card(settings.model)  # a wrong name, or a download, shows here, not in a replica's log
-            keys.append(None if args.shared.api_keys is None else read_keys(args.shared.api_keys)[0])
+            keys.append(None if args.shared.api_keys is None else read_keys(args.shared.api_keys)[0].key)
             _let_messages_be(4 * args.shared.limits.max_body_bytes)
         show_machine(console, probe_machine())
         metrics_port = _free_port(_METRICS_PORT)

@@ -67,7 +67,7 @@ def frame_s() -> tuple[float, float]:
     state = ReplicaState(0.5, 0.9, 0.1, 90, 45, 96, 7, (0.0, 2.4e-4, 0.0, 0.27), 1.01, 0.02, (7, 0, 0))
     found = []
     for items in _ITEMS:
-        offers = Offers([Offer(n, 1.98, [ids]) for n in range(items)], refused_s=0.2)
+        offers = Offers([Offer(n, 1.98, [ids]) for n in range(items)], refused_s={None: 0.2})
         answered = [Answered(n, 0, numbers, 1.0123456716537476, 0.4, 0.5, 0.9) for n in range(items)]
         report = Report(state, 7, answered=answered)
         frames = b"".join(offers.encode()), b"".join(report.encode()[0])

@@ -198,7 +198,7 @@ class Application:
 def _authorization(api_keys: str | None, application: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """The header with the first of the keys, or none where the application wants none. Raises SettingsError."""
     source = api_keys or (application.get("args") or {}).get("api_keys")
-    return (("authorization", f"Bearer {read_keys(source, '--api-keys')[0]}"),) if source else ()
+    return (("authorization", f"Bearer {read_keys(source, '--api-keys')[0].key}"),) if source else ()
 
 
 def find_dashboard(given: str | None) -> str:

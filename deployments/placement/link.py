@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.errors import ReplicaLost
 from deployments.placement.view import QUIET_S, View
+from deployments.queueing.shares import Tenant
 from deployments.transport.channel import Channel, PendingOffer
 from deployments.transport.frames import Offer, Report
 
@@ -86,10 +87,10 @@ class Link:
         if self._channel is not None:
             self._channel.confirm(pending)
 
-    def refuse_here(self, work_s: float) -> None:
+    def refuse_here(self, work_s: float, tenant: Tenant | None) -> None:
         """A query of so much work is refused without asking the replica, which is told with the next frame."""
         if self._channel is not None:
-            self._channel.note_refused(work_s)
+            self._channel.note_refused(work_s, tenant)
 
     def configure(self) -> None:
         """Send the pool's policy to the replica."""

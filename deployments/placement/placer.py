@@ -10,10 +10,12 @@ import asyncio
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from deployments.errors import Busy, DeadlineExceeded, ReplicaLost, Unavailable, WindveError
+from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable, WindveError
 from deployments.placement.link import Link
 from deployments.placement.pool import Pool
 from deployments.placement.request import Answers, Part, Request
+from deployments.queueing.quota import Unit
+from deployments.queueing.shares import Tenant
 from deployments.settings import RouterConfig
 from deployments.transport.channel import PendingOffer, Refused
 from deployments.transport.frames import Answered, Offer
@@ -57,6 +59,24 @@ class Placer:
     def room_queries(self, now: float, tokens: float, left_s: float) -> float:
         """About how many queries of so many tokens, with so much time left, would be admitted now."""
         return sum(pool.room_queries(now, tokens, left_s) for pool in self.pools.values())
+
+    @property
+    def routers(self) -> int:
+        """Routers that live, this one included, as far as the replicas know."""
+        states = [link.view.state for pool in self.pools.values() for link in pool.live]
+        return max((state.routers for state in states if state is not None), default=1)
+
+    def price(self, request: Request, unit: Unit, answers: Answers | None = None) -> float:
+        """What the request costs: tokens; or device seconds of the pools that answered, by their cost models. Without
+        `answers`: of the first pool that is open.
+        """
+        lengths = request.lengths(range(len(request.ids)))
+        if unit == "tokens":
+            return float(sum(lengths))
+        models = {name: pool.live[0].view.model for name, pool in self.pools.items() if pool.is_open}
+        if answers is None:
+            return next(iter(models.values())).work_s(lengths) if models else 0.0
+        return sum(models[pool].cost_s(lengths[index]) for index, (pool, _) in answers.items() if pool in models)
 
     # --- place --------------------------------------------------------------------------------------------------------
 
@@ -131,11 +151,11 @@ class Placer:
             if trial is not None:
                 depth = trial.depth(pool.name)
             slo_s = max(self.config.slo_s, request.allowed_s)
-            for link in pool.by_finish(loop.time(), lengths, _ASKED, slo_s=slo_s, depth=depth):
+            for link in pool.by_finish(loop.time(), lengths, _ASKED, slo_s=slo_s, depth=depth, tenant=request.tenant):
                 now = loop.time()  # the one before has been asked meanwhile
-                if trial is None and not request.patient and link.view.opens_s(now) > 0:
+                if trial is None and not request.patient and link.view.opens_s(now, request.tenant) > 0:
                     if request.last_pool != pool.name:
-                        link.refuse_here(link.view.model.work_s(lengths))
+                        link.refuse_here(link.view.model.work_s(lengths), request.tenant)
                     self._note_full(request, pool, link)
                 elif link.is_live:
                     yield pool, link
@@ -154,6 +174,7 @@ class Placer:
             again=request.last_pool == pool.name,
             depth=None if trial is None else trial.depth(pool.name),
             trial=trial is not None,
+            tenant=None if trial is not None else request.tenant,
         )
         if record is None:
             return Part(link, pool.name, link.offer(offer), indices)
@@ -178,11 +199,10 @@ class Placer:
 
     # --- refuse -------------------------------------------------------------------------------------------------------
 
-    @property
-    def is_full(self) -> bool:
-        """Every replica that is looked at has said that it opens later."""
+    def is_full(self, tenant: Tenant | None) -> bool:
+        """Every replica that is looked at has said that it opens to this tenant later."""
         now = asyncio.get_running_loop().time()
-        return all(pool.is_full(now) for pool in self.pools.values() if pool.is_open)
+        return all(pool.is_full(now, tenant) for pool in self.pools.values() if pool.is_open)
 
     def busy_everywhere(self, request: Request, tokens: float) -> WindveError:
         """The error for a request that is refused because `is_full`. Adds its work, estimated as queries of `tokens`
@@ -197,7 +217,10 @@ class Placer:
         request.last_pool = pool.name
         now = asyncio.get_running_loop().time()
         later_s = max(_RETRY_LATER * self.config.slo_s, link.view.model.alpha_s)
-        opens_s = _opens_s(link, now, request.lengths(range(len(request.ids))) or [1], request.allowed_s)
+        request.is_greedy |= link.view.is_greedy(request.tenant)
+        lengths = request.lengths(range(len(request.ids))) or [1]
+        finish_s = link.view.finish_s(now, lengths) - request.allowed_s
+        opens_s = max(link.view.opens_s(now, request.tenant), finish_s)
         request.retry_s = min(request.retry_s, opens_s + later_s)
 
     def busy(self, request: Request) -> WindveError:
@@ -214,6 +237,12 @@ class Placer:
         self.refused += 1
         retry_s = request.retry_s if math.isfinite(request.retry_s) else self.config.slo_s
         retry_after_s = max(_SHORTEST_RETRY_S, retry_s)
+        if request.is_greedy:
+            return OverShare(
+                "busy: all is taken, and this API key asks for more than its fair share of it; come back in "
+                f"{retry_after_s:.2f} s",
+                retry_after_s=retry_after_s,
+            )
         return Busy(
             f"busy: what is admitted already leaves no room for {len(request.queries)} more within "
             f"{request.allowed_s:g} s; come back in {retry_after_s:.2f} s",
@@ -222,11 +251,6 @@ class Placer:
 
     def unavailable(self) -> Unavailable:
         return Unavailable("no pool can answer now: no live replica with an open queue; please try again later")
-
-
-def _opens_s(link: Link, now: float, lengths: Sequence[int], allowed_s: float) -> float:
-    """Seconds until that replica would admit such a request."""
-    return max(link.view.opens_s(now), link.view.finish_s(now, lengths) - allowed_s)
 
 
 def _is_too_long(request: Request, link: Link, indices: Sequence[int]) -> bool:

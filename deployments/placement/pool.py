@@ -14,6 +14,7 @@ from deployments.metrics import PoolState
 from deployments.placement.link import Link
 from deployments.placement.locality import rank
 from deployments.queueing.cost_model import CostModel
+from deployments.queueing.shares import Tenant
 from deployments.serve_adapter import membership
 from deployments.settings import PoolConfig
 from deployments.transport.channel import Channel, PendingOffer
@@ -89,9 +90,9 @@ class Pool:
     def configure(self, config: PoolConfig, policy: Mapping[str, Any]) -> None:
         """Put a new config in force, and send it to every replica.
 
-        `policy` has `slo_s` (s), `admission` ("finish" or "depth") and `bulk_share` (0 to 1). The replicas get it with
-        `router` (this Router's replica id), `depth` (int or None) and `model` ([query_s, token_s, token2_s, beta_s], or
-        None: what the replica measured at warm-up). `Runner._configure` reads it.
+        `policy` has `slo_s` (s), `admission` ("finish" or "depth"), `bulk_share` and `greedy_share` (0 to 1). The
+        replicas get it with `router` (this Router's replica id), `depth` (int or None) and `model` ([query_s, token_s,
+        token2_s, beta_s], or None: what the replica measured at warm-up). `Runner._configure` reads it.
         """
         self.config = config
         model = None
@@ -152,7 +153,14 @@ class Pool:
         return model.alpha_s, model.beta_s
 
     def by_finish(
-        self, now: float, lengths: Sequence[int], most: int, *, slo_s: float = math.inf, depth: int | None = None
+        self,
+        now: float,
+        lengths: Sequence[int],
+        most: int,
+        *,
+        slo_s: float = math.inf,
+        depth: int | None = None,
+        tenant: Tenant | None = None,
     ) -> Iterator[Link]:
         """The live replicas that would finish first, `most` of them: those that are open before those that said when
         they open. Those that have stopped, or were sent enough, are left out.
@@ -165,15 +173,15 @@ class Pool:
             most,
             live,
             key=lambda link: (
-                link.view.opens_s(now) > 0,
+                link.view.opens_s(now, tenant) > 0,
                 round(link.view.finish_s(now, lengths) * (_AWAY if link.view.rank[0] else 1.0), 4),
                 link.view.rank,
             ),
         )
 
-    def is_full(self, now: float) -> bool:
-        """All that are looked at said when they open, and it is not yet."""
-        return all(link.view.opens_s(now) > 0 for link in self._some(turn=False))
+    def is_full(self, now: float, tenant: Tenant | None = None) -> bool:
+        """All that are looked at said when they open to this tenant, and it is not yet."""
+        return all(link.view.opens_s(now, tenant) > 0 for link in self._some(turn=False))
 
     def _some(self, *, turn: bool = True) -> Sequence[Link]:
         """The replicas that are looked at for one query. Where there are many, a few in turn: to look at all would take

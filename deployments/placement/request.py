@@ -15,6 +15,8 @@ from deployments.models.outputs import TEXT, Output, Outputs
 from deployments.models.pairs import Pair, Side
 from deployments.models.tokenizer import Query, TokenIds
 from deployments.placement.link import Link
+from deployments.queueing.quota import Client, Quota
+from deployments.queueing.shares import Tenant
 from deployments.settings import Kind
 from deployments.transport.channel import PendingOffer
 from deployments.transport.frames import Answered
@@ -61,6 +63,7 @@ class Wanted:
     - `role`: read the texts as queries or as documents; it counts for models that read the two in different ways.
     - `outputs`: what to answer, all from one run; empty: what such kinds of model answer.
     - `record`: where the Router keeps what becomes of the request, for logs and traces; None: nobody asks.
+    - `client`: who asks; None where clients are not told apart.
     """
 
     kinds: tuple[Kind, ...] = ("embedding",)
@@ -73,6 +76,7 @@ class Wanted:
     outputs: Outputs = ()
     role: Role = "document"
     record: Record | None = None
+    client: Client | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +85,7 @@ class Request:
 
     What replicas said is kept for the error, if it comes to that: `retry_s` is the earliest that one of them opens,
     `asked` counts them, `never` those of them on which it would not end in time even if they were idle, and
-    `last_pool` is the pool of the last one.
+    `last_pool` is the pool of the last one. `is_greedy`: one said that the tenant asks for more than its share.
     """
 
     queries: Sequence[Query]
@@ -98,10 +102,19 @@ class Request:
     asked: int = 0
     never: int = 0
     last_pool: str | None = None
+    is_greedy: bool = False
     characters: int = field(init=False)  # of all queries, with the prompt before each; token ids count as characters
 
     def __post_init__(self) -> None:
         self.characters = sum(map(len, self.queries)) + len(self.prompt) * len(self.queries)
+
+    @property
+    def tenant(self) -> Tenant | None:
+        return None if self.wanted.client is None else self.wanted.client.tenant
+
+    @property
+    def quota(self) -> Quota | None:
+        return None if self.wanted.client is None else self.wanted.client.quota
 
     @property
     def allowed_s(self) -> float:

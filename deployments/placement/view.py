@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from deployments.queueing.cost_model import CostModel
 from deployments.queueing.pacing import Pacing
 from deployments.queueing.schedule import ReplicaState
+from deployments.queueing.shares import Tenant
 
 UNKNOWN_COST = CostModel(0.0, 0.0, 0.0, 0.0)  # until the replica's first report
 QUIET_S = 0.25  # after which a replica that was sent something and said nothing is asked for its state
@@ -78,9 +79,17 @@ class View:
         mine_s = self.model.beta_s + self._unseen_s + self.model.work_s(lengths)
         return max(0.0, self.heard_at + state.free_s - now) + state.factor * mine_s
 
-    def opens_s(self, now: float) -> float:
-        """Seconds until it admits again, by its last state; 0: now."""
-        return 0.0 if self.state is None else max(0.0, self.heard_at + self.state.opens_s - now)
+    def opens_s(self, now: float, tenant: Tenant | None = None) -> float:
+        """Seconds until it admits such a tenant's queries again, by its last state; 0: now."""
+        state = self.state
+        if state is None:
+            return 0.0
+        opens_s = state.quiet_opens_s if state.greedy and not self.is_greedy(tenant) else state.opens_s
+        return max(0.0, self.heard_at + opens_s - now)
+
+    def is_greedy(self, tenant: Tenant | None) -> bool:
+        """The replica has said that this tenant asks for more than its share."""
+        return self.state is not None and tenant is not None and tenant.name in self.state.greedy
 
     def room_queries(self, now: float, tokens: float, slo_s: float) -> float:
         """About how many queries of so many tokens would be admitted now."""

@@ -52,6 +52,7 @@ from deployments.queueing.cost_model import QUERY_TOKENS, CostModel
 from deployments.queueing.fairness import Fairness
 from deployments.queueing.learning import Learning
 from deployments.queueing.pacing import Pacing
+from deployments.queueing.shares import Account, Kind, Shares, Tenant
 
 PATIENT = 2.0  # SLOs: who allows more than so many waits behind the others
 _FADE_S = 0.01
@@ -61,24 +62,30 @@ _LEAST_PREDICTION = 0.25  # of the SLO: an error of a shorter prediction says no
 # An idle device that would refuse lets a query in after so many SLOs without a run. The time doubles, from the first to
 # the last, with each such probe.
 _FIRST_PROBE, _LAST_PROBE = 1.0, 8.0
+_LEAST_OTHERS = 0.25  # of a run: the others have at least so much of it, also where the SLO is short
 _SURE_SHARE = 0.2  # of `bulk_share`: of any run, however many urgent queries wait
 _UNIT_SHARE = 0.05  # of the SLO: the least work that the factor is learned from
 _NOW_S = 0.0005  # who would wait for less starts: the loop's timers count milliseconds
 _NEVER = math.inf
 
 _by_deadline = attrgetter("due")
+_GREEDY = Account(1.0, kind=Kind.UNDER)  # any tenant that asks for more than its share
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The promise and the rule in force. `depth`: of the queue with `admission: depth`; with `finish` a bound on the
-    work of one run (depth * alpha), None for no bound. 0 closes the queue.
+    """The promise and the rule in force.
+
+    `greedy_share`: of the most work of a run, what tenants that ask for more than their share have of each run while
+    there are others. `depth`: of the queue with `admission: depth`; with `finish` a bound on the work of one run
+    (depth * alpha), None for no bound. 0 closes the queue.
     """
 
     slo_s: float
     admission: Literal["finish", "depth"] = "finish"
     depth: int | None = None
     bulk_share: float = 0.5
+    greedy_share: float = 0.25
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +97,8 @@ class Query:
     patient: bool = False
     bulk: bool = False
     item: Any = None
+    tenant: Tenant | None = None
+    account: Account | None = None  # the tenant's, from admission on
     cost_s: float = 0.0
     held: bool = False  # admitted, and not to run before the rest of its request is admitted elsewhere
     admitted_at: float = 0.0
@@ -117,6 +126,11 @@ class ReplicaState(NamedTuple):
     factor: float
     margin: float
     refusals: Sequence[int]  # full, never, closed
+    # While tenants are told apart and more is asked for than there is: `opens_s` for those who ask for less than their
+    # share, and the names of the others, for whom `opens_s` counts.
+    quiet_opens_s: float = 0.0
+    greedy: Sequence[str] = ()
+    routers: int = 1  # connected to it
 
 
 @dataclass(slots=True)
@@ -144,6 +158,7 @@ class Schedule:
     running: int = 0
     most: int = 0  # in flight at once, since the start
     runs: int = 0  # since the start
+    _shares: Shares = field(default_factory=Shares)
     _fairness: Fairness = field(init=False)
     _pacing: Pacing = field(init=False)
     _urgent: list[Query] = field(default_factory=list)
@@ -250,13 +265,15 @@ class Schedule:
             total_s += query.cost_s
         first, f = queries[0], self._slow(now)
         until_s = self._until_free(now, f)
+        if first.tenant is not None and depth is None:
+            self._open_account(now, first.tenant, queries)
         if first.patient and depth is None:
             self._promote(now, queries, total_s)
         patient = first.patient
         if not (again or patient):
             self.arrives(now, total_s)
         if depth is not None or self.policy.admission == "depth":
-            taken = min(len(queries), self._free(depth, bulk=first.bulk))
+            taken = min(len(queries), self._places(first, depth))
         else:
             taken = self._fitting(now, queries, total_s, self._room_for(now, first, f, until_s, slo_s))
         if taken < len(queries) and not partial:
@@ -271,8 +288,15 @@ class Schedule:
             self._count_refused(len(queries) - taken, queries[taken], now)
         return taken
 
+    def _open_account(self, now: float, tenant: Tenant, queries: Sequence[Query]) -> None:
+        account = self._shares.account(now, tenant)
+        for query in queries:
+            query.account = account
+
     def _note_demand(self, now: float, queries: Sequence[Query], taken: int, total_s: float) -> None:
-        """For the fairness to long queries."""
+        """For the fairness to tenants, and to long queries."""
+        if (account := queries[0].account) is not None:
+            account.count(total_s, total_s if taken == len(queries) else sum(query.cost_s for query in queries[:taken]))
         refused = queries[taken:]
         if not (refused and self._is_late_when_idle(now, refused)):  # no room that is kept would help those
             self._fairness.offered(now, total_s / len(queries), refused=bool(refused))
@@ -281,8 +305,10 @@ class Schedule:
         """One of these would not be admitted on an idle device either."""
         return any(query.cost_s > self._idle_room_s(query.due - now) for query in queries)
 
-    def arrives(self, now: float, work_s: float) -> None:
-        """So much work asks for this device; what a Router has refused by itself, too."""
+    def arrives(self, now: float, work_s: float, tenant: Tenant | None = None) -> None:
+        """So much work asks for this device. `tenant`: whose, of what a Router has refused by itself."""
+        if tenant is not None:
+            self._shares.account(now, tenant).offered_s += work_s
         if now - self._rho_at > _FADE_S:  # oftener would only cost
             self._rho *= math.exp((self._rho_at - now) / _RHO_S)
             self._rho_at = now
@@ -291,9 +317,40 @@ class Schedule:
     def _room_for(self, now: float, query: Query, f: float, until_s: float, slo_s: float | None) -> float:
         if query.patient:
             return self._patient_room_s(now, query, f, until_s)
-        return self._room_s(now, query.due - now, f, until_s, slo_s)
+        account, left_s = query.account, query.due - now
+        if account is None or not self._shares.has_level:
+            return self._room_s(now, left_s, f, until_s, slo_s)
+        if account.kind == Kind.QUIET:
+            return self._room_s(now, left_s, f, until_s, rho=0.0)
+        return self._shared_s(account, self._room_s(now, left_s, f, until_s), until_s)
 
-    def _room_s(self, now: float, left_s: float, f: float, until_s: float, slo_s: float | None = None) -> float:
+    def _shared_s(self, account: Account, room_s: float, until_s: float) -> float:
+        """Of that room, what a tenant may take that asks for more than its share."""
+        shares = self._shares
+        if shares.has_quiet:
+            room_s = min(room_s, self._others_run_s - shares.others_waiting_s)
+        return room_s - shares.kept_s(account, self._fairness.mean_s, until_s)
+
+    @property
+    def _others_run_s(self) -> float:
+        """The most work of a run of those who ask for more than their share: after its start a quiet tenant's query is
+        still in time. They have at least a part of each run.
+        """
+        slo_s = self.policy.slo_s * self._deadline_share / self.learning.factor
+        runs_s = 2 * (self.model.beta_s + self._fairness.mean_s)  # this run, and the one after it
+        in_time_s = slo_s * (1 - 2 * self._shares.quiet_rho) - runs_s - self._pass_s
+        return min(self.policy.greedy_share * self._run_most_s, max(in_time_s, _LEAST_OTHERS * self._run_most_s))
+
+    def _room_s(
+        self,
+        now: float,
+        left_s: float,
+        f: float,
+        until_s: float,
+        slo_s: float | None = None,
+        *,
+        rho: float | None = None,
+    ) -> float:
         """Room for urgent work now, in planned device seconds, below 0 where there is none. `left_s`: to the query's
         deadline; `f`: the factor now; `until_s`: L of the module's docstring; `slo_s`: in place of the policy's.
         """
@@ -303,7 +360,8 @@ class Schedule:
         room_s = (self._run_most_s if slo_s is None else self._run_s(slo_s)) - work_s
         if self.pass_tokens and self._is_running:  # patient ones are behind it in the run
             return min(room_s, (left_s - until_s) / f - beta_s - self._urgent_s - self._pass_s)
-        if self._is_running and not self._urgent and until_s > (left_s - f * beta_s) / (1 + f * self._rho):
+        rho = self._rho if rho is None else rho
+        if self._is_running and not self._urgent and until_s > (left_s - f * beta_s) / (1 + f * rho):
             return 0.0
         for line in (self._urgent, self._patient[:1]):
             if line:
@@ -351,7 +409,7 @@ class Schedule:
         idle = not (self._is_running or self.waiting)
         if idle:
             self._probes = total_s > room_s and self._may_probe(now, queries, total_s)
-        if room_s < self._reserve_s > max(q.cost_s for q in queries) and not queries[0].patient:
+        if room_s < self._reserve_s > max(q.cost_s for q in queries) and not self._is_preferred(queries[0]):
             room_s = 0.0  # it is kept for a long query
         if total_s <= room_s or (idle and self._probes):
             return len(queries)
@@ -362,6 +420,11 @@ class Schedule:
                 break
             taken += 1
         return taken
+
+    def _is_preferred(self, query: Query) -> bool:
+        """It gets room that is kept for long queries: it is patient, or its tenant asks for less than its share."""
+        shares = self._shares
+        return query.patient or (shares.has_level and query.account is not None and query.account.kind == Kind.QUIET)
 
     def _patient_room_s(self, now: float, query: Query, f: float, until_s: float) -> float:
         left_s = (query.due - now) * self._deadline_share
@@ -381,6 +444,14 @@ class Schedule:
     def _bulk_most_s(self) -> float:
         slo_s = self.policy.bulk_share * self.policy.slo_s * self._deadline_share
         return max(self._patient_run_s, slo_s / self.learning.factor - self.model.beta_s, self.model.alpha_s)
+
+    def _places(self, query: Query, depth: int | None) -> int:
+        """Places for such a query by Algorithm 1, less those that its tenant leaves to others."""
+        free, account = self._free(depth, bulk=query.bulk), query.account
+        if account is None or query.patient:
+            return free
+        alpha_s, slo_s = self.model.alpha_s, self.policy.slo_s
+        return max(0, free - math.ceil(self._shares.kept_s(account, alpha_s, slo_s) / alpha_s))
 
     def _free(self, depth: int | None, *, bulk: bool) -> int:
         """Places by Algorithm 1."""
@@ -404,6 +475,8 @@ class Schedule:
             else:
                 insort(self._urgent, query, key=_by_deadline)
                 self._urgent_s += query.cost_s
+                if query.account is not None:
+                    self._shares.waits(query.account, query.cost_s)
         if (in_flight := self.in_flight) > self.most:
             self.most = in_flight
         work_s = self._urgent_s + self._patient_next_s
@@ -544,6 +617,8 @@ class Schedule:
         self._urgent_s = sum(query.cost_s for query in self._urgent)
         self._patient_s = sum(query.cost_s for query in self._patient)
         self._patient_largest_s = max((query.cost_s for query in self._patient), default=0.0)
+        if self._shares.accounts:
+            self._shares.wait((query.account, query.cost_s) for query in self._urgent if query.account is not None)
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
@@ -578,13 +653,14 @@ class Schedule:
         until_s = self._until_free(now, f)
         if self.policy.admission == "depth":
             return 0.0 if self._free(None, bulk=False) else min(until_s, f * self._pass_s or until_s)
-        return self._room_in_s(now, f, until_s)
+        return self._room_in_s(now, f, until_s, self._room_s(now, self.policy.slo_s, f, until_s))
 
-    def _room_in_s(self, now: float, f: float, until_s: float) -> float:
+    def _room_in_s(self, now: float, f: float, until_s: float, room_s: float) -> float:
+        """`room_s`: that there is now for such a query."""
         cost_s = max(self._fairness.mean_s, self._reserve_s)
         if self.model.cost_s(1) <= (idle_s := self._idle_room_s(self.policy.slo_s)) < cost_s:
             cost_s = idle_s  # shorter ones are admitted
-        missing_s = cost_s - self._room_s(now, self.policy.slo_s, f, until_s)
+        missing_s = cost_s - room_s
         if missing_s <= 0:
             return 0.0
         if not self._is_running and not self.waiting:
@@ -611,11 +687,22 @@ class Schedule:
         model = self.model
         by_count = self.policy.admission == "depth"
         bulk_s = self._free(None, bulk=True) * model.alpha_s if by_count else self._bulk_most_s - self._patient_s
-        return ReplicaState(
+        state = ReplicaState(
             self.opens_s(now), free_s, max(0.0, bulk_s), self.in_flight, self.waiting, self.most, self.runs,
             (model.query_s, model.token_s, model.token2_s, model.beta_s), f, self.learning.margin,
             (self.refusals.full, self.refusals.never, self.refusals.closed),
         )  # fmt: skip
+        return self._beside_shares(now, state) if self._shares.has_level else state
+
+    def _beside_shares(self, now: float, state: ReplicaState) -> ReplicaState:
+        greedy, opens_s = self._shares.greedy, state.opens_s
+        if not greedy or opens_s == _NEVER or self.policy.admission == "depth":
+            return state
+        f = self._slow(now)
+        until_s = self._until_free(now, f)
+        room_s = self._shared_s(_GREEDY, self._room_s(now, self.policy.slo_s, f, until_s), until_s)
+        greedy_opens_s = self._room_in_s(now, f, until_s, room_s)
+        return state._replace(opens_s=max(opens_s, greedy_opens_s), quiet_opens_s=opens_s, greedy=greedy)
 
     def fill(self, now: float) -> float:
         """How full the queue is: the share of its depth, or of an SLO, that is taken. Autoscaling goes by it."""

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from deployments.errors import EngineFailed
+from deployments.queueing.shares import Tenant
 from deployments.transport.frames import CUT_BYTES, HEAD, LARGEST_FRAME, SIZE, Answered, Offer, Offers, Report
 
 logger = logging.getLogger("ray.serve")
@@ -293,9 +294,9 @@ class Channel(_Peer):
         """Ask the replica to report its state at once."""
         self._outgoing().asks = True
 
-    def note_refused(self, work_s: float) -> None:
-        """With the next frame: so much work was refused here without asking."""
-        self._out.refused_s += work_s
+    def note_refused(self, work_s: float, tenant: Tenant | None = None) -> None:
+        """With the next frame: so much work of that tenant was refused here without asking."""
+        self._out.refused_s[tenant] = self._out.refused_s.get(tenant, 0.0) + work_s
 
     def close(self) -> None:
         self.transport.close()

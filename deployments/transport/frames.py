@@ -22,6 +22,7 @@ import orjson
 
 from deployments.models.outputs import TEXT, Numbers, Outputs
 from deployments.queueing.schedule import ReplicaState
+from deployments.queueing.shares import Tenant
 
 Ids = npt.NDArray[np.int32]
 
@@ -46,6 +47,7 @@ class Offer(NamedTuple):
     - `again`: another replica of the pool has already counted this work as arriving.
     - `trial`: of a calibration. The replica admits by the count `depth`, or, where that is None, by predicted finish
       with `left_s` as the SLO. `depth` is None for all other offers.
+    - `tenant`: whose queries they are; None where nobody is told apart.
     """
 
     number: int
@@ -57,19 +59,20 @@ class Offer(NamedTuple):
     again: bool = False
     depth: int | None = None
     trial: bool = False
+    tenant: Tenant | None = None
 
 
 @dataclass(slots=True)
 class Offers:
     """One frame of a Router. `offers` are in the order in which they were made; `called_off` and `confirmed` are
-    numbers of offers. `refused_s`: planned device seconds of work that the Router refused without asking. `settings`:
-    see `Pool.configure`. `asks`: the replica should report its state at once.
+    numbers of offers. `refused_s`: planned device seconds of work that the Router refused without asking, by tenant.
+    `settings`: see `Pool.configure`. `asks`: the replica should report its state at once.
     """
 
     offers: list[Offer] = field(default_factory=list)
     called_off: list[int] = field(default_factory=list)
     confirmed: list[int] = field(default_factory=list)
-    refused_s: float = 0.0
+    refused_s: dict[Tenant | None, float] = field(default_factory=dict)
     settings: dict[str, Any] | None = None
     asks: bool = False
 
@@ -79,19 +82,31 @@ class Offers:
     def encode(self) -> list[bytes]:
         """As the buffers of one frame."""
         heads = [
-            [o.number, round(o.left_s, 6), len(o.queries), o.outputs, o.bulk, o.partial, o.again, o.depth, o.trial]
+            [
+                o.number,
+                round(o.left_s, 6),
+                len(o.queries),
+                o.outputs,
+                o.bulk,
+                o.partial,
+                o.again,
+                o.depth,
+                o.trial,
+                _plain(o.tenant),
+            ]
             for o in self.offers
         ]
         queries = [query for offer in self.offers for query in offer.queries]
         lengths = np.array(list(map(len, queries)), np.int32)
-        head = [heads, self.called_off, self.confirmed, self.refused_s, self.settings, self.asks]
+        refused = [(_plain(tenant), work_s) for tenant, work_s in self.refused_s.items()]
+        head = [heads, self.called_off, self.confirmed, refused, self.settings, self.asks]
         return _frame(head, [lengths.tobytes(), *(query.tobytes() for query in queries)])
 
     @classmethod
     def decode(cls, frame: bytes) -> Offers:
         """Raises ValueError, TypeError or struct.error where it is not what it says."""
         head, start = _head(frame)
-        heads, called_off, confirmed, refused_s, settings, asks = head
+        heads, called_off, confirmed, refused, settings, asks = head
         count = sum(one[2] for one in heads)
         lengths: list[int] = np.frombuffer(frame, np.int32, count, start).tolist()
         ids = np.frombuffer(frame, np.int32, offset=start + SIZE.size * count)
@@ -100,9 +115,21 @@ class Offers:
             raise ValueError("its lengths do not add up")  # one query's tokens would be another's
         queries = map(ids.__getitem__, map(slice, (0, *ends), ends))
         offers = [
-            Offer(number, left_s, [*islice(queries, size)], tuple(outputs), *how)
-            for number, left_s, size, outputs, *how in heads
+            Offer(
+                number,
+                left_s,
+                [*islice(queries, size)],
+                tuple(outputs),
+                bulk,
+                part,
+                again,
+                depth,
+                trial,
+                _tenant(whose),
+            )
+            for number, left_s, size, outputs, bulk, part, again, depth, trial, whose in heads
         ]
+        refused_s = {_tenant(tenant): work_s for tenant, work_s in refused}
         return cls(offers, called_off, confirmed, refused_s, settings, asks)
 
 
@@ -172,6 +199,15 @@ class Report:
         if state[0] is None:  # JSON has no infinity: the queue is closed
             state[0] = math.inf
         return cls(ReplicaState(*state), seen, refused, admitted, failed, answered)
+
+
+def _tenant(plain: Sequence[Any] | None) -> Tenant | None:
+    return None if plain is None else Tenant(*plain)
+
+
+def _plain(tenant: Tenant | None) -> tuple[str, float] | None:
+    """As orjson writes it: it takes no named tuples."""
+    return None if tenant is None else (tenant.name, tenant.weight)
 
 
 def _frame(head: Any, arrays: Sequence[bytes]) -> list[bytes]:

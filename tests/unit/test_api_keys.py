@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from deployments.errors import SettingsError, Unauthorized
+from deployments.queueing.shares import Tenant
 from deployments.settings import Settings
 from serve_app.api_keys import ApiKeys, bearer, read_keys
 
@@ -52,12 +53,12 @@ def test_who_is_turned_away_is_told_why_and_no_key(header, sentence):
 def test_keys_from_a_file(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# ours\nsk-one\n\n  sk-two  \r\n  # theirs\nZ29v/ZA+._~==\n")
-    assert read_keys(f"file:{file}") == KEYS
+    assert tuple(one.key for one in read_keys(f"file:{file}")) == KEYS
 
 
 def test_keys_from_the_environment(monkeypatch):
     monkeypatch.setenv("WINDVE_KEYS", " sk-one,sk-two Z29v/ZA+._~==,\n")
-    assert read_keys("env:WINDVE_KEYS") == KEYS
+    assert tuple(one.key for one in read_keys("env:WINDVE_KEYS")) == KEYS
 
 
 @pytest.mark.parametrize(
@@ -66,8 +67,8 @@ def test_keys_from_the_environment(monkeypatch):
         (None, "cannot be read: No such file"),
         (b"", "holds no key"),
         (b"# nothing\n\n", "holds no key"),
-        (b"sk-one\nsecret word\n", "key 2 in "),
-        ("schlüssel".encode(), "key 1 in "),
+        (b"sk-one\nsecret word\n", "line 2 of "),
+        ("schlüssel".encode(), "line 1 of "),
         (b"\xff\xfe", "is not UTF-8 text"),
     ],
 )
@@ -118,3 +119,75 @@ def test_a_key_in_the_config_is_refused_and_not_shown(given):
 def test_a_path_that_means_another_file_on_another_node_is_refused():
     with pytest.raises(SettingsError, match=r"args\.api_keys: file: needs a whole path"):
         Settings.parse({"model": {"id": "x"}, "api_keys": "file:keys.txt"})
+
+
+NAMED = """\
+# who may ask
+search: sk-one weight=3
+batch:  sk-two  weight=0.5 tokens_per_minute=60000
+batch:  sk-new  weight=0.5 tokens_per_minute=60000
+lab: sk-three device_seconds_per_second=0.25
+sk-four
+"""
+
+
+def test_keys_have_names_weights_and_quotas(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(NAMED)
+    keys = ApiKeys.read(f"file:{file}")
+    search, batch, new, lab, nobody = (
+        keys.check(f"Bearer {key}") for key in ("sk-one", "sk-two", "sk-new", "sk-three", "sk-four")
+    )
+    assert (search.tenant, search.quota) == (Tenant("search", 3.0), None)
+    assert batch is new
+    assert (batch.tenant, batch.quota.per_s, batch.quota.unit) == (Tenant("batch", 0.5), 1000.0, "tokens")
+    assert (lab.tenant.weight, lab.quota.per_s, lab.quota.unit) == (1.0, 0.25, "device_seconds")
+    assert nobody.tenant == Tenant("unnamed")
+    assert "sk-" not in repr(read_keys(f"file:{file}"))
+
+
+def test_without_names_nobody_is_told_apart():
+    assert ApiKeys(KEYS).check("Bearer sk-one") is None
+
+
+def test_named_keys_in_a_variable(monkeypatch):
+    monkeypatch.setenv("WINDVE_KEYS", "search: sk-one weight=3, batch: sk-two")
+    assert [(one.name, one.weight) for one in read_keys("env:WINDVE_KEYS")] == [("search", 3.0), ("batch", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("search:", "the key cannot be sent"),
+        ("search: sk-secret wieght=2", "after the key come weight="),
+        ("search: sk-secret weight=0", "each with a number above 0"),
+        ("search: sk-secret weight=inf", "each with a number above 0"),
+        ("search: sk-secret weight", "each with a number above 0"),
+        ("search: sk-secret sk-secret", "after the key come weight="),
+        ("sk-secret weight=2", "the key cannot be sent"),
+        ("sk secret: x", "the name before the colon"),
+        ("a: sk-secret tokens_per_minute=1 device_seconds_per_second=1", "a key has one quota"),
+        ("first: sk-secret weight=2", "a line before has the same name, other options"),
+        ("second: sk-one", "a line before has the same key, another name"),
+    ],
+)
+def test_a_bad_line_is_named_and_no_key_shown(tmp_path, line, problem):
+    file = tmp_path / "keys"
+    file.write_text(f"first: sk-one\n\n{line}\n")
+    with pytest.raises(SettingsError, match=f"line 3 of .*{problem}") as refused:
+        read_keys(f"file:{file}")
+    assert "secret" not in str(refused.value)
+
+
+def test_who_keeps_its_quota_keeps_what_it_has_used_of_it(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(NAMED)
+    keys = ApiKeys.read(f"file:{file}")
+    before = keys.check("Bearer sk-two")
+    file.write_text(NAMED.replace("weight=3", "weight=4"))
+    keys.refresh()
+    assert keys.check("Bearer sk-one").tenant.weight == 4
+    assert keys.check("Bearer sk-two").quota is before.quota
+    file.write_text(NAMED.replace("60000", "6000"))
+    keys.refresh()
+    assert keys.check("Bearer sk-two").quota.per_s == 100

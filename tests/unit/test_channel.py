@@ -88,7 +88,7 @@ async def test_what_is_said_in_one_turn_of_the_loop_goes_in_one_frame(ends):
     offers, rest = ends.replica.heard
     assert [(offer.number, len(offer.queries)) for offer in offers.offers] == [(1, 1), (2, 3)]
     assert (rest.called_off, rest.confirmed, rest.refused_s, rest.settings, rest.asks) == (
-        [1], [2], 0.5, {"router": "r"}, True,
+        [1], [2], {None: 0.5}, {"router": "r"}, True,
     )  # fmt: skip
     assert ends.channel.frames == 2
 
@@ -112,7 +112,7 @@ async def test_work_that_a_router_refused_waits_for_the_next_frame(ends):
     await asyncio.sleep(0.01)
     assert ends.replica.heard == []
     await ends.offer(1)
-    assert ends.replica.heard[0].refused_s == 0.75
+    assert ends.replica.heard[0].refused_s == {None: 0.75}
 
 
 @over
@@ -126,7 +126,7 @@ async def test_work_that_was_refused_after_a_frame_left_early_is_not_forgotten(e
     await asyncio.sleep(0.01)
     await ends.offer(1)
     await until(lambda: len(ends.replica.heard) == 3)
-    assert ends.replica.heard[-1].refused_s == 0.5
+    assert ends.replica.heard[-1].refused_s == {None: 0.5}
 
 
 @over

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from deployments.models.outputs import TEXT
 from deployments.queueing.schedule import ReplicaState
+from deployments.queueing.shares import Tenant
 from deployments.transport import frames
 from deployments.transport.frames import Answered, Offer, Offers, Report
 
@@ -36,7 +37,7 @@ def test_an_empty_frame():
     (frame,) = Report(STATE, 5).encode()
     report = Report.decode(b"".join(frame))
     assert (report.seen, report.answered, report.refused) == (5, [], [])
-    assert [*report.state] == [*[*STATE][:7], list(STATE.model), 1.1, 0.02, list(STATE.refusals)]
+    assert [*report.state] == [*[*STATE][:7], list(STATE.model), 1.1, 0.02, list(STATE.refusals), 0.0, [], 1]
 
 
 def test_offers_come_back_as_they_went():
@@ -45,16 +46,17 @@ def test_offers_come_back_as_they_went():
             Offer(1, 0.75, [ids(1, 2, 3), ids(4)]),
             Offer(2, 600.0, [ids(5)], outputs=("tokens",), bulk=True, partial=True, again=True),
             Offer(3, 1.0, [ids(6, 7)], depth=40, trial=True),
+            Offer(4, 1.0, [ids(8)], tenant=Tenant("search", 3.0)),
         ],
         called_off=[9],
         confirmed=[8],
-        refused_s=0.125,
+        refused_s={None: 0.125, Tenant("batch", 2.0): 0.5},
         settings={"router": "r", "slo_s": 1.0},
         asks=True,
     )
     came = through(sent)
     assert (came.called_off, came.confirmed, came.refused_s, came.settings, came.asks) == (
-        [9], [8], 0.125, {"router": "r", "slo_s": 1.0}, True,
+        [9], [8], {None: 0.125, Tenant("batch", 2.0): 0.5}, {"router": "r", "slo_s": 1.0}, True,
     )  # fmt: skip
     for one, other in zip(sent.offers, came.offers, strict=True):
         assert one._replace(queries=()) == other._replace(queries=())

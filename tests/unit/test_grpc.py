@@ -26,7 +26,7 @@ from deployments.errors import Busy, EmptyInput, InvalidInput, Unavailable, Wind
 from deployments.models.tokenizer import Token
 from deployments.placement.request import Embedded
 from deployments.settings import Settings
-from serve_app.api_keys import ApiKeys
+from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.grpc_answers import embed_response, info_response
 from serve_app.grpc_api import GrpcApi
 from serve_app.grpc_calls import in_order, set_status
@@ -178,6 +178,8 @@ STATUSES = {
     "Forbidden": "PERMISSION_DENIED",
     "WrongKind": "FAILED_PRECONDITION",
     "Busy": "RESOURCE_EXHAUSTED",
+    "OverShare": "RESOURCE_EXHAUSTED",
+    "OverQuota": "RESOURCE_EXHAUSTED",
     "DeadlineExceeded": "DEADLINE_EXCEEDED",
     "EngineFailed": "FAILED_PRECONDITION",
     "Unavailable": "UNAVAILABLE",
@@ -314,6 +316,12 @@ def test_keys_are_asked_for_everywhere_but_of_the_health_check():
         assert answer(FakeRouter(), call, request, keys=keys)[1].code == grpc.StatusCode.UNAUTHENTICATED
     _, context = answer(FakeRouter(), "Check", health_pb2.HealthCheckRequest(), keys=keys)
     assert context.code is None
+
+
+def test_the_router_is_told_whose_key_it_was():
+    router, keys = FakeRouter(), ApiKeys([ApiKey("good", "search", 3.0)])
+    answer(router, "Embed", tei_pb2.EmbedRequest(inputs="a"), Context(("authorization", "Bearer good")), keys)
+    assert router.asked[0][1]["client"].tenant == ("search", 3.0)
 
 
 def test_health_follows_the_pools():

@@ -18,6 +18,8 @@ from deployments.errors import (
     EngineFailed,
     Forbidden,
     InvalidInput,
+    OverQuota,
+    OverShare,
     ReplicaLost,
     TimedOut,
     Unavailable,
@@ -25,8 +27,9 @@ from deployments.errors import (
 )
 from deployments.models.model_files import ModelCard
 from deployments.placement.request import Embedded
+from deployments.queueing.shares import Tenant
 from deployments.settings import Settings
-from serve_app.api_keys import ApiKeys
+from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.http_api import HttpApi
 
 CARD = ModelCard("m", None, None, "bert", 4, 100, 16, "mean", True, False, False, 1, 1, {"query": "q: "}, None)
@@ -102,6 +105,8 @@ ERRORS = [
     (EmptyInput("x", param="input"), 400, "empty_input", 400, "Empty"),
     (Forbidden("x"), 403, "forbidden", 403, "Forbidden"),
     (Busy("x", retry_after_s=0.25), 429, "busy", 429, "Overloaded"),
+    (OverShare("x", retry_after_s=0.25), 429, "over_share", 429, "Overloaded"),
+    (OverQuota("x", retry_after_s=0.25), 429, "over_quota", 429, "Overloaded"),
     (EngineFailed("x"), 500, "engine_failed", 424, "Backend"),
     (Unavailable("x"), 503, "unavailable", 503, "Unhealthy"),
     (ReplicaLost("x"), 503, "replica_lost", 503, "Unhealthy"),
@@ -214,6 +219,14 @@ def test_keys_are_wanted_before_anything_else():
     assert post(api, "/embed", {"inputs": "a"}, headers=[(b"authorization", b"Bearer sk-one")]).status == 200
     assert post(api, "/embed", {"inputs": "a"}, headers=[(b"authorization", b"Bearer \xff\xfe")]).status == 401
     assert [call(api, "GET", path).status for path in ("/health", "/ping")] == [200, 200]
+
+
+def test_the_router_is_told_whose_key_it_was():
+    router = FakeRouter()
+    api = HttpApi(router, ApiKeys([ApiKey("sk-one", "search", 3.0), ApiKey("sk-two")]))
+    for key, tenant in (("sk-one", Tenant("search", 3.0)), ("sk-two", Tenant("unnamed"))):
+        post(api, "/embed", {"inputs": "a"}, headers=[(b"authorization", f"Bearer {key}".encode())])
+        assert router.asked[1]["client"].tenant == tenant
 
 
 def test_the_document_is_of_this_service():

@@ -13,6 +13,8 @@ from deployments.errors import (
     EmptyInput,
     EngineFailed,
     InvalidInput,
+    OverQuota,
+    OverShare,
     TimedOut,
     Unavailable,
     WrongKind,
@@ -58,6 +60,24 @@ class Written:
 )
 def test_outcomes(error, outcome):
     assert outcome_of(error) == outcome
+
+
+def test_keys_are_counted_by_name_and_limit():
+    written = Written()
+    metrics = RouterMetrics(written)
+    metrics.keys.used("search", 2, tokens=150, device_s=0.5)
+    metrics.keys.refused("search", OverShare("x", retry_after_s=1), 3)
+    metrics.keys.refused("search", OverQuota("x", retry_after_s=1), 1)
+    metrics.keys.refused("search", Busy("x", retry_after_s=1), 1)
+    for number in range(60):
+        metrics.keys.used(f"key-{number}", 1, tokens=1, device_s=0.0)
+    metrics.publish(1.0, {})
+    found = dict(map(reversed, written.of("windve_key_queries")))
+    assert [found["search", how] for how in ("ok", "share", "quota", "busy")] == [2, 3, 1, 1]
+    assert found["other", "ok"] == 11
+    assert len({name for name, _ in found}) == 51
+    assert (150, ("search",)) in written.of("windve_key_tokens")
+    assert (0.5, ("search",)) in written.of("windve_key_device_seconds")
 
 
 def test_queries_are_counted_by_pool_and_outcome_and_published_together():

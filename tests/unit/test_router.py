@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import math
 
+import pytest
 from router_world import Replica, World, ask, several, text
 from virtual_device import EIGHT, V100, XEON
 
 from benchmarks.simulation.virtual_time import run
-from deployments.errors import Busy, DeadlineExceeded, EngineFailed, Unavailable
+from deployments.errors import Busy, DeadlineExceeded, EngineFailed, OverShare, Unavailable
 from deployments.models.tokenizer import Tokenizer
 from deployments.placement.request import Embedded
+from deployments.queueing.quota import Client, Quota
+from deployments.queueing.shares import Tenant
+
+QUICK = (0.003, 0.004)  # alpha, beta
 
 
 def virtual(test):
@@ -80,11 +85,11 @@ async def test_full_replicas_get_no_message_and_hear_of_the_work_later(monkeypat
     answers = await asyncio.gather(*several(router, 20))
     assert kinds(answers) == {"Busy": 20}
     assert link._channel.frames == frames
-    assert 20 * 0.018 <= link._channel._out.refused_s <= 30 * 0.018  # by their characters
+    assert 20 * 0.018 <= link._channel._out.refused_s[None] <= 30 * 0.018  # by their characters
     rho = replica.runner.schedule._rho
     await asyncio.gather(*first)
     await ask(router)
-    assert link._channel._out.refused_s == 0
+    assert not link._channel._out.refused_s
     assert replica.runner.schedule._rho > 0
     assert rho > 0
 
@@ -408,3 +413,55 @@ async def test_admission_by_depth_holds_for_any_number_of_routers(monkeypatch):
     answers = await asyncio.gather(*(one for router in routers for one in several(router, 20)))
     assert kinds(answers) == {"Embedded": 10, "Busy": 50}
     assert replica.runner.schedule.most == 10
+
+
+@virtual
+async def test_a_quiet_client_is_let_in_through_any_router_while_a_greedy_one_is_refused(monkeypatch):
+    replicas = [Replica("a", QUICK, EIGHT), Replica("b", QUICK, EIGHT)]
+    world = World(monkeypatch, {"accelerator": replicas})
+    routers = [await world.router("r0"), await world.router("r1")]
+    quiet, greedy = Client(Tenant("quiet")), Client(Tenant("greedy"))
+    found = {"quiet": [], "greedy": []}
+    for step in range(1000):  # 10 s at twice the capacity
+        now = {"greedy": 12, "quiet": step % 2}
+        for name, client in (("greedy", greedy), ("quiet", quiet)):
+            for number in range(now[name]):
+                router = routers[(step + number) % 2]
+                found[name].append(asyncio.ensure_future(ask(router, text(75), client=client)))
+        await asyncio.sleep(0.01)
+    ended = {name: await asyncio.gather(*answers[len(answers) // 3 :]) for name, answers in found.items()}
+    assert kinds(ended["quiet"]).get("Embedded", 0) >= 0.99 * len(ended["quiet"])
+    busy = [one for one in ended["greedy"] if isinstance(one, Busy)]
+    assert sum(isinstance(one, OverShare) for one in busy) >= 0.9 * len(busy)
+    assert len(busy) > 0.2 * len(ended["greedy"])
+    assert all(one.retry_after_s < 2 for one in busy)
+
+
+@virtual
+async def test_a_quota_is_divided_among_the_routers_that_live(monkeypatch):
+    world = World(monkeypatch, {"accelerator": [Replica("a", QUICK, EIGHT)]})
+    routers = [await world.router("r0"), await world.router("r1")]
+    await asyncio.gather(*(ask(router) for router in routers))
+    clients = [Client(Tenant("a"), Quota(1500.0, "tokens")) for _ in routers]  # each Router reads the file itself
+    answers = []
+    for step in range(2000):  # 20 s; each Router is asked 50 times a second, for 75 tokens
+        router = step % 2
+        answers.append(asyncio.ensure_future(ask(routers[router], text(75), client=clients[router])))
+        await asyncio.sleep(0.01)
+    answers = await asyncio.gather(*answers)
+    tokens = sum(one.tokens for one in answers if isinstance(one, Embedded))
+    assert 1500 * 20 <= tokens <= 1500 * 25 + 150
+    refused = [one for one in answers if not isinstance(one, Embedded)]
+    assert kinds(refused) == {"OverQuota": len(refused)}
+    assert "tokens" in refused[0].message
+
+
+@virtual
+async def test_what_is_refused_costs_no_quota(monkeypatch):
+    router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
+    client = Client(Tenant("a"), Quota(1.0, "device_seconds"))
+    first = several(router, 60, client=client)
+    await asyncio.sleep(0.05)
+    assert isinstance(await ask(router, client=client), Busy)
+    answered = sum(isinstance(one, Embedded) for one in await asyncio.gather(*first))
+    assert client.quota._left == pytest.approx(5 - 0.018 * answered, abs=0.06)  # it is filled up meanwhile

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from deployments.queueing.cost_model import CostModel
 from deployments.queueing.learning import Learning
 from deployments.queueing.schedule import PATIENT, Policy, Query, Schedule
+from deployments.queueing.shares import Tenant
 
 V100, XEON, ATLAS, KUNPENG = (0.018, 0.27), (0.0858, 0.32), (0.00904, 0.24), (0.0752, 0.85)  # alpha, beta
 EIGHT = 8 * 75  # tokens of a pass
@@ -24,6 +25,8 @@ class Arrival:
     allowed_s: float = 1.0
     bulk: bool = False
     returns: int = 0  # how often it comes back when it is refused, as Retry-After says
+    tenant: Tenant | None = None
+    who: str = ""  # the tenant's name, also where the schedule is not told
 
 
 @dataclass(eq=False)
@@ -100,7 +103,7 @@ class World:
             self.devices, key=lambda d: (d.pool, d.schedule.state(now).free_s if len(self.devices) > 2 else 0)
         )
         for device in order:
-            query = Query(one.tokens, now + one.allowed_s, patient=patient, bulk=one.bulk, item=sent)
+            query = Query(one.tokens, now + one.allowed_s, patient=patient, bulk=one.bulk, item=sent, tenant=one.tenant)
             if device.schedule.offer(now, [query], again=device.pool in pools):
                 sent.admitted = True
                 self._kick(device)
