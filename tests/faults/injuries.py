@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import psutil
-from faults.rig import EMBEDDERS, Rig, pick
+from faults.rig import EMBEDDERS, Rig
 from faults.traffic import Traffic
 from faults.verdict import BROKEN, GRPC, HTTP, SILENT, WIRE, Ended, Fault
 
@@ -47,7 +47,7 @@ def nothing(rig, traffic, chance) -> Iterator[None]:
 def killed(*roles):
     @contextlib.contextmanager
     def do(rig, traffic, chance):
-        pick(chance, rig.of_role(*roles)).send_signal(signal.SIGKILL)
+        chance.choice(rig.of_role(*roles)).send_signal(signal.SIGKILL)
         yield
 
     return do
@@ -63,7 +63,7 @@ def haproxy_killed(rig, traffic, chance):
 def stopped(*roles):
     @contextlib.contextmanager
     def do(rig, traffic, chance):
-        process = pick(chance, rig.of_role(*roles))
+        process = chance.choice(rig.of_role(*roles))
         process.send_signal(signal.SIGSTOP)
         try:
             yield
@@ -76,7 +76,7 @@ def stopped(*roles):
 
 @contextlib.contextmanager
 def node_killed(rig, traffic, chance):
-    pick(chance, rig.workers()).kill()
+    rig.victim.kill()
     yield
     rig.add_worker()
 
@@ -84,7 +84,7 @@ def node_killed(rig, traffic, chance):
 @contextlib.contextmanager
 def node_stopped(rig, traffic, chance):
     """Ray counts it out meanwhile; another one comes in its place."""
-    node = pick(chance, rig.workers())
+    node = rig.victim
     processes = node.processes()
     _signal(processes, signal.SIGSTOP)
     try:
@@ -99,7 +99,7 @@ def node_stopped(rig, traffic, chance):
 @contextlib.contextmanager
 def node_cut_off(rig, traffic, chance):
     """No packet reaches its address, and nobody is told. Another node comes in its place."""
-    node = pick(chance, rig.workers())
+    node = rig.victim
     route = ["blackhole", f"{node.address}/32", "table", "local"]
     subprocess.run(["ip", "route", "add", *route], check=True)
     try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import shutil
 import subprocess
 import time
@@ -94,14 +93,10 @@ class Rig(Cluster):
             (self.scratch / "ray-token").chmod(0o600)
         return made
 
-    def workers(self):
-        """The nodes besides the head that live."""
-        alive = {process.environ().get("WINDVE_REHEARSAL_NODE") for process in self._raylets()}
-        return [node for node in self.nodes[1:] if node.mark in alive]
-
-    def _raylets(self):
-        marks = {node.mark for node in self.nodes}
-        return [process for process in processes_of(marks) if process.name() == "raylet"]
+    @property
+    def victim(self):
+        """The node that is harmed. The other one's processes live as long as the run: their memory shows what grows."""
+        return self.nodes[-1]
 
     def processes(self):
         """{process: its role}, of all that lives for long."""
@@ -113,7 +108,9 @@ class Rig(Cluster):
         return found
 
     def of_role(self, *roles):
-        return [process for process, role in self.processes().items() if role in roles]
+        """Processes that may be harmed."""
+        spared = self.nodes[1].processes()
+        return [process for process, role in self.processes().items() if role in roles and process not in spared]
 
     def missing(self) -> str | None:
         """What is not yet as it should be."""
@@ -180,10 +177,3 @@ class Rig(Cluster):
             while file.write(b"\0" * 2**20):
                 pass
         return filler
-
-
-def pick(chance: random.Random, things):
-    """One of them. Fails where there is none: a fault that hits nothing is no fault."""
-    things = list(things)
-    assert things, "there is nothing to harm"
-    return chance.choice(things)
