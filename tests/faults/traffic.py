@@ -178,8 +178,7 @@ class Traffic:
                 return BROKEN, False, False, details[:120]
             told = {key for key, _ in error.trailing_metadata() or ()}
             status = _STATUS.get(error.code(), str(error.code()))
-            # a 503 that the proxy gives for want of a Router has no trailers: the code itself says so
-            return status, False, "retry-after-ms" in told or status == 503, details[:120]
+            return status, False, "retry-after-ms" in told, details[:120]
         return 200, self.truth.agrees([text], [list(answer.embeddings)]), False, ""
 
     async def _post(self, kind: Kind, texts: list[str], via: str):
