@@ -113,6 +113,9 @@ class Observer:
 
     def _end(self, followed: Followed, route: str, status: int | str, error: BaseException | None) -> None:
         ended = Ended(route, status, asyncio.get_running_loop().time() - followed.started, error)
+        request = followed.record.request
+        if followed.key is None and request is not None and request.tenant is not None:
+            followed.key = request.tenant.name  # of a stream each message asks who sends it
         config = self._configs.get(followed.record.model or "")
         level, slo_s = (self._level, self._slo_s) if config is None else (config.access_log, config.slo_s)
         if self._lines is not None and is_wanted(level, followed, ended, slo_s):

@@ -28,7 +28,7 @@ from deployments.placement.request import Record, Wanted
 from deployments.serve_adapter.access_log_file import access_log_handler
 from deployments.settings import RouterConfig
 from serve_app.access_log import Ended, Followed, LineWriter, is_wanted
-from serve_app.api_keys import ApiKeys
+from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.grpc_api import GrpcApi
 from serve_app.http_api import HttpApi
 from serve_app.kinds import ALL_ROUTES, routes_of
@@ -349,6 +349,36 @@ def test_each_message_of_a_stream_is_a_line():
     assert len(asyncio.run(stream())) == 3
     told = [(line["route"], line["status"], line["request_id"]) for line in observer._lines.lines]
     assert told == [("tei.v1.Embed/EmbedStream", "OK", "s-1")] * 3
+
+
+def test_a_line_has_the_name_of_the_key_that_was_shown(monkeypatch):
+    keys = ApiKeys([ApiKey("sk-one", "team")])
+    shown = (b"authorization", b"Bearer sk-one")
+
+    def ask(api):
+        post(api, "/embed", {"inputs": "a"}, headers=[shown])
+        post(api, "/embed", {"wrong": "a"}, headers=[shown])
+        post(api, "/embed", {"inputs": "a"})
+
+    told = logged(lambda seen: HttpApi(FakeRouter(), keys, seen), ask)
+    assert [(line["status"], line["key"]) for line in told] == [(200, "team"), (422, "team"), (401, None)]
+    observer = observer_of()
+
+    async def scene():
+        world = World(monkeypatch, {"accelerator": [Replica("a")]})
+        api, context = GrpcApi(await world.router(), keys, observer), Context(("authorization", "Bearer sk-one"))
+        await api.Embed(tei_pb2.EmbedRequest(inputs="a"), context)
+
+        async def requests():
+            yield tei_pb2.EmbedRequest(inputs="a")
+
+        return [answer async for answer in api.EmbedStream(requests(), context)]
+
+    run(scene())
+    assert [(line["route"].split("/")[1], line["key"]) for line in observer._lines.lines] == [
+        *(("Embed", "team"), ("EmbedStream", "team")),
+    ]
+    assert "sk-one" not in json.dumps([*told, *observer._lines.lines])
 
 
 def test_a_stream_that_is_not_let_in_is_a_line():
