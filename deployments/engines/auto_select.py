@@ -35,12 +35,12 @@ def auto_select(
         return load_torch()
     from deployments.engines.openvino_engine import OpenVinoEngine
 
-    results = RaceResults.of(card, settings, threads)
+    results = RaceResults.of("engines", card, settings, threads)
     known = results.recall()
     if known is None:
         return _race(load_torch(), card, settings, threads, results)
     engine = load_torch() if known.winner == _TORCH else OpenVinoEngine(card, settings, threads)
-    engine.info = dataclasses.replace(engine.info, why=f"{engine.info.why}; {known.loser} (on {known.day})")
+    engine.info = dataclasses.replace(engine.info, why=f"{engine.info.why}; {known.told} (on {known.day})")
     logger.info("%s won on %s; without %s they race again", engine.info.engine, known.day, results.file)
     return engine
 

@@ -1,4 +1,4 @@
-"""Which engine won on this machine, kept in the user's cache: a race costs more than all else of a start. No torch."""
+"""What won a race on this machine, kept in the user's cache: races take much of a start. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,17 @@ from deployments.settings import AcceleratorSettings, CpuSettings
 logger = logging.getLogger("ray.serve")
 
 _LIBRARIES = ("torch", "transformers", "openvino", "numpy")
-_KEPT_S = 30 * 24 * 3600.0  # a month: the machine may have been busy while they raced
+KEPT_S = 30 * 24 * 3600.0  # a month: the machine may have been busy while they raced
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`loser`: what is told of the other engine. `raced`: seconds since 1970."""
+    """`told`: how it came out, in words. `seconds`: of the winner. `raced`: seconds since 1970."""
 
     winner: str
-    loser: str
+    told: str
     raced: float
+    seconds: Sequence[float] = ()
 
     @property
     def day(self) -> str:
@@ -48,9 +49,9 @@ class RaceResults:
         self.file = folder / f"{key}.json"
 
     @classmethod
-    def of(cls, card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads: int) -> RaceResults:
-        """Beside the hub's cache, as what else is kept of a model."""
-        return cls(Path(constants.HF_HOME) / "windve" / "races", _about(card, settings, threads))
+    def of(cls, race: str, card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads: int) -> RaceResults:
+        """Beside the hub's cache, as what else is kept of a model. `race`: what ran, and on which device."""
+        return cls(Path(constants.HF_HOME) / "windve" / "races", {"race": race, **_about(card, settings, threads)})
 
     def recall(self) -> Result | None:
         """What is kept and not too old; None where that is nothing, or nothing that can be read."""
@@ -59,15 +60,15 @@ class RaceResults:
                 if os.fstat(file.fileno()).st_uid != os.getuid():
                     return None
                 found = Result(**json.load(file))
-                return found if 0 <= time.time() - found.raced <= _KEPT_S else None
+                return found if 0 <= time.time() - found.raced <= KEPT_S else None
         except (OSError, ValueError, TypeError):
             return None
 
-    def keep(self, winner: str, loser: str) -> None:
+    def keep(self, winner: str, told: str, seconds: Sequence[float] = ()) -> None:
         try:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self.file.parent, delete=False, encoding="utf-8") as file:
-                json.dump(asdict(Result(winner, loser, time.time())), file)
+                json.dump(asdict(Result(winner, told, time.time(), seconds)), file)
             Path(file.name).replace(self.file)
         except OSError as error:
             logger.info("who won the race is not kept in %s (%s); the next start races again", self.file, error)

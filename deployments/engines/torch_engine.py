@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vector
 from deployments.engines.memory import bound_prepared_operations, give_back_freed_memory, keep_freed_memory
 from deployments.engines.passes import cut_batch, window_tokens
 from deployments.engines.product_race import quickest_cpu_dtype
+from deployments.engines.race_results import RaceResults
 from deployments.engines.served_speed import Speed, served_speed
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import quick_cpu_dtype
@@ -75,6 +76,7 @@ class TorchEngine:
         self._encoder: PackedModel | PaddedModel
         from deployments.engines.pooled_model import one_sentence
 
+        self._results = RaceResults.of(f"forms on {self._describe_device(threads)}", card, settings, threads)
         with one_sentence("computed", card):
             choose = self._choose_large if card.parameters > LARGE else self._choose
             self._encoder, dtype, why, agreed, self.speed = choose(settings.dtype)
@@ -169,6 +171,8 @@ class TorchEngine:
         from deployments.engines.forms import Forms
         from deployments.engines.pooled_model import probe_batch, tolerance
 
+        if (before := self._as_before()) is not None:
+            return before
         forms = Forms(self._card)
         like = tolerance(self._card)
         candidate, reason = (wanted, "set by hand") if wanted != "auto" else self._quick_dtype()
@@ -182,11 +186,33 @@ class TorchEngine:
                 others = "".join(f", {one.form} {one.speed}" for one in found if one is not best)
                 quick = f"{best.form} {best.speed}{others}"
                 agreed = None if dtype == "float32" else best.agreed
+                self._results.keep(f"{best.form} {dtype}", f"{reason}; {quick}", astuple(best.speed))
                 return best.encoder, dtype, f"{reason}; {quick}; {like.describe(best.agreed)}", agreed, best.speed
             # a NaN disagrees too
             reason = f"{dtype} differs too much from float32 here ({like.describe(tried[-1].agreed)})"
             forms = Forms(self._card)  # the exact weights again: those that were cast have lost their low bits
         raise SettingsError("args.model.id", f"{self._card.name} does not agree with itself: {reason}")
+
+    def _as_before(self) -> tuple[PackedModel | PaddedModel, str, str, float | None, Speed] | None:
+        """What won at an earlier start, as `_choose` returns it. None where it does not agree with float32 any more."""
+        from deployments.engines.forms import Forms
+        from deployments.engines.packed.tensors import Place
+        from deployments.engines.pooled_model import probe_batch, tolerance
+
+        known = self._results.recall()
+        if known is None:
+            return None
+        form, dtype = known.winner.split()
+        forms, like, probe = Forms(self._card), tolerance(self._card), probe_batch(self._card)
+        self._encoder = forms.exact(self._device)
+        reference = embed(self, probe, threading.Event())
+        self._encoder = forms.builds(Place(self._device, getattr(self._torch, dtype)))[form]()
+        agreed = like.of(reference, embed(self, probe, threading.Event()))
+        if not agreed >= like.least:
+            return None
+        logger.info("%s won on %s; without %s they race again", known.winner, known.day, self._results.file)
+        why = f"{known.told} (on {known.day}); {like.describe(agreed)}"
+        return self._encoder, dtype, why, None if dtype == "float32" else agreed, Speed(*known.seconds)
 
     def _choose_large(self, wanted: str) -> tuple[PackedModel | PaddedModel, str, str, float | None, Speed]:
         """As `_choose`, of a model that never lies in memory in float32, unless its narrow form disagrees with that."""

@@ -13,7 +13,15 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.processors import Sequence
 
-from deployments.engines import Stopped, TokenBatch, create_engine, embed
+from deployments.engines import (
+    Stopped,
+    TokenBatch,
+    create_engine,
+    embed,
+    pooled_model,
+    race_results,
+    torch_engine,
+)
 from deployments.engines.emulated import EmulatedEngine, run_seconds
 from deployments.engines.passes import window_tokens
 from deployments.engines.torch_engine import LARGE, TorchEngine
@@ -436,3 +444,27 @@ def test_a_tokenizer_without_special_tokens_takes_any_ids(card, tmp_path):
     assert tokenizer.encode(["hello world"], truncate=True)[0].tolist() == [7592, 2088]
     assert tokenizer.check([7592, 2088], 0, truncate=True).tolist() == [7592, 2088]
     assert tokenizer.check([5] * 300, 0, truncate=True).tolist() == [5] * 256
+
+
+def test_the_form_that_won_is_taken_at_the_next_start_if_it_still_agrees(card, queries, monkeypatch, tmp_path):
+    monkeypatch.setattr(race_results, "KEPT_S", 3_600)
+    monkeypatch.setattr(race_results.constants, "HF_HOME", str(tmp_path))
+    settings = CpuSettings(engine="torch")
+    first = create_engine(card, settings, "cpu", 1)
+
+    def no_race(*_):
+        raise AssertionError("it races again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_engine, "served_speed", no_race)
+        patch.setattr(torch_engine, "quickest_cpu_dtype", no_race)
+        second = create_engine(card, settings, "cpu", 1)
+    assert (second.form, second.info.dtype, second.speed) == (first.form, first.info.dtype, first.speed)
+    assert "(on 20" in second.info.why
+    batch = TokenBatch.pack(queries)
+    assert np.array_equal(embed(first, batch, NEVER), embed(second, batch, NEVER))
+    answers = iter([0.5])  # what won does not agree any more
+    like = pooled_model.tolerance(card)
+    doubtful = dataclasses.replace(like, of=lambda *vectors: next(answers, None) or like.of(*vectors))
+    monkeypatch.setattr(pooled_model, "tolerance", lambda _: doubtful)
+    assert "(on 20" not in create_engine(card, settings, "cpu", 1).info.why

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import time
+from functools import partial
 
 import pytest
 
@@ -28,15 +29,16 @@ def card(tmp_path):
 
 @pytest.fixture
 def of(tmp_path, monkeypatch):
+    monkeypatch.setattr(race_results, "KEPT_S", 30 * 86_400)
     monkeypatch.setattr(race_results.constants, "HF_HOME", str(tmp_path / "cache"))
-    return RaceResults.of
+    return partial(RaceResults.of, "engines")
 
 
 def test_who_won_is_known_at_the_next_start(card, of):
     assert of(card, CpuSettings(), 2).recall() is None
     of(card, CpuSettings(), 2).keep("torch", "openvino: slower")
     known = of(card, CpuSettings(), 2).recall()
-    assert (known.winner, known.loser) == ("torch", "openvino: slower")
+    assert (known.winner, known.told) == ("torch", "openvino: slower")
     assert known.day == time.strftime("%Y-%m-%d")
 
 
@@ -56,7 +58,7 @@ def test_whatever_may_change_who_wins_makes_them_race_again(card, of, monkeypatc
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", '{"winner": "torch"}', '{"winner": "torch", "loser": "", "raced": "soon"}', "\0" * 99],
+    ["", "{", "[]", '{"winner": "torch"}', '{"winner": "torch", "told": "", "raced": "soon"}', "\0" * 99],
 )
 def test_a_damaged_file_is_none(card, of, content):
     results = of(card, CpuSettings(), 2)
