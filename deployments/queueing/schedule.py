@@ -33,6 +33,8 @@ A query is admitted if the next run still fits into the SLO, and
 - Pass by pass, a new query delays no query with an earlier deadline. Queries with later deadlines are still in time,
   because this query is. So only its own deadline is checked.
 - Without the term with rho, one early query would make the next run short.
+- While tenants ask for more than there is, those over their share leave room to the others (`shares`). A query of a
+  tenant that asks for less than its share goes by the rules above, with rho 0.
 - A slow device may refuse every query for ever. So an idle device sometimes admits one query as a probe, and learns
   from it whether it is still slow.
 
