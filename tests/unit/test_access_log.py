@@ -193,6 +193,20 @@ def test_lines_are_written_in_a_thread():
     assert lines == [{"number": number} for number in range(4)]
 
 
+def test_what_is_too_much_is_counted(monkeypatch):
+    monkeypatch.setattr("serve_app.access_log._MOST_WAITING", 2)
+
+    async def scene():
+        kept = Kept()
+        writer = LineWriter(kept)
+        for number in range(5):
+            writer.add({"number": number})
+        await kept.news.wait()
+        return kept.lines
+
+    assert asyncio.run(asyncio.wait_for(scene(), 10)) == [{"number": 0}, {"number": 1}, {"dropped": 3}]
+
+
 def test_the_file_is_beside_serve_s_own_and_rotates_as_it_does(tmp_path, monkeypatch):
     serves = RotatingFileHandler(tmp_path / "replica_windve_Router_r1.log", maxBytes=100, backupCount=2)
     monkeypatch.setattr(logging.getLogger("ray.serve"), "handlers", [MemoryHandler(1, target=serves)])
