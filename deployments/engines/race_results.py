@@ -23,17 +23,19 @@ from deployments.settings import AcceleratorSettings, CpuSettings
 logger = logging.getLogger("ray.serve")
 
 _LIBRARIES = ("torch", "transformers", "openvino", "numpy")
-KEPT_S = 30 * 24 * 3600.0  # a month: the machine may have been busy while they raced
+KEPT_S = 30 * 24 * 3600.0  # a month
+_WINS = 2  # in a row: the machine may have been busy while they raced
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`told`: how it came out, in words. `seconds`: of the winner. `raced`: seconds since 1970."""
+    """`told`: how it came out, in words. `seconds`: of the winner. `raced`: seconds since 1970. `wins`: in a row."""
 
     winner: str
     told: str
     raced: float
     seconds: Sequence[float] = ()
+    wins: int = 1
 
     @property
     def day(self) -> str:
@@ -54,7 +56,11 @@ class RaceResults:
         return cls(Path(constants.HF_HOME) / "windve" / "races", {"race": race, **_about(card, settings, threads)})
 
     def recall(self) -> Result | None:
-        """What is kept and not too old; None where that is nothing, or nothing that can be read."""
+        """What has won twice in a row, if that is not too old."""
+        found = self._read()
+        return found if found is not None and found.wins >= _WINS else None
+
+    def _read(self) -> Result | None:
         try:
             with self.file.open(encoding="utf-8") as file:
                 if os.fstat(file.fileno()).st_uid != os.getuid():
@@ -65,10 +71,12 @@ class RaceResults:
             return None
 
     def keep(self, winner: str, told: str, seconds: Sequence[float] = ()) -> None:
+        before = self._read()
+        wins = before.wins + 1 if before is not None and before.winner == winner else 1
         try:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=self.file.parent, delete=False, encoding="utf-8") as file:
-                json.dump(asdict(Result(winner, told, time.time(), seconds)), file)
+                json.dump(asdict(Result(winner, told, time.time(), seconds, wins)), file)
             Path(file.name).replace(self.file)
         except OSError as error:
             logger.info("who won the race is not kept in %s (%s); the next start races again", self.file, error)
