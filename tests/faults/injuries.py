@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import psutil
 from faults.rig import EMBEDDERS, Rig
-from faults.traffic import Traffic
+from faults.traffic import Traffic, vectors_of
 from faults.verdict import BROKEN, GRPC, HTTP, SILENT, WIRE, Ended, Fault
 
 from calibration.load import Connection, request_bytes
@@ -236,7 +236,7 @@ def clients_send_slowly(rig, traffic, chance):
             status, right, come_back = BROKEN, False, False
         else:
             status, come_back = reply.status, "retry-after" in reply.headers
-            right = status == 200 and traffic.truth.agrees([text], reply.json())
+            right = status == 200 and traffic.truth.agrees([text], vectors_of(reply, "/embed"))
         connection.hang_up()
         kind = "slow, but in time" if in_time else "slow sender"
         traffic.add(Ended(kind, HTTP, sent_at, time.monotonic(), status, right, come_back))
