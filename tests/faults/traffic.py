@@ -137,6 +137,11 @@ class Traffic:
             connection.hang_up()
         await self._channel.close()
         await self.wire.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.sleep(0.1)  # connections that were aborted end in the loop's next turns
 
     async def _go(self):
         self._coming = asyncio.create_task(self._come())

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import itertools
 import json
 
@@ -251,6 +252,7 @@ def test_the_wire_passes_on_swallows_and_cuts():
         await asyncio.sleep(0.2)  # its clients are served to their end
 
     asyncio.run(run())
+    gc.collect()  # nothing is left open: it would be said in another test
 
 
 def test_every_request_of_the_load_ends_once(monkeypatch):
@@ -269,6 +271,7 @@ def test_every_request_of_the_load_ends_once(monkeypatch):
     server.close()
     loop.run_until_complete(asyncio.sleep(0.2))
     loop.close()
+    gc.collect()  # nothing is left open: it would be said in another test
     assert len(found) == clients.sent > 20
     assert {(one.status, one.right) for one in found} == {(200, False)}  # it answers, but no vectors
     assert {one.via for one in found} == {HTTP, WIRE}
