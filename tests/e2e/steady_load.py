@@ -14,7 +14,7 @@ from calibration.load import Connection, request_bytes
 
 TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
 BELOW_THE_BUFFER, ABOVE_IT = 32_000, 200_000  # bytes of a text; the buffer has 65,536
-WITHOUT_ANSWER = "no answer"
+WITHOUT_ANSWER, CLOSED_UNDER_IT = "no answer", "sent on a connection that was closed, and again"
 
 
 class Stream:
@@ -54,7 +54,7 @@ class Stream:
             except (OSError, EOFError, TimeoutError):
                 if connection is not None:
                     connection.hang_up()
-                self.outcomes["closed under a query"] += kept
+                self.outcomes[kind, CLOSED_UNDER_IT] += kept
                 continue
             status = reply.status
             self._check(reply)
@@ -75,7 +75,9 @@ class Stream:
 
     def of(self, kind):
         """{status: how many} of "small" or "large" queries."""
-        return {key[1]: count for key, count in self.outcomes.items() if key[0] == kind}
+        return {
+            status: count for (of, status), count in self.outcomes.items() if of == kind and status != CLOSED_UNDER_IT
+        }
 
     def pause_s(self):
         """The longest time between two 200, in seconds."""
@@ -83,7 +85,7 @@ class Stream:
         return max(later - before for before, later in itertools.pairwise(times))
 
     def __str__(self):
-        what = {" ".join(map(str, key)) if isinstance(key, tuple) else key: n for key, n in self.outcomes.items()}
+        what = {" ".join(map(str, key)): count for key, count in self.outcomes.items()}
         return f"{what}, slowest {self.slowest_s:.1f} s"
 
 

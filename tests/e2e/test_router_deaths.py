@@ -58,7 +58,8 @@ def test_nobody_notices_that_one_of_two_routers_dies(two, figure):
             time.sleep(max(0.0, again - time.monotonic()))
     figure(f"one of two Routers killed every {KILL_EVERY_S} s, {len(back_s)} times: {stream}")
     back = f"a Router is back after {min(back_s):.1f} to {max(back_s):.1f} s"
-    figure(f"{back}; longest time without a 200: {stream.pause_s():.2f} s")
+    size = max(psutil.Process(pid).memory_info().rss for pid in alive) / 2**20
+    figure(f"{back}, and takes {size:.0f} MiB; longest time without a 200: {stream.pause_s():.2f} s")
     assert set(stream.of("small")) <= ANSWERED_OR_BUSY
     assert set(stream.of("large")) <= {200, 429, 503, WITHOUT_ANSWER}
     assert not stream.strange
