@@ -123,10 +123,13 @@ def test_a_killed_haproxy_comes_back(two, figure):
     two.wait_until_idle()
     with streaming(two.address, HALF_LOAD_S) as stream:
         time.sleep(1)
-        kill(haproxy(two))
-        time.sleep(12)
+        killed = kill(haproxy(two))
+        while not any(when > killed + 1 and status == 200 for when, status in list(stream.answers)):
+            assert time.monotonic() < killed + 60
+            time.sleep(0.2)
+        time.sleep(3)
     figure(f"HAProxy killed: {stream.pause_s():.1f} s without service, {stream}")
-    assert stream.pause_s() < 10
+    assert stream.pause_s() < 20
     assert stream.answers[-1][1] in ANSWERED_OR_BUSY
     assert not stream.strange
 
