@@ -39,7 +39,14 @@ def auto_select(
     known = results.recall()
     if known is None:
         return _race(load_torch(), card, settings, threads, results)
-    engine = load_torch() if known.winner == _TORCH else OpenVinoEngine(card, settings, threads)
+    engine: TorchEngine | OpenVinoEngine
+    try:
+        engine = load_torch() if known.winner == _TORCH else OpenVinoEngine(card, settings, threads)
+    except SettingsError as error:
+        if known.winner == _TORCH:
+            raise
+        logger.info("openvino won on %s and is no choice now: %s", known.day, error)
+        return load_torch()
     engine.info = dataclasses.replace(engine.info, why=f"{engine.info.why}; {known.told} (on {known.day})")
     logger.info("%s won on %s; without %s they race again", engine.info.engine, known.day, results.file)
     return engine

@@ -25,6 +25,7 @@ from deployments.engines import (
 )
 from deployments.engines.emulated import EmulatedEngine, run_seconds
 from deployments.engines.passes import window_tokens
+from deployments.engines.race_results import RaceResults
 from deployments.engines.torch_engine import LARGE, TorchEngine
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
 from deployments.models.model_files import read_model_card
@@ -109,6 +110,16 @@ def test_what_openvino_cannot_compile_is_served_by_torch(card, monkeypatch, capl
     with caplog.at_level(logging.INFO, logger="ray.serve"):
         assert create_engine(card, CpuSettings(engine="auto"), "cpu", 1).info.engine == "torch"
     assert "cannot be compiled by openvino here: no such operation" in caplog.text
+
+
+def test_an_openvino_that_won_and_fails_now_is_left_out(card, monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
+    for _ in range(2):
+        RaceResults.of("engines", card, CpuSettings(), 1).keep("openvino 1", "torch: slower")
+    monkeypatch.setattr("openvino.convert_model", lambda *_: 1 / 0)
+    with caplog.at_level(logging.INFO, logger="ray.serve"):
+        assert create_engine(card, CpuSettings(), "cpu", 1).info.engine == "torch"
+    assert "and is no choice now" in caplog.text
 
 
 def test_a_large_model_is_not_compiled_for_a_race(card, monkeypatch):
