@@ -46,6 +46,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     timeout http-request 10s\
     option http-buffer-request\
     option http-ignore-probes\
+    http-request del-header x-request-id if { req.hdr(x-request-id) -m reg [^!-~] }\
     http-request set-var-fmt(txn.unavailable) '"'$tei'"'\
     http-request set-var-fmt(txn.unavailable) '"'$openai'"' if { path_sub /v1/ /v2/ } or { path_end /embeddings /pooling }\
     http-request set-var-fmt(txn.unavailable) '"'$cohere'"' if { path_end /v1/embed /v2/embed /v1/rerank /v2/rerank }\
