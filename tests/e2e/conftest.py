@@ -114,7 +114,9 @@ class Service:
         found = Counter()
         for sample in (sample for family in families for sample in family.samples):
             if sample.name.startswith("ray_windve_"):
-                tags = {tag: sample.labels[tag] for tag in sorted(sample.labels) if tag in {"pool", "outcome", "le"}}
+                tags = {
+                    tag: sample.labels[tag] for tag in sorted(sample.labels) if tag in {"pool", "outcome", "le", "key"}
+                }
                 found[sample.name.removeprefix("ray_windve_"), tuple(tags.items())] += sample.value
         return found
 
