@@ -18,7 +18,7 @@ import grpc
 import numpy as np
 import tei_wire
 from faults.truth import Truth
-from faults.verdict import BROKEN, GRPC, HTTP, SILENT, WIRE, Ended
+from faults.verdict import BROKEN, GRPC, HTTP, LARGE, SILENT, WIRE, Ended
 from faults.wire import Wire
 
 from calibration.load import Address, Connection, Reply, request_bytes
@@ -57,7 +57,7 @@ KINDS = (
     Kind("batch, TEI", 0.05, "/embed", texts=(2, 8)),
     Kind("half a second, OpenAI", 0.07, "/v1/embeddings", timeout_ms=500),
     Kind("patient, TEI", 0.05, "/embed", timeout_ms=8000),
-    Kind("over 64 KiB, OpenAI", 0.03, "/v1/embeddings", large=True),
+    Kind(LARGE, 0.03, "/v1/embeddings", large=True),
     Kind("bulk, OpenAI", 0.02, "/v1/embeddings", texts=(10, 20), bulk=True),
 )
 

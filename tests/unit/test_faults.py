@@ -19,8 +19,10 @@ from faults.traffic import KINDS, Traffic, payload_of, vectors_of
 from faults.truth import Truth
 from faults.verdict import (
     BROKEN,
+    GRPC,
     HEAD,
     HTTP,
+    LARGE,
     SILENT,
     WIRE,
     Ended,
@@ -47,9 +49,6 @@ def phase(*some, fault=CUT, injected_at=10.0, healed_at=15.0, whole_s=2.0, probl
     return Phase(fault, injected_at, healed_at, some, whole_s, problems)
 
 
-AGAIN = ended(200, via=WIRE, at=(15.5, 16.0))  # the wire's first answer after all is mended
-
-
 @pytest.mark.parametrize(
     ("one", "problem"),
     [
@@ -70,18 +69,24 @@ AGAIN = ended(200, via=WIRE, at=(15.5, 16.0))  # the wire's first answer after a
         (ended(SILENT), "silent"),
         (ended(BROKEN, via=WIRE, at=(8.0, 9.0)), "broken"),  # before the fault
         (ended(BROKEN, via=WIRE, at=(8.0, 10.5)), None),  # it was in flight
-        (ended(BROKEN, via=WIRE, at=(15.8, 15.9)), None),  # after the fault, and nobody is answered there yet
-        (ended(BROKEN, via=WIRE, at=(16.1, 16.2)), "broken"),  # somebody was
+        (ended(BROKEN, via=WIRE, at=(16.9, 17.1)), None),  # the service is not whole yet
+        (ended(BROKEN, via=WIRE, at=(17.1, 17.2)), "broken"),  # it was
+        (ended(503, via=GRPC, at=(12.0, 12.1)), "503 without the time to come back"),
+        (ended(BROKEN, kind=LARGE), "broken"),
     ],
 )
 def test_what_breaks_a_promise(one, problem):
-    assert broken_promise(one, phase(one, AGAIN)) == problem
+    assert broken_promise(one, phase(one)) == problem
 
 
-def test_a_way_that_never_comes_back_is_no_excuse_for_another():
-    lost = ended(BROKEN, via=WIRE, at=(20.0, 21.0))
-    assert broken_promise(lost, phase(lost, ended(200, at=(15.5, 16.0)))) is None
-    assert problems_of(phase(lost, AGAIN)) == ["the wire cut: 1 x single by wire: broken"]
+def test_a_service_that_is_not_whole_excuses_its_own_ways_only():
+    lost = [ended(BROKEN, via=via, at=(90.0, 91.0)) for via in (WIRE, HTTP)]
+    assert [broken_promise(one, phase(one, whole_s=None)) for one in lost] == [None, "broken"]
+
+
+@pytest.mark.parametrize("one", [ended(BROKEN, kind=LARGE), ended(503, via=GRPC)])
+def test_large_requests_and_grpc_have_excuses_of_their_own(one):
+    assert broken_promise(one, phase(one, fault=Fault("killed", frozenset({LARGE, GRPC})))) is None
 
 
 def test_problems_name_the_fault_and_what_is_still_in_flight():
@@ -103,7 +108,13 @@ def test_the_longest_gap_counts_from_the_fault():
 
 def test_the_table_has_one_row_a_fault():
     other = phase(ended(429, come_back=True), fault=Fault("other"), whole_s=None)
-    rows = rows_of([phase(ended(200), ended(500)), other, phase(ended(BROKEN, via=WIRE), AGAIN, whole_s=3.5)])
+    rows = rows_of(
+        [
+            phase(ended(200), ended(500)),
+            other,
+            phase(ended(BROKEN, via=WIRE), ended(200, via=WIRE, at=(15.5, 16.0)), whole_s=3.5),
+        ]
+    )
     assert [dict(zip(HEAD, row, strict=True)) for row in rows] == [
         {"fault": "the wire cut", "times": "2", "requests": "4", "right": "2", "429": "0", "503": "0", "504": "0",
          "408": "0", "broken": "1", "wrong": "1", "gap, s": "6.0", "whole, s": "3.5"},
