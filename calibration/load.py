@@ -110,7 +110,7 @@ class Connection:
             for line in head[1:]:
                 name, _, value = line.partition(":")
                 headers[name.lower()] = value.strip()
-            body = await self._read_body(headers)
+            body = b"" if request.startswith(b"HEAD ") else await self._read_body(headers)
         reply = Reply(int(head[0].split()[1]), headers, body, time.perf_counter() - started)
         if headers.get("connection") == "close":
             self.hang_up()

@@ -364,27 +364,26 @@ def test_cohere_types_and_roles(address, reference):
     import cohere
     from conftest import PROMPTS
 
-    client = cohere.ClientV2(api_key="none", base_url=address)
-    asked = {"model": NAME, "input_type": "search_document"}
-    answer = client.embed(texts=TWO, embedding_types=TYPES, **asked)
-    assert agree_in_each_type(answer.embeddings.model_dump(by_alias=True), reference)
-    assert answer.texts == TWO
-    assert answer.meta.billed_units.input_tokens > 2
-    parts = [{"content": [{"type": "text", "text": text}]} for text in TWO]
-    assert agree(client.embed(inputs=parts, **asked).embeddings.float_, reference)
-    short = client.embed(texts=TWO, output_dimension=128, embedding_types=["ubinary"], **asked)
-    assert [len(row) for row in short.embeddings.ubinary] == [16, 16]
-    query = client.embed(model=NAME, input_type="search_query", texts=TWO).embeddings.float_
-    prompted = client.embed(texts=[PROMPTS["query"] + text for text in TWO], **asked).embeddings.float_
-    assert np.allclose(query, prompted, atol=1e-5)
+    with cohere.ClientV2(api_key="none", base_url=address) as client:
+        asked = {"model": NAME, "input_type": "search_document"}
+        answer = client.embed(texts=TWO, embedding_types=TYPES, **asked)
+        assert agree_in_each_type(answer.embeddings.model_dump(by_alias=True), reference)
+        assert answer.texts == TWO
+        assert answer.meta.billed_units.input_tokens > 2
+        parts = [{"content": [{"type": "text", "text": text}]} for text in TWO]
+        assert agree(client.embed(inputs=parts, **asked).embeddings.float_, reference)
+        short = client.embed(texts=TWO, output_dimension=128, embedding_types=["ubinary"], **asked)
+        assert [len(row) for row in short.embeddings.ubinary] == [16, 16]
+        query = client.embed(model=NAME, input_type="search_query", texts=TWO).embeddings.float_
+        prompted = client.embed(texts=[PROMPTS["query"] + text for text in TWO], **asked).embeddings.float_
+        assert np.allclose(query, prompted, atol=1e-5)
 
 
 def test_cohere_v1_sends_many_side_by_side(address, reference):
     import cohere
 
-    found = cohere.Client(api_key="none", base_url=address).embed(
-        model=NAME, texts=[*MANY, *TWO], input_type="search_document"
-    )  # 96 a call
+    with cohere.Client(api_key="none", base_url=address) as client:
+        found = client.embed(model=NAME, texts=[*MANY, *TWO], input_type="search_document")  # 96 a call
     assert len(found.embeddings) == 302
     assert agree(found.embeddings[-2:], reference)
 
@@ -393,18 +392,18 @@ def test_cohere_async_and_errors(address, reference):
     import cohere
 
     async def ask():
-        client = cohere.AsyncClientV2(api_key="none", base_url=address)
-        return await client.embed(model=NAME, texts=TWO, input_type="classification")
+        async with cohere.AsyncClientV2(api_key="none", base_url=address) as client:
+            return await client.embed(model=NAME, texts=TWO, input_type="classification")
 
     assert agree(asyncio.run(ask()).embeddings.float_, reference)
-    client = cohere.ClientV2(api_key="none", base_url=address)
-    with pytest.raises(cohere.NotFoundError) as caught:
-        client.embed(model="embed-v4.0", texts=TWO, input_type="clustering")
-    assert "there is no model 'embed-v4.0' here" in caught.value.body["message"]
-    with pytest.raises(cohere.BadRequestError, match="send texts"):
-        client.embed(model=NAME, images=["data:image/png;base64,AAAA"], input_type="image")
-    with pytest.raises(cohere.BadRequestError, match="has 402 tokens and the model takes 256"):
-        client.embed(model=NAME, texts=["word " * 400], input_type="search_document", truncate="NONE")
+    with cohere.ClientV2(api_key="none", base_url=address) as client:
+        with pytest.raises(cohere.NotFoundError) as caught:
+            client.embed(model="embed-v4.0", texts=TWO, input_type="clustering")
+        assert "there is no model 'embed-v4.0' here" in caught.value.body["message"]
+        with pytest.raises(cohere.BadRequestError, match="send texts"):
+            client.embed(model=NAME, images=["data:image/png;base64,AAAA"], input_type="image")
+        with pytest.raises(cohere.BadRequestError, match="has 402 tokens and the model takes 256"):
+            client.embed(model=NAME, texts=["word " * 400], input_type="search_document", truncate="NONE")
 
 
 def test_cohere_of_npm(real, reference, node):
@@ -439,20 +438,20 @@ def test_openai_of_npm(real, reference, node):
 def test_ollama_sync_and_async(address, reference):
     import ollama
 
-    client = ollama.Client(host=address)
-    answer = client.embed(model=NAME, input=TWO)
-    assert agree(answer.embeddings, reference)
-    assert answer.prompt_eval_count > 2
-    assert answer.total_duration > 0
-    assert [len(vector) for vector in client.embed(model=NAME, input=TWO[0], dimensions=128).embeddings] == [128]
-    assert agree([client.embeddings(model=NAME, prompt=text).embedding for text in TWO], reference)
-
     async def ask():
-        return await ollama.AsyncClient(host=address).embed(model=NAME, input=TWO)
+        async with ollama.AsyncClient(host=address) as client:
+            return await client.embed(model=NAME, input=TWO)
 
     assert agree(asyncio.run(ask()).embeddings, reference)
-    with pytest.raises(ollama.ResponseError, match="there is no model 'llama' here") as caught:
-        client.embed(model="llama", input="x")
-    assert caught.value.status_code == 404
-    with pytest.raises(ollama.ResponseError, match="has 402 tokens and the model takes 256"):
-        client.embed(model=NAME, input="word " * 400, truncate=False)
+    with ollama.Client(host=address) as client:
+        answer = client.embed(model=NAME, input=TWO)
+        assert agree(answer.embeddings, reference)
+        assert answer.prompt_eval_count > 2
+        assert answer.total_duration > 0
+        assert [len(vector) for vector in client.embed(model=NAME, input=TWO[0], dimensions=128).embeddings] == [128]
+        assert agree([client.embeddings(model=NAME, prompt=text).embedding for text in TWO], reference)
+        with pytest.raises(ollama.ResponseError, match="there is no model 'llama' here") as caught:
+            client.embed(model="llama", input="x")
+        assert caught.value.status_code == 404
+        with pytest.raises(ollama.ResponseError, match="has 402 tokens and the model takes 256"):
+            client.embed(model=NAME, input="word " * 400, truncate=False)

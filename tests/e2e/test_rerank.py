@@ -86,10 +86,9 @@ def test_scores_are_those_of_sentence_transformers_from_both_pools(both, folder)
     found = {rank["index"]: rank["score"] for rank in ranks}
     np.testing.assert_allclose([found[index] for index in range(len(TEXTS))], wanted, atol=2e-5)
     assert [rank["index"] for rank in ranks] == np.argsort(-wanted).tolist()
-    for client in (cohere.ClientV2, cohere.Client):
-        found = client(api_key="none", base_url=f"http://127.0.0.1:{both.port}/reranker").rerank(
-            model="small", query=QUERY, documents=TEXTS, top_n=2
-        )
+    for kind in (cohere.ClientV2, cohere.Client):
+        with kind(api_key="none", base_url=f"http://127.0.0.1:{both.port}/reranker") as client:
+            found = client.rerank(model="small", query=QUERY, documents=TEXTS, top_n=2)
         assert [result.index for result in found.results] == np.argsort(-wanted)[:2].tolist()
         assert found.results[0].relevance_score == pytest.approx(1 / (1 + np.exp(-wanted.max())), abs=1e-5)
         assert found.meta.tokens.input_tokens > len(TEXTS)
