@@ -18,7 +18,7 @@ import grpc
 import numpy as np
 import tei_wire
 from faults.truth import Truth
-from faults.verdict import BROKEN, GRPC, HTTP, LARGE, SILENT, WIRE, Ended
+from faults.verdict import BACK_OFF_S, BROKEN, GRPC, HTTP, LARGE, SILENT, WIRE, Ended
 from faults.wire import Wire
 
 from calibration.load import Address, Connection, Reply, request_bytes
@@ -122,7 +122,7 @@ class Traffic:
         await self.wire.open()
         self._wired = Address("127.0.0.1", self.wire.port)
         self._channel = grpc.aio.insecure_channel(
-            f"127.0.0.1:{self._grpc_port}", options=[("grpc.max_reconnect_backoff_ms", 1000)]
+            f"127.0.0.1:{self._grpc_port}", options=[("grpc.max_reconnect_backoff_ms", int(1000 * BACK_OFF_S))]
         )
         kinds = tei_wire.CLASSES["EmbedRequest"], tei_wire.CLASSES["EmbedResponse"]
         self._request = kinds[0]

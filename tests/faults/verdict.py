@@ -11,6 +11,7 @@ BROKEN = "broken"  # in place of a status: the connection ended without an answe
 SILENT = "silent"  # nothing came within the client's own, very long time
 BUSY, UNAVAILABLE, TOO_LATE, SLOW_SENDER = 429, 503, 504, 408
 HTTP, WIRE, GRPC = "http", "wire", "grpc"  # how a client reaches the service; the wire is the test's own
+BACK_OFF_S = 1.0  # of a gRPC client that was refused, before it connects anew: its calls fail meanwhile
 LARGE = "over 64 KiB, OpenAI"  # the kind that HAProxy cannot send to another Router
 
 
@@ -78,7 +79,8 @@ def broken_promise(ended: Ended, phase: Phase) -> str | None:
 def _in_its_time(ended: Ended, phase: Phase) -> bool:
     """It was in flight between the fault and the moment when the service was whole again."""
     whole_at = float("inf") if phase.whole_s is None else phase.healed_at + phase.whole_s
-    return ended.ended_at >= phase.injected_at and ended.sent_at <= whole_at
+    own_s = BACK_OFF_S if ended.via == GRPC else 0.0
+    return ended.ended_at >= phase.injected_at and ended.sent_at <= whole_at + own_s
 
 
 def problems_of(phase: Phase) -> list[str]:

@@ -84,7 +84,9 @@ def test_a_service_that_is_not_whole_excuses_its_own_ways_only():
     assert [broken_promise(one, phase(one, whole_s=None)) for one in lost] == [None, "broken"]
 
 
-@pytest.mark.parametrize("one", [ended(BROKEN, kind=LARGE), ended(503, via=GRPC)])
+@pytest.mark.parametrize(
+    "one", [ended(BROKEN, kind=LARGE), ended(503, via=GRPC), ended(BROKEN, via=GRPC, at=(17.5, 17.6))]
+)
 def test_large_requests_and_grpc_have_excuses_of_their_own(one):
     assert broken_promise(one, phase(one, fault=Fault("killed", frozenset({LARGE, GRPC})))) is None
 
