@@ -157,8 +157,8 @@ class Router:
         except BaseException as error:
             gave_up = isinstance(error, DeadlineExceeded | asyncio.CancelledError)
             self.metrics.failed(error, len(queries), late=gave_up and self._is_late(request))
-            if wanted.client is not None:
-                self.metrics.keys.refused(wanted.client.tenant.name, error, len(queries))
+            if wanted.charged is not None:
+                self.metrics.keys.refused(wanted.charged.tenant.name, error, len(queries))
             raise
         rows_of = partial(self._encoder.rows, outputs=request.outputs, role=wanted.role)
         done = embedded(request, answers, rows_of)
@@ -201,7 +201,7 @@ class Router:
 
     def _check_quota(self, request: Request) -> None:
         """Raises OverQuota."""
-        if request.quota is None or request.wanted.trial is not None:
+        if request.quota is None:
             return
         wait_s = request.quota.wait_s(asyncio.get_running_loop().time(), self._placer.routers)
         if wait_s > 0:

@@ -49,6 +49,7 @@ class ApiKeys:
     """The keys that a service accepts, as hashes. `source` is where they were read, as `read_keys` takes it."""
 
     def __init__(self, keys: Iterable[str | ApiKey], source: str = "") -> None:
+        self._problem = ""
         self._clients: dict[str, Client] = {}
         self._known: tuple[tuple[bytes, Client | None], ...] = ()
         self._about: tuple[tuple[bytes, str, float, tuple[Unit, float] | None], ...] = ()
@@ -61,12 +62,15 @@ class ApiKeys:
         return cls(read_keys(source), source)
 
     def refresh(self) -> None:
-        """Read them again. A file that cannot be read any more, or holds no key, changes nothing, and is logged."""
+        """Read them again. A file that cannot be read, or holds no key, changes nothing, and is logged once."""
         try:
             keys = read_keys(self._source)
         except SettingsError as error:
-            logger.error("%s; the keys before stay in force", error)  # noqa: TRY400 - the sentence says it
+            if str(error) != self._problem:
+                logger.error("%s; the keys before stay in force", error)  # noqa: TRY400 - the sentence says it
+            self._problem = str(error)
             return
+        self._problem = ""
         if self._take(keys):
             logger.info("API keys read anew from %s: %d are in force", self._source, len(keys))
 

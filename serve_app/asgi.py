@@ -18,9 +18,8 @@ from deployments.queueing.quota import Client
 from serve_app.access_log import Followed
 from serve_app.api_keys import ApiKeys
 from serve_app.http_errors import JSON, Headers, error_answer
+from serve_app.kinds import PROBES
 from serve_app.observer import Observer
-
-_WITHOUT_KEY = frozenset({"/health", "/ping"})  # what a load balancer asks
 
 Answer = tuple[Headers, bytes]  # the content type among the headers, the content length not
 
@@ -88,7 +87,7 @@ class Asgi(ABC):
         if self._observer.on:
             request.followed = self._observer.begin(request.headers)
         try:
-            if self._api_keys is not None and request.path not in _WITHOUT_KEY:
+            if self._api_keys is not None and request.path not in PROBES:
                 shown = request.headers.get(b"authorization")
                 request.client = self._api_keys.check(None if shown is None else shown.decode("latin-1"))
                 if request.followed is not None and request.client is not None:

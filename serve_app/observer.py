@@ -16,7 +16,7 @@ from deployments.placement.request import Record
 from deployments.settings import RouterConfig
 from serve_app.access_log import Ended, Followed, Level, LineWriter, is_wanted, line
 from serve_app.grpc_services import METHODS
-from serve_app.kinds import ALL_ROUTES
+from serve_app.kinds import ALL_ROUTES, PROBES
 from serve_app.tracer import Tracer, trace_id
 
 T = TypeVar("T")
@@ -28,8 +28,7 @@ _AN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")  # what else a client sends 
 _A_PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C Trace Context, section 3.2
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_PROBES = frozenset({"/health", "/ping"})
-_OTHER_ROUTES = ("/", "/tokenize", "/decode", "/v1/models", "/info", "/docs", "/openapi.json", *_PROBES)
+_OTHER_ROUTES = ("/", "/tokenize", "/decode", "/v1/models", "/info", "/docs", "/openapi.json", *PROBES)
 _ROUTES = ALL_ROUTES.union(_OTHER_ROUTES)
 _MODEL = "/v1/models/"
 _RECORD: ContextVar[Record | None] = ContextVar("record", default=None)
@@ -73,7 +72,7 @@ class Observer:
 
     def end_http(self, followed: Followed, method: str, path: str, status: int, error: BaseException | None) -> None:
         """It is answered with this status."""
-        if error is None and path in _PROBES:
+        if error is None and path in PROBES:
             return
         self._end(followed, f"{method if method in _METHODS else 'OTHER'} {_route(path)}", status, error)
 

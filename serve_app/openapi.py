@@ -15,7 +15,7 @@ from deployments.models.model_files import ModelCard
 from serve_app import requests
 from serve_app.fields import Rules
 from serve_app.http_errors import error_shape
-from serve_app.kinds import ALL_ROUTES, ROOT, SEVERAL, routes_of
+from serve_app.kinds import ALL_ROUTES, PROBES, ROOT, SEVERAL, routes_of
 from serve_app.requests import PRIORITY, TIMEOUT
 
 Schema = dict[str, Any]
@@ -39,7 +39,6 @@ _MEANINGS = {
 _OPENAI = (400, 403, 404, 413, 429, 500, 503, 504)
 _TEI = (400, 403, 413, 422, 424, 429, 503, 504)
 _STATUSES = {"/tokenize": (400, 413, 422), "/decode": (400, 413, 422), "/v1/models/{id}": (404,), "/health": (503,)}
-_WITHOUT_KEY = ("/health", "/ping")
 _TIMES = ("compute-time", "compute-characters", "compute-tokens", "total-time", "tokenization-time", "queue-time",
           "inference-time")  # fmt: skip
 _PARAMETERS = [
@@ -265,7 +264,7 @@ def _operations(path: str, route: _Route, *, api_keys: bool) -> dict[str, Any]:
         operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": _STRING}]
     if route.answers is None:
         good = {"description": "It is so; the body is empty."}
-    if path in _WITHOUT_KEY:
+    if path in PROBES:
         operation["security"] = []
     elif api_keys:
         statuses = (401, *statuses)

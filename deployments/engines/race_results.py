@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import logging
-import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants
-
 from deployments.hardware.device_detector import cpu_model
+from deployments.models.kept_file import KeptFile, state_of_files
 from deployments.models.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
 
@@ -43,17 +39,17 @@ class Result:
 
 
 class RaceResults:
-    """Of one model on this machine, in one file. Where no file can be kept, or it is not ours, there is none."""
+    """Of one model on this machine."""
 
-    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+    def __init__(self, about: Mapping[str, Any]) -> None:
         """`about`: whatever may change who wins, as JSON."""
-        key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:16]
-        self.file = folder / f"{key}.json"
+        self._kept = KeptFile("races", about)
+        self.file = self._kept.path
 
     @classmethod
     def of(cls, race: str, card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads: int) -> RaceResults:
-        """Beside the hub's cache, as what else is kept of a model. `race`: what ran, and on which device."""
-        return cls(Path(constants.HF_HOME) / "windve" / "races", {"race": race, **_about(card, settings, threads)})
+        """`race`: what ran, and on which device."""
+        return cls({"race": race, **_about(card, settings, threads)})
 
     def recall(self) -> Result | None:
         """What has won twice in a row, if that is not too old."""
@@ -62,22 +58,16 @@ class RaceResults:
 
     def _read(self) -> Result | None:
         try:
-            with self.file.open(encoding="utf-8") as file:
-                if os.fstat(file.fileno()).st_uid != os.getuid():
-                    return None
-                found = Result(**json.load(file))
-                return found if 0 <= time.time() - found.raced <= KEPT_S else None
-        except (OSError, ValueError, TypeError):
+            found = Result(**self._kept.read())
+            return found if 0 <= time.time() - found.raced <= KEPT_S else None
+        except TypeError:  # nothing, or not of this form
             return None
 
     def keep(self, winner: str, told: str, seconds: Sequence[float] = ()) -> None:
         before = self._read()
         wins = before.wins + 1 if before is not None and before.winner == winner else 1
         try:
-            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self.file.parent, delete=False, encoding="utf-8") as file:
-                json.dump(asdict(Result(winner, told, time.time(), seconds, wins)), file)
-            Path(file.name).replace(self.file)
+            self._kept.write(asdict(Result(winner, told, time.time(), seconds, wins)))
         except OSError as error:
             logger.info("who won the race is not kept in %s (%s); the next start races again", self.file, error)
 
@@ -88,11 +78,7 @@ def _about(card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads
         "threads": threads,
         "settings": settings.model_dump(mode="json"),
         "model": [str(card.folder.resolve()), card.revision, repr(card)],
-        "files": [
-            (path.name, path.stat().st_size, path.stat().st_mtime_ns)
-            for path in sorted(card.folder.iterdir())
-            if path.is_file()
-        ],
+        "files": state_of_files(card.folder),
         "libraries": {name: _version(name) for name in _LIBRARIES},
         "code": _digest(Path(__file__).parent),
     }

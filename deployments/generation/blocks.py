@@ -6,8 +6,6 @@ start; a sequence takes more as it grows and gives all back at its end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 BLOCK = 128  # tokens: as quick to read as one piece of memory, and half a block is lost to each sequence
 
 
@@ -45,8 +43,3 @@ class Blocks:
 def blocks_of(tokens: int) -> int:
     """How many hold so many tokens."""
     return -(-tokens // BLOCK)
-
-
-def slot(table: Sequence[int], position: int) -> tuple[int, int]:
-    """(block, place in it) of the token at that position."""
-    return table[position // BLOCK], position % BLOCK

@@ -13,7 +13,7 @@ import torch
 from deployments.engines.packed.attention import CAUSAL, Attention, Heads, Reach
 from deployments.engines.packed.families import decoder
 from deployments.engines.packed.layers import Dense
-from deployments.engines.packed.tensors import Place, Weights
+from deployments.engines.packed.tensors import Weights
 from deployments.generation.cache import Cache
 from deployments.generation.step import Chunk, StepLayout
 
@@ -35,7 +35,7 @@ class CausalModel:
 
     def __init__(self, config: Any, weights: Weights, blocks: int) -> None:
         """`weights` are under the names of the class with a head. Raises MissingWeight."""
-        self._place, self.vocabulary = weights.place, int(config.vocab_size)
+        self._place = weights.place
         made: list[Cache] = []
 
         def attend(layer: int, heads: Heads, _: Reach) -> Attention:
@@ -51,10 +51,6 @@ class CausalModel:
         tied = "lm_head.weight" not in weights or config.tie_word_embeddings
         self._head = Dense(weights["model.embed_tokens.weight" if tied else "lm_head.weight"], None)
         (self.cache,) = made
-
-    @property
-    def place(self) -> Place:
-        return self._place
 
     @torch.inference_mode()
     def step(self, chunks: Sequence[Chunk]) -> torch.Tensor:

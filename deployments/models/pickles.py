@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deployments.errors import SettingsError
+from deployments.models.kept_file import kept_folder
 from deployments.models.model_folder import find_folder, read_json
 from deployments.models.modules import modules_of
 from deployments.models.unpickle import NotWeights, Written, unpickle
@@ -64,7 +65,7 @@ def safe_folder(folder: Path) -> Path:
     if not pickles:
         return folder
     try:
-        kept = _cache() / _name(folder, pickles)
+        kept = kept_folder() / _name(folder, pickles)
         with _alone(kept):
             if not kept.is_dir():
                 logger.warning(
@@ -149,12 +150,6 @@ def _check_space(folder: Path, pickles: Mapping[str, str], target: Path) -> None
 
 def _link(source: Path, target: Path) -> None:
     target.symlink_to(source.resolve())
-
-
-def _cache() -> Path:
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HOME) / "windve"
 
 
 def _name(folder: Path, pickles: Mapping[str, str]) -> str:

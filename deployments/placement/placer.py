@@ -174,7 +174,7 @@ class Placer:
             again=request.last_pool == pool.name,
             depth=None if trial is None else trial.depth(pool.name),
             trial=trial is not None,
-            tenant=None if trial is not None else request.tenant,
+            tenant=request.tenant,
         )
         if record is None:
             return Part(link, pool.name, link.offer(offer), indices)

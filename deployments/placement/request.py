@@ -78,6 +78,11 @@ class Wanted:
     record: Record | None = None
     client: Client | None = None
 
+    @property
+    def charged(self) -> Client | None:
+        """Whose share and quota it counts against: a calibration's queries count against nobody's."""
+        return None if self.trial is not None else self.client
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -110,11 +115,11 @@ class Request:
 
     @property
     def tenant(self) -> Tenant | None:
-        return None if self.wanted.client is None else self.wanted.client.tenant
+        return None if self.wanted.charged is None else self.wanted.charged.tenant
 
     @property
     def quota(self) -> Quota | None:
-        return None if self.wanted.client is None else self.wanted.client.quota
+        return None if self.wanted.charged is None else self.wanted.charged.quota
 
     @property
     def allowed_s(self) -> float:

@@ -114,7 +114,7 @@ def test_what_openvino_cannot_compile_is_served_by_torch(card, monkeypatch, capl
 
 def test_an_openvino_that_won_and_fails_now_is_left_out(card, monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(race_results, "KEPT_S", 3600.0)
-    monkeypatch.setattr(race_results.constants, "HF_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
     for _ in range(2):
         RaceResults.of("engines", card, CpuSettings(), 1).keep("openvino 1", "torch: slower")
     monkeypatch.setattr("openvino.convert_model", lambda *_: 1 / 0)
@@ -461,7 +461,7 @@ def test_a_tokenizer_without_special_tokens_takes_any_ids(card, tmp_path):
 
 def test_the_form_that_won_is_taken_at_the_next_start_if_it_still_agrees(card, queries, monkeypatch, tmp_path):
     monkeypatch.setattr(race_results, "KEPT_S", 3_600)
-    monkeypatch.setattr(race_results.constants, "HF_HOME", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
     settings = CpuSettings(engine="torch")
     first = create_engine(card, settings, "cpu", 1)
     (file,) = (tmp_path / "windve" / "races").iterdir()

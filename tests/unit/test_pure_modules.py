@@ -20,6 +20,7 @@ PURE = [
     "deployments.serve_adapter.membership",
     "deployments.metrics",
     "deployments.models.judges",
+    "deployments.models.kept_file",
     "deployments.models.late",
     "deployments.models.model_files",
     "deployments.models.model_folder",

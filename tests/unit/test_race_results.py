@@ -30,7 +30,7 @@ def card(tmp_path):
 @pytest.fixture
 def of(tmp_path, monkeypatch):
     monkeypatch.setattr(race_results, "KEPT_S", 30 * 86_400)
-    monkeypatch.setattr(race_results.constants, "HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
     return partial(RaceResults.of, "engines")
 
 

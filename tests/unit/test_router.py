@@ -12,9 +12,10 @@ from virtual_device import EIGHT, V100, XEON
 from benchmarks.simulation.virtual_time import run
 from deployments.errors import Busy, DeadlineExceeded, EngineFailed, OverShare, Unavailable
 from deployments.models.tokenizer import Tokenizer
-from deployments.placement.request import Embedded
+from deployments.placement.request import Embedded, Wanted
 from deployments.queueing.quota import Client, Quota
 from deployments.queueing.shares import Tenant
+from deployments.trial import Trial
 
 QUICK = (0.003, 0.004)  # alpha, beta
 
@@ -465,3 +466,9 @@ async def test_what_is_refused_costs_no_quota(monkeypatch):
     assert isinstance(await ask(router, client=client), Busy)
     answered = sum(isinstance(one, Embedded) for one in await asyncio.gather(*first))
     assert client.quota._left == pytest.approx(5 - 0.018 * answered, abs=0.06)  # it is filled up meanwhile
+
+
+def test_a_trial_counts_against_nobody():
+    client = Client(Tenant("a"), Quota(1.0, "device_seconds"))
+    assert Wanted(client=client).charged is client
+    assert Wanted(client=client, trial=Trial("secret", {"accelerator": 4})).charged is None

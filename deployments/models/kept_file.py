@@ -1,0 +1,49 @@
+"""JSON files beside the hub's cache: what takes long to find out, kept under everything that it depends on. No torch.
+
+Where no file can be kept, or it is not ours, it is as if there were none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def kept_folder() -> Path:
+    """Windve's own, in the user's cache of models."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HOME) / "windve"
+
+
+class KeptFile:
+    """One value. `about`: whatever it depends on, as JSON."""
+
+    def __init__(self, kind: str, about: Any) -> None:
+        key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:32]
+        self.path = kept_folder() / kind / f"{key}.json"
+
+    def read(self) -> Any:
+        """None where there is nothing."""
+        try:
+            with self.path.open(encoding="utf-8") as file:
+                return json.load(file) if os.fstat(file.fileno()).st_uid == os.getuid() else None
+        except (OSError, ValueError):
+            return None
+
+    def write(self, value: Any) -> None:
+        """All of it or nothing, whoever else writes it. Raises OSError."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False, encoding="utf-8") as file:
+            json.dump(value, file)
+        Path(file.name).replace(self.path)
+
+
+def state_of_files(folder: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of change of each file in a folder: another state may be another content."""
+    found = ((path.name, path.stat()) for path in sorted(folder.iterdir()) if path.is_file())
+    return [(name, status.st_size, status.st_mtime_ns) for name, status in found]
