@@ -1,0 +1,107 @@
+"""What a model that generates says of itself: its card, how answers end, how they are drawn, how chats are written.
+No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deployments.errors import SettingsError
+from deployments.generation.sampling import Sampling
+from deployments.models.model_files import ModelCard, read_model_card
+from deployments.models.model_folder import read_json
+from deployments.settings import ModelSettings
+
+_TEMPLATE_FILE = "chat_template.jinja"
+_AS_DECODER = {"kind": "embedding", "pooling": "last", "normalize": False}  # what is read of all decoders
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationCard:
+    """`model.max_tokens` is the context: tokens of a prompt and its answer together.
+
+    - `end_tokens`: ids, any of which ends an answer.
+    - `defaults`: temperature, top_k and top_p where a request does not say them.
+    - `chat_template`: the model's own, Jinja; None where it has none.
+    - `special_tokens`: what templates know by name: `bos_token` and others.
+    """
+
+    model: ModelCard
+    end_tokens: tuple[int, ...]
+    defaults: Sampling
+    chat_template: str | None
+    special_tokens: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def context(self) -> int:
+        return self.model.max_tokens
+
+
+def read_generation_card(settings: ModelSettings) -> GenerationCard:
+    """Find the model's folder (fetching it if `id` is a hub name) and read what it says.
+
+    Raises SettingsError that names the setting of `args.model` which does not fit.
+    """
+    model = read_model_card(settings.model_copy(update=_AS_DECODER))
+    folder = model.folder
+    config, own = read_json(folder / "config.json"), read_json(folder / "generation_config.json")
+    tokens = _special_tokens(read_json(folder / "tokenizer_config.json"), folder)
+    return GenerationCard(
+        model=model,
+        end_tokens=_end_tokens(own, config, model.vocab_size),
+        defaults=_defaults(own),
+        chat_template=_chat_template(folder),
+        special_tokens=tokens,
+    )
+
+
+def _end_tokens(own: Mapping[str, Any], config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """generation_config.json's, else config.json's, one or several."""
+    named = own.get("eos_token_id", config.get("eos_token_id"))
+    found = tuple(named) if isinstance(named, list) else () if named is None else (named,)
+    if not all(type(one) is int and 0 <= one < vocab_size for one in found):
+        raise SettingsError("args.model.id", f"eos_token_id is {named}, and the model knows {vocab_size} tokens")
+    return found
+
+
+def _defaults(own: Mapping[str, Any]) -> Sampling:
+    """As vLLM takes them: where the file does not say, all tokens may come and the temperature is 1."""
+    values = {name: own.get(name, usual) for name, usual in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0))}
+    if not (
+        all(isinstance(value, int | float) for value in values.values())
+        and values["temperature"] >= 0
+        and values["top_k"] >= 0
+        and 0 < values["top_p"] <= 1
+    ):
+        raise SettingsError("args.model.id", f"generation_config.json has sampling that makes no sense: {values}")
+    return Sampling(float(values["temperature"]), int(values["top_k"]), float(values["top_p"]))
+
+
+def _special_tokens(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    named = {**config, **read_json(folder / "special_tokens_map.json")} if "bos_token" not in config else config
+    contents = {
+        name: token.get("content") if isinstance(token, dict) else token
+        for name, token in named.items()
+        if name.endswith("_token")
+    }
+    return {name: content for name, content in contents.items() if isinstance(content, str)}
+
+
+def _chat_template(folder: Path) -> str | None:
+    """The file's, else tokenizer_config.json's; of several named ones the default. As transformers reads them."""
+    path = folder / _TEMPLATE_FILE
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    named = read_json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(named, list):
+        named = {one.get("name"): one.get("template") for one in named if isinstance(one, dict)}.get("default")
+    if named is not None and not isinstance(named, str):
+        raise SettingsError("args.model.id", "chat_template in tokenizer_config.json is no template")
+    return named
