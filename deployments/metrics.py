@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from deployments.errors import Busy, DeadlineExceeded, OverQuota, OverShare, WindveError
-from deployments.queueing.schedule import ReplicaState
 
 OK, BUSY, ERROR, CANCELLED, INVALID = "ok", "busy", "error", "cancelled", "invalid"
 NO_POOL = "none"  # the pool of what was answered before it had one
@@ -34,6 +33,17 @@ _POOL = ("pool",)
 _KEY = ("key",)
 _MOST_KEYS = 50  # names of API keys in metrics, for each Router
 OTHER_KEYS = "other"
+REACHED = {  # fields of a pool's state at a Router
+    "is_open": "1 unless the pool is closed (queue_depth: 0)",
+    "live_replicas": "Replicas that this Router may send to",
+    "calibrated": "1 if a calibration wrote the cost model, 0 if it was measured at warm-up",
+}
+LEARNED = {  # fields of a replica's state, of whichever kind
+    "in_flight": "Queries admitted and not answered, at this replica",
+    "waiting": "Of these, those that do not run yet",
+    "factor": "What work takes now, as a share of what the cost model says",
+    "margin": "What is added to a prediction at admission, as a share",
+}
 _LIMITS: dict[type[BaseException], str] = {OverShare: "share", OverQuota: "quota"}
 _SERVER_ERRORS = 500  # HTTP: from here on it is not the client who must change something
 
@@ -42,7 +52,7 @@ class _Counter(Protocol):
     def inc(self, value: float, tags: dict[str, str]) -> None: ...
 
 
-class _Gauge(Protocol):
+class Gauge(Protocol):
     def set(self, value: float, tags: dict[str, str]) -> None: ...
 
 
@@ -97,7 +107,7 @@ def outcome_of(error: BaseException) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class _Tally:
+class Tally:
     """A counter whose steps are summed up until they are published."""
 
     counter: _Counter
@@ -115,7 +125,7 @@ class _Tally:
 
 
 @dataclass(slots=True, eq=False)
-class _Sampled:
+class Sampled:
     """A histogram that records each of few values, and one of every `every` where there are many."""
 
     histogram: _Histogram
@@ -140,11 +150,11 @@ class KeyMetrics:
 
     def __init__(self, instruments: Instruments) -> None:
         self._names: set[str] = set()
-        self._queries = _tally(
+        self._queries = tally(
             instruments, "windve_key_queries", "Queries by the API key's name and the outcome", ("key", "outcome")
         )
-        self._tokens = _tally(instruments, "windve_key_tokens", "Tokens of answered queries by API key", _KEY)
-        self._seconds = _tally(
+        self._tokens = tally(instruments, "windve_key_tokens", "Tokens of answered queries by API key", _KEY)
+        self._seconds = tally(
             instruments, "windve_key_device_seconds", "Device seconds of answered queries by API key", _KEY
         )
 
@@ -169,50 +179,46 @@ class KeyMetrics:
 
     def publish(self) -> None:
         """Give Ray what was counted since the last call."""
-        for tally in (self._queries, self._tokens, self._seconds):
-            tally.publish()
+        for counted in (self._queries, self._tokens, self._seconds):
+            counted.publish()
 
 
 class RouterMetrics:
     """A Router's. All methods are called from the event loop's own thread."""
 
     def __init__(self, instruments: Instruments) -> None:
-        self._queries = _tally(
+        self._queries = tally(
             instruments, "windve_queries", "Queries by the pool and the outcome of their request", ("pool", "outcome")
         )
-        self._slo_missed = _tally(
+        self._slo_missed = tally(
             instruments,
             "windve_slo_missed",
             "Of windve_requests, those answered late or not at all, by an error of ours",
             (),
         )
-        self._requests = _tally(
+        self._requests = tally(
             instruments, "windve_requests", "Requests that the SLO is for: bulk and trial ones aside", ()
         )
         self.keys = KeyMetrics(instruments)
-        self._total = _Sampled(
+        self._total = Sampled(
             instruments.Histogram("windve_request_seconds", "From arrival to answer, of windve_requests", _SECONDS)
         )
-        self._queueing = _Sampled(
+        self._queueing = Sampled(
             instruments.Histogram(
                 "windve_queue_seconds", "The longest wait for a device among a request's queries", _SECONDS
             )
         )
-        self._tokenising = _Sampled(
+        self._tokenising = Sampled(
             instruments.Histogram("windve_tokenization_seconds", "Tokenising one request", _TOKENISING_S)
         )
         gauges = {
-            "is_open": "1 unless the pool is closed (queue_depth: 0)",
+            **REACHED,
             "depth": "Queue depth of each live replica, in force; 0 where none is set",
-            "live_replicas": "Replicas that this Router may send to",
             "alpha_s": "Latency model: seconds more for each query of 75 tokens in a run",
             "beta_s": "Latency model: seconds of any run",
-            "calibrated": "1 if a calibration wrote the latency model, 0 if it was measured at warm-up",
         }
-        self._gauges: dict[str, _Gauge] = {
-            key: instruments.Gauge(_name(key), about, _POOL) for key, about in gauges.items()
-        }
-        self._slo: _Gauge = instruments.Gauge("windve_slo_seconds", "The latency that is promised")
+        self._gauges = pool_gauges(instruments, gauges)
+        self._slo: Gauge = instruments.Gauge("windve_slo_seconds", "The latency that is promised")
 
     def answered(self, pools: Iterable[str], *, tokenization_s: float, queue_s: float) -> None:
         """One request, by the pool of each of its queries."""
@@ -240,8 +246,8 @@ class RouterMetrics:
 
     def publish(self, slo_s: float, pools: Mapping[str, PoolState]) -> None:
         """Give Ray what was counted since the last call, and the gauges of each pool."""
-        for tally in (self._queries, self._requests, self._slo_missed):
-            tally.publish()
+        for counted in (self._queries, self._requests, self._slo_missed):
+            counted.publish()
         self.keys.publish()
         for histogram in (self._total, self._queueing, self._tokenising):
             histogram.publish()
@@ -251,10 +257,26 @@ class RouterMetrics:
                 gauge.set(float(getattr(state, key)), {"pool": pool})
 
 
-class EmbedderMetrics:
-    """An embedder replica's. `info`: what it runs, each value a tag."""
+class RunState(Protocol):
+    """What a replica says of itself when its metrics are published. `refusals`: counts since the start, by reason."""
 
-    def __init__(self, instruments: Instruments, pool: str, info: Mapping[str, str]) -> None:
+    @property
+    def refusals(self) -> Sequence[int]: ...
+
+
+class ReplicaMetrics:
+    """What every replica tells of its engine's runs and of itself. `info`: what it runs, each value a tag; `gauges`: of
+    which fields of its state; `reasons`: of its refusals, in the state's order.
+    """
+
+    def __init__(
+        self,
+        instruments: Instruments,
+        pool: str,
+        info: Mapping[str, str],
+        gauges: Mapping[str, str],
+        reasons: Sequence[str],
+    ) -> None:
         self._pool = {"pool": pool}
         tallies = {
             "windve_runs": "Runs of the engine",
@@ -264,55 +286,55 @@ class EmbedderMetrics:
             "windve_planned_seconds": "What the cost model had said that these runs take",
             "windve_failed_runs": "Runs of the engine that failed",
         }
-        self._tallies = [_tally(instruments, name, about, _POOL) for name, about in tallies.items()]
-        self._inference = _Sampled(
+        self._tallies = [tally(instruments, name, about, _POOL) for name, about in tallies.items()]
+        self._inference = Sampled(
             instruments.Histogram("windve_inference_seconds", "One run of the engine", _SECONDS, _POOL),
             self._pool,
         )
-        self._sizes = _Sampled(
+        self._sizes = Sampled(
             instruments.Histogram("windve_queries_per_run", "Queries in one run of the engine", _QUERIES, _POOL),
             self._pool,
         )
-        self._refusals = _tally(
+        self._refusals = tally(
             instruments, "windve_refusals", "Queries that a replica refused, by reason", ("pool", "reason")
         )
-        self._refused: Sequence[int] = (0, 0, 0)
-        gauges = {
-            "in_flight": "Queries admitted and not answered, at this replica",
-            "waiting": "Of these, those that do not run yet",
-            "factor": "What work takes now, as a share of what the cost model says",
-            "margin": "What is added to a prediction at admission, as a share",
-            "free_s": "Seconds until all that is admitted is done",
-        }
-        self._gauges: dict[str, _Gauge] = {
-            key: instruments.Gauge(_name(key), about, _POOL) for key, about in gauges.items()
-        }
-        self._info: _Gauge = instruments.Gauge("windve_info", "Always 1; what this replica runs", ("pool", *info))
+        self._reasons = reasons
+        self._refused: Sequence[int] = (0,) * len(reasons)
+        self._gauges = pool_gauges(instruments, gauges)
+        self._info: Gauge = instruments.Gauge("windve_info", "Always 1; what this replica runs", ("pool", *info))
         self._about = {**self._pool, **info}
 
     def ran(self, queries: int, tokens: int, seconds: float, planned_s: float) -> None:
         """A run ended well: it took `seconds`, and the cost model had said `planned_s`."""
         self._inference.observe(seconds)
         self._sizes.observe(float(queries))
-        for tally, step in zip(self._tallies, (1, queries, seconds, tokens, planned_s), strict=False):
-            tally.add(step, self._pool["pool"])
+        for counted, step in zip(self._tallies, (1, queries, seconds, tokens, planned_s), strict=False):
+            counted.add(step, self._pool["pool"])
 
     def failed(self) -> None:
         """A run failed."""
         self._tallies[-1].add(1, self._pool["pool"])
 
-    def publish(self, state: ReplicaState) -> None:
+    def publish(self, state: RunState) -> None:
         """Give Ray what was counted since the last call, and the gauges of this replica."""
-        for reason, before, now in zip(("full", "never", "closed"), self._refused, state.refusals, strict=True):
+        for reason, before, now in zip(self._reasons, self._refused, state.refusals, strict=True):
             self._refusals.add(now - before, self._pool["pool"], reason)
-        self._refused = state.refusals
-        for tally in (*self._tallies, self._refusals):
-            tally.publish()
+        self._refused = tuple(state.refusals)
+        for counted in (*self._tallies, self._refusals):
+            counted.publish()
         for histogram in (self._inference, self._sizes):
             histogram.publish()
         for key, gauge in self._gauges.items():
             gauge.set(float(getattr(state, key)), self._pool)
         self._info.set(1.0, self._about)
+
+
+class EmbedderMetrics(ReplicaMetrics):
+    """An embedder replica's, of its `ReplicaState`."""
+
+    def __init__(self, instruments: Instruments, pool: str, info: Mapping[str, str]) -> None:
+        gauges = {**LEARNED, "free_s": "Seconds until all that is admitted is done"}
+        super().__init__(instruments, pool, info, gauges, ("full", "never", "closed"))
 
 
 def publish_again_and_again(publish: Callable[[], None]) -> None:
@@ -323,10 +345,15 @@ def publish_again_and_again(publish: Callable[[], None]) -> None:
     publish()
 
 
-def _tally(instruments: Instruments, name: str, about: str, tags: tuple[str, ...]) -> _Tally:
-    return _Tally(instruments.Counter(name, about, tags), tags)
+def tally(instruments: Instruments, name: str, about: str, tags: tuple[str, ...]) -> Tally:
+    """A counter of that name, with nothing counted yet."""
+    return Tally(instruments.Counter(name, about, tags), tags)
+
+
+def pool_gauges(instruments: Instruments, abouts: Mapping[str, str]) -> dict[str, Gauge]:
+    """One for each field: that of `beta_s` is windve_beta_seconds, that of `is_open` windve_open. Tag: the pool."""
+    return {key: instruments.Gauge(_name(key), about, _POOL) for key, about in abouts.items()}
 
 
 def _name(key: str) -> str:
-    """Of the gauge for a field: `beta_s` is windve_beta_seconds, `is_open` windve_open."""
     return f"windve_{key.removeprefix('is_').removesuffix('_s')}{'_seconds' if key.endswith('_s') else ''}"

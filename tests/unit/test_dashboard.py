@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
+from deployments.generation.generation_metrics import GenerationMetrics, GeneratorMetrics
 from deployments.metrics import EmbedderMetrics, RouterMetrics
 from k8s.dashboard import GRID, MANIFEST, manifest, queries
 
@@ -68,5 +69,7 @@ def test_it_asks_only_for_metrics_that_windve_has():
     )
     RouterMetrics(told)
     EmbedderMetrics(told, "cpu", {})
+    GenerationMetrics(told)
+    GeneratorMetrics(told, "cpu", {})
     asked = {name for _, query in queries() for name in re.findall(r"ray_windve_\w+", query.expr)}
     assert asked <= names

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from deployments.generation.generation_metrics import GenerationMetrics, GeneratorMetrics
 from deployments.metrics import EmbedderMetrics, RouterMetrics
 from deployments.settings import Autoscaled, CostConfig, CpuSettings, EmulatedDevice, RouterConfig, Settings
 from serve_app.several_models import SeveralSettings
@@ -169,6 +170,8 @@ def test_each_metric_is_explained():
     told = SimpleNamespace(Counter=instrument, Gauge=instrument, Histogram=instrument)
     RouterMetrics(told)
     EmbedderMetrics(told, "cpu", {})
+    GenerationMetrics(told)
+    GeneratorMetrics(told, "cpu", {})
     table = (ROOT / "docs" / "operations.md").read_text().partition("\n## Metrics\n")[2].partition("\n## ")[0]
     assert set(re.findall(r"`(windve_\w+)`", table)) == names
 

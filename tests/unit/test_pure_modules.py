@@ -17,6 +17,7 @@ PURE = [
     "deployments.generation.asked",
     "deployments.generation.blocks",
     "deployments.generation.generation_card",
+    "deployments.generation.generation_metrics",
     "deployments.generation.sampling",
     "deployments.generation.text_stream",
     "deployments.serve_adapter.membership",

@@ -1,0 +1,202 @@
+"""What is counted of generations, with instruments that write down what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from test_metrics import Written
+
+from deployments.errors import Busy, DeadlineExceeded, EngineFailed, InvalidInput, ReplicaLost
+from deployments.generation.generation_metrics import (
+    GenerationMetrics,
+    GenerationPool,
+    GeneratorMetrics,
+    GeneratorState,
+    Promise,
+)
+
+PROMISE = Promise(1.0, 0.1)
+BULK = Promise(None, None)
+STATE = GeneratorState(7, 2, 1.25, 0.02, 60, 40, (5, 4, 3, 2, 1))
+
+
+class Told:
+    """Metrics of a Router, and what they have told when they are published."""
+
+    def __init__(self):
+        self.written = Written()
+        self.metrics = GenerationMetrics(self.written)
+
+    def begin(self, promise=PROMISE, answers=1, client=None):
+        return self.metrics.begin(10.0, prompt_tokens=30, answers=answers, promise=promise, client=client)
+
+    def of(self, name):
+        self.metrics.publish(PROMISE, {})
+        return self.written.of(f"windve_{name}")
+
+    def kept(self, name):
+        """(promises, late ones), of all pools."""
+        return tuple(sum(value for value, _ in self.of(each)) for each in (name, f"late_{name}"))
+
+
+def stream(told, times, *, promise=PROMISE, end="stop", error=None, now=20.0):
+    """One generation of one answer, a token at each time, admitted by the CPU pool."""
+    streamed = told.begin(promise)
+    streamed.admitted("cpu")
+    for at in times:
+        streamed.arrived(at, 0, 1)
+    if end is not None:
+        streamed.ended(0, end)
+    streamed.over(now, error)
+
+
+def test_an_answer_s_first_token_pace_and_worst_gap():
+    told = Told()
+    stream(told, [10.5, 10.6, 10.9, 11.0])
+    assert told.of("first_token_seconds") == [(0.5, ("cpu",))]
+    assert told.of("pace_seconds") == [(pytest.approx(0.5 / 3), ("cpu",))]
+    assert told.of("worst_gap_seconds") == [(pytest.approx(0.3), ("cpu",))]
+    assert told.of("answer_tokens") == [(4, ("cpu",))]
+    assert told.of("prompt_tokens") == [(30, ("cpu",))]
+    assert told.of("answers") == [(1, ("cpu", "stop"))]
+    assert told.of("queries") == [(1, ("cpu", "ok"))]
+
+
+@pytest.mark.parametrize(
+    ("times", "first_tokens", "paces"),
+    [
+        ([10.9, 11.0], (1, 0), (1, 0)),
+        ([11.1, 11.2], (1, 1), (1, 0)),
+        ([10.9, 11.01], (1, 0), (1, 1)),
+        ([10.9, 10.91, 11.09], (1, 0), (1, 0)),  # a gap is not the pace
+        ([10.9], (1, 0), (0, 0)),  # one token has no pace
+    ],
+)
+def test_each_promise_is_kept_or_not(times, first_tokens, paces):
+    told = Told()
+    stream(told, times)
+    assert told.kept("first_tokens") == first_tokens
+    assert told.kept("paces") == paces
+
+
+def test_tokens_that_come_together_have_one_time():
+    told = Told()
+    streamed = told.begin()
+    streamed.admitted("accelerator")
+    streamed.arrived(10.5, 0, 2)
+    streamed.arrived(10.8, 0, 5)
+    streamed.ended(0, "length")
+    streamed.over(10.8)
+    assert told.of("pace_seconds") == [(pytest.approx(0.3 / 6), ("accelerator",))]
+    assert told.of("answers") == [(1, ("accelerator", "length"))]
+
+
+def test_bulk_has_no_promise():
+    told = Told()
+    stream(told, [50.0, 60.0], promise=BULK)
+    assert (told.kept("first_tokens"), told.kept("paces")) == ((0, 0), (0, 0))
+    assert told.of("pace_seconds") == []
+    assert told.of("answer_tokens") == [(2, ("cpu",))]
+
+
+def test_answers_of_one_generation_are_told_apart():
+    told = Told()
+    streamed = told.begin(answers=3)
+    streamed.admitted("cpu")
+    for answer, at in [(0, 10.5), (1, 10.6), (0, 10.55), (1, 10.9), (2, 10.9)]:
+        streamed.arrived(at, answer, 1)
+    streamed.ended(0, "stop")
+    streamed.ended(1, "length")
+    streamed.over(11.0, asyncio.CancelledError())
+    assert told.of("first_token_seconds") == [(0.5, ("cpu",))]
+    assert told.kept("paces") == (2, 1)
+    assert set(told.of("answers")) == {(1, ("cpu", how)) for how in ("stop", "length", "cancelled")}
+    assert told.of("queries") == [(1, ("none", "cancelled"))]
+
+
+@pytest.mark.parametrize(
+    ("times", "error", "now", "first_tokens", "paces"),
+    [
+        ([], EngineFailed("x"), 10.5, (1, 1), (0, 0)),
+        ([], asyncio.CancelledError(), 10.5, (0, 0), (0, 0)),
+        ([], asyncio.CancelledError(), 11.5, (1, 1), (0, 0)),
+        ([], DeadlineExceeded("x"), 11.5, (1, 1), (0, 0)),
+        ([10.5], ReplicaLost("x"), 10.6, (1, 0), (1, 1)),
+        ([10.5, 10.6], ReplicaLost("x"), 10.7, (1, 0), (1, 1)),
+        ([10.5, 10.6], asyncio.CancelledError(), 10.7, (1, 0), (1, 0)),
+        ([10.5, 10.8], asyncio.CancelledError(), 10.9, (1, 0), (1, 1)),
+    ],
+)
+def test_what_fails_by_us_or_is_given_up_late_breaks_the_promise(times, error, now, first_tokens, paces):
+    told = Told()
+    stream(told, times, end=None, error=error, now=now)
+    assert told.kept("first_tokens") == first_tokens
+    assert told.kept("paces") == paces
+    how = "failed" if isinstance(error, EngineFailed | ReplicaLost) else "cancelled"
+    assert told.of("answers") == [(1, ("cpu", how))]
+
+
+@pytest.mark.parametrize(("error", "outcome"), [(Busy("x", retry_after_s=1), "busy"), (InvalidInput("x"), "invalid")])
+def test_what_nobody_admits_breaks_no_promise(error, outcome):
+    told = Told()
+    told.begin().over(15.0, error)
+    assert told.of("queries") == [(1, ("none", outcome))]
+    assert told.kept("first_tokens") == (0, 0)
+    assert told.of("answers") == told.of("prompt_tokens") == []
+
+
+def test_a_generation_that_a_second_replica_takes_has_one_prompt():
+    told = Told()
+    streamed = told.begin(client="search")
+    streamed.admitted("accelerator")
+    streamed.admitted("cpu")
+    streamed.arrived(10.5, 0, 4)
+    streamed.over(10.5)
+    assert told.of("prompt_tokens") == [(30, ("accelerator",))]
+    assert told.of("queries") == [(1, ("cpu", "ok"))]
+    assert told.of("key_tokens") == [(34, ("search",))]
+
+
+def test_a_client_that_is_refused_is_counted_by_its_key():
+    told = Told()
+    told.begin(client="search").over(10.1, Busy("x", retry_after_s=1))
+    assert told.of("key_queries") == [(1, ("search", "busy"))]
+
+
+def test_the_promise_and_the_pools():
+    told = Told()
+    told.metrics.publish(PROMISE, {"cpu": GenerationPool(is_open=True, live_replicas=3, calibrated=False)})
+    assert told.written.told == [
+        ("windve_slo_seconds", 1.0, ()),
+        ("windve_tpot_seconds", 0.1, ()),
+        ("windve_open", 1, ("cpu",)),
+        ("windve_live_replicas", 3, ("cpu",)),
+        ("windve_calibrated", 0, ("cpu",)),
+    ]
+
+
+def test_a_replica_tells_its_steps_and_its_cache():
+    written = Written()
+    metrics = GeneratorMetrics(written, "cpu", {"model": "m"})
+    metrics.ran(16, 400, 0.05, 0.04)
+    metrics.failed()
+    assert written.of("windve_queries_per_run") == [(16, ("cpu",))]
+    metrics.publish(STATE)
+    assert [written.of(f"windve_{name}")[0][0] for name in ("runs", "run_queries", "tokens", "failed_runs")] == [
+        1, 16, 400, 1,
+    ]  # fmt: skip
+    refused = {reason: value for value, (_, reason) in written.of("windve_refusals")}
+    assert refused == {"first_token": 5, "pace": 4, "memory": 3, "never": 2, "closed": 1}
+    gauges = {name: told[0][0] for name in written.names if (told := written.of(name)) and len(told[0][1]) == 1}
+    assert (
+        gauges.items()
+        >= {
+            "windve_in_flight": 7,
+            "windve_waiting": 2,
+            "windve_kv_blocks_used": 60,
+            "windve_kv_blocks_free": 40,
+        }.items()
+    )
+    metrics.publish(STATE._replace(refusals=(5, 4, 4, 2, 1)))
+    assert written.of("windve_refusals")[5:] == [(1, ("cpu", "memory"))]
