@@ -1,7 +1,8 @@
 """Which blocks of the cache are whose. Pure.
 
-A block holds the keys and values of `BLOCK` tokens of one sequence, in every layer. All blocks are made once, at the
-start; a sequence takes more as it grows and gives all back at its end.
+A block holds the keys and values of `BLOCK` tokens of one answer, in every layer. All blocks are made once, at the
+start; an answer takes more as it grows and gives all back at its end. Several answers to one prompt share the blocks
+that the prompt fills; a block that is still written is never shared.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ class Blocks:
     def __init__(self, count: int) -> None:
         self.count = count
         self._free = list(range(count - 1, -1, -1))
+        self._holders = [0] * count  # tables that a block is in
 
     @property
     def free(self) -> int:
@@ -32,11 +34,24 @@ class Blocks:
         missing = blocks_of(tokens) - len(table)
         if missing > len(self._free):
             raise NoBlocks(f"{missing} blocks are wanted, {len(self._free)} are free")
-        table.extend(self._free.pop() for _ in range(missing))
+        for _ in range(missing):
+            block = self._free.pop()
+            self._holders[block] = 1
+            table.append(block)
+
+    def share(self, table: list[int], tokens: int) -> list[int]:
+        """A second table, with those blocks of the first that its first `tokens` tokens fill."""
+        shared = table[: tokens // BLOCK]
+        for block in shared:
+            self._holders[block] += 1
+        return shared
 
     def give_back(self, table: list[int]) -> None:
-        """All of a sequence's blocks; its table is empty afterwards."""
-        self._free += reversed(table)
+        """All of a sequence's blocks; its table is empty afterwards. Those that others hold stay theirs."""
+        for block in reversed(table):
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                self._free.append(block)
         table.clear()
 
 

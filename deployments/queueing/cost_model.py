@@ -55,12 +55,13 @@ class CostModel:
         lengths = [np.asarray(tokens, np.float64) for tokens, _ in runs]
         seconds = np.array([max(took_s, 1e-9) for _, took_s in runs])
         columns = np.array([[len(one), one.sum(), np.square(one).sum(), 1.0] for one in lengths]) / seconds[:, None]
-        return cls(*_non_negative(columns, np.ones(len(runs))).tolist())
+        return cls(*non_negative(columns, np.ones(len(runs))).tolist())
 
 
-def _non_negative(columns: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def non_negative(columns: npt.NDArray[np.float64], wanted: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Least squares with no coefficient below 0: the best of all choices of those that may differ from 0."""
     scale = np.abs(columns).max(axis=0)
+    scale[scale == 0] = 1.0
     columns = columns / scale
     best, least = np.zeros(columns.shape[1]), float("inf")
     for count in range(1, columns.shape[1] + 1):

@@ -1,0 +1,180 @@
+"""Whether a device can keep all that it has promised: first tokens of prompts that wait, and paces of answers. Pure.
+
+It is the demand test of earliest-deadline-first scheduling (Baruah, Mok, Rosier: Preemptively scheduling hard-real-time
+sporadic tasks on one processor, RTSS 1990): all is in time if, for each deadline t, the work that must be done by t
+takes no longer than t.
+
+Each step gives each running answer a token. So the work until t is
+
+    n(t) steps      as many as the answer whose token is due soonest needs by t. They hold B answers, which read K
+                    tokens; K grows by B with each step, and falls when an answer has all the tokens that it may get.
+    prompts         those that are to be computed by t; they go into these steps, in chunks
+
+An answer whose prompt still waits takes part from the step after its first token is predicted. Nobody knows when an
+answer ends before it has all that it may get, so each is taken to get all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments.generation.step_time import StepTime
+
+Numbers = npt.NDArray[np.float64]
+
+_ROUNDS = 6  # of looking for the time at which the work until then is done; enough but for a device near its limit
+_TINY = 1e-9
+
+
+class Pace(NamedTuple):
+    """One answer that gets tokens: its next one is due in `due_s`, each further one `pace_s` later, `left` in all. The
+    next one reads `length` tokens. `after` steps pass before it takes part.
+    """
+
+    due_s: float
+    pace_s: float
+    left: float
+    length: float
+    after: float = 0.0
+
+    @classmethod
+    def of(cls, last_s: float, pace_s: float | None, left: float, length: float, after: float = 0.0) -> Pace:
+        """The next token is due `pace_s` behind `last_s`; never, where no pace is promised."""
+        return (
+            cls(math.inf, 1.0, left, length, after)
+            if pace_s is None
+            else cls(last_s + pace_s, pace_s, left, length, after)
+        )
+
+
+class Prompt(NamedTuple):
+    """One that waits: its first token is due in `due_s`; `tokens` and `pairs` of it are left to compute (`StepLoad`),
+    of `length` in all. Each of its `answers` gets `most_tokens` at most, at `pace_s`; None: at any.
+    """
+
+    due_s: float
+    tokens: float
+    pairs: float
+    length: float
+    answers: int
+    most_tokens: int
+    pace_s: float | None
+
+    def paces(self, first_s: float, after: float = 0.0) -> list[Pace]:
+        """Of its answers, whose first tokens are there in `first_s`."""
+        if self.most_tokens == 1:
+            return []
+        return [Pace.of(first_s, self.pace_s, self.most_tokens - 1, self.length + 1, after)] * self.answers
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Of a device that is free in `free_s`, whose steps take `slow` times as long as `model` says and are to take
+    `longest_s` at most. `prompts` are in the order of `due_s`. All times are seconds from now.
+    """
+
+    model: StepTime
+    slow: float
+    free_s: float
+    longest_s: float
+    paces: Sequence[Pace]
+    prompts: Sequence[Prompt]
+
+    def look(self) -> Outlook:
+        """First tokens as they are predicted, and whether all promises hold."""
+        running = _Steps(self, self.paces)
+        firsts = running.firsts()
+        joined = _Steps(self, [*self.paces, *self._later(firsts, running)])
+        firsts = np.maximum(firsts, joined.firsts())
+        in_time = joined.keeps_firsts() and (not len(firsts) or bool((firsts <= self._due + _TINY).all()))
+        return Outlook(firsts, in_time and joined.keeps_paces(firsts))
+
+    @property
+    def _due(self) -> Numbers:
+        return np.array([prompt.due_s for prompt in self.prompts], np.float64)
+
+    def _later(self, firsts: Numbers, running: _Steps) -> list[Pace]:
+        """The answers of the prompts that wait."""
+        after = running.steps_by(firsts) + 1
+        joining = zip(self.prompts, firsts.tolist(), after.tolist(), strict=True)
+        return [pace for prompt, first_s, steps in joining for pace in prompt.paces(first_s, steps)]
+
+
+class Outlook(NamedTuple):
+    """`first_s`: float64 [prompts], seconds until each one's first token; `kept`: all promises hold."""
+
+    first_s: Numbers
+    kept: bool
+
+
+class _Steps:
+    """The steps that these answers need, and the work in them. `m` are any number of questions at once."""
+
+    def __init__(self, forecast: Forecast, paces: Sequence[Pace]) -> None:
+        self._of = forecast
+        self._due, self._pace, self._left, self._length, self._after = (
+            np.array(paces, np.float64).reshape(-1, 5).T if paces else np.zeros((5, 0))
+        )
+        self._tokens = np.cumsum([0.0, *(prompt.tokens for prompt in forecast.prompts)])
+        self._pairs = np.cumsum([0.0, *(prompt.pairs for prompt in forecast.prompts)])
+
+    def steps_by(self, at_s: Numbers) -> Numbers:
+        """[m]: n(t), of times [m]. Steps are no longer than `longest_s`, so there are at least so many."""
+        tokens = np.floor((at_s[:, None] - self._due) / self._pace + 1 + _TINY)
+        steps = np.where(tokens > 0, self._after + np.minimum(tokens, self._left), 0.0)
+        fewest = np.floor(np.maximum(at_s - self._of.free_s, 0.0) / self._of.longest_s)
+        return np.asarray(np.maximum(steps.max(axis=1, initial=0.0), fewest))
+
+    def ends_s(self, steps: Numbers, prompts: npt.NDArray[np.intp]) -> Numbers:
+        """[m]: when so many steps [m] are done, with the first so many prompts [m] computed in them."""
+        model = self._of.model
+        tokens = np.clip(steps[:, None] - self._after, 0.0, self._left)  # [m, answers]
+        read = (tokens * (self._length + (tokens - 1) / 2)).sum(axis=1)
+        # Where answers end one after another, those that live longest are the first `knee` of each step.
+        below = -np.sort(-tokens, axis=1)[:, : model.knee].sum(axis=1)
+        spare = steps * model.knee - below  # tokens of prompts that cost nothing
+        planned_s = (
+            steps * model.beta_s
+            + model.row_s * (tokens.sum(axis=1) - below)
+            + model.kv_token_s * read
+            + model.prompt_token_s * np.maximum(self._tokens[prompts] - spare, 0.0)
+            + model.pair_s * self._pairs[prompts]
+        )
+        return np.asarray(self._of.free_s + self._of.slow * planned_s)
+
+    def firsts(self) -> Numbers:
+        """[prompts]: when each one's first token is there. The step that ends it holds all answers, too."""
+        upto = np.arange(1, len(self._tokens))
+        at_s = self.ends_s(np.ones(len(upto)), upto)
+        for _ in range(_ROUNDS if len(upto) else 0):
+            later_s = np.maximum(at_s, self.ends_s(self.steps_by(at_s) + 1, upto))
+            if (later_s <= at_s + _TINY).all():
+                break
+            at_s = later_s
+        return at_s
+
+    def keeps_firsts(self) -> bool:
+        """The work until each prompt's deadline is done by then."""
+        due = np.array([prompt.due_s for prompt in self._of.prompts], np.float64)
+        ends = self.ends_s(self.steps_by(due) + 1, np.arange(1, len(due) + 1))
+        return bool((ends <= due + _TINY).all())
+
+    def keeps_paces(self, firsts: Numbers) -> bool:
+        """Each answer's tokens are in time. Between two steps at which an answer comes or has all its tokens, deadlines
+        are a concave function of the step, and the work until it is a convex one: so only these steps are looked at.
+        """
+        if not len(self._due):
+            return True
+        last = self._after + self._left
+        steps = np.unique(np.concatenate([self._after + 1, last]))
+        takes_part = (steps[:, None] > self._after) & (steps[:, None] <= last)
+        due = self._due + (steps[:, None] - 1 - self._after) * self._pace
+        by = np.where(takes_part, due, np.inf).min(axis=1)
+        ends = self.ends_s(steps, np.searchsorted(np.sort(firsts), by, side="right"))
+        return bool((ends <= by + _TINY).all())

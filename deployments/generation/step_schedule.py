@@ -1,0 +1,497 @@
+"""The generations of one device: which it admits, and what each of its steps computes.
+
+Pure: it imports neither ray nor torch and reads no clock; the time is an argument. One `StepSchedule` belongs to one
+replica, and one thread calls all its methods, in this order:
+
+    offer, remove, state    at any time, also while a step runs
+    next_step, copies       while none runs: what the next one computes
+    ended                   when it has run, before the next `next_step`
+
+A *generation* is one prompt and its answers. Each answer is a *row* of the cache: a table of blocks, and how many
+tokens they hold. A generation goes through these states:
+
+    waits       Its prompt is computed in chunks by its first row, the earliest due first. The last chunk's logits give
+                the first token of each answer. The other rows then share the blocks that the prompt fills, and get a
+                copy of the last one where the prompt fills it in part.
+    runs        Each of its rows is in every step, and gets a token of it.
+    ended       None of its rows is left. A row ends when it has all tokens that it may get, when `ended` names it, or
+                when `remove` is called. Its blocks are free then.
+
+Promises. The first token of a generation comes by `due`. The tokens of each answer come at its pace: the n-th at
+`first_at + (n - 1) tpot_s` or before, however many there will be. So an answer that was quick has slack, and one that
+was slow has none. A generation is admitted if
+
+    all promises hold    with it (`step_forecast`), taking each answer to become as long as it may
+    its blocks are free  the most that it may need are reserved for it, so that no row ever waits for a block
+
+Bulk generations have no pace and no deadline. They are admitted while they take at most `bulk_share` of the blocks, and
+are computed behind all others, in steps that they make no longer than `bulk_share` of the longest.
+
+A step lasts as long as the row with the least slack allows, at most `longest_step_s`. It holds all rows, and chunks of
+prompts for the rest of that time. A step that ends a prompt is over by the time its first token is due.
+
+The factor is learned from all steps. The margin of admission is learned from the time of steps in a row, that of a step
+from single steps: what scatters evens out over several.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from deployments.generation.blocks import BLOCK, Blocks, blocks_of
+from deployments.generation.step_forecast import Forecast, Outlook, Pace, Prompt
+from deployments.generation.step_time import StepLoad, StepTime
+from deployments.queueing.learning import Learning
+from deployments.queueing.shares import Tenant
+
+_LEAST_CHUNKS = 0.2  # of the rows' time: chunks have at least so much of a step, also where rows are late
+_LEAST_LEARNED = 0.05  # of `ttft_s`: the least planned seconds that the factor is learned from
+_IN_A_ROW = 0.25  # of `ttft_s`: so long are the steps in a row that the margin is learned from
+_FIRST_PROBE, _LAST_PROBE = 1.0, 8.0  # times `ttft_s` that a device rests before it tries whether it is still slow
+_AVERAGED = 0.05  # of the way to the latest one: means of prompts and answers
+_NEVER = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class StepPolicy:
+    """The promise, and the bounds of a step. `step_tokens`: the most that the engine computes in one, rows included."""
+
+    ttft_s: float
+    tpot_s: float
+    step_tokens: int = 2048
+    bulk_share: float = 0.5
+
+    @property
+    def longest_step_s(self) -> float:
+        """What arrives while a step runs waits for its end."""
+        return max(self.tpot_s, self.ttft_s / 8)
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One answer in the cache. `computed`: tokens whose keys and values are there; `length`: the prompt's tokens and
+    those that were picked. `coming`: tokens that the running step computes.
+    """
+
+    generation: Generation
+    number: int
+    table: list[int] = field(default_factory=list)
+    computed: int = 0
+    length: int = 0
+    coming: int = 0
+
+    @property
+    def picked(self) -> int:
+        """Tokens of the answer so far."""
+        return self.length - self.generation.prompt_tokens
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One that is offered: `due` is when its first token is, by the schedule's clock; `tpot_s` None promises no pace;
+    `item` is the caller's own. `rows` are those of its answers that have not ended, once it is admitted.
+    """
+
+    prompt_tokens: int
+    most_tokens: int
+    due: float
+    tpot_s: float | None = None
+    answers: int = 1
+    bulk: bool = False
+    tenant: Tenant | None = None
+    item: Any = None
+    rows: list[Row] = field(default_factory=list)
+    first_at: float | None = None  # when its first token was there
+    predicted_s: float = 0.0  # from admission to its first token, as it was predicted then
+
+    @property
+    def pace_s(self) -> float | None:
+        """`tpot_s`, where one is promised."""
+        return None if self.bulk else self.tpot_s
+
+    @property
+    def shared_blocks(self) -> int:
+        """Those that the prompt fills, where several answers share them."""
+        return blocks_of(self.prompt_tokens + 1) - 1 if self.answers > 1 else 0
+
+    @property
+    def row_blocks(self) -> int:
+        """The most that one answer needs beside the shared ones. Its last token never is in the cache."""
+        return blocks_of(self.prompt_tokens + self.most_tokens - 1) - self.shared_blocks
+
+    @property
+    def most_blocks(self) -> int:
+        return self.shared_blocks + self.answers * self.row_blocks
+
+
+class Part(NamedTuple):
+    """Of a step: the `tokens` of a row that come behind its first `start`. `wanted`: they are followed by a token that
+    is to be picked from their logits; at the end of a prompt, one for each answer of the generation.
+    """
+
+    row: Row
+    start: int
+    tokens: int
+    wanted: bool
+
+
+class StepState(NamedTuple):
+    """What Routers go by until they hear again: seconds from now, and counts.
+
+    `opens_s`: until a generation of the mean prompt and answer would be admitted (0: now, inf: closed). A prompt of p
+    tokens would have its first token in about `first_s + p prompt_token_s`. `free_blocks`: not reserved.
+    """
+
+    opens_s: float
+    first_s: float
+    prompt_token_s: float
+    free_blocks: int
+    blocks: int
+    rows: int  # that run
+    waiting: int  # generations whose prompt is not computed yet
+    steps: int  # since the start
+    model: Sequence[float]  # of `StepTime`, in the order of its fields
+    factor: float
+    margin: float
+    refusals: Sequence[int]  # full, never
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class StepSchedule:
+    """`offer` admits, `next_step` composes, `ended` learns. `model`: the time of a step; `block_count`: the cache's."""
+
+    model: StepTime
+    policy: StepPolicy
+    block_count: int
+    learning: Learning = field(default_factory=Learning)
+    steps: int = 0  # since the start
+    _blocks: Blocks = field(init=False)
+    _scatter: Learning = field(default_factory=Learning)  # of single steps
+    _waiting: list[Generation] = field(default_factory=list)  # in the order of `_order`
+    _running: list[Row] = field(default_factory=list)
+    _reserved: int = 0  # blocks
+    _reserved_bulk: int = 0
+    _copies: list[tuple[int, int]] = field(default_factory=list)
+    _step: list[Part] = field(default_factory=list)  # that runs
+    _planned_s: float = 0.0  # of it
+    _in_a_row: tuple[float, float, float] = (0.0, 0.0, 1.0)  # seconds that steps were to take, and took; factor before
+    _began: float = 0.0
+    _since: float = 0.0  # the end of the last one
+    _probe_after: float = _FIRST_PROBE
+    _refused_full: int = 0
+    _refused_never: int = 0
+    _mean_prompt: float = 0.0  # tokens
+    _mean_most: float = 0.0
+    _mean_gap_s: float = 0.0  # between the ends of two generations
+    _last_end: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._blocks = Blocks(self.block_count)
+
+    # --- admission ----------------------------------------------------------------------------------------------------
+
+    def offer(self, now: float, generation: Generation) -> bool:
+        """Admit it, or refuse it: then it has changed nothing."""
+        weight = _AVERAGED if self._mean_prompt else 1.0
+        self._mean_prompt += weight * (generation.prompt_tokens - self._mean_prompt)
+        self._mean_most += weight * (generation.most_tokens - self._mean_most)
+        if self.never(generation, generation.due - now):
+            self._refused_never += 1
+            return False
+        outlook = self._outlook(now, generation) if self._fits(generation) else None
+        if outlook is None or not (generation.bulk or outlook.kept or self._may_probe(now, generation)):
+            self._refused_full += 1
+            return False
+        self._admit(generation, outlook)
+        return True
+
+    def never(self, generation: Generation, left_s: float) -> bool:
+        """An idle device, as quick as it is known to be, would not have its first token in `left_s`, or not keep its
+        pace; or its answers do not fit into the whole cache.
+        """
+        share = self.policy.bulk_share if generation.bulk else 1.0
+        if generation.most_blocks > share * self.block_count or generation.answers > self.policy.step_tokens:
+            return True
+        slow = min(1.0, self.learning.factor)
+        return not generation.bulk and not self._alone(generation, left_s, slow).kept
+
+    def longest_prompt(self, left_s: float) -> int:
+        """Tokens of the longest prompt whose first token comes in `left_s` on an idle device; 0: none does."""
+        from_tokens, to_tokens = 0, self.block_count * BLOCK + 1
+        while to_tokens - from_tokens > 1:
+            middle = (from_tokens + to_tokens) // 2
+            generation = Generation(middle, 1, left_s)
+            fits = not self.never(generation, left_s)
+            from_tokens, to_tokens = (middle, to_tokens) if fits else (from_tokens, middle)
+        return from_tokens
+
+    def _alone(self, generation: Generation, left_s: float, slow: float) -> Outlook:
+        prompts = [_prompt(generation, left_s)]
+        return Forecast(self.model, slow, 0.0, self.policy.longest_step_s, [], prompts).look()
+
+    def _fits(self, generation: Generation) -> bool:
+        blocks = generation.most_blocks
+        if generation.bulk and self._reserved_bulk + blocks > self.policy.bulk_share * self.block_count:
+            return False
+        rows = len(self._running) + sum(one.answers for one in self._waiting) + generation.answers
+        return rows <= self.policy.step_tokens and self._reserved + blocks <= self.block_count
+
+    def _may_probe(self, now: float, generation: Generation) -> bool:
+        """A device that rests tries now and then whether it is still as slow as it was."""
+        rests = not (self._waiting or self._running or self._step)
+        if not rests or self.learning.factor <= 1 or now - self._since < self._probe_after * self.policy.ttft_s:
+            return False
+        self._probe_after = min(2 * self._probe_after, _LAST_PROBE)
+        return self._alone(generation, generation.due - now, 1.0).kept
+
+    def _outlook(self, now: float, generation: Generation) -> Outlook:
+        """With it among the others."""
+        waiting = [one for one in self._waiting if not one.bulk]
+        insort(waiting, generation, key=_order)
+        slow = self.learning.factor * (1 + self.learning.margin)
+        prompts = [_prompt(one, one.due - now) for one in waiting]
+        outlook = Forecast(
+            self.model,
+            slow,
+            self._until_free(now),
+            self.policy.longest_step_s,
+            self._paces(now),
+            [prompt for prompt in prompts if prompt.tokens],
+        ).look()
+        at = waiting.index(generation) - sum(not prompt.tokens for prompt in prompts[: waiting.index(generation)])
+        return Outlook(outlook.first_s[at:], outlook.kept)
+
+    def _paces(self, now: float) -> list[Pace]:
+        """Of the rows that run, and of those whose prompt the running step ends."""
+        free_s = self._until_free(now)
+        found = []
+        for row in self._running:
+            generation, pace_s = row.generation, row.generation.pace_s
+            picked = row.picked + row.coming
+            if generation.bulk or picked >= generation.most_tokens:
+                continue
+            assert generation.first_at is not None
+            left, length = generation.most_tokens - picked, row.length + row.coming
+            found.append(Pace.of(generation.first_at + (picked - 1) * (pace_s or 0) - now, pace_s, left, length))
+        for generation in self._waiting:
+            if not generation.bulk and _prompt_left(generation) == 0:
+                found += _prompt(generation, 0.0).paces(free_s)
+        return found
+
+    def _until_free(self, now: float) -> float:
+        """Seconds until the running step ends."""
+        if not self._step:
+            return 0.0
+        return max(0.0, self.learning.factor * self._planned_s - (now - self._began))
+
+    def _admit(self, generation: Generation, outlook: Outlook) -> None:
+        generation.rows = [Row(generation, number) for number in range(generation.answers)]
+        generation.rows[0].length = generation.prompt_tokens
+        generation.predicted_s = float(outlook.first_s[0])
+        self._reserve(generation, generation.most_blocks)
+        insort(self._waiting, generation, key=_order)
+
+    def _reserve(self, generation: Generation, blocks: int) -> None:
+        self._reserved += blocks
+        if generation.bulk:
+            self._reserved_bulk += blocks
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def next_step(self, now: float) -> list[Part]:
+        """What the next step computes, each row once at most; their tables have grown to hold it. Empty where there is
+        nothing to do.
+        """
+        assert not self._step, "a step runs"
+        composed = _Composed(self.model, self.policy, self.learning.factor * (1 + self._scatter.margin), now)
+        composed.add_rows([row for row in self._running if not row.generation.bulk])
+        composed.add_chunks([one for one in self._waiting if not one.bulk])
+        composed.leave_room()
+        composed.add_bulk_rows([row for row in self._running if row.generation.bulk])
+        composed.add_chunks([one for one in self._waiting if one.bulk])
+        self._step, self._planned_s, self._began = composed.parts, self.model.seconds(composed.load), now
+        for row, start, tokens, _ in self._step:
+            self._blocks.grow(row.table, start + tokens)
+            row.coming = tokens
+        return self._step
+
+    def copies(self) -> list[tuple[int, int]]:
+        """(from, to): blocks that are to be copied before the step that `next_step` has composed."""
+        copies, self._copies = self._copies, []
+        return copies
+
+    def ended(self, now: float, seconds: float, finished: Collection[Row] = ()) -> None:
+        """The step ran in `seconds`. Each row that was wanted has one token more; the `finished` ones have ended."""
+        self._learn(seconds)
+        for row, _, tokens, wanted in self._step:
+            row.coming = 0
+            if row not in row.generation.rows:  # removed meanwhile
+                continue
+            row.computed += tokens
+            if not wanted:
+                continue
+            if row.generation.first_at is None:
+                self._begins(now, row.generation)
+            else:
+                row.length += 1
+        self._step, self._since = [], now
+        self.steps += 1
+        ended = set(map(id, finished))
+        self._end(now, [row for row in self._running if id(row) in ended or row.picked >= row.generation.most_tokens])
+
+    def remove(self, now: float, generation: Generation) -> None:
+        """Nobody wants it any more. Its blocks are free for the next step; one that runs ends first."""
+        if generation in self._waiting:
+            self._waiting.remove(generation)
+        self._end(now, list(generation.rows))
+
+    def _begins(self, now: float, generation: Generation) -> None:
+        """The first token of each answer is picked."""
+        generation.first_at = now
+        self._waiting.remove(generation)
+        first, *others = generation.rows
+        tokens = generation.prompt_tokens
+        for row in others:
+            row.table = self._blocks.share(first.table, tokens)
+            full = len(row.table)
+            self._blocks.grow(row.table, tokens)
+            self._copies += zip(first.table[full:], row.table[full:], strict=True)
+            row.computed = tokens
+        for row in generation.rows:
+            row.length = tokens + 1
+        self._running += generation.rows
+
+    def _end(self, now: float, rows: Iterable[Row]) -> None:
+        """These rows' blocks are free."""
+        for row in rows:
+            generation = row.generation
+            generation.rows.remove(row)
+            if row in self._running:
+                self._running.remove(row)
+            self._blocks.give_back(row.table)
+            self._reserve(generation, -generation.row_blocks)
+            if not generation.rows:
+                self._reserve(generation, -generation.shared_blocks)
+                self._mean_gap_s += _AVERAGED * (now - self._last_end - self._mean_gap_s)
+                self._last_end = now
+
+    def _learn(self, seconds: float) -> None:
+        planned_s, ttft_s, factor = self._planned_s, self.policy.ttft_s, self.learning.factor
+        self._scatter.factor = factor
+        self._scatter.answered(factor * planned_s, seconds, factor)
+        predicted_s, took_s, before = self._in_a_row if self._in_a_row[0] else (0.0, 0.0, factor)
+        predicted_s, took_s = predicted_s + before * planned_s, took_s + seconds
+        self._in_a_row = predicted_s, took_s, before
+        rests = not self._running and len(self._waiting) == 1
+        probe = rests and self._probe_after > _FIRST_PROBE
+        self.learning.worked(planned_s, seconds, least_s=_LEAST_LEARNED * ttft_s, probe=probe)
+        if predicted_s >= _IN_A_ROW * ttft_s:
+            self.learning.answered(predicted_s, took_s, before)
+            self._in_a_row = 0.0, 0.0, factor
+        if not rests:
+            self._probe_after = _FIRST_PROBE
+
+    # --- what Routers are told ----------------------------------------------------------------------------------------
+
+    def state(self, now: float) -> StepState:
+        """What the device is like now."""
+        typical = Generation(
+            max(1, round(self._mean_prompt)),
+            max(1, round(self._mean_most)),
+            now + self.policy.ttft_s,
+            self.policy.tpot_s,
+        )
+        outlook = self._outlook(now, typical)
+        first_s = float(outlook.first_s[0])
+        prompt_token_s = self.learning.factor * self.model.prompt_token_s
+        opens_s = 0.0
+        if not (outlook.kept and self._fits(typical)):
+            opens_s = max(first_s - self.policy.ttft_s, self._mean_gap_s, self.model.beta_s)
+        return StepState(
+            opens_s, max(0.0, first_s - prompt_token_s * typical.prompt_tokens), prompt_token_s,
+            self.block_count - self._reserved, self.block_count, len(self._running), len(self._waiting), self.steps,
+            self.model.as_tuple(), self.learning.factor, self.learning.margin,
+            (self._refused_full, self._refused_never),
+        )  # fmt: skip
+
+
+class _Composed:
+    """A step that is being composed. `slow`: how many times as long as planned it may take."""
+
+    def __init__(self, model: StepTime, policy: StepPolicy, slow: float, now: float) -> None:
+        self._model, self._policy, self._slow, self._now = model, policy, slow, now
+        self._most_s = policy.longest_step_s / slow
+        self.load = StepLoad()
+        self.parts: list[Part] = []
+        self._room = policy.step_tokens
+
+    def add_rows(self, rows: Sequence[Row]) -> None:
+        """All of them: the one with the least slack bounds the step."""
+        for row in rows:
+            generation = row.generation
+            if generation.pace_s is not None:
+                assert generation.first_at is not None
+                slack_s = generation.first_at + row.picked * generation.pace_s - self._now
+                self._most_s = min(self._most_s, slack_s / self._slow)
+            self._add_row(row)
+        self._most_s = max(self._most_s, (1 + _LEAST_CHUNKS) * self._model.seconds(self.load))
+
+    def add_chunks(self, generations: Iterable[Generation]) -> None:
+        """As many of their tokens as there is room for."""
+        for generation in generations:
+            row = generation.rows[0]
+            left = min(generation.prompt_tokens - row.computed, self._room)
+            tokens = self._model.most_tokens(self.load, row.computed, left, self._most_s)
+            if tokens <= 0:
+                return
+            self.load = self.load.with_chunk(row.computed, tokens)
+            self._room -= tokens
+            ends = row.computed + tokens == generation.prompt_tokens
+            self.parts.append(Part(row, row.computed, tokens, ends))
+            if ends and not generation.bulk:
+                self._most_s = min(self._most_s, (generation.due - self._now) / self._slow)
+
+    def leave_room(self) -> None:
+        """Bulk work makes a step with others no longer than its share."""
+        if self.parts:
+            self._most_s = min(self._most_s, self._policy.bulk_share * self._policy.longest_step_s / self._slow)
+
+    def add_bulk_rows(self, rows: Sequence[Row]) -> None:
+        """Those that there is room for."""
+        for row in rows:
+            if self._room and self._model.seconds(self.load.with_row(row.length)) <= self._most_s:
+                self._add_row(row)
+
+    def _add_row(self, row: Row) -> None:
+        self.load = self.load.with_row(row.length)
+        self._room -= 1
+        self.parts.append(Part(row, row.computed, 1, True))
+
+
+def _order(generation: Generation) -> tuple[bool, float]:
+    """Bulk behind all others, the earliest due first."""
+    return generation.bulk, generation.due
+
+
+def _prompt_left(generation: Generation) -> int:
+    """Tokens of its prompt that no step has computed or computes."""
+    row = generation.rows[0] if generation.rows else None
+    return generation.prompt_tokens - (row.computed + row.coming if row else 0)
+
+
+def _prompt(generation: Generation, due_s: float) -> Prompt:
+    tokens, whole = _prompt_left(generation), generation.prompt_tokens
+    done = whole - tokens
+    return Prompt(
+        due_s,
+        tokens,
+        tokens * (done + tokens / 2),
+        whole,
+        generation.answers,
+        generation.most_tokens,
+        generation.pace_s,
+    )

@@ -1,0 +1,101 @@
+"""What one step takes a device: by the answers it continues, the cache they read, and the prompts it computes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from deployments.queueing.cost_model import non_negative
+
+_KNEES = (0, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)  # that the fit tries
+
+
+class StepLoad(NamedTuple):
+    """What a step computes. `rows`: answers that get one token more, and `kv_tokens` that these read from the cache;
+    `prompt_tokens` of all chunks of prompts, and `pairs`: of those with the tokens that they see, sum of p (c + p / 2)
+    for a chunk of p tokens behind c.
+    """
+
+    rows: float = 0
+    kv_tokens: float = 0
+    prompt_tokens: float = 0
+    pairs: float = 0
+
+    def with_chunk(self, start: int, tokens: int) -> StepLoad:
+        """And so many tokens of a prompt, behind its first `start`."""
+        pairs = tokens * (start + tokens / 2)
+        return self._replace(prompt_tokens=self.prompt_tokens + tokens, pairs=self.pairs + pairs)
+
+    def with_row(self, tokens: int) -> StepLoad:
+        """And one answer more, which reads so many tokens, its own included."""
+        return self._replace(rows=self.rows + 1, kv_tokens=self.kv_tokens + tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """A step takes `beta_s + row_s B + kv_token_s K + prompt_token_s p + pair_s sum p (c + p / 2)` seconds: B, K, p and
+    the sum are the fields of `StepLoad`. The first `knee` rows and tokens of a step cost nothing beside `beta_s`, for
+    which the weights are read once; rows come before tokens of prompts. No number is negative.
+    """
+
+    beta_s: float
+    row_s: float
+    kv_token_s: float
+    prompt_token_s: float
+    pair_s: float
+    knee: int = 0
+
+    def seconds(self, load: StepLoad) -> float:
+        """Of one step."""
+        spare = self.knee - load.rows
+        row_s = self.row_s * -spare if spare < 0 else 0.0
+        prompt_s = self.prompt_token_s * max(0.0, load.prompt_tokens - max(0.0, spare))
+        return self.beta_s + row_s + self.kv_token_s * load.kv_tokens + prompt_s + self.pair_s * load.pairs
+
+    def most_tokens(self, load: StepLoad, start: int, tokens: int, within_s: float) -> int:
+        """So many of the `tokens` of a prompt that come behind its first `start` fit into a step with this load that
+        takes `within_s` at most.
+        """
+        if self.seconds(load.with_chunk(start, tokens)) <= within_s:
+            return tokens
+        low, high = 0, tokens
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = self.seconds(load.with_chunk(start, middle)) <= within_s
+            low, high = (middle, high) if fits else (low, middle)
+        return low
+
+    def as_tuple(self) -> tuple[float, ...]:
+        """In the order of the fields, for a frame."""
+        return astuple(self)
+
+    @classmethod
+    def fit(cls, steps: Iterable[tuple[StepLoad, float]]) -> Self:
+        """Non-negative least squares over measured steps and their seconds, each weighted by its own time, for each of
+        a few knees; the best of these. Where no step had more than `knee` rows, a row costs what a prompt's token does.
+        Raises ValueError for no steps.
+        """
+        measured = list(steps)
+        if not measured:
+            raise ValueError("the time of a step needs at least one measured step")
+        seconds = np.array([max(took_s, 1e-9) for _, took_s in measured])
+        best: tuple[float, Self] | None = None
+        for knee in _KNEES:
+            columns = np.array([_columns(load, knee) for load, _ in measured]) / seconds[:, None]
+            found = non_negative(columns, np.ones(len(measured)))
+            error = float(np.square(columns @ found - 1).sum())
+            if best is None or error < best[0] * (1 - 1e-6):
+                if not columns[:, 1].any():
+                    found[1] = found[3]
+                beta_s, row_s, kv_token_s, prompt_token_s, pair_s = found.tolist()
+                best = error, cls(beta_s, row_s, kv_token_s, prompt_token_s, pair_s, knee)
+        assert best is not None
+        return best[1]
+
+
+def _columns(load: StepLoad, knee: int) -> Sequence[float]:
+    prompt_tokens = max(0.0, load.prompt_tokens - max(0.0, knee - load.rows))
+    return 1.0, max(0.0, load.rows - knee), load.kv_tokens, prompt_tokens, load.pairs

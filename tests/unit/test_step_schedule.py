@@ -1,0 +1,265 @@
+"""What the schedule of a device that generates promises, and that no block is lost, whatever comes and goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.generation.blocks import BLOCK, Blocks
+from deployments.generation.step_schedule import Generation, StepPolicy, StepSchedule
+from deployments.generation.step_time import StepTime
+
+MODEL = StepTime(0.02, 1.4e-4, 2e-7, 1.4e-4, 6e-9, 128)
+POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)
+
+
+def schedule_of(blocks=200, policy=POLICY):
+    return StepSchedule(MODEL, policy, blocks)
+
+
+def generation(prompt=300, most=20, due=2.0, answers=1, *, bulk=False):
+    return Generation(prompt, most, due, None if bulk else POLICY.tpot_s, answers, bulk)
+
+
+def run_step(schedule, now, finished=()):
+    """The end of the step."""
+    parts = schedule.next_step(now)
+    schedule.copies()
+    took_s = 0.03
+    schedule.ended(now + took_s, took_s, finished)
+    return now + took_s, parts
+
+
+def all_rows(schedule):
+    return {id(row): row for row in [*schedule._running, *(one.rows[0] for one in schedule._waiting)]}.values()
+
+
+def blocks_add_up(schedule):
+    """Each block is free, or in tables; one that several have is full in all of them."""
+    blocks = schedule._blocks
+    tables = [row.table for row in all_rows(schedule)]
+    held = Counter(block for table in tables for block in table)
+    assert set(held) | set(blocks._free) == set(range(blocks.count))
+    assert not set(held) & set(blocks._free)
+    assert len(blocks._free) == len(set(blocks._free))
+    assert all(blocks._holders[block] == held[block] for block in range(blocks.count))
+    assert schedule._reserved <= blocks.count
+    assert blocks.count - blocks.free <= schedule._reserved
+    for row in all_rows(schedule):
+        for number, block in enumerate(row.table):
+            assert held[block] == 1 or (number + 1) * BLOCK <= row.generation.prompt_tokens
+
+
+@st.composite
+def events(draw):
+    return draw(
+        st.lists(
+            st.one_of(
+                st.tuples(
+                    st.just("offer"),
+                    st.sampled_from([1, 10, 127, 128, 129, 256, 700, 4000]),
+                    st.sampled_from([1, 2, 5, 40, 130]),
+                    st.sampled_from([1, 1, 1, 2, 5]),
+                    st.booleans(),
+                ),
+                st.tuples(st.just("remove"), st.integers(0, 20)),
+                st.tuples(st.just("step"), st.lists(st.integers(0, 20), max_size=3), st.booleans()),
+            ),
+            min_size=5,
+            max_size=60,
+        )
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(events(), st.sampled_from([4, 12, 60]))
+def test_nothing_is_lost_and_no_written_block_is_shared(happens, count):
+    schedule, now, live = schedule_of(count), 0.0, []
+    for what, *how in happens:
+        if what == "offer":
+            prompt, most, answers, bulk = how
+            one = generation(prompt, most, now + 2.0, answers, bulk=bulk)
+            if schedule.offer(now, one):
+                live.append(one)
+        elif what == "remove" and live:
+            schedule.remove(now, live.pop(how[0] % len(live)))
+        elif what == "step":
+            now = stepped(schedule, now, live, *how)
+        live = [one for one in live if one.rows]
+        blocks_add_up(schedule)
+        schedule.state(now)
+    for _ in range(3000):
+        if not live:
+            break
+        now = stepped(schedule, now, live, [], removes=False)
+        live = [one for one in live if one.rows]
+    assert not live
+    assert schedule._blocks.free == count
+    assert schedule._reserved == schedule._reserved_bulk == 0
+    assert not schedule._running
+    assert not schedule._waiting
+
+
+def stepped(schedule, now, live, ends, removes):
+    """A step, with rows that end in it, and a generation that is removed while it runs."""
+    before = {id(row): (row.computed, row.length) for one in live for row in one.rows}
+    parts = schedule.next_step(now)
+    assert len({id(part.row) for part in parts}) == len(parts)
+    for row, start, tokens, wanted in parts:
+        assert (start, tokens > 0) == (before[id(row)][0], True)
+        assert len(row.table) * BLOCK >= start + tokens
+        assert wanted == (start + tokens >= row.generation.prompt_tokens)
+    copies = schedule.copies()
+    assert len({to for _, to in copies}) == len(copies)
+    blocks_add_up(schedule)
+    if removes and live:
+        schedule.remove(now, live[0])
+    wanted = [part.row for part in parts if part.wanted and part.row in part.row.generation.rows]
+    schedule.ended(now + 0.03, 0.03, [wanted[at % len(wanted)] for at in ends if wanted])
+    return now + 0.03
+
+
+def test_a_prompt_is_computed_in_chunks_and_then_a_token_a_step():
+    schedule = schedule_of(policy=StepPolicy(2.0, 0.1, step_tokens=128))
+    one = generation(prompt=300, most=3)
+    assert schedule.offer(0.0, one)
+    now, steps = 0.0, []
+    while one.rows:
+        now, parts = run_step(schedule, now)
+        steps.append([(part.start, part.tokens, part.wanted) for part in parts])
+    assert steps == [[(0, 128, False)], [(128, 128, False)], [(256, 44, True)], [(300, 1, True)], [(301, 1, True)]]
+    assert not schedule.next_step(now)
+
+
+def test_answers_share_the_full_blocks_of_their_prompt_and_copy_the_last():
+    schedule = schedule_of()
+    one = generation(prompt=2 * BLOCK + 5, most=10, answers=3)
+    assert schedule.offer(0.0, one)
+    run_step(schedule, 0.0)
+    first, second, third = (row.table for row in one.rows)
+    assert first[:2] == second[:2] == third[:2]
+    assert len({first[2], second[2], third[2]}) == 3
+    schedule.next_step(0.1)
+    assert schedule.copies() == [(first[2], second[2]), (first[2], third[2])]
+    assert [row.length for row in one.rows] == [2 * BLOCK + 6] * 3
+    assert schedule._reserved == 2 + 3
+
+
+def test_a_prompt_that_ends_with_a_block_has_nothing_to_copy():
+    schedule = schedule_of()
+    one = generation(prompt=2 * BLOCK, answers=2)
+    assert schedule.offer(0.0, one)
+    run_step(schedule, 0.0)
+    schedule.next_step(0.1)
+    assert schedule.copies() == []
+    first, second = (row.table for row in one.rows)
+    assert first[:2] == second[:2]
+    assert first[2] != second[2]
+
+
+def test_blocks_are_reserved_for_the_longest_answer():
+    schedule = schedule_of(blocks=6)
+    assert schedule.offer(0.0, generation(prompt=BLOCK, most=2 * BLOCK + 1))
+    assert schedule.offer(0.0, generation(prompt=BLOCK, most=2 * BLOCK + 1))
+    assert schedule.state(0.0).free_blocks == 0
+    assert not schedule.offer(0.0, generation(prompt=1, most=1))
+    assert schedule.state(0.0).refusals == (1, 0)
+    assert schedule.state(0.0).opens_s > 0
+
+
+def test_what_an_idle_device_cannot_do_in_time_never_fits():
+    schedule = schedule_of()
+    longest = schedule.longest_prompt(1.0)
+    assert 0 < longest < 200 * BLOCK
+    assert not schedule.never(generation(longest, 1), 1.0)
+    assert schedule.never(generation(longest + 1, 1), 1.0)
+    assert schedule.longest_prompt(0.5) < longest < schedule.longest_prompt(2.0)
+    assert schedule.never(generation(100, 20), 0.0)
+    assert schedule.never(generation(100, 201 * BLOCK), 10.0)
+    quick = Generation(100, 20, 2.0, tpot_s=0.01)
+    assert schedule.never(quick, 2.0)
+    assert not schedule.offer(0.0, quick)
+    assert schedule.state(0.0).refusals == (0, 1)
+
+
+def test_the_earliest_due_is_computed_first():
+    schedule = schedule_of(policy=StepPolicy(2.0, 0.1, step_tokens=256))
+    later, sooner = generation(due=2.0), generation(due=1.0)
+    assert schedule.offer(0.0, later)
+    assert schedule.offer(0.0, sooner)
+    assert [part.row.generation for part in schedule.next_step(0.0)] == [sooner]
+
+
+def test_rows_without_slack_keep_chunks_short_and_those_with_slack_let_them_grow():
+    schedule = schedule_of()
+    quick = generation(prompt=10, most=400)
+    schedule.offer(0.0, quick)
+    now, _ = run_step(schedule, 0.0)
+    schedule.offer(now, generation(prompt=4000, due=now + 5))
+    short = schedule.next_step(now)[-1].tokens
+    schedule.ended(now + 0.03, 0.03)
+    while quick.rows[0].picked < 10:
+        now, _ = run_step(schedule, now + 0.07)
+    assert short > 100
+    tight = schedule.next_step(now + 0.06)
+    assert len(tight) == 1 or tight[-1].tokens < short
+
+
+def test_bulk_is_behind_all_others_and_takes_its_share_of_the_blocks():
+    schedule = schedule_of(blocks=20)
+    bulk = [generation(prompt=2 * BLOCK, most=1, bulk=True) for _ in range(6)]
+    assert [schedule.offer(0.0, one) for one in bulk] == [True] * 5 + [False]
+    other = generation()
+    assert schedule.offer(0.0, other)
+    assert schedule.next_step(0.0)[0].row.generation is other
+
+
+def test_a_device_that_became_slow_admits_less_and_tries_again_when_it_rests():
+    schedule = schedule_of()
+    now = 0.0
+    one = generation(prompt=2000, most=100)
+    assert schedule.offer(now, one)
+    while one.rows:
+        schedule.next_step(now)
+        seconds = 20 * schedule._planned_s
+        now += seconds
+        schedule.ended(now, seconds)
+    assert schedule.learning.factor > 10
+    assert not schedule.offer(now, generation(due=now + 2))
+    assert schedule.offer(now + 2.1, generation(due=now + 4.1))
+
+
+def test_who_gives_up_while_waiting_leaves_no_trace():
+    schedule = schedule_of()
+    one = generation(answers=3)
+    schedule.offer(0.0, one)
+    schedule.remove(0.0, one)
+    assert not schedule.next_step(0.0)
+    assert schedule._reserved == 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 600), st.integers(0, 600)), min_size=1, max_size=8))
+def test_a_block_is_free_when_nobody_holds_it(tables):
+    blocks = Blocks(60)
+    held = []
+    for tokens, shared in tables:
+        if (tokens + BLOCK - 1) // BLOCK <= blocks.free:
+            table = []
+            blocks.grow(table, tokens)
+            held += [table, blocks.share(table, min(tokens, shared))]
+    for table in held:
+        blocks.give_back(table)
+    assert sorted(blocks._free) == list(range(60))
+
+
+@pytest.mark.parametrize("answers", [1, 3])
+def test_answers_of_one_token_end_with_their_prompt(answers):
+    schedule = schedule_of()
+    one = generation(most=1, answers=answers)
+    assert schedule.offer(0.0, one)
+    run_step(schedule, 0.0)
+    assert not one.rows
+    assert schedule._blocks.free == 200

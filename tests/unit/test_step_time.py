@@ -1,0 +1,60 @@
+"""What a step takes, and the fit."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.generation.step_time import StepLoad, StepTime
+
+ACCELERATOR = StepTime(0.02, 1.4e-4, 2e-7, 1.4e-4, 6e-9, 128)
+CPU = StepTime(0.06, 2e-3, 1e-6, 2.2e-3, 5e-8, 4)
+
+
+def loads():
+    for rows in (0, 1, 4, 16, 64, 256):
+        for tokens in (0, 16, 128, 1024):
+            if rows or tokens:
+                yield StepLoad(rows, rows * 700).with_chunk(300 if tokens else 0, tokens)
+
+
+def test_a_step_costs_what_the_formula_says():
+    model = StepTime(1.0, 0.1, 0.01, 0.2, 0.001, 4)
+    assert model.seconds(StepLoad(3, 50)) == pytest.approx(1.5)
+    assert model.seconds(StepLoad(6, 50)) == pytest.approx(1.7)
+    assert model.seconds(StepLoad(3, 50).with_chunk(10, 5)) == pytest.approx(1.5 + 4 * 0.2 + 5 * 12.5 * 0.001)
+    assert model.seconds(StepLoad().with_chunk(0, 4)) == pytest.approx(1.0 + 8 * 0.001)
+
+
+def test_chunks_of_a_prompt_see_as_much_as_the_whole():
+    parts = StepLoad().with_chunk(0, 30).with_chunk(30, 50)
+    assert parts == StepLoad().with_chunk(0, 80)
+
+
+@pytest.mark.parametrize("model", [ACCELERATOR, CPU])
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+def test_the_fit_finds_what_the_steps_were_made_of(model, noise):
+    draw = random.Random(5)
+    steps = [(load, model.seconds(load) * (1 + draw.gauss(0, noise))) for load in loads() for _ in range(4)]
+    found = StepTime.fit(steps)
+    for load in loads():
+        assert found.seconds(load) == pytest.approx(model.seconds(load), rel=1e-6 if not noise else 0.05)
+
+
+def test_a_fit_needs_steps():
+    with pytest.raises(ValueError, match="at least one"):
+        StepTime.fit([])
+
+
+@pytest.mark.parametrize("model", [ACCELERATOR, CPU])
+@settings(deadline=None)
+@given(st.integers(0, 200), st.integers(0, 4000), st.integers(1, 4000), st.floats(0, 2))
+def test_as_many_tokens_as_fit(model, rows, start, tokens, within_s):
+    load = StepLoad(rows, 500 * rows)
+    found = model.most_tokens(load, start, tokens, within_s)
+    assert 0 <= found <= tokens
+    assert not found or model.seconds(load.with_chunk(start, found)) <= within_s
+    assert found == tokens or model.seconds(load.with_chunk(start, found + 1)) > within_s
