@@ -11,7 +11,8 @@ from deployments.engines.packed.attention import Heads
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.tensors import Place
 from deployments.generation.blocks import BLOCK
-from deployments.generation.step import Chunk, StepLayout
+from deployments.generation.chunk import Chunk
+from deployments.generation.step import StepLayout
 
 
 class Cache:

@@ -15,7 +15,8 @@ from deployments.engines.packed.families import decoder
 from deployments.engines.packed.layers import Dense
 from deployments.engines.packed.tensors import Weights
 from deployments.generation.cache import Cache
-from deployments.generation.step import Chunk, StepLayout
+from deployments.generation.chunk import Chunk
+from deployments.generation.step import StepLayout
 
 FAMILIES = {"llama", "qwen2", "qwen3"}  # by the config's model_type
 

@@ -7,31 +7,15 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn import functional
 
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.tensors import Place
 from deployments.generation.blocks import BLOCK, blocks_of
+from deployments.generation.chunk import Chunk
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32)  # of a product: oneDNN prepares one anew for each number of rows; above, multiples
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """The tokens `ids`, int32 [tokens], of a sequence, the first of them at position `start`; all before are in the
-    cache. `table` has the sequence's blocks, with room for these. `wanted`: the next token's logits are asked for.
-    """
-
-    ids: npt.NDArray[np.int32]
-    start: int
-    table: Sequence[int]
-    wanted: bool = True
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.ids)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -21,7 +21,7 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, Protocol, TypeVar, cast
 
 from deployments.errors import EngineFailed
 from deployments.queueing.shares import Tenant
@@ -36,7 +36,7 @@ _LONGEST_TURN_S = 0.002  # a burst keeps a Router's loop busy for long: a replic
 _KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 6_000}  # s, s, times, ms
 
 
-class _Peer(asyncio.Protocol):
+class Peer(asyncio.Protocol):
     """Either end: cuts what arrives into frames."""
 
     transport: asyncio.Transport
@@ -75,7 +75,25 @@ class _Peer(asyncio.Protocol):
         raise NotImplementedError
 
 
-class RouterConnection(_Peer):
+P = TypeVar("P", bound=Peer)
+
+
+async def reach(make: Callable[[], P], address: tuple[str, int], secret: str) -> P:
+    """Connect to a replica and show its secret; `make` makes the Router's end. Raises OSError or TimeoutError."""
+    async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+        _, end = await asyncio.get_running_loop().create_connection(make, *address)
+    shown = secret.encode()
+    end.transport.writelines([HEAD.pack(HEAD.size + len(shown), 0), shown])
+    return end
+
+
+class Frames(Protocol):
+    """What a replica sends: `encode` gives the buffers of each frame."""
+
+    def encode(self) -> list[list[bytes]]: ...
+
+
+class RouterConnection(Peer):
     """One Router's connection, as the replica sees it."""
 
     def __init__(self, server: Server) -> None:
@@ -94,7 +112,7 @@ class RouterConnection(_Peer):
 
     def frame_received(self, frame: bytes) -> None:
         if self._known:
-            self._server.on_offers(self, Offers.decode(frame))
+            self._server.on_offers(self, self._server.decode(frame))
         elif hmac.compare_digest(frame[HEAD.size :], self._server.secret.encode()):
             self._known, self.largest = True, LARGEST_FRAME
             self._server.remove_unauthenticated(self)
@@ -106,19 +124,28 @@ class RouterConnection(_Peer):
         self._known = False
         self.transport.abort()
 
-    def send(self, report: Report) -> None:
+    def send(self, report: Frames) -> None:
+        """Never waits."""
         if not self.transport.is_closing():
             for frame in report.encode():
                 self.transport.writelines(frame)
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait until the Router reads."""
+        return self.transport.get_write_buffer_size()
+
 
 @dataclass(slots=True, eq=False)
 class Server:
-    """A replica's end. `secret` and what `start` returns are what a Router must know."""
+    """A replica's end. `secret` and what `start` returns are what a Router must know. `on_offers` gets what `decode`
+    makes of a Router's frame.
+    """
 
     host: str
-    on_offers: Callable[[RouterConnection, Offers], None]
+    on_offers: Callable[[RouterConnection, Any], None]
     on_gone: Callable[[RouterConnection], None]
+    decode: Callable[[bytes], Any] = Offers.decode
     secret: str = field(default_factory=lambda: secrets.token_hex(_SECRET_BYTES))
     _server: asyncio.Server | None = None
     _unauthenticated: dict[RouterConnection, None] = field(default_factory=dict)  # in the order in which they came
@@ -227,7 +254,7 @@ class PendingOffer:
             self.outcome.set_result(outcome)
 
 
-class Channel(_Peer):
+class Channel(Peer):
     """A Router's end of a connection. All that one turn of the event loop sends goes in one frame; a turn that takes
     longer than 2 ms, or sends more than 16 MiB, is cut into several.
 
@@ -255,11 +282,7 @@ class Channel(_Peer):
         on_lost: Callable[[list[PendingOffer]], None],
     ) -> Channel:
         """Raises OSError or TimeoutError."""
-        async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-            _, channel = await asyncio.get_running_loop().create_connection(lambda: cls(on_report, on_lost), *address)
-        shown = secret.encode()
-        channel.transport.writelines([HEAD.pack(HEAD.size + len(shown), 0), shown])
-        return channel
+        return await reach(lambda: cls(on_report, on_lost), address, secret)
 
     @property
     def is_open(self) -> bool:

@@ -92,20 +92,20 @@ class Offers:
                 o.again,
                 o.depth,
                 o.trial,
-                _plain(o.tenant),
+                plain_tenant(o.tenant),
             ]
             for o in self.offers
         ]
         queries = [query for offer in self.offers for query in offer.queries]
         lengths = np.array(list(map(len, queries)), np.int32)
-        refused = [(_plain(tenant), work_s) for tenant, work_s in self.refused_s.items()]
+        refused = [(plain_tenant(tenant), work_s) for tenant, work_s in self.refused_s.items()]
         head = [heads, self.called_off, self.confirmed, refused, self.settings, self.asks]
-        return _frame(head, [lengths.tobytes(), *(query.tobytes() for query in queries)])
+        return frame_of(head, [lengths.tobytes(), *(query.tobytes() for query in queries)])
 
     @classmethod
     def decode(cls, frame: bytes) -> Offers:
         """Raises ValueError, TypeError or struct.error where it is not what it says."""
-        head, start = _head(frame)
+        head, start = head_of(frame)
         heads, called_off, confirmed, refused, settings, asks = head
         count = sum(one[2] for one in heads)
         lengths: list[int] = np.frombuffer(frame, np.int32, count, start).tolist()
@@ -125,11 +125,11 @@ class Offers:
                 again,
                 depth,
                 trial,
-                _tenant(whose),
+                tenant_of(whose),
             )
             for number, left_s, size, outputs, bulk, part, again, depth, trial, whose in heads
         ]
-        refused_s = {_tenant(tenant): work_s for tenant, work_s in refused}
+        refused_s = {tenant_of(tenant): work_s for tenant, work_s in refused}
         return cls(offers, called_off, confirmed, refused_s, settings, asks)
 
 
@@ -183,12 +183,12 @@ class Report:
     def _encode(self, head: list[Any], answers: list[Answered]) -> list[bytes]:
         about = [[a.number, a.query, len(a.numbers), *a[3:]] for a in answers]
         arrays = [np.ascontiguousarray(a.numbers, np.float32).tobytes() for a in answers]
-        return _frame([list(self.state), self.seen, *head, about], arrays)
+        return frame_of([list(self.state), self.seen, *head, about], arrays)
 
     @classmethod
     def decode(cls, frame: bytes) -> Report:
         """Raises ValueError, TypeError or struct.error where it is not what it says."""
-        head, start = _head(frame)
+        head, start = head_of(frame)
         state, seen, refused, admitted, failed, about = head
         numbers = np.frombuffer(frame, np.float32, sum(one[2] for one in about), start)
         answered, first = [], 0
@@ -201,23 +201,25 @@ class Report:
         return cls(ReplicaState(*state), seen, refused, admitted, failed, answered)
 
 
-def _tenant(plain: Sequence[Any] | None) -> Tenant | None:
+def tenant_of(plain: Sequence[Any] | None) -> Tenant | None:
     return None if plain is None else Tenant(*plain)
 
 
-def _plain(tenant: Tenant | None) -> tuple[str, float] | None:
+def plain_tenant(tenant: Tenant | None) -> tuple[str, float] | None:
     """As orjson writes it: it takes no named tuples."""
     return None if tenant is None else (tenant.name, tenant.weight)
 
 
-def _frame(head: Any, arrays: Sequence[bytes]) -> list[bytes]:
+def frame_of(head: Any, arrays: Sequence[bytes]) -> list[bytes]:
+    """The buffers of one frame: its sizes, the head as JSON, the arrays."""
     told = orjson.dumps(head)
     told += b" " * (-len(told) % 4)  # arrays begin at a multiple of four
     size = HEAD.size + len(told) + sum(map(len, arrays))
     return [HEAD.pack(size, len(told)), told, *arrays]
 
 
-def _head(frame: bytes) -> tuple[Any, int]:
+def head_of(frame: bytes) -> tuple[Any, int]:
+    """(a frame's head, where its arrays begin). Raises ValueError or struct.error."""
     _, size = HEAD.unpack_from(frame)
     end = HEAD.size + size
     return orjson.loads(frame[HEAD.size : end]), end

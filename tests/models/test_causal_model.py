@@ -22,7 +22,7 @@ from transformers import (
 from deployments.engines.packed.tensors import Place, Weights
 from deployments.generation.blocks import BLOCK, Blocks, NoBlocks
 from deployments.generation.causal_model import CausalModel, unsupported
-from deployments.generation.step import Chunk
+from deployments.generation.chunk import Chunk
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 FAMILIES = {

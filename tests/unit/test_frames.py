@@ -108,7 +108,7 @@ DAMAGE = (ValueError, TypeError, LookupError, struct.error)
 
 
 def frame_of(head, arrays=()):
-    return b"".join(frames._frame(head, [array.tobytes() for array in arrays]))
+    return b"".join(frames.frame_of(head, [array.tobytes() for array in arrays]))
 
 
 @pytest.mark.parametrize(

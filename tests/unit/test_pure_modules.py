@@ -16,6 +16,7 @@ PURE = [
     "deployments.errors",
     "deployments.generation.asked",
     "deployments.generation.blocks",
+    "deployments.generation.chunk",
     "deployments.generation.generation_card",
     "deployments.generation.generation_metrics",
     "deployments.generation.sampling",
