@@ -9,6 +9,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from deployments.generation.step_time import StepLoad
+
 Logits = npt.NDArray[np.float32]
 Copies = Sequence[tuple[int, int]]  # (from, to): blocks of the cache
 
@@ -36,3 +38,12 @@ class Steps(Protocol):
         """Copy blocks of the cache, then put the chunks' tokens into it, no two of one sequence. Returns [chunks that
         are wanted, vocabulary]: the logits of each one's next token, valid until the next step.
         """
+
+
+def load_of(chunks: Sequence[Chunk]) -> StepLoad:
+    """What a step with these chunks has to compute: a chunk of one token continues an answer."""
+    load = StepLoad()
+    for chunk in chunks:
+        tokens = len(chunk.ids)
+        load = load.with_row(chunk.end) if tokens == 1 else load.with_chunk(chunk.start, tokens)
+    return load

@@ -1,0 +1,397 @@
+"""The work of a replica that generates: it admits what Routers offer, runs one step after another, and sends tokens.
+
+`StepSchedule` decides; `compute`, an argument, runs the engine. While a step runs the loop goes on: offers are
+admitted, and what is called off takes part in no further step. Nothing is stored outside the replica. If it dies, its
+generations end; if a Router's connection ends, the replica drops what it computes for it. Imports neither ray nor
+torch; tests run it in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from deployments.generation.asked import Finish, Picked
+from deployments.generation.chunk import Chunk, Copies, Logits, Steps, load_of
+from deployments.generation.sampling import Sampler, log_shares
+from deployments.generation.step_schedule import Generation, Part, Row, StepPolicy, StepSchedule, StepState
+from deployments.generation.step_time import StepTime
+from deployments.generation.token_frames import (
+    GenerationOffer,
+    GenerationOffers,
+    NewToken,
+    RefusedOffer,
+    TokenReport,
+)
+from deployments.transport.channel import Frames
+
+logger = logging.getLogger("ray.serve")
+
+_MOST_UNSENT = 2**24  # bytes that wait for a Router that does not read: it is given up
+_SOONER_S = 0.02  # a Router that was told when there is room is told again if there is room so much before
+
+
+class Connection(Protocol):
+    """What the stepper needs of a Router's connection (`transport.channel.RouterConnection`)."""
+
+    @property
+    def unsent(self) -> int: ...
+    def send(self, report: Frames) -> None: ...
+    def hang_up(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """One answer of a generation. `stopped`: nobody wants more of it."""
+
+    sampler: Sampler
+    last: int = -1
+    tokens: int = 0
+    stopped: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Offered:
+    """A generation that a Router offered, and where its tokens go. `gone`: nobody waits for it any more."""
+
+    session: RouterSession
+    offer: GenerationOffer
+    answers: list[Answer]
+    gone: bool = False
+
+    def ids(self, part: Part) -> np.ndarray:
+        """int32 [tokens] of a part: of the prompt, or the last token of an answer."""
+        prompt = self.offer.ids
+        if part.start < len(prompt):
+            return prompt[part.start : part.start + part.tokens]
+        return np.array([self.answers[part.row.number].last], np.int32)
+
+    def take(self, answer: Answer, token: int) -> Finish | None:
+        """One token more of this answer; why it has ended, if it has."""
+        answer.last = token
+        answer.tokens += 1
+        if token in self.offer.end_tokens:
+            return "stop"
+        return "length" if answer.tokens == self.offer.most_tokens else None
+
+
+@dataclass(slots=True, eq=False)
+class RouterSession:
+    """One Router's connection: its generations by the number of their offers, and the report that goes to it next."""
+
+    connection: Connection
+    name: str = ""  # the Router's replica id, from its settings
+    seen: int = 0  # frames that were read
+    generations: dict[int, Generation] = field(default_factory=dict)
+    outbox: TokenReport | None = None  # sent at the end of this turn of the event loop
+    reported_opens_at: float = 0.0  # by the last report: when there is room again, on the stepper's clock
+    asks: bool = False  # it waits for a report
+
+
+class Drawn(NamedTuple):
+    """How the next token of a chunk is picked: once for each of these answers; with so many alternatives."""
+
+    samplers: Sequence[Sampler]
+    logprobs: int | None
+
+
+class StepWork(NamedTuple):
+    """What the engine computes in one step. `drawn`: of the chunks that are wanted."""
+
+    chunks: Sequence[Chunk]
+    copies: Copies
+    drawn: Sequence[Drawn]
+
+    def run(self, engine: Steps) -> Found:
+        """In the engine's thread."""
+        logits = engine.step(self.chunks, self.copies)
+        return [_pick(row, drawn) for row, drawn in zip(logits, self.drawn, strict=True)]
+
+
+Found = list[list[Picked] | None]
+"""Of each chunk that is wanted: the tokens of its answers; None where the logits are no numbers."""
+Ended = Callable[[Found | BaseException], None]
+"""Called on the loop as a step ends."""
+Compute = Callable[[StepWork, Ended], None]
+"""Begins a step. One begins when the one before has ended."""
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """The one that runs."""
+
+    parts: Sequence[Part]
+    work: StepWork
+    began: float
+    planned_s: float
+
+
+class Stepper:
+    """All methods are called on the event loop."""
+
+    def __init__(
+        self,
+        schedule: StepSchedule,
+        compute: Compute,
+        *,
+        on_step: Callable[[int, int, float, float], None] = lambda *_: None,  # rows, tokens, seconds, planned seconds
+        on_failure: Callable[[BaseException], str] = str,  # logs it; the sentence for clients
+        clock: Callable[[], float] = time.monotonic,  # the loop's own counts milliseconds only
+    ) -> None:
+        self.schedule = schedule
+        self._measured = schedule.model
+        self._compute, self._on_step, self._on_failure = compute, on_step, on_failure
+        self._now = clock
+        self._sessions: dict[Connection, RouterSession] = {}
+        self._step: Step | None = None
+        self._stopped: list[Row] = []  # rows that are to end with the step that runs
+        self._flushing = False
+        self._idle = asyncio.Event()
+
+    @property
+    def in_flight(self) -> int:
+        """Generations that are admitted and have not ended."""
+        return sum(len(session.generations) for session in self._sessions.values())
+
+    @property
+    def running_s(self) -> float:
+        """Seconds that the engine has been in its current step; 0 while it is idle."""
+        return self._now() - self._step.began if self._step is not None else 0.0
+
+    def state(self) -> StepState:
+        """What the replica says of itself now."""
+        return self.schedule.state(self._now())
+
+    async def drained(self) -> None:
+        """Until all that was admitted has ended."""
+        while self.in_flight:
+            self._idle.clear()
+            await self._idle.wait()
+
+    # --- what Routers say ---------------------------------------------------------------------------------------------
+
+    def receive(self, connection: Connection, offers: GenerationOffers) -> None:
+        """One frame of a Router."""
+        now = self._now()
+        session = self._sessions.setdefault(connection, RouterSession(connection))
+        session.seen += 1
+        if offers.settings is not None:
+            self._configure(session, offers.settings)
+        called_off = set(offers.called_off)
+        self._drop(session.generations.get(number) for number in called_off)
+        for number, answer in offers.stopped:
+            self._stop(session.generations.get(number), answer)
+        for offer in offers.offers:
+            if offer.number not in called_off:  # offered and called off in one turn
+                self._take(session, offer, now)
+        if offers.asks:
+            session.asks = True
+            self._send_soon()
+        self._look()
+
+    def gone(self, connection: Connection) -> None:
+        """A Router's connection has ended: nobody waits for its generations."""
+        session = self._sessions.pop(connection, None)
+        if session is not None:
+            self._drop(list(session.generations.values()))
+
+    def _configure(self, session: RouterSession, settings: dict[str, object]) -> None:
+        """A Router's settings, first, and again whenever its config changes (`GenerationPool.configure`)."""
+        session.name = str(settings["router"])
+        for connection, other in list(self._sessions.items()):
+            if other is not session and other.name == session.name:
+                self.gone(connection)  # its connection broke at the other end only
+                connection.hang_up()
+        bounds = {name: float(str(settings[name])) for name in ("ttft_s", "tpot_s", "bulk_share")}
+        self.schedule.policy = StepPolicy(step_tokens=self.schedule.policy.step_tokens, **bounds)
+        model = settings["model"]
+        self.schedule.model = StepTime(*model) if isinstance(model, list) else self._measured
+        self._send_soon()
+
+    def _take(self, session: RouterSession, offer: GenerationOffer, now: float) -> None:
+        answers = [Answer(Sampler(offer.sampling, number)) for number in range(offer.answers)]
+        generation = Generation(
+            len(offer.ids),
+            offer.most_tokens,
+            now + offer.left_s,
+            offer.tpot_s,
+            offer.answers,
+            offer.bulk,
+            offer.tenant,
+            item=Offered(session, offer, answers),
+        )
+        if self.schedule.offer(now, generation):
+            session.generations[offer.number] = generation
+            self._tell(session).admitted.append(offer.number)
+            return
+        never = self.schedule.never(generation, offer.left_s)
+        sure_s = offer.left_s / (1 + self.schedule.learning.margin)  # what is named should then be admitted
+        longest = self.schedule.longest_prompt(sure_s) if never else 0
+        self._tell(session).refused.append(RefusedOffer(offer.number, never, longest))
+
+    def _stop(self, generation: Generation | None, number: int) -> None:
+        """Nobody wants more of this one answer; its row ends with the step."""
+        if generation is None or not 0 <= number < len(generation.item.answers):
+            return
+        generation.item.answers[number].stopped = True
+        if all(answer.stopped for answer in generation.item.answers):
+            self._drop([generation])
+        else:
+            self._stopped += [row for row in generation.rows if row.number == number]
+
+    def _drop(self, generations: Iterable[Generation | None]) -> None:
+        """Nobody waits for these: their places are free at once, but for the step that runs."""
+        for generation in list(generations):
+            if generation is not None and not generation.item.gone:
+                generation.item.gone = True
+                generation.item.session.generations.pop(generation.item.offer.number, None)
+                self.schedule.remove(self._now(), generation)
+        self._idle.set()
+        self._send_soon()
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Begin the next step, if none runs and there is something to do."""
+        if self._step is not None:
+            return
+        now = self._now()
+        parts = self.schedule.next_step(now)
+        if not parts:
+            return
+        offered: list[Offered] = [part.row.generation.item for part in parts]
+        chunks = [
+            Chunk(of.ids(part), part.start, tuple(part.row.table), part.wanted)
+            for part, of in zip(parts, offered, strict=True)
+        ]
+        drawn = [_drawn(part, of) for part, of in zip(parts, offered, strict=True) if part.wanted]
+        work = StepWork(chunks, self.schedule.copies(), drawn)
+        planned_s = self.schedule.learning.factor * self.schedule.model.seconds(load_of(chunks))
+        step = self._step = Step(parts, work, now, planned_s)
+        # An empty context: a step must not be tied to whatever call happens to be at hand.
+        contextvars.Context().run(self._begin, step)
+
+    def _begin(self, step: Step) -> None:
+        def ended(found: Found | BaseException) -> None:
+            if self._step is step:
+                self._ended(step, found)
+
+        try:
+            self._compute(step.work, ended)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its generations are told
+            asyncio.get_running_loop().call_soon(ended, error)
+
+    def _ended(self, step: Step, found: Found | BaseException) -> None:
+        now = self._now()
+        finished: list[Row] = []
+        if isinstance(found, BaseException):
+            self._fail(self._begun(step), self._on_failure(found))
+        else:
+            wanted = [part for part in step.parts if part.wanted]
+            for part, picked in zip(wanted, found, strict=True):
+                finished += self._picked(part, picked)
+            tokens = sum(part.tokens for part in step.parts)
+            self._on_step(len(step.parts), tokens, now - step.began, step.planned_s)
+        self.schedule.ended(now, now - step.began, [*finished, *self._stopped])
+        self._step, self._stopped = None, []
+        for part in step.parts:
+            if not part.row.generation.rows:
+                part.row.generation.item.session.generations.pop(part.row.generation.item.offer.number, None)
+        self._idle.set()
+        self._send_soon()
+        self._look()
+
+    def _picked(self, part: Part, picked: list[Picked] | None) -> list[Row]:
+        """Send these tokens; the rows that end with them."""
+        generation = part.row.generation
+        offered: Offered = generation.item
+        if offered.gone:
+            return []
+        if picked is None:
+            self._fail([generation], "the engine gave no finite numbers for this prompt")
+            return []
+        rows = list(generation.rows) if generation.first_at is None else [part.row]
+        finished = []
+        for row, one in zip(rows, picked, strict=True):
+            answer = offered.answers[row.number]
+            if answer.stopped:
+                continue
+            finish = offered.take(answer, one.id)
+            self._tell(offered.session).tokens.append(NewToken(offered.offer.number, row.number, one, finish))
+            if finish:
+                finished.append(row)
+        return finished
+
+    def _begun(self, step: Step) -> list[Generation]:
+        """Those of which the cache holds anything: after a failure nobody knows what."""
+        now = {id(part.row.generation) for part in step.parts}
+        every = chain.from_iterable(session.generations.values() for session in self._sessions.values())
+        return [one for one in every if id(one) in now or any(row.computed for row in one.rows)]
+
+    def _fail(self, generations: Iterable[Generation], sentence: str) -> None:
+        sentence = sentence.encode(errors="replace").decode()  # JSON has no lone surrogates
+        generations = list(generations)
+        for generation in generations:
+            self._tell(generation.item.session).failed.append((generation.item.offer.number, sentence))
+        self._drop(generations)
+
+    # --- what Routers are told ----------------------------------------------------------------------------------------
+
+    def _tell(self, session: RouterSession) -> TokenReport:
+        """The report that goes to that Router at the end of this turn of the event loop; the caller adds to it."""
+        self._send_soon()
+        if session.outbox is None:
+            session.outbox = TokenReport()
+        return session.outbox
+
+    def _send_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._send, context=contextvars.Context())
+
+    def _send(self) -> None:
+        self._flushing = False
+        now = self._now()
+        state = self.schedule.state(now)
+        opens_at = now + state.opens_s
+        for session in list(self._sessions.values()):
+            if session.asks or session.reported_opens_at > opens_at + _SOONER_S:
+                session.outbox = session.outbox or TokenReport()
+            if (report := session.outbox) is not None:
+                report.state, report.seen, session.outbox, session.asks = state, session.seen, None, False
+                session.reported_opens_at = opens_at
+                session.connection.send(report)
+                if session.connection.unsent > _MOST_UNSENT:
+                    logger.warning("the Router %s does not read: its connection is closed", session.name)
+                    self.gone(session.connection)
+                    session.connection.hang_up()
+
+
+def _drawn(part: Part, offered: Offered) -> Drawn:
+    """At the end of a prompt, one token for each answer."""
+    ends_prompt = part.start < len(offered.offer.ids)
+    answers = offered.answers if ends_prompt else [offered.answers[part.row.number]]
+    return Drawn([answer.sampler for answer in answers], offered.offer.logprobs)
+
+
+def _pick(logits: Logits, drawn: Drawn) -> list[Picked] | None:
+    """One token for each sampler. `logits`: float32 [vocabulary]."""
+    if not np.isfinite(logits.max()):
+        return None
+    tokens = [sampler.pick(logits) for sampler in drawn.samplers]
+    if drawn.logprobs is None:
+        return [Picked(token) for token in tokens]
+    known = log_shares(logits)
+    count = min(drawn.logprobs, len(known))
+    best = np.argpartition(-known, count - 1)[:count] if count else np.zeros(0, np.intp)
+    best = best[np.argsort(-known[best], kind="stable")]
+    others = tuple(zip(best.tolist(), known[best].tolist(), strict=True))
+    return [Picked(token, float(known[token]), others) for token in tokens]

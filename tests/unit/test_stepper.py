@@ -1,0 +1,321 @@
+"""A replica that generates, without Ray: the product's Stepper and StepSchedule, an emulated device, virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import numpy as np
+import pytest
+
+from benchmarks.simulation.virtual_time import run
+from deployments.generation.blocks import BLOCK
+from deployments.generation.emulated_steps import EmulatedSteps, following
+from deployments.generation.sampling import Sampling
+from deployments.generation.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.step_time import StepTime
+from deployments.generation.stepper import Stepper
+from deployments.generation.token_frames import GenerationOffer, GenerationOffers
+
+MODEL = StepTime(0.02, 0.0005, 1e-6, 0.0005, 1e-8, 4)
+SETTINGS = {"router": "r", "ttft_s": 2.0, "tpot_s": 0.1, "bulk_share": 0.5, "model": None}
+VOCABULARY = 1000
+BLOCKS = 64
+
+
+def answer_to(ids, tokens, ends=()):
+    """What an answer must be, by the emulated device's rule."""
+    ids = list(ids)
+    for _ in range(tokens):
+        ids.append(following(ids, VOCABULARY))
+        if ids[-1] in ends:
+            break
+    return ids
+
+
+class Device:
+    """Computes steps at once, and waits in virtual time for as long as they take."""
+
+    def __init__(self):
+        self.slept = 0.0
+        self.steps = EmulatedSteps(MODEL, BLOCKS, VOCABULARY, sleep=self.sleep)
+        self.works = []
+        self.problem = None
+
+    def sleep(self, seconds):
+        self.slept = seconds
+
+    def compute(self, work, ended):
+        self.works.append(work)
+
+        async def step():
+            try:
+                if self.problem is not None:
+                    problem, self.problem = self.problem, None
+                    raise problem
+                found = work.run(self.steps)
+            except RuntimeError as error:
+                found = error
+            await asyncio.sleep(self.slept)
+            ended(found)
+
+        self.task = asyncio.get_running_loop().create_task(step())
+
+
+class Router:
+    """One connection: keeps what it is told."""
+
+    def __init__(self, stepper, name="r"):
+        self.stepper, self.numbers = stepper, itertools.count(1)
+        self.unsent, self.hung_up = 0, False
+        self.frames, self.tokens, self.finished, self.failed, self.refused, self.admitted = [], {}, {}, {}, {}, set()
+        self.tell(settings={**SETTINGS, "router": name})
+
+    def tell(self, **what):
+        self.stepper.receive(self, GenerationOffers.decode(b"".join(GenerationOffers(**what).encode())))
+
+    def ask(self, ids, most_tokens=8, left_s=2.0, **more):
+        number = next(self.numbers)
+        more = {"sampling": Sampling(0.0), "tpot_s": 0.1, **more}
+        self.tell(offers=[GenerationOffer(number, left_s, np.array(ids, np.int32), most_tokens, **more)])
+        return number
+
+    def send(self, report):
+        self.frames.append(report)
+        self.admitted.update(report.admitted)
+        self.refused |= {one.number: one for one in report.refused}
+        self.failed |= dict(report.failed)
+        for number, answer, picked, finish in report.tokens:
+            assert (number, answer) not in self.finished
+            self.tokens.setdefault((number, answer), []).append(picked.id)
+            if finish:
+                self.finished[number, answer] = finish
+
+    def hang_up(self):
+        self.hung_up = True
+
+
+def world(**more):
+    device = Device()
+    schedule = StepSchedule(MODEL, StepPolicy(2.0, 0.1), BLOCKS)
+    loop = asyncio.get_running_loop()
+    return Stepper(schedule, device.compute, clock=loop.time, **more), device
+
+
+def prompt(length, seed=0):
+    return np.random.default_rng(seed).integers(0, VOCABULARY, length).tolist()
+
+
+def nothing_is_reserved(stepper):
+    state = stepper.state()
+    return (stepper.in_flight, state.free_blocks, state.rows, state.waiting) == (0, BLOCKS, 0, 0)
+
+
+def test_answers_of_any_mix_follow_from_their_prompts():
+    async def main():
+        stepper, device = world()
+        router = Router(stepper)
+        asked = {}
+        for seed in range(12):
+            length = [3, 40, 129, 300][seed % 4]
+            asked[router.ask(prompt(length, seed), most_tokens=3 + 5 * seed)] = (length, seed)
+            await asyncio.sleep(0.03)
+        await stepper.drained()
+        for number, (length, seed) in asked.items():
+            expected = answer_to(prompt(length, seed), 3 + 5 * seed)[length:]
+            assert router.tokens[number, 0] == expected
+            assert router.finished[number, 0] == "length"
+        assert max(len(work.chunks) for work in device.works) > 4
+        assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
+def test_several_answers_share_a_prompt_and_a_seed_gives_the_same_in_any_batch():
+    async def main():
+        stepper, _ = world()
+        router = Router(stepper)
+        ids = prompt(BLOCK + 30, 1)
+        number = router.ask(ids, most_tokens=20, answers=3, sampling=Sampling(1.0, seed=7), logprobs=2)
+        await stepper.drained()
+        expected = answer_to(ids, 20)[len(ids) :]
+        assert [router.tokens[number, answer] for answer in range(3)] == [expected] * 3
+        first = next(token for frame in router.frames for token in frame.tokens)
+        assert len(first.picked.alternatives) == 2
+        assert first.picked.alternatives[0] == (first.picked.id, first.picked.logprob)
+        assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
+def test_an_end_token_ends_an_answer():
+    async def main():
+        stepper, _ = world()
+        router = Router(stepper)
+        ids = prompt(20, 2)
+        whole = answer_to(ids, 30)
+        end = whole[len(ids) + 5]
+        number = router.ask(ids, most_tokens=30, end_tokens=(end,))
+        await stepper.drained()
+        assert router.tokens[number, 0] == answer_to(ids, 30, (end,))[len(ids) :]
+        assert router.finished[number, 0] == "stop"
+        assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
+def test_tokens_of_one_step_come_in_one_frame_of_each_router():
+    async def main():
+        stepper, device = world()
+        routers = [Router(stepper, name) for name in "ab"]
+        for router in routers:
+            for seed in range(4):
+                router.ask(prompt(10, seed), most_tokens=10)
+        await stepper.drained()
+        for router in routers:
+            with_tokens = [frame for frame in router.frames if frame.tokens]
+            assert len(with_tokens) <= len(device.works)
+            assert max(len(frame.tokens) for frame in with_tokens) == 4
+
+    run(main())
+
+
+def test_a_client_that_goes_frees_its_place_within_a_step():
+    async def main():
+        stepper, device = world()
+        router = Router(stepper)
+        kept, gone = router.ask(prompt(10, 1), 40), router.ask(prompt(200, 2), 40)
+        await asyncio.sleep(0.3)
+        assert len(device.works[-1].chunks) == 2
+        before = len(device.works)
+        router.tell(called_off=[gone])
+        assert stepper.in_flight == 1
+        await asyncio.sleep(0.1)
+        assert all(len(work.chunks) == 1 for work in device.works[before:])
+        assert stepper.state().free_blocks == BLOCKS - 1
+        had = len(router.tokens[gone, 0])
+        await stepper.drained()
+        assert len(router.tokens[gone, 0]) == had
+        assert router.tokens[kept, 0] == answer_to(prompt(10, 1), 40)[10:]
+        assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
+def test_one_answer_of_several_is_stopped():
+    async def main():
+        stepper, _ = world()
+        router = Router(stepper)
+        ids = prompt(10, 3)
+        number = router.ask(ids, most_tokens=40, answers=2)
+        await asyncio.sleep(0.2)
+        router.tell(stopped=[(number, 0)])
+        had = len(router.tokens[number, 0])
+        await stepper.drained()
+        assert len(router.tokens[number, 0]) == had
+        assert router.tokens[number, 1] == answer_to(ids, 40)[10:]
+        assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
+def test_a_failed_step_ends_its_generations_with_a_sentence_each_and_the_loop_goes_on():
+    async def main():
+        stepper, device = world(on_failure=lambda error: f"it failed: {error}")
+        router = Router(stepper)
+        lost = [router.ask(prompt(10, seed), most_tokens=30) for seed in range(3)]
+        await asyncio.sleep(0.2)
+        device.problem = RuntimeError("out of memory")
+        await stepper.drained()
+        assert router.failed == dict.fromkeys(lost, "it failed: out of memory")
+        assert nothing_is_reserved(stepper)
+        number = router.ask(prompt(10, 9), most_tokens=5)
+        await stepper.drained()
+        assert router.tokens[number, 0] == answer_to(prompt(10, 9), 5)[10:]
+
+    run(main())
+
+
+def test_numbers_that_are_none_end_their_generation_alone(monkeypatch):
+    async def main():
+        stepper, device = world()
+        router = Router(stepper)
+        good, bad = router.ask(prompt(10, 1), 5), router.ask(prompt(30, 2), 5)
+        step = device.steps.step
+
+        def broken(chunks, copies=()):
+            logits = step(chunks, copies).copy()
+            for row, chunk in zip(logits, [chunk for chunk in chunks if chunk.wanted], strict=True):
+                if chunk.end == 32:
+                    row[5] = np.nan
+            return logits
+
+        monkeypatch.setattr(device.steps, "step", broken)
+        await stepper.drained()
+        assert "finite" in router.failed[bad]
+        assert len(router.failed) == 1
+        assert len(router.tokens[good, 0]) == 5
+        assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
+def test_what_nobody_could_have_in_time_is_refused_for_good_with_the_longest_prompt():
+    async def main():
+        stepper, _ = world()
+        router = Router(stepper)
+        number = router.ask(prompt(5000), most_tokens=2)
+        await asyncio.sleep(0.1)
+        refused = router.refused[number]
+        assert refused.never
+        assert 1000 < refused.longest < 5000
+        later = router.ask(prompt(refused.longest), most_tokens=2)
+        await stepper.drained()
+        assert router.finished[later, 0] == "length"
+
+    run(main())
+
+
+def test_more_than_there_is_room_for_is_refused_and_room_is_told():
+    async def main():
+        stepper, _ = world()
+        router, other = Router(stepper, "a"), Router(stepper, "b")
+        numbers = [router.ask(prompt(500, seed), most_tokens=100) for seed in range(40)]
+        waits = other.ask(prompt(500, 99), most_tokens=100)
+        await asyncio.sleep(0.05)
+        refused = [number for number in numbers if number in router.refused]
+        assert refused
+        assert len(router.admitted) + len(refused) == len(numbers)
+        assert not router.refused[refused[0]].never
+        assert waits in other.refused
+        assert other.frames[-1].state.opens_s > 0
+        router.tell(called_off=sorted(router.admitted))
+        await asyncio.sleep(0)
+        assert other.frames[-1].state.opens_s == 0
+        assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["gone", "again", "unread"])
+def test_a_router_that_is_lost_takes_its_generations_along(how):
+    async def main():
+        stepper, _ = world()
+        router, other = Router(stepper, "a"), Router(stepper, "b")
+        router.ask(prompt(10, 1), most_tokens=60)
+        number = other.ask(prompt(10, 2), most_tokens=20)
+        await asyncio.sleep(0.2)
+        if how == "gone":
+            stepper.gone(router)
+        elif how == "again":
+            Router(stepper, "a")
+        else:
+            router.unsent = 2**30
+            await asyncio.sleep(0.1)
+        assert stepper.in_flight == 1
+        assert router.hung_up == (how != "gone")
+        await stepper.drained()
+        assert other.tokens[number, 0] == answer_to(prompt(10, 2), 20)[10:]
+        assert nothing_is_reserved(stepper)
+
+    run(main())

@@ -1,0 +1,55 @@
+"""Frames between a Router and a replica that generates: what goes in comes out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from deployments.generation.asked import Picked
+from deployments.generation.sampling import Sampling
+from deployments.generation.step_schedule import StepState
+from deployments.generation.token_frames import GenerationOffer, GenerationOffers, NewToken, RefusedOffer, TokenReport
+from deployments.queueing.shares import Tenant
+
+STATE = StepState(math.inf, 0.25, 0.001, 7, 12, 3, 2, 99, (0.1, 0.0, 0.0, 0.001, 0.0, 8), 1.5, 0.02, (4, 1))
+
+
+def through(frame, decode):
+    return decode(b"".join(frame))
+
+
+def offer(number, length, **more):
+    ids = np.arange(number, number + length, dtype=np.int32)
+    return GenerationOffer(number, 1.5, ids, 20, Sampling(0.7, 5, 0.9, 2**40), **more)
+
+
+def test_offers_come_out_as_they_went_in():
+    first = offer(1, 3, answers=2, logprobs=0, end_tokens=(5, 6), tpot_s=0.1, tenant=Tenant("a", 2.0))
+    second = offer(2, 1, bulk=True)
+    sent = GenerationOffers([first, second], [8, 9], [(4, 1)], {"router": "r"}, asks=True)
+    got = through(sent.encode(), GenerationOffers.decode)
+    for here, there in zip(got.offers, sent.offers, strict=True):
+        assert here.ids.tolist() == there.ids.tolist()
+        assert here._replace(ids=None) == there._replace(ids=None)
+    assert (got.called_off, got.stopped, got.settings, got.asks) == ([8, 9], [(4, 1)], {"router": "r"}, True)
+
+
+def test_a_frame_whose_lengths_do_not_add_up_is_refused():
+    frame = b"".join(GenerationOffers([offer(1, 3)]).encode())
+    with pytest.raises(ValueError, match="add up"):
+        GenerationOffers.decode(frame[:-4])
+
+
+def test_a_report_comes_out_as_it_went_in():
+    sure = Picked(3, -0.5, ((3, -0.5), (4, -math.inf)))
+    tokens = [NewToken(1, 0, Picked(2**30)), NewToken(1, 1, sure, "stop"), NewToken(2, 0, Picked(5), "length")]
+    sent = TokenReport(STATE, 6, [RefusedOffer(3, never=True, longest=900)], [1, 2], [(4, "it broke")], tokens)
+    (frame,) = sent.encode()
+    got = through(frame, TokenReport.decode)
+    assert got.tokens[0] == tokens[0]
+    assert got.tokens[1].picked == Picked(3, -0.5, ((3, -0.5), (4, -9999.0)))
+    assert got.tokens[2] == tokens[2]
+    assert StepState(*got.state)._replace(model=(), refusals=()) == STATE._replace(model=(), refusals=())
+    assert (got.seen, got.refused, got.admitted, got.failed) == (6, sent.refused, [1, 2], [[4, "it broke"]])
