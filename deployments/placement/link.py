@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from deployments.errors import ReplicaLost
+from deployments.placement.followed import FIRST_RETRY_S, LAST_RETRY_S, connected
 from deployments.placement.view import QUIET_S, View
 from deployments.queueing.shares import Tenant
 from deployments.transport.channel import Channel, PendingOffer
@@ -18,9 +18,6 @@ from deployments.transport.frames import Offer, Report
 if TYPE_CHECKING:
     from deployments.placement.pool import Pool
 
-logger = logging.getLogger("ray.serve")
-
-_FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0  # between attempts to connect
 _HUNG_S = 1.5  # in which a replica that is counted out gives its state, if it lives
 _ANSWERS_S = 0.5  # a replica that takes longer for its state is shown by its last
 
@@ -188,29 +185,14 @@ class Link:
 
     async def _connect(self) -> None:
         """Until it is reached; its first report ends the wait."""
-        at, wait_s, told = self.about["channel"], _FIRST_RETRY_S, False
+        at = self.about["channel"]
         await asyncio.sleep(self._wait_s)  # 0, unless the last connection broke before its first report
-        self._wait_s = min(max(2 * self._wait_s, _FIRST_RETRY_S), _LAST_RETRY_S)
-        while True:
-            try:
-                address = (at["host"], at["port"])
-                channel = await self._pool.open_channel(address, at["secret"], self._on_report, self._on_lost)
-            except (OSError, TimeoutError) as error:
-                if isinstance(error, ConnectionRefusedError):  # nobody listens there: its process is dead
-                    self._lose_suspect()
-                if not told:
-                    told = True
-                    logger.warning(
-                        "the %s pool's replica %s is not reached at %s:%s (%s): it gets no queries until it is",
-                        self._pool.name, self.view.replica, at["host"], at["port"], str(error) or "no answer",
-                    )  # fmt: skip
-                await asyncio.sleep(wait_s)
-                wait_s = min(2 * wait_s, _LAST_RETRY_S)
-                continue
-            if not channel.is_open:  # it broke before it was known here
-                await asyncio.sleep(wait_s)
-                continue
-            self._channel = channel
-            channel.configure(self._pool.policy)
-            channel.ask()
-            return
+        self._wait_s = min(max(2 * self._wait_s, FIRST_RETRY_S), LAST_RETRY_S)
+
+        def attempt() -> Awaitable[Channel]:
+            return self._pool.open_channel((at["host"], at["port"]), at["secret"], self._on_report, self._on_lost)
+
+        who = f"the {self._pool.name} pool's replica {self.view.replica} at {at['host']}:{at['port']}"
+        self._channel = await connected(attempt, who, self._lose_suspect)
+        self._channel.configure(self._pool.policy)
+        self._channel.ask()

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import heapq
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from deployments.metrics import PoolState
+from deployments.placement.followed import Followed
 from deployments.placement.link import Link
-from deployments.placement.locality import rank
 from deployments.queueing.cost_model import CostModel
 from deployments.queueing.shares import Tenant
-from deployments.serve_adapter import membership
 from deployments.settings import PoolConfig
 from deployments.transport.channel import Channel, PendingOffer
 from deployments.transport.frames import Report
@@ -23,18 +19,14 @@ from deployments.transport.frames import Report
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
-logger = logging.getLogger("ray.serve")
-
 _AWAY = 1.25  # a replica on another node counts as if it finished so many times later: one slow run of the nearest must
 # not move queries between nodes
 _LOOKED_AT = 16  # replicas, for one query
 
 
-class Pool:
-    """One pool. `name` is "accelerator" or "cpu"; `deployment` is the name of its Serve deployment.
-
-    `links`: by replica id, those that Serve counts in. `live`: those of them that are connected and have reported, the
-    preferred first. Call `configure` before `connect`.
+class Pool(Followed[Link]):
+    """One pool. `name` is "accelerator" or "cpu"; `deployment` is the name of its Serve deployment. Call `configure`
+    before `connect`.
     """
 
     def __init__(
@@ -44,21 +36,16 @@ class Pool:
         deployment: str,
         handle: DeploymentHandle[Any] | None,
         router: str,
-        node: str,  # on which the Router runs
-        on_change: Callable[[], None],  # called whenever replicas have come or gone
+        node: str,
+        on_change: Callable[[], None],
     ) -> None:
-        self.name = name
+        super().__init__(name, deployment=deployment, handle=handle, router=router, node=node, on_change=on_change)
         self.config = PoolConfig()
-        self.links: dict[str, Link] = {}
         self.policy: dict[str, Any] = {}
-        self._draining: dict[str, Link] = {}
-        self.live: list[Link] = []  # replicas that answer
-        self._on_change = on_change
-        self._deployment, self._handle = deployment, handle
-        self._router, self._node = router, node
-        self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._turn = 0
+
+    def link(self, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> Link:
+        return Link(self, replica, about, rank)
 
     async def open_channel(
         self,
@@ -69,23 +56,6 @@ class Pool:
     ) -> Channel:
         """Raises OSError or TimeoutError. A simulation has another."""
         return await Channel.open(address, secret, on_report, on_lost)
-
-    def connect(self) -> None:
-        """Follow the pool's replicas from now on."""
-
-        def changed(members: membership.Members, died: str | None) -> None:
-            self._loop.call_soon_threadsafe(self.follow, members, died)
-
-        membership.watch(self._deployment, changed)
-        # A handle starts to follow its deployment with its first call.
-        self.spawn(self._wake_handle())
-
-    async def _wake_handle(self) -> None:
-        assert self._handle is not None
-        try:
-            await self._handle.options(method_name="wake").remote()
-        except Exception as error:  # noqa: BLE001 - it meant nothing; the handle follows its deployment from now on
-            logger.info("the %s pool's first call failed: %s", self.name, error)
 
     def configure(self, config: PoolConfig, policy: Mapping[str, Any]) -> None:
         """Put a new config in force, and send it to every replica.
@@ -100,14 +70,9 @@ class Pool:
             cost = config.cost
             curve = CostModel.of_curve(config.alpha_s, config.beta_s)
             model = [cost.query_s, cost.token_s, cost.token2_s, config.beta_s] if cost else list(_numbers(curve))
-        self.policy = {"router": self._router, **policy, "depth": config.queue_depth, "model": model}
+        self.policy = {"router": self.router_id, **policy, "depth": config.queue_depth, "model": model}
         for link in self.links.values():
             link.configure()
-
-    def changed(self) -> None:
-        """Replicas have come or gone, or have begun or ceased to answer."""
-        self.live = sorted((link for link in self.links.values() if link.is_live), key=lambda link: link.view.rank)
-        self._on_change()
 
     @property
     def is_open(self) -> bool:
@@ -194,34 +159,6 @@ class Pool:
         few = self.live[start : start + _LOOKED_AT]
         return few + self.live[: _LOOKED_AT - len(few)]
 
-    def follow(self, members: membership.Members, died: str | None) -> None:
-        """Serve says which replicas live, and of one that it is dead for sure."""
-        if set(members) != set(self.links):
-            logger.info("the %s pool has %d live replicas", self.name, len(members))
-        for replica in set(self.links) - set(members):
-            link = self.links.pop(replica)
-            self._draining[replica] = link
-            if not link.drain():
-                del self._draining[replica]
-        for links in (self.links, self._draining):
-            if died in links:
-                links.pop(died).end()
-        for replica, about in members.items():
-            if replica in self._draining:  # counted in again
-                self.links[replica] = self._draining.pop(replica)
-                self.links[replica].configure()
-            elif replica not in self.links and replica != died:
-                where = rank(replica, about.get("node"), node=self._node, router=self._router)
-                self.links[replica] = Link(self, replica, about, where)
-        self.changed()
-
-    def drained(self, link: Link) -> bool:
-        """Serve had counted it out, and it has ended. False where it had not, or has counted it in again."""
-        drains = self._draining.get(link.view.replica) is link
-        if drains:
-            del self._draining[link.view.replica]
-        return drains
-
     def state(self) -> PoolState:
         """For Prometheus."""
         alpha_s, beta_s = self.latency_model
@@ -244,13 +181,6 @@ class Pool:
             },
             "replicas": {link.view.replica: link.describe() for link in self.live},
         }
-
-    def spawn(self, errand: Any) -> asyncio.Task[None]:
-        """In an empty context: it must not be cancelled with the HTTP request that happens to be at hand."""
-        task: asyncio.Task[None] = self._loop.create_task(errand, context=contextvars.Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _numbers(model: CostModel) -> Sequence[float]:
