@@ -5,7 +5,8 @@ WindveError
 ├── InvalidInput            400  INVALID_ARGUMENT     the client must change the request
 │   ├── EmptyInput          400  INVALID_ARGUMENT
 │   ├── UnknownModel        404  NOT_FOUND
-│   └── BodyTooLarge        413  INVALID_ARGUMENT
+│   ├── BodyTooLarge        413  INVALID_ARGUMENT
+│   └── ContextExceeded     400  INVALID_ARGUMENT     a prompt and its answer are longer than the model takes
 ├── Unauthorized            401  UNAUTHENTICATED      the request has no API key, or an unknown one
 ├── Forbidden               403  PERMISSION_DENIED    a trial without the secret of a calibration that runs
 ├── WrongKind               400  FAILED_PRECONDITION  the model is of another kind than the route needs
@@ -71,6 +72,10 @@ class UnknownModel(InvalidInput):
 class BodyTooLarge(InvalidInput):
     status = 413
     code = "body_too_large"
+
+
+class ContextExceeded(InvalidInput):
+    code = "context_length_exceeded"  # clients know OpenAI's word, and shorten
 
 
 class Unauthorized(WindveError):

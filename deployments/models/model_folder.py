@@ -10,7 +10,7 @@ from typing import Any
 from deployments.errors import SettingsError
 from deployments.settings import ModelSettings
 
-_ALWAYS = ("*.json", "*.txt", "*.model", "*.metadata", "LICENSE*", "sparse_linear.*", "colbert_linear.*")
+_ALWAYS = ("*.json", "*.txt", "*.model", "*.jinja", "*.metadata", "LICENSE*", "sparse_linear.*", "colbert_linear.*")
 
 
 def find_folder(settings: ModelSettings) -> tuple[Path, str | None]:

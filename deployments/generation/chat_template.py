@@ -1,0 +1,153 @@
+"""Chats as one text, by the model's own template. It is code of whoever made the model, so that it runs in a process of
+its own, for a bounded time (`template_process`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from deployments.errors import EngineFailed, InvalidInput, SettingsError
+from deployments.generation import template_process
+
+Message = Mapping[str, Any]  # `role` and `content`, strings, and what else the client said of it
+
+_SCRIPT = Path(template_process.__file__)
+_START_S = 60.0  # a busy machine at its start
+_LONGER, _MORE = 8, 2**16  # a text may be so many times what it is made of, and so many characters more
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "TZ", "TZDIR", "SYSTEMROOT")
+_OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template"})
+_FIRST_CHAT = [{"role": "user", "content": "Where does the overflow go?"}]
+
+
+class ChatTemplate:
+    """One model's. Its methods block: call them in one thread."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, limit_s: float = 5.0) -> None:
+        """`limit_s`: for one chat. The template has written a chat when this returns.
+
+        Raises SettingsError where the template cannot be used.
+        """
+        self._source, self._special, self._limit_s = source, dict(special_tokens), limit_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+        try:
+            self.render(_FIRST_CHAT)
+        except (InvalidInput, EngineFailed) as error:
+            self.close()
+            raise SettingsError("args.model.id", f"the chat template cannot be used: {error}") from None
+
+    def render(
+        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None, *, prompt: bool = True
+    ) -> str:
+        """The text of a chat, with the beginning of an answer behind it (`prompt`). `variables`: more that the template
+        knows by name.
+
+        Raises InvalidInput where the template refuses the messages, or takes too long or too much for them, and
+        EngineFailed where its process cannot be started or dies.
+        """
+        variables = variables or {}
+        self._check(variables)
+        known = {
+            **self._special,
+            **variables,
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": prompt,
+        }
+        most = _LONGER * sum(_characters(message) for message in messages) + _MORE
+        answer = self._ask({"variables": known, "most": most})
+        if "problem" in answer:
+            raise InvalidInput(
+                f"the model's chat template refuses these messages: {answer['problem']}", param="messages"
+            )
+        text: str = answer["text"]
+        return text
+
+    def close(self) -> None:
+        """End the process."""
+        if self._link is not None:
+            self._link.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._process = self._link = None
+
+    def _check(self, variables: Mapping[str, Any]) -> None:
+        taken = _OURS.union(self._special).intersection(variables)
+        if taken:
+            raise InvalidInput(
+                f"chat_template_kwargs cannot set {min(taken)}, which is the server's", param="chat_template_kwargs"
+            )
+
+    def _ask(self, content: Any) -> dict[str, Any]:
+        for again in (False, True):
+            link = self._link or self._start()
+            try:
+                return self._answered(link, content, self._limit_s)
+            except TimeoutError:
+                self.close()
+                problem = f"the model's chat template took more than {self._limit_s:g} s for these messages"
+                raise InvalidInput(problem, param="messages") from None
+            except (EOFError, OSError):  # it was killed, perhaps while it had nothing to do
+                self.close()
+                if again:
+                    raise EngineFailed("the process of the model's chat template died") from None
+        raise AssertionError
+
+    def _start(self) -> socket.socket:
+        link, theirs = socket.socketpair()
+        environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - ourselves
+                [sys.executable, "-P", "-B", str(_SCRIPT)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=environment,
+            )
+        self._link = link
+        try:
+            answer = self._answered(link, self._source, _START_S)
+        except (EOFError, OSError) as error:
+            self.close()
+            problem = f"the process of the model's chat template does not start ({error or type(error).__name__})"
+            raise EngineFailed(problem) from None
+        if "problem" in answer:
+            self.close()
+            raise EngineFailed(f"the model's chat template is no template: {answer['problem']}")
+        return link
+
+    @staticmethod
+    def _answered(link: socket.socket, content: Any, limit_s: float) -> dict[str, Any]:
+        """Raises TimeoutError, EOFError or OSError."""
+        link.settimeout(limit_s)
+        until = time.monotonic() + limit_s
+        template_process.send(link, content)
+        found: dict[str, Any] = template_process.receive(_Until(link, until))  # type: ignore[arg-type]
+        return found
+
+
+class _Until:
+    """A socket whose receiving ends at a time of `time.monotonic`."""
+
+    def __init__(self, link: socket.socket, until: float) -> None:
+        self._link, self._until = link, until
+
+    def recv(self, size: int) -> bytes:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._link.settimeout(left)
+        return self._link.recv(size)
+
+
+def _characters(message: Message) -> int:
+    return sum(len(value) if isinstance(value, str) else 0 for value in message.values())
