@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import psutil
 from faults.rig import EMBEDDERS, Rig
 from faults.traffic import Traffic, vectors_of
-from faults.verdict import BROKEN, GRPC, HTTP, LARGE, SILENT, WIRE, Ended, Fault
+from faults.verdict import BEGUN, BROKEN, GRPC, HTTP, LARGE, SILENT, WIRE, Ended, Fault
 
 from calibration.load import Connection, request_bytes
 
@@ -275,5 +275,5 @@ INJURIES = (
     Injury(Fault(f"{_HANG_UPS} clients hang up"), clients_hang_up),
     Injury(Fault(f"{_SLOW_SENDERS} clients send slowly"), clients_send_slowly),
     Injury(Fault("a node stopped for 5 s, another joins", LARGE_ONES), node_stopped, 5.0),
-    Injury(Fault("a node cut off for 8 s, another joins", LARGE_ONES), node_cut_off, 8.0, _needs("ip")),
+    Injury(Fault("a node cut off for 8 s, another joins", LARGE_ONES | {BEGUN}), node_cut_off, 8.0, _needs("ip")),
 )

@@ -13,6 +13,7 @@ BUSY, UNAVAILABLE, TOO_LATE, SLOW_SENDER = 429, 503, 504, 408
 HTTP, WIRE, GRPC = "http", "wire", "grpc"  # how a client reaches the service; the wire is the test's own
 BACK_OFF_S = 1.0  # of a gRPC client that was refused, before it connects anew: its calls fail meanwhile
 LARGE = "over 64 KiB, OpenAI"  # the kind that HAProxy cannot send to another Router
+BEGUN = "its answer had begun"  # HAProxy says so by HTTP/2's CANCEL: no Router may answer anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class Ended:
 class Fault:
     """What is done to the service, and what its clients must put up with.
 
-    `breaks`: the ways, or the kinds of request, whose connections may break, from the fault until the service is whole.
+    `breaks`: the ways, the kinds of request, or the details whose connections may break, from the fault until the
+    service is whole.
     """
 
     name: str
@@ -62,7 +64,7 @@ def broken_promise(ended: Ended, phase: Phase) -> str | None:
     """What the service did wrong to this request."""
     if ended.status == 200:
         return None if ended.right else "a wrong answer"
-    excused = bool(phase.fault.breaks & {ended.via, ended.kind}) and _in_its_time(ended, phase)
+    excused = bool(phase.fault.breaks & {ended.via, ended.kind, ended.detail}) and _in_its_time(ended, phase)
     if ended.status == UNAVAILABLE and ended.via == GRPC and excused:
         return None  # by Serve's own proxy, which does not say when
     if ended.status in {BUSY, UNAVAILABLE}:

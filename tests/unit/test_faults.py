@@ -18,6 +18,7 @@ from faults.memory import Life
 from faults.traffic import KINDS, Traffic, payload_of, vectors_of
 from faults.truth import Truth
 from faults.verdict import (
+    BEGUN,
     BROKEN,
     GRPC,
     HEAD,
@@ -89,6 +90,12 @@ def test_a_service_that_is_not_whole_excuses_its_own_ways_only():
 )
 def test_large_requests_and_grpc_have_excuses_of_their_own(one):
     assert broken_promise(one, phase(one, fault=Fault("killed", frozenset({LARGE, GRPC})))) is None
+
+
+def test_an_answer_that_had_begun_may_break_where_the_fault_says_so():
+    half = ended(BROKEN, via=GRPC, detail=BEGUN)
+    faults = [Fault("a node cut off", frozenset({LARGE, BEGUN})), Fault("a Router killed", frozenset({LARGE}))]
+    assert [broken_promise(half, phase(half, fault=fault)) for fault in faults] == [None, f"broken ({BEGUN})"]
 
 
 def test_problems_name_the_fault_and_what_is_still_in_flight():
