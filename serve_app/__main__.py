@@ -12,12 +12,16 @@ _DEFAULT = Path(__file__).parent / "config.yaml"
 
 
 def main() -> int:
-    """Exit status: 0 after Ctrl-C, a good check or a conversion, 1 where a setting or the start failed."""
+    """Exit status: 0 after Ctrl-C, a good check or a written model, 1 where a setting or the start failed."""
     try:
         if sys.argv[1:2] == ["convert"]:
             from serve_app import convert
 
             convert.main(sys.argv[2:])
+        elif sys.argv[1:2] == ["small-model"]:
+            from serve_app.generation import write_small_model
+
+            write_small_model.main(sys.argv[2:])
         else:
             _serve()
     except WindveError as error:
@@ -35,7 +39,8 @@ def _serve() -> None:
         ),
         epilog=(
             "On a cluster that runs already, use Ray's own command: serve deploy serve_app/config.yaml -a ADDRESS. "
-            "A model for hosts without a hub: python -m serve_app convert --help"
+            "A model for hosts without a hub: python -m serve_app convert --help. A toy that generates text: "
+            "python -m serve_app small-model --help"
         ),
     )
     parser.add_argument("config", nargs="?", type=Path, default=_DEFAULT, help="Serve config (default: %(default)s)")

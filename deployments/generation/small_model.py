@@ -1,0 +1,125 @@
+"""A small model that is made on this machine, for who has no model hub at hand and wants to see text generated.
+
+It is a toy: it writes like docstrings, and knows nothing. `id: small:docstrings` means it. No torch in this process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from deployments.errors import SettingsError
+from deployments.generation import train_docstrings
+from deployments.generation.train_docstrings import Recipe
+from deployments.models.kept_file import kept_folder
+
+SMALL_MODEL = "small:docstrings"
+Tell = Callable[[int, int, float], None]  # steps done, of how many, the loss in nats a token
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A folder that was just written. `unseen`: the loss on texts that it has not learned from, nats a token."""
+
+    folder: Path
+    parameters: int
+    unseen: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.folder}: {self.parameters / 1e6:.1f} million parameters, trained here on Python's documentation "
+            f"(loss {self.unseen:.2f} for each token of texts it has not seen). "
+            "It is a toy: it writes like docstrings, and knows nothing"
+        )
+
+
+def small_model_folder(recipe: Recipe | None = None) -> Path:
+    """The model's folder, beside the hub's cache. The first call makes it in about a minute on two cores, with a
+    progress bar on a terminal; who calls at the same time waits. Raises SettingsError where it cannot be made.
+    """
+    recipe = recipe or Recipe()
+    folder = _kept(recipe)
+    try:
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.parent.stat().st_uid != os.getuid():
+            raise PermissionError("it belongs to another user")
+        with folder.with_name(f".{folder.name}.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if not folder.is_dir():
+                make_and_show(folder, recipe)
+    except OSError as error:
+        raise SettingsError("args.model.id", f"{SMALL_MODEL} cannot be kept in {folder.parent}: {error}") from None
+    return folder
+
+
+def make_and_show(folder: Path, recipe: Recipe | None = None) -> None:
+    """As `make`, with a progress bar on a terminal, and a line that says what was made."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(f"{SMALL_MODEL} is trained once, on Python's own documentation: about a minute on two cores")
+    with _bar(console) as tell:
+        made = make(folder, recipe or Recipe(), tell)
+    console.print(str(made))
+
+
+@contextmanager
+def _bar(console: object) -> Iterator[Tell]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("steps, loss {task.fields[loss]:.2f}"))
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:  # type: ignore[arg-type]
+        task = bars.add_task("training", total=None, loss=float("nan"))
+        yield lambda step, steps, loss: bars.update(task, completed=step, total=steps, loss=loss)
+
+
+def make(folder: Path, recipe: Recipe, tell: Tell = lambda *_: None) -> Made:
+    """Train it in a process of its own, and write it into the new `folder`: all of it or nothing.
+
+    Raises SettingsError where that process fails, and OSError.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as beside:
+        written = Path(beside) / folder.name
+        written.mkdir()
+        said = _train(written, recipe, tell)
+        written.rename(folder)
+    return Made(folder, said["parameters"], said["unseen"])
+
+
+def _train(folder: Path, recipe: Recipe, tell: Tell) -> dict[str, float]:
+    command = [sys.executable, "-P", train_docstrings.__file__]
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # see torch_engine.import_torch
+    last, said = "without a word", {}
+    with subprocess.Popen(  # noqa: S603 - ourselves
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps({"folder": str(folder), **asdict(recipe)}))
+        process.stdin.close()
+        for line in process.stdout:
+            if not line.startswith("{"):  # a warning, or its last word
+                last = line.strip() or last
+            elif "step" in (said := json.loads(line)):
+                tell(said["step"], recipe.steps, said["loss"])
+    if "unseen" not in said:
+        raise SettingsError("args.model.id", f"{SMALL_MODEL} could not be trained, the process ended: {last}")
+    return said
+
+
+def _kept(recipe: Recipe) -> Path:
+    """Another folder where anything that the model depends on is another."""
+    source = Path(train_docstrings.__file__).read_text(encoding="utf-8")
+    about = json.dumps([asdict(recipe), source, platform.python_version()])
+    return kept_folder() / "small-models" / f"docstrings-{hashlib.sha256(about.encode()).hexdigest()[:16]}"
