@@ -24,6 +24,7 @@ PURE = [
     "deployments.generation.generation_pool",
     "deployments.generation.prompts",
     "deployments.generation.sampling",
+    "deployments.generation.small_model",
     "deployments.generation.step_forecast",
     "deployments.generation.step_schedule",
     "deployments.generation.step_time",
