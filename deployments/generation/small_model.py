@@ -94,7 +94,7 @@ def make(folder: Path, recipe: Recipe, tell: Tell = lambda *_: None) -> Made:
         written.mkdir()
         said = _train(written, recipe, tell)
         written.rename(folder)
-    return Made(folder, said["parameters"], said["unseen"])
+    return Made(folder, int(said["parameters"]), said["unseen"])
 
 
 def _train(folder: Path, recipe: Recipe, tell: Tell) -> dict[str, float]:
