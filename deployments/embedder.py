@@ -17,7 +17,8 @@ import numpy as np
 
 from deployments.engines import Engine, TokenBatch, create_engine, embed
 from deployments.engines.passes import Lengths
-from deployments.hardware.affinity import CpuPart, pin_thread, plan_affinity, read_cpu_shape, thread_environment
+from deployments.hardware.affinity import CpuPart, pin_thread, thread_environment
+from deployments.hardware.cores import choose_cores
 from deployments.hardware.device_detector import CPU
 from deployments.metrics import EmbedderMetrics, OfModel, publish_again_and_again
 from deployments.models.model_files import ModelCard, read_model_card
@@ -56,7 +57,7 @@ class Embedder:
         self._pool = pool
         self._settings = settings.cpu if pool == CPU else settings.accelerator
         rank = context.rank.local_rank if context.rank else 0
-        self._cores = _choose_cores(pool, settings, parts, rank)
+        self._cores = choose_cores(pool, settings, parts, rank)
         os.environ.update(thread_environment(len(self._cores)))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=self._bind)
         self._node = ray.get_runtime_context().get_node_id()
@@ -227,22 +228,3 @@ class Embedder:
         await asyncio.wait_for(
             asyncio.get_running_loop().run_in_executor(self._thread, self._engine.probe), _PROBE_TIMEOUT_S
         )
-
-
-def _choose_cores(pool: str, settings: Settings, parts: Mapping[str, CpuPart], local_rank: int) -> tuple[int, ...]:
-    """Cores of this replica: the CPU's by plan; the accelerator's those that the plan leaves, where there is one."""
-    shape, name = read_cpu_shape(), settings.model.served_name
-    if not parts:
-        return shape.allowed[-shape.usable :]
-    plans = dict(zip(parts, plan_affinity(shape, list(parts.values())), strict=True))
-    if pool == CPU:
-        instances = plans[name].instances
-        cores = instances[local_rank % len(instances)]
-        others = [
-            other for other, plan in plans.items() if other != name and not set(cores).isdisjoint(*plan.instances)
-        ]
-        if others:
-            logger.warning("%s shares its cores with %s: there are fewer than models", name, ", ".join(others))
-        return cores
-    reserved = next(iter(plans.values())).reserved
-    return reserved if reserved and settings.accelerator.device != "cpu" else shape.allowed[-shape.usable :]

@@ -96,12 +96,33 @@ Replicas = Annotated[
 ]
 
 
-class _PoolSettings(Strict):
+class PoolPlace(Strict):
+    """Which devices a pool's replicas get, whatever they compute."""
+
     replicas: Replicas = "auto"  # auto: one for each device, or machine, when it is deployed
     engine: str = "torch"
     dtype: Dtype = "auto"  # auto: the quickest that keeps cosine >= 0.999 to float32 here
-    max_batch_tokens: PositiveInt = 16_384  # most tokens in one pass of the model: bounds memory, not admission
     stuck_after_s: Seconds = 30.0  # one engine run longer than this is a hung device: the replica is replaced
+
+
+class AcceleratorPlace(PoolPlace):
+    """`device: auto` takes what the cluster has (NPU before GPU); `cpu` is for development; `none` leaves it unused."""
+
+    device: Literal["auto", "npu", "cuda", "cpu", "none"] = "auto"
+    engine: Literal["torch", "emulated"] = "torch"
+
+
+class CpuPlace(PoolPlace):
+    """One instance a machine by default, on the high three quarters of its cores (Section IV-D)."""
+
+    instance_per: Literal["machine", "numa_node"] = "machine"
+    cores: Auto | PositiveInt = "auto"  # for each instance
+    num_cpus: Auto | Annotated[float, Field(ge=0)] = "auto"  # what Ray's scheduler books for each instance
+    share: Annotated[float, Field(gt=0)] = 1.0  # of several models: twice as much gets twice the cores
+
+
+class _Embeds(PoolPlace):
+    max_batch_tokens: PositiveInt = 16_384  # most tokens in one pass of the model: bounds memory, not admission
     emulated: EmulatedDevice | None = None
 
     @model_validator(mode="after")
@@ -113,21 +134,14 @@ class _PoolSettings(Strict):
         return self
 
 
-class AcceleratorSettings(_PoolSettings):
-    """`device: auto` takes what the cluster has (NPU before GPU); `cpu` is for development; `none` leaves it unused."""
-
-    device: Literal["auto", "npu", "cuda", "cpu", "none"] = "auto"
-    engine: Literal["torch", "emulated"] = "torch"
+class AcceleratorSettings(AcceleratorPlace, _Embeds):
+    """Of embeddings."""
 
 
-class CpuSettings(_PoolSettings):
-    """One instance a machine by default, on the high three quarters of its cores (Section IV-D)."""
+class CpuSettings(CpuPlace, _Embeds):
+    """Of embeddings."""
 
     engine: Literal["auto", "torch", "openvino", "emulated"] = "auto"  # auto: the quickest of those installed
-    instance_per: Literal["machine", "numa_node"] = "machine"
-    cores: Auto | PositiveInt = "auto"  # for each instance
-    num_cpus: Auto | Annotated[float, Field(ge=0)] = "auto"  # what Ray's scheduler books for each instance
-    share: Annotated[float, Field(gt=0)] = 1.0  # of several models: twice as much gets twice the cores
 
 
 class Limits(Strict):
@@ -145,15 +159,13 @@ class Traces(Strict):
     sample_ratio: Annotated[float, Field(ge=0, le=1)] | None = None  # of requests that come without a sampled trace
 
 
-class SharedSettings(Strict):
-    """What `args` say, whether of one model or of several."""
+class ApplicationSettings(Strict):
+    """What `args` say, whatever is computed."""
 
     api_keys: str | None = None  # where the keys are that clients must show: file:PATH or env:NAME; none: all may ask
     heterogeneous: bool = True  # CPU helps the accelerator; off: the accelerator's queue only
-    accelerator: AcceleratorSettings = AcceleratorSettings()
-    cpu: CpuSettings = CpuSettings()
-    limits: Limits = Limits()
-    traces: Traces | None = None  # none: no request is traced
+    accelerator: AcceleratorPlace = AcceleratorPlace()
+    cpu: CpuPlace = CpuPlace()
     # How long the start waits for nodes that are still to join, before it is refused for what the cluster lacks. It
     # takes `replicas` in numbers: `auto` goes by what is there at the time.
     wait_for_nodes_s: Annotated[float, Field(ge=0)] = 0.0
@@ -172,8 +184,8 @@ class SharedSettings(Strict):
         return given
 
 
-class Settings(SharedSettings):
-    """The application's `args`; of several models, what they say of one (`serve_app.several_models`)."""
+class OneModelSettings(ApplicationSettings):
+    """What `args` say of one model and its pools."""
 
     model: ModelSettings
 
@@ -185,9 +197,9 @@ class Settings(SharedSettings):
             )
         return self
 
-    def _used_pools(self) -> list[_PoolSettings]:
+    def _used_pools(self) -> list[PoolPlace]:
         """The pools that may come to be, on whatever cluster."""
-        used: list[_PoolSettings] = [self.accelerator] if self.accelerator.device != "none" else []
+        used: list[PoolPlace] = [self.accelerator] if self.accelerator.device != "none" else []
         may_lack_accelerator = self.accelerator.device in {"auto", "none"} and self.accelerator.engine != "emulated"
         if self.heterogeneous or may_lack_accelerator:
             used.append(self.cpu)
@@ -196,6 +208,19 @@ class Settings(SharedSettings):
     @property
     def emulated(self) -> bool:
         return self._used_pools()[0].engine == "emulated"
+
+
+class SharedSettings(ApplicationSettings):
+    """What `args` say of embeddings, whether by one model or by several."""
+
+    accelerator: AcceleratorSettings = AcceleratorSettings()
+    cpu: CpuSettings = CpuSettings()
+    limits: Limits = Limits()
+    traces: Traces | None = None  # none: no request is traced
+
+
+class Settings(SharedSettings, OneModelSettings):
+    """The application's `args`; of several models, what they say of one (`serve_app.several_models`)."""
 
     @classmethod
     def parse(cls, raw: Any) -> Settings:

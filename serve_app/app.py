@@ -1,4 +1,4 @@
-"""Composition root: settings -> bound Serve application. The only `.bind()`.
+"""Composition root: settings -> bound Serve application.
 
 args of the Serve config -> Args -> what the cluster has -> a Plan for each model -> Router(embedders of each model)
 """
@@ -13,35 +13,22 @@ from typing import Any
 import ray
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from deployments.embedder import Embedder
 from deployments.errors import SettingsError
-from deployments.hardware.affinity import CpuPart
-from deployments.hardware.device_detector import ACCELERATOR, CPU, Topology
+from deployments.hardware.device_detector import Topology
 from deployments.router import Router
 from deployments.serve_adapter.access_log_file import access_log_handler
-from deployments.settings import Autoscaled, Settings
 from serve_app.access_log import LineWriter
 from serve_app.api_keys import ApiKeys
-from serve_app.cluster_plan import (
-    FRAMEWORK_CPUS,
-    Nodes,
-    Plan,
-    accelerator_options,
-    cpu_options,
-    cpu_parts,
-    plan_once_nodes_are_there,
-    router_count,
-)
+from serve_app.bound_pools import bind_pools, bindable_router
+from serve_app.cluster_plan import cpu_parts, plan_once_nodes_are_there
 from serve_app.grpc_services import METHODS
 from serve_app.observer import Observer
 from serve_app.several_models import Args
 from serve_app.tracer import Tracer
-
-_REPLICA_ROUTER = RequestRouterConfig(request_router_class="deployments.serve_adapter.replica_router.ReplicaRouter")  # type: ignore[arg-type]
 
 Embedders = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # of one model: pool -> name and handle of its deployment
 
@@ -104,61 +91,10 @@ def build(args: dict[str, Any]) -> Application:
     parts = cpu_parts(read.models, plans)
     names = read.deployments()
     embedders = {
-        name: _bind_embedders(settings, plans[name], nodes, parts, names[name])
+        name: bind_pools(settings, plans[name], nodes, parts, names[name], replica=Embedder)
         for name, settings in read.models.items()
     }
-    router = serve.deployment(
-        name="Router",
-        user_config={},  # what is missing is then said by name, not met by the first query
-        max_ongoing_requests=1_000_000,  # must exceed all depths together, or overload waits in the proxy instead
-        max_constructor_retry_count=3,
-        num_replicas=router_count(nodes),  # of a config that says nothing else
-        max_surge_percent=100,  # a new version answers before the old one stops
-        health_check_period_s=1,  # a Router that is gone is missed so soon
-        ray_actor_options={"num_cpus": FRAMEWORK_CPUS},
-    )(serve.ingress()(Ingress))
+    router = bindable_router(Ingress, nodes)
     topologies = {name: plan.topology for name, plan in plans.items()}
     application: Application = router.bind(read, topologies, embedders)
     return application
-
-
-def _bind_embedders(
-    settings: Settings, plan: Plan, nodes: Nodes, parts: Mapping[str, CpuPart], names: Mapping[str, str]
-) -> dict[str, tuple[str, Application]]:
-    bound = {}
-    for pool in plan.topology.pools:
-        if pool == ACCELERATOR:
-            device, options = plan.device, accelerator_options(plan.device)
-        else:
-            part = parts[settings.model.served_name].share / sum(part.share for part in parts.values())
-            device, options = CPU, cpu_options(settings, nodes, part)
-        deployment = serve.deployment(
-            name=names[pool],
-            **how_many(settings, pool, plan.topology),
-            max_ongoing_requests=1000,  # never reached: queries travel by the channel, and the schedule admits
-            request_router_config=_REPLICA_ROUTER,
-            health_check_period_s=2,
-            health_check_timeout_s=5,  # three in a row, and the replica is replaced
-            max_constructor_retry_count=3,
-            **options,
-        )(Embedder)
-        bound[pool] = (names[pool], deployment.bind(pool, settings, device, parts))
-    return bound
-
-
-def how_many(settings: Settings, pool: str, topology: Topology) -> dict[str, Any]:
-    """How many replicas Serve keeps of a pool."""
-    asked = (settings.cpu if pool == CPU else settings.accelerator).replicas
-    if not isinstance(asked, Autoscaled):
-        return {"num_replicas": topology.replicas[pool]}
-    return {
-        "autoscaling_config": AutoscalingConfig(
-            min_replicas=asked.min,
-            max_replicas=asked.max,
-            upscale_delay_s=asked.upscale_delay_s,
-            downscale_delay_s=asked.downscale_delay_s,
-            policy=AutoscalingPolicy(  # type: ignore[no-untyped-call]
-                policy_function="deployments.serve_adapter.autoscaling:KeepFill", policy_kwargs={"target": asked.fill}
-            ),
-        )
-    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import ray
@@ -13,8 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from deployments.errors import SettingsError
 from deployments.hardware.affinity import CpuPart
 from deployments.hardware.device_detector import CPU, Machine, Topology, decide_topology, probe_machine
-from deployments.settings import Autoscaled, Settings
-from serve_app.several_models import Args
+from deployments.settings import ApplicationSettings, Autoscaled, OneModelSettings
 
 logger = logging.getLogger("ray.serve")
 
@@ -24,6 +24,16 @@ _CPUS_FOR_TWO_ROUTERS = 4  # with fewer, a second Router would take its core fro
 FRAMEWORK_CPUS = 0.1  # what the scheduler books for a process whose work is elsewhere
 
 Nodes = list[dict[str, Any]]  # as `ray.nodes()` lists them
+
+
+class Planned(Protocol):
+    """The settings of an application: `several_models.Args`, and those of one that generates."""
+
+    @property
+    def models(self) -> Mapping[str, OneModelSettings]: ...
+    @property
+    def shared(self) -> ApplicationSettings: ...
+    def locating(self, name: str, /) -> AbstractContextManager[None]: ...
 
 
 class Plan(NamedTuple):
@@ -39,7 +49,7 @@ class Clock(Protocol):
 
 
 def plan_once_nodes_are_there(
-    args: Args, all_nodes: Callable[[], Nodes], clock: Clock
+    args: Planned, all_nodes: Callable[[], Nodes], clock: Clock
 ) -> tuple[Nodes, dict[str, Plan]]:
     """The cluster's live nodes, and each model's plan; on Kubernetes the head node is told the config before the others
     have joined. Raises SettingsError where after `wait_for_nodes_s` they still lack what is asked for.
@@ -59,7 +69,7 @@ def plan_once_nodes_are_there(
         clock.sleep(_JOIN_POLL_S)
 
 
-def plan_models(args: Args, nodes: Nodes) -> dict[str, Plan]:
+def plan_models(args: Planned, nodes: Nodes) -> dict[str, Plan]:
     """Raises SettingsError where the settings ask for what the cluster lacks."""
     devices = divide_accelerators(args, nodes)
     plans = {}
@@ -69,7 +79,7 @@ def plan_models(args: Args, nodes: Nodes) -> dict[str, Plan]:
     return plans
 
 
-def _plan(settings: Settings, nodes: Nodes, device: str, accelerators: int) -> Plan:
+def _plan(settings: OneModelSettings, nodes: Nodes, device: str, accelerators: int) -> Plan:
     instances = 0
     if settings.heterogeneous or not accelerators:
         instances = _cpu_instances(settings, nodes)
@@ -79,7 +89,7 @@ def _plan(settings: Settings, nodes: Nodes, device: str, accelerators: int) -> P
         raise SettingsError("args.accelerator.device", f"{error}; no node of the cluster offers CPUs to Ray") from None
 
 
-def divide_accelerators(args: Args, nodes: Nodes) -> dict[str, tuple[str, int]]:
+def divide_accelerators(args: Planned, nodes: Nodes) -> dict[str, tuple[str, int]]:
     """(device, how many) for each model. A device is one replica's. Those that nobody asks for by number are divided
     evenly; where there are fewer than models, the first have them. Raises SettingsError.
     """
@@ -106,7 +116,7 @@ def divide_accelerators(args: Args, nodes: Nodes) -> dict[str, tuple[str, int]]:
             for name, (device, n) in given.items()}  # fmt: skip
 
 
-def _wanted(settings: Settings, found: Mapping[str, int]) -> tuple[str, int | None]:
+def _wanted(settings: OneModelSettings, found: Mapping[str, int]) -> tuple[str, int | None]:
     """(kind of device, how many; None: as many as can be had). Raises SettingsError."""
     asked = settings.accelerator
     wanted = _asked_for(asked.replicas)
@@ -137,7 +147,7 @@ def _checked(wanted: int, kind: str, found: int, free: int) -> int:
     return wanted
 
 
-def _do_without(name: str, settings: Settings, kind: str, found: int) -> None:
+def _do_without(name: str, settings: OneModelSettings, kind: str, found: int) -> None:
     """Raises SettingsError where the model insists on a device."""
     taken = f"the cluster's {found} {kind} device{'s are' if found > 1 else ' is'} for other models"
     if settings.accelerator.device != "auto":
@@ -145,7 +155,7 @@ def _do_without(name: str, settings: Settings, kind: str, found: int) -> None:
     logger.warning("%s is served by the CPU alone: %s", name, taken)
 
 
-def _cpu_instances(settings: Settings, nodes: Nodes) -> int:
+def _cpu_instances(settings: OneModelSettings, nodes: Nodes) -> int:
     asked = settings.cpu
     machines = sum(1 for node in nodes if node["Resources"].get("CPU", 0) > 0)
     most = machines * _instances_per_machine(settings, nodes)
@@ -167,7 +177,7 @@ def _asked_for(replicas: str | int | Autoscaled) -> int | None:
     return replicas if isinstance(replicas, int) else None
 
 
-def _instances_per_machine(settings: Settings, nodes: Nodes) -> int:
+def _instances_per_machine(settings: OneModelSettings, nodes: Nodes) -> int:
     """1, or the fewest NUMA nodes that any machine of the cluster has (all replicas of a deployment are alike)."""
     if settings.cpu.instance_per == "machine":
         return 1
@@ -183,7 +193,7 @@ def probe_nodes(nodes: Nodes) -> list[Machine]:
     return machines
 
 
-def cpu_parts(models: Mapping[str, Settings], plans: Mapping[str, Plan]) -> dict[str, CpuPart]:
+def cpu_parts(models: Mapping[str, OneModelSettings], plans: Mapping[str, Plan]) -> dict[str, CpuPart]:
     """What each model that has CPU instances wants of a machine's cores."""
     return {
         name: CpuPart(
@@ -206,7 +216,7 @@ def accelerator_options(device: str) -> dict[str, Any]:
     return {"ray_actor_options": options}
 
 
-def cpu_options(settings: Settings, nodes: Nodes, part: float = 1.0) -> dict[str, Any]:
+def cpu_options(settings: OneModelSettings, nodes: Nodes, part: float = 1.0) -> dict[str, Any]:
     """How a CPU instance is scheduled. `part`: of the CPUs that are for all models' instances, in (0, 1]."""
     per_machine = _instances_per_machine(settings, nodes)
     booked = settings.cpu.num_cpus

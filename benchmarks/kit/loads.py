@@ -15,7 +15,7 @@ from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.metrics import EmbedderMetrics, Instruments, PoolState, RouterMetrics
 from deployments.queueing.schedule import ReplicaState
 
-EMBEDDER_CHECK_S, ROUTER_CHECK_S = 2.0, 1.0  # health_check_period_s in serve_app/app.py
+EMBEDDER_CHECK_S, ROUTER_CHECK_S = 2.0, 1.0  # health_check_period_s in serve_app/bound_pools.py
 CHECK_CORE_S = 0.0005  # of the controller for each health check, by github.com/ray-project/ray/pull/64871
 SCRAPED_EVERY_S = 15.0  # assumed
 RAY_BENCHMARK_REPLICAS = 8192  # the largest that Ray's own controller benchmark runs: ray-project/ray/pull/65371

@@ -11,7 +11,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.serve_adapter.autoscaling import FILL, KeepFill
-from serve_app.app import how_many
+from serve_app.bound_pools import how_many
 from serve_app.cluster_plan import plan_models
 from serve_app.several_models import Args
 

@@ -22,6 +22,8 @@ PURE = [
     "deployments.generation.generation_card",
     "deployments.generation.generation_metrics",
     "deployments.generation.generation_pool",
+    "deployments.generation.generation_router",
+    "deployments.generation.generation_settings",
     "deployments.generation.prompts",
     "deployments.generation.sampling",
     "deployments.generation.small_model",
