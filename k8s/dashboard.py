@@ -30,6 +30,12 @@ class Query(NamedTuple):
     legend: str = ""
     needs_gpu: bool = False  # Ray tells it only of nodes with a GPU that it knows
     needs_keys: bool = False  # told only where API keys have names
+    generates: bool = False  # told only where text is generated
+
+    @property
+    def always(self) -> bool:
+        """Any service of embeddings tells it."""
+        return not (self.needs_gpu or self.needs_keys or self.generates)
 
 
 class Panel(NamedTuple):
@@ -66,6 +72,20 @@ def _quantile(q: float, histogram: str, by: str = "") -> str:
     return f"histogram_quantile({q}, {_rate(f'{histogram}_bucket', f'le, {by}' if by else 'le')})"
 
 
+def _quantiles(histogram: str) -> tuple[Query, Query]:
+    """Of a histogram of generation."""
+    return (
+        Query(_quantile(0.5, histogram), "p50", generates=True),
+        Query(_quantile(0.99, histogram), "p99", generates=True),
+    )
+
+
+def _late(promise: str) -> str:
+    """The share of a counter of promises; 0 while none was late."""
+    promised = _rate(f"ray_windve_{promise}_total")
+    return f"({_rate(f'ray_windve_late_{promise}_total')} or 0 * {promised}) / ({promised} > 0)"
+
+
 def _gauge(name: str, aggregate: str = "max", by: str = "pool", *, tags: str = "") -> str:
     return f"{aggregate} by ({by}) ({name}{{{_APP}{tags}}})"
 
@@ -96,6 +116,7 @@ _AGAINST_PLAN = (
 )
 _DRIFT = _recorded("windve:drift:ratio_rate15m")
 _REPLICAS = 'ray_serve_deployment_replica_healthy{application="$application"'
+_KV_USED = _gauge("ray_windve_kv_blocks_used", "sum")
 _GPU = "{{ip}} GPU {{GpuIndex}}"
 
 TOP = (
@@ -142,6 +163,26 @@ ROWS = (
               "for its scatter. The largest of a pool's replicas", "percentunit",
               (Query(_gauge("ray_windve_factor"), "{{pool}} factor"),
                Query(_gauge("ray_windve_margin"), "{{pool}} margin"))),
+    )),
+    Row("Generation", (
+        Panel("graph", "First token", "From arrival, against the promise", "s",
+              (*_quantiles("ray_windve_first_token_seconds"), Query(_SLO, "promised"))),
+        Panel("graph", "Pace", "Seconds for each token of an answer after its first, against the promise", "s",
+              (*_quantiles("ray_windve_pace_seconds"),
+               Query(f"max(ray_windve_tpot_seconds{{{_APP}}})", "promised", generates=True))),
+        Panel("graph", "Worst gap", "The longest wait within an answer", "s",
+              _quantiles("ray_windve_worst_gap_seconds")),
+        Panel("graph", "Late", "Share of those that were promised, or failed", "percentunit",
+              (Query(_late("first_tokens"), "first tokens", generates=True),
+               Query(_late("paces"), "paces", generates=True))),
+        Panel("graph", "Tokens", "Of admitted prompts; of answers by the pool that generates them", "tokens/s",
+              (Query(_rate("ray_windve_prompt_tokens_total"), "prompts", generates=True),
+               Query(_rate("ray_windve_answer_tokens_total", "pool"), "{{pool}}", generates=True))),
+        Panel("graph", "How answers end", "length: with the most tokens that were asked for; cancelled: the client "
+              "hung up", "ops", (Query(_rate("ray_windve_answers_total", "reason"), "{{reason}}", generates=True),)),
+        Panel("graph", "Cache in use", "Blocks of keys and values, of all that there are", "percentunit",
+              (Query(f"{_KV_USED} / ({_KV_USED} + {_gauge('ray_windve_kv_blocks_free', 'sum')})", "{{pool}}",
+                     generates=True),)),
     )),
     Row("Who uses it", (
         Panel("graph", "Device seconds by key", "A second, of answered queries; keys without a name are not here. "
