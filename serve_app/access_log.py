@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -39,6 +39,7 @@ class Followed:
     record: Record = field(default_factory=Record)
     key: str | None = None
     span: Any = None  # of `traces.Tracer`, if its trace is sampled
+    more: Callable[[], dict[str, Any]] | None = None  # what its route tells of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def line(followed: Followed, ended: Ended) -> dict[str, Any]:
             "queue_s": _rounded(done.queue_s),
             "compute_s": _rounded(done.compute_s),
         }
-    return told
+    return told if followed.more is None else told | followed.more()
 
 
 def _rounded(seconds: float | None) -> float | None:

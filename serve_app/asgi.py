@@ -5,9 +5,10 @@ The messages are written by hand: a framework's layers cost about as much as all
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 import orjson
 from fastapi.openapi.docs import get_swagger_ui_html
@@ -21,13 +22,32 @@ from serve_app.http_errors import JSON, Headers, error_answer
 from serve_app.kinds import PROBES
 from serve_app.observer import Observer
 
-Answer = tuple[Headers, bytes]  # the content type among the headers, the content length not
+T = TypeVar("T")
+Write = Callable[[bytes], Awaitable[None]]
+
+
+class ClientGone(Exception):
+    """Nobody reads the answer any more."""
+
+
+class Stream(ABC):
+    """The body of an answer that is sent as it is made."""
+
+    @abstractmethod
+    async def run(self, gone: asyncio.Task[None], write: Write) -> WindveError | None:
+        """Write all of it, and return what went wrong on the way, for the log. `gone` is done when the client has gone.
+
+        Raises ClientGone.
+        """
+
+
+Answer = tuple[Headers, bytes | Stream]  # the content type among the headers, the content length not
 
 
 class Request:
     """What a handler sees of an HTTP request."""
 
-    __slots__ = ("_receive", "client", "content", "followed", "headers", "method", "path", "root")
+    __slots__ = ("_leaving", "_receive", "client", "content", "followed", "headers", "method", "path", "root")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.method: str = scope["method"]
@@ -38,6 +58,7 @@ class Request:
         self.content: Any = None  # once the body has been read: its bytes, or what they hold as JSON
         self.followed: Followed | None = None  # for the access log or a trace
         self._receive = receive
+        self._leaving: asyncio.Task[None] | None = None
 
     async def body(self, largest: int) -> Any:
         """For a type of `requests.py` to parse. Raises BodyTooLarge as soon as it is known to be larger than `largest`
@@ -61,6 +82,34 @@ class Request:
                 raise BodyTooLarge(problem)
             more = message.get("more_body", False)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    @property
+    def gone(self) -> asyncio.Task[None]:
+        """Done when the client has gone. The body must have been read."""
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._leave())
+        return self._leaving
+
+    async def _leave(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def while_here(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns. It is cancelled when the client has gone. Raises ClientGone then."""
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait({task, self.gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGone
+            return task.result()
+        finally:
+            if task.cancel():
+                await asyncio.wait({task})
+
+    def end(self) -> None:
+        """Nobody asks for `gone` any more."""
+        if self._leaving is not None:
+            self._leaving.cancel()
 
 
 Handler = Callable[[Request], Awaitable[Answer]]
@@ -88,24 +137,49 @@ class Asgi(ABC):
             request.followed = self._observer.begin(request.headers)
         try:
             if self._api_keys is not None and request.path not in PROBES:
-                shown = request.headers.get(b"authorization")
-                request.client = self._api_keys.check(None if shown is None else shown.decode("latin-1"))
-                if request.followed is not None and request.client is not None:
-                    request.followed.key = request.client.tenant.name
+                self._let_in(request, self._api_keys)
             headers, body = await self.answer(request)
             status = 200
+            if isinstance(body, Stream):
+                problem = await self._stream(request, headers, body, send)
         except WindveError as error:
             problem = error
             status, headers, body = error_answer(error, request.path)
+        except ClientGone:
+            self._broken(request, asyncio.CancelledError())
+            return
         except BaseException as error:
-            if request.followed is not None:
-                self._observer.break_http(request.followed, request.method, request.path, error)
+            self._broken(request, error)
             raise
+        finally:
+            request.end()
         if request.followed is not None:
             self._observer.end_http(request.followed, request.method, request.path, status, problem)
-        headers += ((b"content-length", b"%d" % len(body)), *self._headers)
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+        if isinstance(body, bytes):
+            headers += ((b"content-length", b"%d" % len(body)), *self._headers)
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+
+    @staticmethod
+    def _let_in(request: Request, api_keys: ApiKeys) -> None:
+        """Raises Unauthorized."""
+        shown = request.headers.get(b"authorization")
+        request.client = api_keys.check(None if shown is None else shown.decode("latin-1"))
+        if request.followed is not None and request.client is not None:
+            request.followed.key = request.client.tenant.name
+
+    def _broken(self, request: Request, error: BaseException) -> None:
+        if request.followed is not None:
+            self._observer.break_http(request.followed, request.method, request.path, error)
+
+    async def _stream(self, request: Request, headers: Headers, body: Stream, send: Send) -> WindveError | None:
+        async def write(some: bytes) -> None:
+            await send({"type": "http.response.body", "body": some, "more_body": True})
+
+        await send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._headers]})
+        problem = await body.run(request.gone, write)
+        await send({"type": "http.response.body", "body": b""})
+        return problem
 
 
 def docs_page() -> Answer:

@@ -61,7 +61,7 @@ _TEI: tuple[tuple[type[WindveError], int, str], ...] = (
 
 def error_answer(error: WindveError, path: str) -> tuple[int, Headers, bytes]:
     """(status, headers, body) of an error on the route `path`."""
-    status, content = error.status, _openai(error)
+    status, content = error.status, openai_error(error)
     match error_shape(path):
         case "cohere":
             content = {"message": error.message}
@@ -82,7 +82,8 @@ def error_shape(path: str) -> Shape:
     return "openai" if path.startswith(("/v1/", "/v2/")) or path in {"/embeddings", "/pooling"} else "tei"
 
 
-def _openai(error: WindveError) -> dict[str, Any]:
+def openai_error(error: WindveError) -> dict[str, Any]:
+    """In OpenAI's shape."""
     status = error.status
     kind = "rate_limit_error" if status == 429 else "server_error" if status >= 500 else "invalid_request_error"
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}

@@ -29,7 +29,8 @@ _A_PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}") 
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _OTHER_ROUTES = ("/", "/tokenize", "/decode", "/v1/models", "/info", "/docs", "/openapi.json", *PROBES)
-_ROUTES = ALL_ROUTES.union(_OTHER_ROUTES)
+_GENERATION = ("/v1/completions", "/v1/chat/completions")
+_ROUTES = ALL_ROUTES.union(_OTHER_ROUTES, _GENERATION)
 _MODEL = "/v1/models/"
 _RECORD: ContextVar[Record | None] = ContextVar("record", default=None)
 _HUNG_UP = 499  # as nginx writes it

@@ -91,5 +91,6 @@ class Generates(Protocol):
         """The answers' pieces. The generation is admitted when this returns.
 
         Raises Busy, InvalidInput, DeadlineExceeded or Unavailable before that; the generator raises EngineFailed,
-        ReplicaLost or TimedOut. Closing the generator frees its place at the replica.
+        ReplicaLost or TimedOut. Closing the generator frees its place at the replica, also before its first piece
+        was asked for: a generator function's body would not have begun then.
         """

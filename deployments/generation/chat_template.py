@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,8 @@ class ChatTemplate:
         Raises SettingsError where the template cannot be used.
         """
         self._source, self._special, self._limit_s = source, dict(special_tokens), limit_s
-        self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
+        self._end: weakref.finalize[..., Any] | None = None  # ends the process, also when nobody has this any more
         try:
             self.render(_FIRST_CHAT)
         except (InvalidInput, EngineFailed) as error:
@@ -73,12 +74,9 @@ class ChatTemplate:
 
     def close(self) -> None:
         """End the process."""
-        if self._link is not None:
-            self._link.close()
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        self._process = self._link = None
+        if self._end is not None:
+            self._end()
+        self._link = self._end = None
 
     def _check(self, variables: Mapping[str, Any]) -> None:
         taken = _OURS.union(self._special).intersection(variables)
@@ -106,14 +104,14 @@ class ChatTemplate:
         link, theirs = socket.socketpair()
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
         with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - ourselves
+            process = subprocess.Popen(  # noqa: S603 - ourselves
                 [sys.executable, "-P", "-B", str(_SCRIPT)],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 env=environment,
             )
-        self._link = link
+        self._link, self._end = link, weakref.finalize(self, _end, process, link)
         try:
             answer = self._answered(link, self._source, _START_S)
         except (EOFError, OSError) as error:
@@ -147,6 +145,12 @@ class _Until:
             raise TimeoutError
         self._link.settimeout(left)
         return self._link.recv(size)
+
+
+def _end(process: subprocess.Popen[bytes], link: socket.socket) -> None:
+    link.close()
+    process.kill()
+    process.wait()
 
 
 def _characters(message: Message) -> int:

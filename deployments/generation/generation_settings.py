@@ -83,6 +83,10 @@ class GenerationLimits(Strict):
     max_body_bytes: PositiveInt = 4 * 2**20
     default_tokens: PositiveInt = 256  # of an answer, where the request does not say; never the whole context
     most_answers: PositiveInt = 8  # `n` of one request
+    most_prompts: PositiveInt = 16  # of one request; they are admitted together or not at all
+    ping_s: Seconds = 15.0  # a stream's pause that gets a comment line, so that nobody takes it for dead
+    slow_reader_s: Seconds = 10.0  # who takes nothing of a stream for so long is cut off
+    special_tokens_in_chats: bool = False  # true: their names in messages are read as those tokens (SECURITY.md)
 
 
 class GenerationSettings(OneModelSettings):

@@ -8,6 +8,7 @@ import asyncio
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from tiny_tokenizers import llama, qwen
 from transformers import AutoTokenizer
@@ -230,10 +231,9 @@ def test_a_hostile_template_is_stopped_and_the_next_chat_answered(evil, sentence
 def test_its_process_has_no_secret_and_is_started_again(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     own = ChatTemplate("fine", {})
-    environment = Path(f"/proc/{own._process.pid}/environ").read_bytes()
-    assert b"secret" not in environment
-    own._process.kill()
-    own._process.wait()
+    process = max(psutil.Process().children(), key=lambda child: child.create_time())
+    assert b"secret" not in Path(f"/proc/{process.pid}/environ").read_bytes()
+    process.kill()
     assert own.render([USER]) == "fine"
     own.close()
 

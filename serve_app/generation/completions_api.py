@@ -1,0 +1,253 @@
+"""OpenAI's routes to a model that generates, whole and streamed, and what a server tells of itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from deployments.errors import ContextExceeded, Unavailable
+from deployments.generation.asked import Asked, Generates, Ids
+from deployments.generation.generation_settings import GenerationSettings
+from deployments.generation.prompts import Prompts
+from deployments.models.tokenizer import Tokenizer
+from serve_app.answers import VERSION
+from serve_app.api_keys import ApiKeys
+from serve_app.asgi import Answer, Asgi, Handler, Request, dumps, json_answer
+from serve_app.fields import Fields
+from serve_app.generation.completion_answers import ChatReply, Reply, TextReply, TokenNames
+from serve_app.generation.completions_requests import (
+    ChatRequest,
+    CompletionOptions,
+    CompletionRequest,
+    CompletionRules,
+)
+from serve_app.generation.event_stream import EVENTS, EventStream, StreamBounds
+from serve_app.generation.generations import Generations
+from serve_app.http_errors import JSON, NoRoute, WrongMethod
+from serve_app.observer import Observer
+from serve_app.requests import DecodeRequest, TokenizeRequest, admission
+
+_MODEL = "/v1/models/"
+Body = TypeVar("Body", bound=Fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiOptions:
+    """`parse_special_tokens`: see `Prompts`. `emulated`: answers say that they come from no real device."""
+
+    rules: CompletionRules
+    stream: StreamBounds = field(default_factory=StreamBounds)
+    max_body_bytes: int = 16 * 2**20
+    parse_special_tokens: bool = False
+    emulated: bool = False
+
+    @classmethod
+    def of(cls, settings: GenerationSettings) -> ApiOptions:
+        model, limits = settings.model, settings.limits
+        return cls(
+            rules=CompletionRules(
+                model.served_name,
+                0,
+                limits.most_prompts,
+                tuple(model.aliases),
+                model.any_name,
+                default_tokens=limits.default_tokens,
+                most_answers=limits.most_answers,
+            ),
+            stream=StreamBounds(ping_s=limits.ping_s, slow_s=limits.slow_reader_s),
+            max_body_bytes=limits.max_body_bytes,
+            parse_special_tokens=limits.special_tokens_in_chats,
+            emulated=settings.emulated,
+        )
+
+
+class CompletionsApi(Asgi):
+    """The routes to one model, of one Router replica."""
+
+    def __init__(
+        self,
+        router: Generates,
+        options: ApiOptions,
+        api_keys: ApiKeys | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        """Raises SettingsError where the model's chat template or its tokenizer cannot be used."""
+        super().__init__(api_keys, observer, emulated=options.emulated)
+        self._router, self._options, self._rules = router, options, options.rules
+        self._names = TokenNames(router.tokenizer)
+        self._tokenizer = Tokenizer(router.card.model, router.tokenizer)
+        self._prompts = Prompts(router.card, router.tokenizer, parse_special_tokens=options.parse_special_tokens)
+        self._routes: dict[tuple[str, str], Handler] = {
+            ("POST", "/v1/completions"): self.completions,
+            ("POST", "/v1/chat/completions"): self.chat,
+            ("POST", "/tokenize"): self.tokenize,
+            ("POST", "/decode"): self.decode,
+            ("GET", "/v1/models"): self.openai_models,
+            ("GET", "/info"): self.info,
+            ("GET", "/health"): self.health,
+            ("GET", "/ping"): self.ping,
+        }
+
+    def close(self) -> None:
+        """End what was started for it."""
+        self._prompts.close()
+
+    async def answer(self, request: Request) -> Answer:
+        method, path = request.method, request.path
+        if method in {"GET", "HEAD"} and path.startswith(_MODEL):
+            self._rules.check_model(path.removeprefix(_MODEL))
+            return json_answer(self._model(path.removeprefix(_MODEL)))
+        handler = self._routes.get(("GET" if method == "HEAD" else method, path))
+        if handler is not None:
+            return await handler(request)
+        allowed = [known for known, route in self._routes if route == path]
+        if not allowed:
+            raise NoRoute(f"there is no route {path}; there are {', '.join(route for _, route in self._routes)}")
+        raise WrongMethod(f"{method} is not for {path}, only {' and '.join(allowed)}", allowed=allowed)
+
+    async def completions(self, request: Request) -> Answer:
+        asked = await self._parsed(CompletionRequest, request)
+        prompts = asked.prompts
+        ids = [
+            await self._prompts.of_text(one) if isinstance(one, str) else self._prompts.of_ids(one) for one in prompts
+        ]
+        wanted = self._wanted(asked, ids, request, "prompt")
+        before = [""] * len(prompts)
+        if asked.echo:
+            before = [one if isinstance(one, str) else self._prompts.text_of(one) for one in prompts]
+        choices = [text for text in before for _ in range(asked.n)]
+        return await self._generate(asked, wanted, self._reply(TextReply, wanted, choices), request)
+
+    async def chat(self, request: Request) -> Answer:
+        asked = await self._parsed(ChatRequest, request)
+        ids = await self._prompts.of_chat([one.plain for one in asked.messages], asked.chat_template_kwargs)
+        wanted = self._wanted(asked, [ids], request, "messages")
+        return await self._generate(asked, wanted, self._reply(ChatReply, wanted, [""] * asked.n), request)
+
+    async def _parsed(self, kind: type[Body], request: Request) -> Body:
+        return kind.parse(await request.body(self._options.max_body_bytes), self._rules)
+
+    def _wanted(self, asked: CompletionOptions, prompts: Sequence[Ids], request: Request, param: str) -> list[Asked]:
+        """One generation a prompt. Raises ContextExceeded or InvalidInput."""
+        headers = admission(request.headers)
+        return [
+            Asked(
+                ids=ids,
+                most_tokens=self._most_tokens(asked.most_tokens, len(ids), param),
+                sampling=asked.sampling(self._router.card.defaults),
+                answers=asked.n,
+                stops=tuple(asked.stop),
+                logprobs=asked.alternatives,
+                ignore_end=asked.ignore_eos,
+                timeout_s=headers.get("timeout_s"),
+                bulk=headers.get("bulk", False),
+                client=request.client,
+            )
+            for ids in prompts
+        ]
+
+    def _most_tokens(self, wanted: int | None, prompt: int, param: str) -> int:
+        """Of an answer to a prompt of so many tokens. Raises ContextExceeded."""
+        context = self._router.card.context
+        if prompt >= context:
+            problem = f"the prompt has {prompt} tokens and the model takes {context} with the answer; shorten it"
+            raise ContextExceeded(problem, param=param)
+        if wanted is not None and prompt + wanted > context:
+            raise ContextExceeded(
+                f"the prompt has {prompt} tokens and max_tokens asks for {wanted} more, and the model takes {context}; "
+                f"shorten the prompt, or ask for {context - prompt} at most",
+                param=param,
+            )
+        return wanted or min(self._rules.default_tokens, context - prompt)
+
+    def _reply(self, kind: type[Reply], wanted: Sequence[Asked], before: Sequence[str]) -> Reply:
+        names = None if wanted[0].logprobs is None else self._names
+        return kind(self._rules.model, sum(len(one.ids) for one in wanted), before, names)
+
+    async def _generate(
+        self, asked: CompletionOptions, wanted: Sequence[Asked], reply: Reply, request: Request
+    ) -> Answer:
+        if request.followed is not None:
+            request.followed.record.model = self._rules.model
+            request.followed.more = partial(_told, reply, wanted)
+        generations = Generations(self._router, asked.n)
+        try:
+            await request.while_here(generations.begin(wanted))
+            if asked.stream:
+                reply.says_usage = asked.stream_options.include_usage
+                events = _events(generations, reply)
+                return list(EVENTS), EventStream(events, generations.close, self._options.stream)
+            await request.while_here(_collect(generations, reply))
+        except BaseException:
+            await generations.close()
+            raise
+        await generations.close()
+        return [JSON], dumps(reply.whole())
+
+    async def tokenize(self, request: Request) -> Answer:
+        asked = await self._parsed(TokenizeRequest, request)
+        tokens = await asyncio.to_thread(self._tokenizer.tokens, asked.texts, special_tokens=asked.add_special_tokens)
+        return json_answer(tokens)
+
+    async def decode(self, request: Request) -> Answer:
+        asked = await self._parsed(DecodeRequest, request)
+        texts = await asyncio.to_thread(
+            self._tokenizer.decode, asked.id_lists, skip_special_tokens=asked.skip_special_tokens
+        )
+        return json_answer(texts)
+
+    async def openai_models(self, _: Request) -> Answer:
+        return json_answer({"object": "list", "data": [self._model(name) for name in self._rules.names]})
+
+    def _model(self, name: str) -> dict[str, Any]:
+        created, context = int(self._router.started), self._router.card.context
+        return {"id": name, "object": "model", "created": created, "owned_by": "windve", "max_model_len": context}
+
+    async def info(self, _: Request) -> Answer:
+        card = self._router.card
+        about: dict[str, Any] = {
+            "model_id": card.name,
+            "model_sha": card.model.revision,
+            "served_model_name": card.name,
+            "model_type": {"generation": {}},
+            "max_input_length": card.context,
+            "version": VERSION,
+        }
+        return json_answer({**about, "windve": self._router.describe()})
+
+    async def health(self, _: Request) -> Answer:
+        missing = [name for name, is_live in self._router.live_pools.items() if not is_live]
+        if len(missing) == len(self._router.live_pools):
+            raise Unavailable("no pool can answer now: no live replica with an open queue")
+        return json_answer({"status": "degraded", "missing": missing} if missing else {"status": "ok"})
+
+    async def ping(self, _: Request) -> Answer:
+        return [], b""
+
+
+async def _events(generations: Generations, reply: Reply) -> AsyncGenerator[bytes, None]:
+    async with aclosing(generations.pieces()) as pieces:
+        async for index, piece in pieces:
+            if said := reply.events(index, piece):
+                yield said
+    yield reply.end()
+
+
+async def _collect(generations: Generations, reply: Reply) -> None:
+    async with aclosing(generations.pieces()) as pieces:
+        async for index, piece in pieces:
+            reply.add(index, piece)
+
+
+def _told(reply: Reply, wanted: Sequence[Asked]) -> dict[str, Any]:
+    """For the access log."""
+    return {
+        "prompts": len(wanted),
+        "tokens": reply.prompt_tokens,
+        "answer_tokens": reply.tokens,
+        "bulk": wanted[0].bulk,
+    }

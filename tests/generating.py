@@ -1,0 +1,122 @@
+"""A Router that generates without a model: the same words for the same request, token by token."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+from types import MappingProxyType
+
+from tiny_tokenizers import qwen
+
+from deployments.generation.asked import Picked, Piece
+from deployments.generation.generation_card import GenerationCard
+from deployments.generation.sampling import Sampling
+from deployments.generation.text_stream import TextStream
+from deployments.models.model_files import ModelCard
+from deployments.models.tokenizer_files import read_tokenizer
+
+ANSWER = "The overflow goes to the CPU 🐟, says the Router. Then all are answered."
+TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+class Generating:
+    """- `pace_s`: between two tokens. `pauses`: {place of a token: seconds before it}.
+    - `refuses`: raised by `begin`; with `refuses_after` so many begun ones.
+    - `breaks`: (tokens, the error after so many of an answer).
+    - `tokens`: computed so far; `at_token` is called at each.
+    - `open`: generations that have a place. `asked`: all that were asked for.
+    """
+
+    live_pools = MappingProxyType({"accelerator": True, "cpu": True})
+    started = 5.0
+
+    def __init__(self, folder: Path, *, context=400, template=TEMPLATE, temperature=0.7):
+        if not (folder / "tokenizer.json").is_file():
+            qwen(folder, auto_map={})
+        self.tokenizer = read_tokenizer(folder)
+        words = self.tokenizer.get_vocab_size()
+        model = ModelCard("tiny", folder, None, "qwen2", 8, words, context, "last", False, False, False, 1, 1)
+        self.card = GenerationCard(
+            model, (self.tokenizer.token_to_id("<|im_end|>"),), Sampling(temperature), template, {}
+        )
+        self.pace_s, self.pauses, self.breaks = 0.0, {}, None
+        self.refuses, self.refuses_after = None, 0
+        self.open, self.asked, self.tokens, self.at_token = 0, [], 0, lambda: None
+
+    def describe(self):
+        return {"open": self.open}
+
+    async def begin(self, asked):
+        if self.refuses is not None and self.open >= self.refuses_after:
+            raise self.refuses
+        self.asked.append(asked)
+        self.open += 1
+        return _Begun(self, asked)
+
+    def answer(self, number, asked):
+        """The tokens of an answer, the end token last, if it comes so far."""
+        ids = self.tokenizer.encode(f"{number}: {ANSWER}" if asked.answers > 1 else ANSWER).ids
+        end = [] if asked.ignore_end else [*self.card.end_tokens]
+        whole = (
+            [*ids, *end] if not asked.ignore_end else list(itertools.islice(itertools.cycle(ids), asked.most_tokens))
+        )
+        return whole[: asked.most_tokens]
+
+    async def pieces(self, asked):
+        texts = [TextStream(self.tokenizer, asked.stops) for _ in range(asked.answers)]
+        answers = [self.answer(number, asked) for number in range(asked.answers)]
+        left = set(range(asked.answers))
+        for place in range(asked.most_tokens):
+            for number in sorted(left):
+                await asyncio.sleep(self.pauses.get(place, self.pace_s))
+                if self.breaks is not None and place == self.breaks[0]:
+                    raise self.breaks[1]
+                token = answers[number][place]
+                self.tokens += 1
+                self.at_token()
+                ends = token in self.card.end_tokens
+                text = "" if ends else texts[number].add(token)
+                stopped = ends or texts[number].stopped
+                finish = "stop" if stopped else "length" if place + 1 == asked.most_tokens else None
+                if finish and not texts[number].stopped:
+                    text += texts[number].end()
+                if finish:
+                    left.discard(number)
+                yield Piece(number, text, (self.picked(token, asked),), finish)
+
+    def picked(self, token, asked):
+        if asked.logprobs is None:
+            return Picked(token)
+        others = tuple(((token + number) % 300, -0.5 - number) for number in range(asked.logprobs))
+        return Picked(token, -0.5, others)
+
+
+class _Begun:
+    """Frees its place when it is closed, also before its first piece."""
+
+    def __init__(self, world, asked):
+        self.world, self.closed = world, False
+        self.inner = world.pieces(asked)
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        try:
+            return await anext(self.inner)
+        except BaseException:
+            self._free()
+            raise
+
+    async def aclose(self):
+        self._free()
+        await self.inner.aclose()
+
+    def _free(self):
+        if not self.closed:
+            self.closed = True
+            self.world.open -= 1

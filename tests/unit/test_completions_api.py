@@ -1,0 +1,521 @@
+"""OpenAI's routes over a Router that generates at once: what is asked of it, answers, streams, errors, hang-ups."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import types
+
+import pytest
+from generating import ANSWER, Generating
+
+from deployments.errors import (
+    Busy,
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidInput,
+    ReplicaLost,
+    TimedOut,
+    Unavailable,
+)
+from deployments.generation.generation_settings import GenerationSettings
+from deployments.generation.sampling import Sampling
+from serve_app.access_log import Followed
+from serve_app.api_keys import ApiKey, ApiKeys
+from serve_app.generation.completions_api import ApiOptions, CompletionsApi
+from serve_app.generation.completions_requests import CompletionRules
+from serve_app.generation.event_stream import StreamBounds
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ASK = {"messages": [{"role": "user", "content": "Where does the overflow go?"}]}
+PROMPT = {"prompt": "Where does the overflow go?"}
+RULES = CompletionRules("tiny", 0, 3, ("gpt-4o",), most_answers=4, most_messages=5, default_tokens=100)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("generating") / "model"
+
+
+@pytest.fixture
+def world(folder):
+    return Generating(folder)
+
+
+@pytest.fixture
+def api(world):
+    api = CompletionsApi(world, ApiOptions(rules=RULES, max_body_bytes=5000))
+    yield api
+    api.close()
+
+
+async def acall(api, method, path, body=b"", headers=(), leaves=None):
+    """`leaves`: is set when the client hangs up."""
+    sent = []
+    bodies = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive():
+        if bodies:
+            return bodies.pop()
+        await (leaves or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": list(headers)}
+    await api(scope, receive, send)
+    if not sent:
+        return None
+    found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    text = b"".join(message["body"] for message in sent[1:]).decode()
+    return types.SimpleNamespace(status=sent[0]["status"], headers=found, body=text, messages=sent)
+
+
+def call(api, method, path, body=b"", **more):
+    return asyncio.run(acall(api, method, path, body, **more))
+
+
+def post(api, path, payload, **more):
+    return call(api, "POST", path, json.dumps(payload).encode(), **more)
+
+
+def events(reply):
+    """The JSON of each event; the last must be [DONE] unless it is an error."""
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    lines = [line for line in reply.body.split("\n\n") if line and not line.startswith(":")]
+    assert all(line.startswith("data: ") for line in lines)
+    found = [line.removeprefix("data: ") for line in lines]
+    if found[-1] == "[DONE]":
+        return [json.loads(one) for one in found[:-1]]
+    last = json.loads(found[-1])
+    assert set(last) == {"error"}
+    return [*map(json.loads, found[:-1]), last]
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_chat(api, world):
+    reply = post(api, CHAT, {"model": "gpt-4o", **ASK})
+    told = json.loads(reply.body)
+    (asked,) = world.asked
+    text = world.tokenizer.decode(asked.ids.tolist(), skip_special_tokens=False)
+    assert text == "<|im_start|>user\nWhere does the overflow go?<|im_end|>\n<|im_start|>assistant\n"
+    tokens = len(world.answer(0, asked))
+    assert told["id"].startswith("chatcmpl-")
+    assert (told["object"], told["model"]) == ("chat.completion", "tiny")
+    message = {"role": "assistant", "content": ANSWER, "refusal": None}
+    assert told["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
+    usage = {"prompt_tokens": len(asked.ids), "completion_tokens": tokens, "total_tokens": len(asked.ids) + tokens}
+    assert told["usage"] == usage
+    assert reply.headers["content-length"] == str(len(reply.body.encode()))
+    assert world.open == 0
+
+
+def test_a_text(api, world):
+    told = json.loads(post(api, TEXT, {**PROMPT, "max_tokens": 5}).body)
+    (asked,) = world.asked
+    assert asked.ids.tolist() == world.tokenizer.encode(PROMPT["prompt"]).ids
+    assert told["id"].startswith("cmpl-")
+    first = world.tokenizer.decode(world.answer(0, asked))
+    assert told["choices"] == [{"index": 0, "text": first, "logprobs": None, "finish_reason": "length"}]
+    assert told["usage"]["completion_tokens"] == 5
+
+
+def test_what_is_asked_of_the_router(api, world):
+    body = {
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": -1,
+        "seed": -3,
+        "n": 2,
+        "stop": ["a", ""],
+        "ignore_eos": True,
+        "max_tokens": 7,
+        "max_completion_tokens": 6,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    headers = [(b"x-request-timeout-ms", b"1500"), (b"x-windve-priority", b"bulk")]
+    post(api, CHAT, {**ASK, **body}, headers=headers)
+    post(api, TEXT, {**PROMPT, "temperature": None, "stop": "x", "logprobs": 0})
+    first, second = world.asked
+    assert first.sampling == Sampling(0.0, 0, 0.5, -3)
+    assert (first.answers, first.stops, first.ignore_end, first.logprobs) == (2, ("a",), True, 2)
+    assert (first.most_tokens, first.timeout_s, first.bulk, first.client) == (6, 1.5, True, None)
+    assert second.sampling == Sampling(0.7, 0, 1.0, None)  # the model's own
+    assert (second.answers, second.stops, second.logprobs, second.most_tokens) == (1, ("x",), 0, 100)
+    assert (second.timeout_s, second.bulk) == (None, False)
+
+
+def test_several_prompts_and_answers_are_choices_in_order(api, world):
+    body = {"prompt": ["one", [5, 6, 7]], "n": 2, "echo": True}
+    told = json.loads(post(api, TEXT, body).body)
+    seven = world.tokenizer.decode([5, 6, 7])
+    expected = [f"{prompt}{number}: {ANSWER}" for prompt in ("one", seven) for number in (0, 1)]
+    assert [(one["index"], one["text"]) for one in told["choices"]] == list(enumerate(expected))
+    assert told["usage"]["prompt_tokens"] == len(world.tokenizer.encode("one").ids) + 3
+    streamed = events(post(api, TEXT, {**body, "stream": True}))
+    texts = [
+        "".join(choice["text"] for one in streamed for choice in one["choices"] if choice["index"] == index)
+        for index in range(4)
+    ]
+    assert texts == expected
+    assert world.open == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stops_are_found_across_tokens_and_not_answered(api, world, stream):
+    reply = post(api, CHAT, {**ASK, "stop": ["nowhere", "the CPU 🐟, s"], "stream": stream})
+    if stream:
+        choices = [one["choices"][0] for one in events(reply)]
+        text = "".join(one["delta"].get("content", "") for one in choices)
+        finish = [one["finish_reason"] for one in choices if one["finish_reason"]]
+    else:
+        (choice,) = json.loads(reply.body)["choices"]
+        text, finish = choice["message"]["content"], [choice["finish_reason"]]
+    assert (text, finish) == ("The overflow goes to ", ["stop"])
+
+
+def test_logprobs_of_chats_and_texts(api, world):
+    told = json.loads(post(api, CHAT, {**ASK, "logprobs": True, "top_logprobs": 2}).body)
+    content = told["choices"][0]["logprobs"]["content"]
+    ids = world.answer(0, world.asked[0])
+    assert [one["token"] for one in content] == [world.tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+    assert bytes(byte for one in content[:-1] for byte in one["bytes"]).decode() == ANSWER  # a fish is several tokens
+    assert all(one["logprob"] == -0.5 and len(one["top_logprobs"]) == 2 for one in content)
+    streamed = events(post(api, CHAT, {**ASK, "logprobs": True, "stream": True}))
+    pieces = [one["choices"][0]["logprobs"] for one in streamed]
+    assert [one["token"] for some in pieces if some for one in some["content"]] == [one["token"] for one in content]
+    told = json.loads(post(api, TEXT, {**PROMPT, "logprobs": 1}).body)
+    found = told["choices"][0]["logprobs"]
+    assert found["tokens"] == [one["token"] for one in content]
+    assert set(found["token_logprobs"]) == {-0.5}
+    assert found["text_offset"] == [sum(map(len, found["tokens"][:place])) for place in range(len(ids))]
+    assert all(token in others for token, others in zip(found["tokens"], found["top_logprobs"], strict=True))
+
+
+def test_a_stream_of_a_chat(api, world):
+    found = events(post(api, CHAT, {**ASK, "stream": True, "stream_options": {"include_usage": True}}))
+    *chunks, last = found
+    assert len({one["id"] for one in found}) == 1
+    assert {one["object"] for one in found} == {"chat.completion.chunk"}
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(one["choices"][0]["delta"].get("content", "") for one in chunks) == ANSWER
+    assert [one["choices"][0]["finish_reason"] for one in chunks if one["choices"][0]["finish_reason"]] == ["stop"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert all(one["usage"] is None for one in chunks)
+    asked = world.asked[0]
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], len(world.answer(0, asked)))
+    assert "usage" not in events(post(api, CHAT, {**ASK, "stream": True}))[0]
+
+
+def test_a_stream_of_a_text_with_its_prompt(api):
+    found = events(post(api, TEXT, {**PROMPT, "stream": True, "echo": True}))
+    assert found[0]["choices"][0]["text"] == PROMPT["prompt"]
+    assert "".join(one["choices"][0]["text"] for one in found) == PROMPT["prompt"] + ANSWER
+
+
+def test_parts_developers_and_template_variables(folder):
+    world = Generating(folder, template="{{ messages[0].role }}|{{ messages[-1].content }}|{{ enable_thinking }}")
+    api = CompletionsApi(world, ApiOptions(rules=RULES))
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": "x"}, {"role": "user", "name": "eve", "content": parts}]
+    post(api, CHAT, {"messages": messages, "chat_template_kwargs": {"enable_thinking": False}})
+    assert world.tokenizer.decode(world.asked[0].ids.tolist()) == "system|a\nb|False"
+    api.close()
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+REFUSED = [
+    ({"frequency_penalty": 0.5}, "frequency_penalty is not supported here; leave it out"),
+    ({"presence_penalty": -1}, "presence_penalty is not supported"),
+    ({"logit_bias": {"5": 1}}, "logit_bias is not supported"),
+    ({"min_tokens": 3}, "min_tokens is not supported"),
+    ({"best_of": 3}, "best_of is not supported here; leave it out, or set it to n"),
+    ({"temperature": 3}, "temperature must be a number from 0 to 2, not 3"),
+    ({"temperature": "hot"}, "temperature must be a number from 0 to 2, not 'hot'"),
+    ({"top_p": 0}, "top_p must be a number above 0, up to 1, not 0"),
+    ({"n": 5}, r"n must be a whole number from 1 to 4 \(this server's bound\), not 5"),
+    ({"max_tokens": 0}, "max_tokens must be a whole number from 1, not 0"),
+    ({"seed": 2**63}, "seed must be a whole number of 64 bits"),
+    ({"stop": ["x"] * 17}, "stop may be 16 strings of 256 characters at most"),
+    ({"stop": [1]}, "stop must be a string or a list of strings"),
+    ({"stream": "yes"}, "stream must be true or false, not 'yes'"),
+    ({"model": "other"}, "there is no model 'other' here; this server has 'tiny' and 'gpt-4o'"),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage must be true or false"),
+]
+REFUSED_CHATS = [
+    ({"tools": [{"type": "function"}]}, "tools is not supported"),
+    ({"response_format": {"type": "json_object"}}, "response_format is not supported"),
+    ({"chat_template": "x"}, "chat_template is not supported"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs cannot set messages"),
+    ({"top_logprobs": 2}, "top_logprobs needs logprobs: true"),
+    ({"messages": []}, "messages is an empty list; send at least one item"),
+    ({"messages": [{"role": "user"}]}, r"messages\[0\].content is missing; send a string"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages of the role tool are not supported"),
+    ({"messages": [{"role": "king", "content": "x"}]}, r"messages\[0\].role must be 'system', 'developer', 'user' or"),
+    ({"messages": [{"role": "assistant", "content": None, "tool_calls": [{}]}]}, "tool_calls in messages are not"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "only text is read here, no images, sound or files; send parts of the type text",
+    ),
+    ({"messages": ASK["messages"] * 6}, "messages has 6 items and this server takes 5 in one request"),
+]
+REFUSED_TEXTS = [
+    ({"suffix": "x"}, "suffix is not supported"),
+    ({"prompt": ""}, "prompt is an empty string"),
+    ({"prompt": []}, "prompt is an empty list"),
+    ({"prompt": None}, "prompt is missing"),
+    ({"prompt": [99999]}, "token id 99999 is outside this model's vocabulary"),
+    ({"prompt": ["a"] * 4}, "prompt has 4 items and this server takes 3"),
+    ({"logprobs": 21}, "logprobs must be a whole number up to 20, not 21"),
+    ({"echo": True, "logprobs": 1}, "echo with logprobs is not supported"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "changes", "sentence"),
+    [
+        *((CHAT, ASK, *one) for one in (*REFUSED, *REFUSED_CHATS)),
+        *((TEXT, PROMPT, *one) for one in (*REFUSED, *REFUSED_TEXTS)),
+    ],
+)
+def test_what_is_not_done_is_refused_by_its_name(api, world, path, body, changes, sentence):
+    reply = post(api, path, {**body, **changes})
+    told = json.loads(reply.body)["error"]
+    assert reply.status == (404 if "model" in changes else 400)
+    assert re.search(sentence, told["message"]), told
+    assert told["param"] == next(iter(changes))
+    assert world.asked == []
+
+
+def test_what_changes_nothing_is_ignored(api, world):
+    harmless = {
+        "frequency_penalty": 0,
+        "presence_penalty": 0.0,
+        "logit_bias": {},
+        "tools": [],
+        "tool_choice": "none",
+        "response_format": {"type": "text"},
+        "store": True,
+        "metadata": {},
+        "service_tier": "auto",
+        "user": "u",
+        "best_of": None,
+        "stop": None,
+        "n": 1,
+        "functions": None,
+        "parallel_tool_calls": True,
+        "top_k": None,
+    }
+    assert post(api, CHAT, {**ASK, **harmless}).status == 200
+    assert post(api, TEXT, {**PROMPT, "best_of": 2, "n": 2}).status == 200
+    assert len(world.asked) == 2
+
+
+def test_a_prompt_that_is_too_long_names_both_numbers(api, world):
+    tokens = len(world.tokenizer.encode(PROMPT["prompt"]).ids)
+    reply = post(api, TEXT, {**PROMPT, "max_tokens": 400})
+    assert (reply.status, json.loads(reply.body)["error"]) == (
+        400,
+        {
+            "message": f"the prompt has {tokens} tokens and max_tokens asks for 400 more, and the model takes 400; "
+            f"shorten the prompt, or ask for {400 - tokens} at most",
+            "type": "invalid_request_error",
+            "param": "prompt",
+            "code": "context_length_exceeded",
+        },
+    )
+    told = json.loads(post(api, TEXT, {"prompt": [5] * 400}).body)["error"]
+    assert told["message"] == "the prompt has 400 tokens and the model takes 400 with the answer; shorten it"
+    long = {"messages": [{"role": "user", "content": "🐟" * 300}]}
+    told = json.loads(post(api, CHAT, long).body)["error"]
+    assert (told["code"], told["param"]) == ("context_length_exceeded", "messages")
+    post(api, TEXT, {"prompt": [5] * 390})
+    assert world.asked[0].most_tokens == 10  # what is left of the context, where nothing is said
+
+
+def test_a_body_that_is_too_large(api):
+    reply = post(api, CHAT, {"messages": [{"role": "user", "content": "x" * 6000}]})
+    assert (reply.status, json.loads(reply.body)["error"]["code"]) == (413, "body_too_large")
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (InvalidInput("x", param="messages"), 400, "invalid_input"),
+        (Busy("x", retry_after_s=0.25), 429, "busy"),
+        (Unavailable("x"), 503, "unavailable"),
+        (DeadlineExceeded("x"), 504, "deadline_exceeded"),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_is_not_admitted_gets_a_plain_error(api, world, error, status, code, stream):
+    world.refuses = error
+    reply = post(api, CHAT, {**ASK, "stream": stream})
+    assert (reply.status, json.loads(reply.body)["error"]["code"]) == (status, code)
+    assert reply.headers.get("retry-after-ms") == ("250" if status == 429 else None)
+
+
+def test_several_prompts_are_admitted_together_or_not_at_all(api, world):
+    world.refuses, world.refuses_after = Busy("x", retry_after_s=1), 2
+    assert post(api, TEXT, {"prompt": ["a", "b", "c"]}).status == 429
+    assert (len(world.asked), world.open) == (2, 0)
+
+
+@pytest.mark.parametrize("error", [EngineFailed("x"), ReplicaLost("x"), TimedOut("x")], ids=lambda one: one.code)
+@pytest.mark.parametrize("prompts", [["a"], ["a", "b"]])
+def test_an_error_in_the_middle_ends_the_stream_with_one_event(api, world, error, prompts):
+    world.breaks = (5, error)
+    found = events(post(api, TEXT, {"prompt": prompts, "stream": True}))
+    assert found[-1]["error"] == {"message": "x", "type": "server_error", "param": None, "code": error.code}
+    assert all("error" not in one for one in found[:-1])
+    assert len(found) > 1
+    reply = post(api, TEXT, {"prompt": prompts})
+    assert (reply.status, json.loads(reply.body)["error"]["code"]) == (error.status, error.code)
+    assert world.open == 0
+
+
+def test_the_settings_are_the_options():
+    limits = {"default_tokens": 7, "most_answers": 3, "most_prompts": 2, "ping_s": 5, "slow_reader_s": 4}
+    model = {"id": "x", "name": "any", "aliases": ["y"]}
+    settings = GenerationSettings.parse({"model": model, "limits": {**limits, "special_tokens_in_chats": True}})
+    assert ApiOptions.of(settings) == ApiOptions(
+        rules=CompletionRules("x", 0, 2, ("y",), True, default_tokens=7, most_answers=3),
+        stream=StreamBounds(5, 4),
+        max_body_bytes=4 * 2**20,
+        parse_special_tokens=True,
+    )
+
+
+def test_keys(world):
+    api = CompletionsApi(world, ApiOptions(rules=RULES), ApiKeys([ApiKey("secret", "search")]))
+    assert post(api, CHAT, ASK).status == 401
+    assert post(api, CHAT, ASK, headers=[(b"authorization", b"Bearer secret")]).status == 200
+    assert world.asked[0].client.tenant.name == "search"
+    assert call(api, "GET", "/health").status == 200
+    api.close()
+
+
+class Log:
+    """An observer that keeps what it is told."""
+
+    on = True
+
+    def __init__(self):
+        self.ends = []
+
+    def begin(self, headers):
+        return Followed(None, None, 0.0, 0.0)
+
+    def end_http(self, followed, method, path, status, error):
+        self.ends.append((path, status, error, followed.more()))
+
+    def break_http(self, followed, method, path, error):
+        self.ends.append((path, type(error), None, followed.more()))
+
+
+def test_the_access_log_is_told_at_the_end(world):
+    log = Log()
+    api = CompletionsApi(world, ApiOptions(rules=RULES), None, log)
+    post(api, CHAT, {**ASK, "stream": True, "max_tokens": 3})
+    world.breaks = (2, EngineFailed("x"))
+    post(api, CHAT, {**ASK, "stream": True})
+    assert [(one[1], one[2]) for one in log.ends] == [(200, None), (200, world.breaks[1])]
+    assert log.ends[0][3] == {"prompts": 1, "tokens": len(world.asked[0].ids), "answer_tokens": 3, "bulk": False}
+    api.close()
+
+
+# --- clients that leave, stop reading, or wait ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["disconnecting", "cancelling"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_hangs_up_frees_its_place_at_once(world, stream, by):
+    log = Log()
+    api = CompletionsApi(world, ApiOptions(rules=RULES), None, log)
+    world.pace_s = 0.01
+
+    async def run():
+        leaves = asyncio.Event()
+        world.at_token = lambda: leaves.set() if world.tokens >= 3 else None
+        body = json.dumps({**ASK, "stream": stream, "n": 2}).encode()
+        if by == "cancelling":  # as Serve tells it
+            task = asyncio.create_task(acall(api, "POST", CHAT, body))
+            await leaves.wait()
+            task.cancel()
+            await asyncio.wait({task})
+        else:
+            await acall(api, "POST", CHAT, body, leaves=leaves)
+        return world.tokens
+
+    tokens = asyncio.run(run())
+    assert world.open == 0
+    assert tokens < 20
+    assert [one[1] for one in log.ends] == [asyncio.CancelledError]
+    api.close()
+
+
+def test_a_reader_that_takes_nothing_is_cut_off(world):
+    for bounds in (StreamBounds(slow_s=0.05), StreamBounds(slow_s=60, most_waiting=5)):
+        api = CompletionsApi(world, ApiOptions(rules=RULES, stream=bounds))
+        body = [{"type": "http.request", "body": json.dumps({**ASK, "stream": True}).encode()}]
+
+        async def run(api=api, body=body):
+            never = asyncio.Event()
+
+            async def receive():
+                if body:
+                    return body.pop()
+                return await never.wait()
+
+            async def send(message):
+                if message["type"] == "http.response.body":
+                    await never.wait()
+
+            scope = {"type": "http", "method": "POST", "path": CHAT, "root_path": "", "headers": []}
+            await asyncio.wait_for(api(scope, receive, send), 5)
+
+        asyncio.run(run())
+        assert world.open == 0
+        api.close()
+
+
+def test_pauses_get_pings(world):
+    api = CompletionsApi(world, ApiOptions(rules=RULES, stream=StreamBounds(ping_s=0.05)))
+    world.pauses = {3: 0.3}
+    reply = post(api, CHAT, {**ASK, "stream": True})
+    assert 2 <= reply.body.count(": ping\n\n") <= 6
+    assert "".join(one["choices"][0]["delta"].get("content", "") for one in events(reply)) == ANSWER
+    api.close()
+
+
+# --- what it tells of itself ------------------------------------------------------------------------------------------
+
+
+def test_models_info_health_and_tokens(api, world):
+    names = [(one["id"], one["max_model_len"]) for one in json.loads(call(api, "GET", "/v1/models").body)["data"]]
+    assert names == [("tiny", 400), ("gpt-4o", 400)]
+    assert json.loads(call(api, "GET", "/v1/models/gpt-4o").body)["id"] == "gpt-4o"
+    assert call(api, "GET", "/v1/models/other").status == 404
+    info = json.loads(call(api, "GET", "/info").body)
+    assert (info["model_id"], info["max_input_length"], info["windve"]) == ("tiny", 400, {"open": 0})
+    assert json.loads(call(api, "GET", "/health").body) == {"status": "ok"}
+    world.live_pools = {"accelerator": False, "cpu": True}
+    assert json.loads(call(api, "GET", "/health").body) == {"status": "degraded", "missing": ["accelerator"]}
+    world.live_pools = {"cpu": False}
+    assert call(api, "GET", "/health").status == 503
+    (tokens,) = json.loads(post(api, "/tokenize", {"inputs": "a fish"}).body)
+    ids = [one["id"] for one in tokens]
+    assert ids == world.tokenizer.encode("a fish").ids
+    assert json.loads(post(api, "/decode", {"ids": ids}).body) == ["a fish"]
+    assert (call(api, "GET", CHAT).status, call(api, "GET", "/v1/embeddings").status) == (405, 404)
+    assert call(api, "HEAD", "/ping").status == 200
