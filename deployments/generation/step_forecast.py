@@ -8,7 +8,8 @@ Each step gives each running answer a token. So the work until t is
 
     n(t) steps      as many as the answer whose token is due soonest needs by t. They hold B answers, which read K
                     tokens; K grows by B with each step, and falls when an answer has all the tokens that it may get.
-    prompts         those that are to be computed by t; they go into these steps, in chunks
+    prompts         those whose first token is due by t, and those ahead of the answer whose token is due at t. They go
+                    into these steps, in chunks. All others can wait.
 
 An answer whose prompt still waits takes part from the step after its first token is predicted. Nobody knows when an
 answer ends before it has all that it may get, so each is taken to get all.
@@ -34,7 +35,7 @@ _TINY = 1e-9
 
 class Pace(NamedTuple):
     """One answer that gets tokens: its next one is due in `due_s`, each further one `pace_s` later, `left` in all. The
-    next one reads `length` tokens. `after` steps pass before it takes part.
+    next one reads `length` tokens. `after` steps and `prompts` prompts, its own included, come before it.
     """
 
     due_s: float
@@ -42,15 +43,13 @@ class Pace(NamedTuple):
     left: float
     length: float
     after: float = 0.0
+    prompts: int = 0
 
     @classmethod
-    def of(cls, last_s: float, pace_s: float | None, left: float, length: float, after: float = 0.0) -> Pace:
+    def of(cls, last_s: float, pace_s: float | None, left: float, length: float) -> Pace:
         """The next token is due `pace_s` behind `last_s`; never, where no pace is promised."""
-        return (
-            cls(math.inf, 1.0, left, length, after)
-            if pace_s is None
-            else cls(last_s + pace_s, pace_s, left, length, after)
-        )
+        due_s, pace_s = (math.inf, 1.0) if pace_s is None else (last_s + pace_s, pace_s)
+        return cls(due_s, pace_s, left, length)
 
 
 class Prompt(NamedTuple):
@@ -66,11 +65,10 @@ class Prompt(NamedTuple):
     most_tokens: int
     pace_s: float | None
 
-    def paces(self, first_s: float, after: float = 0.0) -> list[Pace]:
+    def paces(self, first_s: float) -> list[Pace]:
         """Of its answers, whose first tokens are there in `first_s`."""
-        if self.most_tokens == 1:
-            return []
-        return [Pace.of(first_s, self.pace_s, self.most_tokens - 1, self.length + 1, after)] * self.answers
+        pace = Pace.of(first_s, self.pace_s, self.most_tokens - 1, self.length + 1)
+        return [pace] * self.answers if pace.left else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +90,16 @@ class Forecast:
         firsts = running.firsts()
         joined = _Steps(self, [*self.paces, *self._later(firsts, running)])
         firsts = np.maximum(firsts, joined.firsts())
-        in_time = joined.keeps_firsts() and (not len(firsts) or bool((firsts <= self._due + _TINY).all()))
-        return Outlook(firsts, in_time and joined.keeps_paces(firsts))
-
-    @property
-    def _due(self) -> Numbers:
-        return np.array([prompt.due_s for prompt in self.prompts], np.float64)
+        return Outlook(firsts, joined.keeps_firsts() and joined.keeps_paces())
 
     def _later(self, firsts: Numbers, running: _Steps) -> list[Pace]:
         """The answers of the prompts that wait."""
         after = running.steps_by(firsts) + 1
-        joining = zip(self.prompts, firsts.tolist(), after.tolist(), strict=True)
-        return [pace for prompt, first_s, steps in joining for pace in prompt.paces(first_s, steps)]
+        return [
+            pace._replace(after=after[number], prompts=number + 1)
+            for number, prompt in enumerate(self.prompts)
+            for pace in prompt.paces(firsts[number])
+        ]
 
 
 class Outlook(NamedTuple):
@@ -118,9 +114,9 @@ class _Steps:
 
     def __init__(self, forecast: Forecast, paces: Sequence[Pace]) -> None:
         self._of = forecast
-        self._due, self._pace, self._left, self._length, self._after = (
-            np.array(paces, np.float64).reshape(-1, 5).T if paces else np.zeros((5, 0))
-        )
+        columns = np.array(paces, np.float64).reshape(-1, len(Pace._fields)).T
+        self._due, self._pace, self._left, self._length, self._after, self._ahead = columns
+        self._firsts_due = np.array([prompt.due_s for prompt in forecast.prompts], np.float64)
         self._tokens = np.cumsum([0.0, *(prompt.tokens for prompt in forecast.prompts)])
         self._pairs = np.cumsum([0.0, *(prompt.pairs for prompt in forecast.prompts)])
 
@@ -132,28 +128,27 @@ class _Steps:
         return np.asarray(np.maximum(steps.max(axis=1, initial=0.0), fewest))
 
     def ends_s(self, steps: Numbers, prompts: npt.NDArray[np.intp]) -> Numbers:
-        """[m]: when so many steps [m] are done, with the first so many prompts [m] computed in them."""
+        """[m, k]: when so many steps [m, 1] are done, with the first so many prompts [m, k] computed in them."""
         model = self._of.model
-        tokens = np.clip(steps[:, None] - self._after, 0.0, self._left)  # [m, answers]
-        read = (tokens * (self._length + (tokens - 1) / 2)).sum(axis=1)
+        tokens = np.clip(steps - self._after, 0.0, self._left)  # [m, answers]
+        read = (tokens * (self._length + (tokens - 1) / 2)).sum(axis=1, keepdims=True)
         # Where answers end one after another, those that live longest are the first `knee` of each step.
-        below = -np.sort(-tokens, axis=1)[:, : model.knee].sum(axis=1)
+        below = above = tokens.sum(axis=1, keepdims=True)
+        if (others := tokens.shape[1] - model.knee) > 0:
+            below = above - np.partition(tokens, others - 1, axis=1)[:, :others].sum(axis=1, keepdims=True)
+        above = above - below
         spare = steps * model.knee - below  # tokens of prompts that cost nothing
-        planned_s = (
-            steps * model.beta_s
-            + model.row_s * (tokens.sum(axis=1) - below)
-            + model.kv_token_s * read
-            + model.prompt_token_s * np.maximum(self._tokens[prompts] - spare, 0.0)
-            + model.pair_s * self._pairs[prompts]
-        )
+        rows_s = steps * model.beta_s + model.row_s * above + model.kv_token_s * read
+        prompts_s = model.prompt_token_s * np.maximum(self._tokens[prompts] - spare, 0.0)
+        planned_s = rows_s + prompts_s + model.pair_s * self._pairs[prompts]
         return np.asarray(self._of.free_s + self._of.slow * planned_s)
 
     def firsts(self) -> Numbers:
         """[prompts]: when each one's first token is there. The step that ends it holds all answers, too."""
-        upto = np.arange(1, len(self._tokens))
-        at_s = self.ends_s(np.ones(len(upto)), upto)
+        upto = np.arange(1, len(self._tokens))[:, None]
+        at_s = self.ends_s(np.ones(upto.shape), upto)[:, 0]
         for _ in range(_ROUNDS if len(upto) else 0):
-            later_s = np.maximum(at_s, self.ends_s(self.steps_by(at_s) + 1, upto))
+            later_s = np.maximum(at_s, self.ends_s(self.steps_by(at_s)[:, None] + 1, upto)[:, 0])
             if (later_s <= at_s + _TINY).all():
                 break
             at_s = later_s
@@ -161,20 +156,16 @@ class _Steps:
 
     def keeps_firsts(self) -> bool:
         """The work until each prompt's deadline is done by then."""
-        due = np.array([prompt.due_s for prompt in self._of.prompts], np.float64)
-        ends = self.ends_s(self.steps_by(due) + 1, np.arange(1, len(due) + 1))
-        return bool((ends <= due + _TINY).all())
+        ends = self.ends_s(self.steps_by(self._firsts_due)[:, None] + 1, np.arange(1, len(self._tokens))[:, None])
+        return bool((ends[:, 0] <= self._firsts_due + _TINY).all())
 
-    def keeps_paces(self, firsts: Numbers) -> bool:
+    def keeps_paces(self) -> bool:
         """Each answer's tokens are in time. Between two steps at which an answer comes or has all its tokens, deadlines
         are a concave function of the step, and the work until it is a convex one: so only these steps are looked at.
         """
-        if not len(self._due):
-            return True
         last = self._after + self._left
-        steps = np.unique(np.concatenate([self._after + 1, last]))
-        takes_part = (steps[:, None] > self._after) & (steps[:, None] <= last)
-        due = self._due + (steps[:, None] - 1 - self._after) * self._pace
-        by = np.where(takes_part, due, np.inf).min(axis=1)
-        ends = self.ends_s(steps, np.searchsorted(np.sort(firsts), by, side="right"))
-        return bool((ends <= by + _TINY).all())
+        steps = np.unique(np.concatenate([self._after + 1, last]))[:, None]
+        takes_part = (steps > self._after) & (steps <= last)
+        due = np.where(takes_part, self._due + (steps - 1 - self._after) * self._pace, np.inf)  # [m, answers]
+        prompts = np.maximum(np.searchsorted(self._firsts_due, due, side="right"), self._ahead.astype(np.intp))
+        return bool((self.ends_s(steps, np.where(takes_part, prompts, 0)) <= due + _TINY).all())

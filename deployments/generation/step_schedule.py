@@ -50,7 +50,7 @@ from deployments.queueing.shares import Tenant
 
 _LEAST_CHUNKS = 0.2  # of the rows' time: chunks have at least so much of a step, also where rows are late
 _LEAST_LEARNED = 0.05  # of `ttft_s`: the least planned seconds that the factor is learned from
-_IN_A_ROW = 0.25  # of `ttft_s`: so long are the steps in a row that the margin is learned from
+_IN_A_ROW = 0.1  # of `ttft_s`: so long are the steps in a row that the margin is learned from
 _FIRST_PROBE, _LAST_PROBE = 1.0, 8.0  # times `ttft_s` that a device rests before it tries whether it is still slow
 _AVERAGED = 0.05  # of the way to the latest one: means of prompts and answers
 _NEVER = math.inf
@@ -168,9 +168,9 @@ class StepSchedule:
     policy: StepPolicy
     block_count: int
     learning: Learning = field(default_factory=Learning)
+    scatter: Learning = field(default_factory=Learning)  # of single steps: only its margin counts
     steps: int = 0  # since the start
     _blocks: Blocks = field(init=False)
-    _scatter: Learning = field(default_factory=Learning)  # of single steps
     _waiting: list[Generation] = field(default_factory=list)  # in the order of `_order`
     _running: list[Row] = field(default_factory=list)
     _reserved: int = 0  # blocks
@@ -307,7 +307,7 @@ class StepSchedule:
         nothing to do.
         """
         assert not self._step, "a step runs"
-        composed = _Composed(self.model, self.policy, self.learning.factor * (1 + self._scatter.margin), now)
+        composed = _Composed(self.model, self.policy, self.learning.factor * (1 + self.scatter.margin), now)
         composed.add_rows([row for row in self._running if not row.generation.bulk])
         composed.add_chunks([one for one in self._waiting if not one.bulk])
         composed.leave_room()
@@ -381,8 +381,8 @@ class StepSchedule:
 
     def _learn(self, seconds: float) -> None:
         planned_s, ttft_s, factor = self._planned_s, self.policy.ttft_s, self.learning.factor
-        self._scatter.factor = factor
-        self._scatter.answered(factor * planned_s, seconds, factor)
+        self.scatter.factor = factor
+        self.scatter.answered(factor * planned_s, seconds, factor)
         predicted_s, took_s, before = self._in_a_row if self._in_a_row[0] else (0.0, 0.0, factor)
         predicted_s, took_s = predicted_s + before * planned_s, took_s + seconds
         self._in_a_row = predicted_s, took_s, before

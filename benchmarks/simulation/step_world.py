@@ -9,15 +9,18 @@ import heapq
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from deployments.generation.step_schedule import Generation, Part, Row, StepPolicy, StepSchedule
 from deployments.generation.step_time import StepLoad, StepTime
+from deployments.queueing.learning import Learning
+
+_COUNTS = (0, 1, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)  # of the tables' rows
 
 
-class Asked(NamedTuple):
+class Arrival(NamedTuple):
     """A generation that arrives: `tokens` are the true lengths of its answers, which nobody knows before."""
 
     at: float
@@ -27,36 +30,63 @@ class Asked(NamedTuple):
     bulk: bool = False
 
 
+class Times(Protocol):
+    def seconds(self, load: StepLoad) -> float:
+        """Of a step."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """A device's times: `linear` is milliseconds by rows and tokens in a step, between which lines are drawn; each
-    token read from the cache and each pair of tokens in a prompt take so many seconds more.
+    """A device's true times: `linear_s` by rows and tokens in a step, lines between them; each token that is read from
+    the cache and each pair of tokens in a prompt take so many seconds more.
     """
 
-    linear: tuple[tuple[float, float], ...]
+    linear_s: tuple[tuple[float, float], ...]
     kv_token_s: float
     pair_s: float
 
     def seconds(self, load: StepLoad) -> float:
-        count = load.rows + load.prompt_tokens
-        (low, low_ms), (high, high_ms) = next(
-            (pair for pair in zip(self.linear, self.linear[1:], strict=False) if pair[1][0] >= count),
-            (self.linear[-2], self.linear[-1]),
-        )
-        linear_ms = low_ms + (count - low) / (high - low) * (high_ms - low_ms)
-        return linear_ms / 1000 + self.kv_token_s * load.kv_tokens + self.pair_s * load.pairs
+        counts, seconds = zip(*self.linear_s, strict=True)
+        linear_s = float(np.interp(load.rows + load.prompt_tokens, counts, seconds))
+        return linear_s + self.kv_token_s * load.kv_tokens + self.pair_s * load.pairs
 
-    def learned(self, noise: float, seed: int = 0) -> StepTime:
-        """As a warm-up would find it."""
+    @classmethod
+    def of_rates(
+        cls, gb_s: float, tflops: float, *, layers: int = 32, width: int = 4096, kv_kb: float = 131
+    ) -> StepTable:
+        """Of a model with 8 billion weights of two bytes, on a device that reads so many GB a second and computes so
+        much: the weights are read, or multiplied, whichever takes longer; the corner between is round.
+        """
+        weights = 8e9
+        read_s = 2 * weights / (gb_s * 1e9)
+        linear = tuple((n, (read_s**4 + (2 * weights * n / (tflops * 1e12)) ** 4) ** 0.25 + 0.001) for n in _COUNTS)
+        return cls(linear, kv_kb / (gb_s * 1e6), 4 * width * layers / (tflops * 1e12))
+
+    def fitted(self, noise: float, seed: int = 0) -> StepTime:
+        """As a warm-up would find it, from steps whose times scatter by this share."""
         draw = random.Random(seed)  # noqa: S311 - a simulation
-        steps = []
-        for rows in (0, 1, 4, 16, 32, 64):
-            for length in (64, 1024, 4096):
-                for prompt in (0, 16, 64, 256, 512, 1024):
-                    if rows or prompt:
-                        load = StepLoad(rows, rows * length).with_chunk(length if prompt else 0, prompt)
-                        steps.append((load, self.seconds(load) * (1 + draw.gauss(0, noise))))
-        return StepTime.fit(steps)
+        loads = [
+            StepLoad(rows, rows * length).with_chunk(length if prompt else 0, prompt)
+            for rows in (0, 1, 4, 16, 32, 64)
+            for length in (64, 1024, 4096)
+            for prompt in (0, 16, 64, 256, 512, 1024)
+            if rows or prompt
+        ]
+        return StepTime.fit((load, self.seconds(load) * (1 + draw.gauss(0, noise))) for load in loads)
+
+
+class Certain(Learning):
+    """Of a device that always takes as long as it is thought to."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.margin = 0.0
+
+    def worked(self, *_: Any, **__: Any) -> None: ...
+
+    def answered(self, *_: Any, **__: Any) -> None: ...
 
 
 def load_of(parts: Sequence[Part]) -> StepLoad:
@@ -70,15 +100,14 @@ def load_of(parts: Sequence[Part]) -> StepLoad:
 
 @dataclass(slots=True, eq=False)
 class StepDevice:
-    """One at work. `noise`: of a step's time, as a share; `slow`: times as long as in the table, by the clock."""
+    """One at work. `noise`: of a step's time, as a share; `slow`: how many times as long it takes, by the clock."""
 
     name: str
-    table: StepTable
+    times: Times
     schedule: StepSchedule
     noise: float = 0.0
     slow: Callable[[float], float] = lambda _: 1.0
     seed: int = 0
-    busy_s: float = 0.0
     step: list[Part] = field(default_factory=list)
     began: float = 0.0
     _draw: random.Random = field(init=False)
@@ -93,8 +122,7 @@ class StepDevice:
         if not self.step:
             return None
         noise = max(0.5, 1 + self._draw.gauss(0, self.noise))
-        took_s = self.table.seconds(load_of(self.step)) * self.slow(now) * noise
-        self.busy_s += took_s
+        took_s = self.times.seconds(load_of(self.step)) * self.slow(now) * noise
         return now + took_s
 
 
@@ -102,7 +130,7 @@ class StepDevice:
 class Sent:
     """What became of one: `first_at` None where it was refused; `last_at` of each answer."""
 
-    asked: Asked
+    arrival: Arrival
     generation: Generation
     device: str | None = None
     first_at: float | None = None
@@ -137,9 +165,9 @@ class StepWorld:
     now: float = 0.0
     _events: list[tuple[float, int, int]] = field(default_factory=list)
 
-    def run(self, asked: Sequence[Asked]) -> list[Sent]:
+    def run(self, arrivals: Sequence[Arrival]) -> list[Sent]:
         """Until all has ended."""
-        ordered = sorted(asked)
+        ordered = sorted(arrivals)
         heap = self._events
         heap += [(one.at, 1, number) for number, one in enumerate(ordered)]
         heapq.heapify(heap)
@@ -152,17 +180,17 @@ class StepWorld:
                 self._start(number)
         return self.sent
 
-    def _arrives(self, asked: Asked) -> None:
+    def _arrives(self, arrival: Arrival) -> None:
         policy = self.policy
         generation = Generation(
-            asked.prompt_tokens,
-            asked.most_tokens,
+            arrival.prompt_tokens,
+            arrival.most_tokens,
             self.now + policy.ttft_s,
-            None if asked.bulk else policy.tpot_s,
-            len(asked.tokens),
-            asked.bulk,
+            None if arrival.bulk else policy.tpot_s,
+            len(arrival.tokens),
+            arrival.bulk,
         )
-        sent = Sent(asked, generation)
+        sent = Sent(arrival, generation)
         generation.item = sent
         self.sent.append(sent)
         for number, device in enumerate(self.devices):
@@ -192,13 +220,13 @@ class StepWorld:
             for one in got:
                 count = sent.counts[one.number] = sent.counts.get(one.number, 0) + 1
                 sent.last_at[one.number] = self.now
-                if count == sent.asked.tokens[one.number]:
+                if count == sent.arrival.tokens[one.number]:
                     finished.append(one)
         device.step = []
         device.schedule.ended(self.now, self.now - device.began, finished)
 
 
-def mixed(rate_s: float, seconds: float, *, bursts: bool = False, seed: int = 1) -> list[Asked]:
+def mixed(rate_s: float, seconds: float, *, bursts: bool = False, seed: int = 1) -> list[Arrival]:
     """A stream of `rate_s`, or bursts of as many together; prompts of 10 to 4,000 tokens, answers of 1 to 500."""
     draw, at, out = np.random.default_rng(seed), 0.0, []
     while at < seconds:
@@ -208,5 +236,5 @@ def mixed(rate_s: float, seconds: float, *, bursts: bool = False, seed: int = 1)
             prompt = int(np.clip(draw.lognormal(np.log(300), 1.2), 10, 4000))
             tokens = int(np.clip(draw.lognormal(np.log(80), 1.0), 1, 500))
             most = int(min(500, max(tokens, draw.choice([64, 128, 256, 500]))))
-            out.append(Asked(at, prompt, most, (tokens,)))
+            out.append(Arrival(at, prompt, most, (tokens,)))
     return [one for one in out if one.at < seconds]

@@ -1,0 +1,262 @@
+"""Generation in virtual time: the product's own admission and steps (`StepSchedule`) over devices by formula.
+
+Late is who was admitted and had a first token behind its deadline, or an answer slower than its pace. Goodput is what
+was in time, in generations and in tokens. The bound is the same rule without doubt: it knows how long each answer will
+be, steps take exactly as long as it thinks, and it keeps no margin. No network and no Router are in it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks.kit.bench import Bench, Found, median
+from benchmarks.kit.goal import Goal, ratio
+from benchmarks.kit.sheet import Sheet
+from benchmarks.simulation.step_world import Arrival, Certain, Sent, StepDevice, StepTable, StepWorld, mixed
+from deployments.generation.step_schedule import Generation, StepPolicy, StepSchedule
+
+POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)
+_NOISE, _SLOW, _NOISY = 0.03, 1.3, 0.1
+_SECONDS, _QUICK_SECONDS = 90.0, 20.0
+_SERVED = 0.95  # of a Poisson stream at capacity, by the bound
+LOADS = (0.5, 1.0, 1.5, 3.0)
+PRODUCT, SLOWER, NOISIER = "product", "1.3 x slower from a third on", "scatter 10 %"
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A device by its rates, with so many blocks of cache."""
+
+    table: StepTable
+    blocks: int
+
+
+_ACCELERATOR = Pool(StepTable.of_rates(600, 60), 320)  # an A10G by its data sheet, at half of its arithmetic
+_CPU = Pool(StepTable.of_rates(400, 20), 2000)  # a server of two sockets with matrix units
+CASES: Mapping[str, Mapping[str, Pool]] = {
+    "accelerator": {"accelerator": _ACCELERATOR},
+    "accelerator + CPU": {"accelerator": _ACCELERATOR, "cpu": _CPU},
+}
+
+
+def run(bench: Bench) -> None:
+    seconds = _QUICK_SECONDS if bench.quick else _SECONDS
+    with bench.steps(1 + len(CASES) * (1 + 2 * len(LOADS))) as step:
+        step("one admission decision")
+        with bench.turn():
+            told = bench.measure(lambda: decision_us(200 if bench.quick else 2000))
+        bench.sample({"what": "decision"}, told, f"p50 {told['p50_us']:.0f} us, p99 {told['p99_us']:.0f} us")
+        for case, pools in CASES.items():
+            step(f"{case}, capacity")
+            capacity = _capacity(pools, seconds)
+            bench.sample({"what": "capacity", "case": case}, {"rate": capacity}, f"{capacity:.1f} generations/s")
+            for bursts in (False, True):
+                for load in LOADS:
+                    step(f"{case}, {_kind(bursts=bursts)}, {load:g} times capacity")
+                    _stream(bench, case, mixed(load * capacity, seconds, bursts=bursts), seconds, (load, bursts))
+
+
+def _kind(*, bursts: bool) -> str:
+    return "bursts" if bursts else "Poisson"
+
+
+def _stream(bench: Bench, case: str, arrivals: Sequence[Arrival], seconds: float, how: tuple[float, bool]) -> None:
+    about = {"case": case, "arrivals": _kind(bursts=how[1]), "load": how[0]}
+    bound = told_of(served(CASES[case], _known(arrivals), certain=True), seconds)
+    for rule in (PRODUCT, SLOWER, NOISIER):
+        slow_from = seconds / 3 if rule == SLOWER else None
+        noise = _NOISY if rule == NOISIER else _NOISE
+        told = told_of(served(CASES[case], arrivals, noise=noise, slow_from=slow_from), seconds)
+        shown = f"{told['goodput']:.2f} of {bound['goodput']:.2f}/s in time, {told['late']:.2%} late"
+        bench.sample({"what": "stream", **about, "rule": rule}, {**told, "bound": bound}, shown)
+
+
+def served(
+    pools: Mapping[str, Pool],
+    arrivals: Sequence[Arrival],
+    *,
+    certain: bool = False,
+    noise: float = 0.0,
+    slow_from: float | None = None,
+) -> list[Sent]:
+    """What became of each. `certain`: steps take as long as the schedule thinks."""
+    devices = []
+    for number, (name, pool) in enumerate(pools.items()):
+        model = pool.table.fitted(_NOISE)
+        if certain:
+            schedule = StepSchedule(model, POLICY, pool.blocks, Certain(), Certain())
+            devices.append(StepDevice(name, model, schedule))
+            continue
+        device = StepDevice(name, pool.table, StepSchedule(model, POLICY, pool.blocks), noise, seed=number)
+        if slow_from is not None:
+            device.slow = lambda now: _SLOW if now >= slow_from else 1.0
+        devices.append(device)
+    return StepWorld(devices, POLICY).run(arrivals)
+
+
+def _known(arrivals: Sequence[Arrival]) -> list[Arrival]:
+    return [one._replace(most_tokens=max(one.tokens)) for one in arrivals]
+
+
+def _capacity(pools: Mapping[str, Pool], seconds: float) -> float:
+    """Generations a second of a Poisson stream of which the bound serves nearly all."""
+    low, high = 0.0, 40.0
+    while high - low > 0.25:
+        rate = (low + high) / 2
+        sent = served(pools, _known(mixed(rate, seconds)), certain=True)
+        enough = sum(one.in_time for one in sent) >= _SERVED * len(sent)
+        low, high = (rate, high) if enough else (low, rate)
+    return low
+
+
+def told_of(sent: Sequence[Sent], seconds: float) -> dict[str, Any]:
+    admitted = [one for one in sent if one.device is not None]
+    good = [one for one in admitted if one.in_time]
+    return {
+        "offered": len(sent),
+        "admitted": len(admitted),
+        "by": {name: sum(one.device == name for one in admitted) for name in {one.device for one in admitted}},
+        "late": (len(admitted) - len(good)) / max(1, len(admitted)),
+        "late_first": sum(one.late_first for one in admitted),
+        "late_pace": sum(one.late_pace for one in admitted),
+        "goodput": len(good) / seconds,
+        "tokens": sum(sum(one.counts.values()) for one in good) / seconds,
+        "long": _refused(sent, 1000, 1 << 20),
+        "short": _refused(sent, 0, 200),
+    }
+
+
+def _refused(sent: Sequence[Sent], least: int, most: int) -> float:
+    """The share that is refused of prompts of so many tokens."""
+    some = [one for one in sent if least < one.arrival.prompt_tokens <= most]
+    return sum(one.device is None for one in some) / max(1, len(some))
+
+
+def decision_us(times: int) -> dict[str, float]:
+    """Of one `offer` at a device with 64 answers that run and 16 prompts that wait."""
+    schedule, now = StepSchedule(_CPU.table.fitted(_NOISE), StepPolicy(60.0, 1.0), 10_000), 0.0
+    for _ in range(64):
+        schedule.offer(now, Generation(300, 500, now + 60.0, 1.0))
+    while schedule.state(now).waiting:
+        schedule.next_step(now)
+        now += 0.1
+        schedule.ended(now, 0.1)
+    for _ in range(16):
+        schedule.offer(now, Generation(300, 500, now + 60.0, 1.0))
+    found = []
+    for _ in range(times):
+        one = Generation(300, 500, now + 60.0, 1.0)
+        began = time.perf_counter()
+        admitted = schedule.offer(now, one)
+        found.append(1e6 * (time.perf_counter() - began))
+        assert admitted, "the device has room"
+        schedule.remove(now, one)
+    return {"p50_us": float(np.quantile(found, 0.5)), "p99_us": float(np.quantile(found, 0.99))}
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def _of(found: Found, **about: Any) -> Any:
+    """The sample of these, or None."""
+    wanted = about.items()
+    return next((one for one in found["samples"] if all(one.get(key) == value for key, value in wanted)), None)
+
+
+def sheets(found: Found) -> list[Sheet]:
+    head = [
+        "arrivals",
+        "load",
+        "offered",
+        "in time",
+        "of the bound's",
+        "tokens/s",
+        "of the bound's",
+        "late, first",
+        "pace",
+    ]
+    shown = []
+    for case in CASES:
+        rows = []
+        capacity = _of(found, what="capacity", case=case)
+        for one in found["samples"]:
+            if one["what"] == "stream" and one["case"] == case and one["rule"] == PRODUCT:
+                bound = one["bound"]
+                rows.append([
+                    one["arrivals"], f"{one['load']:g} x", str(one["offered"]), f"{one['goodput']:.2f}/s",
+                    f"{one['goodput'] / bound['goodput']:.2f}", f"{one['tokens']:.0f}",
+                    f"{one['tokens'] / bound['tokens']:.2f}", str(one["late_first"]), str(one["late_pace"]),
+                ])  # fmt: skip
+        rate = f"{capacity['rate']:.1f}" if capacity else "?"
+        promise = f"first token within {POLICY.ttft_s:g} s, {POLICY.tpot_s:g} s a token"
+        title = f"{case}: capacity {rate} generations/s; {promise}"
+        shown.append(Sheet(title, head, rows))
+    return [*shown, _doubts(found), _refusals(found)]
+
+
+def _doubts(found: Found) -> Sheet:
+    head = ["devices", "arrivals", "load", PRODUCT, SLOWER, NOISIER]
+    rows = []
+    for one in found["samples"]:
+        if one["what"] == "stream" and one["rule"] == PRODUCT:
+            about = {key: one[key] for key in ("case", "arrivals", "load")}
+            cells = [_of(found, what="stream", rule=rule, **about) for rule in (PRODUCT, SLOWER, NOISIER)]
+            told = [f"{cell['goodput']:.2f}/s, {cell['late']:.2%} late" if cell else "-" for cell in cells]
+            rows.append([one["case"], one["arrivals"], f"{one['load']:g} x", *told])
+    return Sheet("Devices that become slower, or scatter more", head, rows)
+
+
+def _refusals(found: Found) -> Sheet:
+    rows = [
+        [one["case"], one["arrivals"], f"{one['load']:g} x", f"{one['long']:.0%}", f"{one['short']:.0%}"]
+        for one in found["samples"]
+        if one["what"] == "stream" and one["rule"] == PRODUCT
+    ]
+    head = ["devices", "arrivals", "load", "prompts above 1,000 tokens", "up to 200"]
+    return Sheet("Refused, of long and of short prompts", head, rows)
+
+
+def goals(found: Found) -> list[Goal]:
+    streams = [one for one in found["samples"] if one["what"] == "stream" and one["rule"] == PRODUCT]
+    late = [100 * one["late"] for one in streams]
+    shown = [Goal("late of admitted, any stream", 0.5, max(late, default=None), "%", at_most=True)]
+    for key, name in (("goodput", "generations"), ("tokens", "tokens")):
+        least = min((one[key] / one["bound"][key] for one in streams if one["bound"][key]), default=None)
+        shown.append(Goal(f"{name} in time beside the bound, the least", 0.95, least))
+    both = [_of(found, what="stream", arrivals="Poisson", load=3.0, rule=PRODUCT, case=case) for case in CASES]
+    helped = ratio(both[1]["goodput"] / both[0]["goodput"], 1.0) if all(both) else None
+    shown.append(Goal("the CPU's help at 3 times capacity of either", 1.0, helped))
+    shown.append(
+        Goal(
+            "one admission, 64 answers and 16 prompts, p99",
+            2000,
+            median(found, "p99_us", what="decision"),
+            "us",
+            at_most=True,
+        )
+    )
+    return shown
+
+
+def plot(found: Found) -> Figure:
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    grid = figure.subplots(1, len(CASES), sharey=True)
+    for axes, case in zip(grid, CASES, strict=True):
+        for arrivals, colour in (("Poisson", "#0072B2"), ("bursts", "#D55E00")):
+            some = [_of(found, what="stream", case=case, arrivals=arrivals, load=load, rule=PRODUCT) for load in LOADS]
+            some = [one for one in some if one]
+            loads = [one["load"] for one in some]
+            axes.plot(loads, [one["tokens"] for one in some], marker="o", color=colour, label=arrivals)
+            bounds = [one["bound"]["tokens"] for one in some]
+            axes.plot(loads, bounds, ":x", color=colour, label=f"{arrivals}, the bound")
+        axes.set(title=case, xlabel="times capacity", ylim=(0, None))
+        axes.spines[["top", "right"]].set_visible(False)
+    grid[0].set_ylabel("tokens in time, each second")
+    grid[0].legend(frameon=False, fontsize=8)
+    return figure

@@ -1,0 +1,87 @@
+"""First tokens and paces are kept for any arrivals: the product's schedule on devices in virtual time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.comparisons.generation import CASES, served, told_of
+from benchmarks.simulation.step_world import Arrival, StepDevice, StepWorld, mixed
+from deployments.generation.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.step_time import StepTime
+
+ACCELERATOR = StepTime(0.03, 2.6e-4, 2.2e-7, 2.6e-4, 1e-8, 96)
+CPU = StepTime(0.04, 8e-4, 4.4e-7, 8e-4, 3e-8, 32)
+PURE_KV = StepTime(0.001, 0.0, 2e-6, 1e-4, 0.0, 0)
+SECONDS = 30.0
+
+
+@st.composite
+def arrivals(draw):
+    """Bursts and streams of any lengths, some with several answers, some bulk."""
+    out, at = [], 0.0
+    for _ in range(draw(st.integers(1, 25))):
+        at += draw(st.sampled_from([0.0, 0.0, 0.01, 0.05, 0.2, 1.0, 4.0]))
+        prompt = draw(st.sampled_from([1, 10, 100, 128, 300, 1000, 4000]))
+        most = draw(st.sampled_from([1, 2, 10, 100, 500]))
+        tokens = draw(st.lists(st.integers(1, most), min_size=1, max_size=draw(st.sampled_from([1, 1, 4]))))
+        same = draw(st.sampled_from([1, 1, 3, 10]))
+        out += [Arrival(at, prompt, most, tuple(tokens), draw(st.sampled_from([False, False, False, True])))] * same
+    return out
+
+
+@settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.generate))
+@given(
+    arrivals(),
+    st.sampled_from([ACCELERATOR, CPU, PURE_KV]),
+    st.sampled_from([StepPolicy(2.0, 0.1), StepPolicy(0.5, 0.06), StepPolicy(10.0, 0.3, step_tokens=512)]),
+    st.sampled_from([40, 200, 2000]),
+)
+def test_whatever_is_admitted_is_in_time_on_a_device_that_runs_as_predicted(come, model, policy, blocks):
+    schedule = StepSchedule(model, policy, blocks)
+    sent = StepWorld([StepDevice("one", model, schedule)], policy).run(come)
+    admitted = [one for one in sent if one.device]
+    assert not [one for one in admitted if not one.arrival.bulk and not one.in_time]
+    assert all(one.counts == dict(enumerate(one.arrival.tokens)) for one in admitted)
+    state = schedule.state(0.0)
+    assert (state.free_blocks, state.rows, state.waiting) == (blocks, 0, 0)
+
+
+@pytest.mark.parametrize("bursts", [False, True], ids=["Poisson", "bursts"])
+@pytest.mark.parametrize("rate", [2, 4, 12])
+def test_a_noisy_device_is_in_time_and_nearly_as_good_as_one_that_knows_all(rate, bursts):
+    pools, come = CASES["accelerator"], mixed(rate, SECONDS, bursts=bursts)
+    told = told_of(served(pools, come, noise=0.03), SECONDS)
+    known = [one._replace(most_tokens=max(one.tokens)) for one in come]
+    bound = told_of(served(pools, known, certain=True), SECONDS)
+    assert told["late"] <= 0.005
+    assert bound["late"] <= 0.005
+    assert told["tokens"] >= 0.9 * bound["tokens"]
+
+
+def test_a_device_that_becomes_slower_keeps_nearly_all_it_has_promised():
+    come = mixed(8, SECONDS)
+    told = told_of(served(CASES["accelerator"], come, noise=0.03, slow_from=10.0), SECONDS)
+    assert told["late_pace"] == 0
+    assert told["late"] <= 0.03
+
+
+def test_the_cpu_takes_whole_generations_when_the_accelerator_has_no_room():
+    come = mixed(12, SECONDS)
+    alone, both = (told_of(served(pools, come, noise=0.03), SECONDS) for pools in CASES.values())
+    assert both["goodput"] > 1.1 * alone["goodput"]
+    assert both["by"]["accelerator"] == alone["admitted"]
+
+
+def test_bulk_takes_what_room_is_left():
+    come = mixed(3, SECONDS)
+    bulk = [Arrival(0.1 * number, 500, 100, (100,), bulk=True) for number in range(200)]
+    alone = told_of(served(CASES["accelerator"], come, noise=0.03), SECONDS)
+    sent = served(CASES["accelerator"], sorted([*come, *bulk]), noise=0.03)
+    others = told_of([one for one in sent if not one.arrival.bulk], SECONDS)
+    done = [one for one in sent if one.arrival.bulk and one.device]
+    assert others["late"] <= 0.005
+    assert others["goodput"] >= 0.9 * alone["goodput"]
+    assert len(done) > 20
+    assert all(one.counts == {0: 100} for one in done)
