@@ -20,12 +20,13 @@ from dataclasses import dataclass
 import psutil
 from faults.rig import EMBEDDERS, Rig
 from faults.traffic import Traffic, vectors_of
-from faults.verdict import BEGUN, BROKEN, GRPC, HTTP, LARGE, SILENT, WIRE, Ended, Fault
+from faults.verdict import BEGUN, BROKEN, GRPC, HTTP, LARGE, REFUSED, SILENT, WIRE, Ended, Fault
 
 from calibration.load import Connection, request_bytes
 
 ALL_WAYS = frozenset({HTTP, WIRE, GRPC})
 LARGE_ONES = frozenset({LARGE})  # of a Router that dies
+OF_A_NODE = frozenset({LARGE, BEGUN, REFUSED})  # that goes
 _HANG_UPS, _SLOW_SENDERS = 60, 12
 _CUT_OFF_S = 10.0  # for whoever sends slowly
 
@@ -261,7 +262,7 @@ INJURIES = (
     Injury(Fault("nothing"), nothing, 5.0),
     Injury(Fault("a Router killed", LARGE_ONES), killed("Router")),
     Injury(Fault("an embedder killed"), killed(*EMBEDDERS)),
-    Injury(Fault("a node killed, another joins", LARGE_ONES), node_killed, 4.0),
+    Injury(Fault("a node killed, another joins", OF_A_NODE), node_killed, 4.0),
     Injury(Fault("the HAProxy killed", ALL_WAYS), haproxy_killed),
     Injury(Fault("Serve's controller killed"), killed("ServeController")),
     Injury(Fault("an embedder stopped for 4 s"), stopped(*EMBEDDERS), 4.0),
@@ -274,6 +275,6 @@ INJURIES = (
     Injury(Fault("the disk of logs full for 6 s"), disk_full, 6.0, _needs_disk),
     Injury(Fault(f"{_HANG_UPS} clients hang up"), clients_hang_up),
     Injury(Fault(f"{_SLOW_SENDERS} clients send slowly"), clients_send_slowly),
-    Injury(Fault("a node stopped for 5 s, another joins", LARGE_ONES), node_stopped, 5.0),
-    Injury(Fault("a node cut off for 8 s, another joins", LARGE_ONES | {BEGUN}), node_cut_off, 8.0, _needs("ip")),
+    Injury(Fault("a node stopped for 5 s, another joins", OF_A_NODE), node_stopped, 5.0),
+    Injury(Fault("a node cut off for 8 s, another joins", OF_A_NODE), node_cut_off, 8.0, _needs("ip")),
 )

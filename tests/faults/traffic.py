@@ -18,7 +18,7 @@ import grpc
 import numpy as np
 import tei_wire
 from faults.truth import Truth
-from faults.verdict import BACK_OFF_S, BEGUN, BROKEN, GRPC, HTTP, LARGE, SILENT, WIRE, Ended
+from faults.verdict import BACK_OFF_S, BEGUN, BROKEN, GRPC, HTTP, LARGE, REFUSED, SILENT, WIRE, Ended
 from faults.wire import Wire
 
 from calibration.load import Address, Connection, Reply, request_bytes
@@ -33,7 +33,7 @@ _STATUS = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
-_CANCELLED = "error code 8"  # RFC 9113, section 7
+_RESETS = {"error code 8": BEGUN, "error code 7": REFUSED}  # CANCEL, REFUSED_STREAM: RFC 9113, section 7
 _CUT = ("failed to connect", "socket closed", "connection reset", "goaway", "broken pipe", "recvmsg", "rst_stream")
 
 
@@ -181,7 +181,8 @@ class Traffic:
         except grpc.aio.AioRpcError as error:
             details = error.details() or ""
             if any(word in f"{details} {error.debug_error_string()}".lower() for word in _CUT):
-                return BROKEN, False, False, BEGUN if _CANCELLED in details else details[:120]
+                why = next((why for code, why in _RESETS.items() if code in details), details[:120])
+                return BROKEN, False, False, why
             told = {key for key, _ in error.trailing_metadata() or ()}
             status = _STATUS.get(error.code(), str(error.code()))
             return status, False, "retry-after-ms" in told, details[:120]

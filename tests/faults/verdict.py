@@ -13,7 +13,7 @@ BUSY, UNAVAILABLE, TOO_LATE, SLOW_SENDER = 429, 503, 504, 408
 HTTP, WIRE, GRPC = "http", "wire", "grpc"  # how a client reaches the service; the wire is the test's own
 BACK_OFF_S = 1.0  # of a gRPC client that was refused, before it connects anew: its calls fail meanwhile
 LARGE = "over 64 KiB, OpenAI"  # the kind that HAProxy cannot send to another Router
-BEGUN = "its answer had begun"  # HAProxy says so by HTTP/2's CANCEL: no Router may answer anew
+BEGUN, REFUSED = "its answer had begun", "refused by HTTP/2"  # of a gRPC call that broke: no Router may answer it anew
 
 
 @dataclass(frozen=True, slots=True)

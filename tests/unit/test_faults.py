@@ -24,6 +24,7 @@ from faults.verdict import (
     HEAD,
     HTTP,
     LARGE,
+    REFUSED,
     SILENT,
     WIRE,
     Ended,
@@ -92,10 +93,11 @@ def test_large_requests_and_grpc_have_excuses_of_their_own(one):
     assert broken_promise(one, phase(one, fault=Fault("killed", frozenset({LARGE, GRPC})))) is None
 
 
-def test_an_answer_that_had_begun_may_break_where_the_fault_says_so():
-    half = ended(BROKEN, via=GRPC, detail=BEGUN)
-    faults = [Fault("a node cut off", frozenset({LARGE, BEGUN})), Fault("a Router killed", frozenset({LARGE}))]
-    assert [broken_promise(half, phase(half, fault=fault)) for fault in faults] == [None, f"broken ({BEGUN})"]
+@pytest.mark.parametrize("why", [BEGUN, REFUSED])
+def test_a_call_may_break_for_a_reason_that_the_fault_names(why):
+    call = ended(BROKEN, via=GRPC, detail=why)
+    faults = [Fault("a node cut off", frozenset({LARGE, why})), Fault("a Router killed", frozenset({LARGE}))]
+    assert [broken_promise(call, phase(call, fault=fault)) for fault in faults] == [None, f"broken ({why})"]
 
 
 def test_problems_name_the_fault_and_what_is_still_in_flight():
