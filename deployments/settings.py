@@ -144,10 +144,15 @@ class CpuSettings(CpuPlace, _Embeds):
     engine: Literal["auto", "torch", "openvino", "emulated"] = "auto"  # auto: the quickest of those installed
 
 
-class Limits(Strict):
-    """Bounds on one request, checked before any expensive work."""
+class BodyLimits(Strict):
+    """Of any request."""
 
     max_body_bytes: PositiveInt = 16 * 2**20
+
+
+class Limits(BodyLimits):
+    """Bounds on one request, checked before any expensive work."""
+
     max_inputs_per_request: PositiveInt = 2048
     auto_truncate: bool = True  # cut a too long input where the request does not say; false: refuse it
 
@@ -166,6 +171,7 @@ class ApplicationSettings(Strict):
     heterogeneous: bool = True  # CPU helps the accelerator; off: the accelerator's queue only
     accelerator: AcceleratorPlace = AcceleratorPlace()
     cpu: CpuPlace = CpuPlace()
+    limits: BodyLimits = BodyLimits()
     # How long the start waits for nodes that are still to join, before it is refused for what the cluster lacks. It
     # takes `replicas` in numbers: `auto` goes by what is there at the time.
     wait_for_nodes_s: Annotated[float, Field(ge=0)] = 0.0

@@ -25,11 +25,9 @@ from rich.table import Table
 from deployments.errors import SettingsError, WindveError
 from deployments.hardware.affinity import read_cpu_shape
 from deployments.hardware.device_detector import Machine, probe_machine
-from deployments.models.model_files import read_model_card
 from serve_app.api_keys import read_keys
 from serve_app.local_service import LocalService, private_folder
-from serve_app.several_models import Args
-from serve_app.waiting import Reporter, deployment_models, waits
+from serve_app.waiting import Deployed, Reporter, deployment_models, waits
 
 _START_TIMEOUT_S = 600.0  # a large model from a slow disk or hub
 _OBJECT_STORE_BYTES = 200 * 2**20  # queries travel by the channel; the store holds next to nothing
@@ -64,6 +62,7 @@ _EXAMPLES = {  # what to try first, by the model's kind
     "reranker": ("/rerank", '{"query": "Where does the overflow go?", "texts": ["To the CPU.", "To the moon."]}'),
     "classifier": ("/predict", '{"inputs": "Where does the overflow go?"}'),
     "sparse": ("/embed_sparse", '{"inputs": "Where does the overflow go?"}'),
+    "generation": ("/v1/completions", '{"prompt": "Where does the overflow go?", "max_tokens": 32}'),
     "multi_vector": ("/v1/multi-vector", '{"input": "Where does the overflow go?", "input_type": "query"}'),
 }
 
@@ -87,9 +86,7 @@ def serve_until_interrupted(path: Path) -> None:
         addresses, grpc_address = _http_addresses(config), _grpc_address(config)
         keys, applications = [], args_of(config)
         for args in applications.values():
-            for name, settings in args.models.items():
-                with args.locating(name):
-                    read_model_card(settings.model)  # a wrong name, or a download, shows here, not in a replica's log
+            args.find_models()  # a wrong name, or a download, shows here, not in a replica's log
             keys.append(None if args.shared.api_keys is None else read_keys(args.shared.api_keys)[0].key)
             _let_messages_be(4 * args.shared.limits.max_body_bytes)
         show_machine(console, probe_machine())
@@ -299,7 +296,7 @@ def _deploy(dashboard: str, config: dict[str, Any]) -> None:
             return
 
 
-def _reporter(console: Console, dashboard: str, applications: Mapping[str, Args]) -> Reporter:
+def _reporter(console: Console, dashboard: str, applications: Mapping[str, Deployed]) -> Reporter:
     """Says on the terminal what is waited for."""
     import ray
     from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
@@ -404,8 +401,30 @@ def _show_application(console: Console, address: str, api_key: str | None) -> li
     return [(info["model_id"], info["windve"]["kind"]) for info in models]
 
 
+def _show_generation(console: Console, info: dict[str, Any]) -> None:
+    ours = info["windve"]
+    console.print(f"model: {info['model_id']}, generation, {info['max_input_length']} tokens with the answer")
+    console.print(
+        f"topology: {ours['topology']}; first token within {ours['ttft_s']:g} s, then {ours['tpot_s']:g} s a token"
+    )
+    if ours["emulated"]:
+        console.print("[yellow]the devices are EMULATED: the times are true, the tokens mean nothing[/yellow]")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("pool", "replicas", "device", "dtype", "blocks", "cores"):
+        table.add_column(column)
+    for name, pool in ours["pools"].items():
+        member: dict[str, Any] = next(iter(pool["replicas"].values()), {})
+        cores = ",".join(map(str, member.get("cores", [])))
+        about = (str(member.get(key)) for key in ("device", "dtype", "blocks"))
+        table.add_row(name, str(pool["live_replicas"]), *about, cores)
+    console.print(table, soft_wrap=True)
+
+
 def _show_model(console: Console, info: dict[str, Any]) -> None:
     ours = info["windve"]
+    if ours["kind"] == "generation":
+        _show_generation(console, info)
+        return
     kind, *others = ours["kinds"]
     also = f" (also {', '.join(others)})" if others else ""
     console.print(

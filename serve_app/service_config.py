@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -18,9 +19,21 @@ from ray.serve.schema import (
 )
 
 from deployments.errors import SettingsError
+from deployments.settings import ApplicationSettings
 from serve_app.several_models import Args
 
 IMPORT_PATH = "serve_app.app:build"
+GENERATION = "serve_app.generation.app:build"
+
+
+class ApplicationArgs(Protocol):
+    """The `args` of an application: of embeddings (`several_models.Args`) or of generation."""
+
+    @property
+    def shared(self) -> ApplicationSettings: ...
+    def deployments(self) -> Mapping[str, Mapping[str, str]]: ...
+    def find_models(self) -> None: ...
+    def router_configs(self, raw: Any, /) -> Mapping[str, object]: ...
 
 
 def load_config(path: Path) -> dict[str, Any]:
@@ -57,19 +70,29 @@ def check_config(config: dict[str, Any]) -> None:
         raise SettingsError(".".join(map(str, first["loc"])), str(first["msg"])) from None
     applications = args_of(config)
     if not applications:
-        raise SettingsError("applications", f"none has import_path: {IMPORT_PATH}")
+        raise SettingsError("applications", f"none has import_path: {IMPORT_PATH} or {GENERATION}")
     for args, application in zip(applications.values(), ours(config), strict=True):
         args.router_configs(router_config(application))
 
 
-def args_of(config: dict[str, Any]) -> dict[str, Args]:
+def args_of(config: dict[str, Any]) -> dict[str, ApplicationArgs]:
     """The `args` of each windve application in a Serve config, by its name. Raises SettingsError."""
-    return {application.get("name", "default"): Args(application.get("args")) for application in ours(config)}
+    return {application.get("name", "default"): _args(application) for application in ours(config)}
+
+
+def _args(application: dict[str, Any]) -> ApplicationArgs:
+    if application["import_path"] == IMPORT_PATH:
+        return Args(application.get("args"))
+    from serve_app.generation.generation_args import GenerationArgs
+
+    return GenerationArgs(application.get("args"))
 
 
 def ours(config: dict[str, Any]) -> list[dict[str, Any]]:
     """The windve applications of a Serve config."""
-    return [found for found in config.get("applications") or [] if found.get("import_path") == IMPORT_PATH]
+    return [
+        found for found in config.get("applications") or [] if found.get("import_path") in {IMPORT_PATH, GENERATION}
+    ]
 
 
 def router_config(application: dict[str, Any]) -> dict[str, Any] | None:

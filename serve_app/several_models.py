@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 
 from deployments.errors import SettingsError, UnknownModel
 from deployments.hardware.device_detector import ACCELERATOR, CPU
+from deployments.models.model_files import read_model_card
 from deployments.settings import (
     AcceleratorSettings,
     CpuSettings,
@@ -88,6 +89,12 @@ class Args:
         }
         if len({settings.emulated for settings in self.models.values()}) > 1:
             raise SettingsError("args.models", "emulated and real engines never mix in one application")
+
+    def find_models(self) -> None:
+        """Look at each model's files, fetching them if need be. Raises SettingsError."""
+        for name, settings in self.models.items():
+            with self.locating(name):
+                read_model_card(settings.model)
 
     def by_model(self, of: Mapping[str, T]) -> ByModel[T]:
         """`of` has one thing for each model, by the model's own name."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
-
-from serve_app.several_models import Args
+from typing import Any, Protocol
 
 FIRST_S, AGAIN_S = 10.0, 30.0  # after so long it is said what is waited for, and again every so often
 
@@ -13,6 +11,13 @@ _SETTINGS = {"CPU": "cpu.num_cpus", "GPU": "accelerator.replicas", "NPU": "accel
 _RESOLUTION = 1e-6
 
 Resources = Mapping[str, float]
+
+
+class Deployed(Protocol):
+    """An application's settings."""
+
+    def deployments(self) -> Mapping[str, Mapping[str, str]]:
+        """Model -> pool -> the name of its Serve deployment."""
 
 
 def lacking(asked: Resources, there: Resources, free: Resources) -> str | None:
@@ -47,7 +52,7 @@ def waits(
                 yield f"{what} starts: it loads the model and warms up" if whose else f"{what} starts"
 
 
-def deployment_models(applications: Mapping[str, Args]) -> dict[tuple[str, str], str]:
+def deployment_models(applications: Mapping[str, Deployed]) -> dict[tuple[str, str], str]:
     """(application, deployment) -> the model that the deployment computes."""
     return {
         (name, deployment): model

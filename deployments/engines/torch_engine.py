@@ -59,7 +59,7 @@ class TorchEngine:
     def __init__(self, card: ModelCard, settings: AcceleratorSettings | CpuSettings, device: str, threads: int) -> None:
         self._torch = import_torch(device)
         self._card = card
-        self._device = _open_device(self._torch, device)
+        self._device = open_device(self._torch, device)
         self._most_tokens = settings.max_batch_tokens  # of a pass
         self._threads = 1
         if self._device.type == "cpu":
@@ -328,7 +328,7 @@ def import_torch(device: str) -> ModuleType:
     return torch
 
 
-def _open_device(torch: ModuleType, device: str) -> Any:
+def open_device(torch: ModuleType, device: str) -> Any:
     """The torch.device, looked for. Raises SettingsError where torch does not see it."""
     opened = torch.device(device)
     if opened.type != "cpu" and not getattr(torch, opened.type).is_available():

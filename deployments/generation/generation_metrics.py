@@ -40,11 +40,8 @@ from deployments.metrics import (
 
 End = Literal["stop", "length", "cancelled", "failed"]
 REFUSED_BECAUSE = (  # of a replica, in the order of `GeneratorState.refusals`
-    "first_token",  # its first token, or that of one admitted before, would be late
-    "pace",  # a running answer would become too slow
-    "memory",  # its keys and values have no room
+    "full",  # a first token or a pace would be late, or its keys and values have no room
     "never",  # an idle device would be late, too
-    "closed",
 )
 
 # Ray's agent keeps one set of bounds for a name on each node, and puts other processes' counts into these. So they are

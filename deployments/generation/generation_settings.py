@@ -13,6 +13,7 @@ from deployments.generation.step_time import StepTime
 from deployments.settings import (
     AcceleratorPlace,
     Auto,
+    BodyLimits,
     CpuPlace,
     OneModelSettings,
     PoolPlace,
@@ -77,10 +78,9 @@ class GeneratingCpu(CpuPlace, _Generates):
     engine: Literal["torch", "emulated"] = "torch"
 
 
-class GenerationLimits(Strict):
+class GenerationLimits(BodyLimits):
     """Bounds on one request, checked before any expensive work."""
 
-    max_body_bytes: PositiveInt = 4 * 2**20
     default_tokens: PositiveInt = 256  # of an answer, where the request does not say; never the whole context
     most_answers: PositiveInt = 8  # `n` of one request
     most_prompts: PositiveInt = 16  # of one request; they are admitted together or not at all

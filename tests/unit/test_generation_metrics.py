@@ -18,7 +18,7 @@ from deployments.generation.generation_metrics import (
 
 PROMISE = Promise(1.0, 0.1)
 BULK = Promise(None, None)
-STATE = GeneratorState(7, 2, 1.25, 0.02, 60, 40, (5, 4, 3, 2, 1))
+STATE = GeneratorState(7, 2, 1.25, 0.02, 60, 40, (5, 2))
 
 
 class Told:
@@ -187,7 +187,7 @@ def test_a_replica_tells_its_steps_and_its_cache():
         1, 16, 400, 1,
     ]  # fmt: skip
     refused = {reason: value for value, (_, reason) in written.of("windve_refusals")}
-    assert refused == {"first_token": 5, "pace": 4, "memory": 3, "never": 2, "closed": 1}
+    assert refused == {"full": 5, "never": 2}
     gauges = {name: told[0][0] for name in written.names if (told := written.of(name)) and len(told[0][1]) == 1}
     assert (
         gauges.items()
@@ -198,5 +198,5 @@ def test_a_replica_tells_its_steps_and_its_cache():
             "windve_kv_blocks_free": 40,
         }.items()
     )
-    metrics.publish(STATE._replace(refusals=(5, 4, 4, 2, 1)))
-    assert written.of("windve_refusals")[5:] == [(1, ("cpu", "memory"))]
+    metrics.publish(STATE._replace(refusals=(6, 2)))
+    assert written.of("windve_refusals")[2:] == [(1, ("cpu", "full"))]

@@ -1,0 +1,210 @@
+"""What computes steps at a replica, by its settings: a causal language model on one device, or an emulated device."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from deployments.engines.torch_engine import import_torch, open_device
+from deployments.errors import SettingsError
+from deployments.generation.blocks import BLOCK, blocks_of
+from deployments.generation.chunk import Chunk, Copies, Logits, Steps, load_of
+from deployments.generation.emulated_steps import EmulatedSteps
+from deployments.generation.generation_card import GenerationCard
+from deployments.generation.generation_settings import GeneratingAccelerator, GeneratingCpu
+from deployments.generation.step_time import StepLoad, StepTime
+from deployments.hardware.device_detector import quick_cpu_dtype
+
+_EMULATED_BLOCKS = 1024
+_CPU_SHARE, _ACCELERATOR_SHARE = 0.5, 0.85  # of the memory that the weights leave, for the cache
+_MOST_CPU_BYTES = 16 * 2**30  # of the cache: more rows than it holds read it too slowly anyway
+_WARM_UP_S = 3.0
+_FEWEST_STEPS = 5
+_WARM_UP_STEPS = (  # rows, tokens that each has in the cache, tokens of a prompt beside
+    (1, 32, 0), (0, 0, 128), (1, 512, 0), (8, 64, 0), (0, 0, 512), (8, 1024, 0), (32, 128, 0), (8, 64, 128),
+    (0, 0, 1024), (32, 1024, 0), (64, 64, 0), (16, 256, 512),
+)  # fmt: skip
+
+PoolOfDevices = GeneratingAccelerator | GeneratingCpu
+
+
+@dataclass(frozen=True, slots=True)
+class StepEngine:
+    """`steps` computes; `blocks` of the cache are there. The rest says what it is."""
+
+    steps: Steps
+    blocks: int
+    engine: str
+    device: str
+    dtype: str
+    emulated: bool
+    why: str
+    probe: Callable[[], None]
+    model: StepTime | None = None  # that is known without measuring
+
+    def describe(self) -> dict[str, Any]:
+        names = ("engine", "device", "dtype", "emulated", "why", "blocks")
+        return {name: getattr(self, name) for name in names}
+
+
+def create_step_engine(card: GenerationCard, settings: PoolOfDevices, device: str, threads: int) -> StepEngine:
+    """Raises SettingsError where the model or the device cannot be used."""
+    if settings.emulated is None:
+        return _Loaded(card, settings, device, threads).engine()
+    times = settings.emulated
+    blocks = _EMULATED_BLOCKS if settings.blocks == "auto" else settings.blocks
+    model, vocabulary = times.step_time, card.model.vocab_size
+    return StepEngine(
+        EmulatedSteps(model, blocks, vocabulary, noise=times.noise, seed=times.seed),
+        blocks,
+        engine="emulated",
+        device=f"emulated (a step {times.beta_s} s, a row {times.row_s} s)",
+        dtype="float32",
+        emulated=True,
+        why="accelerator and CPU are emulated: the tokens mean nothing",
+        probe=lambda: None,
+        model=model,
+    )
+
+
+class _Causal(Protocol):
+    """`causal_model.CausalModel`."""
+
+    cache: Any
+
+    def step(self, chunks: Sequence[Chunk]) -> Any: ...
+
+
+class ModelSteps:
+    """A causal model's steps as `chunk.Steps` has them."""
+
+    def __init__(self, model: _Causal) -> None:
+        self._model = model
+
+    def step(self, chunks: Sequence[Chunk], copies: Copies = ()) -> Logits:
+        cache = self._model.cache.tensor
+        for source, target in copies:
+            cache[:, :, target] = cache[:, :, source]
+        found: Logits = self._model.step(chunks).cpu().numpy()
+        return found
+
+
+class _Loaded:
+    """A model from its files, on a device."""
+
+    def __init__(self, card: GenerationCard, settings: PoolOfDevices, device: str, threads: int) -> None:
+        self._torch = import_torch(device)
+        self._card, self._settings = card, settings
+        self._device = open_device(self._torch, device)
+        if self._device.type == "cpu":
+            self._torch.set_num_threads(threads)
+        self._threads = threads
+
+    def engine(self) -> StepEngine:
+        from deployments.engines.forms import read_config
+        from deployments.engines.packed.tensors import MissingWeight, Place, Weights
+        from deployments.generation.causal_model import CausalModel, unsupported
+
+        config = read_config(self._card.model)
+        if problem := unsupported(config):
+            raise SettingsError("args.model.id", problem)
+        dtype, why = (self._settings.dtype, "set by hand") if self._settings.dtype != "auto" else self._quick_dtype()
+        place = Place(self._device, getattr(self._torch, dtype))
+        blocks = (
+            self._blocks(config, place.dtype.itemsize) if self._settings.blocks == "auto" else self._settings.blocks
+        )
+        try:
+            model = CausalModel(config, Weights.of_files(self._card.model.folder, place), blocks)
+        except MissingWeight as error:
+            raise SettingsError("args.model.id", f"{self._card.name}'s files lack the weight {error.args[0]}") from None
+        cores = f", {self._threads} threads" if self._device.type == "cpu" else ""
+        named = f"torch {self._torch.__version__} on {self._device}{cores}"
+        steps = ModelSteps(model)
+        return StepEngine(steps, blocks, "torch", named, dtype, emulated=False, why=why, probe=self._probe)
+
+    def _quick_dtype(self) -> tuple[str, str]:
+        if self._device.type == "cpu":
+            return quick_cpu_dtype()
+        return "bfloat16", "as accelerators compute quickest"
+
+    def _blocks(self, config: Any, itemsize: int) -> int:
+        """As many as the memory holds that the weights leave."""
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        block_bytes = 2 * config.num_hidden_layers * heads * BLOCK * size * itemsize
+        free, share = _free_memory(), _CPU_SHARE
+        if self._device.type != "cpu":
+            free, share = getattr(self._torch, self._device.type).mem_get_info()[0], _ACCELERATOR_SHARE
+        left = share * (free - self._card.model.parameters * itemsize)
+        if self._device.type == "cpu":
+            left = min(left, _MOST_CPU_BYTES)
+        least = blocks_of(self._card.context)
+        if left < least * block_bytes:
+            raise SettingsError(
+                f"args.{'cpu' if self._device.type == 'cpu' else 'accelerator'}.blocks",
+                f"the free memory holds the keys and values of {max(0, int(left // block_bytes)) * BLOCK} tokens, "
+                f"fewer than one text of {self._card.context}; lower model.max_tokens, or set the number of blocks",
+            )
+        return int(left // block_bytes)
+
+    def _probe(self) -> None:
+        """A small product on the device, waited for: a hung device hangs here, a lost one raises."""
+        with self._torch.inference_mode():
+            ones = self._torch.ones((8, 8), device=self._device)
+            if float((ones @ ones).sum().item()) != 8 * 8 * 8:
+                raise RuntimeError(f"{self._device} computes wrong numbers")
+
+
+def measure(engine: StepEngine, card: GenerationCard) -> StepTime:
+    """A first model of a step's time, from a few steps in some seconds, before anything learned or calibrated."""
+    if engine.model is not None:
+        return engine.model
+    steps: list[tuple[StepLoad, float]] = []
+    ends = time.monotonic() + _WARM_UP_S
+    for rows, cached, prompt in _WARM_UP_STEPS:
+        chunks = _chunks(rows, min(cached, card.context - 1), min(prompt, card.context), engine.blocks, card)
+        steps.append((load_of(chunks), min(_seconds(engine.steps, chunks) for _ in range(2))))
+        if time.monotonic() > ends and len(steps) >= _FEWEST_STEPS:
+            break
+    return StepTime.fit(steps)
+
+
+def _chunks(rows: int, cached: int, prompt: int, blocks: int, card: GenerationCard) -> list[Chunk]:
+    """Of texts that mean nothing, wherever in the cache: it is empty yet."""
+    random = np.random.default_rng(0)
+    taken = 0
+
+    def chunk(start: int, tokens: int) -> Chunk:
+        nonlocal taken
+        count = blocks_of(start + tokens)
+        table = [(taken + place) % blocks for place in range(count)]
+        taken += count
+        ids = random.integers(0, card.model.vocab_size, tokens).astype(np.int32)
+        return Chunk(ids, start, table)
+
+    found = [chunk(cached, 1) for _ in range(rows)]
+    return [*found, chunk(0, prompt)] if prompt else found
+
+
+def _seconds(steps: Steps, chunks: Sequence[Chunk]) -> float:
+    began = time.perf_counter()
+    steps.step(chunks)
+    return time.perf_counter() - began
+
+
+def _free_memory() -> int:
+    """Bytes, of the machine or of the container, whichever has less."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    try:
+        bound = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+    except OSError:
+        return free
+    return min(free, max(0, int(bound) - used)) if bound.isdigit() else free

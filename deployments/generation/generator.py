@@ -1,0 +1,161 @@
+"""A replica that generates: one engine on one device. The accelerator's and the CPU's deployments are this class."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from deployments.generation.generation_card import GenerationCard, read_generation_card
+from deployments.generation.generation_engines import StepEngine, create_step_engine, measure
+from deployments.generation.generation_metrics import GeneratorMetrics, GeneratorState
+from deployments.generation.generation_settings import GenerationSettings
+from deployments.generation.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.stepper import Ended, Found, Stepper, StepWork
+from deployments.generation.token_frames import GenerationOffers
+from deployments.hardware.affinity import CpuPart, pin_thread, thread_environment
+from deployments.hardware.cores import choose_cores
+from deployments.hardware.device_detector import CPU
+from deployments.metrics import OfModel, publish_again_and_again
+from deployments.serve_adapter.autoscaling import FILL
+from deployments.transport.channel import Server
+
+logger = logging.getLogger("ray.serve")
+T = TypeVar("T")
+
+_PROBE_TIMEOUT_S = 5.0
+_FIRST_POLICY = StepPolicy(ttft_s=1.0, tpot_s=0.1)  # until the first Router has sent its settings, before any offer
+
+
+class Generator:
+    """Serve deployment. The engine lives in a thread of its own, bound to its cores before its library is imported,
+    so that the event loop stays free for health checks, for admission and for tokens that leave.
+    """
+
+    def __init__(self, pool: str, settings: GenerationSettings, device: str, parts: Mapping[str, CpuPart]) -> None:
+        """`parts`: what the CPU instances of each model want of a machine, this model's among them if it has any."""
+        import ray
+        from ray import serve
+
+        context = serve.get_replica_context()
+        self._pool = pool
+        self._settings = settings.cpu if pool == CPU else settings.accelerator
+        rank = context.rank.local_rank if context.rank else 0
+        self._cores = choose_cores(pool, settings, parts, rank)
+        os.environ.update(thread_environment(len(self._cores)))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=self._bind)
+        self._node = ray.get_runtime_context().get_node_id()
+        self._host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._engine: StepEngine
+        self._card: GenerationCard
+        self._engine, self._card = self._in_thread(lambda: self._load(settings, device))
+        self._metrics = self._open_metrics()
+        self._measured = self._in_thread(lambda: measure(self._engine, self._card))
+        bounds = StepPolicy(_FIRST_POLICY.ttft_s, _FIRST_POLICY.tpot_s, self._settings.step_tokens)
+        schedule = StepSchedule(self._measured, bounds, self._engine.blocks)
+        self._stepper = Stepper(schedule, self._compute, on_step=self._metrics.ran, on_failure=self._failed)
+        self._server = Server(self._host, self._stepper.receive, self._stepper.gone, GenerationOffers.decode)
+        logger.info(
+            "%s ready: %s on %s, %s (%s), %s blocks, %s cores %s",
+            pool, self._card.name, self._engine.device, self._engine.dtype, self._engine.why, self._engine.blocks,
+            len(self._cores), sorted(self._cores),
+        )  # fmt: skip
+
+    def __del__(self) -> Awaitable[None] | None:
+        """Called by Serve, and waited for, before the replica ends: what was admitted is generated."""
+        return self._stepper.drained() if hasattr(self, "_stepper") else None
+
+    def _in_thread(self, work: Callable[[], T]) -> T:
+        return self._thread.submit(work).result()
+
+    def _bind(self) -> None:
+        problem = pin_thread(self._cores)
+        if problem:
+            logger.warning("%s: not bound to cores: %s", self._pool, problem)
+
+    def _load(self, settings: GenerationSettings, device: str) -> tuple[StepEngine, GenerationCard]:
+        card = read_generation_card(settings.model)
+        return create_step_engine(card, self._settings, device, len(self._cores)), card
+
+    def _open_metrics(self) -> GeneratorMetrics:
+        from ray.serve import metrics
+
+        about = {
+            "engine": self._engine.engine,
+            "dtype": self._engine.dtype,
+            "version": importlib.metadata.version("windve"),
+        }
+        return GeneratorMetrics(OfModel(metrics, self._card.name), self._pool, about)
+
+    async def record_replica_metadata(self) -> dict[str, Any]:
+        """What the Router learns of this replica from Serve: engine, device, cores, step time, its node and address."""
+        publish_again_and_again(self._publish)
+        return {
+            **self._engine.describe(),
+            "warm_up": self._measured.as_tuple(),
+            "cores": sorted(self._cores),
+            "pid": os.getpid(),
+            "node": self._node,
+            "channel": {"host": self._host, "port": await self._server.start(), "secret": self._server.secret},
+        }
+
+    def _publish(self) -> None:
+        state = self._stepper.state()
+        self._metrics.publish(
+            GeneratorState(
+                in_flight=self._stepper.in_flight,
+                waiting=state.waiting,
+                factor=state.factor,
+                margin=state.margin,
+                kv_blocks_used=state.blocks - state.free_blocks,
+                kv_blocks_free=state.free_blocks,
+                refusals=state.refusals,
+            )
+        )
+
+    async def wake(self) -> None:
+        """Do nothing. A Router calls it once, because a Serve handle follows its deployment only after a first call."""
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve's controller learns of this replica while it is autoscaled (see `autoscaling.KeepFill`): the share
+        of its blocks that are reserved, or of `ttft_s` that the next prompt would wait, whichever is more.
+        """
+        state = self._stepper.state()
+        waits = state.first_s / self._stepper.schedule.policy.ttft_s
+        return {FILL: max(1 - state.free_blocks / state.blocks, waits)}
+
+    def _compute(self, work: StepWork, ended: Ended) -> None:
+        """One step, in the engine's thread; its end is told to the loop."""
+        on_loop = asyncio.get_running_loop().call_soon_threadsafe
+
+        def step() -> None:
+            found: Found | BaseException
+            try:
+                found = work.run(self._engine.steps)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the step's generations are told
+                found = error
+            on_loop(ended, found)
+
+        self._thread.submit(step)
+
+    def _failed(self, error: BaseException) -> str:
+        self._metrics.failed()
+        logger.error("%s: a step failed", self._pool, exc_info=error)
+        return f"the {self._pool} engine failed: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+
+    async def check_health(self) -> None:
+        """Called by Serve. Raises where the device is lost or one step has taken `stuck_after_s`."""
+        if running_s := self._stepper.running_s:
+            if running_s > self._settings.stuck_after_s:
+                raise RuntimeError(
+                    f"the {self._pool} engine has been in one step for {running_s:.0f} s "
+                    f"(stuck_after_s: {self._settings.stuck_after_s:g}): the device hangs"
+                )
+            return
+        await asyncio.wait_for(
+            asyncio.get_running_loop().run_in_executor(self._thread, self._engine.probe), _PROBE_TIMEOUT_S
+        )

@@ -1,0 +1,123 @@
+"""A model from its files in a replica's loop: answers side by side are as transformers generates each alone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from packed_models import VOCABULARY
+from packed_models import build as build_transformers
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from deployments.errors import SettingsError
+from deployments.generation.blocks import BLOCK
+from deployments.generation.generation_card import read_generation_card
+from deployments.generation.generation_engines import create_step_engine, measure
+from deployments.generation.generation_settings import GeneratingCpu
+from deployments.generation.sampling import Sampling
+from deployments.generation.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.stepper import Stepper
+from deployments.generation.token_frames import GenerationOffer, GenerationOffers
+from deployments.settings import ModelSettings
+
+SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+FAMILIES = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16, "tie_word_embeddings": True}),
+}
+NEAR = 1e-4  # of the two best logits: either token is right
+
+
+def saved(folder, model, config, **more):
+    own = build_transformers(model, config, **{"tie_word_embeddings": False} | SHAPE | more)
+    own.save_pretrained(folder)
+    return own, read_generation_card(ModelSettings(id=str(folder)))
+
+
+def settings(**more):
+    return GeneratingCpu.model_validate({"dtype": "float32", "blocks": 24, **more})
+
+
+class Router:
+    """Keeps the tokens of each offer."""
+
+    unsent = 0
+
+    def __init__(self):
+        self.tokens = {}
+
+    def send(self, report):
+        for number, answer, picked, _ in report.tokens:
+            self.tokens.setdefault((number, answer), []).append(picked.id)
+
+
+def generate(engine, model, offers):
+    """Side by side, a few joining later."""
+
+    async def main():
+        def compute(work, ended):
+            async def step():
+                ended(await asyncio.to_thread(work.run, engine.steps))
+
+            tasks.append(asyncio.create_task(step()))
+
+        tasks, router = [], Router()
+        stepper = Stepper(StepSchedule(model, StepPolicy(60.0, 10.0, step_tokens=200), engine.blocks), compute)
+        for offer in offers:
+            stepper.receive(router, GenerationOffers([offer]))
+            await asyncio.sleep(0.01)
+        await stepper.drained()
+        assert stepper.state().free_blocks == engine.blocks
+        return router.tokens
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_those_of_transformers(tmp_path, family):
+    own, card = saved(tmp_path, *FAMILIES[family][:2], **FAMILIES[family][2])
+    engine = create_step_engine(card, settings(), "cpu", 1)
+    model = measure(engine, card)
+    assert model.beta_s > 0
+    random = np.random.default_rng(1)
+    prompts = [random.integers(0, VOCABULARY, length).astype(np.int32) for length in (5, 40, BLOCK, 300, 9)]
+    answers = [1, 2, 3, 1, 1]
+    offers = [
+        GenerationOffer(number, 60.0, prompt, 24, Sampling(0.0), answers=count)
+        for number, (prompt, count) in enumerate(zip(prompts, answers, strict=True))
+    ]
+    found = generate(engine, model, offers)
+    assert len(found) == sum(answers)
+    for (number, _), tokens in found.items():
+        ids = torch.tensor([*prompts[number].tolist(), *tokens])
+        with torch.inference_mode():
+            logits = own(input_ids=ids[None]).logits[0, len(prompts[number]) - 1 : -1]
+        picked = logits.gather(1, ids[len(prompts[number]) :, None])[:, 0]
+        assert len(tokens) == 24
+        assert (logits.amax(1) - picked <= NEAR).all()
+
+
+def test_the_cache_fills_what_memory_is_left_and_says_where_it_is_too_small(tmp_path, monkeypatch):
+    _, card = saved(tmp_path, *FAMILIES["llama"][:2])
+    block_bytes = 2 * 2 * 2 * 8 * BLOCK * 4  # keys and values, layers, heads, numbers of each, tokens, float32
+    weights = card.model.parameters * 4
+    memory = "deployments.generation.generation_engines._free_memory"
+    monkeypatch.setattr(memory, lambda: weights + 40 * block_bytes)
+    assert create_step_engine(card, settings(blocks="auto"), "cpu", 1).blocks == 20
+    monkeypatch.setattr(memory, lambda: weights + 4 * block_bytes)
+    with pytest.raises(SettingsError, match=r"args\.cpu\.blocks: .* 256 tokens"):
+        create_step_engine(card, settings(blocks="auto"), "cpu", 1)
+
+
+def test_a_model_that_cannot_generate_is_refused_by_name(tmp_path):
+    _, card = saved(tmp_path, MistralForCausalLM, MistralConfig, sliding_window=64)
+    with pytest.raises(SettingsError, match=r"args\.model\.id: mistral"):
+        create_step_engine(card, settings(), "cpu", 1)

@@ -1,0 +1,316 @@
+"""The Router of generation with real connections to replicas without Ray: the product's Stepper, emulated devices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from deployments.errors import Busy, DeadlineExceeded, EngineFailed, InvalidInput, ReplicaLost, TimedOut, Unavailable
+from deployments.generation.asked import Asked
+from deployments.generation.emulated_steps import EmulatedSteps, following
+from deployments.generation.generation_pool import GenerationPool
+from deployments.generation.generation_router import GenerationHost, GenerationRouter
+from deployments.generation.generation_settings import GenerationSettings
+from deployments.generation.sampling import Sampling
+from deployments.generation.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.step_time import StepTime
+from deployments.generation.stepper import Stepper
+from deployments.generation.token_frames import GenerationOffers
+from deployments.hardware.device_detector import Topology
+from deployments.transport.channel import Server
+
+VOCABULARY = 500
+BLOCKS = 32
+MODEL = StepTime(0.002, 0.0001, 0.0, 0.00002, 0.0, 4)
+CONFIG = {"ttft_s": 1.0, "tpot_s": 0.05}
+EMULATED = {"engine": "emulated", "emulated": {"beta_s": 0.002}}
+ARGS = {"model": {"id": "here"}, "accelerator": EMULATED, "cpu": EMULATED}
+HOST = "127.0.0.1"
+
+
+class Instruments:
+    """In place of `ray.serve.metrics`."""
+
+    def __getattr__(self, _):
+        return lambda *_: self
+
+
+class Card:
+    """Of `GenerationCard` what the Router reads."""
+
+    name, context = "emulated", 4096
+    end_tokens: tuple[int, ...] = ()
+
+
+class Replica:
+    """As `Generator` puts it together."""
+
+    def __init__(self, name, blocks=BLOCKS):
+        self.name = name
+        self.engine = EmulatedSteps(MODEL, blocks, VOCABULARY)
+        self.stepper = Stepper(StepSchedule(MODEL, StepPolicy(1.0, 0.05), blocks), self.compute)
+        self.server = Server(HOST, self.receive, self.stepper.gone, GenerationOffers.decode)
+        self.connections = []
+        self.problem = None
+        self.hung = False
+
+    def receive(self, connection, offers):
+        if connection not in self.connections:
+            self.connections.append(connection)
+        if not self.hung:
+            self.stepper.receive(connection, offers)
+
+    def compute(self, work, ended):
+        async def step():
+            problem, self.problem = self.problem, None
+            ended(problem or await asyncio.to_thread(work.run, self.engine))
+
+        self.task = asyncio.get_running_loop().create_task(step())
+
+    async def about(self):
+        port = await self.server.start()
+        return {"node": "n", "channel": {"host": HOST, "port": port, "secret": self.server.secret}}
+
+    def die(self):
+        self.server.close()
+        for connection in self.connections:
+            connection.hang_up()
+            self.stepper.gone(connection)
+
+    @property
+    def is_free(self):
+        state = self.stepper.state()
+        return (self.stepper.in_flight, state.free_blocks, state.rows) == (0, state.blocks, 0)
+
+
+@contextlib.asynccontextmanager
+async def service(monkeypatch, *pools, **config):
+    """A Router, and its pools' replicas: the first pool is the accelerator's."""
+    monkeypatch.setattr(GenerationPool, "connect", lambda _: None)
+    words = Tokenizer(WordLevel({f"w{number}": number for number in range(VOCABULARY)}, "w0"))
+    names = ("accelerator", "cpu")[: len(pools)]
+    topology = Topology(names, dict.fromkeys(names, 1), heterogeneous=True, reason="a test")
+    host = GenerationHost("router", "n", Instruments(), Card(), words)
+    router = GenerationRouter(GenerationSettings.parse(ARGS), topology, {name: (name, None) for name in names}, host)
+    await router.reconfigure({**CONFIG, **config})
+    for pool, replicas in zip(router.pools.values(), pools, strict=True):
+        pool.follow({replica.name: await replica.about() for replica in replicas}, None)
+    await until(lambda: all(pool.live for pool in router.pools.values()))
+    try:
+        yield router
+    finally:
+        for pool in router.pools.values():
+            pool.follow({}, None)
+            for replica in (one for some in pools for one in some):
+                replica.die()
+        await asyncio.sleep(0.01)  # connections end
+
+
+def asked(length=10, tokens=8, seed=0, **more):
+    ids = np.random.default_rng(seed).integers(0, VOCABULARY, length).astype(np.int32)
+    return Asked(**{"ids": ids, "most_tokens": tokens, "sampling": Sampling(0.0), **more})
+
+
+def expected(one):
+    ids = one.ids.tolist()
+    for _ in range(one.most_tokens):
+        ids.append(following(ids, VOCABULARY))
+    return ids[len(one.ids) :]
+
+
+async def read(pieces):
+    """(ids, text, finish) of each answer."""
+    found = {}
+    async for piece in pieces:
+        ids, text, _ = found.get(piece.answer, ([], "", None))
+        found[piece.answer] = ([*ids, *(one.id for one in piece.tokens)], text + piece.text, piece.finish)
+    return [found[answer] for answer in sorted(found)]
+
+
+def text_of(ids):
+    return " ".join(f"w{number}" for number in ids)
+
+
+async def until(holds):
+    async with asyncio.timeout(2):
+        while not holds():  # noqa: ASYNC110 - what it waits for has no event
+            await asyncio.sleep(0.005)
+
+
+async def freed(*replicas):
+    await until(lambda: all(replica.is_free for replica in replicas))
+
+
+def test_tokens_come_as_text_and_in_the_order_of_their_answers(monkeypatch):
+    async def main():
+        replica = Replica("a")
+        async with service(monkeypatch, [replica]) as router:
+            several = [asked(5 + 60 * seed, 5 + seed, seed) for seed in range(6)]
+            got = await asyncio.gather(*[read(await router.begin(one)) for one in several])
+            for one, [(ids, text, finish)] in zip(several, got, strict=True):
+                assert (ids, text, finish) == (expected(one), text_of(expected(one)), "length")
+            many = asked(40, 6, answers=3)
+            assert await read(await router.begin(many)) == [(expected(many), text_of(expected(many)), "length")] * 3
+            await freed(replica)
+            assert router.describe()["pools"]["accelerator"]["live_replicas"] == 1
+
+    asyncio.run(main())
+
+
+def test_a_stop_ends_an_answer_and_frees_its_place(monkeypatch):
+    async def main():
+        replica = Replica("a")
+        async with service(monkeypatch, [replica]) as router:
+            one = asked(tokens=400)
+            ids = expected(one)
+            stopped = asked(tokens=400, stops=(f"w{ids[5]}",))
+            [(got, text, finish)] = await read(await router.begin(stopped))
+            before = ids[: ids.index(ids[5])]
+            assert (got, text.strip(), finish) == ([*before, ids[5]], text_of(before), "stop")
+            await freed(replica)
+
+    asyncio.run(main())
+
+
+def test_an_end_token_is_counted_and_is_no_text(monkeypatch):
+    async def main():
+        replica = Replica("a")
+        one = asked(tokens=30)
+        ids = expected(one)
+        monkeypatch.setattr(Card, "end_tokens", (ids[3],))
+        async with service(monkeypatch, [replica]) as router:
+            until = ids.index(ids[3])
+            assert await read(await router.begin(one)) == [(ids[: until + 1], text_of(ids[:until]), "stop")]
+            ignored = asked(tokens=30, ignore_end=True)
+            assert await read(await router.begin(ignored)) == [(ids, text_of(ids), "length")]
+
+    asyncio.run(main())
+
+
+def test_who_goes_frees_the_place_even_before_the_first_piece(monkeypatch):
+    async def main():
+        replica = Replica("a")
+        async with service(monkeypatch, [replica]) as router:
+            for reads in range(3):
+                pieces = await router.begin(asked(tokens=2000))
+                for _ in range(reads):
+                    await anext(pieces)
+                assert replica.stepper.in_flight == 1
+                await pieces.aclose()
+                await freed(replica)
+
+    asyncio.run(main())
+
+
+def test_what_the_accelerator_has_no_room_for_goes_to_the_cpu_and_then_is_busy(monkeypatch):
+    async def main():
+        first, second = Replica("a", blocks=4), Replica("b", blocks=4)
+        async with service(monkeypatch, [first], [second]) as router:
+            begun = [await router.begin(asked(100, 400)) for _ in range(2)]
+            assert [one.stepper.in_flight for one in (first, second)] == [1, 1]
+            with pytest.raises(Busy) as refused:
+                await router.begin(asked(100, 400))
+            assert refused.value.retry_after_s > 0
+            assert router.describe()["refused"] == 1
+            for pieces in begun:
+                await pieces.aclose()
+            await freed(first, second)
+
+    asyncio.run(main())
+
+
+def test_what_no_replica_could_do_names_the_longest_prompt(monkeypatch):
+    async def main():
+        replica = Replica("a", blocks=2000)
+        async with service(monkeypatch, [replica], ttft_s=0.05) as router:
+            with pytest.raises(InvalidInput, match=r"the longest is \d+ tokens"):
+                await router.begin(asked(20_000, 2))
+            with pytest.raises(DeadlineExceeded, match=r"at most \d+ tokens"):
+                await router.begin(asked(20_000, 2, timeout_s=0.1))
+            assert len(await read(await router.begin(asked(20_000, 2, timeout_s=5.0)))) == 1
+            with pytest.raises(InvalidInput, match="fewer tokens or fewer answers"):
+                await router.begin(asked(10, 300_000))
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_dies_in_the_middle_ends_its_streams_with_one_error(monkeypatch):
+    async def main():
+        first, second = Replica("a"), Replica("b")
+        async with service(monkeypatch, [first], [second]) as router:
+            pieces = await router.begin(asked(tokens=2000))
+            await anext(pieces)
+            first.die()
+            with pytest.raises(ReplicaLost, match="lost replica a"):
+                await read(pieces)
+            await freed(first, second)
+            assert len(await read(await router.begin(asked()))) == 1
+            second.die()
+            await asyncio.sleep(0.05)
+            with pytest.raises(Unavailable):
+                await router.begin(asked())
+
+    asyncio.run(main())
+
+
+def test_it_is_offered_elsewhere_while_no_token_has_come(monkeypatch):
+    async def main():
+        first, second = Replica("a"), Replica("b")
+        async with service(monkeypatch, [first], [second]) as router:
+            one = asked(2000, 6)
+            pieces = await router.begin(one)
+            assert first.stepper.in_flight == 1
+            first.die()
+            assert await read(pieces) == [(expected(one), text_of(expected(one)), "length")]
+            await freed(second)
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_says_nothing_is_passed_over(monkeypatch):
+    async def main():
+        first, second = Replica("a"), Replica("b")
+        async with service(monkeypatch, [first], [second], ttft_s=3.0) as router:
+            first.hung = True
+            assert len(await read(await router.begin(asked()))) == 1
+            assert second.stepper.schedule.steps
+            assert not first.stepper.schedule.steps
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_fails_says_so_once(monkeypatch):
+    async def main():
+        replica = Replica("a")
+        async with service(monkeypatch, [replica]) as router:
+            pieces = await router.begin(asked(tokens=2000))
+            await anext(pieces)
+            replica.problem = RuntimeError("out of memory")
+            with pytest.raises(EngineFailed, match="out of memory"):
+                await read(pieces)
+            await freed(replica)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("config", "match"), [({"unread_tokens": 20}, "too slowly"), ({"request_timeout_s": 0.2}, "not ended")]
+)
+def test_who_reads_too_slowly_or_takes_too_long_is_broken_off(monkeypatch, config, match):
+    async def main():
+        replica = Replica("a")
+        async with service(monkeypatch, [replica], **config) as router:
+            pieces = await router.begin(asked(tokens=2000))
+            await anext(pieces)
+            if "unread_tokens" in config:
+                await freed(replica)
+            with pytest.raises(TimedOut, match=match):
+                await read(pieces)
+            await freed(replica)
+
+    asyncio.run(main())
