@@ -23,7 +23,7 @@ from deployments.settings import ApplicationSettings
 from serve_app.several_models import Args
 
 IMPORT_PATH = "serve_app.app:build"
-GENERATION = "serve_app.generation.app:build"
+GENERATION = "serve_app.generation.generation_app:build"
 
 
 class ApplicationArgs(Protocol):

@@ -11,6 +11,7 @@ from typing import Any
 
 from deployments.errors import SettingsError
 from deployments.generation.sampling import Sampling
+from deployments.generation.small_model import SMALL_MODEL, small_model_folder
 from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.model_folder import read_json
 from deployments.settings import ModelSettings
@@ -45,10 +46,13 @@ class GenerationCard:
 
 
 def read_generation_card(settings: ModelSettings) -> GenerationCard:
-    """Find the model's folder (fetching it if `id` is a hub name) and read what it says.
+    """Find the model's folder (fetching it if `id` is a hub name, making the small model if it is that one) and read
+    what it says.
 
     Raises SettingsError that names the setting of `args.model` which does not fit.
     """
+    if settings.id == SMALL_MODEL:
+        settings = settings.model_copy(update={"id": str(small_model_folder()), "name": settings.name or SMALL_MODEL})
     model = read_model_card(settings.model_copy(update=_AS_DECODER))
     folder = model.folder
     config, own = read_json(folder / "config.json"), read_json(folder / "generation_config.json")

@@ -1,0 +1,66 @@
+"""Composition root of generation: settings -> bound Serve application.
+
+args of the Serve config -> GenerationArgs -> what the cluster has -> a Plan -> Router(generators of each pool)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.serve import Application
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from deployments.generation.generation_router import GenerationRouter
+from deployments.generation.generation_settings import GenerationSettings
+from deployments.generation.generator import Generator
+from deployments.hardware.device_detector import Topology
+from deployments.serve_adapter.access_log_file import access_log_handler
+from serve_app.access_log import LineWriter
+from serve_app.api_keys import ApiKeys
+from serve_app.bound_pools import bind_pools, bindable_router
+from serve_app.cluster_plan import cpu_parts, plan_once_nodes_are_there
+from serve_app.generation.completions_api import ApiOptions, CompletionsApi
+from serve_app.generation.generation_args import GenerationArgs
+from serve_app.observer import Observer
+
+Generators = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # pool -> name and handle of its deployment
+
+
+class GenerationIngress:
+    """The Router with its routes: what answers HTTP."""
+
+    def __init__(self, settings: GenerationSettings, topology: Topology, generators: Generators) -> None:
+        self.api_keys = None if settings.api_keys is None else ApiKeys.read(settings.api_keys)
+        self.router = GenerationRouter(settings, topology, generators)
+        self._options = ApiOptions.of(settings)
+        self._observer = Observer(LineWriter(access_log_handler()))
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Called by Serve with the `user_config`: at the start, and in place whenever it changes."""
+        await self.router.reconfigure(user_config)
+
+    async def check_health(self) -> None:
+        """Called by Serve every second or so: the moment to see whether the API keys have changed."""
+        if self.api_keys is not None:
+            await asyncio.to_thread(self.api_keys.refresh)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return CompletionsApi(self.router, self._options, self.api_keys, self._observer)
+
+
+def build(args: dict[str, Any]) -> Application:
+    """Serve calls this with the config's `args`. Raises SettingsError that names the key."""
+    read = GenerationArgs(args)
+    nodes, plans = plan_once_nodes_are_there(read, ray.nodes, time)
+    parts = cpu_parts(read.models, plans)
+    ((name, settings),) = read.models.items()
+    generators = bind_pools(settings, plans[name], nodes, parts, read.deployments()[name], replica=Generator)
+    application: Application = bindable_router(GenerationIngress, nodes).bind(
+        settings, plans[name].topology, generators
+    )
+    return application
