@@ -6,13 +6,12 @@ import asyncio
 import base64
 import json
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
 from conftest import ROOT
 from loopback import only_loopback
+from npm import scripts
 from reference import MODEL, worst
 from texts import TEXTS
 from transformers import AutoTokenizer
@@ -77,24 +76,12 @@ def loopback_only():
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
     """(lines of JavaScript, port, expression) -> the expression's value after these lines."""
-    folder = tmp_path_factory.mktemp("npm")
-    if not (npm := shutil.which("npm")) or not shutil.which("node"):
-        pytest.skip("node and npm are not here: their clients are not tested")
-    (folder / "package.json").write_text(json.dumps({"type": "module", "dependencies": NPM}))
-    installed = subprocess.run(
-        [npm, "install", "--no-audit", "--no-fund"], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert installed.returncode == 0, installed.stderr
+    script = scripts(tmp_path_factory.mktemp("npm"), NPM)
 
     def run(lines, port, expression):
         assert lines.count("http://127.0.0.1:8000") == 1
         lines = lines.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
-        script = f"const texts = {json.dumps(TWO)};\n{lines}\nconsole.log(JSON.stringify({expression}));"
-        done = subprocess.run(
-            ["node", "--input-type=module", "-e", script], cwd=folder, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return script(f"const texts = {json.dumps(TWO)};\n{lines}", expression)
 
     return run
 

@@ -1,0 +1,230 @@
+"""Unmodified client libraries against the generation routes over real HTTP: docs/use.md's lines, errors, hang-ups."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import openai
+import pytest
+import uvicorn
+from conftest import ROOT
+from generating import ANSWER, Generating
+from loopback import only_loopback
+from npm import scripts
+
+from deployments.errors import Busy, EngineFailed, Unavailable
+from serve_app.api_keys import ApiKeys
+from serve_app.generation.completions_api import ApiOptions, CompletionsApi
+from serve_app.generation.completions_requests import CompletionRules
+from serve_app.generation.event_stream import StreamBounds
+
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # few of them close what they open
+
+SECTION = (ROOT / "docs" / "use.md").read_text().partition("\n## Generation\n")[2].partition("\n## ")[0]
+SHARED = re.search(r"^question = .*$", SECTION, re.MULTILINE)[0]
+EXAMPLES = dict(re.findall(r"^### (\S+) \(generation\)\n\n```python\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL))
+OF_NPM = re.search(r"^```js\n(.*?)^```", SECTION, re.MULTILINE | re.DOTALL)[1]
+LLAMA_INDEX = ("llama-index-llms-openai-like==0.8.1", "llama-index-llms-openai==0.8.3", "openai==2.8.1")
+ASK = {"model": "tiny", "messages": [{"role": "user", "content": "Where does the overflow go?"}]}
+CONTEXT = 200_000
+
+
+class Server:
+    """A Router that generates without a model, behind the real routes and real HTTP."""
+
+    def __init__(self, folder):
+        self.world = Generating(folder, context=CONTEXT)
+        rules = CompletionRules("tiny", 0, 4, (), default_tokens=100, most_answers=4)
+        bounds = StreamBounds(ping_s=0.2, slow_s=1.0)
+        self.api = CompletionsApi(self.world, ApiOptions(rules=rules, stream=bounds), ApiKeys(["none"]))
+        config = uvicorn.Config(self.api, host="127.0.0.1", port=0, log_level="error", timeout_keep_alive=1)
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+        self.until(lambda: self.server.started)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.base = f"http://127.0.0.1:{self.port}/v1"
+
+    @staticmethod
+    def until(holds, seconds=10):
+        end = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    def close(self):
+        self.server.should_exit = True
+        self.thread.join(10)
+        self.api.close()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    with only_loopback():
+        server = Server(tmp_path_factory.mktemp("generating") / "model")
+        yield server
+        server.close()
+
+
+@pytest.fixture
+def server(running):
+    world = running.world
+    world.pace_s, world.pauses, world.breaks, world.refuses, world.asked = 0.0, {}, None, None, []
+    world.tokens, world.live_pools = 0, {"cpu": True}
+    yield running
+    running.until(lambda: world.open == 0)
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=server.base, api_key="none", max_retries=0) as found:
+        yield found
+
+
+def example(client, port):
+    assert EXAMPLES[client].count("http://127.0.0.1:8000") == 1
+    return SHARED + "\n" + EXAMPLES[client].replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("client", ["openai", "langchain-openai", "litellm"])
+def test_documented_lines_give_the_answer(server, client):
+    names = {}
+    exec(example(client, server.port), names)
+    assert names["text"] == ANSWER
+
+
+def test_documented_lines_of_llama_index(server, tmp_path):
+    """It pins an older openai, so that it has a folder of its own."""
+    installs = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path), *LLAMA_INDEX]
+    done = subprocess.run(installs, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"pip cannot fetch it here: {done.stderr.strip().splitlines()[-1]}")
+    lines = example("llama-index-llms-openai-like", server.port) + "\nprint(text)"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", lines], capture_output=True, text=True, check=False, env=environment, timeout=120
+    )
+    assert done.stdout.strip() == ANSWER, done.stderr
+
+
+def test_openai_from_npm(server, tmp_path):
+    run = scripts(tmp_path, {"openai": "7.57.0"})
+    question = f"const question = {json.dumps(ASK['messages'])};\n"
+    lines = question + OF_NPM.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
+    assert run(lines, "text") == ANSWER
+    whole = lines + 'const all = await client.completions.create({ model: "tiny", prompt: "x", n: 2, stop: "CPU" });'
+    assert run(whole, "all.choices.map((one) => one.text)") == [f"{n}: The overflow goes to the " for n in (0, 1)]
+
+
+def test_openai_whole_answers(server, client):
+    done = client.chat.completions.create(**ASK, n=2, logprobs=True, top_logprobs=2, seed=3, stop=["the CPU"])
+    assert [one.message.content for one in done.choices] == [f"{n}: The overflow goes to " for n in (0, 1)]
+    assert {one.finish_reason for one in done.choices} == {"stop"}
+    assert done.usage.total_tokens == done.usage.prompt_tokens + done.usage.completion_tokens
+    assert len(done.choices[0].logprobs.content[0].top_logprobs) == 2
+    done = client.completions.create(model="tiny", prompt=["a", "b"], max_tokens=3, logprobs=1, extra_body={"top_k": 5})
+    assert [one.finish_reason for one in done.choices] == ["length", "length"]
+    assert len(done.choices[0].logprobs.tokens) == 3
+    assert server.world.asked[-1].sampling.top_k == 5
+    assert [one.id for one in client.models.list()] == ["tiny"]
+
+
+def test_openai_streams_usage_and_logprobs(server, client):
+    server.world.pauses = {5: 0.5}  # pings come between
+    chunks = list(
+        client.chat.completions.create(
+            **ASK, stream=True, n=2, logprobs=True, stream_options={"include_usage": True}, max_completion_tokens=30
+        )
+    )
+    assert chunks[-1].usage.completion_tokens == 60
+    texts = ["", ""]
+    for chunk in chunks[:-1]:
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.delta.content or ""
+    assert [text[:20] for text in texts] == ["0: The overflow goes", "1: The overflow goes"]
+    assert sum(len(chunk.choices[0].logprobs.content) for chunk in chunks[:-1] if chunk.choices[0].logprobs) == 60
+    texts = [one.choices[0].text for one in client.completions.create(model="tiny", prompt="x", stream=True)]
+    assert "".join(texts) == ANSWER
+
+
+def test_openai_is_told_each_error_as_its_own(server, client):
+    with pytest.raises(openai.BadRequestError, match="the model takes 200000") as found:
+        client.chat.completions.create(**ASK, max_tokens=CONTEXT)
+    assert found.value.code == "context_length_exceeded"
+    with pytest.raises(openai.BadRequestError, match="tools is not supported") as found:
+        client.chat.completions.create(**ASK, tools=[{"type": "function", "function": {"name": "f"}}])
+    assert found.value.param == "tools"
+    with pytest.raises(openai.NotFoundError, match="no model 'other'"):
+        client.chat.completions.create(**{**ASK, "model": "other"})
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="wrong").chat.completions.create(**ASK)
+    server.world.refuses = Busy("x", retry_after_s=0.1)
+    with pytest.raises(openai.RateLimitError):
+        client.chat.completions.create(**ASK, stream=True)
+    server.world.refuses = Unavailable("x")
+    with pytest.raises(openai.InternalServerError) as found:
+        client.chat.completions.create(**ASK)
+    assert found.value.status_code == 503
+
+
+def test_openai_waits_and_comes_again_where_it_is_busy(server, client):
+    server.world.refuses = Busy("x", retry_after_s=0.3)
+    threading.Timer(0.2, lambda: setattr(server.world, "refuses", None)).start()
+    started = time.monotonic()
+    done = client.with_options(max_retries=2).chat.completions.create(**ASK)
+    assert done.choices[0].message.content == ANSWER
+    assert 0.3 <= time.monotonic() - started < 3
+
+
+def test_a_stream_that_breaks_raises_in_the_client(server, client):
+    server.world.breaks = (5, EngineFailed("the step failed"))
+    got = []
+    with pytest.raises(openai.APIError, match="the step failed"):
+        got.extend(client.chat.completions.create(**ASK, stream=True))
+    assert len(got) > 1
+
+
+def test_a_hundred_clients_that_hang_up_free_their_places(server):
+    server.world.pace_s = 0.02
+
+    async def one(http, stream):
+        body = {**ASK, "stream": stream, "ignore_eos": True, "max_tokens": 1000}
+        headers = {"authorization": "Bearer none"}
+        with contextlib.suppress(httpx.TimeoutException):
+            async with http.stream("POST", f"{server.base}/chat/completions", json=body, headers=headers) as answer:
+                async for line in answer.aiter_lines():
+                    if "content" in line:
+                        return
+
+    async def all_of_them():
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(timeout=1.5, limits=limits) as http:
+            await asyncio.gather(*(one(http, number % 2 == 0) for number in range(100)))
+
+    asyncio.run(all_of_them())
+    server.until(lambda: server.world.open == 0, 5)
+    assert len(server.world.asked) == 100
+    before = server.world.tokens
+    time.sleep(0.2)
+    assert server.world.tokens == before
+
+
+def test_a_reader_that_takes_nothing_is_cut_off(server):
+    body = json.dumps({**ASK, "stream": True, "ignore_eos": True, "max_tokens": 100_000}).encode()
+    with socket.create_connection(("127.0.0.1", server.port)) as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        headers = f"host: x\r\nauthorization: Bearer none\r\ncontent-length: {len(body)}\r\n\r\n"
+        reader.sendall(b"POST /v1/chat/completions HTTP/1.1\r\n" + headers.encode() + body)
+        server.until(lambda: server.world.open == 1)
+        server.until(lambda: server.world.open == 0, 20)
+    assert server.world.tokens < 100_000
