@@ -23,7 +23,7 @@ Schema = dict[str, Any]
 _COMPONENT = "#/components/schemas/{model}"
 _BOUNDS = ("enum", "maximum", "maxItems")  # may have the name of a value that only the server knows
 
-_MEANINGS = {
+MEANINGS = {
     400: "The request must change; the sentence says how.",
     401: "No API key, or none of this service's.",
     403: "A trial without the secret of a calibration that runs.",
@@ -74,77 +74,79 @@ _ABOUT_SEVERAL = (
 _NAMED: dict[str, Any] = {"enum": "models", "description": "Null: the first model that has the route."}
 
 
-def _object(optional: Mapping[str, Schema] | None = None, **required: Schema) -> Schema:
+def object_of(optional: Mapping[str, Schema] | None = None, **required: Schema) -> Schema:
     return {"type": "object", "properties": {**required, **(optional or {})}, "required": list(required)}
 
 
-def _list(item: Schema, description: str | None = None) -> Schema:
+def list_of(item: Schema, description: str | None = None) -> Schema:
     return {"type": "array", "items": item, **({"description": description} if description else {})}
 
 
-_STRING: Schema = {"type": "string"}
-_WHOLE: Schema = {"type": "integer"}
-_NUMBER: Schema = {"type": "number"}
-_NUMBERS = _list(_NUMBER)
+STRING: Schema = {"type": "string"}
+WHOLE: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+_NUMBERS = list_of(NUMBER)
 _ERROR_TYPE: Schema = {"enum": ["invalid_request_error", "rate_limit_error", "server_error"]}
-_OPENAI_ERROR = _object(
-    error=_object(message=_STRING, type=_ERROR_TYPE, param={"type": ["string", "null"]}, code=_STRING)
+_OPENAI_ERROR = object_of(
+    error=object_of(message=STRING, type=_ERROR_TYPE, param={"type": ["string", "null"]}, code=STRING)
 )
-_ERRORS = {
+ERRORS = {
     "openai": _OPENAI_ERROR,
-    "cohere": _object(message=_STRING),
-    "ollama": _object(error=_STRING),
-    "tei": _object(error=_STRING, error_type=_STRING),
+    "cohere": object_of(message=STRING),
+    "ollama": object_of(error=STRING),
+    "tei": object_of(error=STRING, error_type=STRING),
 }
-_MODEL = _object(id=_STRING, object={"const": "model"}, created=_WHOLE, owned_by=_STRING)
-_HEALTH = _object({"missing": _list(_STRING), "models": {"type": "object"}}, status={"enum": ["ok", "degraded"]})
-_MODELS = _object(object={"const": "list"}, data=_list(_MODEL))
-_USAGE = _object(prompt_tokens=_WHOLE, total_tokens=_WHOLE)
+MODEL = object_of(id=STRING, object={"const": "model"}, created=WHOLE, owned_by=STRING)
+HEALTH = object_of({"missing": list_of(STRING), "models": {"type": "object"}}, status={"enum": ["ok", "degraded"]})
+MODELS = object_of(object={"const": "list"}, data=list_of(MODEL))
+_USAGE = object_of(prompt_tokens=WHOLE, total_tokens=WHOLE)
 _VECTOR = {"anyOf": [_NUMBERS, {"type": "string", "format": "byte"}]}
-_VECTORS = _list(_NUMBERS)
-_TYPED = _object({**dict.fromkeys(("float", "int8", "uint8", "binary", "ubinary"), _VECTORS), "base64": _list(_STRING)})
-_COHERE_EMBEDDINGS = _object(
-    id=_STRING,
-    response_type=_STRING,
+_VECTORS = list_of(_NUMBERS)
+_TYPED = object_of(
+    {**dict.fromkeys(("float", "int8", "uint8", "binary", "ubinary"), _VECTORS), "base64": list_of(STRING)}
+)
+_COHERE_EMBEDDINGS = object_of(
+    id=STRING,
+    response_type=STRING,
     embeddings={"anyOf": [_TYPED, _VECTORS]},
-    texts=_list(_STRING),
+    texts=list_of(STRING),
     meta={"type": "object"},
 )
-_OLLAMA_EMBEDDINGS = _object(
-    model=_STRING, embeddings=_VECTORS, total_duration=_WHOLE, load_duration=_WHOLE, prompt_eval_count=_WHOLE
+_OLLAMA_EMBEDDINGS = object_of(
+    model=STRING, embeddings=_VECTORS, total_duration=WHOLE, load_duration=WHOLE, prompt_eval_count=WHOLE
 )
-_TOKEN_VECTORS = _list(_list(_NUMBERS))
-_EMBEDDING = _object(object={"const": "embedding"}, index=_WHOLE, embedding=_VECTOR)
-_EMBEDDINGS = _object(object={"const": "list"}, data=_list(_EMBEDDING), model=_STRING, usage=_USAGE)
-_POOLED = _object(index=_WHOLE, object={"const": "pooling"}, data=_list(_NUMBERS))
-_POOLING = _object(
-    id=_STRING, object={"const": "list"}, created=_WHOLE, model=_STRING, data=_list(_POOLED), usage=_USAGE
+_TOKEN_VECTORS = list_of(list_of(_NUMBERS))
+_EMBEDDING = object_of(object={"const": "embedding"}, index=WHOLE, embedding=_VECTOR)
+_EMBEDDINGS = object_of(object={"const": "list"}, data=list_of(_EMBEDDING), model=STRING, usage=_USAGE)
+_POOLED = object_of(index=WHOLE, object={"const": "pooling"}, data=list_of(_NUMBERS))
+_POOLING = object_of(
+    id=STRING, object={"const": "list"}, created=WHOLE, model=STRING, data=list_of(_POOLED), usage=_USAGE
 )
-_MULTI_VECTORS = _object(
+_MULTI_VECTORS = object_of(
     object={"const": "list"},
-    data=_list(_object(object={"const": "embeddings"}, index=_WHOLE, embeddings=_list(_NUMBERS))),
-    model=_STRING,
+    data=list_of(object_of(object={"const": "embeddings"}, index=WHOLE, embeddings=list_of(_NUMBERS))),
+    model=STRING,
     usage=_USAGE,
 )
-_SEVERAL = _object(
+_SEVERAL = object_of(
     {
-        "dense_vecs": _list(_NUMBERS),
-        "lexical_weights": _list({"type": "object", "additionalProperties": _NUMBER}, "By token id."),
+        "dense_vecs": list_of(_NUMBERS),
+        "lexical_weights": list_of({"type": "object", "additionalProperties": NUMBER}, "By token id."),
         "colbert_vecs": _TOKEN_VECTORS,
     }
 )
-_RANKS = _list(_object({"text": _STRING}, index=_WHOLE, score=_NUMBER), "The best first.")
-_RESULT = _object({"document": _object(text=_STRING)}, index=_WHOLE, relevance_score=_NUMBER)
-_RESULTS = _object(
-    id=_STRING, model=_STRING, results=_list(_RESULT, "The best first."), meta={"type": "object"}, usage=_USAGE
+_RANKS = list_of(object_of({"text": STRING}, index=WHOLE, score=NUMBER), "The best first.")
+_RESULT = object_of({"document": object_of(text=STRING)}, index=WHOLE, relevance_score=NUMBER)
+_RESULTS = object_of(
+    id=STRING, model=STRING, results=list_of(_RESULT, "The best first."), meta={"type": "object"}, usage=_USAGE
 )
-_ONE_PREDICTION = _list(_object(score=_NUMBER, label={"enum": "labels"}), "The likeliest first.")
-_PREDICTIONS: Schema = {"anyOf": [_ONE_PREDICTION, _list(_ONE_PREDICTION)]}
-_WEIGHTS = _list(_object(index=_WHOLE, value=_NUMBER))
-_TOKENS = _list(
-    _object(
-        id=_WHOLE,
-        text=_STRING,
+_ONE_PREDICTION = list_of(object_of(score=NUMBER, label={"enum": "labels"}), "The likeliest first.")
+_PREDICTIONS: Schema = {"anyOf": [_ONE_PREDICTION, list_of(_ONE_PREDICTION)]}
+_WEIGHTS = list_of(object_of(index=WHOLE, value=NUMBER))
+TOKENS = list_of(
+    object_of(
+        id=WHOLE,
+        text=STRING,
         special={"type": "boolean"},
         start={"type": ["integer", "null"], "description": "In bytes of the text as UTF-8, its prompt included."},
         stop={"type": ["integer", "null"]},
@@ -173,7 +175,7 @@ _ROUTES: Mapping[str, _Route] = {
     ),
     "/api/embed": _Route("ollama_embed", "Embed texts (Ollama)", _OLLAMA_EMBEDDINGS, requests.OllamaEmbedRequest),
     "/api/embeddings": _Route(
-        "ollama_embeddings", "Embed a text (Ollama)", _object(embedding=_NUMBERS), requests.OllamaPromptRequest
+        "ollama_embeddings", "Embed a text (Ollama)", object_of(embedding=_NUMBERS), requests.OllamaPromptRequest
     ),
     "/": _Route("root", "Embed texts, or compare them", {"anyOf": [_VECTORS, _NUMBERS]}, requests.RootRequest),
     "/embed": _Route("embed", "Embed texts", _VECTORS, requests.EmbedRequest),
@@ -189,18 +191,18 @@ _ROUTES: Mapping[str, _Route] = {
         "cohere_rerank_2", "Score texts by a query (Cohere, version 2)", _RESULTS, requests.CohereRerankRequest
     ),
     "/predict": _Route("predict", "Classify texts", _PREDICTIONS, requests.PredictRequest),
-    "/embed_sparse": _Route("embed_sparse", "Texts -> weights of words", _list(_WEIGHTS), requests.EncodeRequest),
+    "/embed_sparse": _Route("embed_sparse", "Texts -> weights of words", list_of(_WEIGHTS), requests.EncodeRequest),
     "/v1/multi-vector": _Route(
         "multi_vector", "A unit vector of each token (Jina)", _MULTI_VECTORS, requests.MultiVectorRequest
     ),
     "/pooling": _Route("pooling", "A unit vector of each token (vLLM)", _POOLING, requests.PoolingRequest),
     SEVERAL: _Route("encode", "Dense, sparse and multi-vector answers from one run", _SEVERAL, requests.SeveralRequest),
-    "/tokenize": _Route("tokenize", "Texts -> tokens", _list(_TOKENS), requests.TokenizeRequest),
-    "/decode": _Route("decode", "Token ids -> texts", _list(_STRING), requests.DecodeRequest),
-    "/v1/models": _Route("models", "The model that is served", _MODELS),
-    "/v1/models/{id}": _Route("model", "The model, if it has this name", _MODEL),
+    "/tokenize": _Route("tokenize", "Texts -> tokens", list_of(TOKENS), requests.TokenizeRequest),
+    "/decode": _Route("decode", "Token ids -> texts", list_of(STRING), requests.DecodeRequest),
+    "/v1/models": _Route("models", "The model that is served", MODELS),
+    "/v1/models/{id}": _Route("model", "The model, if it has this name", MODEL),
     "/info": _Route("info", "Model, limits, pools, depths, counters", {"type": "object"}),
-    "/health": _Route("health", "200 while a pool can answer; degraded while another cannot", _HEALTH),
+    "/health": _Route("health", "200 while a pool can answer; degraded while another cannot", HEALTH),
     "/ping": _Route("ping", "200 while the Router lives", None),
 }
 
@@ -212,7 +214,7 @@ def document(served: Sequence[tuple[Rules, ModelCard]], version: str, *, api_key
     others = ALL_ROUTES.difference(*(routes_of(card.kinds) for _, card in served))
     routes = {path: route for path, route in _ROUTES.items() if path not in others}
     routes["/"] = replace(_ROUTES[ROOT[served[0][1].kind]], name="root")
-    schemas = _request_schemas([route.takes for route in routes.values() if route.takes])
+    schemas = request_schemas([route.takes for route in routes.values() if route.takes])
     found: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {
@@ -232,7 +234,7 @@ def document(served: Sequence[tuple[Rules, ModelCard]], version: str, *, api_key
             if route.takes:  # each may name the model, also where TEI's own has no such field
                 schemas[route.takes.__name__]["properties"].setdefault("model", _NAMED)
     values = _values(served)
-    return {key: _filled(part, values) for key, part in found.items()}
+    return {key: filled(part, values) for key, part in found.items()}
 
 
 def _values(served: Sequence[tuple[Rules, ModelCard]]) -> dict[str, Any]:
@@ -251,30 +253,35 @@ def _values(served: Sequence[tuple[Rules, ModelCard]]) -> dict[str, Any]:
 
 def _operations(path: str, route: _Route, *, api_keys: bool) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": route.name, "summary": route.summary, "tags": ["about"]}
-    good: dict[str, Any] = {"description": "The answer.", **_json(route.answers)}
+    good: dict[str, Any] = {"description": "The answer.", **json_content(route.answers)}
     statuses, shape = _STATUSES.get(path, ()), error_shape(path)
     if route.takes:
-        operation["requestBody"] = {"required": True, **_json({"$ref": _COMPONENT.format(model=route.takes.__name__)})}
+        operation["requestBody"] = {"required": True, **json_content(reference(route.takes))}
         operation["tags"] = ["tokenizer" if path in _STATUSES else "embed"]
         operation["summary"] += " (text-embeddings-inference)" if shape == "tei" else ""
     if operation["tags"] == ["embed"]:
         operation["parameters"], good["headers"] = _PARAMETERS, _HEADERS
         statuses = _TEI if shape == "tei" else _OPENAI
     if "{id}" in path:
-        operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": _STRING}]
+        operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": STRING}]
     if route.answers is None:
         good = {"description": "It is so; the body is empty."}
     if path in PROBES:
         operation["security"] = []
     elif api_keys:
         statuses = (401, *statuses)
-    error = _json(_ERRORS[shape])
-    bad = {str(status): {"description": _MEANINGS[status], **error} for status in statuses}
+    error = json_content(ERRORS[shape])
+    bad = {str(status): {"description": MEANINGS[status], **error} for status in statuses}
     return {"post" if route.takes else "get": {**operation, "responses": {"200": good, **bad}}}
 
 
-def _json(schema: Schema | None) -> dict[str, Any]:
+def json_content(schema: Schema | None) -> dict[str, Any]:
     return {"content": {"application/json": {"schema": schema}}}
+
+
+def reference(kind: type[BaseModel]) -> Schema:
+    """To a type that `request_schemas` describes."""
+    return {"$ref": _COMPONENT.format(model=kind.__name__)}
 
 
 class _RequestSchema(GenerateJsonSchema):
@@ -286,7 +293,8 @@ class _RequestSchema(GenerateJsonSchema):
         return found if default is None else {**found, "default": default}
 
 
-def _request_schemas(types: Sequence[type[BaseModel]]) -> dict[str, Any]:
+def request_schemas(types: Sequence[type[BaseModel]]) -> dict[str, Any]:
+    """By their names, those of fields within fields too."""
     _, found = models_json_schema(
         [(kind, "validation") for kind in types], ref_template=_COMPONENT, schema_generator=_RequestSchema
     )
@@ -294,12 +302,12 @@ def _request_schemas(types: Sequence[type[BaseModel]]) -> dict[str, Any]:
     return schemas
 
 
-def _filled(schema: Any, values: Mapping[str, Any]) -> Any:
+def filled(schema: Any, values: Mapping[str, Any]) -> Any:
     """A schema with this server's own values in the place of their names; None: there is no such bound."""
     if isinstance(schema, list):
-        return [_filled(item, values) for item in schema]
+        return [filled(item, values) for item in schema]
     if not isinstance(schema, dict):
         return schema
     named = {key: values[name] for key, name in schema.items() if key in _BOUNDS and isinstance(name, str)}
-    filled = {key: _filled(item, values) for key, item in schema.items()} | named
-    return {key: item for key, item in filled.items() if item is not None or key not in _BOUNDS}
+    all_of_them = {key: filled(item, values) for key, item in schema.items()} | named
+    return {key: item for key, item in all_of_them.items() if item is not None or key not in _BOUNDS}

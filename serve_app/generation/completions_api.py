@@ -16,9 +16,10 @@ from deployments.generation.prompts import Prompts
 from deployments.models.tokenizer import Tokenizer
 from serve_app.answers import VERSION
 from serve_app.api_keys import ApiKeys
-from serve_app.asgi import Answer, Asgi, Handler, Request, dumps, json_answer
+from serve_app.asgi import Answer, Asgi, Handler, Request, docs_page, dumps, json_answer
 from serve_app.fields import Fields
 from serve_app.generation.completion_answers import ChatReply, Reply, TextReply, TokenNames
+from serve_app.generation.completions_document import generation_document
 from serve_app.generation.completions_requests import (
     ChatRequest,
     CompletionOptions,
@@ -81,6 +82,9 @@ class CompletionsApi(Asgi):
         self._names = TokenNames(router.tokenizer)
         self._tokenizer = Tokenizer(router.card.model, router.tokenizer)
         self._prompts = Prompts(router.card, router.tokenizer, parse_special_tokens=options.parse_special_tokens)
+        self._document = generation_document(
+            self._rules, router.card.model.vocab_size, VERSION, api_keys=api_keys is not None
+        )
         self._routes: dict[tuple[str, str], Handler] = {
             ("POST", "/v1/completions"): self.completions,
             ("POST", "/v1/chat/completions"): self.chat,
@@ -90,6 +94,8 @@ class CompletionsApi(Asgi):
             ("GET", "/info"): self.info,
             ("GET", "/health"): self.health,
             ("GET", "/ping"): self.ping,
+            ("GET", "/docs"): self.docs,
+            ("GET", "/openapi.json"): self.openapi,
         }
 
     def close(self) -> None:
@@ -140,7 +146,7 @@ class CompletionsApi(Asgi):
                 most_tokens=self._most_tokens(asked.most_tokens, len(ids), param),
                 sampling=asked.sampling(self._router.card.defaults),
                 answers=asked.n,
-                stops=tuple(asked.stop),
+                stops=asked.stops,
                 logprobs=asked.alternatives,
                 ignore_end=asked.ignore_eos,
                 timeout_s=headers.get("timeout_s"),
@@ -227,6 +233,12 @@ class CompletionsApi(Asgi):
 
     async def ping(self, _: Request) -> Answer:
         return [], b""
+
+    async def docs(self, _: Request) -> Answer:
+        return docs_page()
+
+    async def openapi(self, request: Request) -> Answer:
+        return json_answer({**self._document, "servers": [{"url": request.root or "/"}]})
 
 
 async def _events(generations: Generations, reply: Reply) -> AsyncGenerator[bytes, None]:

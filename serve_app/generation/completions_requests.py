@@ -106,11 +106,11 @@ class CompletionOptions(Fields):
     """Only the so many likeliest; 0 and -1: all. Null: as the model's files say, else all."""
     seed: Annotated[int, Field(ge=-_SEED, lt=_SEED), Is("a whole number of 64 bits")] | None = None
     """The same gives the same answer."""
-    n: Annotated[int, BeforeValidator(_answers), Field(ge=1, json_schema_extra={"maximum": "most_answers"})] = 1
+    n: Annotated[int, Field(ge=1, json_schema_extra={"maximum": "most_answers"}), BeforeValidator(_answers)] = 1
     """How many answers."""
     best_of: int | None = None
     """Only as many as `n`."""
-    stop: Annotated[list[str], BeforeValidator(_stops)] = Field(default_factory=list)
+    stop: Annotated[str | list[str], BeforeValidator(_stops)] = ""
     """A string, or several, before which an answer ends."""
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -134,6 +134,11 @@ class CompletionOptions(Fields):
     def most_tokens(self) -> int | None:
         """That each answer may have; None: the request does not say."""
         return self.max_tokens
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """None of them is empty."""
+        return tuple(self.stop)
 
     @property
     def alternatives(self) -> int | None:

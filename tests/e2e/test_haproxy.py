@@ -6,7 +6,9 @@ import http.client
 import json
 import os
 import socket
+import socketserver
 import subprocess
+import threading
 
 import pytest
 from conftest import ROOT
@@ -62,3 +64,48 @@ def test_it_has_the_shape_of_the_routes_own_errors(port, route, prefix):
     status, _, content = error_answer(Unavailable(message), route)
     assert (answer.status, found) == (status, json.loads(content))
     assert (answer.headers["retry-after"], answer.headers["content-type"]) == ("1", "application/json")
+
+
+DYING = """
+defaults
+    mode http
+    retries 3
+    retry-on conn-failure empty-response
+    timeout connect 1s
+    timeout client 30s
+    timeout server 30s
+frontend http_frontend
+    bind fd@{listener}
+    default_backend routers
+backend routers
+    server dying 127.0.0.1:{port}
+"""
+
+
+@pytest.mark.parametrize(
+    ("route", "times"), [("/v1/embeddings", 4), ("/v1/completions", 1), ("/windve/v1/chat/completions", 1)]
+)
+def test_a_generation_is_not_sent_again_where_its_router_died(tmp_path, route, times):
+    asked = []
+
+    class Dying(socketserver.BaseRequestHandler):
+        def handle(self):
+            asked.append(self.request.recv(65536))
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, socketserver.TCPServer(("127.0.0.1", 0), Dying) as router:
+        threading.Thread(target=router.serve_forever).start()
+        config = DYING.format(listener=listener.fileno(), port=router.server_address[1])
+        (tmp_path / "haproxy.cfg").write_text(config)
+        haproxy = subprocess.Popen(
+            ["sh", ROOT / "serve_app" / "haproxy.sh", "-db", "-f", tmp_path / "haproxy.cfg"],
+            pass_fds=[listener.fileno()],
+            env={**os.environ, "WINDVE_HAPROXY": get_haproxy_binary()},
+        )
+        connection = http.client.HTTPConnection(*listener.getsockname(), timeout=30)
+        connection.request("POST", route, "{}")
+        assert connection.getresponse().status in {502, 503}
+        connection.close()
+        haproxy.terminate()
+        haproxy.wait(10)
+        router.shutdown()
+    assert len(asked) == times

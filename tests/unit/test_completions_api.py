@@ -7,6 +7,7 @@ import json
 import re
 import types
 
+import jsonschema
 import pytest
 from generating import ANSWER, Generating
 
@@ -391,7 +392,7 @@ def test_the_settings_are_the_options():
     assert ApiOptions.of(settings) == ApiOptions(
         rules=CompletionRules("x", 0, 2, ("y",), True, default_tokens=7, most_answers=3),
         stream=StreamBounds(5, 4),
-        max_body_bytes=4 * 2**20,
+        max_body_bytes=settings.limits.max_body_bytes,
         parse_special_tokens=True,
     )
 
@@ -519,3 +520,28 @@ def test_models_info_health_and_tokens(api, world):
     assert json.loads(post(api, "/decode", {"ids": ids}).body) == ["a fish"]
     assert (call(api, "GET", CHAT).status, call(api, "GET", "/v1/embeddings").status) == (405, 404)
     assert call(api, "HEAD", "/ping").status == 200
+
+
+def test_the_document_describes_what_is_sent_and_answered(api):
+    document = json.loads(call(api, "GET", "/openapi.json").body)
+    whole = [
+        (CHAT, {**ASK, "n": 2, "stop": "x", "logprobs": True, "top_logprobs": 1}),
+        (TEXT, {**PROMPT, "stop": ["x"], "logprobs": 1, "seed": None}),
+        ("/tokenize", {"inputs": ["a", "b"]}),
+        ("/decode", {"ids": [5, 6]}),
+    ]
+    for path, body in whole:
+        about = document["paths"][path]["post"]
+        schema = about["requestBody"]["content"]["application/json"]["schema"]
+        jsonschema.validate(body, {**schema, "components": document["components"]})
+        answer = about["responses"]["200"]["content"]["application/json"]["schema"]
+        jsonschema.validate(json.loads(post(api, path, body).body), answer)
+        error = about["responses"]["400"]["content"]["application/json"]["schema"]
+        jsonschema.validate(json.loads(post(api, path, {"model": 5}).body), error)
+    for path in ("/v1/models", "/info", "/health"):
+        schema = document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        jsonschema.validate(json.loads(call(api, "GET", path).body), schema)
+    chat = document["components"]["schemas"]["ChatRequest"]["properties"]
+    with pytest.raises(jsonschema.ValidationError, match="5 is greater than the maximum of 4"):
+        jsonschema.validate(5, chat["n"])
+    assert b"openapi.json" in call(api, "GET", "/docs").body.encode()

@@ -93,6 +93,7 @@ PURE = [
     "serve_app.access_log",
     "serve_app.api_keys",
     "serve_app.generation.completion_answers",
+    "serve_app.generation.completions_document",
     "serve_app.generation.completions_requests",
     "serve_app.generation.event_stream",
     "serve_app.generation.generation_args",
