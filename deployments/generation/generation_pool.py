@@ -125,7 +125,7 @@ class GenerationLink:
 
     def _on_report(self, report: TokenReport) -> None:
         first = self.view.state is None
-        self.view.hear(asyncio.get_running_loop().time(), report.state, report.seen)
+        self.view.hear(asyncio.get_running_loop().time(), report.state, report.seen, report.routers)
         if first:
             self._wait_s = 0.0
             self._pool.changed()

@@ -54,7 +54,8 @@ class EmulatedTimes(StepTimeSettings):
 class _Generates(PoolPlace):
     """What both pools of an application that generates have."""
 
-    # Of the cache, each of 128 tokens; auto: as many as half of the free memory holds; emulated: 1024.
+    # Of the cache, each of 128 tokens; auto: as many as the memory holds that the weights leave, half of a machine's
+    # and 16 GiB at most, 85 % of an accelerator's; emulated: 1024.
     blocks: Auto | PositiveInt = "auto"
     step_tokens: PositiveInt = 2048  # most in one step: bounds memory, and how long others wait for a long prompt
     emulated: EmulatedTimes | None = None
@@ -81,6 +82,7 @@ class GeneratingCpu(CpuPlace, _Generates):
 class GenerationLimits(BodyLimits):
     """Bounds on one request, checked before any expensive work."""
 
+    max_body_bytes: PositiveInt = 4 * 2**20
     default_tokens: PositiveInt = 256  # of an answer, where the request does not say; never the whole context
     most_answers: PositiveInt = 8  # `n` of one request
     most_prompts: PositiveInt = 16  # of one request; they are admitted together or not at all

@@ -24,14 +24,15 @@ class StepView:
     rank: tuple[bool, int]
     state: StepState | None = None
     heard_at: float = 0.0
+    routers: int = 1  # that are connected to it, this one among them
     _unseen: deque[tuple[int, int]] = field(
         default_factory=deque
     )  # (frame, prompt tokens) that its state does not count
     _asked_at: float = -math.inf
 
-    def hear(self, now: float, state: StepState, seen: int) -> None:
+    def hear(self, now: float, state: StepState, seen: int, routers: int = 1) -> None:
         """A report came, made after `seen` frames of this Router."""
-        self.state, self.heard_at = state, now
+        self.state, self.heard_at, self.routers = state, now, routers
         while self._unseen and self._unseen[0][0] <= seen:
             self._unseen.popleft()
 

@@ -366,7 +366,8 @@ class Stepper:
             if session.asks or session.reported_opens_at > opens_at + _SOONER_S:
                 session.outbox = session.outbox or TokenReport()
             if (report := session.outbox) is not None:
-                report.state, report.seen, session.outbox, session.asks = state, session.seen, None, False
+                report.state, report.seen, report.routers = state, session.seen, len(self._sessions)
+                session.outbox, session.asks = None, False
                 session.reported_opens_at = opens_at
                 session.connection.send(report)
                 if session.connection.unsent > _MOST_UNSENT:

@@ -128,7 +128,7 @@ class RefusedOffer(NamedTuple):
 @dataclass(slots=True)
 class TokenReport:
     """One frame of a replica to one Router. `seen`: how many frames of this Router the replica has read. `failed`:
-    (offer, the sentence for the client).
+    (offer, the sentence for the client). `routers`: that are connected.
     """
 
     state: StepState = _SILENT
@@ -137,6 +137,7 @@ class TokenReport:
     admitted: list[int] = field(default_factory=list)
     failed: list[tuple[int, str]] = field(default_factory=list)
     tokens: list[NewToken] = field(default_factory=list)
+    routers: int = 1
 
     def encode(self) -> list[list[bytes]]:
         """As the buffers of frames, which are one: a step has few tokens."""
@@ -148,14 +149,14 @@ class TokenReport:
                 others = [(token, max(logprob, _LEAST_LOGPROB)) for token, logprob in picked.alternatives]
                 logprobs.append((index, max(picked.logprob, _LEAST_LOGPROB), others))
         refused = [tuple(one) for one in self.refused]
-        head = [list(self.state), self.seen, refused, self.admitted, self.failed, logprobs]
+        head = [list(self.state), self.seen, self.routers, refused, self.admitted, self.failed, logprobs]
         return [frame_of(head, [columns.tobytes()])]
 
     @classmethod
     def decode(cls, frame: bytes) -> TokenReport:
         """Raises ValueError, TypeError, LookupError or struct.error where it is not what it says."""
         head, start = head_of(frame)
-        state, seen, refused, admitted, failed, logprobs = head
+        state, seen, routers, refused, admitted, failed, logprobs = head
         if state[0] is None:  # JSON has no infinity: it is closed
             state[0] = math.inf
         columns = np.frombuffer(frame, np.int32, offset=start).reshape(-1, _COLUMNS)
@@ -164,7 +165,7 @@ class TokenReport:
             NewToken(number, answer, Picked(token, *known.get(index, ())), _FINISHES[finish])
             for index, (number, answer, token, finish) in enumerate(columns.tolist())
         ]
-        return cls(StepState(*state), seen, [RefusedOffer(*one) for one in refused], admitted, failed, tokens)
+        return cls(StepState(*state), seen, [RefusedOffer(*one) for one in refused], admitted, failed, tokens, routers)
 
 
 def _pairs(others: Sequence[Sequence[Any]]) -> tuple[tuple[int, float], ...]:

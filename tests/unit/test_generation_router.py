@@ -10,7 +10,16 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from deployments.errors import Busy, DeadlineExceeded, EngineFailed, InvalidInput, ReplicaLost, TimedOut, Unavailable
+from deployments.errors import (
+    Busy,
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidInput,
+    OverQuota,
+    ReplicaLost,
+    TimedOut,
+    Unavailable,
+)
 from deployments.generation.asked import Asked
 from deployments.generation.emulated_steps import EmulatedSteps, following
 from deployments.generation.generation_pool import GenerationPool
@@ -22,6 +31,8 @@ from deployments.generation.step_time import StepTime
 from deployments.generation.stepper import Stepper
 from deployments.generation.token_frames import GenerationOffers
 from deployments.hardware.device_detector import Topology
+from deployments.queueing.quota import Client, Quota
+from deployments.queueing.shares import Tenant
 from deployments.transport.channel import Server
 
 VOCABULARY = 500
@@ -268,6 +279,24 @@ def test_it_is_offered_elsewhere_while_no_token_has_come(monkeypatch):
             first.die()
             assert await read(pieces) == [(expected(one), text_of(expected(one)), "length")]
             await freed(second)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("unit", ["tokens", "device_seconds"])
+def test_who_has_used_up_its_quota_waits(monkeypatch, unit):
+    async def main():
+        replica = Replica("a")
+        per_s = 1.0 if unit == "tokens" else 0.0001
+        client = Client(Tenant("greedy"), Quota(per_s, unit))
+        async with service(monkeypatch, [replica]) as router:
+            assert len(await read(await router.begin(asked(20, 10, client=client)))) == 1
+            assert client.quota._left < 0
+            if unit == "tokens":
+                assert client.quota._left == pytest.approx(5 - 20 - 10)
+            with pytest.raises(OverQuota, match="come back in"):
+                await router.begin(asked(20, 10, client=client))
+            assert len(await read(await router.begin(asked(20, 10)))) == 1
 
     asyncio.run(main())
 

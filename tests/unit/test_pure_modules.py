@@ -22,6 +22,7 @@ PURE = [
     "deployments.generation.generation_card",
     "deployments.generation.generation_metrics",
     "deployments.generation.generation_pool",
+    "deployments.generation.generation_quota",
     "deployments.generation.generation_router",
     "deployments.generation.generation_settings",
     "deployments.generation.generator",

@@ -1,0 +1,53 @@
+"""What a generation takes of its client's quota: its prompt when it is admitted, then each token as it comes. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deployments.errors import OverQuota
+from deployments.generation.step_schedule import StepState
+from deployments.generation.step_time import StepLoad, StepTime
+from deployments.queueing.quota import Quota
+
+
+@dataclass(slots=True, eq=False)
+class Charged:
+    """One generation with a prompt of so many tokens. Device seconds are estimated by the replica's model of a step: of
+    what each step takes anyway an answer pays its part.
+    """
+
+    quota: Quota
+    prompt_tokens: int
+    tokens: int = 0  # that came
+
+    def check(self, now: float, routers: int) -> None:
+        """Raises OverQuota."""
+        wait_s = self.quota.wait_s(now, routers)
+        if wait_s > 0:
+            unit = self.quota.unit.replace("_", " ")
+            raise OverQuota(
+                f"the quota of this API key ({unit}) is used up; come back in {wait_s:.2f} s", retry_after_s=wait_s
+            )
+
+    def admitted(self, state: StepState) -> None:
+        """By a replica in that state."""
+        load = StepLoad().with_chunk(0, self.prompt_tokens)
+        self._spend(self.prompt_tokens, _model(state), load, state)
+
+    def came(self, state: StepState) -> None:
+        """One token more."""
+        model, rows = _model(state), max(1, state.rows)
+        load = StepLoad(kv_tokens=self.prompt_tokens + self.tokens)
+        self.tokens += 1
+        self._spend(1, model, load, state, model.seconds(StepLoad(rows=rows)) / rows)
+
+    def _spend(self, tokens: int, model: StepTime, load: StepLoad, state: StepState, own_s: float = 0.0) -> None:
+        if self.quota.unit == "tokens":
+            self.quota.spend(tokens)
+        else:
+            self.quota.spend(state.factor * (own_s + model.seconds(load) - model.beta_s))
+
+
+def _model(state: StepState) -> StepTime:
+    beta_s, row_s, kv_token_s, prompt_token_s, pair_s, knee = state.model
+    return StepTime(beta_s, row_s, kv_token_s, prompt_token_s, pair_s, int(knee))
