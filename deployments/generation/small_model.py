@@ -44,7 +44,7 @@ class Made:
 
 
 def small_model_folder(recipe: Recipe | None = None) -> Path:
-    """The model's folder, beside the hub's cache. The first call makes it in about a minute on two cores, with a
+    """The model's folder, beside the hub's cache. The first call makes it in about a minute of one core, and shows a
     progress bar on a terminal; who calls at the same time waits. Raises SettingsError where it cannot be made.
     """
     recipe = recipe or Recipe()
@@ -67,7 +67,7 @@ def make_and_show(folder: Path, recipe: Recipe | None = None) -> None:
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    console.print(f"{SMALL_MODEL} is trained once, on Python's own documentation: about a minute on two cores")
+    console.print(f"{SMALL_MODEL} is trained once, on Python's own documentation: about a minute of one core")
     with _bar(console) as tell:
         made = make(folder, recipe or Recipe(), tell)
     console.print(str(made))

@@ -10,7 +10,7 @@ from deployments.errors import SettingsError
 from deployments.generation.small_model import make_and_show, small_model_folder
 
 _DESCRIPTION = """\
-Train a small language model on Python's own documentation, in about a minute on two cores, and write it into a new
+Train a small language model on Python's own documentation, in about a minute, and write it into a new
 FOLDER. It is a toy: it writes like docstrings, and knows nothing. It shows how text is generated where no model hub is
 at hand. A config asks for it by args.model.id: small:docstrings, or by FOLDER's path.
 
