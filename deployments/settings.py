@@ -301,7 +301,18 @@ class TrialGrant(Strict):
     expires_at: Annotated[float, Field(ge=0)]  # Unix time, s: a run that was killed leaves nothing open
 
 
-class RouterConfig(Strict):
+class LogConfig(Strict):
+    """What the Router of any application logs."""
+
+    access_log: Literal["off", "slow", "errors", "all"] = "off"  # of which requests the Router writes a JSON line
+
+    @field_validator("access_log", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, given: Any) -> Any:
+        return "off" if given is False else given  # YAML reads it as false
+
+
+class RouterConfig(LogConfig):
     """The Router's `user_config`: what calibration writes and an operator turns, live."""
 
     slo_s: Seconds
@@ -313,12 +324,6 @@ class RouterConfig(Strict):
     fair_share: FairShareConfig = FairShareConfig()
     calibration: CalibrationRecord | None = None
     trial: TrialGrant | None = None
-    access_log: Literal["off", "slow", "errors", "all"] = "off"  # of which requests the Router writes a JSON line
-
-    @field_validator("access_log", mode="before")
-    @classmethod
-    def _off_is_a_word(cls, given: Any) -> Any:
-        return "off" if given is False else given  # YAML reads it as false
 
     def pool(self, name: str) -> PoolConfig:
         pools: dict[str, PoolConfig | None] = {"accelerator": self.accelerator, "cpu": self.cpu}

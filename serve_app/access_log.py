@@ -40,6 +40,8 @@ class Followed:
     key: str | None = None
     span: Any = None  # of `traces.Tracer`, if its trace is sampled
     more: Callable[[], dict[str, Any]] | None = None  # what its route tells of it
+    first_s: float | None = None  # from its arrival to the first token of an answer that is generated
+    allowed_s: float | None = None  # to that, by the request's own word
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,8 @@ def is_wanted(level: Level, followed: Followed, ended: Ended, slo_s: float) -> b
     if ended.error is not None:
         ours = getattr(ended.error, "status", 0) >= _OURS or ended.code == "internal_error"
         return _LEVELS[level] >= _LEVELS["slow" if ours else "errors"]
-    request = followed.record.request
-    return level != "off" and ended.actual_s > (slo_s if request is None else request.allowed_s)
+    request, took_s = followed.record.request, ended.actual_s if followed.first_s is None else followed.first_s
+    return level != "off" and took_s > (followed.allowed_s or slo_s if request is None else request.allowed_s)
 
 
 def line(followed: Followed, ended: Ended) -> dict[str, Any]:

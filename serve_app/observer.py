@@ -9,11 +9,10 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from deployments.errors import WindveError
 from deployments.placement.request import Record
-from deployments.settings import RouterConfig
 from serve_app.access_log import Ended, Followed, Level, LineWriter, is_wanted, line
 from serve_app.grpc_services import METHODS
 from serve_app.kinds import ALL_ROUTES, PROBES
@@ -37,6 +36,16 @@ _HUNG_UP = 499  # as nginx writes it
 _BROKEN = 500
 
 
+class LogRules(Protocol):
+    """The part of a Router's `user_config` that counts here."""
+
+    @property
+    def access_log(self) -> Level: ...
+
+    @property
+    def slo_s(self) -> float: ...
+
+
 class Observer:
     """One Router replica's. `on`: its requests are followed."""
 
@@ -44,11 +53,11 @@ class Observer:
         self.on = tracer is not None
         self._lines, self._tracer = lines, tracer
         self._logs = False
-        self._configs: Mapping[str, RouterConfig] = {}
+        self._configs: Mapping[str, LogRules] = {}
         self._level: Level = "off"
         self._slo_s = 0.0
 
-    def configure(self, configs: Mapping[str, RouterConfig]) -> None:
+    def configure(self, configs: Mapping[str, LogRules]) -> None:
         """These are in force, by their models' names; the first is for requests that name no model."""
         self._configs = configs
         first = next(iter(configs.values()))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from pathlib import Path
-from types import MappingProxyType
 
 from tiny_tokenizers import qwen
 
@@ -31,7 +30,6 @@ class Generating:
     - `open`: generations that have a place. `asked`: all that were asked for.
     """
 
-    live_pools = MappingProxyType({"accelerator": True, "cpu": True})
     started = 5.0
 
     def __init__(self, folder: Path, *, context=400, template=TEMPLATE, temperature=0.7):
@@ -43,6 +41,10 @@ class Generating:
         self.card = GenerationCard(
             model, (self.tokenizer.token_to_id("<|im_end|>"),), Sampling(temperature), template, {}
         )
+        self.reset()
+
+    def reset(self):
+        self.live_pools = {"accelerator": True, "cpu": True}
         self.pace_s, self.pauses, self.breaks = 0.0, {}, None
         self.refuses, self.refuses_after = None, 0
         self.open, self.asked, self.tokens, self.at_token = 0, [], 0, lambda: None

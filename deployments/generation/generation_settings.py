@@ -15,6 +15,7 @@ from deployments.settings import (
     Auto,
     BodyLimits,
     CpuPlace,
+    LogConfig,
     OneModelSettings,
     PoolPlace,
     PositiveInt,
@@ -110,7 +111,7 @@ class CalibratedPool(Strict):
     step_time: StepTimeSettings | None = None
 
 
-class GenerationConfig(Strict):
+class GenerationConfig(LogConfig):
     """The Router's `user_config`: the promise, and what an operator turns, live."""
 
     ttft_s: Seconds  # from a request's arrival to its first token; shorter: fewer are admitted, and shorter prompts
@@ -120,6 +121,11 @@ class GenerationConfig(Strict):
     bulk_share: Share = 0.5  # of the cache and of a step that bulk generations may take
     accelerator: CalibratedPool = CalibratedPool()
     cpu: CalibratedPool = CalibratedPool()
+
+    @property
+    def slo_s(self) -> float:
+        """What the access log calls slow: a first token that is later."""
+        return self.ttft_s
 
     def step_time(self, pool: str) -> StepTime | None:
         """Of a pool, where it is calibrated."""

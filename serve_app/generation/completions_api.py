@@ -14,6 +14,7 @@ from deployments.generation.asked import Asked, Generates, Ids
 from deployments.generation.generation_settings import GenerationSettings
 from deployments.generation.prompts import Prompts
 from deployments.models.tokenizer import Tokenizer
+from serve_app.access_log import Followed
 from serve_app.answers import VERSION
 from serve_app.api_keys import ApiKeys
 from serve_app.asgi import Answer, Asgi, Handler, Request, docs_page, dumps, json_answer
@@ -179,15 +180,16 @@ class CompletionsApi(Asgi):
     ) -> Answer:
         if request.followed is not None:
             request.followed.record.model = self._rules.model
-            request.followed.more = partial(_told, reply, wanted)
+            request.followed.more = partial(_told, reply, wanted, request.followed)
+            request.followed.allowed_s = wanted[0].timeout_s
         generations = Generations(self._router, asked.n)
         try:
             await request.while_here(generations.begin(wanted))
             if asked.stream:
                 reply.says_usage = asked.stream_options.include_usage
-                events = _events(generations, reply)
+                events = _events(generations, reply, request.followed)
                 return list(EVENTS), EventStream(events, generations.close, self._options.stream)
-            await request.while_here(_collect(generations, reply))
+            await request.while_here(_collect(generations, reply, request.followed))
         except BaseException:
             await generations.close()
             raise
@@ -241,25 +243,34 @@ class CompletionsApi(Asgi):
         return json_answer({**self._document, "servers": [{"url": request.root or "/"}]})
 
 
-async def _events(generations: Generations, reply: Reply) -> AsyncGenerator[bytes, None]:
+async def _events(generations: Generations, reply: Reply, followed: Followed | None) -> AsyncGenerator[bytes, None]:
     async with aclosing(generations.pieces()) as pieces:
         async for index, piece in pieces:
+            _note(followed)
             if said := reply.events(index, piece):
                 yield said
     yield reply.end()
 
 
-async def _collect(generations: Generations, reply: Reply) -> None:
+async def _collect(generations: Generations, reply: Reply, followed: Followed | None) -> None:
     async with aclosing(generations.pieces()) as pieces:
         async for index, piece in pieces:
+            _note(followed)
             reply.add(index, piece)
 
 
-def _told(reply: Reply, wanted: Sequence[Asked]) -> dict[str, Any]:
+def _note(followed: Followed | None) -> None:
+    """A token has come."""
+    if followed is not None and followed.first_s is None:
+        followed.first_s = asyncio.get_running_loop().time() - followed.started
+
+
+def _told(reply: Reply, wanted: Sequence[Asked], followed: Followed) -> dict[str, Any]:
     """For the access log."""
     return {
         "prompts": len(wanted),
         "tokens": reply.prompt_tokens,
         "answer_tokens": reply.tokens,
         "bulk": wanted[0].bulk,
+        "first_token_s": None if followed.first_s is None else round(followed.first_s, 6),
     }

@@ -43,6 +43,7 @@ class GenerationIngress:
     async def reconfigure(self, user_config: Any) -> None:
         """Called by Serve with the `user_config`: at the start, and in place whenever it changes."""
         await self.router.reconfigure(user_config)
+        self._observer.configure({self.router.card.name: self.router.config})
 
     async def check_health(self) -> None:
         """Called by Serve every second or so: the moment to see whether the API keys have changed."""

@@ -79,8 +79,7 @@ def running(tmp_path_factory):
 @pytest.fixture
 def server(running):
     world = running.world
-    world.pace_s, world.pauses, world.breaks, world.refuses, world.asked = 0.0, {}, None, None, []
-    world.tokens, world.live_pools = 0, {"cpu": True}
+    world.reset()
     yield running
     running.until(lambda: world.open == 0)
 
