@@ -252,7 +252,9 @@ class Stepper:
         for generation in list(generations):
             if generation is not None and not generation.item.gone:
                 generation.item.gone = True
-                generation.item.session.generations.pop(generation.item.offer.number, None)
+                session: RouterSession = generation.item.session
+                session.generations.pop(generation.item.offer.number, None)
+                session.asks = True  # its Router goes by what is free
                 self.schedule.remove(self._now(), generation)
         self._idle.set()
         self._send_soon()

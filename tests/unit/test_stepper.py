@@ -190,6 +190,8 @@ def test_a_client_that_goes_frees_its_place_within_a_step():
         before = len(device.works)
         router.tell(called_off=[gone])
         assert stepper.in_flight == 1
+        await asyncio.sleep(0)
+        assert router.frames[-1].state.rows == 1
         await asyncio.sleep(0.1)
         assert all(len(work.chunks) == 1 for work in device.works[before:])
         assert stepper.state().free_blocks == BLOCKS - 1
