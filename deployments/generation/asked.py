@@ -31,6 +31,8 @@ class Asked:
     - `timeout_s`: the request's own promise for its first token, in place of the setting `ttft_s`.
     - `bulk`: it has no pace to keep and runs behind all others.
     - `client`: who asks; None where clients are not told apart.
+    - `received`: when the request had come, by the loop's clock, in seconds; its first token is due from then on. None:
+      when it is given to the Router.
     """
 
     ids: Ids
@@ -43,6 +45,7 @@ class Asked:
     timeout_s: float | None = None
     bulk: bool = False
     client: Client | None = None
+    received: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

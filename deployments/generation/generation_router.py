@@ -202,7 +202,9 @@ class GenerationRouter:
         return pieces
 
     def _open(self, asked: Asked) -> Request:
-        now, config = asyncio.get_running_loop().time(), self.config
+        config, now = self.config, asked.received
+        if now is None:
+            now = asyncio.get_running_loop().time()
         promise = Promise(None, None) if asked.bulk else Promise(asked.timeout_s or config.ttft_s, config.tpot_s)
         record = self.metrics.begin(
             now,

@@ -118,11 +118,11 @@ class CompletionsApi(Asgi):
 
     async def completions(self, request: Request) -> Answer:
         asked = await self._parsed(CompletionRequest, request)
-        prompts = asked.prompts
+        received, prompts = asyncio.get_running_loop().time(), asked.prompts
         ids = [
             await self._prompts.of_text(one) if isinstance(one, str) else self._prompts.of_ids(one) for one in prompts
         ]
-        wanted = self._wanted(asked, ids, request, "prompt")
+        wanted = self._wanted(asked, ids, request, received)
         before = [""] * len(prompts)
         if asked.echo:
             before = [one if isinstance(one, str) else self._prompts.text_of(one) for one in prompts]
@@ -131,16 +131,19 @@ class CompletionsApi(Asgi):
 
     async def chat(self, request: Request) -> Answer:
         asked = await self._parsed(ChatRequest, request)
+        received = asyncio.get_running_loop().time()
         ids = await self._prompts.of_chat([one.plain for one in asked.messages], asked.chat_template_kwargs)
-        wanted = self._wanted(asked, [ids], request, "messages")
+        wanted = self._wanted(asked, [ids], request, received)
         return await self._generate(asked, wanted, self._reply(ChatReply, wanted, [""] * asked.n), request)
 
     async def _parsed(self, kind: type[Body], request: Request) -> Body:
         return kind.parse(await request.body(self._options.max_body_bytes), self._rules)
 
-    def _wanted(self, asked: CompletionOptions, prompts: Sequence[Ids], request: Request, param: str) -> list[Asked]:
-        """One generation a prompt. Raises ContextExceeded or InvalidInput."""
-        headers = admission(request.headers)
+    def _wanted(
+        self, asked: CompletionOptions, prompts: Sequence[Ids], request: Request, received: float
+    ) -> list[Asked]:
+        """One generation a prompt. `received`: as in `Asked`. Raises ContextExceeded or InvalidInput."""
+        headers, param = admission(request.headers), "messages" if isinstance(asked, ChatRequest) else "prompt"
         return [
             Asked(
                 ids=ids,
@@ -153,6 +156,7 @@ class CompletionsApi(Asgi):
                 timeout_s=headers.get("timeout_s"),
                 bulk=headers.get("bulk", False),
                 client=request.client,
+                received=received,
             )
             for ids in prompts
         ]

@@ -235,6 +235,24 @@ def test_parts_developers_and_template_variables(folder):
     api.close()
 
 
+def test_a_first_token_is_due_from_when_the_request_had_come(api, world, monkeypatch):
+    made = api._prompts.of_chat
+
+    async def slow(*asked):
+        await asyncio.sleep(0.1)
+        return await made(*asked)
+
+    async def begin(asked):
+        waited.append(asyncio.get_running_loop().time() - asked.received)
+        return await Generating.begin(world, asked)
+
+    waited = []
+    monkeypatch.setattr(api._prompts, "of_chat", slow)
+    monkeypatch.setattr(world, "begin", begin, raising=False)
+    assert post(api, CHAT, ASK).status == 200
+    assert 0.1 <= waited[0] < 1
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 REFUSED = [
