@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 SETTLED_S = 600.0  # a process is young until then, and may grow
 JUDGED_S = 1200.0  # so long it must be watched after that: a shorter line says nothing
 MOST_AN_HOUR = 0.01
+KEPT_OF_EACH = 64 * 2**10  # bytes that Ray keeps, in each process that lives on, of one of its processes that died
+_ENDED_S = 30.0  # without a sample until the run's end: it has died
 
 
 @dataclass(slots=True)
@@ -41,14 +43,22 @@ def judged(life: Life) -> float | None:
     return slope(samples) if samples and samples[-1][0] - samples[0][0] >= JUDGED_S else None
 
 
+def deaths_an_hour(lives: Sequence[Life]) -> float:
+    """Of Ray's processes."""
+    ends = max((life.samples[-1][0] for life in lives), default=0.0)
+    dead = sum(life.role != "haproxy" and life.samples[-1][0] < ends - _ENDED_S for life in lives)
+    return dead / max(ends, 1.0) * 3600
+
+
 def growing(lives: Sequence[Life]) -> list[str]:
-    """A sentence on each process that is not flat."""
-    found = ((life, judged(life)) for life in lives)
-    return [
-        f"{life.role} ({life.pid}) grows by {100 * grows:.1f} % an hour"
-        for life, grows in found
-        if grows is not None and grows > MOST_AN_HOUR
-    ]
+    """A sentence on each process that grows by more than time, and the deaths of others, allow."""
+    kept = KEPT_OF_EACH * deaths_an_hour(lives)
+    found = []
+    for life in lives:
+        grows, size = judged(life), np.mean([size for _, size in life.samples])
+        if grows is not None and grows > MOST_AN_HOUR + kept / size:
+            found.append(f"{life.role} ({life.pid}) grows by {100 * grows:.1f} % an hour")
+    return found
 
 
 HEAD = ("process", "lives", "longest, min", "MiB at first", "MiB at last", "% an hour")

@@ -156,6 +156,9 @@ def life(grows_an_hour, minutes=60, first=2**20 * 100):
 def test_memory_is_judged_after_ten_minutes_and_by_its_slope():
     assert memory.growing([life(0.0), life(0.005), life(-0.3)]) == []
     assert memory.growing([life(0.05)]) == ["Router (7) grows by 4.9 % an hour"]
+    dead = [life(0.0, minutes=5)] * 100
+    assert memory.growing([life(0.05), *dead]) == []  # 100 MiB may grow by 6.25 more
+    assert memory.growing([life(0.09), *dead]) == ["Router (7) grows by 8.6 % an hour"]
     young = life(0.0)
     young.samples[:60] = [(s, size // 2 + int(s) * 10_000) for s, size in young.samples[:60]]
     assert memory.growing([young]) == []
