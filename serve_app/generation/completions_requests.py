@@ -80,7 +80,7 @@ def _only_text(value: Any) -> Any:
 
 
 def _known_role(value: Any) -> Any:
-    if value in {"tool", "function"}:
+    if value in ("tool", "function"):
         raise InvalidInput(f"messages of the role {value} are not supported here; leave them out", param="messages")
     return value
 
@@ -126,7 +126,7 @@ class CompletionOptions(Fields):
             for name in _REFUSED.keys() & fields.keys():
                 if fields[name] is not None and fields[name] not in _REFUSED[name]:
                     raise InvalidInput(f"{name} is not supported here; leave it out", param=name)
-            if fields.get("best_of") not in {None, fields.get("n", 1)}:
+            if fields.get("best_of") not in (None, fields.get("n") or 1):
                 raise InvalidInput("best_of is not supported here; leave it out, or set it to n", param="best_of")
         return fields
 

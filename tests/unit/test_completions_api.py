@@ -7,9 +7,12 @@ import json
 import re
 import types
 
+import hypothesis
 import jsonschema
+import orjson
 import pytest
 from generating import ANSWER, Generating
+from hypothesis import strategies as st
 
 from deployments.errors import (
     Busy,
@@ -25,7 +28,7 @@ from deployments.generation.sampling import Sampling
 from serve_app.access_log import Followed
 from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.generation.completions_api import ApiOptions, CompletionsApi
-from serve_app.generation.completions_requests import CompletionRules
+from serve_app.generation.completions_requests import ChatRequest, CompletionRequest, CompletionRules
 from serve_app.generation.event_stream import StreamBounds
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -316,6 +319,32 @@ def test_what_is_not_done_is_refused_by_its_name(api, world, path, body, changes
     assert re.search(sentence, told["message"]), told
     assert told["param"] == next(iter(changes))
     assert world.asked == []
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "text", "role"]), inner),
+    max_leaves=5,
+)
+NAMES = [
+    *(*CompletionRequest.model_fields, *ChatRequest.model_fields),
+    *("best_of", "tools", "logit_bias", "response_format", "tool_calls", "frequency_penalty"),
+]
+MESSAGE = st.fixed_dictionaries({"role": ANY | st.just("user"), "content": ANY}, optional={"tool_calls": ANY})
+
+
+@hypothesis.settings(suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture], deadline=None)
+@hypothesis.given(st.sampled_from([CHAT, TEXT]), st.dictionaries(st.sampled_from(NAMES), ANY), st.lists(MESSAGE))
+def test_whatever_is_sent_is_answered_or_refused_in_a_sentence(api, world, path, changes, messages):
+    body = {**ASK, **PROMPT, **({"messages": messages} if messages else {}), **changes}
+    try:
+        content = orjson.dumps(body)
+    except orjson.JSONEncodeError:
+        return  # a number too large for it
+    reply = call(api, "POST", path, content)
+    assert reply.status in {200, 400, 404}, reply.body
+    assert reply.status == 200 or json.loads(reply.body)["error"]["message"]
+    assert world.open == 0
 
 
 def test_what_changes_nothing_is_ignored(api, world):
