@@ -12,6 +12,7 @@ from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.tensors import Place
 from deployments.generation.blocks import BLOCK
 from deployments.generation.chunk import Chunk
+from deployments.generation.decode_kernel import DecodeKernel, decode_kernel
 from deployments.generation.step import StepLayout
 
 
@@ -21,9 +22,10 @@ class Cache:
     def __init__(self, layers: int, heads: Heads, blocks: int, place: Place) -> None:
         shape = (layers, 2, blocks, heads.groups, BLOCK, heads.size)
         self.tensor = torch.zeros(shape, device=place.device, dtype=place.dtype)
+        self._kernel = decode_kernel(heads, place)
 
     def attention(self, layer: int, heads: Heads) -> CachedAttention:
-        return CachedAttention(heads, *self.tensor[layer])
+        return CachedAttention(heads, *self.tensor[layer], kernel=self._kernel)
 
 
 class CachedAttention:
@@ -31,8 +33,11 @@ class CachedAttention:
     sequence up to itself.
     """
 
-    def __init__(self, heads: Heads, keys: torch.Tensor, values: torch.Tensor) -> None:
-        self._heads, self._keys, self._values = heads, keys, values
+    def __init__(
+        self, heads: Heads, keys: torch.Tensor, values: torch.Tensor, *, kernel: DecodeKernel | None = None
+    ) -> None:
+        """`kernel` computes the rows of one token, torch the others and all where there is none."""
+        self._heads, self._keys, self._values, self._kernel = heads, keys, values, kernel
 
     def __call__(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
         step, heads = cast("StepLayout", layout), self._heads
@@ -41,9 +46,12 @@ class CachedAttention:
         self._keys[blocks, :, places] = k
         self._values[blocks, :, places] = v
         mixed = torch.empty(step.tokens, heads.heads * heads.size, dtype=qkv.dtype, device=qkv.device)
+        if self._kernel is not None and len(step.decoding.tokens):
+            self._kernel.attend(q, self._keys, self._values, step.decoding, mixed)
         parts = (torch.split(rows, step.lengths) for rows in (q, mixed))
         for chunk, table, queries, out in zip(step.chunks, step.tables, *parts, strict=True):
-            out.copy_(self._attend(queries, chunk, table))
+            if self._kernel is None or len(chunk.ids) > 1:
+                out.copy_(self._attend(queries, chunk, table))
         return step.add_spare(mixed)
 
     def _attend(self, queries: torch.Tensor, chunk: Chunk, table: torch.Tensor) -> torch.Tensor:

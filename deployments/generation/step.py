@@ -14,6 +14,7 @@ from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.tensors import Place
 from deployments.generation.blocks import BLOCK, blocks_of
 from deployments.generation.chunk import Chunk
+from deployments.generation.decode_kernel import DecodeRows
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32)  # of a product: oneDNN prepares one anew for each number of rows; above, multiples
 
@@ -26,6 +27,7 @@ class StepLayout(Layout):
     slots: torch.Tensor  # [2, tokens]: block of the cache, and place in it, of each token
     tables: list[torch.Tensor]  # of each chunk, [blocks that hold it and what is before it]
     last: torch.Tensor  # the rows whose next token is wanted
+    decoding: DecodeRows
 
     @classmethod
     def of_chunks(cls, chunks: Sequence[Chunk], place: Place) -> Self:
@@ -53,6 +55,7 @@ class StepLayout(Layout):
             slots=torch.from_numpy(slots).to(place.device),
             tables=[torch.from_numpy(table).to(place.device) for table in tables],
             last=torch.tensor(last, dtype=torch.int64, device=place.device),
+            decoding=DecodeRows.of_chunks(chunks, bounds[:-1]),
         )
 
     def firsts(self, table: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,293 @@
+/* Attention of one query a sequence to its keys and values in a cache of blocks: scores, softmax as it goes (Milakov and
+ * Gimelshein 2018, "Online normalizer calculation for softmax"), and the weighted sum of the values, all in float32.
+ *
+ * The file includes itself once for each form: lanes of a vector, and what the compiler may use of the processor.
+ */
+#ifndef FORM
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BLOCK = 128, PIECE = 32 }; /* tokens of a block of the cache; tokens between two looks at the largest score */
+
+struct attention {
+    const void *queries;      /* [tokens, heads, size], a token `query_stride` numbers after the one before */
+    const void *keys, *values; /* [blocks, groups, BLOCK, size] */
+    void *mixed;              /* out: [tokens, heads, size] */
+    const int64_t *tokens;    /* of the sequences: where their queries are */
+    const int64_t *lengths;   /* of the sequences: tokens in the cache, at least 1 */
+    const int64_t *tables;    /* [sequences, table_stride]: their blocks */
+    int64_t query_stride, table_stride, sequences, groups, heads, size; /* heads: of one group */
+    int64_t is_bfloat16;      /* all numbers; else float32 */
+    int64_t next;             /* the next pair of sequence and group that a thread takes; 0 at first */
+    int64_t failed;           /* no memory */
+};
+
+static inline uint16_t to_bfloat16(float number) { /* to nearest, ties to even */
+    uint32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return isnan(number) ? 0x7fc0 : (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+#define INLINE static inline __attribute__((always_inline)) TARGET
+#define JOINED(name, form) name##_##form
+#define JOIN(name, form) JOINED(name, form)
+#define NAME(name) JOIN(name, FORM)
+#ifdef __clang__
+#define UNROLL _Pragma("clang loop unroll(full)")
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (NAME(bits)){__VA_ARGS__})
+#endif
+
+#define FORM plain
+#define TARGET
+#define LANES 4
+#define HEADS 4 /* at once, whose sums stay in registers */
+#define EACH(f, s) f(0, s), f(1, s), f(2, s), f(3, s)
+#include "decode_attention.c"
+
+#if defined(__x86_64__)
+#undef FORM
+#undef TARGET
+#undef LANES
+#undef EACH
+#define FORM avx2
+#define TARGET __attribute__((target("avx2,fma")))
+#define LANES 8
+#define EACH(f, s) f(0, s), f(1, s), f(2, s), f(3, s), f(4, s), f(5, s), f(6, s), f(7, s)
+#include "decode_attention.c"
+
+#undef FORM
+#undef TARGET
+#undef LANES
+#undef HEADS
+#undef EACH
+#define FORM avx512
+#define TARGET __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
+#define LANES 16
+#define HEADS 8
+#define EACH(f, s)                                                                                                     \
+    f(0, s), f(1, s), f(2, s), f(3, s), f(4, s), f(5, s), f(6, s), f(7, s), f(8, s), f(9, s), f(10, s), f(11, s),      \
+        f(12, s), f(13, s), f(14, s), f(15, s)
+#include "decode_attention.c"
+#endif
+
+/* The forms that this processor runs, the best first. */
+const char *decode_attention_forms(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+        return "plain";
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
+        return "avx512 avx2 plain";
+    return "avx2 plain";
+#else
+    return "plain";
+#endif
+}
+
+#else /* one form */
+
+typedef float NAME(vector) __attribute__((vector_size(LANES * 4)));
+typedef uint32_t NAME(bits) __attribute__((vector_size(LANES * 4)));
+typedef float NAME(loose) __attribute__((vector_size(LANES * 4), aligned(4), may_alias)); /* anywhere in memory */
+typedef uint16_t NAME(halves) __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+#define VECTOR NAME(vector)
+#define BITS NAME(bits)
+#define AT(where) (*(NAME(loose) *)(where))
+#define READ(where) (*(const NAME(loose) *)(where))
+
+INLINE VECTOR NAME(larger)(VECTOR a, VECTOR b) {
+    BITS more = (BITS)(a > b);
+    return (VECTOR)((more & (BITS)a) | (~more & (BITS)b));
+}
+
+/* e^x of numbers that are not above 0: 2^n times a polynomial of the rest, as in Cephes' expf. */
+INLINE VECTOR NAME(power)(VECTOR x) {
+    const float round = 12582912; /* 1.5 * 2^23: the last bits of a number that it is added to are an integer's */
+    x = NAME(larger)(x, (VECTOR){0} - 87);
+    VECTOR shifted = x * 1.44269504f + round, n = shifted - round;
+    VECTOR r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    VECTOR y = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1;
+    return y * (VECTOR)(((BITS)shifted << 23) + (127u << 23));
+}
+
+/* Lane i of the sum of both: of `a` and of `b` in turns, each `stride` lanes wide, the neighbours added. */
+#define FIRST(i, s) ((i) & (s) ? LANES + (i) - (s) : (i))
+#define SECOND(i, s) ((i) & (s) ? LANES + (i) : (i) + (s))
+#define FOLD(a, b, stride) (SHUFFLE(a, b, EACH(FIRST, stride)) + SHUFFLE(a, b, EACH(SECOND, stride)))
+
+/* The sum of each vector's lanes, in a vector. */
+INLINE VECTOR NAME(sums)(VECTOR *of) {
+    UNROLL for (int i = 0; i < LANES / 2; i++) of[i] = FOLD(of[2 * i], of[2 * i + 1], 1);
+    UNROLL for (int i = 0; i < LANES / 4; i++) of[i] = FOLD(of[2 * i], of[2 * i + 1], 2);
+#if LANES > 4
+    UNROLL for (int i = 0; i < LANES / 8; i++) of[i] = FOLD(of[2 * i], of[2 * i + 1], 4);
+#endif
+#if LANES > 8
+    of[0] = FOLD(of[0], of[1], 8);
+#endif
+    return of[0];
+}
+
+/* Numbers of the cache or of queries as float32: where they are, or put into `buffer`. */
+INLINE const float *NAME(floats)(const struct attention *at, const void *from, int64_t start, int64_t count, float *buffer) {
+    if (!at->is_bfloat16)
+        return (const float *)from + start;
+    const uint16_t *halves = (const uint16_t *)from + start;
+    for (int64_t i = 0; i < count; i += LANES)
+        AT(buffer + i) = (VECTOR)(__builtin_convertvector(*(const NAME(halves) *)(halves + i), BITS) << 16);
+    return buffer;
+}
+
+/* The products of one query with LANES keys. */
+INLINE VECTOR NAME(score)(const float *query, const float *keys, int64_t size) {
+    VECTOR sums[LANES];
+    UNROLL for (int i = 0; i < LANES; i++) sums[i] = (VECTOR){0};
+    for (int64_t d = 0; d < size; d += LANES) {
+        VECTOR q = READ(query + d);
+        UNROLL for (int i = 0; i < LANES; i++) sums[i] += q * READ(keys + i * size + d);
+    }
+    return NAME(sums)(sums);
+}
+
+/* sums = sums * factor + weights * values, of some heads and 1 or 2 vectors of the values' numbers. */
+INLINE void NAME(mix_some)(float *sums, const float *factors, const float *weights, const float *values, int64_t tokens,
+                           int64_t size, const int heads, const int wide) {
+    VECTOR mixed[HEADS][2];
+    UNROLL for (int h = 0; h < heads; h++)
+        UNROLL for (int c = 0; c < wide; c++) mixed[h][c] = READ(sums + h * size + c * LANES) * factors[h];
+    for (int64_t t = 0; t < tokens; t++)
+        UNROLL for (int h = 0; h < heads; h++)
+            UNROLL for (int c = 0; c < wide; c++)
+                mixed[h][c] += READ(values + t * size + c * LANES) * weights[h * PIECE + t];
+    UNROLL for (int h = 0; h < heads; h++)
+        UNROLL for (int c = 0; c < wide; c++) AT(sums + h * size + c * LANES) = mixed[h][c];
+}
+
+static TARGET void NAME(mix)(float *sums, const float *factors, const float *weights, const float *values, int64_t tokens,
+                             int64_t size, int64_t heads) {
+#define MIX(count)                                                                                                     \
+    case count:                                                                                                        \
+        for (; d + 2 * LANES <= size; d += 2 * LANES)                                                                  \
+            NAME(mix_some)(sums + d, factors, weights, values + d, tokens, size, count, 2);                            \
+        if (d < size)                                                                                                  \
+            NAME(mix_some)(sums + d, factors, weights, values + d, tokens, size, count, 1);                            \
+        break;
+    int64_t d = 0;
+    switch (heads) {
+        MIX(1) MIX(2) MIX(3) MIX(4)
+#if HEADS == 8
+        MIX(5) MIX(6) MIX(7) MIX(8)
+#endif
+    }
+#undef MIX
+}
+
+/* Scores of a piece become weights e^(score - largest). Returns by what earlier sums are multiplied. */
+INLINE float NAME(weigh)(float *scores, int64_t tokens, float *largest, float *total) {
+    int64_t padded = (tokens + LANES - 1) / LANES * LANES;
+    for (int64_t t = tokens; t < padded; t++)
+        scores[t] = -INFINITY;
+    VECTOR most = READ(scores), sum = {0};
+    for (int64_t t = LANES; t < padded; t += LANES)
+        most = NAME(larger)(READ(scores + t), most);
+    float before = *largest;
+    UNROLL for (int i = 0; i < LANES; i++) *largest = most[i] > *largest ? most[i] : *largest;
+    for (int64_t t = 0; t < padded; t += LANES)
+        sum += AT(scores + t) = NAME(power)(READ(scores + t) - *largest);
+    float factor = expf(before - *largest);
+    *total *= factor;
+    UNROLL for (int i = 0; i < LANES; i++) *total += sum[i];
+    return factor;
+}
+
+struct NAME(memory) { /* of a thread */
+    float *queries, *sums;                                  /* [heads, size] */
+    float *numbers;                                         /* [PIECE, size] */
+    float *scores, *largest, *totals, *factors;             /* [heads, PIECE], [heads] */
+};
+
+static TARGET void NAME(piece)(const struct attention *at, struct NAME(memory) *of, const float *queries, int64_t start,
+                               int64_t tokens) {
+    int64_t size = at->size, width = at->is_bfloat16 ? 2 : 4;
+    for (int64_t t = 0; t < tokens; t += LANES) {
+        const char *soon = (const char *)at->values + (start + t * size) * width;
+        for (int64_t line = 0; line < LANES * size * width; line += 64)
+            __builtin_prefetch(soon + line);
+        const float *keys = NAME(floats)(at, at->keys, start + t * size, LANES * size, of->numbers);
+        for (int64_t h = 0; h < at->heads; h++)
+            AT(of->scores + h * PIECE + t) = NAME(score)(queries + h * size, keys, size);
+    }
+    for (int64_t h = 0; h < at->heads; h++)
+        of->factors[h] = NAME(weigh)(of->scores + h * PIECE, tokens, of->largest + h, of->totals + h);
+    const float *values = NAME(floats)(at, at->values, start, tokens * size, of->numbers);
+    for (int64_t h = 0; h < at->heads; h += HEADS)
+        NAME(mix)(of->sums + h * size, of->factors + h, of->scores + h * PIECE, values, tokens, size,
+                  least(HEADS, at->heads - h));
+}
+
+static TARGET void NAME(pair)(const struct attention *at, struct NAME(memory) *of, int64_t sequence, int64_t group) {
+    int64_t size = at->size, numbers = at->heads * size;
+    const float *queries = NAME(floats)(at, at->queries, at->tokens[sequence] * at->query_stride + group * numbers,
+                                        numbers, of->queries);
+    memset(of->sums, 0, numbers * sizeof(float));
+    for (int64_t h = 0; h < at->heads; h++)
+        of->largest[h] = -INFINITY, of->totals[h] = 0;
+    for (int64_t t = 0; t < at->lengths[sequence]; t += PIECE) {
+        int64_t block = at->tables[sequence * at->table_stride + t / BLOCK];
+        int64_t start = ((block * at->groups + group) * BLOCK + t % BLOCK) * size;
+        NAME(piece)(at, of, queries, start, least(PIECE, at->lengths[sequence] - t));
+    }
+    int64_t out = (at->tokens[sequence] * at->groups + group) * numbers;
+    for (int64_t i = 0; i < numbers; i++) {
+        float mixed = of->sums[i] / of->totals[i / size];
+        if (at->is_bfloat16)
+            ((uint16_t *)at->mixed)[out + i] = to_bfloat16(mixed);
+        else
+            ((float *)at->mixed)[out + i] = mixed;
+    }
+}
+
+/* Compute pairs of sequence and group until none is left. Any number of threads may do so at once, on the same struct. */
+TARGET void NAME(decode_attention)(struct attention *at) {
+    int64_t size = at->size, heads = at->heads;
+    float *memory = malloc((2 * heads * size + PIECE * size + heads * (PIECE + 3)) * sizeof(float));
+    if (memory == NULL) {
+        __atomic_store_n(&at->failed, 1, __ATOMIC_RELAXED);
+        return;
+    }
+    struct NAME(memory) of = {.queries = memory, .sums = memory + heads * size, .numbers = memory + 2 * heads * size};
+    of.scores = of.numbers + PIECE * size;
+    of.largest = of.scores + heads * PIECE;
+    of.totals = of.largest + heads;
+    of.factors = of.totals + heads;
+    for (;;) {
+        int64_t pair = __atomic_fetch_add(&at->next, 1, __ATOMIC_RELAXED);
+        if (pair >= at->sequences * at->groups)
+            break;
+        NAME(pair)(at, &of, pair / at->groups, pair % at->groups);
+    }
+    free(memory);
+}
+
+#undef VECTOR
+#undef BITS
+#undef AT
+#undef READ
+#undef FIRST
+#undef SECOND
+#undef FOLD
+#endif

@@ -1,0 +1,123 @@
+"""Attention of a step's rows that go on by one token, on a CPU: `decode_attention.c`, where it was built at the
+installation. Imports torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import sysconfig
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deployments.engines.packed.attention import Heads
+from deployments.engines.packed.tensors import Place
+from deployments.generation.chunk import Chunk
+
+logger = logging.getLogger("ray.serve")
+
+_DTYPES = (torch.float32, torch.bfloat16)
+_SIZES = 16  # a head's size is a multiple of it
+_BUILT = Path(__file__).with_name(f"decode_attention{sysconfig.get_config_var('EXT_SUFFIX')}")
+
+
+class _Attention(ctypes.Structure):
+    """`struct attention` of the C file."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("queries", "keys", "values", "mixed", "tokens", "lengths", "tables")),
+        *((name, ctypes.c_int64) for name in ("query_stride", "table_stride", "sequences", "groups", "heads", "size")),
+        *((name, ctypes.c_int64) for name in ("is_bfloat16", "next", "failed")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """The chunks of one token in a step, the longest rows first. All arrays are int64."""
+
+    tokens: npt.NDArray[np.int64]  # [rows], where they are in the step
+    lengths: npt.NDArray[np.int64]  # [rows], with this token
+    tables: npt.NDArray[np.int64]  # [rows, most blocks]
+
+    @classmethod
+    def of_chunks(cls, chunks: Sequence[Chunk], starts: npt.NDArray[np.int32]) -> DecodeRows:
+        """`starts` says where each chunk's first token is in the step."""
+        found = [(chunk, start) for chunk, start in zip(chunks, starts.tolist(), strict=True) if len(chunk.ids) == 1]
+        found.sort(key=lambda one: -one[0].end)
+        tables = np.zeros((len(found), max((len(chunk.table) for chunk, _ in found), default=0)), np.int64)
+        for row, (chunk, _) in zip(tables, found, strict=True):
+            row[: len(chunk.table)] = chunk.table
+        return cls(np.array([at for _, at in found], np.int64), np.array([of.end for of, _ in found], np.int64), tables)
+
+
+class DecodeKernel:
+    """One form of the kernel, for one model's heads."""
+
+    def __init__(self, form: str, heads: Heads) -> None:
+        """`form` is one of `forms()`."""
+        library = _library()
+        assert library is not None
+        self._run, self._heads = getattr(library, f"decode_attention_{form}"), heads
+
+    def attend(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: DecodeRows, mixed: torch.Tensor
+    ) -> None:
+        """Write the rows' tokens of `mixed`, [tokens, heads * size], from q, [tokens, heads, size] with the scale in
+        it, and one layer's keys and values, [blocks, groups, BLOCK, size]. All are of one dtype. Raises MemoryError.
+        """
+        heads = self._heads
+        q = q if q.stride()[1:] == (heads.size, 1) else q.contiguous()
+        tensors = (tensor.data_ptr() for tensor in (q, keys, values, mixed))
+        arrays = (array.ctypes.data for array in (rows.tokens, rows.lengths, rows.tables))
+        shape = (len(rows.tokens), heads.groups, heads.heads // heads.groups, heads.size)
+        work = _Attention(*tensors, *arrays, q.stride(0), rows.tables.shape[1], *shape, q.dtype == torch.bfloat16)
+        _on_threads()(self._run, ctypes.byref(work), min(torch.get_num_threads(), shape[0] * shape[1]))
+        if work.failed:
+            raise MemoryError("there is no memory for attention: give the replica more, or its cache fewer blocks")
+
+
+def forms() -> list[str]:
+    """Those that this processor runs, the best first; none where the kernel was not built."""
+    library = _library()
+    return library.decode_attention_forms().decode().split() if library else []
+
+
+def decode_kernel(heads: Heads, place: Place) -> DecodeKernel | None:
+    """None where torch's own operations are used: on other devices, for other sizes and dtypes, or not built."""
+    if place.device.type != "cpu" or place.dtype not in _DTYPES or heads.size % _SIZES:
+        return None
+    return DecodeKernel(forms()[0], heads) if forms() else None
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL(str(_BUILT))
+    except OSError as error:
+        logger.info("Attention of answers: torch's, the kernel was not built at the installation (%s)", error)
+        return None
+    library.decode_attention_forms.restype = ctypes.c_char_p
+    logger.info("Attention of answers: the kernel's form %s", library.decode_attention_forms().decode().split()[0])
+    return library
+
+
+@functools.cache
+def _on_threads() -> Callable[[Any, Any, int], object]:
+    """Calls a C function with one argument on so many threads: those of torch's own OpenMP, so that there are no more
+    threads than cores. On the caller's alone where torch has another kind.
+    """
+    try:
+        linked = ctypes.CDLL(torch.__path__[0] + "/lib/libtorch_cpu.so")  # and what that is linked with
+        parallel = linked.GOMP_parallel
+    except (AttributeError, OSError):
+        return lambda run, argument, _: run(argument)
+    parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    parallel.restype = None
+    return lambda run, argument, threads: parallel(ctypes.cast(run, ctypes.c_void_p), argument, threads, 0)

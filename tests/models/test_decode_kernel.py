@@ -1,0 +1,134 @@
+"""The C kernel of decode attention beside float64, in every form that this processor runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packed_models import EXACT
+
+from deployments.engines.packed.attention import Heads
+from deployments.engines.packed.tensors import Place
+from deployments.generation.blocks import BLOCK, blocks_of
+from deployments.generation.cache import Cache
+from deployments.generation.chunk import Chunk
+from deployments.generation.decode_kernel import DecodeKernel, decode_kernel, forms
+from deployments.generation.step import StepLayout
+
+CPU = EXACT.device
+NEAR = {torch.float32: 1e-5, torch.bfloat16: 1 / 256}  # of values of about 1; bfloat16 rounds what comes out
+built = pytest.mark.skipif(not forms(), reason="not built: python setup.py build_ext --inplace")
+
+
+def world(heads, lengths, dtype, spread=1.0, seed=0):
+    """(the step's layout, qkv, keys, values): one token of each sequence, their blocks anywhere."""
+    place, random = Place(CPU, dtype), torch.Generator().manual_seed(seed)
+    counts = [blocks_of(length) for length in lengths]
+    anywhere = torch.randperm(sum(counts), generator=random)
+    chunks = [
+        Chunk(np.zeros(1, np.int32), length - 1, tuple(table.tolist()))
+        for length, table in zip(lengths, anywhere.split(counts), strict=True)
+    ]
+    layout = StepLayout.of_chunks(chunks, place)
+    stored = torch.randn(2, sum(counts), heads.groups, BLOCK, heads.size, generator=random).to(dtype)
+    qkv = torch.randn(len(lengths), heads.total, heads.size, generator=random)
+    qkv[:, : heads.heads] *= spread * heads.size**-0.5
+    return layout, qkv.to(dtype), *stored
+
+
+def exact(heads, layout, q, keys, values):
+    """In float64, one sequence after the other."""
+    mixed = torch.empty(len(layout.chunks), heads.heads * heads.size, dtype=torch.float64)
+    for row, (chunk, table) in enumerate(zip(layout.chunks, layout.tables, strict=True)):
+        k, v = (of[table].double().transpose(0, 1).flatten(1, 2)[:, : chunk.end] for of in (keys, values))
+        queries = q[row].double().view(heads.groups, -1, heads.size)
+        mixed[row] = ((queries @ k.transpose(1, 2)).softmax(-1) @ v).flatten()
+    return mixed
+
+
+@built
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.sampled_from([16, 32, 48, 64, 80, 96, 112, 128, 256]),
+    groups=st.integers(1, 4),
+    shared=st.integers(1, 9),
+    lengths=st.lists(st.integers(1, 1000), min_size=1, max_size=5),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    spread=st.sampled_from([0.1, 1.0, 20.0]),
+    seed=st.integers(0, 2**20),
+)
+@pytest.mark.parametrize("form", forms())
+def test_each_form_is_float64s(form, size, groups, shared, lengths, dtype, spread, seed):
+    heads = Heads(groups * shared, groups, size)
+    layout, qkv, keys, values = world(heads, lengths, dtype, spread, seed)
+    q = qkv[:, : heads.heads]
+    mixed = torch.full((len(lengths), heads.heads * size), torch.nan, dtype=dtype)
+    DecodeKernel(form, heads).attend(q, keys, values, layout.decoding, mixed)
+    wanted = exact(heads, layout, q, keys, values)
+    assert (mixed.double() - wanted).abs().max() <= NEAR[dtype] * max(1, wanted.abs().max()) * max(1, spread / 4)
+
+
+@built
+@pytest.mark.parametrize("form", forms())
+def test_what_lies_behind_a_row_is_not_seen(form):
+    """The rest of a block holds what was there before: here numbers that are none."""
+    heads, lengths = Heads(7, 1, 64), [1, 33, 130]
+    layout, qkv, keys, values = world(heads, lengths, torch.float32)
+    for length, table in zip(lengths, layout.tables, strict=True):
+        for of in (keys, values):
+            of[table[-1], :, (length - 1) % BLOCK + 1 :] = torch.nan
+    mixed = torch.empty(len(lengths), 7 * 64)
+    DecodeKernel(form, heads).attend(qkv[:, :7], keys, values, layout.decoding, mixed)
+    torch.testing.assert_close(mixed.double(), exact(heads, layout, qkv[:, :7], keys, values), atol=1e-5, rtol=0)
+
+
+@built
+def test_threads_share_the_rows():
+    heads, threads = Heads(8, 4, 64), torch.get_num_threads()
+    layout, qkv, keys, values = world(heads, [700, 1, 300, 129, 128, 40, 999], torch.float32)
+    found = []
+    try:
+        for count in (1, 3, 100):
+            torch.set_num_threads(count)
+            mixed = torch.full((7, 8 * 64), torch.nan)
+            DecodeKernel(forms()[0], heads).attend(qkv[:, :8], keys, values, layout.decoding, mixed)
+            found.append(mixed)
+    finally:
+        torch.set_num_threads(threads)
+    assert found[0].equal(found[1])
+    assert found[0].equal(found[2])
+
+
+@built
+@pytest.mark.parametrize("dtype", NEAR)
+def test_a_step_of_both_kinds_is_torchs(dtype):
+    """Rows of one token and pieces of prompts, in any order, with the kernel and without."""
+    heads, place = Heads(14, 2, 64), Place(CPU, dtype)
+    tokens = [1, 40, 1, 1, 200, 1]
+    starts = [300, 0, 0, 127, 77, 128]
+    tables = np.arange(18).reshape(6, 3)[::-1]
+    chunks = [
+        Chunk(np.zeros(count, np.int32), start, tuple(table.tolist()))
+        for count, start, table in zip(tokens, starts, tables, strict=True)
+    ]
+    layout = StepLayout.of_chunks(chunks, place)
+    qkv = torch.randn(layout.tokens + layout.spare, heads.total, heads.size)
+    qkv[:, : heads.heads] *= heads.size**-0.5
+    found = []
+    for kernel in (decode_kernel(heads, place), None):
+        torch.manual_seed(1)
+        cache = Cache(1, heads, 18, place)
+        cache.tensor.normal_()
+        attention = cache.attention(0, heads)
+        attention._kernel = kernel
+        found.append(attention(qkv.to(dtype), layout).float()[: layout.tokens])
+    assert (found[0] - found[1]).abs().max() <= NEAR[dtype] * 4
+
+
+def test_torch_computes_what_the_kernel_does_not():
+    assert decode_kernel(Heads(4, 2, 24), EXACT) is None
+    assert decode_kernel(Heads(4, 2, 64), Place(CPU, torch.float16)) is None
+    assert decode_kernel(Heads(4, 2, 64), Place(torch.device("cuda"), torch.float32)) is None
+    assert (decode_kernel(Heads(4, 2, 64), EXACT) is not None) == bool(forms())
