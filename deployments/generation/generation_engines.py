@@ -22,7 +22,7 @@ from deployments.hardware.device_detector import quick_cpu_dtype
 
 _EMULATED_BLOCKS = 1024
 _CPU_SHARE, _ACCELERATOR_SHARE = 0.5, 0.85  # of the memory that the weights leave, for the cache
-_MOST_CPU_BYTES = 16 * 2**30  # of the cache: more rows than it holds read it too slowly anyway
+_MOST_ON_CPU = 32  # texts as long as the model takes: more rows would read the cache too slowly anyway
 _WARM_UP_S = 3.0
 _FEWEST_STEPS = 5
 _WARM_UP_STEPS = (  # rows, tokens that each has in the cache, tokens of a prompt beside
@@ -141,9 +141,9 @@ class _Loaded:
         if self._device.type != "cpu":
             free, share = getattr(self._torch, self._device.type).mem_get_info()[0], _ACCELERATOR_SHARE
         left = share * (free - self._card.model.parameters * itemsize)
-        if self._device.type == "cpu":
-            left = min(left, _MOST_CPU_BYTES)
         least = blocks_of(self._card.context)
+        if self._device.type == "cpu":
+            left = min(left, _MOST_ON_CPU * least * block_bytes)
         if left < least * block_bytes:
             raise SettingsError(
                 f"args.{'cpu' if self._device.type == 'cpu' else 'accelerator'}.blocks",

@@ -27,6 +27,7 @@ class Stream:
         self.answers: list[tuple[float, object]] = []
         self.slowest_s = 0.0
         self.strange: list[str] = []
+        self.unavailable: Counter = Counter()  # what was said
 
     async def run(self, enough):
         chance, sent, due = random.Random(7), set(), time.monotonic()
@@ -70,6 +71,8 @@ class Stream:
             good = len(reply.json()["data"]) == 1
         else:
             good = "retry-after-ms" in reply.headers and "message" in reply.json()["error"]
+            if good and reply.status == 503:
+                self.unavailable[reply.json()["error"]["message"]] += 1
         if not good:
             self.strange.append(f"{reply.status} {reply.body[:200]!r}")
 

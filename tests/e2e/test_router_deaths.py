@@ -59,7 +59,7 @@ def test_nobody_notices_that_one_of_two_routers_dies(two, figure):
     back = f"a Router is back after {min(back_s):.1f} to {max(back_s):.1f} s"
     size = max(psutil.Process(pid).memory_info().rss for pid in alive) / 2**20
     figure(f"{back}, and takes {size:.0f} MiB; longest time without a 200: {stream.pause_s():.2f} s")
-    assert set(stream.of("small")) <= ANSWERED_OR_BUSY
+    assert set(stream.of("small")) <= ANSWERED_OR_BUSY, stream.unavailable
     assert set(stream.of("large")) <= {200, 429, 503, WITHOUT_ANSWER}
     assert not stream.strange
 
