@@ -276,7 +276,7 @@ class Stepper:
         ]
         drawn = [_drawn(part, of) for part, of in zip(parts, offered, strict=True) if part.wanted]
         work = StepWork(chunks, self.schedule.copies(), drawn)
-        planned_s = self.schedule.learning.factor * self.schedule.model.seconds(load_of(chunks))
+        planned_s = self.schedule.model.seconds(load_of(chunks))  # without what was learned, so that drift is seen
         step = self._step = Step(parts, work, now, planned_s)
         # An empty context: a step must not be tied to whatever call happens to be at hand.
         contextvars.Context().run(self._begin, step)

@@ -13,7 +13,7 @@ from deployments.generation.blocks import BLOCK
 from deployments.generation.emulated_steps import EmulatedSteps, following
 from deployments.generation.sampling import Sampling
 from deployments.generation.step_schedule import StepPolicy, StepSchedule
-from deployments.generation.step_time import StepTime
+from deployments.generation.step_time import StepLoad, StepTime
 from deployments.generation.stepper import Stepper
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers
 
@@ -319,5 +319,19 @@ def test_a_router_that_is_lost_takes_its_generations_along(how):
         await stepper.drained()
         assert other.tokens[number, 0] == answer_to(prompt(10, 2), 20)[10:]
         assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
+def test_what_steps_were_to_take_is_told_without_what_was_learned_since():
+    async def main():
+        told = []
+        stepper, _ = world(on_step=lambda *step: told.append(step))
+        stepper.schedule.learning.factor = 1.5
+        Router(stepper).ask(prompt(40), most_tokens=1)
+        await stepper.drained()
+        ((rows, tokens, _, planned_s),) = told
+        assert (rows, tokens) == (1, 40)
+        assert planned_s == pytest.approx(MODEL.seconds(StepLoad().with_chunk(0, 40)))
 
     run(main())
