@@ -332,7 +332,8 @@ class GenerationRouter:
         if all(refused.never for refused in request.refusals):
             return self._never(request, max(refused.longest for refused in request.refusals))
         self.refused += 1
-        retry_after_s = max(_SHORTEST_RETRY_S, request.retry_s + _LATER * self.config.ttft_s)
+        opens_s = request.retry_s if math.isfinite(request.retry_s) else self.config.ttft_s
+        retry_after_s = max(_SHORTEST_RETRY_S, opens_s + _LATER * self.config.ttft_s)
         return Busy(
             f"busy: what is admitted already leaves no room for this within its time; come back in "
             f"{retry_after_s:.2f} s",
