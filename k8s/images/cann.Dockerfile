@@ -6,7 +6,7 @@ FROM ascendai/cann:8.5.0-910b-ubuntu22.04-py3.11 AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /opt/windve
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
 COPY serve_app serve_app
 COPY deployments deployments
 COPY calibration calibration

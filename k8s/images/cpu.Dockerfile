@@ -3,9 +3,11 @@
 # behind each (`docker buildx imagetools inspect IMAGE` prints it): FROM python:3.11.14-slim-bookworm@sha256:...
 FROM python:3.11.14-slim-bookworm AS build
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# The compiler builds the kernel of answers on CPUs; the image itself has none.
+RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev
 RUN python -m venv /opt/windve
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml setup.py constraints.txt README.md LICENSE ./
 COPY serve_app serve_app
 COPY deployments deployments
 COPY calibration calibration
