@@ -25,7 +25,7 @@ from deployments.generation.step import StepLayout
 
 _MODELS = {"14/2 x 64": (Heads(14, 2, 64), 16), "32/8 x 128": (Heads(32, 8, 128), 4)}  # and so many layers
 _ANSWERS, _SHORTEST, _LONGEST = 32, 100, 2048
-_TURN_S, _TURNS = 0.05, 11
+_TURN_S, _TURNS = 0.05, 5
 
 
 def _layout(place: Place) -> StepLayout:

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCK = 128, PIECE = 32 }; /* tokens of a block of the cache; tokens between two looks at the largest score */
+enum { BLOCK = 128, PIECE = 64 }; /* tokens of a block of the cache; tokens between two looks at the largest score */
 
 struct attention {
     const void *queries;      /* [tokens, heads, size], a token `query_stride` numbers after the one before */
@@ -224,12 +224,17 @@ static TARGET void NAME(piece)(const struct attention *at, struct NAME(memory) *
                                int64_t tokens) {
     int64_t size = at->size, width = at->is_bfloat16 ? 2 : 4;
     for (int64_t t = 0; t < tokens; t += LANES) {
-        const char *soon = (const char *)at->values + (start + t * size) * width;
-        for (int64_t line = 0; line < LANES * size * width; line += 64)
-            __builtin_prefetch(soon + line);
+        const char *values = (const char *)at->values + (start + t * size) * width;
+        const char *further = (const char *)at->keys + (start + (t + PIECE) * size) * width;
+        int64_t bytes = LANES * size * width, share = (bytes / at->heads + 63) / 64 * 64;
         const float *keys = NAME(floats)(at, at->keys, start + t * size, LANES * size, of->numbers);
-        for (int64_t h = 0; h < at->heads; h++)
+        for (int64_t h = 0; h < at->heads; h++) {
+            for (int64_t line = h * share; line < least(bytes, (h + 1) * share); line += 64) { /* what is read next */
+                __builtin_prefetch(values + line);
+                __builtin_prefetch(further + line);
+            }
             AT(of->scores + h * PIECE + t) = NAME(score)(queries + h * size, keys, size);
+        }
     }
     for (int64_t h = 0; h < at->heads; h++)
         of->factors[h] = NAME(weigh)(of->scores + h * PIECE, tokens, of->largest + h, of->totals + h);
