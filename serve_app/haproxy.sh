@@ -49,6 +49,8 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     option http-ignore-probes\
     http-request disable-l7-retry if { path_end /completions }\
     http-request del-header x-request-id if { req.hdr(x-request-id) -m reg [^!-~] }\
+    http-request del-header x-session-id if { req.hdr(x-session-id) -m reg [^!-~] }\
+    http-request del-header ^serve[-_]multiplexed[-_]model[-_]id$ -m reg\
     http-request set-var-fmt(txn.unavailable) '"'$tei'"'\
     http-request set-var-fmt(txn.unavailable) '"'$openai'"' if { path_sub /v1/ /v2/ } or { path_end /embeddings /pooling }\
     http-request set-var-fmt(txn.unavailable) '"'$cohere'"' if { path_end /v1/embed /v2/embed /v1/rerank /v2/rerank }\

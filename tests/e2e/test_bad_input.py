@@ -124,7 +124,7 @@ def is_fault(bad, what):
     if what == "504":
         return not bad.late
     if what == "INTERNAL":
-        return bad.kind != "gRPC: lengths and flags"
+        return bad.kind != "gRPC: lengths and flags" and b"x-bin-bin" not in bad.sent  # is no base64
     return what in OUR_FAULT or what.removeprefix("HTTP ").startswith("5")
 
 

@@ -82,10 +82,8 @@ backend routers
 """
 
 
-@pytest.mark.parametrize(
-    ("route", "times"), [("/v1/embeddings", 4), ("/v1/completions", 1), ("/windve/v1/chat/completions", 1)]
-)
-def test_a_generation_is_not_sent_again_where_its_router_died(tmp_path, route, times):
+def heard(tmp_path, route, headers):
+    """What a Router that dies of each request is sent, each time."""
     asked = []
 
     class Dying(socketserver.BaseRequestHandler):
@@ -102,10 +100,37 @@ def test_a_generation_is_not_sent_again_where_its_router_died(tmp_path, route, t
             env={**os.environ, "WINDVE_HAPROXY": get_haproxy_binary()},
         )
         connection = http.client.HTTPConnection(*listener.getsockname(), timeout=30)
-        connection.request("POST", route, "{}")
+        connection.request("POST", route, "{}", headers)
         assert connection.getresponse().status in {502, 503}
         connection.close()
         haproxy.terminate()
         haproxy.wait(10)
         router.shutdown()
-    assert len(asked) == times
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("route", "times"), [("/v1/embeddings", 4), ("/v1/completions", 1), ("/windve/v1/chat/completions", 1)]
+)
+def test_a_generation_is_not_sent_again_where_its_router_died(tmp_path, route, times):
+    assert len(heard(tmp_path, route, {})) == times
+
+
+NOT_UTF_8 = b"\xff\xfe"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "arrives"),
+    [
+        ("x-request-id", b"order-7", True),
+        ("x-request-id", NOT_UTF_8, False),
+        ("x-session-id", b"mine", True),
+        ("X-Session-Id", NOT_UTF_8, False),
+        ("serve_multiplexed_model_id", NOT_UTF_8, False),
+        ("Serve-Multiplexed_Model-Id", b"other", False),
+        ("traceparent", b"00-0-0-00", True),
+    ],
+)
+def test_what_serve_itself_would_fail_on_does_not_reach_it(tmp_path, name, value, arrives):
+    (sent,) = set(heard(tmp_path, "/v1/completions", {name: value}))
+    assert (name.lower().encode() in sent.lower()) == arrives
