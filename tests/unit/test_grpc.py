@@ -174,6 +174,7 @@ STATUSES = {
     "EmptyInput": "INVALID_ARGUMENT",
     "UnknownModel": "NOT_FOUND",
     "BodyTooLarge": "INVALID_ARGUMENT",
+    "ContextExceeded": "INVALID_ARGUMENT",
     "Unauthorized": "UNAUTHENTICATED",
     "Forbidden": "PERMISSION_DENIED",
     "WrongKind": "FAILED_PRECONDITION",
