@@ -52,6 +52,7 @@ _ASKED = 4  # replicas of a pool for one generation
 _ANSWERS_S = 1.0  # a replica that takes longer to admit or refuse is passed over
 _LATER = 0.02  # of `ttft_s`: who comes back the moment that there is room comes too soon
 _SHORTEST_RETRY_S = 0.05
+_UNHURRIED = 0.75  # of the promise is left as it is offered: who refuses it then for ever means it
 _BEGUN = Piece(0, "", ())  # is never given out
 
 
@@ -93,6 +94,7 @@ class Request:
     retry_s: float = math.inf
     ended: set[int] = field(default_factory=set)  # answers
     begun: bool = False  # a token has come
+    hurried: bool = False  # somebody was offered it late, or did not answer: what is refused now may do another time
 
     @property
     def is_over(self) -> bool:
@@ -274,6 +276,7 @@ class GenerationRouter:
             except (TimeoutError, WindveError) as error:  # it hangs, it died, or it could not: another may
                 logger.info("the %s pool's replica %s did not answer an offer: %r", pool.name, link.view.replica, error)
                 link.call_off(streaming)
+                request.hurried = True
                 continue
             except BaseException:
                 link.call_off(streaming)
@@ -307,10 +310,11 @@ class GenerationRouter:
                     yield pool, link
 
     def _offer(self, request: Request) -> GenerationOffer:
-        asked = request.asked
+        asked, now = request.asked, asyncio.get_running_loop().time()
+        request.hurried |= request.due - now < _UNHURRIED * (request.due - request.started)
         return GenerationOffer(
             number=0,
-            left_s=max(0.0, request.due - asyncio.get_running_loop().time()),
+            left_s=max(0.0, request.due - now),
             ids=asked.ids,
             most_tokens=asked.most_tokens,
             sampling=asked.sampling,
@@ -329,7 +333,7 @@ class GenerationRouter:
         """Why nobody has admitted it."""
         if not request.refusals:
             return Unavailable("no pool can answer now: no live replica answers; please try again later")
-        if all(refused.never for refused in request.refusals):
+        if all(refused.never for refused in request.refusals) and not request.hurried:
             return self._never(request, max(refused.longest for refused in request.refusals))
         self.refused += 1
         opens_s = request.retry_s if math.isfinite(request.retry_s) else self.config.ttft_s

@@ -187,7 +187,7 @@ class StepSchedule:
     _mean_prompt: float = 0.0  # tokens
     _mean_most: float = 0.0
     _mean_gap_s: float = 0.0  # between the ends of two generations
-    _last_end: float = 0.0
+    _last_end: float = 0.0  # of one, or when the device has begun to work since
 
     def __post_init__(self) -> None:
         self._blocks = Blocks(self.block_count)
@@ -206,8 +206,14 @@ class StepSchedule:
         if outlook is None or not (generation.bulk or outlook.kept or self._may_probe(now, generation)):
             self._refused_full += 1
             return False
+        if self._rests:
+            self._last_end = now  # what comes between ends counts from here
         self._admit(generation, outlook)
         return True
+
+    @property
+    def _rests(self) -> bool:
+        return not (self._waiting or self._running or self._step)
 
     def never(self, generation: Generation, left_s: float) -> bool:
         """An idle device, as quick as it is known to be, would not have its first token in `left_s`, or not keep its
@@ -241,12 +247,11 @@ class StepSchedule:
         return rows <= self.policy.step_tokens and self._reserved + blocks <= self.block_count
 
     def _may_probe(self, now: float, generation: Generation) -> bool:
-        """A device that rests tries now and then whether it is still as slow as it was."""
-        rests = not (self._waiting or self._running or self._step)
-        if not rests or self.learning.factor <= 1 or now - self._since < self._probe_after * self.policy.ttft_s:
+        """A device that rests tries now and then whether it is still as slow, or scatters as much, as it did."""
+        if not self._rests or now - self._since < self._probe_after * self.policy.ttft_s:
             return False
         self._probe_after = min(2 * self._probe_after, _LAST_PROBE)
-        return self._alone(generation, generation.due - now, 1.0).kept
+        return self._alone(generation, generation.due - now, min(1.0, self.learning.factor)).kept
 
     def _outlook(self, now: float, generation: Generation) -> Outlook:
         """With it among the others."""
@@ -313,10 +318,10 @@ class StepSchedule:
         composed.leave_room()
         composed.add_bulk_rows([row for row in self._running if row.generation.bulk])
         composed.add_chunks([one for one in self._waiting if one.bulk])
-        self._step, self._planned_s, self._began = composed.parts, self.model.seconds(composed.load), now
-        for row, start, tokens, _ in self._step:
+        for row, start, tokens, _ in composed.parts:
             self._blocks.grow(row.table, start + tokens)
             row.coming = tokens
+        self._step, self._planned_s, self._began = composed.parts, self.model.seconds(composed.load), now
         return self._step
 
     def copies(self) -> list[tuple[int, int]]:
@@ -324,9 +329,12 @@ class StepSchedule:
         copies, self._copies = self._copies, []
         return copies
 
-    def ended(self, now: float, seconds: float, finished: Collection[Row] = ()) -> None:
-        """The step ran in `seconds`. Each row that was wanted has one token more; the `finished` ones have ended."""
-        self._learn(seconds)
+    def ended(self, now: float, seconds: float, finished: Collection[Row] = (), *, whole: bool = True) -> None:
+        """The step ran in `seconds`. Each row that was wanted has one token more; the `finished` ones have ended. One
+        that failed, not `whole`, teaches nothing.
+        """
+        if whole and self._planned_s > 0:
+            self._learn(seconds)
         for row, _, tokens, wanted in self._step:
             row.coming = 0
             if row not in row.generation.rows:  # removed meanwhile
@@ -446,6 +454,8 @@ class _Composed:
             row = generation.rows[0]
             left = min(generation.prompt_tokens - row.computed, self._room)
             tokens = self._model.most_tokens(self.load, row.computed, left, self._most_s)
+            if not self.parts:  # a device that is slower than its steps should be goes on all the same
+                tokens = max(tokens, min(left, 1 + self._model.knee))
             if tokens <= 0:
                 return
             self.load = self.load.with_chunk(row.computed, tokens)
@@ -461,9 +471,10 @@ class _Composed:
             self._most_s = min(self._most_s, self._policy.bulk_share * self._policy.longest_step_s / self._slow)
 
     def add_bulk_rows(self, rows: Sequence[Row]) -> None:
-        """Those that there is room for."""
+        """Those that there is room for, and one at least where the step is empty."""
         for row in rows:
-            if self._room and self._model.seconds(self.load.with_row(row.length)) <= self._most_s:
+            fits = not self.parts or self._model.seconds(self.load.with_row(row.length)) <= self._most_s
+            if self._room and fits:
                 self._add_row(row)
 
     def _add_row(self, row: Row) -> None:

@@ -302,11 +302,12 @@ class Stepper:
                 finished += self._picked(part, picked)
             tokens = sum(part.tokens for part in step.parts)
             self._on_step(len(step.parts), tokens, now - step.began, step.planned_s)
-        self.schedule.ended(now, now - step.began, [*finished, *self._stopped])
+        whole = not isinstance(found, BaseException)
+        self.schedule.ended(now, now - step.began, [*finished, *self._stopped], whole=whole)
+        for row in [*(part.row for part in step.parts), *self._stopped]:
+            if not row.generation.rows:
+                row.generation.item.session.generations.pop(row.generation.item.offer.number, None)
         self._step, self._stopped = None, []
-        for part in step.parts:
-            if not part.row.generation.rows:
-                part.row.generation.item.session.generations.pop(part.row.generation.item.offer.number, None)
         self._idle.set()
         self._send_soon()
         self._look()

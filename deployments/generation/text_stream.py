@@ -21,7 +21,14 @@ class TextStream:
 
     def add(self, token: int) -> str:
         """The text that is certain now. Nothing once it has stopped."""
-        return "" if self.stopped else self._given(self._decoded.step(self._tokenizer, token) or "")
+        return "" if self.stopped else self._given(self._decode(token) or "")
+
+    def _decode(self, token: int) -> str | None:
+        try:
+            return self._decoded.step(self._tokenizer, token)
+        except Exception:  # noqa: BLE001 - the library has no kind of its own: bytes that are no text came before
+            self._decoded = DecodeStream(skip_special_tokens=True)
+            return self._decoded.step(self._tokenizer, token)
 
     def end(self) -> str:
         """What was held back: no token comes any more. Half a character is left out."""

@@ -7,6 +7,7 @@ the end, an error as the last event. A line that begins with a colon is a commen
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Any
 from deployments.errors import WindveError
 from serve_app.asgi import ClientGone, Stream, Write, dumps
 from serve_app.http_errors import Headers, openai_error
+
+logger = logging.getLogger("ray.serve")
 
 EVENTS: Headers = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -103,6 +106,12 @@ class EventStream(Stream):
                 self._waiting.append(one)
                 self._wake.set()
         except WindveError as error:
-            self._waiting.append(event(openai_error(error)))
-            return error
+            return self._broken_by(error)
+        except Exception:
+            logger.exception("a stream broke off")
+            return self._broken_by(WindveError("the answer broke off by an error of the server; its log says more"))
         return None
+
+    def _broken_by(self, error: WindveError) -> WindveError:
+        self._waiting.append(event(openai_error(error)))
+        return error

@@ -313,6 +313,20 @@ def test_a_replica_that_says_nothing_is_passed_over(monkeypatch):
     asyncio.run(main())
 
 
+def test_what_was_offered_too_late_is_told_to_come_back(monkeypatch):
+    """The first replica hangs for longer than the promise allows: the second one could have done it in time."""
+
+    async def main():
+        first, second = Replica("a"), Replica("b")
+        async with service(monkeypatch, [first], [second], ttft_s=1.0) as router:
+            first.hung = True
+            with pytest.raises(Busy):
+                await router.begin(asked())
+            assert not second.stepper.schedule.steps
+
+    asyncio.run(main())
+
+
 def test_an_engine_that_fails_says_so_once(monkeypatch):
     async def main():
         replica = Replica("a")

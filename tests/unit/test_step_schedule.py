@@ -263,3 +263,49 @@ def test_answers_of_one_token_end_with_their_prompt(answers):
     run_step(schedule, 0.0)
     assert not one.rows
     assert schedule._blocks.free == 200
+
+
+def ended(schedule, now, most=30):
+    """Run steps until nothing is left; the time."""
+    for _ in range(most):
+        now, parts = run_step(schedule, now)
+        if not parts:
+            return now
+    raise AssertionError("it does not end")
+
+
+def test_a_device_that_has_rested_for_days_says_when_there_is_room_by_its_work():
+    schedule, days = schedule_of(blocks=20), 10 * 86_400.0
+    for now in (days, 2 * days):
+        assert schedule.offer(now, generation(due=now + 2.0))
+        ended(schedule, now)
+    now = 2 * days + 10
+    while schedule.offer(now, generation(due=now + 2.0)):
+        pass
+    assert 0 < schedule.state(now).opens_s < 2
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_a_device_that_rests_tries_what_only_its_margin_refuses(factor):
+    schedule = StepSchedule(StepTime(0.075, 0.0, 0.0, 0.0, 0.0), POLICY, 200)
+    schedule.learning.margin, schedule.learning.factor = 0.3, factor
+    now = schedule._since = 100.0
+    assert not schedule.never(generation(due=2.0), 2.0)
+    assert not schedule.offer(now + 0.1, generation(due=now + 2.1))  # it has only just come to rest
+    assert schedule.offer(now + 3.0, generation(due=now + 5.0))
+
+
+def test_bulk_goes_on_where_one_row_takes_longer_than_a_step_should():
+    schedule = StepSchedule(StepTime(0.1, 0.03, 0.0, 0.03, 0.0), StepPolicy(ttft_s=1.0, tpot_s=0.1), 200)
+    schedule.learning.factor = 5.0
+    assert schedule.offer(0.0, generation(prompt=3, most=4, bulk=True))
+    ended(schedule, 0.0)
+    assert schedule.state(10.0).free_blocks == 200
+
+
+def test_a_step_that_failed_teaches_nothing():
+    schedule = schedule_of()
+    assert schedule.offer(0.0, generation())
+    schedule.next_step(0.0)
+    schedule.ended(1e-6, 1e-6, whole=False)
+    assert schedule.learning.factor == 1.0

@@ -68,3 +68,16 @@ def test_nothing_comes_after_a_stop(tokenizer):
     pieces, stopped = streamed(tokenizer, "one STOP two", [" STOP", "two"])
     assert "".join(pieces) == "one"
     assert stopped
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 299), max_size=60))
+def test_bytes_that_are_no_text_end_no_answer(ids):
+    """Models with byte tokens, such as Llama's first ones, may say any bytes at a high temperature."""
+    words = {f"<0x{byte:02X}>": byte for byte in range(256)} | {f"\u2581w{n}": 256 + n for n in range(44)}
+    made = Tokenizer(models.WordLevel(words, unk_token="<0x00>"))
+    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    stream = TextStream(made)
+    text = "".join([*map(stream.add, ids), stream.end()])
+    if all(token >= 256 for token in ids):
+        assert text == made.decode(ids)
