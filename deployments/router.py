@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ray.serve")
 
+_JOIN_S, _LOOK_S = 3.0, 0.01  # since the start; between two looks
 _TIMER_S = 0.001  # a timer may fire so much before its time
 _AHEAD, _SPARE = 1.5, 8  # queries are tokenised for so many times the room, and a few more: an estimate may be wrong
 
@@ -340,6 +341,11 @@ class Router:
     def can_answer(self) -> bool:
         """A live replica has an open queue."""
         return self._placer.can_answer
+
+    async def joined(self) -> None:
+        """Until a replica is reached, for three seconds since the start at most: Serve then sends requests here."""
+        while not self.can_answer and time.time() < self.started + _JOIN_S:  # noqa: ASYNC110 - once, at the start
+            await asyncio.sleep(_LOOK_S)
 
     @property
     def live_pools(self) -> dict[str, bool]:

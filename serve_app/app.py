@@ -68,6 +68,7 @@ class Ingress:
             for router in self.routers:
                 router.configure(configs[router.card.name])
             self._observer.configure(configs)
+            await asyncio.gather(*(router.joined() for router in self.routers))
 
     async def check_health(self) -> None:
         """Called by Serve every second or so: the moment to see whether the API keys have changed."""

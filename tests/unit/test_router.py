@@ -472,3 +472,23 @@ def test_a_trial_counts_against_nobody():
     client = Client(Tenant("a"), Quota(1.0, "device_seconds"))
     assert Wanted(client=client).charged is client
     assert Wanted(client=client, trial=Trial("secret", {"accelerator": 4})).charged is None
+
+
+@virtual
+async def test_a_router_that_starts_waits_for_its_first_replica_but_not_for_ever(monkeypatch):
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr("deployments.router.time.time", loop.time)
+    world = World(monkeypatch, {"accelerator": [Replica("a")]})
+    world.replicas["a"].alive = False
+    began = loop.time()
+    router = await world.router()
+    await router.joined()
+    assert loop.time() - began == pytest.approx(3.0, abs=0.05)
+    await router.joined()  # a config that changes later does not wait
+    assert loop.time() - began == pytest.approx(3.0, abs=0.05)
+    world.replicas["a"].alive = True
+    second = await world.router("r1")
+    began = loop.time()
+    await second.joined()
+    assert loop.time() == began
+    assert second.can_answer
