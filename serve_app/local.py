@@ -200,6 +200,9 @@ def _answer_while_routers_die() -> None:
     os.environ.setdefault("WINDVE_HAPROXY", get_haproxy_binary())
     os.environ.setdefault("RAY_SERVE_HAPROXY_BINARY_PATH", str(Path(__file__).with_name("haproxy.sh")))
     os.environ.setdefault("RAY_SERVE_HAPROXY_RETRY_ON", "conn-failure empty-response")
+    # A HAProxy that has just been replaced may know dead Routers only: each must be out at once, not after three tries,
+    # which is all that a request has, so that Serve's own proxy gets it.
+    os.environ.setdefault("RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT", "1")
     os.environ.setdefault("RAY_SERVE_HAPROXY_TUNE_BUFSIZE", str(_SENT_AGAIN_BYTES))
     os.environ.setdefault("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "1")  # a HAProxy that is gone is started anew sooner
 
