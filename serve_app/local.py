@@ -199,7 +199,7 @@ def _answer_while_routers_die() -> None:
 
     os.environ.setdefault("WINDVE_HAPROXY", get_haproxy_binary())
     os.environ.setdefault("RAY_SERVE_HAPROXY_BINARY_PATH", str(Path(__file__).with_name("haproxy.sh")))
-    os.environ.setdefault("RAY_SERVE_HAPROXY_RETRY_ON", "conn-failure empty-response")
+    os.environ.setdefault("RAY_SERVE_HAPROXY_RETRY_ON", "conn-failure empty-response 500")
     # A HAProxy that has just been replaced may know dead Routers only: each must be out at once, not after three tries,
     # which is all that a request has, so that Serve's own proxy gets it.
     os.environ.setdefault("RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT", "1")

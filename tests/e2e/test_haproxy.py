@@ -70,10 +70,12 @@ DYING = """
 defaults
     mode http
     retries 3
-    retry-on conn-failure empty-response
+    retry-on conn-failure empty-response 500
     timeout connect 1s
     timeout client 30s
     timeout server 30s
+    errorfile 502 {folder}/none
+    errorfile 503 {folder}/none
 frontend http_frontend
     bind fd@{listener}
     default_backend routers
@@ -82,17 +84,18 @@ backend routers
 """
 
 
-def heard(tmp_path, route, headers):
-    """What a Router that dies of each request is sent, each time."""
+def heard(tmp_path, route, headers, last_words=b""):
+    """What a Router that dies of each request, after `last_words`, is sent each time."""
     asked = []
 
     class Dying(socketserver.BaseRequestHandler):
         def handle(self):
             asked.append(self.request.recv(65536))
+            self.request.sendall(last_words)
 
     with socket.create_server(("127.0.0.1", 0)) as listener, socketserver.TCPServer(("127.0.0.1", 0), Dying) as router:
         threading.Thread(target=router.serve_forever).start()
-        config = DYING.format(listener=listener.fileno(), port=router.server_address[1])
+        config = DYING.format(folder=tmp_path, listener=listener.fileno(), port=router.server_address[1])
         (tmp_path / "haproxy.cfg").write_text(config)
         haproxy = subprocess.Popen(
             ["sh", ROOT / "serve_app" / "haproxy.sh", "-db", "-f", tmp_path / "haproxy.cfg"],
@@ -101,7 +104,10 @@ def heard(tmp_path, route, headers):
         )
         connection = http.client.HTTPConnection(*listener.getsockname(), timeout=30)
         connection.request("POST", route, "{}", headers)
-        assert connection.getresponse().status in {502, 503}
+        answer = connection.getresponse()
+        assert answer.status in {502, 503}
+        assert json.loads(answer.read())["error"]["message"].startswith("no Router can answer")
+        assert answer.headers["retry-after"] == "1"
         connection.close()
         haproxy.terminate()
         haproxy.wait(10)
@@ -109,11 +115,17 @@ def heard(tmp_path, route, headers):
     return asked
 
 
+OF_SERVES_PROXY = (
+    b"HTTP/1.1 500 Internal Server Error\r\ncontent-type: text/plain; charset=utf-8\r\n\r\nInternal Server Error"
+)
+
+
+@pytest.mark.parametrize("last_words", [b"", OF_SERVES_PROXY])
 @pytest.mark.parametrize(
     ("route", "times"), [("/v1/embeddings", 4), ("/v1/completions", 1), ("/windve/v1/chat/completions", 1)]
 )
-def test_a_generation_is_not_sent_again_where_its_router_died(tmp_path, route, times):
-    assert len(heard(tmp_path, route, {})) == times
+def test_a_generation_is_not_sent_again_where_its_router_died(tmp_path, route, times, last_words):
+    assert len(heard(tmp_path, route, {}, last_words)) == times
 
 
 NOT_UTF_8 = b"\xff\xfe"

@@ -30,7 +30,7 @@ _DISK = "300m"
 _CLUSTER = {  # as docs/operations.md wants it of a cluster's nodes
     "RAY_SERVE_HAPROXY_H2_FE_MAX_CONCURRENT_STREAMS": "10000",
     "RAY_SERVE_HAPROXY_H2_BE_MAX_CONCURRENT_STREAMS": "10000",
-    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response 500",
     "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
     "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",
     "RAY_SERVE_HAPROXY_BINARY_PATH": str(ROOT / "serve_app" / "haproxy.sh"),

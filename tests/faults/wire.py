@@ -18,6 +18,7 @@ class Wire:
         self._flows = asyncio.Event()
         self._flows.set()
         self._ends: set[asyncio.StreamWriter] = set()
+        self._carrying: set[asyncio.Task[None] | None] = set()
         self.port = 0
 
     async def open(self) -> None:
@@ -26,7 +27,9 @@ class Wire:
 
     async def close(self) -> None:
         self._server.close()
+        await self.flow()
         await self.reset()
+        await asyncio.gather(*filter(None, self._carrying))
 
     async def swallow(self) -> None:
         """From now on nothing arrives; nobody is told."""
@@ -49,14 +52,16 @@ class Wire:
         except OSError:
             writer.transport.abort()
             return
-        ends = {writer, to_there}
+        ends, carrying = {writer, to_there}, asyncio.current_task()
         self._ends |= ends
+        self._carrying.add(carrying)
         try:
             await asyncio.gather(self._pass(reader, to_there), self._pass(there, writer))
         except OSError:
             pass  # one side hung up: so do we, on the other
         finally:
             self._ends -= ends
+            self._carrying.discard(carrying)
             for end in ends:
                 end.transport.abort()
 
