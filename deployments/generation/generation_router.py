@@ -285,7 +285,8 @@ class GenerationRouter:
                 self._admitted(request, pool, link)
                 return Placed(link, streaming)
             request.refusals.append(refused)
-            request.retry_s = min(request.retry_s, link.view.opens_s(asyncio.get_running_loop().time()))
+            if not refused.never:
+                request.retry_s = min(request.retry_s, refused.opens_s)
         raise self._refusal(request)
 
     def _admitted(self, request: Request, pool: GenerationPool, link: GenerationLink) -> None:

@@ -28,6 +28,7 @@ import numpy.typing as npt
 from deployments.generation.step_time import StepTime
 
 Numbers = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.intp]
 
 _ROUNDS = 6  # of looking for the time at which the work until then is done; enough but for a device near its limit
 _TINY = 1e-9
@@ -87,10 +88,11 @@ class Forecast:
     def look(self) -> Outlook:
         """First tokens as they are predicted, and whether all promises hold."""
         running = _Steps(self, self.paces)
-        firsts = running.firsts()
+        firsts, _ = running.firsts()
         joined = _Steps(self, [*self.paces, *self._later(firsts, running)])
-        firsts = np.maximum(firsts, joined.firsts())
-        return Outlook(firsts, joined.keeps_firsts() and joined.keeps_paces())
+        later, sure = joined.firsts()
+        kept = joined.keeps_firsts(later, sure=sure) and joined.keeps_paces()
+        return Outlook(np.maximum(firsts, later), kept)
 
     def _later(self, firsts: Numbers, running: _Steps) -> list[Pace]:
         """The answers of the prompts that wait."""
@@ -117,17 +119,21 @@ class _Steps:
         columns = np.array(paces, np.float64).reshape(-1, len(Pace._fields)).T
         self._due, self._pace, self._left, self._length, self._after, self._ahead = columns
         self._firsts_due = np.array([prompt.due_s for prompt in forecast.prompts], np.float64)
+        self._upto = np.arange(1, len(forecast.prompts) + 1)[:, None]
         self._tokens = np.cumsum([0.0, *(prompt.tokens for prompt in forecast.prompts)])
         self._pairs = np.cumsum([0.0, *(prompt.pairs for prompt in forecast.prompts)])
 
-    def steps_by(self, at_s: Numbers) -> Numbers:
-        """[m]: n(t), of times [m]. Steps are no longer than `longest_s`, so there are at least so many."""
+    def steps_by(self, at_s: Numbers, prompts: Counts | float = math.inf) -> Numbers:
+        """[m]: n(t), of times [m], for the answers of the first so many `prompts` [m, 1] less one: the others have no
+        token before. Steps are no longer than `longest_s`, so there are at least so many.
+        """
         tokens = np.floor((at_s[:, None] - self._due) / self._pace + 1 + _TINY)
-        steps = np.where(tokens > 0, self._after + np.minimum(tokens, self._left), 0.0)
+        counts = (tokens > 0) & (self._ahead < prompts)
+        steps = np.where(counts, self._after + np.minimum(tokens, self._left), 0.0)
         fewest = np.floor(np.maximum(at_s - self._of.free_s, 0.0) / self._of.longest_s)
         return np.asarray(np.maximum(steps.max(axis=1, initial=0.0), fewest))
 
-    def ends_s(self, steps: Numbers, prompts: npt.NDArray[np.intp]) -> Numbers:
+    def ends_s(self, steps: Numbers, prompts: Counts) -> Numbers:
         """[m, k]: when so many steps [m, 1] are done, with the first so many prompts [m, k] computed in them."""
         model = self._of.model
         tokens = np.clip(steps - self._after, 0.0, self._left)  # [m, answers]
@@ -143,21 +149,30 @@ class _Steps:
         planned_s = rows_s + prompts_s + model.pair_s * self._pairs[prompts]
         return np.asarray(self._of.free_s + self._of.slow * planned_s)
 
-    def firsts(self) -> Numbers:
-        """[prompts]: when each one's first token is there. The step that ends it holds all answers, too."""
-        upto = np.arange(1, len(self._tokens))[:, None]
-        at_s = self.ends_s(np.ones(upto.shape), upto)[:, 0]
-        for _ in range(_ROUNDS if len(upto) else 0):
-            later_s = np.maximum(at_s, self.ends_s(self.steps_by(at_s)[:, None] + 1, upto)[:, 0])
+    def firsts(self) -> tuple[Numbers, bool]:
+        """[prompts]: when each one's first token is there; and whether it is not later than that."""
+        at_s = self.ends_s(np.ones((len(self._firsts_due), 1)), self._upto)[:, 0]
+        for _ in range(_ROUNDS):
+            later_s = np.maximum(at_s, self._first_by(at_s))
             if (later_s <= at_s + _TINY).all():
-                break
+                return at_s, True
             at_s = later_s
-        return at_s
+        return at_s, False
 
-    def keeps_firsts(self) -> bool:
-        """The work until each prompt's deadline is done by then."""
-        ends = self.ends_s(self.steps_by(self._firsts_due)[:, None] + 1, np.arange(1, len(self._tokens))[:, None])
-        return bool((ends[:, 0] <= self._firsts_due + _TINY).all())
+    def keeps_firsts(self, firsts: Numbers, *, sure: bool) -> bool:
+        """Each one is there by its deadline: at some time until then all that is due by that time is done, and the step
+        that ends the prompt. `firsts` is the first such time, where it is `sure`, or before it.
+        """
+        due = self._firsts_due + _TINY
+        if (firsts > due).any():
+            return False
+        return sure or bool((self._first_by(due) <= due).all())
+
+    def _first_by(self, at_s: Numbers) -> Numbers:
+        """[prompts]: when each one's first token is there, if the answers get the tokens before that are due by `at_s`
+        [prompts]. The step that ends the prompt holds all answers, too.
+        """
+        return self.ends_s(self.steps_by(at_s, self._upto)[:, None] + 1, self._upto)[:, 0]
 
     def keeps_paces(self) -> bool:
         """Each answer's tokens are in time. Between two steps at which an answer comes or has all its tokens, deadlines

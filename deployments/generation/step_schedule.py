@@ -106,6 +106,7 @@ class Generation:
     item: Any = None
     rows: list[Row] = field(default_factory=list)
     first_at: float | None = None  # when its first token was there
+    opens_s: float = 0.0  # where it was refused: seconds until it would be admitted, as it was predicted then
     predicted_s: float = 0.0  # from admission to its first token, as it was predicted then
 
     @property
@@ -195,7 +196,7 @@ class StepSchedule:
     # --- admission ----------------------------------------------------------------------------------------------------
 
     def offer(self, now: float, generation: Generation) -> bool:
-        """Admit it, or refuse it: then it has changed nothing."""
+        """Admit it, or refuse it: then it has changed nothing, and knows `opens_s`."""
         weight = _AVERAGED if self._mean_prompt else 1.0
         self._mean_prompt += weight * (generation.prompt_tokens - self._mean_prompt)
         self._mean_most += weight * (generation.most_tokens - self._mean_most)
@@ -205,6 +206,7 @@ class StepSchedule:
         outlook = self._outlook(now, generation) if self._fits(generation) else None
         if outlook is None or not (generation.bulk or outlook.kept or self._may_probe(now, generation)):
             self._refused_full += 1
+            generation.opens_s = self._opens_s(now, generation, outlook)
             return False
         if self._rests:
             self._last_end = now  # what comes between ends counts from here
@@ -405,6 +407,15 @@ class StepSchedule:
 
     # --- what Routers are told ----------------------------------------------------------------------------------------
 
+    def _opens_s(self, now: float, generation: Generation, outlook: Outlook | None) -> float:
+        """Until this one, which is refused, would be admitted: one generation ends before, or as many as hold the
+        blocks that are missing, and the first token is in time.
+        """
+        late_s = 0.0 if outlook is None else float(outlook.first_s[0]) - (generation.due - now)
+        missing = generation.most_blocks - (self.block_count - self._reserved)
+        each = max(1, self._reserved // max(1, len(self._running) + len(self._waiting)))
+        return max(late_s, math.ceil(max(1, missing) / each) * self._mean_gap_s, self.model.beta_s)
+
     def state(self, now: float) -> StepState:
         """What the device is like now."""
         typical = Generation(
@@ -416,9 +427,8 @@ class StepSchedule:
         outlook = self._outlook(now, typical)
         first_s = float(outlook.first_s[0])
         prompt_token_s = self.learning.factor * self.model.prompt_token_s
-        opens_s = 0.0
-        if not (outlook.kept and self._fits(typical)):
-            opens_s = max(first_s - self.policy.ttft_s, self._mean_gap_s, self.model.beta_s)
+        admitted = outlook.kept and self._fits(typical)
+        opens_s = 0.0 if admitted else self._opens_s(now, typical, outlook)
         return StepState(
             opens_s, max(0.0, first_s - prompt_token_s * typical.prompt_tokens), prompt_token_s,
             self.block_count - self._reserved, self.block_count, len(self._running), len(self._waiting), self.steps,
@@ -436,6 +446,7 @@ class _Composed:
         self.load = StepLoad()
         self.parts: list[Part] = []
         self._room = policy.step_tokens
+        self._slack_s = math.inf  # of the row that has the least
 
     def add_rows(self, rows: Sequence[Row]) -> None:
         """All of them: the one with the least slack bounds the step."""
@@ -444,8 +455,9 @@ class _Composed:
             if generation.pace_s is not None:
                 assert generation.first_at is not None
                 slack_s = generation.first_at + row.picked * generation.pace_s - self._now
-                self._most_s = min(self._most_s, slack_s / self._slow)
+                self._slack_s = min(self._slack_s, slack_s / self._slow)
             self._add_row(row)
+        self._most_s = min(self._most_s, self._slack_s)
         self._most_s = max(self._most_s, (1 + _LEAST_CHUNKS) * self._model.seconds(self.load))
 
     def add_chunks(self, generations: Iterable[Generation]) -> None:
@@ -466,9 +478,10 @@ class _Composed:
                 self._most_s = min(self._most_s, (generation.due - self._now) / self._slow)
 
     def leave_room(self) -> None:
-        """Bulk work makes a step with others no longer than its share."""
+        """Bulk work makes a step with others no longer than its share, and no answer late, nor later."""
         if self.parts:
-            self._most_s = min(self._most_s, self._policy.bulk_share * self._policy.longest_step_s / self._slow)
+            share_s = self._policy.bulk_share * self._policy.longest_step_s / self._slow
+            self._most_s = min(self._most_s, self._slack_s, share_s)
 
     def add_bulk_rows(self, rows: Sequence[Row]) -> None:
         """Those that there is room for, and one at least where the step is empty."""

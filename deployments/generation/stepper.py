@@ -235,7 +235,7 @@ class Stepper:
         never = self.schedule.never(generation, offer.left_s)
         sure_s = offer.left_s / (1 + self.schedule.learning.margin)  # what is named should then be admitted
         longest = self.schedule.longest_prompt(sure_s) if never else 0
-        self._tell(session).refused.append(RefusedOffer(offer.number, never, longest))
+        self._tell(session).refused.append(RefusedOffer(offer.number, never, longest, generation.opens_s))
 
     def _stop(self, generation: Generation | None, number: int) -> None:
         """Nobody wants more of this one answer; its row ends with the step."""

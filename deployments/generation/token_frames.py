@@ -118,11 +118,14 @@ class NewToken(NamedTuple):
 
 
 class RefusedOffer(NamedTuple):
-    """`never`: an idle device would miss the promise, too. A prompt of `longest` tokens would not."""
+    """`never`: an idle device would miss the promise, too. A prompt of `longest` tokens would not. `opens_s`: else, the
+    seconds until it would be admitted.
+    """
 
     number: int
     never: bool = False
     longest: int = 0
+    opens_s: float = 0.0
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from deployments.generation.step_time import StepTime
 ACCELERATOR = StepTime(0.03, 2.6e-4, 2.2e-7, 2.6e-4, 1e-8, 96)
 CPU = StepTime(0.04, 8e-4, 4.4e-7, 8e-4, 3e-8, 32)
 PURE_KV = StepTime(0.001, 0.0, 2e-6, 1e-4, 0.0, 0)
+WEIGHTS = StepTime(0.045, 0.0, 0.0, 1e-5, 0.0, 8)
 SECONDS = 30.0
 
 
@@ -34,8 +35,10 @@ def arrivals(draw):
 @settings(max_examples=60, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(
     arrivals(),
-    st.sampled_from([ACCELERATOR, CPU, PURE_KV]),
-    st.sampled_from([StepPolicy(2.0, 0.1), StepPolicy(0.5, 0.06), StepPolicy(10.0, 0.3, step_tokens=512)]),
+    st.sampled_from([ACCELERATOR, CPU, PURE_KV, WEIGHTS]),
+    st.sampled_from(
+        [StepPolicy(2.0, 0.1), StepPolicy(0.5, 0.06), StepPolicy(0.1, 0.05), StepPolicy(10.0, 0.3, step_tokens=512)]
+    ),
     st.sampled_from([40, 200, 2000]),
 )
 def test_whatever_is_admitted_is_in_time_on_a_device_that_runs_as_predicted(come, model, policy, blocks):

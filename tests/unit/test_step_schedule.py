@@ -185,6 +185,25 @@ def test_what_an_idle_device_cannot_do_in_time_never_fits():
     assert schedule.state(0.0).refusals == (0, 1)
 
 
+@pytest.mark.parametrize("step_s", [0.05, 0.07, 0.09, 0.0999])
+@pytest.mark.parametrize("ttft_s", [0.2, 0.5, 2.0])
+def test_an_idle_device_whose_steps_nearly_take_as_long_as_the_pace_allows_can_do_it(step_s, ttft_s):
+    schedule = StepSchedule(StepTime(step_s, 0.0, 0.0, 0.0, 0.0), StepPolicy(ttft_s, 0.1), 200)
+    assert not schedule.never(generation(most=400), ttft_s)
+    assert not schedule.never(generation(most=400), 1.01 * step_s)
+    assert schedule.never(generation(most=400), 0.99 * step_s)
+
+
+def test_who_is_refused_knows_when_to_come_back_by_its_own_size():
+    schedule, now = schedule_of(blocks=110), 0.0
+    for _ in range(30):
+        while schedule.offer(now, small := generation(prompt=10 * BLOCK, due=now + 20)):
+            pass
+        now, _ = run_step(schedule, now)
+    assert not schedule.offer(now, large := generation(prompt=60 * BLOCK, due=now + 20))
+    assert MODEL.beta_s <= small.opens_s < large.opens_s / 3 < 10
+
+
 def test_the_earliest_due_is_computed_first():
     schedule = schedule_of(policy=StepPolicy(2.0, 0.1, step_tokens=256))
     later, sooner = generation(due=2.0), generation(due=1.0)
@@ -215,6 +234,15 @@ def test_bulk_is_behind_all_others_and_takes_its_share_of_the_blocks():
     other = generation()
     assert schedule.offer(0.0, other)
     assert schedule.next_step(0.0)[0].row.generation is other
+
+
+@pytest.mark.parametrize(("late_s", "parts"), [(0.0, 2), (0.2, 1)])
+def test_bulk_makes_no_late_answer_later(late_s, parts):
+    schedule = schedule_of()
+    assert schedule.offer(0.0, generation(prompt=10, most=400))
+    now, _ = run_step(schedule, 0.0)
+    assert schedule.offer(now, generation(prompt=1000, bulk=True))
+    assert len(schedule.next_step(now + late_s)) == parts
 
 
 def test_a_device_that_became_slow_admits_less_and_tries_again_when_it_rests():
@@ -287,7 +315,7 @@ def test_a_device_that_has_rested_for_days_says_when_there_is_room_by_its_work()
 
 @pytest.mark.parametrize("factor", [1.0, 3.0])
 def test_a_device_that_rests_tries_what_only_its_margin_refuses(factor):
-    schedule = StepSchedule(StepTime(0.075, 0.0, 0.0, 0.0, 0.0), POLICY, 200)
+    schedule = StepSchedule(StepTime(0.08, 0.0, 0.0, 0.0, 0.0), POLICY, 200)
     schedule.learning.margin, schedule.learning.factor = 0.3, factor
     now = schedule._since = 100.0
     assert not schedule.never(generation(due=2.0), 2.0)
