@@ -6,6 +6,8 @@ replica, and one thread calls all its methods, in this order:
     offer, remove, state    at any time, also while a step runs
     next_step, copies       while none runs: what the next one computes
     ended                   when it has run, before the next `next_step`
+    follow                  at any time: another model of its steps
+    clear                   where one of the others has raised: all of it is forgotten
 
 A *generation* is one prompt and its answers. Each answer is a *row* of the cache: a table of blocks, and how many
 tokens they hold. A generation goes through these states:
@@ -178,6 +180,7 @@ class StepSchedule:
     _reserved_bulk: int = 0
     _copies: list[tuple[int, int]] = field(default_factory=list)
     _step: list[Part] = field(default_factory=list)  # that runs
+    _load: StepLoad = field(default_factory=StepLoad)  # of it
     _planned_s: float = 0.0  # of it
     _in_a_row: tuple[float, float, float] = (0.0, 0.0, 1.0)  # seconds that steps were to take, and took; factor before
     _began: float = 0.0
@@ -323,7 +326,8 @@ class StepSchedule:
         for row, start, tokens, _ in composed.parts:
             self._blocks.grow(row.table, start + tokens)
             row.coming = tokens
-        self._step, self._planned_s, self._began = composed.parts, self.model.seconds(composed.load), now
+        self._step, self._load, self._began = composed.parts, composed.load, now
+        self._planned_s = self.model.seconds(composed.load)
         return self._step
 
     def copies(self) -> list[tuple[int, int]]:
@@ -358,6 +362,19 @@ class StepSchedule:
         if generation in self._waiting:
             self._waiting.remove(generation)
         self._end(now, list(generation.rows))
+
+    def follow(self, model: StepTime) -> None:
+        """Plan by this model. What was learned of another one is forgotten; the step that runs is planned anew."""
+        if model != self.model:
+            self.model, self.learning, self.scatter = model, Learning(), Learning()
+            self._in_a_row, self._probe_after = (0.0, 0.0, 1.0), _FIRST_PROBE
+            self._planned_s = model.seconds(self._load)
+
+    def clear(self) -> None:
+        """Nothing waits, runs or is reserved any more, and no step runs."""
+        self._blocks = Blocks(self.block_count)
+        self._waiting, self._running, self._copies, self._step = [], [], [], []
+        self._reserved = self._reserved_bulk = 0
 
     def _begins(self, now: float, generation: Generation) -> None:
         """The first token of each answer is picked."""

@@ -213,7 +213,7 @@ class Stepper:
         bounds = {name: float(str(settings[name])) for name in ("ttft_s", "tpot_s", "bulk_share")}
         self.schedule.policy = StepPolicy(step_tokens=self.schedule.policy.step_tokens, **bounds)
         model = settings["model"]
-        self.schedule.model = StepTime(*model) if isinstance(model, list) else self._measured
+        self.schedule.follow(StepTime(*model) if isinstance(model, list) else self._measured)
         self._send_soon()
 
     def _take(self, session: RouterSession, offer: GenerationOffer, now: float) -> None:
@@ -265,10 +265,20 @@ class Stepper:
         """Begin the next step, if none runs and there is something to do."""
         if self._step is not None:
             return
+        try:
+            self._step = self._composed()
+        except Exception as error:  # noqa: BLE001 - whatever it is, its generations are told
+            self._start_over(error)
+        if self._step is not None:
+            # An empty context: a step must not be tied to whatever call happens to be at hand.
+            contextvars.Context().run(self._begin, self._step)
+
+    def _composed(self) -> Step | None:
+        """The next step; None where there is nothing to do."""
         now = self._now()
         parts = self.schedule.next_step(now)
         if not parts:
-            return
+            return None
         offered: list[Offered] = [part.row.generation.item for part in parts]
         chunks = [
             Chunk(of.ids(part), part.start, tuple(part.row.table), part.wanted)
@@ -277,9 +287,7 @@ class Stepper:
         drawn = [_drawn(part, of) for part, of in zip(parts, offered, strict=True) if part.wanted]
         work = StepWork(chunks, self.schedule.copies(), drawn)
         planned_s = self.schedule.model.seconds(load_of(chunks))  # without what was learned, so that drift is seen
-        step = self._step = Step(parts, work, now, planned_s)
-        # An empty context: a step must not be tied to whatever call happens to be at hand.
-        contextvars.Context().run(self._begin, step)
+        return Step(parts, work, now, planned_s)
 
     def _begin(self, step: Step) -> None:
         def ended(found: Found | BaseException) -> None:
@@ -292,25 +300,42 @@ class Stepper:
             asyncio.get_running_loop().call_soon(ended, error)
 
     def _ended(self, step: Step, found: Found | BaseException) -> None:
+        try:
+            self._account(step, found)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its generations are told
+            self._start_over(error)
+        self._step, self._stopped = None, []
+        self._idle.set()
+        self._send_soon()
+        self._look()
+
+    def _account(self, step: Step, found: Found | BaseException) -> None:
+        """Tokens to Routers, rows that have ended, and what the step teaches."""
         now = self._now()
         finished: list[Row] = []
-        if isinstance(found, BaseException):
-            self._fail(self._begun(step), self._on_failure(found))
-        else:
+        whole = not isinstance(found, BaseException)
+        try:
+            if isinstance(found, BaseException):
+                raise found  # noqa: TRY301 - as what fails here, it ends what has begun
             wanted = [part for part in step.parts if part.wanted]
             for part, picked in zip(wanted, found, strict=True):
                 finished += self._picked(part, picked)
             tokens = sum(part.tokens for part in step.parts)
             self._on_step(len(step.parts), tokens, now - step.began, step.planned_s)
-        whole = not isinstance(found, BaseException)
+        except BaseException as error:  # noqa: BLE001
+            self._fail(self._begun(step), self._on_failure(error))
         self.schedule.ended(now, now - step.began, [*finished, *self._stopped], whole=whole)
         for row in [*(part.row for part in step.parts), *self._stopped]:
             if not row.generation.rows:
                 row.generation.item.session.generations.pop(row.generation.item.offer.number, None)
-        self._step, self._stopped = None, []
-        self._idle.set()
-        self._send_soon()
-        self._look()
+
+    def _start_over(self, error: Exception) -> None:
+        """What is admitted is no longer known for sure: all of it ends, and the replica goes on with an empty cache."""
+        every = list(chain.from_iterable(session.generations.values() for session in self._sessions.values()))
+        for generation in every:
+            generation.rows = []
+        self.schedule.clear()
+        self._fail(every, self._on_failure(error))
 
     def _picked(self, part: Part, picked: list[Picked] | None) -> list[Row]:
         """Send these tokens; the rows that end with them."""

@@ -54,7 +54,7 @@ class Device:
                     problem, self.problem = self.problem, None
                     raise problem
                 found = work.run(self.steps)
-            except RuntimeError as error:
+            except (RuntimeError, ValueError) as error:
                 found = error
             await asyncio.sleep(self.slept)
             ended(found)
@@ -93,6 +93,10 @@ class Router:
 
     def hang_up(self):
         self.hung_up = True
+
+    def first(self):
+        """The first of its generations that are there."""
+        return next(iter(self.stepper._sessions[self].generations.values()))
 
 
 def world(**more):
@@ -238,6 +242,48 @@ def test_a_failed_step_ends_its_generations_with_a_sentence_each_and_the_loop_go
     run(main())
 
 
+def raises(error):
+    def call(*_, **__):
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize("where", ["told", "picked", "counted", "accounted", "composed"])
+def test_an_error_beside_the_step_ends_what_was_admitted_with_a_sentence_each_and_the_loop_goes_on(monkeypatch, where):
+    async def main():
+        stepper, device = world(on_failure=lambda error: f"it failed: {error}")
+        router, other = Router(stepper, "a"), Router(stepper, "b")
+        lost = [router.ask(prompt(10, seed), most_tokens=30) for seed in range(3)]
+        others = other.ask(prompt(10, 7), most_tokens=30)
+        await asyncio.sleep(0.2)
+        broken = raises(LookupError("a bug"))
+        with monkeypatch.context() as patch:
+            if where == "told":
+                patch.setattr(stepper, "_on_step", broken)
+            elif where == "picked":
+                patch.setattr(type(router.first().item), "take", broken)
+            elif where == "counted":
+                patch.setattr(device.steps, "step", lambda chunks, copies=(): np.zeros((1, VOCABULARY), np.float32))
+            else:
+                schedule = type(stepper.schedule)
+                patch.setattr(schedule, {"accounted": "ended", "composed": "next_step"}[where], broken)
+            await stepper.drained()
+        assert set(router.failed) == set(lost)
+        assert set(other.failed) == {others}
+        assert all(where == "counted" or one == "it failed: a bug" for one in router.failed.values())
+        assert sum(len(frame.failed) for frame in [*router.frames, *other.frames]) == 4
+        assert not router.finished
+        assert nothing_is_reserved(stepper)
+        assert stepper.running_s == 0
+        number = router.ask(prompt(10, 9), most_tokens=5)
+        await stepper.drained()
+        assert router.tokens[number, 0] == answer_to(prompt(10, 9), 5)[10:]
+        assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
 def test_numbers_that_are_none_end_their_generation_alone(monkeypatch):
     async def main():
         stepper, device = world()
@@ -333,5 +379,33 @@ def test_what_steps_were_to_take_is_told_without_what_was_learned_since():
         ((rows, tokens, _, planned_s),) = told
         assert (rows, tokens) == (1, 40)
         assert planned_s == pytest.approx(MODEL.seconds(StepLoad().with_chunk(0, 40)))
+
+    run(main())
+
+
+def test_a_new_model_of_its_steps_forgets_what_was_learned_of_the_one_before():
+    async def main():
+        stepper, device = world()
+        device.steps.model = StepTime(*(4 * one for one in MODEL.as_tuple()[:-1]), MODEL.knee)
+        router = Router(stepper)
+        for seed in range(40):
+            router.ask(prompt(40, seed), most_tokens=5)
+            await stepper.drained()
+        schedule = stepper.schedule
+        assert schedule.learning.factor == pytest.approx(4, rel=0.1)
+        router.tell(settings={**SETTINGS, "ttft_s": 1.5})  # says nothing of the model
+        assert schedule.learning.factor == pytest.approx(4, rel=0.1)
+        number = router.ask(prompt(40), most_tokens=30)
+        await asyncio.sleep(0.3)
+        planned_s = schedule._planned_s
+        router.tell(settings={**SETTINGS, "model": list(device.steps.model.as_tuple())})
+        assert (schedule.learning.factor, list(schedule.learning.errors)) == (1.0, [])
+        assert schedule.scatter.margin == schedule.learning.margin == type(schedule.learning)().margin
+        assert schedule._planned_s == pytest.approx(4 * planned_s)  # of the step that runs
+        await stepper.drained()
+        assert router.finished[number, 0] == "length"
+        assert schedule.learning.factor == pytest.approx(1, rel=0.1)
+        router.tell(settings=SETTINGS)  # back to what was measured
+        assert schedule.model == MODEL
 
     run(main())
