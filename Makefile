@@ -7,7 +7,7 @@
 # make check    ruff and mypy
 # make docs     the documentation with search, on http://127.0.0.1:8001
 # make proto    the gRPC messages anew, after a change to serve_app/proto/tei.proto
-# make manifests   what k8s/ has generated anew: the dashboard, and the Serve configs from serve_app/config.yaml
+# make manifests   what k8s/ has generated anew: the dashboard, and the Serve configs of its overlays
 
 PYTHON ?= python3
 CONFIG ?= serve_app/config.yaml

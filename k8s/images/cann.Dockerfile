@@ -11,7 +11,7 @@ COPY serve_app serve_app
 COPY deployments deployments
 COPY calibration calibration
 # No OpenVINO: the CPUs beside NPUs are mostly Kunpeng's. CANN's compiler wants the last three.
-RUN /opt/windve/bin/pip install -c constraints.txt '.[demo,npu,calibration]' decorator attrs scipy
+RUN /opt/windve/bin/pip install -c constraints.txt '.[demo,npu,calibration,generation]' decorator attrs scipy
 RUN ln -s "$(/opt/windve/bin/python -c 'import serve_app; print(*serve_app.__path__)')/haproxy.sh" /opt/windve/bin/windve-haproxy
 
 FROM ascendai/cann:8.5.0-910b-ubuntu22.04-py3.11

@@ -12,7 +12,7 @@ COPY serve_app serve_app
 COPY deployments deployments
 COPY calibration calibration
 RUN /opt/windve/bin/pip install --extra-index-url https://download.pytorch.org/whl/cpu \
-        -c constraints.txt '.[demo,openvino,calibration]'
+        -c constraints.txt '.[demo,openvino,calibration,generation]'
 RUN ln -s "$(/opt/windve/bin/python -c 'import serve_app; print(*serve_app.__path__)')/haproxy.sh" /opt/windve/bin/windve-haproxy
 
 FROM python:3.11.14-slim-bookworm

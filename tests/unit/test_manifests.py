@@ -17,15 +17,18 @@ import yaml
 
 from calibration.__main__ import _check, _parser
 from k8s import serve_config
-from serve_app.service_config import check_config, router_config
+from serve_app.service_config import args_of, check_config, router_config
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
 VALIDATOR = Path(os.environ.get("VALIDATE_CRD", ROOT.parent / "shared" / "k8s" / "validate_crd.py"))
-OVERLAYS = [*serve_config.DEVICES]
-BUILDS = [*OVERLAYS, *(f"{overlay}/calibration" for overlay in OVERLAYS)]
+OVERLAYS = [*serve_config.OVERLAYS]
+CALIBRATED = [overlay for overlay in OVERLAYS if not overlay.startswith("generation")]
+CALIBRATIONS = [f"{overlay}/calibration" for overlay in CALIBRATED]
+BUILDS = [*OVERLAYS, *CALIBRATIONS]
 RAY_DRAINS_S = 30  # on SIGTERM
 TO_END_S = 15
+SUBMITTER = "calibration-submitter windve"
 RESOURCES = {"npu": "huawei.com/Ascend910", "cuda": "nvidia.com/gpu"}
 
 
@@ -92,7 +95,7 @@ def args(overlay):
 def test_the_committed_serve_config_is_what_make_manifests_makes(overlay):
     path = serve_config.path(overlay)
     sentence = (
-        f"{path.relative_to(ROOT)} is not what k8s/serve_config.py makes of serve_app/config.yaml: make manifests"
+        f"{path.relative_to(ROOT)} is not what k8s/serve_config.py makes of its source in serve_app: make manifests"
     )
     assert path.read_text() == serve_config.manifest(overlay), sentence
 
@@ -102,9 +105,8 @@ def test_windve_and_ray_know_every_key_of_it(overlay):
     check_config(serve(overlay))
 
 
-def made(before=None, device="cuda"):
-    source = yaml.safe_load(serve_config.SOURCE.read_text())
-    return serve_config.for_overlay(source, before, device=device, workers=3)
+def made(before=None):
+    return serve_config.for_overlay(serve_config.OVERLAYS["gpu"].config, before, device="cuda", workers=3)
 
 
 def test_what_a_calibration_wrote_stays_and_nothing_else_does():
@@ -128,7 +130,7 @@ def test_no_depth_is_guessed():
 
 
 def test_without_an_accelerator_there_is_no_model_of_one():
-    source = yaml.safe_load(serve_config.SOURCE.read_text())
+    source = serve_config.OVERLAYS["gpu"].config
     router_config(source["applications"][0])["accelerator"] = {"alpha_s": 0.01, "beta_s": 0.1}
     application = serve_config.for_overlay(source, None, device="none", workers=3)["applications"][0]
     assert application["args"]["accelerator"] == {"device": "none"}
@@ -161,7 +163,17 @@ def test_the_crds_and_kuberay_take_them(tmp_path):
     assert done.stdout.count("ok   ") == sum(len(documents(name)) for name in BUILDS)
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("device", ["npu", "gpu", "cpu"])
+def test_what_generates_runs_in_the_same_pods_with_a_config_of_its_own(device):
+    generating = f"generation-{device}"
+    for group in (head, worker):
+        assert group(generating) == group(device)
+    assert one(generating, "RayService")["spec"]["serveConfigV2"] == serve_config.path(generating).read_text()
+    assert args(generating)["accelerator"]["device"] == args(device)["accelerator"]["device"]
+    assert args(generating)["model"]["id"] != "small:docstrings", "each pod would train one of its own"
+
+
+@pytest.mark.parametrize("overlay", CALIBRATED)
 def test_service_and_calibration_have_the_same_pods_and_the_same_config(overlay):
     job = f"{overlay}/calibration"
     for group in (head, worker):
@@ -208,11 +220,12 @@ def test_requests_are_limits_in_whole_cpus(name):
 
 @pytest.mark.parametrize("name", BUILDS)
 def test_a_pod_has_time_to_answer_what_it_took(name):
-    slo_s = router_config(serve(name.split("/")[0])["applications"][0])["slo_s"]
+    (read,) = args_of(serve(name.split("/")[0])).values()
+    (config,) = read.router_configs(router_config(serve(name.split("/")[0])["applications"][0])).values()
     for group in (head(name), worker(name)):
         told = environment(group)
         for variable in ("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S"):
-            assert slo_s < float(told[variable]) < RAY_DRAINS_S
+            assert config.slo_s < float(told[variable]) < RAY_DRAINS_S
     pod = worker(name)["template"]["spec"]
     _, before_s = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
     assert pod["terminationGracePeriodSeconds"] > int(before_s) + RAY_DRAINS_S + TO_END_S
@@ -246,7 +259,7 @@ def test_ray_s_nodes_are_started_as_the_readme_says(name):
     assert cluster(name)["rayVersion"] == ray
 
 
-@pytest.mark.parametrize("name", [name for name in BUILDS if name.startswith("npu")])
+@pytest.mark.parametrize("name", [name for name in BUILDS if "npu" in name])
 def test_pods_without_an_npu_say_so_to_ascend_s_runtime(name):
     void = {"name": "ASCEND_VISIBLE_DEVICES", "value": "void"}
     for template in templates(name):
@@ -257,7 +270,8 @@ def test_pods_without_an_npu_say_so_to_ascend_s_runtime(name):
 @pytest.mark.parametrize("name", BUILDS)
 def test_ports_are_those_of_the_serve_config(name):
     config = serve(name.split("/")[0])
-    expected = {"serve": config["http_options"]["port"], "serve-grpc": config["grpc_options"]["port"], "metrics": 8080}
+    grpc_port = config.get("grpc_options", serve("cpu")["grpc_options"])["port"]  # the pods are the same
+    expected = {"serve": config["http_options"]["port"], "serve-grpc": grpc_port, "metrics": 8080}
     for group, more in ((worker(name), {}), (head(name), {"gcs-server": 6379, "dashboard": 8265})):
         assert {port["name"]: port["containerPort"] for port in container(group)["ports"]} == {**expected, **more}
 
@@ -284,7 +298,8 @@ def test_prometheus_and_budgets_mean_the_service_s_pods_and_no_others(overlay):
             kind = wanted["ray.io/node-type"]
             group = {"head": head, "worker": worker}[kind]
             assert wanted.items() <= labels(overlay, group, kind).items()
-            assert not wanted.items() <= labels(f"{overlay}/calibration", group, kind).items()
+            for calibration in CALIBRATIONS:
+                assert not wanted.items() <= labels(calibration, group, kind).items()
             found.append((document["kind"], kind))
         if document["kind"] == "PodDisruptionBudget":  # all that Kubernetes counts for a RayCluster's pods
             assert document["spec"]["minAvailable"] == 1
@@ -314,12 +329,16 @@ def test_nobody_is_let_in_who_is_not_named(overlay):
     assert allowed == {
         "yes": [],  # Ray's pods among themselves: any
         "kuberay-operator kuberay-system": [8265, 8000],
-        "calibration-submitter windve": [8265],
+        SUBMITTER: [8265],
         "gateway": [8000, 9000],
         "monitoring prometheus": [8080],
     }
-    submitter = one(f"{overlay}/calibration", "RayJob")["spec"]["submitterPodTemplate"]["metadata"]["labels"]
-    assert " ".join(submitter[f"app.kubernetes.io/{label}"] for label in ("component", "part-of")) in allowed
+
+
+@pytest.mark.parametrize("name", CALIBRATIONS)
+def test_the_policy_knows_the_pod_that_submits_a_calibration(name):
+    submitter = one(name, "RayJob")["spec"]["submitterPodTemplate"]["metadata"]["labels"]
+    assert " ".join(submitter[f"app.kubernetes.io/{label}"] for label in ("component", "part-of")) == SUBMITTER
 
 
 # Secrets
@@ -341,7 +360,7 @@ def test_keys_and_tokens_come_from_secrets_that_are_not_here(name):
 # The calibration
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", CALIBRATED)
 def test_the_calibration_s_command_is_one_that_there_is(overlay):
     job = one(f"{overlay}/calibration", "RayJob")["spec"]
     words = shlex.split(job["entrypoint"])
@@ -355,7 +374,7 @@ def test_the_calibration_s_command_is_one_that_there_is(overlay):
     assert arguments.out.is_relative_to("/tmp")
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("overlay", CALIBRATED)
 def test_the_calibration_gives_its_devices_back(overlay):
     job = one(f"{overlay}/calibration", "RayJob")["spec"]
     assert job["shutdownAfterJobFinishes"] is True
@@ -368,7 +387,7 @@ def test_the_calibration_gives_its_devices_back(overlay):
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_accelerators_are_not_wanted_twice_for_an_upgrade(overlay):
     strategy = one(overlay, "RayService")["spec"]["upgradeStrategy"]["type"]
-    assert strategy == ("NewCluster" if overlay == "cpu" else "None")
+    assert strategy == ("NewCluster" if overlay.endswith("cpu") else "None")
 
 
 # The images
@@ -383,6 +402,7 @@ def test_an_image_is_pinned_and_has_what_kuberay_s_probes_run(file):
         assert re.search(r":[\w.-]*\d[\w.-]*$", base), f"{base} is not pinned"
     assert re.findall(r"^USER (.+)$", text, re.MULTILINE)[-1] == "1000:1000"
     assert "-c constraints.txt" in text
+    assert re.search(r"'\.\[[\w,]*\bgeneration\b", text), "chat templates need Jinja"
     for tool in ("bash", "wget", "grep"):
         assert re.search(rf"\b{tool}\b", text)
 
