@@ -44,6 +44,7 @@ ifeq ($(TESTS),)
 	$(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist worksteal
 	$(BIN)/python -m pytest tests/models -n auto --maxprocesses 4 --dist worksteal
 	$(BIN)/python -m pytest tests/e2e
+	$(MAKE) soak
 else
 	$(BIN)/python -m pytest $(TESTS)
 endif
