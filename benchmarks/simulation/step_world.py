@@ -16,6 +16,7 @@ import numpy as np
 from deployments.generation.step_schedule import Generation, Part, Row, StepPolicy, StepSchedule
 from deployments.generation.step_time import StepLoad, StepTime
 from deployments.queueing.learning import Learning
+from deployments.queueing.shares import Tenant
 
 _COUNTS = (0, 1, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)  # of the tables' rows
 
@@ -28,6 +29,7 @@ class Arrival(NamedTuple):
     most_tokens: int
     tokens: tuple[int, ...] = (1,)
     bulk: bool = False
+    tenant: Tenant | None = None
 
 
 class Times(Protocol):
@@ -189,6 +191,7 @@ class StepWorld:
             None if arrival.bulk else policy.tpot_s,
             len(arrival.tokens),
             arrival.bulk,
+            arrival.tenant,
         )
         sent = Sent(arrival, generation)
         generation.item = sent

@@ -40,22 +40,26 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from deployments.generation.answer_lengths import AnswerLengths
 from deployments.generation.blocks import BLOCK, Blocks, blocks_of
+from deployments.generation.long_prompts import LongPrompts
 from deployments.generation.step_forecast import Forecast, Outlook, Pace, Prompt
 from deployments.generation.step_time import StepLoad, StepTime
 from deployments.queueing.learning import Learning
-from deployments.queueing.shares import Tenant
+from deployments.queueing.shares import Account, Kind, Shares, Tenant
 
 _LEAST_CHUNKS = 0.2  # of the rows' time: chunks have at least so much of a step, also where rows are late
 _LEAST_LEARNED = 0.05  # of `ttft_s`: the least planned seconds that the factor is learned from
 _IN_A_ROW = 0.1  # of `ttft_s`: so long are the steps in a row that the margin is learned from
 _FIRST_PROBE, _LAST_PROBE = 1.0, 8.0  # times `ttft_s` that a device rests before it tries whether it is still slow
 _AVERAGED = 0.05  # of the way to the latest one: means of prompts and answers
-_NEVER = math.inf
+_DOUBTED, _TRUSTED = 0.5, 0.01  # what trust in learned lengths is left by a step with a stall; what each end gives back
+_MOST_KEPT = 8  # generations that room is kept for at once
+_HELPED = 0.7  # of the time to its first token: who needs more of an idle device gets no help
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,16 @@ class Generation:
     def most_blocks(self) -> int:
         return self.shared_blocks + self.answers * self.row_blocks
 
+    @property
+    def needed_blocks(self) -> int:
+        """The most that its rows need which have not ended."""
+        return self.shared_blocks + len(self.rows) * self.row_blocks
+
+    @property
+    def held_blocks(self) -> int:
+        tables = [len(row.table) for row in self.rows if row.table]
+        return sum(tables) - self.shared_blocks * max(0, len(tables) - 1)
+
 
 class Part(NamedTuple):
     """Of a step: the `tokens` of a row that come behind its first `start`. `wanted`: they are followed by a token that
@@ -146,7 +160,7 @@ class StepState(NamedTuple):
     """What Routers go by until they hear again: seconds from now, and counts.
 
     `opens_s`: until a generation of the mean prompt and answer would be admitted (0: now, inf: closed). A prompt of p
-    tokens would have its first token in about `first_s + p prompt_token_s`. `free_blocks`: not reserved.
+    tokens would have its first token in about `first_s + p prompt_token_s`. `free_blocks`: that nobody may need.
     """
 
     opens_s: float
@@ -172,11 +186,14 @@ class StepSchedule:
     block_count: int
     learning: Learning = field(default_factory=Learning)
     scatter: Learning = field(default_factory=Learning)  # of single steps: only its margin counts
+    lengths: AnswerLengths = field(default_factory=AnswerLengths)
     steps: int = 0  # since the start
     _blocks: Blocks = field(init=False)
     _waiting: list[Generation] = field(default_factory=list)  # in the order of `_order`
     _running: list[Row] = field(default_factory=list)
-    _reserved: int = 0  # blocks
+    stalls: int = 0  # since the start: rows that had to wait for a block, each step counted
+    _trust: float = 1.0  # in `lengths`; 0: each answer is to have the room for the most that it may get
+    _reserved: int = 0  # blocks: the most that all may need
     _reserved_bulk: int = 0
     _copies: list[tuple[int, int]] = field(default_factory=list)
     _step: list[Part] = field(default_factory=list)  # that runs
@@ -191,6 +208,10 @@ class StepSchedule:
     _mean_prompt: float = 0.0  # tokens
     _mean_most: float = 0.0
     _mean_gap_s: float = 0.0  # between the ends of two generations
+    _shares: Shares = field(default_factory=Shares)
+    _mean_cost_s: float = 0.0
+    _longest_quiet: float = 0.0  # tokens of a prompt, of tenants that ask for less than their share
+    _long: LongPrompts = field(default_factory=LongPrompts)
     _last_end: float = 0.0  # of one, or when the device has begun to work since
 
     def __post_init__(self) -> None:
@@ -206,8 +227,15 @@ class StepSchedule:
         if self.never(generation, generation.due - now):
             self._refused_never += 1
             return False
-        outlook = self._outlook(now, generation) if self._fits(generation) else None
-        if outlook is None or not (generation.bulk or outlook.kept or self._may_probe(now, generation)):
+        account = None
+        if generation.tenant is not None and not generation.bulk:
+            account = self._shares.account(now, generation.tenant)
+        kept = self._kept_for(now, generation, account)
+        outlook = self._outlook(now, generation, kept) if self._fits(generation, kept) else None
+        admitted = outlook is not None and (generation.bulk or outlook.kept or self._may_probe(now, generation))
+        if not generation.bulk:
+            self._note(now, generation, account, admitted=admitted)
+        if outlook is None or not admitted:
             self._refused_full += 1
             generation.opens_s = self._opens_s(now, generation, outlook)
             return False
@@ -244,12 +272,72 @@ class StepSchedule:
         prompts = [_prompt(generation, left_s)]
         return Forecast(self.model, slow, 0.0, self.policy.longest_step_s, [], prompts).look()
 
-    def _fits(self, generation: Generation) -> bool:
-        blocks = generation.most_blocks
-        if generation.bulk and self._reserved_bulk + blocks > self.policy.bulk_share * self.block_count:
+    def _kept_for(self, now: float, generation: Generation, account: Account | None = None) -> list[Generation]:
+        """Those that are to have room beside it: a long prompt, while these are refused too often; and what tenants
+        will ask for that have not had their share (`shares`), the longest prompt of the quiet ones first.
+        """
+        longest = others = 0
+        if self._waiting and not self._long.is_long(generation.prompt_tokens):
+            longest = self._long.tokens
+        shares, ttft_s = self._shares, self.policy.ttft_s
+        if account is not None and shares.has_level and not self._rests:
+            if account.kind == Kind.QUIET:
+                return []
+            mean_s = self._mean_cost_s
+            others = min(_MOST_KEPT, math.ceil(shares.kept_s(account, mean_s, ttft_s) / mean_s))
+            if shares.has_quiet:
+                longest = max(longest, round(self._longest_quiet))
+        tokens = [longest] * (longest > 0) + [max(1, round(self._mean_prompt))] * (others - (longest > 0))
+        most = max(1, round(self._mean_most))
+        return [Generation(one, most, now + ttft_s, self.policy.tpot_s) for one in tokens]
+
+    def _note(self, now: float, generation: Generation, account: Account | None, *, admitted: bool) -> None:
+        """For the fairness to tenants and to long prompts. Prompts that take an idle device most of `ttft_s` have no
+        room kept for them: it would cost the others too much.
+        """
+        tokens, cost_s = generation.prompt_tokens, self._cost_s(generation)
+        self._mean_cost_s += (_AVERAGED if self._mean_cost_s else 1.0) * (cost_s - self._mean_cost_s)
+        is_quiet = account is not None and account.kind == Kind.QUIET and self._shares.has_level
+        if account is not None:
+            account.count(cost_s, cost_s if admitted else 0.0)
+        if (is_quiet or self._long.is_long(tokens)) and not admitted:
+            slow = self.learning.factor * (1 + self.learning.margin)
+            if not self._alone(generation, _HELPED * (generation.due - now), slow).kept:
+                return
+        if is_quiet:
+            self._longest_quiet = max(float(tokens), (1 - _AVERAGED) * self._longest_quiet)
+        self._long.offered(now, tokens, admitted=admitted)
+
+    def _cost_s(self, generation: Generation) -> float:
+        """Planned device seconds of it, beside others."""
+        prompt, model = generation.prompt_tokens, self.model
+        token_s = model.beta_s / max(1, len(self._running)) + model.kv_token_s * prompt
+        answers_s = generation.answers * self.lengths.mean(generation.most_tokens) * token_s
+        return model.prompt_token_s * prompt + model.pair_s * prompt**2 / 2 + answers_s
+
+    def _fits(self, generation: Generation, kept: Sequence[Generation]) -> bool:
+        blocks = sum(one.most_blocks for one in (generation, *kept))
+        share = self.policy.bulk_share * self.block_count
+        if generation.bulk and self._reserved_bulk + generation.most_blocks > share:
             return False
         rows = len(self._running) + sum(one.answers for one in self._waiting) + generation.answers
-        return rows <= self.policy.step_tokens and self._reserved + blocks <= self.block_count
+        if rows > self.policy.step_tokens:
+            return False
+        most = self._reserved + blocks
+        if most <= self.block_count or generation.bulk:
+            return most <= self.block_count
+        likely = self._reserved_bulk + self.lengths.most_blocks(*self._answers([generation, *kept]))
+        return most - self._trust * max(0.0, most - likely) <= self.block_count
+
+    def _answers(self, more: Iterable[Generation]) -> tuple[list[int], list[int], list[int]]:
+        """Of all, and of these: tokens that they have, may have beside, and read."""
+        run = [row for row in self._running if not row.generation.bulk]
+        wait = [one for one in [*self._waiting, *more] if not one.bulk for _ in range(one.answers)]
+        return (
+            [row.picked for row in run] + [0] * len(wait),
+            [row.generation.most_tokens - row.picked for row in run] + [one.most_tokens for one in wait],
+            [row.length - 1 for row in run] + [one.prompt_tokens - 1 for one in wait],
+        )
 
     def _may_probe(self, now: float, generation: Generation) -> bool:
         """A device that rests tries now and then whether it is still as slow, or scatters as much, as it did."""
@@ -258,10 +346,11 @@ class StepSchedule:
         self._probe_after = min(2 * self._probe_after, _LAST_PROBE)
         return self._alone(generation, generation.due - now, min(1.0, self.learning.factor)).kept
 
-    def _outlook(self, now: float, generation: Generation) -> Outlook:
-        """With it among the others."""
+    def _outlook(self, now: float, generation: Generation, kept: Sequence[Generation]) -> Outlook:
+        """With it among the others, and with those that room is `kept` for."""
         waiting = [one for one in self._waiting if not one.bulk]
-        insort(waiting, generation, key=_order)
+        for one in (generation, *kept):
+            insort(waiting, one, key=_order)
         slow = self.learning.factor * (1 + self.learning.margin)
         prompts = [_prompt(one, one.due - now) for one in waiting]
         outlook = Forecast(
@@ -317,18 +406,53 @@ class StepSchedule:
         nothing to do.
         """
         assert not self._step, "a step runs"
-        composed = _Composed(self.model, self.policy, self.learning.factor * (1 + self.scatter.margin), now)
+        slow, stalls = self.learning.factor * (1 + self.scatter.margin), self.stalls
+        composed = _Composed(self.model, self.policy, slow, now, self._take)
         composed.add_rows([row for row in self._running if not row.generation.bulk])
         composed.add_chunks([one for one in self._waiting if not one.bulk])
         composed.leave_room()
         composed.add_bulk_rows([row for row in self._running if row.generation.bulk])
         composed.add_chunks([one for one in self._waiting if one.bulk])
-        for row, start, tokens, _ in composed.parts:
-            self._blocks.grow(row.table, start + tokens)
+        for row, _, tokens, _ in composed.parts:
             row.coming = tokens
         self._step, self._load, self._began = composed.parts, composed.load, now
         self._planned_s = self.model.seconds(composed.load)
+        if self.stalls > stalls:
+            self._trust *= _DOUBTED
         return self._step
+
+    def _take(self, row: Row, tokens: int) -> bool:
+        """The row's table holds so many tokens from now on; at the end of a prompt those of its other answers do, too.
+        False, and nothing is changed, where it has to wait for blocks.
+        """
+        generation, prompt = row.generation, row.generation.prompt_tokens
+        others = generation.rows[1:] if generation.first_at is None and tokens == prompt else []
+        missing = blocks_of(tokens) - len(row.table)
+        if not self._may_take(generation, missing + len(others) * (blocks_of(prompt) - prompt // BLOCK)):
+            self.stalls += 1
+            return False
+        self._blocks.grow(row.table, tokens)
+        for other in others:
+            other.table = self._blocks.share(row.table, tokens)
+            self._blocks.grow(other.table, tokens)
+        return True
+
+    def _may_take(self, generation: Generation, blocks: int) -> bool:
+        """With so many blocks fewer all can still end, one after another, each with the most that it may need: nobody
+        waits for ever, and nothing is computed twice (Dijkstra's banker: EWD 108, 1964).
+        """
+        if not blocks or self._reserved <= self.block_count:
+            return True
+        free = self._blocks.free - blocks
+        if free < 0:
+            return False
+        every = {id(one): one for one in [*self._waiting, *(row.generation for row in self._running)]}
+        held = {key: one.held_blocks + (blocks if one is generation else 0) for key, one in every.items()}
+        for need, has in sorted((one.needed_blocks - held[key], held[key]) for key, one in every.items()):
+            if need > free:
+                return False
+            free += has
+        return True
 
     def copies(self) -> list[tuple[int, int]]:
         """(from, to): blocks that are to be copied before the step that `next_step` has composed."""
@@ -383,9 +507,7 @@ class StepSchedule:
         first, *others = generation.rows
         tokens = generation.prompt_tokens
         for row in others:
-            row.table = self._blocks.share(first.table, tokens)
-            full = len(row.table)
-            self._blocks.grow(row.table, tokens)
+            full = tokens // BLOCK
             self._copies += zip(first.table[full:], row.table[full:], strict=True)
             row.computed = tokens
         for row in generation.rows:
@@ -399,10 +521,13 @@ class StepSchedule:
             generation.rows.remove(row)
             if row in self._running:
                 self._running.remove(row)
+            if generation.first_at is not None and not generation.bulk:
+                self.lengths.ended(row.picked, generation.most_tokens)
             self._blocks.give_back(row.table)
             self._reserve(generation, -generation.row_blocks)
             if not generation.rows:
                 self._reserve(generation, -generation.shared_blocks)
+                self._trust += _TRUSTED * (1 - self._trust)
                 self._mean_gap_s += _AVERAGED * (now - self._last_end - self._mean_gap_s)
                 self._last_end = now
 
@@ -429,7 +554,7 @@ class StepSchedule:
         blocks that are missing, and the first token is in time.
         """
         late_s = 0.0 if outlook is None else float(outlook.first_s[0]) - (generation.due - now)
-        missing = generation.most_blocks - (self.block_count - self._reserved)
+        missing = min(generation.most_blocks, generation.most_blocks - (self.block_count - self._reserved))
         each = max(1, self._reserved // max(1, len(self._running) + len(self._waiting)))
         return max(late_s, math.ceil(max(1, missing) / each) * self._mean_gap_s, self.model.beta_s)
 
@@ -441,15 +566,16 @@ class StepSchedule:
             now + self.policy.ttft_s,
             self.policy.tpot_s,
         )
-        outlook = self._outlook(now, typical)
+        kept = self._kept_for(now, typical)
+        outlook = self._outlook(now, typical, kept)
         first_s = float(outlook.first_s[0])
         prompt_token_s = self.learning.factor * self.model.prompt_token_s
-        admitted = outlook.kept and self._fits(typical)
+        admitted = outlook.kept and self._fits(typical, kept)
         opens_s = 0.0 if admitted else self._opens_s(now, typical, outlook)
         return StepState(
             opens_s, max(0.0, first_s - prompt_token_s * typical.prompt_tokens), prompt_token_s,
-            self.block_count - self._reserved, self.block_count, len(self._running), len(self._waiting), self.steps,
-            self.model.as_tuple(), self.learning.factor, self.learning.margin,
+            max(0, self.block_count - self._reserved), self.block_count, len(self._running), len(self._waiting),
+            self.steps, self.model.as_tuple(), self.learning.factor, self.learning.margin,
             (self._refused_full, self._refused_never),
         )  # fmt: skip
 
@@ -457,8 +583,10 @@ class StepSchedule:
 class _Composed:
     """A step that is being composed. `slow`: how many times as long as planned it may take."""
 
-    def __init__(self, model: StepTime, policy: StepPolicy, slow: float, now: float) -> None:
-        self._model, self._policy, self._slow, self._now = model, policy, slow, now
+    def __init__(
+        self, model: StepTime, policy: StepPolicy, slow: float, now: float, take: Callable[[Row, int], bool]
+    ) -> None:
+        self._model, self._policy, self._slow, self._now, self._take = model, policy, slow, now, take
         self._most_s = policy.longest_step_s / slow
         self.load = StepLoad()
         self.parts: list[Part] = []
@@ -466,14 +594,15 @@ class _Composed:
         self._slack_s = math.inf  # of the row that has the least
 
     def add_rows(self, rows: Sequence[Row]) -> None:
-        """All of them: the one with the least slack bounds the step."""
+        """All that have the blocks for it: the one with the least slack bounds the step."""
         for row in rows:
             generation = row.generation
+            if not self._add_row(row):
+                continue
             if generation.pace_s is not None:
                 assert generation.first_at is not None
                 slack_s = generation.first_at + row.picked * generation.pace_s - self._now
                 self._slack_s = min(self._slack_s, slack_s / self._slow)
-            self._add_row(row)
         self._most_s = min(self._most_s, self._slack_s)
         self._most_s = max(self._most_s, (1 + _LEAST_CHUNKS) * self._model.seconds(self.load))
 
@@ -487,6 +616,8 @@ class _Composed:
                 tokens = max(tokens, min(left, 1 + self._model.knee))
             if tokens <= 0:
                 return
+            if not self._take(row, row.computed + tokens):
+                continue
             self.load = self.load.with_chunk(row.computed, tokens)
             self._room -= tokens
             ends = row.computed + tokens == generation.prompt_tokens
@@ -507,10 +638,13 @@ class _Composed:
             if self._room and fits:
                 self._add_row(row)
 
-    def _add_row(self, row: Row) -> None:
+    def _add_row(self, row: Row) -> bool:
+        if not self._take(row, row.computed + 1):
+            return False
         self.load = self.load.with_row(row.length)
         self._room -= 1
         self.parts.append(Part(row, row.computed, 1, True))
+        return True
 
 
 def _order(generation: Generation) -> tuple[bool, float]:

@@ -10,6 +10,7 @@ from benchmarks.comparisons.generation import CASES, served, told_of
 from benchmarks.simulation.step_world import Arrival, StepDevice, StepWorld, mixed
 from deployments.generation.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.step_time import StepTime
+from deployments.queueing.shares import Tenant
 
 ACCELERATOR = StepTime(0.03, 2.6e-4, 2.2e-7, 2.6e-4, 1e-8, 96)
 CPU = StepTime(0.04, 8e-4, 4.4e-7, 8e-4, 3e-8, 32)
@@ -75,6 +76,45 @@ def test_the_cpu_takes_whole_generations_when_the_accelerator_has_no_room():
     alone, both = (told_of(served(pools, come, noise=0.03), SECONDS) for pools in CASES.values())
     assert both["goodput"] > 1.1 * alone["goodput"]
     assert both["by"]["accelerator"] == alone["admitted"]
+
+
+def share(sent):
+    """That is admitted."""
+    return sum(one.device is not None for one in sent) / len(sent)
+
+
+def test_long_prompts_are_admitted_half_as_often_as_all_where_there_is_three_times_too_much():
+    found = []
+    for seed in (1, 2, 3):
+        sent = served(CASES["accelerator"], mixed(14.4, 2 * SECONDS, seed=seed), noise=0.03)
+        found.append(share([one for one in sent if one.arrival.prompt_tokens > 1000]) / share(sent))
+        assert told_of(sent, SECONDS)["late"] <= 0.005
+    assert sum(found) / 3 >= 0.5
+
+
+def test_a_quiet_tenant_is_served_beside_one_that_asks_for_ten_times_as_much():
+    capacity, seconds = 4.8, 2 * SECONDS
+    for bursts in (False, True):
+        loud = [
+            one._replace(tenant=Tenant("loud")) for one in mixed(20 / 11 * capacity, seconds, bursts=bursts, seed=10)
+        ]
+        quiet = [one._replace(tenant=Tenant("quiet")) for one in mixed(2 / 11 * capacity, seconds, seed=11)]
+        come = sorted([*loud, *quiet], key=lambda one: one.at)
+        sent = served(CASES["accelerator"], come, noise=0.03)
+        quiets = [one for one in sent if one.arrival.tenant.name == "quiet"]
+        assert all(one.in_time for one in sent if one.device)
+        assert share(quiets) >= 0.99
+        unnamed = served(CASES["accelerator"], [one._replace(tenant=None) for one in come], noise=0.03)
+        assert share(unnamed) < share(quiets)
+        assert told_of(sent, seconds)["tokens"] >= 0.85 * told_of(unnamed, seconds)["tokens"]
+
+
+def test_tenants_change_nothing_where_nobody_is_refused():
+    come = mixed(2.0, SECONDS)
+    named = [one._replace(tenant=Tenant(f"tenant {number % 3}")) for number, one in enumerate(come)]
+    plain, told = (told_of(served(CASES["accelerator"], some, noise=0.03), SECONDS) for some in (come, named))
+    assert plain["admitted"] == plain["offered"]
+    assert told == plain
 
 
 def test_bulk_takes_what_room_is_left():
