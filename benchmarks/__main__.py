@@ -24,6 +24,8 @@ _INTERRUPTED = 130
 def main() -> int:
     """Exit status: 0 measured, 1 something could not be (a sentence says what), 130 interrupted."""
     arguments = _parser().parse_args()
+    if arguments.true_speed:
+        arguments.names = ["streams" if name == "generation" else name for name in arguments.names]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what runs is taken down, as on Ctrl-C
     console = Console(highlight=False, soft_wrap=True)
     partial = arguments.quick or arguments.only
@@ -75,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("names", nargs="*", type=_name, metavar="NAME", help="which comparisons (default: all)")
+    add("--true-speed", action="store_true", help="with `generation`: on real Ray, as the comparison `streams`")
     add("--quick", action="store_true", help="shorter and fewer rounds; to try things, not to quote")
     add("--only", action="append", metavar="CONTESTANT", help="leave the other contestants out; may be given often")
     add("--out", type=Path, help="folder (default: benchmarks/results; reports/bench with --quick or --only)")

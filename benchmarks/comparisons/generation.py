@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -18,22 +18,29 @@ from matplotlib.figure import Figure
 from benchmarks.kit.bench import Bench, Found, median
 from benchmarks.kit.goal import Goal, ratio
 from benchmarks.kit.sheet import Sheet
-from benchmarks.simulation.step_world import Arrival, Certain, Sent, StepDevice, StepTable, StepWorld, mixed
+from benchmarks.simulation.step_world import Arrival, Certain, Sent, StepDevice, StepTable, StepWorld, Times, mixed
 from deployments.generation.step_schedule import Generation, StepPolicy, StepSchedule
+from deployments.generation.step_time import StepTime
 
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)
-_NOISE, _SLOW, _NOISY = 0.03, 1.3, 0.1
+NOISE, _SLOW, _NOISY = 0.03, 1.3, 0.1
 _SECONDS, _QUICK_SECONDS = 90.0, 20.0
 _SERVED = 0.95  # of a Poisson stream at capacity, by the bound
 LOADS = (0.5, 1.0, 1.5, 3.0)
 PRODUCT, SLOWER, NOISIER = "product", "1.3 x slower from a third on", "scatter 10 %"
 
 
+class Table(Times, Protocol):
+    """A device's true times, and what a schedule would know of them that learned from steps that scatter."""
+
+    def fitted(self, noise: float) -> StepTime: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A device by its rates, with so many blocks of cache."""
+    """A device by its times, with so many blocks of cache."""
 
-    table: StepTable
+    table: Table
     blocks: int
 
 
@@ -54,24 +61,24 @@ def run(bench: Bench) -> None:
         bench.sample({"what": "decision"}, told, f"p50 {told['p50_us']:.0f} us, p99 {told['p99_us']:.0f} us")
         for case, pools in CASES.items():
             step(f"{case}, capacity")
-            capacity = _capacity(pools, seconds)
+            capacity = capacity_of(pools, seconds)
             bench.sample({"what": "capacity", "case": case}, {"rate": capacity}, f"{capacity:.1f} generations/s")
             for bursts in (False, True):
                 for load in LOADS:
-                    step(f"{case}, {_kind(bursts=bursts)}, {load:g} times capacity")
+                    step(f"{case}, {kind_of(bursts=bursts)}, {load:g} times capacity")
                     _stream(bench, case, mixed(load * capacity, seconds, bursts=bursts), seconds, (load, bursts))
 
 
-def _kind(*, bursts: bool) -> str:
+def kind_of(*, bursts: bool) -> str:
     return "bursts" if bursts else "Poisson"
 
 
 def _stream(bench: Bench, case: str, arrivals: Sequence[Arrival], seconds: float, how: tuple[float, bool]) -> None:
-    about = {"case": case, "arrivals": _kind(bursts=how[1]), "load": how[0]}
+    about = {"case": case, "arrivals": kind_of(bursts=how[1]), "load": how[0]}
     bound = told_of(served(CASES[case], _known(arrivals), certain=True), seconds)
     for rule in (PRODUCT, SLOWER, NOISIER):
         slow_from = seconds / 3 if rule == SLOWER else None
-        noise = _NOISY if rule == NOISIER else _NOISE
+        noise = _NOISY if rule == NOISIER else NOISE
         told = told_of(served(CASES[case], arrivals, noise=noise, slow_from=slow_from), seconds)
         shown = f"{told['goodput']:.2f} of {bound['goodput']:.2f}/s in time, {told['late']:.2%} late"
         bench.sample({"what": "stream", **about, "rule": rule}, {**told, "bound": bound}, shown)
@@ -88,7 +95,7 @@ def served(
     """What became of each. `certain`: steps take as long as the schedule thinks."""
     devices = []
     for number, (name, pool) in enumerate(pools.items()):
-        model = pool.table.fitted(_NOISE)
+        model = pool.table.fitted(NOISE)
         if certain:
             schedule = StepSchedule(model, POLICY, pool.blocks, Certain(), Certain())
             devices.append(StepDevice(name, model, schedule))
@@ -104,7 +111,7 @@ def _known(arrivals: Sequence[Arrival]) -> list[Arrival]:
     return [one._replace(most_tokens=max(one.tokens)) for one in arrivals]
 
 
-def _capacity(pools: Mapping[str, Pool], seconds: float) -> float:
+def capacity_of(pools: Mapping[str, Pool], seconds: float) -> float:
     """Generations a second of a Poisson stream of which the bound serves nearly all."""
     low, high = 0.0, 40.0
     while high - low > 0.25:
@@ -140,7 +147,7 @@ def _refused(sent: Sequence[Sent], least: int, most: int) -> float:
 
 def decision_us(times: int) -> dict[str, float]:
     """Of one `offer` at a device with 64 answers that run and 16 prompts that wait."""
-    schedule, now = StepSchedule(_CPU.table.fitted(_NOISE), StepPolicy(60.0, 1.0), 10_000), 0.0
+    schedule, now = StepSchedule(_CPU.table.fitted(NOISE), StepPolicy(60.0, 1.0), 10_000), 0.0
     for _ in range(64):
         schedule.offer(now, Generation(300, 500, now + 60.0, 1.0))
     while schedule.state(now).waiting:

@@ -14,7 +14,7 @@ import psutil
 
 SERVER, ENGINE, PROXY, RAY, LOAD, OTHERS, IDLE = ROLES = (
     "server",  # the process that answers: the Router, the floor, a peer
-    "embedder",  # windve's, where the engine runs
+    "embedder",  # windve's, where the engine runs, also one that generates
     "proxy",
     "rest of Ray",
     "load",  # the load generator
@@ -70,7 +70,7 @@ def role_of(command: str) -> str:
     """What the process with this command line does here."""
     replica = _REPLICA.search(command)
     if replica:
-        return ENGINE if replica[1].endswith("Embedder") else SERVER
+        return ENGINE if replica[1].endswith(("Embedder", "Generator")) else SERVER
     if "haproxy" in command or "HAProxy" in command or "ProxyActor" in command:
         return PROXY
     return RAY if "ray::" in command or "/ray/" in command else SERVER

