@@ -90,7 +90,7 @@ def serve_until_interrupted(path: Path) -> None:
             keys.append(None if args.shared.api_keys is None else read_keys(args.shared.api_keys)[0].key)
             _let_messages_be(4 * args.shared.limits.max_body_bytes)
         show_machine(console, probe_machine())
-        metrics_port = _free_port(_METRICS_PORT)
+        metrics_port = _free_port(_METRICS_PORT, host=_LOOPBACK)
         with _local_ray(console, metrics_port) as dashboard:
             _stop_on_signals(stop)  # again: Ray has put its own in place, which end the process where it stands
             _deploy(dashboard, config)
@@ -140,12 +140,21 @@ def _grpc_address(config: dict[str, Any]) -> str | None:
 
 def _check_free(host: str, port: int, key: str) -> None:
     """Raises SettingsError: whoever listens there would get our clients' queries."""
+    if problem := _bind_problem(host, port):
+        raise SettingsError(key, f"{host}:{port} cannot be opened: {problem}")
+
+
+def _bind_problem(host: str, port: int) -> str | None:
+    """Why nobody can listen there; `host`: "" for all interfaces. As servers do, it takes no heed of connections that
+    are closed already: a port is not taken for the minute after a service that had it.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise SettingsError(key, f"{host}:{port} cannot be opened: {error.strerror}") from None
+            return error.strerror or str(error)
+    return None
 
 
 def _reached_at(host: str) -> str:
@@ -232,23 +241,14 @@ def _let_messages_be(largest: int) -> None:
     os.environ[name] = str(max(largest, int(os.environ.get(name, "0"))))
 
 
-def _free_port(first: int, *, block: int = 1) -> int:
-    """The first of the first `block` ports in a row that are free, from `first` on; below the range from which Ray and
-    clients get theirs while we start.
+def _free_port(first: int, *, host: str = "", block: int = 1) -> int:
+    """The first of the first `block` ports in a row that are free at `host` ("": at all interfaces), from `first` on;
+    below the range from which Ray and clients get theirs while we start.
     """
     for start in range(first, first + 100 * block, block):
-        if all(map(_is_free, range(start, start + block))):
+        if not any(_bind_problem(host, port) for port in range(start, start + block)):
             return start
     raise StartFailed(f"no {'port' if block == 1 else f'{block} ports'} from {first} on are free")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
 
 
 @contextmanager

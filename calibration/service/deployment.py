@@ -56,8 +56,8 @@ def all_run(applications: Mapping[str, Any], names: set[str]) -> bool:
     for name in sorted(names & applications.keys()):
         found = applications[name]
         if found["status"] == "DEPLOY_FAILED":
-            details = [str(deployment["message"]) for deployment in (found.get("deployments") or {}).values()]
-            raise CalibrationFailed(f"{name} does not start: {first_reason([str(found.get('message')), *details])}")
+            details = [about.get("message") or "" for about in (found, *(found.get("deployments") or {}).values())]
+            raise CalibrationFailed(f"{name} does not start: {first_reason(details)}")
     return all(applications.get(name, {}).get("status") == "RUNNING" for name in names)
 
 

@@ -86,6 +86,13 @@ def test_the_reason_is_the_one_of_our_own_error():
         all_run({"windve": told}, {"windve"})
 
 
+@pytest.mark.parametrize("message", ["", None])
+def test_where_serve_gives_no_reason_it_is_said(message):
+    told = {"status": "DEPLOY_FAILED", "message": message, "deployments": {"Router": {"message": message}}}
+    with pytest.raises(CalibrationFailed, match=r"windve does not start: Ray Serve gave no reason; see /.*logs$"):
+        all_run({"windve": told}, {"windve"})
+
+
 def test_replicas_follow_the_devices_there_and_all_else_stays():
     config = yaml.safe_load(CONFIG)
     args = for_the_devices_there(config)["applications"][0]["args"]

@@ -1,0 +1,54 @@
+"""The ports that `make serve` looks for."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+import pytest
+
+from serve_app.local import StartFailed, _free_port
+
+LOOPBACK = "127.0.0.1"
+
+
+@contextlib.contextmanager
+def listening(host=LOOPBACK):
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((host, 0))
+        server.listen()
+        yield server, server.getsockname()[1]
+
+
+@pytest.mark.parametrize("host", ["", LOOPBACK])
+def test_a_port_at_which_somebody_listens_is_passed_over(host):
+    with listening() as (_, port):
+        assert port < _free_port(port, host=host)
+
+
+def test_a_block_of_ports_is_free_as_a_whole():
+    with listening() as (_, port):
+        assert _free_port(port - 1, block=2) > port
+
+
+def test_a_port_that_a_service_has_just_left_is_free():
+    with listening() as (server, port):
+        client = socket.create_connection((LOOPBACK, port))
+        accepted, _ = server.accept()
+        accepted.close()  # who closes first keeps the connection for a minute
+        client.close()
+    with socket.socket() as careful, pytest.raises(OSError, match="in use"):
+        careful.bind((LOOPBACK, port))
+    assert _free_port(port) == port
+
+
+def test_a_listener_at_another_address_takes_no_port_of_loopback():
+    with listening("127.0.0.2") as (_, port):
+        assert _free_port(port, host=LOOPBACK) == port
+
+
+def test_where_none_is_free_it_is_said(monkeypatch):
+    monkeypatch.setattr("serve_app.local._bind_problem", lambda host, port: "Address already in use")
+    with pytest.raises(StartFailed, match="no 50 ports from 31100 on are free"):
+        _free_port(31100, block=50)
