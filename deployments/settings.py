@@ -275,8 +275,9 @@ class FairShareConfig(Strict):
     """Clients whose API keys have names, while they ask for more than there is."""
 
     # Of a run: while a client that asks for less than its share sends queries, those who ask for more have so much of
-    # each run. Less lowers the former's latency, and the device's throughput, as runs get shorter.
-    run: Share = 0.25
+    # each run. Less lowers the former's latency, and the device's throughput, as runs get shorter. None: half as much
+    # work as a run's beta, 0.1 to 0.25 of a run.
+    run: Share | None = None
 
 
 class CalibrationRecord(Strict):

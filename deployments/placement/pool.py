@@ -60,9 +60,10 @@ class Pool(Followed[Link]):
     def configure(self, config: PoolConfig, policy: Mapping[str, Any]) -> None:
         """Put a new config in force, and send it to every replica.
 
-        `policy` has `slo_s` (s), `admission` ("finish" or "depth"), `bulk_share` and `greedy_share` (0 to 1). The
-        replicas get it with `router` (this Router's replica id), `depth` (int or None) and `model` ([query_s, token_s,
-        token2_s, beta_s], or None: what the replica measured at warm-up). `Runner._configure` reads it.
+        `policy` has `slo_s` (s), `admission` ("finish" or "depth"), `bulk_share` and `greedy_share` (0 to 1; None: by
+        beta). The replicas get it with `router` (this Router's replica id), `depth` (int or None) and `model`
+        ([query_s, token_s, token2_s, beta_s], or None: what the replica measured at warm-up). `Runner._configure`
+        reads it.
         """
         self.config = config
         model = None

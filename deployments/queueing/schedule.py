@@ -65,6 +65,9 @@ _LEAST_PREDICTION = 0.25  # of the SLO: an error of a shorter prediction says no
 # the last, with each such probe.
 _FIRST_PROBE, _LAST_PROBE = 1.0, 8.0
 _LEAST_OTHERS = 0.25  # of a run: the others have at least so much of it, also where the SLO is short
+# If no setting says what the others have of a run: half of beta, but no less and no more than these shares of the run.
+# Of more than half, too many queries of a quiet tenant find no room where answers come at a run's end.
+_BETA_OTHERS, _SHORTEST_OTHERS, _LONGEST_OTHERS = 0.5, 0.1, 0.25
 _SURE_SHARE = 0.2  # of `bulk_share`: of any run, however many urgent queries wait
 _UNIT_SHARE = 0.05  # of the SLO: the least work that the factor is learned from
 _NOW_S = 0.0005  # who would wait for less starts: the loop's timers count milliseconds
@@ -79,15 +82,15 @@ class Policy:
     """The promise and the rule in force.
 
     `greedy_share`: of the most work of a run, what tenants that ask for more than their share have of each run while
-    there are others. `depth`: of the queue with `admission: depth`; with `finish` a bound on the work of one run
-    (depth * alpha), None for no bound. 0 closes the queue.
+    there are others; None: by the device's beta. `depth`: of the queue with `admission: depth`; with `finish` a bound
+    on the work of one run (depth * alpha), None for no bound. 0 closes the queue.
     """
 
     slo_s: float
     admission: Literal["finish", "depth"] = "finish"
     depth: int | None = None
     bulk_share: float = 0.5
-    greedy_share: float = 0.25
+    greedy_share: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -341,7 +344,10 @@ class Schedule:
         slo_s = self.policy.slo_s * self._deadline_share / self.learning.factor
         runs_s = 2 * (self.model.beta_s + self._fairness.mean_s)  # this run, and the one after it
         in_time_s = slo_s * (1 - 2 * self._shares.quiet_rho) - runs_s - self._pass_s
-        return min(self.policy.greedy_share * self._run_most_s, max(in_time_s, _LEAST_OTHERS * self._run_most_s))
+        share, most_s = self.policy.greedy_share, self._run_most_s
+        if share is None:
+            share = min(_LONGEST_OTHERS, max(_SHORTEST_OTHERS, _BETA_OTHERS * self.model.beta_s / max(most_s, 1e-9)))
+        return min(share * most_s, max(in_time_s, _LEAST_OTHERS * most_s))
 
     def _room_s(
         self,

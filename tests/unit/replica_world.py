@@ -15,7 +15,7 @@ from deployments.models.outputs import TEXT
 from deployments.runner import Runner
 from deployments.transport.frames import Offer, Offers
 
-POLICY = {"slo_s": 1.0, "admission": "finish", "bulk_share": 0.5, "greedy_share": 0.25, "depth": None, "model": None}
+POLICY = {"slo_s": 1.0, "admission": "finish", "bulk_share": 0.5, "greedy_share": None, "depth": None, "model": None}
 
 
 class FakeEngine:

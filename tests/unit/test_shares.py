@@ -8,7 +8,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from virtual_device import ATLAS, EIGHT, Arrival, Device, World, poisson, schedule_of
+from virtual_device import ATLAS, EIGHT, V100, Arrival, Device, World, poisson, schedule_of
 
 from deployments.queueing.schedule import Query
 from deployments.queueing.shares import Kind, Shares, Tenant
@@ -35,7 +35,7 @@ class Load(NamedTuple):
     mixed: bool = False
     seconds: float = 25.0
     seed: int = 1
-    greedy_share: float = 0.25
+    greedy_share: float | None = None
     returns: int = 0
 
     @property
@@ -94,8 +94,11 @@ LOADS = [
 ]
 
 
+V100S = [pytest.param(Load(V100, 1.0), id="v100"), pytest.param(Load(V100, 1.0, pass_tokens=0), id="v100 at the end")]
+
+
 @pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("load", LOADS + V100S)
 def test_a_quiet_tenant_is_served_in_time_beside_one_that_asks_ten_times_as_much(load, seed):
     rates = {"quiet": 2 * load.capacity / 11, "greedy": 20 * load.capacity / 11}
     got = load._replace(seed=seed).serve(rates)
@@ -108,6 +111,21 @@ def test_without_names_of_keys_it_is_refused_like_the_other():
     load = Load(ATLAS, 1.0)
     rates = {"quiet": 2 * load.capacity / 11, "greedy": 20 * load.capacity / 11}
     assert load.serve(rates, told_apart=False)["quiet"].admitted < 0.75
+
+
+@pytest.mark.parametrize(
+    ("load", "later", "throughput"),  # of the SLO: how much later the quiet tenant's p95 is at most
+    [(Load(ATLAS, 1.0), 0.2, 0.5), (Load(V100, 1.0), 0.25, 0.5), (Load(QUICK, 0.5, seconds=12), 0.18, 0.9)],
+    ids=["atlas", "v100", "quick"],
+)
+def test_without_a_setting_the_others_runs_are_as_short_as_the_device_can_afford(figure, load, later, throughput):
+    rates = {"quiet": 2 * load.capacity / 11, "greedy": 20 * load.capacity / 11}
+    alone, got = load.serve({"quiet": rates["quiet"]})["quiet"], load.serve(rates)
+    before = sum(one.answered for one in load.serve(rates, told_apart=False).values())
+    total = sum(one.answered for one in got.values())
+    figure(f"p95 {alone.p95_s:.3f} s alone, {got['quiet'].p95_s:.3f} s beside; {total / before:.2f} of the throughput")
+    assert got["quiet"].p95_s <= alone.p95_s + later * load.slo_s
+    assert total >= throughput * before
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
