@@ -8,6 +8,7 @@ from the moment for which a request was planned, so a client that lags makes ans
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 import time
@@ -15,7 +16,8 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from threading import Event, Thread
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import yaml
@@ -121,13 +123,14 @@ def _asked(rule: EmulatedText, number: int, arrival: Arrival) -> _Asked:
 
 def _point(service: Service, asked: Sequence[_Asked], seconds: float) -> dict[str, Any]:
     before = _settled(service)
-    with CpuTime() as cpu:
+    with CpuTime() as cpu, _Watch(service) as watch:
         came = stream_all(service.url, [{"at": one.arrival.at, "payload": one.payload} for one in asked])
     after = _settled(service)
     counted = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in after}
     return {
         **_seen(asked, came, seconds),
         "router": counted,
+        "learned": watch.means(),
         "others": cpu.others,
         "cpu_s": cpu.seconds,
         "cpu_ms_token": {name: 1000 * cpu.seconds[role] / counted["answer_tokens"] for name, role in _OURS.items()},
@@ -161,6 +164,38 @@ def _is_slow(found: Streamed) -> bool:
     if found.tokens < 2 or found.first_s is None or found.last_s is None:
         return found.error is not None
     return found.last_s - found.first_s > (found.tokens - 1) * POLICY.tpot_s
+
+
+class _Watch(Thread):
+    """Reads each second what each pool's replica has learned."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(daemon=True)
+        self._url, self._done = f"{service.url}/info", Event()
+        self._read: list[tuple[str, float, float]] = []  # pool, factor, margin
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._done.wait(1.0):
+            with urllib.request.urlopen(self._url, timeout=30) as answer:  # noqa: S310 - our own address
+                pools = json.load(answer)["windve"]["pools"]
+            for name, pool in pools.items():
+                self._read += [(name, one["factor"], one["margin"]) for one in pool["replicas"].values()]
+
+    def means(self) -> dict[str, dict[str, float]]:
+        """By the pool: the mean and the largest factor, and the mean margin."""
+        found = {}
+        for name in TIMES:
+            factors, margins = zip(*[told for pool, *told in self._read if pool == name], strict=True)
+            found[name] = {"factor": float(np.mean(factors)), "most": max(factors), "margin": float(np.mean(margins))}
+        return found
 
 
 def _settled(service: Service) -> dict[str, float]:
@@ -214,6 +249,9 @@ def sheets(found: Found) -> list[Sheet]:
                 f"{one['late_first']} of {one['admitted']}", f"{one['late_pace']} of {one['admitted']}",
                 f"{one['first_p99_s']:.2f}", f"{one['lag_p99_s']:.3f}", str(one["wrong"]), str(one["odd"])]
                for one in _streams(found)]),
+        Sheet("Learned meanwhile, means", ["arrivals", "load", "pool", "factor", "most", "margin"],
+              [[*_name(one), pool, f"{told['factor']:.3f}", f"{told['most']:.3f}", f"{told['margin']:.3f}"]
+               for one in _streams(found) for pool, told in one["learned"].items()]),
         Sheet("The service's own CPU time, ms a token", ["arrivals", "load", *_OURS, "all", "tokens"],
               [[*_name(one), *(f"{one['cpu_ms_token'][name]:.2f}" for name in _OURS),
                 f"{sum(one['cpu_ms_token'].values()):.2f}", f"{one['router']['answer_tokens']:.0f}"]
