@@ -3,6 +3,8 @@
 Late is who was admitted and had a first token behind its deadline, or an answer slower than its pace. Goodput is what
 was in time, in generations and in tokens. The bound is the same rule without doubt: it knows how long each answer will
 be, steps take exactly as long as it thinks, and it keeps no margin. No network and no Router are in it.
+
+Two tenants share a device that is asked for twice its capacity, one of them for ten times as much as the other.
 """
 
 from __future__ import annotations
@@ -19,14 +21,18 @@ from benchmarks.kit.bench import Bench, Found, median
 from benchmarks.kit.goal import Goal, ratio
 from benchmarks.kit.sheet import Sheet
 from benchmarks.simulation.step_world import Arrival, Certain, Sent, StepDevice, StepTable, StepWorld, Times, mixed
+from deployments.generation.long_prompts import SHARE
 from deployments.generation.step_schedule import Generation, StepPolicy, StepSchedule
 from deployments.generation.step_time import StepTime
+from deployments.queueing.shares import Tenant
 
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)
 NOISE, _SLOW, _NOISY = 0.03, 1.3, 0.1
 _SECONDS, _QUICK_SECONDS = 90.0, 20.0
 _SERVED = 0.95  # of a Poisson stream at capacity, by the bound
 LOADS = (0.5, 1.0, 1.5, 3.0)
+_LONG = 1000  # tokens: above, a prompt is a long one
+_QUIET, _LOUD = 2 / 11, 20 / 11  # of the capacity, that the two tenants ask for
 PRODUCT, SLOWER, NOISIER = "product", "1.3 x slower from a third on", "scatter 10 %"
 
 
@@ -54,7 +60,7 @@ CASES: Mapping[str, Mapping[str, Pool]] = {
 
 def run(bench: Bench) -> None:
     seconds = _QUICK_SECONDS if bench.quick else _SECONDS
-    with bench.steps(1 + len(CASES) * (1 + 2 * len(LOADS))) as step:
+    with bench.steps(1 + len(CASES) * (2 + 2 * len(LOADS))) as step:
         step("one admission decision")
         with bench.turn():
             told = bench.measure(lambda: decision_us(200 if bench.quick else 2000))
@@ -67,6 +73,9 @@ def run(bench: Bench) -> None:
                 for load in LOADS:
                     step(f"{case}, {kind_of(bursts=bursts)}, {load:g} times capacity")
                     _stream(bench, case, mixed(load * capacity, seconds, bursts=bursts), seconds, (load, bursts))
+            step(f"{case}, two tenants")
+            for bursts in (False, True):
+                _tenants(bench, case, two_tenants(capacity, seconds, bursts=bursts), seconds, bursts=bursts)
 
 
 def kind_of(*, bursts: bool) -> str:
@@ -82,6 +91,29 @@ def _stream(bench: Bench, case: str, arrivals: Sequence[Arrival], seconds: float
         told = told_of(served(CASES[case], arrivals, noise=noise, slow_from=slow_from), seconds)
         shown = f"{told['goodput']:.2f} of {bound['goodput']:.2f}/s in time, {told['late']:.2%} late"
         bench.sample({"what": "stream", **about, "rule": rule}, {**told, "bound": bound}, shown)
+
+
+def two_tenants(capacity: float, seconds: float, *, bursts: bool) -> list[Arrival]:
+    """Of a quiet tenant, a Poisson stream; and of a loud one, in `bursts` or not."""
+    streams = {
+        "loud": mixed(_LOUD * capacity, seconds, bursts=bursts, seed=10),
+        "quiet": mixed(_QUIET * capacity, seconds, seed=11),
+    }
+    come = [one._replace(tenant=Tenant(name)) for name, stream in streams.items() for one in stream]
+    return sorted(come, key=lambda one: one.at)
+
+
+def _tenants(bench: Bench, case: str, come: Sequence[Arrival], seconds: float, *, bursts: bool) -> None:
+    unnamed = served(CASES[case], [one._replace(tenant=None) for one in come], noise=NOISE)
+    sent = served(CASES[case], come, noise=NOISE)
+    parts = {
+        name: [one for one in sent if str(getattr(one.arrival.tenant, "name", "")) == name]
+        for name in ("quiet", "loud")
+    }
+    told = {name: told_of(part, seconds) for name, part in parts.items()}
+    told |= {"all": told_of(sent, seconds), "unnamed": told_of(unnamed, seconds)}
+    shown = ", ".join(f"{name} {told[name]['admitted']} of {told[name]['offered']}" for name in parts)
+    bench.sample({"what": "tenants", "case": case, "arrivals": kind_of(bursts=bursts)}, told, shown)
 
 
 def served(
@@ -134,7 +166,7 @@ def told_of(sent: Sequence[Sent], seconds: float) -> dict[str, Any]:
         "late_pace": sum(one.late_pace for one in admitted),
         "goodput": len(good) / seconds,
         "tokens": sum(sum(one.counts.values()) for one in good) / seconds,
-        "long": _refused(sent, 1000, 1 << 20),
+        "long": _refused(sent, _LONG, 1 << 20),
         "short": _refused(sent, 0, 200),
     }
 
@@ -204,7 +236,7 @@ def sheets(found: Found) -> list[Sheet]:
         promise = f"first token within {POLICY.ttft_s:g} s, {POLICY.tpot_s:g} s a token"
         title = f"{case}: capacity {rate} generations/s; {promise}"
         shown.append(Sheet(title, head, rows))
-    return [*shown, _doubts(found), _refusals(found)]
+    return [*shown, _doubts(found), _refusals(found), _shares(found)]
 
 
 def _doubts(found: Found) -> Sheet:
@@ -229,6 +261,32 @@ def _refusals(found: Found) -> Sheet:
     return Sheet("Refused, of long and of short prompts", head, rows)
 
 
+def _shares(found: Found) -> Sheet:
+    rows = []
+    for one in found["samples"]:
+        if one["what"] == "tenants":
+            cells = [
+                f"{one[name]['admitted'] / max(1, one[name]['offered']):.1%}" for name in ("quiet", "loud", "unnamed")
+            ]
+            tokens = f"{one['all']['tokens'] / one['unnamed']['tokens']:.2f}"
+            rows.append([one["case"], one["arrivals"], *cells, f"{one['all']['late']:.2%}", tokens])
+    head = [
+        "devices",
+        "the loud one's arrivals",
+        "quiet, admitted",
+        "loud",
+        "both, without names",
+        "late",
+        "tokens/s, with names / without",
+    ]
+    return Sheet("Two tenants at twice the capacity, one of them asking for ten times as much", head, rows)
+
+
+def _long_share(stream: Mapping[str, Any]) -> float:
+    """Of long prompts, the share that is admitted, beside that of all."""
+    return float((1 - stream["long"]) * stream["offered"] / max(1, stream["admitted"]))
+
+
 def goals(found: Found) -> list[Goal]:
     streams = [one for one in found["samples"] if one["what"] == "stream" and one["rule"] == PRODUCT]
     late = [100 * one["late"] for one in streams]
@@ -236,6 +294,18 @@ def goals(found: Found) -> list[Goal]:
     for key, name in (("goodput", "generations"), ("tokens", "tokens")):
         least = min((one[key] / one["bound"][key] for one in streams if one["bound"][key]), default=None)
         shown.append(Goal(f"{name} in time beside the bound, the least", 0.95, least))
+    for arrivals in ("Poisson", "bursts"):
+        some = [_long_share(one) for one in streams if one["load"] == LOADS[-1] and one["arrivals"] == arrivals]
+        shown.append(
+            Goal(
+                f"long prompts admitted at {LOADS[-1]:g} times capacity, of all's share, {arrivals}",
+                SHARE,
+                min(some, default=None),
+            )
+        )
+    quiets = [one["quiet"] for one in found["samples"] if one["what"] == "tenants"]
+    kept = min((one["admitted"] / one["offered"] for one in quiets if one["offered"]), default=None)
+    shown.append(Goal("the quiet tenant's generations admitted", 0.99, kept))
     both = [_of(found, what="stream", arrivals="Poisson", load=3.0, rule=PRODUCT, case=case) for case in CASES]
     helped = ratio(both[1]["goodput"] / both[0]["goodput"], 1.0) if all(both) else None
     shown.append(Goal("the CPU's help at 3 times capacity of either", 1.0, helped))

@@ -22,19 +22,25 @@ Numbers = npt.NDArray[np.float64]
 
 _BIN = 32  # tokens: lengths are told apart so finely
 _BINS = 128  # longer answers than these are taken to become as long as they may
-_REMEMBERED = 1000.0  # answers: the latest count most
+_REMEMBERED = 100.0  # answers: the latest count most
 _DOUBT = 20.0  # answers that are thought to have gone on, in each bin, beside those that were seen
 _AHEAD = np.array([0, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096])  # tokens from now
-_SURE = 2.5  # standard deviations that are kept beside the mean
+_SURE = 3.5  # standard deviations that are kept beside the mean
 
 
 @dataclass(slots=True)
 class AnswerLengths:
-    """Learns from each answer that ends."""
+    """Learns from each answer, as it goes on and as it ends."""
 
     _reached: Numbers = field(default_factory=lambda: np.zeros(_BINS))  # answers that came to this bin's end, or ended
     _ended: Numbers = field(default_factory=lambda: np.zeros(_BINS))  # in this bin
     _lives: Numbers = field(default_factory=lambda: np.ones(_BINS + 1))  # share that becomes longer than so many bins
+
+    def goes_on(self, tokens: int) -> None:
+        """An answer that has not ended has so many tokens now."""
+        if tokens % _BIN == 0 and tokens <= _BINS * _BIN:
+            self._reached[tokens // _BIN - 1] += 1
+            self._learn()
 
     def ended(self, tokens: int, most_tokens: int) -> None:
         """An answer has ended after so many tokens, of so many that it might have."""
@@ -42,10 +48,12 @@ class AnswerLengths:
         self._reached *= fade
         self._ended *= fade
         at = tokens // _BIN
-        self._reached[:at] += 1
         if tokens < most_tokens and at < _BINS:
             self._reached[at] += 1
             self._ended[at] += 1
+        self._learn()
+
+    def _learn(self) -> None:
         self._lives[1:] = np.cumprod(1 - self._ended / (self._reached + _DOUBT))
 
     def mean(self, most_tokens: int) -> float:

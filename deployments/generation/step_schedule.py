@@ -15,7 +15,7 @@ tokens they hold. A generation goes through these states:
     waits       Its prompt is computed in chunks by its first row, the earliest due first. The last chunk's logits give
                 the first token of each answer. The other rows then share the blocks that the prompt fills, and get a
                 copy of the last one where the prompt fills it in part.
-    runs        Each of its rows is in every step, and gets a token of it.
+    runs        Each of its rows is in every step, and gets a token of it; but for those that wait for a block.
     ended       None of its rows is left. A row ends when it has all tokens that it may get, when `ended` names it, or
                 when `remove` is called. Its blocks are free then.
 
@@ -23,8 +23,12 @@ Promises. The first token of a generation comes by `due`. The tokens of each ans
 `first_at + (n - 1) tpot_s` or before, however many there will be. So an answer that was quick has slack, and one that
 was slow has none. A generation is admitted if
 
-    all promises hold    with it (`step_forecast`), taking each answer to become as long as it may
-    its blocks are free  the most that it may need are reserved for it, so that no row ever waits for a block
+    all promises hold        with it (`step_forecast`), taking each answer to become as long as it may
+    its blocks will be free  by what has been learned of the lengths of answers (`answer_lengths`)
+
+and if beside it those would still be admitted that would starve otherwise (`_kept_for`): a long prompt, and tenants
+that have not had their share. A row gets a block only if all can still end with the rest (`_may_take`). Else it waits
+for a step, and admission trusts the learned lengths less for a while. Nothing is pushed out, nothing computed twice.
 
 Bulk generations have no pace and no deadline. They are admitted while they take at most `bulk_share` of the blocks, and
 are computed behind all others, in steps that they make no longer than `bulk_share` of the longest.
@@ -58,6 +62,7 @@ _IN_A_ROW = 0.1  # of `ttft_s`: so long are the steps in a row that the margin i
 _FIRST_PROBE, _LAST_PROBE = 1.0, 8.0  # times `ttft_s` that a device rests before it tries whether it is still slow
 _AVERAGED = 0.05  # of the way to the latest one: means of prompts and answers
 _DOUBTED, _TRUSTED = 0.5, 0.01  # what trust in learned lengths is left by a step with a stall; what each end gives back
+_OVERBOOKED = 1.5  # times the blocks: the most that all that are admitted may need
 _MOST_KEPT = 8  # generations that room is kept for at once
 _HELPED = 0.7  # of the time to its first token: who needs more of an idle device gets no help
 
@@ -326,6 +331,8 @@ class StepSchedule:
         most = self._reserved + blocks
         if most <= self.block_count or generation.bulk:
             return most <= self.block_count
+        if most > _OVERBOOKED * self.block_count:
+            return False
         likely = self._reserved_bulk + self.lengths.most_blocks(*self._answers([generation, *kept]))
         return most - self._trust * max(0.0, most - likely) <= self.block_count
 
@@ -476,6 +483,8 @@ class StepSchedule:
                 self._begins(now, row.generation)
             else:
                 row.length += 1
+                if not row.generation.bulk:
+                    self.lengths.goes_on(row.picked)
         self._step, self._since = [], now
         self.steps += 1
         ended = set(map(id, finished))

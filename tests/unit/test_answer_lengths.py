@@ -13,8 +13,15 @@ from deployments.generation.blocks import blocks_of
 def learned(lengths, most=500):
     found = AnswerLengths()
     for length in lengths:
-        found.ended(min(length, most), most)
+        has(found, min(length, most), most)
     return found
+
+
+def has(found, length, most):
+    """An answer of this length."""
+    for tokens in range(1, length + 1):
+        found.goes_on(tokens)
+    found.ended(length, most)
 
 
 def of_new(found, count, prompt=100, most=500):
@@ -44,15 +51,24 @@ def test_no_more_blocks_are_held_than_foreseen_but_rarely(count):
 
 
 def test_one_that_goes_on_is_thought_to_go_on():
-    found = learned([10] * 900 + [480] * 100)
-    new, old = (found.most_blocks([picked] * 20, [500 - picked] * 20, [100 + picked] * 20) for picked in (0, 100))
-    assert new < 0.6 * 20 * 5
-    assert old > 0.9 * 20 * 5
+    found = learned(([10] * 9 + [480]) * 100)
+    new, old = (found.most_blocks([picked] * 200, [500 - picked] * 200, [100 + picked] * 200) for picked in (0, 100))
+    assert new < 0.6 * 200 * 5
+    assert old > 0.9 * 200 * 5
+
+
+def test_answers_that_go_on_count_before_they_end():
+    found = learned([20] * 300)
+    short = of_new(found, 20)
+    for tokens in range(1, 200):
+        for _ in range(60):
+            found.goes_on(tokens)
+    assert of_new(found, 20) > 1.2 * short
 
 
 def test_what_is_learned_fades():
     found = learned([10] * 1000)
     short = of_new(found, 20)
-    for _ in range(4000):
-        found.ended(450, 500)
+    for _ in range(600):
+        has(found, 450, 500)
     assert of_new(found, 20) > 1.5 * short
