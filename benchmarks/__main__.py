@@ -28,7 +28,7 @@ def main() -> int:
         arguments.names = ["streams" if name == "generation" else name for name in arguments.names]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what runs is taken down, as on Ctrl-C
     console = Console(highlight=False, soft_wrap=True)
-    partial = arguments.quick or arguments.only
+    partial = (arguments.quick or arguments.only) and not arguments.add
     out: Path = arguments.out or (_SCRATCH if partial else _RESULTS)
     failed = False
     for name in arguments.names or _all(out, show=arguments.show):
@@ -38,6 +38,8 @@ def main() -> int:
                 bench = Bench(
                     name, console, out, arguments.quick, frozenset(arguments.only or ()), arguments.take_turns
                 )
+                if arguments.add:
+                    bench.go_on()
                 comparison(name).run(bench)
                 bench.save()
             results.write(out, json.loads((out / f"{name}.json").read_text(encoding="utf-8")), console)
@@ -80,8 +82,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--true-speed", action="store_true", help="with `generation`: on real Ray, as the comparison `streams`")
     add("--quick", action="store_true", help="shorter and fewer rounds; to try things, not to quote")
     add("--only", action="append", metavar="CONTESTANT", help="leave the other contestants out; may be given often")
-    add("--out", type=Path, help="folder (default: benchmarks/results; reports/bench with --quick or --only)")
+    add(
+        "--out",
+        type=Path,
+        help="folder (default: benchmarks/results; reports/bench with --quick or --only, without --add)",
+    )
     add("--show", action="store_true", help="measure nothing: tables and pictures from what was kept")
+    add(
+        "--add",
+        action="store_true",
+        help="add to what was measured on this machine; only what is measured anew is replaced",
+    )
     add("--take-turns", type=Path, metavar="FILE", help="lock FILE while measuring, where others measure too")
     return parser
 

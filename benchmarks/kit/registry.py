@@ -25,7 +25,7 @@ ABOUT = {
     "scaling": "from one box to a thousand nodes: Routers and queues in virtual time, loads computed, where it breaks",
     "generation": "generation in virtual time: first tokens and paces that are kept, and goodput beside a bound",
     "streams": "generation at true speed on real Ray: late first tokens and paces, goodput beside virtual time's",
-    "decoding": "answers of a language model on the CPU: tokens/s beside transformers, and what the memory gives",
+    "decoding": "answers of a language model on the CPU: tokens/s beside transformers, OpenVINO and vLLM",
     "gpu": "windve on an NVIDIA GPU: its engine against the card's peak and sentence-transformers, and the CPU's help",
 }
 OPTIONAL = {"gpu", "overflow"}  # left out of a run of all where the machine lacks the device, or Prometheus

@@ -1,11 +1,14 @@
-"""The benchmark of answers, on a small shape: both contestants give the same tokens, and what is found is shown."""
+"""The benchmark of answers, on a small shape: the contestants give the same tokens, and what is found is shown."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from benchmarks.comparisons import decoding
+from benchmarks.kit.bench import NotAvailable
+from benchmarks.peers.decoders import DECODERS
 
 SMALL = {
     "vocab_size": 300,
@@ -18,22 +21,38 @@ SMALL = {
 }
 
 
-def test_it_measures_both_on_the_same_answers(monkeypatch):
+@pytest.fixture(autouse=True)
+def same_threads():
     threads = torch.get_num_threads()
-    monkeypatch.setattr(decoding, "_prepared", {})
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("library", ["generate", "generate_batch"])
+def test_windves_answers_are_those_of_transformers(library, tmp_path):
+    """Also with more prompts than one step takes."""
+    decoding.write(SMALL, "float32", tmp_path)
+    prompts = np.random.default_rng(0).integers(5, 300, (20, decoding.PROMPT)).tolist()
+    ours, theirs = (np.array(DECODERS[name](tmp_path, "float32")(prompts, 6)) for name in ("windve", library))
+    assert (ours == theirs).mean() > 0.9  # a tie may go either way, and what follows it
+
+
+def test_a_contestant_is_measured_in_a_process_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.setattr(decoding, "SHAPE", SMALL)
     monkeypatch.setattr(decoding, "_STREAM_NUMBERS", 1000)
-    monkeypatch.setattr(decoding, "quickest_cpu_dtype", lambda: ("float32", "for the test"))
-    try:
-        decoding.prepare(SMALL, 20)
-        both = decoding._prepared["both"]
-        prompts = np.random.default_rng(0).integers(5, 300, (20, decoding.PROMPT)).astype(np.int32)
-        ours, theirs = decoding.own(both, prompts, 6), decoding.generated(both, prompts, 6)
-        assert (ours == theirs).mean() > 0.9  # a tie may go either way, and what follows it
-        samples = [{"batch": batch, "answer": 6, **decoding.measure(batch, 6)} for batch in (1, 8)]
-    finally:
-        torch.set_num_threads(threads)
+    read = decoding.write(SMALL, "bfloat16", tmp_path)
+    with decoding._Child("windve", tmp_path, "bfloat16") as child:
+        measured = [{"batch": batch, "answer": 6, **child.measure(batch, 6, read)} for batch in (1, 8)]
+    samples = [sample | {"contestant": "windve bf16", "memory": decoding.memory_rate()} for sample in measured]
+    samples.append({"batch": 8, "answer": 6, "contestant": "vLLM bf16", "rate": samples[1]["rate"] / 2, "weights": 1.0})
     found = {"samples": samples}
-    (sheet,) = decoding.sheets(found)
-    assert [row[0] for row in sheet.rows] == ["1", "8"]
-    assert [goal.reached is None for goal in decoding.goals(found)] == [False, False, True]
+    speeds, steps = decoding.sheets(found)
+    assert [row[0] for row in speeds.rows] == [row[0] for row in steps.rows] == ["1", "8"]
+    assert [row[-1] for row in speeds.rows] == ["-", "2.00 x"]
+    assert [goal.reached for goal in decoding.goals(found)] == [None, None, None, None, pytest.approx(2), None]
     assert decoding.plot(found).axes
+
+
+def test_a_contestant_that_breaks_says_why(tmp_path):
+    with decoding._Child("windve", tmp_path, "float32") as child, pytest.raises(NotAvailable, match="config"):
+        child.measure(1, 2, 1)
