@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -48,11 +49,15 @@ class CachedAttention:
         mixed = torch.empty(step.tokens, heads.heads * heads.size, dtype=qkv.dtype, device=qkv.device)
         if self._kernel is not None and len(step.decoding.tokens):
             self._kernel.attend(q, self._keys, self._values, step.decoding, mixed)
-        parts = (torch.split(rows, step.lengths) for rows in (q, mixed))
-        for chunk, table, queries, out in zip(step.chunks, step.tables, *parts, strict=True):
-            if self._kernel is None or len(chunk.ids) > 1:
-                out.copy_(self._attend(queries, chunk, table))
+        for number, rows in step.once(("torch's", self._kernel is None), lambda: self._for_torch(step)):
+            mixed[rows] = self._attend(q[rows], step.chunks[number], step.tables[number])
         return step.add_spare(mixed)
+
+    def _for_torch(self, step: StepLayout) -> list[tuple[int, slice]]:
+        """The chunks that the kernel does not compute: their numbers, and where their tokens are."""
+        ends = np.cumsum(step.lengths).tolist()
+        found = enumerate(zip(ends, step.lengths, strict=True))
+        return [(at, slice(end - count, end)) for at, (end, count) in found if self._kernel is None or count > 1]
 
     def _attend(self, queries: torch.Tensor, chunk: Chunk, table: torch.Tensor) -> torch.Tensor:
         """[tokens, heads, size] -> [tokens, heads * size]."""
