@@ -74,10 +74,10 @@ def run(bench: Bench) -> None:
         for name, dtype in wanted:
             contestant = f"{name} {DTYPES[dtype]}"
             step(contestant)
+            memory = pool.submit(memory_rate).result()  # before the child loads its model
             try:
                 with _Child(name, Path(folder, dtype), dtype) as child:
                     for batch in BATCHES:
-                        memory = pool.submit(memory_rate).result()
                         found = bench.measure(partial(child.measure, batch, answer, weights[dtype]))
                         found["memory"] = memory
                         about = {"contestant": contestant, "batch": batch, "answer": answer}
