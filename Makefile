@@ -6,7 +6,7 @@
 # make soak MINUTES=60   load on a small cluster of this machine while one fault after another is done to it
 # make check    ruff and mypy
 # make docs     the documentation with search, on http://127.0.0.1:8001
-# make proto    the gRPC messages anew, after a change to serve_app/proto/tei.proto
+# make proto    the gRPC messages anew, after a change to serve_app/proto/*.proto
 # make manifests   what k8s/ has generated anew: the dashboard, and the Serve configs of its overlays
 
 PYTHON ?= python3
@@ -62,7 +62,7 @@ docs: $(VENV)/.docs
 	@$(BIN)/python -m mkdocs serve
 
 proto: $(VENV)/.test
-	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. serve_app/proto/tei.proto
+	$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. serve_app/proto/tei.proto serve_app/proto/generation.proto
 
 manifests: $(VENV)/.test
 	$(BIN)/python -m k8s.dashboard

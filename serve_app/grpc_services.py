@@ -6,7 +6,8 @@ listens, its proxies included, so this module stays light; it routes a call to t
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from operator import methodcaller
 from typing import Any, cast
 
@@ -27,6 +28,9 @@ _OFFERED: dict[ServiceDescriptor, Sequence[MethodDescriptor]] = {
 }
 
 _RETRIED = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+TIME_LEFT = "windve-time-left-ms"  # metadata of a stream's context: what its client's deadline leaves; Serve hides it
+
+_GOOD = {None, 0, grpc.StatusCode.OK}  # as gRPC has it before and after Serve has set it
 
 _MAKERS = {  # by whether the client streams, and whether the server does
     (False, False): grpc.unary_unary_rpc_method_handler,
@@ -42,8 +46,15 @@ SERVICES = tuple(service.full_name for service in _TEI)
 
 
 def add_to_server(servicer: Any, server: grpc.aio.Server) -> None:
-    """What the generated `add_..._to_server` functions do, for all services at once, and with `reader`."""
-    for service, methods in _OFFERED.items():
+    """Of embeddings."""
+    offer(_OFFERED, servicer, server)
+
+
+def offer(
+    services: Mapping[ServiceDescriptor, Sequence[MethodDescriptor]], servicer: Any, server: grpc.aio.Server
+) -> None:
+    """What the generated `add_..._to_server` functions do, for all of these services, and with `reader`."""
+    for service, methods in services.items():
         handlers = {f"/{service.full_name}/{method.name}": _handler(servicer, method) for method in methods}
         server.add_generic_rpc_handlers((_Handlers(service.full_name, handlers),))
 
@@ -67,8 +78,12 @@ class _Handlers(grpc.ServiceRpcHandler):
         method = handler_call_details.method
         if method not in self._ready and method in self._method_handlers:
             handler = self._method_handlers[method]
-            unary = not (handler.request_streaming or handler.response_streaming)
-            self._ready[method] = handler._replace(unary_unary=_at_once(handler.unary_unary)) if unary else handler
+            streams = (handler.request_streaming, handler.response_streaming)  # Serve fills in all four forms
+            if streams == (False, False):
+                handler = handler._replace(unary_unary=_at_once(handler.unary_unary))
+            elif streams == (False, True):
+                handler = handler._replace(unary_stream=_with_its_status(handler.unary_stream))
+            self._ready[method] = handler
         return self._ready.get(method)
 
 
@@ -80,6 +95,39 @@ def _at_once(answer: Callable[[Any, Any], Awaitable[bytes]]) -> Callable[[Any, A
         return reply
 
     return call
+
+
+def _with_its_status(answer: Callable[[Any, Any], AsyncGenerator[bytes, None]]) -> Callable[[Any, Any], Any]:
+    """A stream to one request. Where it goes wrong its last message is empty, and the context says what is to be said.
+
+    Serve's own proxy takes a status from a context only where a message comes with it. What is raised in its place
+    loses the metadata, and Serve logs it with a traceback. The empty message is not sent.
+    """
+
+    async def call(request: Any, context: Any) -> AsyncGenerator[bytes, None]:
+        async with aclosing(answer(request, _Timed(context))) as messages:
+            async for message in messages:
+                if message:
+                    yield message
+        if context.code() not in _GOOD:
+            await context.abort(context.code(), context.details(), context.trailing_metadata())
+
+    return call
+
+
+class _Timed:
+    """A call's context, whose metadata say what its deadline leaves."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def invocation_metadata(self) -> list[tuple[str, str | bytes]]:
+        metadata = [(key, value) for key, value in self._context.invocation_metadata() if key != TIME_LEFT]
+        left_s = self._context.time_remaining()
+        return metadata if left_s is None else [*metadata, (TIME_LEFT, str(int(left_s * 1000)))]
 
 
 def _handler(servicer: Any, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:

@@ -39,6 +39,7 @@ if [ -n "$config" ] && ! grep -q '^ *http-error status 503' "$config"; then
     -e '/^frontend grpc_frontend/a\
     maxconn '$((most / 4 - 16))'\
     timeout http-request 10s\
+    http-request disable-l7-retry if { path_end /Generate }\
     http-after-response set-header content-type application/grpc if { status 502:504 } { res.hdr(grpc-status) -m found }\
     http-after-response set-status 200 if { status 502:504 } { res.hdr(grpc-status) -m found }' \
     -e '/^frontend http_frontend/a\

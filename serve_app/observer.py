@@ -98,8 +98,8 @@ class Observer:
         return followed
 
     def end_call(self, followed: Followed, call: str, error: BaseException | None) -> None:
-        """It is answered; with this error, if there was one."""
-        self._end(followed, METHODS[call], _grpc_status(error), error)
+        """It is answered; with this error, if there was one. `call`: of `METHODS`, or a full name."""
+        self._end(followed, METHODS.get(call, call), _grpc_status(error), error)
 
     def following(
         self, call: str, metadata: Mapping[bytes, bytes], answer: Callable[[T], Awaitable[U]]

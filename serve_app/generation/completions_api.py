@@ -6,19 +6,17 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
-from deployments.errors import ContextExceeded, Unavailable
-from deployments.generation.asked import Asked, Generates, Ids
+from deployments.errors import Unavailable
+from deployments.generation.asked import Asked, Generates
 from deployments.generation.generation_settings import GenerationSettings
-from deployments.generation.prompts import Prompts
 from deployments.models.tokenizer import Tokenizer
-from serve_app.access_log import Followed
 from serve_app.answers import VERSION
 from serve_app.api_keys import ApiKeys
 from serve_app.asgi import Answer, Asgi, Handler, Request, docs_page, dumps, json_answer
 from serve_app.fields import Fields
+from serve_app.generation.asking import Asking
 from serve_app.generation.completion_answers import ChatReply, Reply, TextReply, TokenNames
 from serve_app.generation.completions_document import generation_document
 from serve_app.generation.completions_requests import (
@@ -80,9 +78,9 @@ class CompletionsApi(Asgi):
         """Raises SettingsError where the model's chat template or its tokenizer cannot be used."""
         super().__init__(api_keys, observer, emulated=options.emulated)
         self._router, self._options, self._rules = router, options, options.rules
-        self._names = TokenNames(router.tokenizer)
+        self.names = TokenNames(router.tokenizer)
         self._tokenizer = Tokenizer(router.card.model, router.tokenizer)
-        self._prompts = Prompts(router.card, router.tokenizer, parse_special_tokens=options.parse_special_tokens)
+        self.asking = Asking(router, options.rules, parse_special_tokens=options.parse_special_tokens)
         self._document = generation_document(
             self._rules, router.card.model.vocab_size, VERSION, api_keys=api_keys is not None
         )
@@ -101,7 +99,7 @@ class CompletionsApi(Asgi):
 
     def close(self) -> None:
         """End what was started for it."""
-        self._prompts.close()
+        self.asking.close()
 
     async def answer(self, request: Request) -> Answer:
         method, path = request.method, request.path
@@ -118,82 +116,40 @@ class CompletionsApi(Asgi):
 
     async def completions(self, request: Request) -> Answer:
         asked = await self._parsed(CompletionRequest, request)
-        received, prompts = asyncio.get_running_loop().time(), asked.prompts
-        ids = [
-            await self._prompts.of_text(one) if isinstance(one, str) else self._prompts.of_ids(one) for one in prompts
-        ]
-        wanted = self._wanted(asked, ids, request, received)
-        before = [""] * len(prompts)
-        if asked.echo:
-            before = [one if isinstance(one, str) else self._prompts.text_of(one) for one in prompts]
+        wanted = await self._wanted(asked, request)
+        before = [self.asking.text_of(one) if asked.echo else "" for one in asked.prompts]
         choices = [text for text in before for _ in range(asked.n)]
         return await self._generate(asked, wanted, self._reply(TextReply, wanted, choices), request)
 
     async def chat(self, request: Request) -> Answer:
         asked = await self._parsed(ChatRequest, request)
-        received = asyncio.get_running_loop().time()
-        ids = await self._prompts.of_chat([one.plain for one in asked.messages], asked.chat_template_kwargs)
-        wanted = self._wanted(asked, [ids], request, received)
+        wanted = await self._wanted(asked, request)
         return await self._generate(asked, wanted, self._reply(ChatReply, wanted, [""] * asked.n), request)
+
+    async def _wanted(self, asked: CompletionRequest | ChatRequest, request: Request) -> list[Asked]:
+        received = asyncio.get_running_loop().time()
+        prompts = await self.asking.prompts(asked)
+        headers = admission(request.headers)
+        return self.asking.wanted(asked, prompts, headers, client=request.client, received=received)
 
     async def _parsed(self, kind: type[Body], request: Request) -> Body:
         return kind.parse(await request.body(self._options.max_body_bytes), self._rules)
 
-    def _wanted(
-        self, asked: CompletionOptions, prompts: Sequence[Ids], request: Request, received: float
-    ) -> list[Asked]:
-        """One generation a prompt. `received`: as in `Asked`. Raises ContextExceeded or InvalidInput."""
-        headers, param = admission(request.headers), "messages" if isinstance(asked, ChatRequest) else "prompt"
-        return [
-            Asked(
-                ids=ids,
-                most_tokens=self._most_tokens(asked.most_tokens, len(ids), param),
-                sampling=asked.sampling(self._router.card.defaults),
-                answers=asked.n,
-                stops=asked.stops,
-                logprobs=asked.alternatives,
-                ignore_end=asked.ignore_eos,
-                timeout_s=headers.get("timeout_s"),
-                bulk=headers.get("bulk", False),
-                client=request.client,
-                received=received,
-            )
-            for ids in prompts
-        ]
-
-    def _most_tokens(self, wanted: int | None, prompt: int, param: str) -> int:
-        """Of an answer to a prompt of so many tokens. Raises ContextExceeded."""
-        context = self._router.card.context
-        if prompt >= context:
-            problem = f"the prompt has {prompt} tokens and the model takes {context} with the answer; shorten it"
-            raise ContextExceeded(problem, param=param)
-        if wanted is not None and prompt + wanted > context:
-            raise ContextExceeded(
-                f"the prompt has {prompt} tokens and max_tokens asks for {wanted} more, and the model takes {context}; "
-                f"shorten the prompt, or ask for {context - prompt} at most",
-                param=param,
-            )
-        return wanted or min(self._rules.default_tokens, context - prompt)
-
     def _reply(self, kind: type[Reply], wanted: Sequence[Asked], before: Sequence[str]) -> Reply:
-        names = None if wanted[0].logprobs is None else self._names
+        names = None if wanted[0].logprobs is None else self.names
         return kind(self._rules.model, sum(len(one.ids) for one in wanted), before, names)
 
     async def _generate(
         self, asked: CompletionOptions, wanted: Sequence[Asked], reply: Reply, request: Request
     ) -> Answer:
-        if request.followed is not None:
-            request.followed.record.model = self._rules.model
-            request.followed.more = partial(_told, reply, wanted, request.followed)
-            request.followed.allowed_s = wanted[0].timeout_s
-        generations = Generations(self._router, asked.n)
+        generations = Generations(self._router, asked.n, request.followed)
         try:
             await request.while_here(generations.begin(wanted))
             if asked.stream:
                 reply.says_usage = asked.stream_options.include_usage
-                events = _events(generations, reply, request.followed)
+                events = _events(generations, reply)
                 return list(EVENTS), EventStream(events, generations.close, self._options.stream)
-            await request.while_here(_collect(generations, reply, request.followed))
+            await request.while_here(_collect(generations, reply))
         except BaseException:
             await generations.close()
             raise
@@ -247,34 +203,15 @@ class CompletionsApi(Asgi):
         return json_answer({**self._document, "servers": [{"url": request.root or "/"}]})
 
 
-async def _events(generations: Generations, reply: Reply, followed: Followed | None) -> AsyncGenerator[bytes, None]:
+async def _events(generations: Generations, reply: Reply) -> AsyncGenerator[bytes, None]:
     async with aclosing(generations.pieces()) as pieces:
         async for index, piece in pieces:
-            _note(followed)
             if said := reply.events(index, piece):
                 yield said
     yield reply.end()
 
 
-async def _collect(generations: Generations, reply: Reply, followed: Followed | None) -> None:
+async def _collect(generations: Generations, reply: Reply) -> None:
     async with aclosing(generations.pieces()) as pieces:
         async for index, piece in pieces:
-            _note(followed)
             reply.add(index, piece)
-
-
-def _note(followed: Followed | None) -> None:
-    """A token has come."""
-    if followed is not None and followed.first_s is None:
-        followed.first_s = asyncio.get_running_loop().time() - followed.started
-
-
-def _told(reply: Reply, wanted: Sequence[Asked], followed: Followed) -> dict[str, Any]:
-    """For the access log."""
-    return {
-        "prompts": len(wanted),
-        "tokens": reply.prompt_tokens,
-        "answer_tokens": reply.tokens,
-        "bulk": wanted[0].bulk,
-        "first_token_s": None if followed.first_s is None else round(followed.first_s, 6),
-    }

@@ -26,19 +26,22 @@ from serve_app.bound_pools import bind_pools, bindable_router
 from serve_app.cluster_plan import cpu_parts, plan_once_nodes_are_there
 from serve_app.generation.completions_api import ApiOptions, CompletionsApi
 from serve_app.generation.generation_args import GenerationArgs
+from serve_app.generation.generation_calls import GenerationCalls
 from serve_app.observer import Observer
 
 Generators = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # pool -> name and handle of its deployment
 
 
 class GenerationIngress:
-    """The Router with its routes: what answers HTTP."""
+    """The Router with its routes and its call: what answers HTTP and gRPC."""
 
     def __init__(self, settings: GenerationSettings, topology: Topology, generators: Generators) -> None:
         self.api_keys = None if settings.api_keys is None else ApiKeys.read(settings.api_keys)
         self.router = GenerationRouter(settings, topology, generators)
-        self._options = ApiOptions.of(settings)
         self._observer = Observer(LineWriter(access_log_handler()))
+        self._api = CompletionsApi(self.router, ApiOptions.of(settings), self.api_keys, self._observer)
+        calls = GenerationCalls(self.router, self._api.asking, self._api.names, self.api_keys, self._observer)
+        self.Generate = calls.Generate  # Serve finds what answers a gRPC call by its name
 
     async def reconfigure(self, user_config: Any) -> None:
         """Called by Serve with the `user_config`: at the start, and in place whenever it changes."""
@@ -51,7 +54,7 @@ class GenerationIngress:
             await asyncio.to_thread(self.api_keys.refresh)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return CompletionsApi(self.router, self._options, self.api_keys, self._observer)
+        return self._api
 
 
 def build(args: dict[str, Any]) -> Application:

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
+from typing import Any
 
 from deployments.generation.asked import Asked, Generates, Piece
+from serve_app.access_log import Followed
 
 
 class Generations:
     """Each has `answers` answers, whose choices are numbered through."""
 
-    def __init__(self, router: Generates, answers: int) -> None:
-        self._router, self._answers = router, answers
+    def __init__(self, router: Generates, answers: int, followed: Followed | None = None) -> None:
+        """`followed`: is told of them, for the access log."""
+        self.tokens = 0  # of all answers so far
+        self._router, self._answers, self._followed = router, answers, followed
         self._begun: list[AsyncGenerator[Piece, None]] = []
 
     async def begin(self, wanted: Sequence[Asked]) -> None:
         """All are admitted when this returns. Raises what `Generates.begin` raises; `close` frees the others then."""
+        if self._followed is not None:
+            self._followed.record.model = self._router.card.name
+            self._followed.more = partial(self._told, wanted, self._followed)
+            self._followed.allowed_s = wanted[0].timeout_s
         for one in wanted:
             self._begun.append(await self._router.begin(one))
 
@@ -29,6 +38,7 @@ class Generations:
         """Each as it comes, with the number of its choice. Raises what one of them raises first."""
         if len(self._begun) == 1:
             async for piece in self._begun[0]:
+                self._came(piece)
                 yield piece.answer, piece
             return
         found: asyncio.Queue[tuple[int, Piece] | Exception | None] = asyncio.Queue()
@@ -42,11 +52,26 @@ class Generations:
                 if one is None:
                     left -= 1
                 else:
+                    self._came(one[1])
                     yield one
         finally:
             for task in reading:
                 task.cancel()
             await asyncio.wait(reading)
+
+    def _came(self, piece: Piece) -> None:
+        self.tokens += len(piece.tokens)
+        if self._followed is not None and self._followed.first_s is None:
+            self._followed.first_s = asyncio.get_running_loop().time() - self._followed.started
+
+    def _told(self, wanted: Sequence[Asked], followed: Followed) -> dict[str, Any]:
+        return {
+            "prompts": len(wanted),
+            "tokens": sum(len(one.ids) for one in wanted),
+            "answer_tokens": self.tokens,
+            "bulk": wanted[0].bulk,
+            "first_token_s": None if followed.first_s is None else round(followed.first_s, 6),
+        }
 
     async def _read(
         self,

@@ -1,1 +1,1 @@
-"""TEI's gRPC messages: `tei.proto`, and what `make proto` makes of it. Do not edit the generated files."""
+"""gRPC messages, TEI's and those of generation: what `make proto` makes of *.proto. Do not edit generated files."""

@@ -16,6 +16,7 @@ import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
+import grpc
 import numpy as np
 import openai
 import pytest
@@ -30,6 +31,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.kit.emulated_text import EmulatedText, longer_model
 from calibration.load import request_bytes
+from serve_app.proto.generation_pb2 import GenerateRequest, GenerateResponse, TokenIds, Usage
 
 PROMISE = {"ttft_s": 3.0, "tpot_s": 0.2}
 SHAPE = {
@@ -77,7 +79,7 @@ def service(own, tmp_path_factory):
         "deployments": [{"name": "Router", "user_config": {"ttft_s": 20.0, "tpot_s": 2.0}}],
     }
     config["applications"].append(real)
-    service = Service({**config, "grpc_options": {}}, tmp_path_factory.mktemp("generation"))
+    service = Service(config, tmp_path_factory.mktemp("generation"))
     try:
         service.start("max_tokens")
         yield service
@@ -323,6 +325,78 @@ def test_several_answers_and_a_stop_and_an_answer_that_is_not_streamed(service):
             assert text == rule.text(prompt, 150).partition(stop)[0]
 
     asyncio.run(main())
+    wait_until(lambda: all(map(is_free, pools(service).values())), 5)
+
+
+def generate(service, prompt, tokens, *metadata, timeout=60, **options):
+    """The call, as grpcio has it; whoever iterates it gets its messages."""
+    channel = grpc.insecure_channel(f"127.0.0.1:{service.grpc_port}")
+    ask = channel.unary_stream(
+        "/windve.v1.Generation/Generate",
+        request_serializer=GenerateRequest.SerializeToString,
+        response_deserializer=GenerateResponse.FromString,
+    )
+    request = GenerateRequest(ids=TokenIds(ids=prompt), max_tokens=tokens, temperature=0, **options)
+    return ask(request, timeout=timeout, metadata=[("application", "windve"), *metadata])
+
+
+def refused(call):
+    with pytest.raises(grpc.RpcError):
+        list(call)
+    return call.code(), call.details(), dict(call.trailing_metadata())
+
+
+def test_grpc_streams_the_same_tokens(service):
+    rule, prompt = EmulatedText(), list(range(1000, 1100))
+    call = generate(service, prompt, 20)
+    *messages, last = call
+    assert "".join(message.text for message in messages) == rule.text(prompt, 20)
+    assert len(messages) > 10
+    assert [message.finish_reason for message in messages if message.finish_reason] == ["length"]
+    assert last.usage == Usage(prompt_tokens=100, completion_tokens=20)
+    told = dict(call.trailing_metadata())
+    assert told["x-windve-emulated"] == "true"
+    assert told["x-request-id"]
+    code, details, _ = refused(generate(service, [10**6], 5))
+    assert (code, details.split(" is ")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, "token id 1000000")
+    code, details, _ = refused(generate(service, [5] * 20, 5, model="other"))
+    assert (code, "other" in details) == (grpc.StatusCode.NOT_FOUND, True)
+
+
+def test_grpc_calls_are_told_when_to_come_back(service):
+    calls = [generate(service, [number] * 100, 12) for number in range(1, 150)]
+    busy = []
+    for call in calls:
+        try:
+            assert list(call)[-1].usage.completion_tokens == 12
+        except grpc.RpcError:
+            assert call.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            told = dict(call.trailing_metadata())
+            assert 0 < int(told["retry-after-ms"]) == int(told["grpc-retry-pushback-ms"])
+            assert "come back in" in call.details()
+            busy.append(call)
+    assert 0 < len(busy) < len(calls)
+    wait_until(lambda: all(map(is_free, pools(service).values())), 5)
+    # Alone the accelerator takes 0.04 + 240 * 0.0002 + 240 * 120 * 5e-8 s for these, the CPU half a second.
+    code, details, _ = refused(generate(service, [7] * 240, 3, ("x-request-timeout-ms", "50")))
+    assert (code, "takes longer than 0.05 s here" in details) == (grpc.StatusCode.DEADLINE_EXCEEDED, True)
+
+
+def test_a_grpc_calls_own_deadline_counts_for_admission(service):
+    """The first token of such a prompt comes within the 3 s that are promised, and never within half a second."""
+    code, details, _ = refused(generate(service, [7] * 3000, 3, timeout=0.5))
+    assert (code, "takes longer than 0.4" in details) == (grpc.StatusCode.DEADLINE_EXCEEDED, True)
+    assert list(generate(service, [7] * 3000, 3))[-1].usage.completion_tokens == 3
+
+
+def test_a_cancelled_grpc_call_frees_its_place(service):
+    wait_until(lambda: all(map(is_free, pools(service).values())), 5)
+    calls = [generate(service, [number] * 50, 200) for number in range(1, 5)]
+    for call in calls:
+        next(call)
+    assert not all(map(is_free, pools(service).values()))
+    for call in calls:
+        call.cancel()
     wait_until(lambda: all(map(is_free, pools(service).values())), 5)
 
 

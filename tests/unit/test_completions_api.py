@@ -239,7 +239,7 @@ def test_parts_developers_and_template_variables(folder):
 
 
 def test_a_first_token_is_due_from_when_the_request_had_come(api, world, monkeypatch):
-    made = api._prompts.of_chat
+    made = api.asking._prompts.of_chat
 
     async def slow(*asked):
         await asyncio.sleep(0.1)
@@ -250,7 +250,7 @@ def test_a_first_token_is_due_from_when_the_request_had_come(api, world, monkeyp
         return await Generating.begin(world, asked)
 
     waited = []
-    monkeypatch.setattr(api._prompts, "of_chat", slow)
+    monkeypatch.setattr(api.asking._prompts, "of_chat", slow)
     monkeypatch.setattr(world, "begin", begin, raising=False)
     assert post(api, CHAT, ASK).status == 200
     assert 0.1 <= waited[0] < 1

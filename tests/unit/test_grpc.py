@@ -38,11 +38,11 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_generated_code_is_what_make_proto_makes(tmp_path):
     outs = [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
-    command = [sys.executable, "-m", "grpc_tools.protoc", "-I.", *outs, "serve_app/proto/tei.proto"]
-    subprocess.run(command, cwd=ROOT, check=True)
-    for name in ("tei_pb2.py", "tei_pb2.pyi"):
+    protos = [f"serve_app/proto/{name}.proto" for name in ("tei", "generation")]
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I.", *outs, *protos], cwd=ROOT, check=True)
+    for name in ("tei_pb2.py", "tei_pb2.pyi", "generation_pb2.py", "generation_pb2.pyi"):
         made, kept = (folder / "serve_app" / "proto" / name for folder in (tmp_path, ROOT))
-        assert made.read_text() == kept.read_text(), f"{name} is not what tei.proto says: make proto"
+        assert made.read_text() == kept.read_text(), f"{name} is not what its .proto says: make proto"
 
 
 def test_messages_have_tei_s_names_numbers_and_types():

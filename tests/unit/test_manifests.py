@@ -270,8 +270,7 @@ def test_pods_without_an_npu_say_so_to_ascend_s_runtime(name):
 @pytest.mark.parametrize("name", BUILDS)
 def test_ports_are_those_of_the_serve_config(name):
     config = serve(name.split("/")[0])
-    grpc_port = config.get("grpc_options", serve("cpu")["grpc_options"])["port"]  # the pods are the same
-    expected = {"serve": config["http_options"]["port"], "serve-grpc": grpc_port, "metrics": 8080}
+    expected = {"serve": config["http_options"]["port"], "serve-grpc": config["grpc_options"]["port"], "metrics": 8080}
     for group, more in ((worker(name), {}), (head(name), {"gcs-server": 6379, "dashboard": 8265})):
         assert {port["name"]: port["containerPort"] for port in container(group)["ports"]} == {**expected, **more}
 

@@ -98,6 +98,7 @@ PURE = [
     "serve_app.generation.completions_requests",
     "serve_app.generation.event_stream",
     "serve_app.generation.generation_args",
+    "serve_app.generation.generation_services",
     "serve_app.grpc_services",
     "serve_app.models_api",
     "serve_app.observer",

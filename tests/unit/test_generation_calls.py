@@ -1,0 +1,300 @@
+"""Generation over a real gRPC server that hands calls on as Serve does, to a Router that generates at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from generating import ANSWER, Generating
+from google.protobuf.struct_pb2 import Struct
+from ray.serve._private.grpc_util import gRPCGenericServer
+from ray.serve.grpc_util import RayServegRPCContext
+
+from deployments.errors import Busy, DeadlineExceeded, EngineFailed, InvalidInput, ReplicaLost, Unavailable
+from deployments.generation.sampling import Sampling
+from serve_app.api_keys import ApiKey, ApiKeys
+from serve_app.generation.asking import Asking
+from serve_app.generation.completion_answers import TokenNames
+from serve_app.generation.completions_requests import CompletionRules
+from serve_app.generation.generation_calls import GenerationCalls
+from serve_app.generation.generation_services import GENERATE, add_to_server
+from serve_app.grpc_services import TIME_LEFT
+from serve_app.observer import Observer
+from serve_app.proto.generation_pb2 import (
+    Chat,
+    ChatMessage,
+    GenerateRequest,
+    GenerateResponse,
+    TokenIds,
+    Usage,
+)
+
+PROMPT = "Where does the overflow go?"
+RULES = CompletionRules("tiny", 0, 3, ("gpt-4o",), most_answers=4, most_messages=5, default_tokens=100)
+STATUS = grpc.StatusCode
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory):
+    router = Generating(tmp_path_factory.mktemp("generating") / "model")
+    router.config = SimpleNamespace(ttft_s=2.0)
+    router.settings = SimpleNamespace(limits=SimpleNamespace(max_body_bytes=5000), emulated=True)
+    return router
+
+
+@pytest.fixture(scope="module")
+def asking(router):
+    asking = Asking(router, RULES, parse_special_tokens=False)
+    yield asking
+    asking.close()
+
+
+@pytest.fixture
+def world(router):
+    router.reset()
+    return router
+
+
+class Log(Observer):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.on, self._logs, self.ends = True, True, []
+
+    def end_call(self, followed, call, error):
+        self.ends.append((call, error, followed.key, followed.more and followed.more()))
+
+
+def as_serve(calls, *, proxy):
+    """What Serve puts in the place of a servicer. `proxy`: its own, else a Router that HAProxy asks."""
+
+    async def generate(request, context):
+        told = RayServegRPCContext(context)
+        async for message in calls.Generate(request, grpc_context=told):
+            if proxy:
+                told._set_on_grpc_context(context)
+            yield message.SerializeToString()
+        if not proxy:
+            told._set_on_grpc_context(context)
+        if not context.code():
+            context.set_code(STATUS.OK)
+
+    return generate
+
+
+class Client:
+    """`ask` is one call: its messages, and how it ended."""
+
+    def __init__(self, world, asking):
+        self.world, self.asking, self.log, self.keys, self.proxy = world, asking, Log(), None, False
+
+    @contextlib.asynccontextmanager
+    async def served(self):
+        calls = GenerationCalls(self.world, self.asking, TokenNames(self.world.tokenizer), self.keys, self.log)
+        handler = as_serve(calls, proxy=self.proxy)
+        server = gRPCGenericServer(lambda **_: handler)
+        add_to_server(SimpleNamespace(Generate=None), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            yield channel.unary_stream(
+                f"/{GENERATE}",
+                request_serializer=lambda one: one if isinstance(one, bytes) else one.SerializeToString(),
+                response_deserializer=GenerateResponse.FromString,
+            )
+        await server.stop(None)
+
+    def ask(self, request, *metadata, timeout=None):
+        async def run():
+            async with self.served() as generate:
+                call = generate(request, metadata=list(metadata), timeout=timeout)
+                messages = []
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    async for message in call:
+                        messages.append(message)  # noqa: PERF401 - what came before an error counts
+                return SimpleNamespace(
+                    messages=messages,
+                    text="".join(message.text for message in messages if not message.answer),
+                    status=(await call.code(), await call.details()),
+                    told={key: value for key, value in await call.trailing_metadata() if key != "x-request-id"},
+                )
+
+        return asyncio.run(run())
+
+
+@pytest.fixture(params=[False, True], ids=["router", "proxy"])
+def client(request, world, asking):
+    client = Client(world, asking)
+    client.proxy = request.param
+    return client
+
+
+def test_a_prompt_is_answered_by_a_stream_with_its_usage_at_the_end(client, world):
+    reply = client.ask(GenerateRequest(prompt=PROMPT))
+    (asked,) = world.asked
+    assert asked.ids.tolist() == world.tokenizer.encode(PROMPT).ids
+    tokens = len(world.answer(0, asked))
+    assert (reply.text, reply.status) == (ANSWER, (STATUS.OK, ""))
+    assert [one.finish_reason for one in reply.messages if one.finish_reason] == ["stop"]
+    assert reply.messages[-1] == GenerateResponse(usage=Usage(prompt_tokens=len(asked.ids), completion_tokens=tokens))
+    assert not any(one.HasField("usage") or one.tokens for one in reply.messages[:-1])
+    assert reply.told == {"x-windve-emulated": "true"}
+    ((call, error, _, told),) = client.log.ends
+    assert (call, error, told["tokens"], told["answer_tokens"]) == (GENERATE, None, len(asked.ids), tokens)
+    assert world.open == 0
+
+
+def test_a_chat_is_written_by_the_models_template(client, world):
+    turns = [ChatMessage(role="developer", content="Be brief."), ChatMessage(role="user", content=PROMPT)]
+    kwargs = Struct()
+    kwargs.update({"enable_thinking": False})
+    assert client.ask(GenerateRequest(chat=Chat(messages=turns, chat_template_kwargs=kwargs))).text == ANSWER
+    text = world.tokenizer.decode(world.asked[0].ids.tolist(), skip_special_tokens=False)
+    start = "<|im_start|>"
+    expected = f"{start}system\nBe brief.<|im_end|>\n{start}user\n{PROMPT}<|im_end|>\n{start}assistant\n"
+    assert text == expected
+
+
+def test_what_is_asked_of_the_router(client, world):
+    options = {"max_tokens": 5, "temperature": 0.3, "top_p": 0.5, "top_k": 7, "seed": -4, "n": 2, "stop": ["a", "b"]}
+    request = GenerateRequest(ids=TokenIds(ids=[5, 6]), logprobs=2, ignore_eos=True, model="gpt-4o", **options)
+    client.ask(request, ("x-windve-priority", "bulk"), ("x-request-timeout-ms", "1500"))
+    (asked,) = world.asked
+    assert asked.ids.tolist() == [5, 6]
+    assert asked.sampling == Sampling(0.3, 7, 0.5, -4)
+    assert (asked.most_tokens, asked.answers, asked.stops) == (5, 2, ("a", "b"))
+    assert (asked.logprobs, asked.ignore_end, asked.bulk, asked.timeout_s) == (2, True, True, 1.5)
+    client.ask(GenerateRequest(ids=TokenIds(ids=[5])))
+    asked = world.asked[1]
+    assert (asked.most_tokens, asked.answers, asked.stops, asked.logprobs) == (100, 1, (), None)
+    assert (asked.sampling, asked.bulk, asked.timeout_s) == (world.card.defaults, False, None)
+
+
+def test_logprobs_name_tokens_and_their_alternatives(client, world):
+    reply = client.ask(GenerateRequest(prompt=PROMPT, logprobs=2, max_tokens=20))
+    tokens = [token for message in reply.messages for token in message.tokens]
+    assert [token.id for token in tokens] == world.answer(0, world.asked[0])
+    assert b"".join(token.utf8 for token in tokens).decode(errors="ignore").startswith(ANSWER[:20])
+    assert {token.logprob for token in tokens} == {-0.5}
+    assert [one.logprob for one in tokens[0].alternatives] == [-0.5, -1.5]
+
+
+def test_several_answers_are_numbered(client, world):
+    reply = client.ask(GenerateRequest(prompt=PROMPT, n=2))
+    for answer in range(2):
+        assert "".join(one.text for one in reply.messages if one.answer == answer) == f"{answer}: {ANSWER}"
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "sentence"),
+    [
+        (b"\xff\xff", STATUS.INVALID_ARGUMENT, "these 2 bytes are not a windve.v1.GenerateRequest"),
+        (GenerateRequest(), STATUS.INVALID_ARGUMENT, "there is no input; send a prompt, ids or a chat"),
+        (GenerateRequest(prompt=""), STATUS.INVALID_ARGUMENT, "prompt is an empty string"),
+        (GenerateRequest(ids=TokenIds()), STATUS.INVALID_ARGUMENT, "prompt is an empty list"),
+        (GenerateRequest(prompt="x" * 6000), STATUS.INVALID_ARGUMENT, "larger than this server takes (5000 bytes)"),
+        (GenerateRequest(prompt="a", n=5), STATUS.INVALID_ARGUMENT, "n must be a whole number from 1 to 4"),
+        (GenerateRequest(prompt="a", temperature=3), STATUS.INVALID_ARGUMENT, "temperature must be a number from 0"),
+        (GenerateRequest(prompt="a", top_p=float("nan")), STATUS.INVALID_ARGUMENT, "top_p must be a number above 0"),
+        (GenerateRequest(prompt="a", max_tokens=400), STATUS.INVALID_ARGUMENT, "and the model takes 400"),
+        (GenerateRequest(prompt="a", model="b"), STATUS.NOT_FOUND, "b"),
+        (GenerateRequest(chat=Chat()), STATUS.INVALID_ARGUMENT, "messages is an empty list"),
+        (
+            GenerateRequest(chat=Chat(messages=[ChatMessage(role="tool", content="a")])),
+            STATUS.INVALID_ARGUMENT,
+            "messages of the role tool are not supported here",
+        ),
+        (
+            GenerateRequest(
+                chat=Chat(
+                    messages=[ChatMessage(role="user", content="a")],
+                    chat_template_kwargs=Struct(fields={"a": {"number_value": float("inf")}}),
+                )
+            ),
+            STATUS.INVALID_ARGUMENT,
+            "chat_template_kwargs is not JSON",
+        ),
+    ],
+)
+def test_what_must_change_is_said_in_a_sentence(client, world, request_, status, sentence):
+    reply = client.ask(request_)
+    assert (reply.status[0], reply.messages, world.asked) == (status, [], [])
+    assert sentence in reply.status[1]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry_ms"),
+    [
+        (InvalidInput("x"), STATUS.INVALID_ARGUMENT, None),
+        (Busy("x", retry_after_s=0.25), STATUS.RESOURCE_EXHAUSTED, "250"),
+        (Unavailable("x"), STATUS.UNAVAILABLE, "1000"),
+        (DeadlineExceeded("x"), STATUS.DEADLINE_EXCEEDED, None),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_who_is_not_admitted_hears_when_to_come_back(client, world, error, status, retry_ms):
+    world.refuses = error
+    reply = client.ask(GenerateRequest(prompt=PROMPT))
+    assert (reply.status, reply.messages) == ((status, "x"), [])
+    assert reply.told.get("retry-after-ms") == reply.told.get("grpc-retry-pushback-ms") == retry_ms
+    assert client.log.ends[0][1] is error
+
+
+@pytest.mark.parametrize("error", [EngineFailed("x"), ReplicaLost("x")], ids=lambda one: one.code)
+def test_an_error_in_the_middle_comes_behind_what_was_said(client, world, error):
+    world.breaks = (5, error)
+    reply = client.ask(GenerateRequest(prompt=PROMPT))
+    assert reply.status == (STATUS[error.grpc_status], "x")
+    assert reply.text
+    assert ANSWER.startswith(reply.text)
+    assert world.open == 0
+
+
+def test_keys(client, world):
+    client.keys = ApiKeys([ApiKey("secret", "search")])
+    assert client.ask(GenerateRequest(prompt=PROMPT)).status[0] == STATUS.UNAUTHENTICATED
+    assert client.ask(GenerateRequest(prompt=PROMPT), ("authorization", "Bearer secret")).text == ANSWER
+    assert world.asked[0].client.tenant.name == "search"
+    assert [key for _, _, key, _ in client.log.ends] == [None, "search"]
+
+
+@pytest.mark.parametrize(
+    ("timeout", "metadata", "least", "most"),
+    [
+        (1000, [], None, None),  # more than is promised; gRPC rounds what it sends up
+        (1.5, [], 0.1, 1.6),
+        (1.5, [("x-request-timeout-ms", "700")], 0.7, 0.7),
+        (1.5, [("x-request-timeout-ms", "60000")], 0.1, 1.6),
+        (None, [(TIME_LEFT, "5")], None, None),  # a client's own word for it is none
+    ],
+)
+def test_the_calls_deadline_is_one_for_the_first_token(client, world, timeout, metadata, least, most):
+    client.ask(GenerateRequest(prompt=PROMPT), *metadata, timeout=timeout)
+    found = world.asked[0].timeout_s
+    assert found is None if least is None else least <= found <= most
+
+
+@pytest.mark.parametrize("by", ["cancelling", "its deadline"])
+def test_a_call_that_ends_early_frees_its_place(client, world, by):
+    world.pace_s = 0.02
+
+    async def run():
+        async with client.served() as generate:
+            timeout = 0.2 if by == "its deadline" else None
+            call = generate(GenerateRequest(prompt=PROMPT, n=2), timeout=timeout)
+            await call.read()
+            assert world.open == 1
+            if by == "cancelling":
+                call.cancel()
+            ends = time.monotonic() + 5
+            while world.open:
+                assert time.monotonic() < ends
+                await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    assert [type(error) for _, error, _, _ in client.log.ends] == [asyncio.CancelledError]
