@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from deployments.errors import WindveError
+from deployments.errors import TimedOut, WindveError
 from serve_app.asgi import ClientGone, Stream, Write, dumps
 from serve_app.http_errors import Headers, openai_error
 
@@ -26,6 +26,7 @@ EVENTS: Headers = [
 ]
 DONE = b"data: [DONE]\n\n"
 _PING = b": ping\n\n"
+_TOO_SLOW = "the answer was read too slowly: too much of it waited; please read on while it is streamed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ class EventStream(Stream):
             async for one in self._events:
                 if len(self._waiting) >= self._bounds.most_waiting and self._writing is not None:
                     self._writing.reschedule(asyncio.get_running_loop().time())  # no longer
-                    break
+                    return self._broken_by(TimedOut(_TOO_SLOW))  # for one who takes what was sent just now
                 self._waiting.append(one)
                 self._wake.set()
         except WindveError as error:

@@ -545,6 +545,34 @@ def test_a_reader_that_takes_nothing_is_cut_off(world):
         api.close()
 
 
+def test_who_reads_on_just_as_it_is_cut_off_is_told(world):
+    world.pauses = {1: 0.05}
+    api = CompletionsApi(world, ApiOptions(rules=RULES, stream=StreamBounds(slow_s=60, most_waiting=4)))
+    body = [{"type": "http.request", "body": json.dumps({**ASK, "stream": True}).encode()}]
+
+    async def run():
+        never, reads_on, sent = asyncio.Event(), asyncio.Event(), []
+        world.at_token = lambda: reads_on.set() if world.tokens == 6 else None  # 4 wait by then
+
+        async def receive():
+            return body.pop() if body else await never.wait()
+
+        async def send(message):
+            sent.append(message)
+            if message.get("body"):
+                await reads_on.wait()
+
+        scope = {"type": "http", "method": "POST", "path": CHAT, "root_path": "", "headers": []}
+        await asyncio.wait_for(api(scope, receive, send), 5)
+        return sent
+
+    sent = asyncio.run(run())
+    assert b"read too slowly" in sent[-2]["body"].split(b"data: ")[-1]
+    assert not sent[-1].get("more_body")
+    assert world.open == 0
+    api.close()
+
+
 def test_pauses_get_pings(world):
     api = CompletionsApi(world, ApiOptions(rules=RULES, stream=StreamBounds(ping_s=0.05)))
     world.pauses = {3: 0.3}
