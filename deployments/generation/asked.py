@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,10 @@ from tokenizers import Tokenizer
 from deployments.generation.generation_card import GenerationCard
 from deployments.generation.sampling import Sampling
 from deployments.queueing.quota import Client
+
+if TYPE_CHECKING:
+    from deployments.generation.planned_steps import PlannedStep
+    from deployments.trial import Trial
 
 Ids = npt.NDArray[np.int32]  # [tokens]
 Finish = Literal["stop", "length"]
@@ -89,6 +93,13 @@ class Generates(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Replicas, bounds, counters: what `/info` tells under `windve`."""
+
+    async def time_steps(
+        self, trial: Trial | None, pool: str, planned: Sequence[PlannedStep], times: int
+    ) -> dict[str, Any]:
+        """What planned steps take a replica: pool, replica, and of each step its seconds, or None where it does not
+        fit; fewer of both where they take long. Raises Forbidden, InvalidInput, Unavailable or EngineFailed.
+        """
 
     async def begin(self, asked: Asked) -> AsyncGenerator[Piece, None]:
         """The answers' pieces. The generation is admitted when this returns.

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from deployments.engines.torch_engine import import_torch, open_device
 from deployments.errors import SettingsError
 from deployments.generation.blocks import BLOCK, blocks_of
-from deployments.generation.chunk import Chunk, Copies, Logits, Steps, load_of
+from deployments.generation.chunk import Chunk, Copies, Logits, Steps
 from deployments.generation.emulated_steps import EmulatedSteps
 from deployments.generation.generation_card import GenerationCard
 from deployments.generation.generation_settings import GeneratingAccelerator, GeneratingCpu
+from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.step_time import StepLoad, StepTime
+from deployments.generation.stepper import StepWork
 from deployments.hardware.device_detector import quick_cpu_dtype
 
 _EMULATED_BLOCKS = 1024
@@ -167,33 +167,18 @@ def measure(engine: StepEngine, card: GenerationCard) -> StepTime:
     steps: list[tuple[StepLoad, float]] = []
     ends = time.monotonic() + _WARM_UP_S
     for rows, cached, prompt in _WARM_UP_STEPS:
-        chunks = _chunks(rows, min(cached, card.context - 1), min(prompt, card.context), engine.blocks, card)
-        steps.append((load_of(chunks), min(_seconds(engine.steps, chunks) for _ in range(2))))
+        chunks = [(0, min(prompt, card.context))] if prompt else []
+        planned = PlannedStep(rows, min(cached, card.context - 1), chunks)
+        work = planned.work(engine.blocks, card)
+        steps.append((planned.load, min(_seconds(engine.steps, work) for _ in range(2))))
         if time.monotonic() > ends and len(steps) >= _FEWEST_STEPS:
             break
     return StepTime.fit(steps)
 
 
-def _chunks(rows: int, cached: int, prompt: int, blocks: int, card: GenerationCard) -> list[Chunk]:
-    """Of texts that mean nothing, wherever in the cache: it is empty yet."""
-    random = np.random.default_rng(0)
-    taken = 0
-
-    def chunk(start: int, tokens: int) -> Chunk:
-        nonlocal taken
-        count = blocks_of(start + tokens)
-        table = [(taken + place) % blocks for place in range(count)]
-        taken += count
-        ids = random.integers(0, card.model.vocab_size, tokens).astype(np.int32)
-        return Chunk(ids, start, table)
-
-    found = [chunk(cached, 1) for _ in range(rows)]
-    return [*found, chunk(0, prompt)] if prompt else found
-
-
-def _seconds(steps: Steps, chunks: Sequence[Chunk]) -> float:
+def _seconds(steps: Steps, work: StepWork) -> float:
     began = time.perf_counter()
-    steps.step(chunks)
+    work.run(steps)
     return time.perf_counter() - began
 
 

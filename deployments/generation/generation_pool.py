@@ -205,5 +205,6 @@ class GenerationPool(Followed[GenerationLink]):
             "rows": sum(state.rows for state in states),  # of all Routers
             "waiting": sum(state.waiting for state in states),
             "free_blocks": sum(state.free_blocks for state in states),
+            "blocks": min((state.blocks for state in states), default=None),  # of the replica that has the fewest
             "replicas": {link.view.replica: link.describe() for link in self.live},
         }

@@ -11,8 +11,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +21,7 @@ from tokenizers import Tokenizer
 from deployments.errors import (
     Busy,
     DeadlineExceeded,
+    Forbidden,
     InvalidInput,
     ReplicaLost,
     SettingsError,
@@ -35,13 +36,15 @@ from deployments.generation.generation_metrics import GenerationPool as PoolFigu
 from deployments.generation.generation_pool import GenerationLink, GenerationPool
 from deployments.generation.generation_quota import Charged
 from deployments.generation.generation_settings import GenerationConfig, GenerationSettings
+from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.text_stream import TextStream
 from deployments.generation.token_channel import Streaming
 from deployments.generation.token_frames import GenerationOffer, NewToken, RefusedOffer
-from deployments.hardware.device_detector import Topology
+from deployments.hardware.device_detector import CPU, Topology
 from deployments.metrics import Instruments, OfModel, publish_again_and_again
 from deployments.models.kept_tokens import ask_once
 from deployments.models.true_tokens import true_tokenizer
+from deployments.trial import HEADER, Trial
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ray.serve")
 
 _ASKED = 4  # replicas of a pool for one generation
+_TIMED_S = 60.0  # a replica that takes longer to time planned steps hangs
 _ANSWERS_S = 1.0  # a replica that takes longer to admit or refuse is passed over
 _LATER = 0.02  # of `ttft_s`: who comes back the moment that there is room comes too soon
 _SHORTEST_RETRY_S = 0.05
@@ -139,6 +143,7 @@ class GenerationRouter:
         self.refused = 0  # generations answered busy since the start
         self.metrics = GenerationMetrics(host.instruments)
         self._node, self._handles = host.node, handles
+        self._trial_at = -math.inf
 
     async def reconfigure(self, user_config: Any) -> None:
         """Put a `user_config` in force: at the start, and in place whenever it changes.
@@ -339,11 +344,9 @@ class GenerationRouter:
         self.refused += 1
         opens_s = request.retry_s if math.isfinite(request.retry_s) else self.config.ttft_s
         retry_after_s = max(_SHORTEST_RETRY_S, opens_s + _LATER * self.config.ttft_s)
-        return Busy(
-            f"busy: what is admitted already leaves no room for this within its time; come back in "
-            f"{retry_after_s:.2f} s",
-            retry_after_s=retry_after_s,
-        )
+        whys = (refused.why for refused in request.refusals if refused.why)
+        why = next(whys, "what is admitted already leaves no room for this within its time")
+        return Busy(f"busy: {why}; come back in {retry_after_s:.2f} s", retry_after_s=retry_after_s)
 
     def _never(self, request: Request, longest: int) -> WindveError:
         """An idle device would not do."""
@@ -370,6 +373,41 @@ class GenerationRouter:
         """That are connected to the replicas: each grants its part of a quota."""
         return max((link.view.routers for pool in self.pools.values() for link in pool.live), default=1)
 
+    # --- calibration --------------------------------------------------------------------------------------------------
+
+    async def time_steps(
+        self, trial: Trial | None, pool: str, planned: Sequence[PlannedStep], times: int
+    ) -> dict[str, Any]:
+        """What the route `/calibration/steps` answers: the seconds that each of these steps takes a replica of the pool
+        (`Stepper.time_steps`), which admits nothing meanwhile.
+
+        Raises Forbidden, InvalidInput, Unavailable or EngineFailed.
+        """
+        if trial is None:
+            raise Forbidden(f"steps are planned by calibrations only, with their secret in the header {HEADER}")
+        trial.check(self.config.trial, self.topology.pools, time.time())
+        self._trial_at = asyncio.get_running_loop().time()
+        if pool not in self._handles:
+            raise InvalidInput(f"there is no pool named {pool}, only {' and '.join(self._handles)}", param="pool")
+        _, handle = self._handles[pool]
+        try:
+            async with asyncio.timeout(_TIMED_S):
+                found: dict[str, Any] | WindveError = await handle.options(method_name="time_steps").remote(
+                    planned, times
+                )
+        except Exception as error:
+            logger.warning("the %s pool timed no steps", pool, exc_info=error)
+            raise Unavailable(f"no replica of the {pool} pool timed these steps: {type(error).__name__}") from None
+        if isinstance(found, WindveError):
+            raise found
+        return found
+
+    @property
+    def trial_seconds_ago(self) -> float | None:
+        """Since steps were planned here: a calibration runs. None: there was none."""
+        ago_s = asyncio.get_running_loop().time() - self._trial_at
+        return ago_s if math.isfinite(ago_s) else None
+
     # --- how it is ----------------------------------------------------------------------------------------------------
 
     @property
@@ -388,10 +426,21 @@ class GenerationRouter:
             "ttft_s": self.config.ttft_s,
             "tpot_s": self.config.tpot_s,
             "config_problem": self.config_problem,
+            "trial_seconds_ago": self.trial_seconds_ago,
             "refused": self.refused,
             "pools": {
-                name: {"expected_replicas": expected[name], **pool.describe()} for name, pool in self.pools.items()
+                name: {"expected_replicas": expected[name], **self._calibrated(name), **pool.describe()}
+                for name, pool in self.pools.items()
             },
+        }
+
+    def _calibrated(self, pool: str) -> dict[str, Any]:
+        """`step_time`: that is in force; None: what each replica measured at its start."""
+        settings = self.settings.cpu if pool == CPU else self.settings.accelerator
+        step_time = self.config.step_time(pool)
+        return {
+            "step_time": None if step_time is None else asdict(step_time),
+            "step_tokens": settings.step_tokens,
         }
 
     def _publish(self) -> None:

@@ -22,6 +22,7 @@ from deployments.settings import (
     Seconds,
     Share,
     Strict,
+    TrialGrant,
     parse_settings,
 )
 
@@ -121,6 +122,7 @@ class GenerationConfig(LogConfig):
     bulk_share: Share = 0.5  # of the cache and of a step that bulk generations may take
     accelerator: CalibratedPool = CalibratedPool()
     cpu: CalibratedPool = CalibratedPool()
+    trial: TrialGrant | None = None  # written by a calibration while it runs
 
     @property
     def slo_s(self) -> float:

@@ -6,14 +6,17 @@ import asyncio
 import importlib.metadata
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any, TypeVar
 
+from deployments.errors import WindveError
 from deployments.generation.generation_card import GenerationCard, read_generation_card
 from deployments.generation.generation_engines import StepEngine, create_step_engine, measure
 from deployments.generation.generation_metrics import GeneratorMetrics, GeneratorState
 from deployments.generation.generation_settings import GenerationSettings
+from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.stepper import Ended, Found, Stepper, StepWork
 from deployments.generation.token_frames import GenerationOffers
@@ -48,6 +51,7 @@ class Generator:
         self._cores = choose_cores(pool, settings, parts, rank)
         os.environ.update(thread_environment(len(self._cores)))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=self._bind)
+        self._replica = context.replica_tag
         self._node = ray.get_runtime_context().get_node_id()
         self._host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._engine: StepEngine
@@ -96,7 +100,7 @@ class Generator:
         publish_again_and_again(self._publish)
         return {
             **self._engine.describe(),
-            "warm_up": self._measured.as_tuple(),
+            "warm_up": asdict(self._measured),
             "cores": sorted(self._cores),
             "pid": os.getpid(),
             "node": self._node,
@@ -119,6 +123,22 @@ class Generator:
 
     async def wake(self) -> None:
         """Do nothing. A Router calls it once, because a Serve handle follows its deployment only after a first call."""
+
+    async def time_steps(self, planned: Sequence[PlannedStep], times: int) -> dict[str, Any] | WindveError:
+        """As the route `/calibration/steps` answers it: see `Stepper.time_steps`. An error is returned, not raised:
+        Serve would count it as the replica's.
+        """
+        bounds = self._engine.blocks, self._settings.step_tokens, self._card.context
+        works = (step.work(self._engine.blocks, self._card) if step.fits(*bounds) else None for step in planned)
+        logger.info("%s: %d steps of a calibration, no generation until they have ended", self._pool, len(planned))
+        try:
+            return {
+                "pool": self._pool,
+                "replica": self._replica,
+                "seconds": await self._stepper.time_steps(works, times),
+            }
+        except WindveError as error:
+            return error
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve's controller learns of this replica while it is autoscaled (see `autoscaling.KeepFill`): the share

@@ -496,10 +496,12 @@ class StepSchedule:
             self._waiting.remove(generation)
         self._end(now, list(generation.rows))
 
-    def follow(self, model: StepTime) -> None:
-        """Plan by this model. What was learned of another one is forgotten; the step that runs is planned anew."""
-        if model != self.model:
-            self.model, self.learning, self.scatter = model, Learning(), Learning()
+    def follow(self, model: StepTime, *, calibrated: bool) -> None:
+        """Plan by this model. What was learned of another one is forgotten; the step that runs is planned anew.
+        `calibrated`: the margin is narrower until it is learned.
+        """
+        if (model, calibrated) != (self.model, self.learning.calibrated):
+            self.model, self.learning, self.scatter = model, Learning(calibrated), Learning(calibrated)
             self._in_a_row, self._probe_after = (0.0, 0.0, 1.0), _FIRST_PROBE
             self._planned_s = model.seconds(self._load)
 

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.asked import Finish, Picked
 from deployments.generation.chunk import Chunk, Copies, Logits, Steps, load_of
 from deployments.generation.sampling import Sampler, log_shares
@@ -37,6 +38,9 @@ logger = logging.getLogger("ray.serve")
 
 _MOST_UNSENT = 2**24  # bytes that wait for a Router that does not read: it is given up
 _SOONER_S = 0.02  # a Router that was told when there is room is told again if there is room so much before
+_DRAINS_S = 10.0  # in which what is admitted is to end before planned steps
+_TIMED_S = 5.0  # after which no further planned step begins
+_PAUSED = "a calibration measures this device"
 
 
 class Connection(Protocol):
@@ -126,12 +130,13 @@ Compute = Callable[[StepWork, Ended], None]
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """The one that runs."""
+    """The one that runs. `timed`: it is nobody's; the seconds that it takes."""
 
     parts: Sequence[Part]
     work: StepWork
     began: float
     planned_s: float
+    timed: asyncio.Future[float] | None = None
 
 
 class Stepper:
@@ -154,6 +159,7 @@ class Stepper:
         self._step: Step | None = None
         self._stopped: list[Row] = []  # rows that are to end with the step that runs
         self._flushing = False
+        self._opens_at: float | None = None  # while nothing is admitted: when something is again, at the latest
         self._idle = asyncio.Event()
 
     @property
@@ -168,13 +174,72 @@ class Stepper:
 
     def state(self) -> StepState:
         """What the replica says of itself now."""
-        return self.schedule.state(self._now())
+        state = self.schedule.state(self._now())
+        return state._replace(opens_s=max(state.opens_s, self._paused_s))
+
+    @property
+    def _paused_s(self) -> float:
+        """Seconds until anything is admitted, at most; 0: now."""
+        return 0.0 if self._opens_at is None else max(_SOONER_S, self._opens_at - self._now())
 
     async def drained(self) -> None:
-        """Until all that was admitted has ended."""
-        while self.in_flight:
+        """Until all that was admitted has ended, and no step runs."""
+        while self.in_flight or self._step is not None:
             self._idle.clear()
             await self._idle.wait()
+
+    # --- planned steps ------------------------------------------------------------------------------------------------
+
+    async def time_steps(self, works: Iterable[StepWork | None], times: int) -> list[list[float] | None]:
+        """The seconds that each of these steps takes, up to `times` times, behind a first one that warms up; None for
+        None. It begins once all that is admitted has ended; meanwhile nothing is. After some seconds the rest is left
+        out, but for one step. Nothing is learned of them, and whatever lay in the cache is lost.
+
+        Raises Unavailable where the device does not become free, or times steps already, and EngineFailed.
+        """
+        if self._opens_at is not None:
+            raise Unavailable("another calibration measures this replica; please try again later")
+        try:
+            self._pause(_DRAINS_S + _TIMED_S)
+            try:
+                async with asyncio.timeout(_DRAINS_S):
+                    await self.drained()
+            except TimeoutError:
+                raise Unavailable(
+                    f"what this replica had admitted has not ended within {_DRAINS_S:g} s; please try again later"
+                ) from None
+            self._pause(_TIMED_S)
+            return await self._timed(works, times)
+        finally:
+            self._opens_at = None
+            self._send_soon()
+
+    def _pause(self, seconds: float) -> None:
+        self._opens_at = self._now() + seconds
+        for session in self._sessions.values():
+            session.asks = True
+        self._send_soon()
+
+    async def _timed(self, works: Iterable[StepWork | None], times: int) -> list[list[float] | None]:
+        ends, found = self._now() + _TIMED_S, list[list[float] | None]()
+        for work in works:
+            if work is None:
+                found.append(None)
+                continue
+            if any(found) and self._now() > ends:
+                break
+            await self._time(work)
+            took = [await self._time(work)]
+            while len(took) < times and self._now() < ends:
+                took.append(await self._time(work))
+            found.append(took)
+        return found
+
+    async def _time(self, work: StepWork) -> float:
+        timed: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._step = Step((), work, self._now(), 0.0, timed)
+        contextvars.Context().run(self._begin, self._step)
+        return await timed
 
     # --- what Routers say ---------------------------------------------------------------------------------------------
 
@@ -212,8 +277,9 @@ class Stepper:
                 connection.hang_up()
         bounds = {name: float(str(settings[name])) for name in ("ttft_s", "tpot_s", "bulk_share")}
         self.schedule.policy = StepPolicy(step_tokens=self.schedule.policy.step_tokens, **bounds)
-        model = settings["model"]
-        self.schedule.follow(StepTime(*model) if isinstance(model, list) else self._measured)
+        given = settings["model"]
+        model = StepTime(*given) if isinstance(given, list) else self._measured
+        self.schedule.follow(model, calibrated=given is not None)
         self._send_soon()
 
     def _take(self, session: RouterSession, offer: GenerationOffer, now: float) -> None:
@@ -228,14 +294,15 @@ class Stepper:
             offer.tenant,
             item=Offered(session, offer, answers),
         )
-        if self.schedule.offer(now, generation):
+        if self._opens_at is None and self.schedule.offer(now, generation):
             session.generations[offer.number] = generation
             self._tell(session).admitted.append(offer.number)
             return
         never = self.schedule.never(generation, offer.left_s)
         sure_s = offer.left_s / (1 + self.schedule.learning.margin)  # what is named should then be admitted
         longest = self.schedule.longest_prompt(sure_s) if never else 0
-        self._tell(session).refused.append(RefusedOffer(offer.number, never, longest, generation.opens_s))
+        opens_s, why = (generation.opens_s, "") if self._opens_at is None else (self._paused_s, _PAUSED)
+        self._tell(session).refused.append(RefusedOffer(offer.number, never, longest, opens_s, why))
 
     def _stop(self, generation: Generation | None, number: int) -> None:
         """Nobody wants more of this one answer; its row ends with the step."""
@@ -301,13 +368,22 @@ class Stepper:
 
     def _ended(self, step: Step, found: Found | BaseException) -> None:
         try:
-            self._account(step, found)
+            if step.timed is None:
+                self._account(step, found)
+            elif not step.timed.done():  # somebody still waits for it
+                self._tell_time(step, step.timed, found)
         except Exception as error:  # noqa: BLE001 - whatever it is, its generations are told
             self._start_over(error)
         self._step, self._stopped = None, []
         self._idle.set()
         self._send_soon()
         self._look()
+
+    def _tell_time(self, step: Step, timed: asyncio.Future[float], found: Found | BaseException) -> None:
+        if isinstance(found, BaseException):
+            timed.set_exception(EngineFailed(self._on_failure(found)))
+        else:
+            timed.set_result(self._now() - step.began)
 
     def _account(self, step: Step, found: Found | BaseException) -> None:
         """Tokens to Routers, rows that have ended, and what the step teaches."""
@@ -387,8 +463,8 @@ class Stepper:
 
     def _send(self) -> None:
         self._flushing = False
+        state = self.state()
         now = self._now()
-        state = self.schedule.state(now)
         opens_at = now + state.opens_s
         for session in list(self._sessions.values()):
             if session.asks or session.reported_opens_at > opens_at + _SOONER_S:

@@ -119,13 +119,14 @@ class NewToken(NamedTuple):
 
 class RefusedOffer(NamedTuple):
     """`never`: an idle device would miss the promise, too. A prompt of `longest` tokens would not. `opens_s`: else, the
-    seconds until it would be admitted.
+    seconds until it would be admitted. `why`, in words, where it is not for want of room.
     """
 
     number: int
     never: bool = False
     longest: int = 0
     opens_s: float = 0.0
+    why: str = ""
 
 
 @dataclass(slots=True)

@@ -27,6 +27,7 @@ from serve_app.generation.completions_requests import (
 )
 from serve_app.generation.event_stream import EVENTS, EventStream, StreamBounds
 from serve_app.generation.generations import Generations
+from serve_app.generation.steps_request import StepsRequest
 from serve_app.http_errors import JSON, NoRoute, WrongMethod
 from serve_app.observer import Observer
 from serve_app.requests import DecodeRequest, TokenizeRequest, admission
@@ -89,6 +90,7 @@ class CompletionsApi(Asgi):
             ("POST", "/v1/chat/completions"): self.chat,
             ("POST", "/tokenize"): self.tokenize,
             ("POST", "/decode"): self.decode,
+            ("POST", "/calibration/steps"): self.time_steps,
             ("GET", "/v1/models"): self.openai_models,
             ("GET", "/info"): self.info,
             ("GET", "/health"): self.health,
@@ -167,6 +169,13 @@ class CompletionsApi(Asgi):
             self._tokenizer.decode, asked.id_lists, skip_special_tokens=asked.skip_special_tokens
         )
         return json_answer(texts)
+
+    async def time_steps(self, request: Request) -> Answer:
+        asked = await self._parsed(StepsRequest, request)
+        trial = admission(request.headers).get("trial")
+        planned = [load.step for load in asked.loads]
+        times = self._router.time_steps(trial, asked.pool, planned, asked.times)
+        return json_answer(await request.while_here(times))
 
     async def openai_models(self, _: Request) -> Answer:
         return json_answer({"object": "list", "data": [self._model(name) for name in self._rules.names]})

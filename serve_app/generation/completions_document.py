@@ -1,4 +1,4 @@
-"""The OpenAPI document of a service that generates: what its routes take, by the types in `completions_requests.py`."""
+"""The OpenAPI document of a service that generates: what its routes take, by their types."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel
 
 from serve_app.generation.completions_requests import ChatRequest, CompletionRequest, CompletionRules
+from serve_app.generation.steps_request import StepsRequest
 from serve_app.http_errors import error_shape
 from serve_app.kinds import PROBES
 from serve_app.openapi import (
@@ -100,6 +101,13 @@ _ROUTES: Mapping[str, _Route] = {
     ),
     "/tokenize": _Route("tokenize", "Texts -> tokens", list_of(TOKENS), TokenizeRequest, (400, 413, 422)),
     "/decode": _Route("decode", "Token ids -> texts", list_of(STRING), DecodeRequest, (400, 413, 422)),
+    "/calibration/steps": _Route(
+        "time_steps",
+        "What planned steps take (a calibration's)",
+        object_of(pool=STRING, replica=STRING, seconds=list_of({"anyOf": [list_of(NUMBER), {"type": "null"}]})),
+        StepsRequest,
+        (403, 413, 422, 424, 503),
+    ),
     "/v1/models": _Route("models", "The model that is served", MODELS),
     "/v1/models/{id}": _Route("model", "The model, if it has this name", MODEL, None, (404,)),
     "/info": _Route("info", "Model, limits, pools, counters", {"type": "object"}),

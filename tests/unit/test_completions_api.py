@@ -24,7 +24,10 @@ from deployments.errors import (
     Unavailable,
 )
 from deployments.generation.generation_settings import GenerationSettings
+from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.sampling import Sampling
+from deployments.generation.step_time import StepLoad
+from deployments.trial import Trial
 from serve_app.access_log import Followed
 from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.generation.completions_api import ApiOptions, CompletionsApi
@@ -32,6 +35,8 @@ from serve_app.generation.completions_requests import ChatRequest, CompletionReq
 from serve_app.generation.event_stream import StreamBounds
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+STEPS = "/calibration/steps"
+PLANNED = {"pool": "cpu", "loads": [{"rows": 4, "cached": 256}, {"chunks": [[0, 512], [7, 1]]}], "times": 2}
 ASK = {"messages": [{"role": "user", "content": "Where does the overflow go?"}]}
 PROMPT = {"prompt": "Where does the overflow go?"}
 RULES = CompletionRules("tiny", 0, 3, ("gpt-4o",), most_answers=4, most_messages=5, default_tokens=100)
@@ -605,6 +610,42 @@ def test_models_info_health_and_tokens(api, world):
     assert call(api, "HEAD", "/ping").status == 200
 
 
+def test_planned_steps(api, world):
+    told = post(api, STEPS, PLANNED, headers=[(b"x-windve-trial", b"secret")])
+    assert json.loads(told.body) == {"pool": "cpu", "replica": "r", "seconds": [[1.5, 1.5], None]}
+    steps = [PlannedStep(4, 256), PlannedStep(0, 0, ((0, 512), (7, 1)))]
+    assert world.asked == [(Trial("secret", {}), "cpu", steps, 2)]
+    assert steps[1].load == StepLoad().with_chunk(0, 512).with_row(8)
+    post(api, STEPS, {"pool": "cpu", "loads": [{"rows": 1}]})
+    assert world.asked[1] == (None, "cpu", [PlannedStep(1)], 3)
+    world.refuses = Unavailable("what this replica had admitted has not ended")
+    refused = post(api, STEPS, PLANNED)
+    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+    assert json.loads(refused.body)["error"] == "what this replica had admitted has not ended"
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"pool": None}, "pool is missing; send a string"),
+        ({"times": 0}, "times must be a whole number from 1 to 20, not 0"),
+        ({"loads": []}, "loads must be a list of 1 to 64 objects with rows or chunks"),
+        ({"loads": [{"rows": 1}] * 65}, "loads must be a list of 1 to 64 objects with rows or chunks"),
+        ({"loads": [{}]}, "a load must have rows or chunks"),
+        ({"loads": [{"rows": -1}]}, "loads[0].rows must be a whole number from 0 to 16777215, not -1"),
+        ({"loads": [{"rows": 1.5}]}, "loads[0].rows must be a whole number from 0 to 16777215, not 1.5"),
+        *(
+            ({"loads": [{"chunks": bad}]}, "chunks must be a list of up to 64 pairs of whole numbers, [start, tokens]")
+            for bad in (5, [5], [[1]], [[0, 0]], [[-1, 2]], [[True, 2]], [[0, 2**40]], [["0", 2]], [[0, 9]] * 65)
+        ),
+    ],
+)
+def test_planned_steps_that_make_no_sense(api, world, changes, problem):
+    reply = post(api, STEPS, {**PLANNED, **changes})
+    assert (reply.status, json.loads(reply.body)["error"]) == (422, problem)
+    assert not world.asked
+
+
 def test_the_document_describes_what_is_sent_and_answered(api):
     document = json.loads(call(api, "GET", "/openapi.json").body)
     whole = [
@@ -612,6 +653,7 @@ def test_the_document_describes_what_is_sent_and_answered(api):
         (TEXT, {**PROMPT, "stop": ["x"], "logprobs": 1, "seed": None}),
         ("/tokenize", {"inputs": ["a", "b"]}),
         ("/decode", {"ids": [5, 6]}),
+        (STEPS, PLANNED),
     ]
     for path, body in whole:
         about = document["paths"][path]["post"]
@@ -619,8 +661,9 @@ def test_the_document_describes_what_is_sent_and_answered(api):
         jsonschema.validate(body, {**schema, "components": document["components"]})
         answer = about["responses"]["200"]["content"]["application/json"]["schema"]
         jsonschema.validate(json.loads(post(api, path, body).body), answer)
-        error = about["responses"]["400"]["content"]["application/json"]["schema"]
-        jsonschema.validate(json.loads(post(api, path, {"model": 5}).body), error)
+        bad = post(api, path, {"model": 5})
+        error = about["responses"][str(bad.status)]["content"]["application/json"]["schema"]
+        jsonschema.validate(json.loads(bad.body), error)
     for path in ("/v1/models", "/info", "/health"):
         schema = document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
         jsonschema.validate(json.loads(call(api, "GET", path).body), schema)

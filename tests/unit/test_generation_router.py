@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
+import types
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from deployments.errors import (
     Busy,
     DeadlineExceeded,
     EngineFailed,
+    Forbidden,
     InvalidInput,
     OverQuota,
     ReplicaLost,
@@ -25,6 +28,7 @@ from deployments.generation.emulated_steps import EmulatedSteps, following
 from deployments.generation.generation_pool import GenerationPool
 from deployments.generation.generation_router import GenerationHost, GenerationRouter
 from deployments.generation.generation_settings import GenerationSettings
+from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.sampling import Sampling
 from deployments.generation.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.step_time import StepTime
@@ -34,6 +38,7 @@ from deployments.hardware.device_detector import Topology
 from deployments.queueing.quota import Client, Quota
 from deployments.queueing.shares import Tenant
 from deployments.transport.channel import Server
+from deployments.trial import Trial, hash_secret
 
 VOCABULARY = 500
 BLOCKS = 32
@@ -56,6 +61,12 @@ class Card:
 
     name, context = "emulated", 4096
     end_tokens: tuple[int, ...] = ()
+
+
+class Model:
+    """Of its `ModelCard`."""
+
+    vocab_size = VOCABULARY
 
 
 class Replica:
@@ -355,5 +366,89 @@ def test_who_reads_too_slowly_or_takes_too_long_is_broken_off(monkeypatch, confi
             with pytest.raises(TimedOut, match=match):
                 await read(pieces)
             await freed(replica)
+
+    asyncio.run(main())
+
+
+def handle(outcome):
+    """In place of a Serve handle: the arguments of its calls, and each one's outcome."""
+    calls = []
+
+    async def remote(*arguments):
+        calls.append(arguments)
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+    options = {"time_steps": types.SimpleNamespace(remote=remote)}
+    return types.SimpleNamespace(calls=calls, options=lambda method_name: options[method_name])
+
+
+def test_steps_are_planned_by_who_has_the_secret_of_a_calibration_that_runs(monkeypatch):
+    async def main():
+        grant = {"secret_sha256": hash_secret("secret"), "expires_at": time.time() + 60}
+        steps, mine = [PlannedStep(4, 256)], Trial("secret", {})
+        times = {"pool": "cpu", "replica": "b", "seconds": [[0.1, 0.1]]}
+        replicas = Replica("a"), Replica("b")
+        async with service(monkeypatch, [replicas[0]], [replicas[1]]) as router:
+            router._handles = {"accelerator": ("accelerator", None), "cpu": ("cpu", handle(times))}
+            for trial in (None, mine, Trial("other", {})):
+                with pytest.raises(Forbidden):
+                    await router.time_steps(trial, "cpu", steps, 2)
+                await router.reconfigure({**CONFIG, "trial": grant if trial is mine else None})
+            await router.reconfigure({**CONFIG, "trial": grant})
+            assert router.trial_seconds_ago is None
+            assert await router.time_steps(mine, "cpu", steps, 2) == times
+            assert router._handles["cpu"][1].calls == [(steps, 2)]
+            assert router.describe()["trial_seconds_ago"] < 60
+            with pytest.raises(InvalidInput, match="no pool named npu, only accelerator and cpu"):
+                await router.time_steps(mine, "npu", steps, 2)
+            outcomes = (EngineFailed("out of memory"), EngineFailed), (OSError("it died"), Unavailable)
+            for outcome, error in outcomes:
+                router._handles = {"cpu": ("cpu", handle(outcome))}
+                with pytest.raises(error):
+                    await router.time_steps(mine, "cpu", steps, 2)
+            await router.reconfigure({**CONFIG, "trial": {**grant, "expires_at": time.time() - 1}})
+            with pytest.raises(Forbidden, match="no calibration is running"):
+                await router.time_steps(mine, "cpu", steps, 2)
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_times_planned_steps_is_passed_over_and_says_why_where_it_is_alone(monkeypatch):
+    async def main():
+        first, second = Replica("a"), Replica("b")
+        works = [PlannedStep(1, 5).work(BLOCKS, types.SimpleNamespace(model=Model, defaults=Sampling(0.0)))]
+        async with service(monkeypatch, [first], [second]) as router:
+            timing = [asyncio.create_task(first.stepper.time_steps(works * 40, 20))]
+            await asyncio.sleep(0.02)
+            assert len(await read(await router.begin(asked()))) == 1
+            assert second.stepper.schedule.steps
+            timing.append(asyncio.create_task(second.stepper.time_steps(works * 40, 20)))
+            await asyncio.sleep(0.02)
+            with pytest.raises(Busy, match="busy: a calibration measures this device; come back in") as refused:
+                await router.begin(asked())
+            assert 1 < refused.value.retry_after_s < 6
+            for task in timing:
+                task.cancel()
+            await until(lambda: all(one.opens_s(asyncio.get_running_loop().time()) == 0 for one in views(router)))
+            assert len(await read(await router.begin(asked()))) == 1
+
+    asyncio.run(main())
+
+
+def views(router):
+    return [link.view for pool in router.pools.values() for link in pool.live]
+
+
+def test_it_says_what_step_time_is_in_force(monkeypatch):
+    async def main():
+        async with service(monkeypatch, [Replica("a")], [Replica("b", blocks=9)]) as router:
+            await router.reconfigure({**CONFIG, "cpu": {"step_time": {"beta_s": 0.5, "knee": 4}}})
+            accelerator, cpu = router.describe()["pools"].values()
+            assert (accelerator["step_time"], accelerator["blocks"], accelerator["step_tokens"]) == (None, BLOCKS, 2048)
+            rest = dict.fromkeys(("row_s", "kv_token_s", "prompt_token_s", "pair_s"), 0.0)
+            assert cpu["step_time"] == {"beta_s": 0.5, "knee": 4, **rest}
+            assert cpu["blocks"] == 9
 
     asyncio.run(main())

@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 
 from benchmarks.simulation.virtual_time import run
+from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.blocks import BLOCK
+from deployments.generation.chunk import load_of
 from deployments.generation.emulated_steps import EmulatedSteps, following
+from deployments.generation.generation_card import GenerationCard
+from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.sampling import Sampling
 from deployments.generation.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.step_time import StepLoad, StepTime
 from deployments.generation.stepper import Stepper
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers
+from deployments.models.model_files import ModelCard
 
 MODEL = StepTime(0.02, 0.0005, 1e-6, 0.0005, 1e-8, 4)
 SETTINGS = {"router": "r", "ttft_s": 2.0, "tpot_s": 0.1, "bulk_share": 0.5, "model": None}
@@ -37,13 +42,9 @@ class Device:
     """Computes steps at once, and waits in virtual time for as long as they take."""
 
     def __init__(self):
-        self.slept = 0.0
-        self.steps = EmulatedSteps(MODEL, BLOCKS, VOCABULARY, sleep=self.sleep)
+        self.steps = EmulatedSteps(MODEL, BLOCKS, VOCABULARY, sleep=lambda _: None)
         self.works = []
         self.problem = None
-
-    def sleep(self, seconds):
-        self.slept = seconds
 
     def compute(self, work, ended):
         self.works.append(work)
@@ -56,7 +57,7 @@ class Device:
                 found = work.run(self.steps)
             except (RuntimeError, ValueError) as error:
                 found = error
-            await asyncio.sleep(self.slept)
+            await asyncio.sleep(self.steps.model.seconds(load_of(work.chunks)))
             ended(found)
 
         self.task = asyncio.get_running_loop().create_task(step())
@@ -400,12 +401,161 @@ def test_a_new_model_of_its_steps_forgets_what_was_learned_of_the_one_before():
         planned_s = schedule._planned_s
         router.tell(settings={**SETTINGS, "model": list(device.steps.model.as_tuple())})
         assert (schedule.learning.factor, list(schedule.learning.errors)) == (1.0, [])
-        assert schedule.scatter.margin == schedule.learning.margin == type(schedule.learning)().margin
+        calibrated = type(schedule.learning)(calibrated=True).margin
+        assert schedule.scatter.margin == schedule.learning.margin == calibrated
         assert schedule._planned_s == pytest.approx(4 * planned_s)  # of the step that runs
         await stepper.drained()
         assert router.finished[number, 0] == "length"
         assert schedule.learning.factor == pytest.approx(1, rel=0.1)
         router.tell(settings=SETTINGS)  # back to what was measured
         assert schedule.model == MODEL
+
+    run(main())
+
+
+# --- planned steps ----------------------------------------------------------------------------------------------------
+
+CARD = GenerationCard(
+    ModelCard("m", None, None, "qwen2", 8, VOCABULARY, 4096, "last", False, False, False, 1, 1),
+    (),
+    Sampling(),
+    None,
+    {},
+)
+PLANNED = [PlannedStep(4, 256), PlannedStep(0, 0, [(512, 300)]), PlannedStep(40, 100, [(0, 128), (0, 9)])]
+
+
+def works(*planned):
+    return [one.work(BLOCKS, CARD) for one in planned]
+
+
+def told(schedule):
+    """All that it has learned."""
+    learned = (schedule.learning, schedule.scatter, schedule.lengths)
+    return (*map(repr, learned), schedule.steps, repr(schedule.state(0.0)))
+
+
+def test_planned_steps_are_timed_once_what_runs_has_ended_and_nothing_is_admitted_or_learned():
+    async def main():
+        device_s = []
+        stepper, _ = world(on_step=lambda *step: device_s.append(step))
+        router = Router(stepper)
+        loop = asyncio.get_running_loop()
+        runs = router.ask(prompt(10, 1), most_tokens=20)
+        await asyncio.sleep(0.1)
+        timing = loop.create_task(stepper.time_steps([*works(*PLANNED), None], 3))
+        await asyncio.sleep(0.01)
+        assert router.frames[-1].state.opens_s > 5  # others are asked first
+        early = router.ask(prompt(10, 2))
+        await asyncio.sleep(0)
+        assert (router.refused[early].never, router.refused[early].why) == (False, "a calibration measures this device")
+        assert 5 < router.refused[early].opens_s <= 15
+        while stepper.in_flight:  # noqa: ASYNC110 - planned steps follow, without a pause
+            await asyncio.sleep(0.001)
+        assert router.tokens[runs, 0] == answer_to(prompt(10, 1), 20)[10:]
+        before, steps = told(stepper.schedule), len(device_s)
+        late = router.ask(prompt(10, 3))
+        found = await timing
+        assert late in router.refused
+        assert 0 < router.refused[late].opens_s <= 5
+        for took, planned in zip(found[:-1], PLANNED, strict=True):
+            assert took == pytest.approx([MODEL.seconds(planned.load)] * 3)
+        assert found[-1] is None
+        await asyncio.sleep(0)
+        assert (router.frames[-1].state.opens_s, len(device_s)) == (0, steps)
+        assert nothing_is_reserved(stepper)
+        assert told(stepper.schedule) == before
+        asked = [(router.ask(prompt(length, length), most_tokens=12), length) for length in (9, 128, 400)]
+        await stepper.drained()
+        for number, length in asked:
+            assert router.tokens[number, 0] == answer_to(prompt(length, length), 12)[length:]
+
+    run(main())
+
+
+def test_planned_steps_end_after_some_seconds_and_the_rest_is_left_out():
+    async def main():
+        stepper, device = world()
+        device.steps.model = StepTime(1.5, 0, 0, 0, 0)
+        assert await stepper.time_steps(works(*PLANNED), 3) == [pytest.approx([1.5] * 3)]
+        device.steps.model = StepTime(40, 0, 0, 0, 0)
+        assert await stepper.time_steps(works(*PLANNED), 3) == [pytest.approx([40])]
+        Router(stepper).ask(prompt(5))
+        assert stepper.in_flight == 1
+
+    run(main())
+
+
+def test_planned_steps_wait_for_what_runs_no_longer_than_they_say():
+    async def main():
+        stepper, _ = world()
+        router = Router(stepper)
+        number = router.ask(prompt(10, 1), most_tokens=1000)
+        with pytest.raises(Unavailable, match=r"has not ended within 10 s"):
+            await stepper.time_steps(works(*PLANNED), 1)
+        assert router.ask(prompt(10, 2)) not in router.refused
+        assert stepper.in_flight == 2
+        await stepper.drained()
+        assert router.tokens[number, 0] == answer_to(prompt(10, 1), 1000)[10:]
+
+    run(main())
+
+
+@pytest.mark.parametrize("after_s", [0.01, 0.5])
+def test_when_nobody_waits_for_planned_steps_any_more_the_replica_goes_on(after_s):
+    async def main():
+        stepper, device = world()
+        router = Router(stepper)
+        router.ask(prompt(10, 1), most_tokens=10)
+        timing = asyncio.get_running_loop().create_task(stepper.time_steps(works(*PLANNED), 20))
+        await asyncio.sleep(after_s)
+        with pytest.raises(Unavailable, match="another calibration"):
+            await stepper.time_steps(works(*PLANNED), 1)
+        timing.cancel()
+        await asyncio.sleep(0)
+        number = router.ask(prompt(10, 2))
+        assert stepper.in_flight == 1 + (after_s < 0.1)
+        await stepper.drained()
+        assert router.tokens[number, 0] == answer_to(prompt(10, 2), 8)[10:]
+        ran = len(device.works)
+        await asyncio.sleep(10)
+        assert len(device.works) == ran
+
+    run(main())
+
+
+def test_a_planned_step_that_fails_is_told_to_who_planned_it():
+    async def main():
+        stepper, device = world(on_failure=lambda error: f"it failed: {error}")
+        device.problem = RuntimeError("out of memory")
+        with pytest.raises(EngineFailed, match="it failed: out of memory"):
+            await stepper.time_steps(works(*PLANNED), 1)
+        router = Router(stepper)
+        number = router.ask(prompt(10, 2))
+        await stepper.drained()
+        assert router.tokens[number, 0] == answer_to(prompt(10, 2), 8)[10:]
+
+    run(main())
+
+
+def test_what_does_not_fit_a_replica():
+    bounds = 10, 300, 1000  # blocks, tokens of a step, context
+    assert PlannedStep(5, 255).fits(*bounds)
+    assert not PlannedStep(5, 256).fits(*bounds)
+    assert PlannedStep(0, 0, [(0, 256), (500, 44)]).fits(*bounds)
+    assert not PlannedStep(1, 0, [(0, 256), (500, 44)]).fits(*bounds)
+    assert not PlannedStep(0, 0, [(901, 100)]).fits(*bounds)
+    assert not PlannedStep(1, 1000).fits(*bounds)
+    assert PlannedStep(1, 999).fits(*bounds)
+
+
+def test_a_calibrated_step_time_is_trusted_from_the_start():
+    async def main():
+        stepper, _ = world()
+        router, learning = Router(stepper), type(stepper.schedule.learning)
+        assert stepper.schedule.learning == learning()
+        router.tell(settings={**SETTINGS, "model": list(MODEL.as_tuple())})
+        assert stepper.schedule.learning == stepper.schedule.scatter == learning(calibrated=True)
+        assert stepper.schedule.learning.margin < learning().margin
 
     run(main())

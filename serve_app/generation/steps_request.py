@@ -1,0 +1,64 @@
+"""What a calibration sends to `/calibration/steps`. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from deployments.errors import InvalidInput
+from deployments.generation.planned_steps import PlannedStep
+from serve_app.fields import Fields, Is
+
+_MOST_LOADS, _MOST_CHUNKS, _MOST_TIMES, _MOST_TOKENS = 64, 64, 20, 2**24
+
+
+def _chunks(value: Any) -> Any:
+    if not isinstance(value, list) or len(value) > _MOST_CHUNKS or not all(map(_is_chunk, value)):
+        problem = f"chunks must be a list of up to {_MOST_CHUNKS} pairs of whole numbers, [start, tokens]"
+        raise InvalidInput(problem, param="loads")
+    return value
+
+
+def _is_chunk(pair: Any) -> bool:
+    if not isinstance(pair, list) or len(pair) != 2 or {*map(type, pair)} != {int}:
+        return False
+    start, tokens = map(int, pair)
+    return 0 <= start < _MOST_TOKENS and 1 <= tokens < _MOST_TOKENS
+
+
+def _loads(value: Any) -> Any:
+    if not isinstance(value, list) or not 1 <= len(value) <= _MOST_LOADS:
+        raise InvalidInput(f"loads must be a list of 1 to {_MOST_LOADS} objects with rows or chunks", param="loads")
+    return value
+
+
+Count = Annotated[int, Field(ge=0, lt=_MOST_TOKENS), Is(f"a whole number from 0 to {_MOST_TOKENS - 1}")]
+
+
+class PlannedLoad(Fields):
+    """What one step computes."""
+
+    rows: Count = 0
+    """Answers that get one token more."""
+    cached: Count = 0
+    """Tokens before it, of each of them."""
+    chunks: Annotated[list[list[int]], BeforeValidator(_chunks)] = Field(default_factory=list)
+    """Of prompts, each [start, tokens]: so many tokens behind the first `start`."""
+
+    @property
+    def step(self) -> PlannedStep:
+        """Raises InvalidInput."""
+        if not self.rows and not self.chunks:
+            raise InvalidInput("a load must have rows or chunks", param="loads")
+        return PlannedStep(self.rows, self.cached, tuple((start, tokens) for start, tokens in self.chunks))
+
+
+class StepsRequest(Fields):
+    """Planned steps, whose times a calibration wants to know."""
+
+    pool: str
+    """accelerator or cpu."""
+    loads: Annotated[list[PlannedLoad], BeforeValidator(_loads)]
+    times: Annotated[int, Field(ge=1, le=_MOST_TIMES), Is(f"a whole number from 1 to {_MOST_TIMES}")] = 3
+    """How often each runs, behind a first time that does not count."""
