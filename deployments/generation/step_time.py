@@ -7,10 +7,12 @@ from dataclasses import astuple, dataclass
 from typing import NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from deployments.queueing.cost_model import non_negative
 
-_KNEES = (0, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)  # that the fit tries
+_KNEES = (0, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)  # that the fit tries first
+_FINER = 8  # parts of what lies between the best one's neighbours; then again, until none is left out
 
 
 class StepLoad(NamedTuple):
@@ -74,28 +76,43 @@ class StepTime:
 
     @classmethod
     def fit(cls, steps: Iterable[tuple[StepLoad, float]]) -> Self:
-        """Non-negative least squares over measured steps and their seconds, each weighted by its own time, for each of
-        a few knees; the best of these. Where no step had more than `knee` rows, a row costs what a prompt's token does.
+        """Non-negative least squares over measured steps and their seconds, each weighted by its own time, for a few
+        knees, then for those around the best of these; the best of all. Where no step had more than `knee` rows, a row
+        costs what a prompt's token does.
+
         Raises ValueError for no steps.
         """
         measured = list(steps)
         if not measured:
             raise ValueError("the time of a step needs at least one measured step")
         seconds = np.array([max(took_s, 1e-9) for _, took_s in measured])
-        best: tuple[float, Self] | None = None
-        for knee in _KNEES:
-            columns = np.array([_columns(load, knee) for load, _ in measured]) / seconds[:, None]
-            found = non_negative(columns, np.ones(len(measured)))
-            error = float(np.square(columns @ found - 1).sum())
-            if best is None or error < best[0] * (1 - 1e-6):
-                if not columns[:, 1].any():
-                    found[1] = found[3]
-                beta_s, row_s, kv_token_s, prompt_token_s, pair_s = found.tolist()
-                best = error, cls(beta_s, row_s, kv_token_s, prompt_token_s, pair_s, knee)
-        assert best is not None
-        return best[1]
+        loads = np.array([load for load, _ in measured], np.float64)
+        tried: dict[int, tuple[float, Self]] = {}
+        apart = 0
+        knees: Sequence[int] = _KNEES
+        while True:
+            tried |= {knee: cls._with_knee(loads, seconds, knee) for knee in knees if knee not in tried}
+            least = min(error for error, _ in tried.values())
+            best = min(knee for knee, (error, _) in tried.items() if error <= least * (1 + 1e-6) + 1e-12)
+            if apart == 1:
+                return tried[best][1]
+            low = max((knee for knee in tried if knee < best), default=best)
+            high = min((knee for knee in tried if knee > best), default=best)
+            apart = max(1, (high - low) // _FINER)
+            knees = range(low, high, apart)
 
-
-def _columns(load: StepLoad, knee: int) -> Sequence[float]:
-    prompt_tokens = max(0.0, load.prompt_tokens - max(0.0, knee - load.rows))
-    return 1.0, max(0.0, load.rows - knee), load.kv_tokens, prompt_tokens, load.pairs
+    @classmethod
+    def _with_knee(
+        cls, loads: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64], knee: int
+    ) -> tuple[float, Self]:
+        """The squared error of the best fit, and the fit. `loads`: [steps, fields of `StepLoad`]."""
+        rows, kv_tokens, prompt_tokens, pairs = loads.T
+        behind = np.maximum(0.0, prompt_tokens - np.maximum(0.0, knee - rows))
+        terms = [np.ones_like(rows), np.maximum(0.0, rows - knee), kv_tokens, behind, pairs]
+        columns = np.stack(terms, axis=1) / seconds[:, None]
+        found = non_negative(columns, np.ones(len(seconds)))
+        error = float(np.square(columns @ found - 1).sum())
+        if not columns[:, 1].any():
+            found[1] = found[3]
+        beta_s, row_s, kv_token_s, prompt_token_s, pair_s = found.tolist()
+        return error, cls(beta_s, row_s, kv_token_s, prompt_token_s, pair_s, knee)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import astuple, replace
 
 import pytest
 from hypothesis import given, settings
@@ -42,6 +43,15 @@ def test_the_fit_finds_what_the_steps_were_made_of(model, noise):
     found = StepTime.fit(steps)
     for load in loads():
         assert found.seconds(load) == pytest.approx(model.seconds(load), rel=1e-6 if not noise else 0.05)
+
+
+@pytest.mark.parametrize("knee", [0, 1, 2, 3, 5, 17, 100, 129, 300])
+@pytest.mark.parametrize("model", [ACCELERATOR, CPU])
+def test_the_fit_finds_any_knee(model, knee):
+    """Where rows cost other than tokens of prompts: else a knee of 1 is one of 0 and a lower `beta_s`."""
+    model = replace(model, row_s=0.8 * model.row_s, knee=knee)
+    steps = [(load, model.seconds(load)) for load in (*loads(), StepLoad().with_chunk(0, 5), StepLoad(512, 512 * 30))]
+    assert astuple(StepTime.fit(steps)) == pytest.approx(astuple(model), rel=1e-6)
 
 
 def test_a_fit_needs_steps():
