@@ -1,0 +1,154 @@
+"""How many requests of a mix a service can take in a second: the product's own schedules in virtual time. Pure.
+
+The devices take exactly what their step time says. Requests come as a Poisson stream.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
+
+from deployments.generation.step_schedule import Generation, Part, StepPolicy, StepSchedule
+from deployments.generation.step_time import StepLoad, StepTime
+from deployments.queueing.learning import Learning
+
+_SPREAD = 0.9  # of the logarithm of lengths
+_ADMITTED = 0.99  # at the capacity
+_FEWEST, _MOST = 200, 500  # requests of a stream
+_LIVES = 3  # of a mean answer at its pace, that a stream lasts at least
+_EXACT = 0.05  # of the capacity
+_STEP = 1.5  # from a first guess to what is too much, or not
+_GUESSED_ROWS = 16  # that share a step's time, in that guess
+_CUT = 0.5  # of the longest prompt: longer ones find room on a device that rests, and say little of what it can take
+
+
+class Arrival(NamedTuple):
+    """A request: when it comes, s after the first; tokens of its prompt and of its answer."""
+
+    at: float
+    prompt_tokens: int
+    answer_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Requests whose prompts and answers have log-normal lengths with these means, cut at half of the longest prompt
+    that the promise allows, and at the model's `context` for both.
+    """
+
+    prompt_tokens: int
+    answer_tokens: int
+    longest_prompt: int
+    context: int
+
+    def arrivals(self, rate: float, seconds: float, seed: int, *, together: int = 1) -> list[Arrival]:
+        """A Poisson stream of `rate` a second; `together`: of bursts of so many."""
+        draw = random.Random(seed)  # noqa: S311 - nobody's secret, and a run can be repeated
+        count = max(1, round(rate * seconds / together))
+        moments = accumulate(draw.expovariate(rate / together) for _ in range(count))
+        return [Arrival(at, *self._lengths(draw)) for at in moments for _ in range(together)]
+
+    def _lengths(self, draw: random.Random) -> tuple[int, int]:
+        prompt, answer = (
+            round(draw.lognormvariate(math.log(mean) - _SPREAD**2 / 2, _SPREAD))
+            for mean in (self.prompt_tokens, self.answer_tokens)
+        )
+        prompt = max(1, min(prompt, int(_CUT * self.longest_prompt), self.context - 1))
+        return prompt, min(max(1, answer), self.context - prompt)
+
+
+class Replica(NamedTuple):
+    """One that generates."""
+
+    time: StepTime
+    blocks: int
+    step_tokens: int
+
+    def schedule(self, policy: StepPolicy) -> StepSchedule:
+        policy = StepPolicy(policy.ttft_s, policy.tpot_s, self.step_tokens, policy.bulk_share)
+        return StepSchedule(self.time, policy, self.blocks, Learning(calibrated=True))
+
+
+@dataclass(slots=True, eq=False)
+class _Device:
+    schedule: StepSchedule
+    ends: float = math.inf  # of the step that runs
+    _took_s: float = field(default=0.0)
+
+    def start(self, now: float) -> None:
+        parts = self.schedule.next_step(now)
+        self.schedule.copies()
+        self._took_s = self.schedule.model.seconds(_load(parts))
+        self.ends = now + self._took_s if parts else math.inf
+
+    def end(self) -> None:
+        now = self.ends
+        self.schedule.ended(now, self._took_s)
+        self.start(now)
+
+
+def refused(replicas: Sequence[Replica], policy: StepPolicy, arrivals: Sequence[Arrival], most: float) -> int:
+    """Of these arrivals, in virtual time; it stops at more than `most`."""
+    devices = [_Device(one.schedule(policy)) for one in replicas]
+    count = 0
+    for at, prompt_tokens, answer_tokens in arrivals:
+        while (first := min(devices, key=lambda one: one.ends)).ends <= at:
+            first.end()
+        generation = Generation(prompt_tokens, answer_tokens, at + policy.ttft_s, policy.tpot_s)
+        taker = next((one for one in devices if one.schedule.offer(at, generation)), None)
+        if taker is None:
+            count += 1
+            if count > most:
+                break
+        elif math.isinf(taker.ends):
+            taker.start(at)
+    return count
+
+
+def longest_prompt(replicas: Sequence[Replica], policy: StepPolicy) -> int:
+    """Tokens, of which the first token comes in time on an idle device; 0: none."""
+    left_s = policy.ttft_s / (1 + Learning(calibrated=True).margin)
+    return max(one.schedule(policy).longest_prompt(left_s) for one in replicas)
+
+
+def capacity(replicas: Sequence[Replica], policy: StepPolicy, mix: Mix, seed: int) -> float:
+    """Requests of the mix a second of which 99 % are admitted; 0: not even one now and then. `replicas` in the order in
+    which they are asked.
+    """
+
+    def holds(rate: float) -> bool:
+        seconds = max(_FEWEST / rate, min(_MOST / rate, _LIVES * mix.answer_tokens * policy.tpot_s))
+        arrivals = mix.arrivals(rate, seconds, seed)
+        most = (1 - _ADMITTED) * len(arrivals)
+        return refused(replicas, policy, arrivals, most) <= most
+
+    return _largest(holds, sum(_guess(one.time, mix) for one in replicas))
+
+
+def _guess(time: StepTime, mix: Mix) -> float:
+    """Requests a second, by the seconds that one takes beside others."""
+    tokens = mix.prompt_tokens + mix.answer_tokens / 2
+    step_s = time.seconds(StepLoad(_GUESSED_ROWS, _GUESSED_ROWS * tokens))
+    prompt_s = time.seconds(StepLoad().with_chunk(0, mix.prompt_tokens)) - time.beta_s
+    return 1 / max(1e-6, prompt_s + mix.answer_tokens * step_s / _GUESSED_ROWS)
+
+
+def _largest(holds: Callable[[float], bool], first: float) -> float:
+    """To `_EXACT`; 0 where a thousandth of `first` is too much."""
+    low, high, rate = 0.0, math.inf, first
+    while high > (1 + _EXACT) * low and rate > first / 1000:
+        low, high = (rate, high) if holds(rate) else (low, rate)
+        rate = _STEP * low if math.isinf(high) else high / _STEP if not low else math.sqrt(low * high)
+    return low
+
+
+def _load(parts: Sequence[Part]) -> StepLoad:
+    load = StepLoad()
+    for row, start, tokens, _ in parts:
+        answers = start >= row.generation.prompt_tokens
+        load = load.with_row(start + 1) if answers else load.with_chunk(start, tokens)
+    return load

@@ -1,0 +1,148 @@
+"""Which planned steps a calibration measures of a device that generates, and what it makes of their times. Pure.
+
+A series grows. It ends where a step takes longer than steps are allowed to, or where the replica has no room for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from statistics import median
+from typing import NamedTuple
+
+from calibration.service.application import CalibrationFailed
+from deployments.generation.planned_steps import PlannedStep
+from deployments.generation.step_time import StepTime
+
+_ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_FEW_ROWS = (1, 4, 16, 64, 256)
+_TOKENS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+_FEW_TOKENS = (16, 64, 256, 1024)
+_NEAR, _MIDDLE, _FAR = 64, 1024, 4096  # tokens in the cache, where the model takes so many
+_FEWEST = 8  # steps, of which six numbers are to be found
+_WORST_MEDIAN = 0.15  # error of a fit that is written; beyond it promises would hold by luck
+_DIGITS = 6
+
+Seconds = tuple[float, ...]
+
+
+class StepRoom(NamedTuple):
+    """What fits into a replica's cache, and into a step. `context`: tokens of a prompt and its answer."""
+
+    blocks: int
+    step_tokens: int
+    context: int
+
+
+def all_series(room: StepRoom) -> dict[str, list[PlannedStep]]:
+    """By what they show: answers alone, prompts alone, each behind more and more of a context, and both together."""
+    near, middle, far = (
+        min(tokens, room.context * share // 8) for tokens, share in ((_NEAR, 2), (_MIDDLE, 4), (_FAR, 6))
+    )
+    found = {
+        "answers": [PlannedStep(rows, near) for rows in _ROWS],
+        f"answers behind {middle} tokens": [PlannedStep(rows, middle) for rows in _FEW_ROWS],
+        f"answers behind {far} tokens": [PlannedStep(rows, far) for rows in _FEW_ROWS],
+        "prompts": [PlannedStep(chunks=((0, tokens),)) for tokens in _TOKENS],
+        f"prompts behind {middle} tokens": [PlannedStep(chunks=((middle, tokens),)) for tokens in _FEW_TOKENS],
+        f"prompts behind {far} tokens": [PlannedStep(chunks=((far, tokens),)) for tokens in _FEW_TOKENS],
+        "prompts beside 8 answers": [PlannedStep(8, middle, ((0, tokens),)) for tokens in _FEW_TOKENS],
+        "prompts beside 32 answers": [PlannedStep(32, near, ((0, tokens),)) for tokens in _FEW_TOKENS],
+    }
+    return {name: [step for step in steps if step.fits(*room)] for name, steps in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredStep:
+    """One planned step of a series, and what it took each time, s."""
+
+    series: str
+    step: PlannedStep
+    seconds: Seconds
+
+    @property
+    def median_s(self) -> float:
+        return median(self.seconds)
+
+
+Ask = Callable[[PlannedStep], Awaitable[Seconds | None]]
+
+
+async def measure(
+    room: StepRoom, longest_s: float, ask: Ask, on_step: Callable[[MeasuredStep], None] = lambda _: None
+) -> list[MeasuredStep]:
+    """All series. `ask` runs a step a few times; None: it does not fit. No step that is longer than one that took more
+    than `longest_s` is asked for.
+    """
+    found = []
+    for name, steps in all_series(room).items():
+        for step in steps:
+            seconds = await ask(step)
+            if seconds is None:
+                break
+            found.append(MeasuredStep(name, step, seconds))
+            on_step(found[-1])
+            if found[-1].median_s > longest_s:
+                break
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class StepFit:
+    """A pool's step time, and the steps that it was fitted to."""
+
+    time: StepTime
+    measured: Sequence[MeasuredStep]
+
+    @classmethod
+    def of(cls, measured: Sequence[MeasuredStep]) -> StepFit:
+        """With the digits that are written: what is proven is what is written. Raises ValueError for no steps."""
+        found = StepTime.fit((one.step.load, one.median_s) for one in measured)
+        return cls(StepTime(*(type(value)(f"{value:.{_DIGITS}g}") for value in astuple(found))), measured)
+
+    @property
+    def errors(self) -> list[float]:
+        """Of each step: predicted over measured, less 1."""
+        return [self.time.seconds(one.step.load) / one.median_s - 1 for one in self.measured]
+
+    @property
+    def median_error(self) -> float:
+        return median(map(abs, self.errors))
+
+    @property
+    def worst_error(self) -> float:
+        return max(map(abs, self.errors))
+
+    @property
+    def noise(self) -> float:
+        """By how much equal steps differ: the median of (slowest - quickest) / median."""
+        return median((max(one.seconds) - min(one.seconds)) / one.median_s for one in self.measured)
+
+    def settings(self) -> dict[str, float]:
+        """As `step_time` of a config."""
+        return {field.name: getattr(self.time, field.name) for field in fields(self.time)}
+
+    def check(self, pool: str, tpot_s: float) -> None:
+        """Raises CalibrationFailed where nothing can be promised by it."""
+        lone = next((one for one in self.measured if one.step.rows == 1), None)
+        if lone is not None and lone.median_s > tpot_s:
+            raise CalibrationFailed(
+                f"the {pool} pool takes {lone.median_s:.3g} s for one token of one answer, and tpot_s promises "
+                f"{tpot_s:g} s: no answer can be admitted there"
+            )
+        if len(self.measured) < _FEWEST:
+            raise CalibrationFailed(
+                f"only {len(self.measured)} steps of the {pool} pool fit into its cache and into the time that a step "
+                f"may take; {_FEWEST} are needed: give it more blocks, or loosen ttft_s and tpot_s"
+            )
+        if self.median_error > _WORST_MEDIAN:
+            raise CalibrationFailed(
+                f"the steps of the {pool} pool follow no formula: half of them are predicted wrong by more than "
+                f"{self.median_error:.0%} (equal ones differ by {self.noise:.0%}). Calibrate when it is quiet"
+            )
+
+
+def series_of(measured: Sequence[MeasuredStep]) -> Iterator[tuple[str, list[MeasuredStep]]]:
+    """By the series, in their order."""
+    for name in dict.fromkeys(one.series for one in measured):
+        yield name, [one for one in measured if one.series == name]
