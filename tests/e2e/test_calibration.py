@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -20,8 +21,9 @@ from conftest import ROOT, running
 from benchmarks.kit.arrivals import burst
 from calibration.load import request_bytes
 
-SLO_S = 1.0
-TRUE = {"accelerator": 40, "cpu": 7}  # floor((1 - beta) / alpha); the way through the application takes its part of it
+SLO_S = 0.8
+TRUE = {"accelerator": 29, "cpu": 5}  # floor((0.8 - beta) / alpha); the way through the application takes its part
+CALIBRATE = ("--slo", str(SLO_S), "--apply")
 BUSY_MACHINE = re.compile("[cC]alibrate when it is quiet")
 TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
 
@@ -57,6 +59,7 @@ class Job:
         self.out = folder / "report"
         self.said = folder / "said.txt"
         self.token, self.dashboard = service.token_and_dashboard()
+        self.tries = []
 
     def command(self, *words):
         return [
@@ -77,6 +80,7 @@ class Job:
             done = subprocess.run(
                 command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False, **others
             )
+            self.tries.append(done)
             if done.returncode == 0 or not BUSY_MACHINE.search(done.stderr + done.stdout):
                 break
         return done
@@ -94,25 +98,86 @@ class Job:
             while not reached(self):
                 if process.poll() is not None:
                     break
-                time.sleep(0.001)
+                time.sleep(0.005)
             else:
                 return process
             if not BUSY_MACHINE.search(self.said.read_text()):
                 break
         raise AssertionError(f"it ended too early:\n{self.said.read_text()}")
 
+    @property
+    def journal(self):
+        return self.out / "unfinished.jsonl"
+
     def stages(self):
         """The stages of the bursts that have landed."""
         try:
-            lines = (self.out / "unfinished.jsonl").read_text().splitlines()
+            return re.findall(r'"stage":"([^"]+)"', self.journal.read_text())
         except FileNotFoundError:
             return None
-        return re.findall(r'"stage":"([^"]+)"', "\n".join(lines))
+
+    def report(self):
+        return json.loads((self.out / "report.json").read_text())
+
+    def has_said(self, words):
+        return words in self.said.read_text()
 
 
 @pytest.fixture
 def job(service, tmp_path):
     return Job(service, tmp_path)
+
+
+POINTS = {
+    "before the first burst": lambda job: job.stages() is not None,
+    "while a pool is measured": lambda job: len(job.stages() or ()) >= 4,
+    "while fine-tuning": lambda job: "fine-tune" in (job.stages() or ()),
+    "while verifying": lambda job: "verify" in (job.stages() or ()),
+}
+
+
+@pytest.fixture(scope="module")
+def calibrated(service, tmp_path_factory):
+    """A run to its end, after SIGKILL at each of the points: each run goes on from what the one before has measured."""
+    job, live, killed = Job(service, tmp_path_factory.mktemp("calibrated")), depths(service), {}
+    for point, reached in POINTS.items():
+        kill(job.start_until(reached, *CALIBRATE))
+        killed[point] = SimpleNamespace(
+            bursts=len(job.stages()),
+            config=job.config.read_text(),
+            files={path.name for path in job.folder.iterdir()},
+            live=depths(service),
+            status=status_of_a_query(service),
+        )
+    about = job.journal.read_bytes().splitlines(keepends=True)[0]
+    started = time.monotonic()
+    done = job.run(*CALIBRATE)
+    seconds = time.monotonic() - started
+    assert done.returncode == 0, done.stdout + done.stderr
+    return SimpleNamespace(
+        job=job, live=live, killed=killed, about=about, said=done.stdout, seconds=seconds, bursts=job.report()["bursts"]
+    )
+
+
+def kill(process):
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture
+def nearly(job, calibrated):
+    """A job that goes on from all bursts of that run but the last, as if it had been killed before: the last stream is
+    sent anew.
+    """
+    job.out.mkdir()
+    lines = [json.dumps(one, separators=(",", ":"), ensure_ascii=False).encode() for one in calibrated.bursts[:-1]]
+    job.journal.write_bytes(calibrated.about + b"".join(line + b"\n" for line in lines))
+    yield job
+    then = job.report()["bursts"] if (job.out / "report.json").exists() else []
+    assert not then or (then[: len(lines)] == calibrated.bursts[:-1] and then[-1]["at"] > calibrated.bursts[-1]["at"])
+
+
+LAST_STREAM = "proving a stream of mixed lengths"
 
 
 def depths(service):
@@ -124,21 +189,30 @@ def written(config):
     return router["user_config"]
 
 
-def assert_serves(service):
-    reply = burst(service.address, [request_bytes({"input": TEXT})])[0]
-    assert reply.status == 200
+def status_of_a_query(service):
+    return burst(service.address, [request_bytes({"input": TEXT})])[0].status
 
 
-def test_depths_are_found_proven_written_and_live(service, job, figure):
-    before = job.config.read_text()
-    started = time.monotonic()
-    done = job.run("--slo", str(SLO_S), "--apply")
-    seconds = time.monotonic() - started
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_killed_at_any_point_leaves_the_config_whole_and_the_application_serving(calibrated, figure):
+    bursts = [seen.bursts for seen in calibrated.killed.values()]
+    figure(f"killed at {len(bursts)} points, {bursts} bursts kept for the next run, {len(calibrated.bursts)} in all")
+    for point, seen in calibrated.killed.items():
+        assert seen.config == rehearsal_text(), point
+        assert seen.live == calibrated.live, point
+        assert seen.status == 200, point
+        assert seen.files == {"serve.yaml", "report", "said.txt"}, "a half-written file is left"
+    assert bursts == sorted(bursts)
+    assert bursts[1] >= 4
+    assert f"going on from {bursts[-1]} bursts" in calibrated.job.tries[0].stdout
+    assert not calibrated.job.journal.exists()
+
+
+def test_depths_are_found_proven_written_and_live(service, calibrated, figure):
+    job, report = calibrated.job, calibrated.job.report()
     found = depths(service)
-    report = json.loads((job.out / "report.json").read_text())
     figure(
-        f"calibration at 1 s: {found}, true {TRUE}, in {seconds:.0f} s; {report['verification']['share']:.2%} in time"
+        f"calibration at {SLO_S} s: {found}, true {TRUE}, the end of it in {calibrated.seconds:.0f} s; "
+        f"{report['verification']['share']:.2%} in time"
     )
     for pool, depth in found.items():
         assert 0.4 * TRUE[pool] <= depth <= TRUE[pool]  # on a busy machine the way through it takes more
@@ -149,16 +223,16 @@ def test_depths_are_found_proven_written_and_live(service, job, figure):
     assert service.get("/info")["windve"]["calibration"] == {**config["calibration"], "heterogeneous": None}
     assert (config["calibration"]["shape"], config["calibration"]["tokens"]) == ("burst", 75)
     ours = re.compile(r"^ +(slo_s|accelerator: \{queue|cpu: \{queue|calibration:|max_ongoing_requests)|^ {12}\w+: ")
-    kept = [line for line in before.splitlines() if not ours.match(line)]
+    kept = [line for line in rehearsal_text().splitlines() if not ours.match(line)]
     lines = iter(job.config.read_text().splitlines())
     assert all(line in lines for line in kept), "a line that is not ours was changed, or has moved"
     backups = list(job.folder.glob("serve.yaml.bak-*"))
-    assert [backup.read_text() for backup in backups] == [before]
+    assert [backup.read_text() for backup in backups] == [rehearsal_text()]
 
     assert report["verification"]["share"] >= 0.99
     assert report["written"] == {"config": str(job.config), "backup": str(backups[0]), "applied": True}
     assert {name.name for name in job.out.iterdir()} >= {"report.html", "fit-accelerator.png", "verification.png"}
-    assert "fine-tuned" in done.stdout
+    assert "fine-tuned" in calibrated.said
     assert config["calibration"]["proved"] == ["bursts", "stream", "mixed lengths"]
     assert all(set(config[pool]["cost"]) == {"query_s", "token_s", "token2_s"} for pool in found)
 
@@ -167,64 +241,41 @@ def test_depths_are_found_proven_written_and_live(service, job, figure):
     assert all(0.5 * found[pool] <= answered[pool] <= found[pool] for pool in found), answered
 
 
-def test_as_a_ray_job(service, job, figure):
+def test_killed_as_the_file_is_written_it_is_whole(service, nearly):
+    live = depths(service)
+    kill(nearly.start_until(lambda job: job.config.read_text() != rehearsal_text(), *CALIBRATE))
+    assert written(nearly.config)["calibration"]["slo_s"] == SLO_S
+    assert depths(service) in (live, {name: written(nearly.config)[name]["queue_depth"] for name in live})
+    assert not [path for path in nearly.folder.iterdir() if "tmp" in path.name], "a half-written file is left"
+    assert status_of_a_query(service) == 200
+
+
+def test_as_a_ray_job(service, nearly, calibrated):
     """From the head node: the dashboard and the application are found by the job itself."""
     command = [
-        *(Path(sys.executable).parent / "ray", "job", "submit", "--address", job.dashboard, "--working-dir", "."),
-        *("--", sys.executable, "-m", "calibration", "--slo", "0.6", "--apply", "--out", str(job.out)),
+        *(Path(sys.executable).parent / "ray", "job", "submit", "--address", nearly.dashboard, "--working-dir", "."),
+        *("--", sys.executable, "-m", "calibration", *CALIBRATE, "--out", str(nearly.out)),
     ]
-    done = job.run_command(command)
+    done = nearly.run_command(command)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "succeeded" in done.stdout
+    assert f"going on from {len(calibrated.bursts) - 1} bursts" in nearly.tries[0].stdout
     record = service.get("/info")["windve"]["calibration"]
-    assert record["slo_s"] == 0.6
-    figure(f"as a Ray job at 0.6 s: {depths(service)}")
-    assert 5 <= depths(service)["accelerator"] <= 18
-    assert (job.out / "report.html").exists()
+    assert record["slo_s"] == SLO_S
+    assert record["at"] > written(calibrated.job.config)["calibration"]["at"]
+    assert (nearly.out / "report.html").exists()
 
 
-FINE_TUNING, WRITTEN = "while fine-tuning", "when the file is written"
-POINTS = {
-    "before the first burst": lambda job: job.stages() is not None,
-    "while a pool is measured": lambda job: len(job.stages() or ()) >= 4,
-    FINE_TUNING: lambda job: "fine-tune" in (job.stages() or ()),
-    "while verifying": lambda job: "verify" in (job.stages() or ()),
-    WRITTEN: lambda job: job.config.read_text() != rehearsal_text(),
-}
-
-
-def test_killed_at_any_point_leaves_the_config_whole_and_the_application_serving(service, job, figure):
-    """SIGKILL at five points. Each run goes on from what the one before has measured."""
-    before, live = job.config.read_bytes(), depths(service)
-    resumed = []
-    for point, reached in POINTS.items():
-        process = job.start_until(reached, "--slo", "0.6", "--apply")
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        resumed.append(len(job.stages() or ()))
-        content = job.config.read_bytes()
-        if point != WRITTEN:
-            assert content == before, point
-        else:
-            assert written(job.config)["calibration"]["slo_s"] == 0.6
-        assert depths(service) in (live, {name: written(job.config)[name]["queue_depth"] for name in live}), point
-        assert not [name for name in job.folder.iterdir() if "tmp" in name.name], "a half-written file is left"
-        assert_serves(service)
-    figure(f"killed at {len(POINTS)} points, {resumed} bursts kept for the next run")
-    assert resumed == sorted(resumed)
-    assert resumed[1] >= 4
-
-
-def test_a_dry_run_shows_the_change_and_makes_none(service, job):
+def test_a_dry_run_shows_the_change_and_makes_none(service, nearly):
     """And as in another terminal: without the dashboard's address and Ray's token, which the service has announced."""
-    before, live = job.config.read_bytes(), depths(service)
-    command = job.command("--slo", "0.6", "--dry-run", "--apply")
-    command = [word for word in command if word not in {"--dashboard", job.dashboard}]
+    before, live = nearly.config.read_bytes(), depths(service)
+    command = nearly.command(*CALIBRATE, "--dry-run")
+    command = [word for word in command if word not in {"--dashboard", nearly.dashboard}]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^\+ +accelerator: \{queue_depth: \d+, alpha_s: 0\.0", done.stdout, re.MULTILINE)
-    assert (job.config.read_bytes(), depths(service)) == (before, live)
-    assert list(job.folder.glob("*.bak*")) == []
+    assert (nearly.config.read_bytes(), depths(service)) == (before, live)
+    assert list(nearly.folder.glob("*.bak*")) == []
 
 
 def test_an_slo_that_cannot_be_met_is_refused_with_the_smallest_that_can(service, job):
@@ -236,25 +287,25 @@ def test_an_slo_that_cannot_be_met_is_refused_with_the_smallest_that_can(service
     assert (job.config.read_bytes(), depths(service)) == (before, live)
 
 
-def test_a_config_that_changes_meanwhile_is_not_touched(service, job):
+def test_a_config_that_changes_meanwhile_is_not_touched(service, nearly):
     live = depths(service)
-    process = job.start_until(POINTS[FINE_TUNING], "--slo", "0.6", "--apply")
-    with job.config.open("a") as file:
+    process = nearly.start_until(lambda job: job.has_said(LAST_STREAM), *CALIBRATE)
+    with nearly.config.open("a") as file:
         file.write("# somebody else was here\n")
-    changed = job.config.read_bytes()
+    changed = nearly.config.read_bytes()
     assert process.wait() == 1
-    assert "changed while the calibration ran" in json.loads((job.out / "report.json").read_text())["reason"]
-    assert (job.config.read_bytes(), depths(service)) == (changed, live)
+    assert "changed while the calibration ran" in nearly.report()["reason"]
+    assert (nearly.config.read_bytes(), depths(service)) == (changed, live)
 
 
-def test_an_application_that_is_deployed_anew_meanwhile_is_not_touched(service, job):
-    before = job.config.read_bytes()
-    process = job.start_until(POINTS[FINE_TUNING], "--slo", "0.6", "--apply")
+def test_an_application_that_is_deployed_anew_meanwhile_is_not_touched(service, nearly):
+    before = nearly.config.read_bytes()
+    process = nearly.start_until(lambda job: job.has_said(LAST_STREAM), *CALIBRATE)
     service.router["accelerator"]["queue_depth"] = 33
     service.deploy()
     assert process.wait() == 1
     assert depths(service)["accelerator"] == 33
-    assert job.config.read_bytes() == before
+    assert nearly.config.read_bytes() == before
 
 
 @pytest.mark.parametrize(

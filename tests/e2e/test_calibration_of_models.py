@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 import yaml
 from conftest import load_yaml, running
-from test_calibration import TEXT, TRUE, Job
+from test_calibration import SLO_S, TEXT, TRUE, Job
 
 from benchmarks.kit.arrivals import burst
 from calibration.load import request_bytes
@@ -52,7 +52,7 @@ def test_one_of_two_models_is_calibrated_while_the_other_serves(service, job, fi
     asking, before = threading.Thread(target=keep_asking), shown(service, OTHER)
     asking.start()
     started = time.monotonic()
-    done = job.run("--slo", "1", "--apply", "--model", NAME)
+    done = job.run("--slo", str(SLO_S), "--apply", "--model", NAME)
     stop.set()
     asking.join()
     assert done.returncode == 0, done.stdout + done.stderr
@@ -67,7 +67,7 @@ def test_one_of_two_models_is_calibrated_while_the_other_serves(service, job, fi
     own = written["models"][NAME]
     assert {pool: own[pool]["queue_depth"] for pool in found} == found
     assert "trial" not in own
-    assert shown(service, NAME)["slo_s"] == own["slo_s"] == 1.0
+    assert shown(service, NAME)["slo_s"] == own["slo_s"] == SLO_S
     assert shown(service, NAME)["calibration"] == {**own["calibration"], "heterogeneous": None}
     now = shown(service, OTHER)
     assert (now["slo_s"], now["calibration"], now["trial_seconds_ago"]) == (before["slo_s"], None, None)
