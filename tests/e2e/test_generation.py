@@ -5,6 +5,7 @@ beside them in an application of its own.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import re
 import signal
 import socket
 import time
+import urllib.error
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +33,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from benchmarks.kit.emulated_text import EmulatedText, longer_model
 from calibration.load import request_bytes
+from deployments.generation.planned_steps import PlannedStep
+from deployments.generation.step_time import StepTime
+from deployments.trial import hash_secret
 from serve_app.proto.generation_pb2 import GenerateRequest, GenerateResponse, TokenIds, Usage
 
 PROMISE = {"ttft_s": 3.0, "tpot_s": 0.2}
@@ -39,6 +44,7 @@ SHAPE = {
     "num_key_value_heads": 2, "tie_word_embeddings": False,
 }  # fmt: skip
 CONTEXT = 32_768
+SECRET = "calibrations-own"
 POOLS = ("accelerator", "cpu")
 NEAR = 1e-4  # of the two best logits: either token is right
 
@@ -63,7 +69,8 @@ def own(tmp_path_factory):
 def service(own, tmp_path_factory):
     config = yaml.safe_load((ROOT / "serve_app" / "generation_rehearsal.yaml").read_text())
     (emulated,) = config["applications"]
-    emulated["deployments"][0]["user_config"] = PROMISE
+    trial = {"secret_sha256": hash_secret(SECRET), "expires_at": time.time() + 3600}
+    emulated["deployments"][0]["user_config"] = {**PROMISE, "trial": trial}
     long = longer_model(tmp_path_factory.mktemp("long") / "model", CONTEXT)
     emulated["args"]["model"]["id"] = str(long)
     emulated["args"]["limits"] = {"slow_reader_s": 1.0}
@@ -76,7 +83,7 @@ def service(own, tmp_path_factory):
             "accelerator": {"device": "none"},
             "cpu": {"dtype": "float32", "blocks": 64, "num_cpus": 0.1},
         },
-        "deployments": [{"name": "Router", "user_config": {"ttft_s": 20.0, "tpot_s": 2.0}}],
+        "deployments": [{"name": "Router", "user_config": {"ttft_s": 20.0, "tpot_s": 2.0, "trial": trial}}],
     }
     config["applications"].append(real)
     service = Service(config, tmp_path_factory.mktemp("generation"))
@@ -419,6 +426,56 @@ def test_the_tiny_models_greedy_tokens_are_those_of_transformers(service, own):
         assert len(tokens) == 30
         assert (logits.amax(1) - picked <= NEAR).all()
     wait_until(lambda: all(map(is_free, pools(service, "/real").values())), 5)
+
+
+def planned(service, pool, loads, route="", secret=SECRET):
+    """Status and answer."""
+    address = f"http://{service.address.host}:{service.address.port}{route}/calibration/steps"
+    body = json.dumps({"pool": pool, "loads": loads, "times": 2}).encode()
+    headers = {"content-type": "application/json", "x-windve-trial": secret}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=60) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_planned_steps_are_timed_by_a_replica_while_the_other_pool_answers(service):
+    rule, prompt = EmulatedText(), list(range(1000, 1100))
+    assert planned(service, "cpu", [{"rows": 1}], secret="another")[0] == 403
+    assert planned(service, "npu", [{"rows": 1}])[0] == 422
+    loads = [{"rows": 4, "cached": 256}, {"rows": 20, "cached": 2000}, {"chunks": [[100, 300]]}]
+    status, told = planned(service, "cpu", loads)
+    about = pools(service)["cpu"]
+    assert (status, told["pool"], [told["replica"]]) == (200, "cpu", list(about["replicas"]))
+    assert told["seconds"][1] is None  # 320 of 128 blocks
+    model = StepTime(0.08, 0.004, 4e-6, 0.002, 2e-7, 2)
+    assert about["replicas"][told["replica"]]["warm_up"] == dataclasses.asdict(model)
+    assert (about["step_time"], about["step_tokens"], about["blocks"]) == (None, 2048, 128)
+    for took, step in ((0, PlannedStep(4, 256)), (2, PlannedStep(chunks=[(100, 300)]))):
+        assert len(told["seconds"][took]) == 2
+        assert min(told["seconds"][took]) >= 0.999 * model.seconds(step.load)
+
+    async def main():
+        timing = asyncio.create_task(asyncio.to_thread(planned, service, "accelerator", [{"rows": 1}] * 64))
+        await asyncio.to_thread(wait_until, lambda: all_shut(pools(service)["accelerator"]), 10)
+        async with client(service) as to:
+            assert await stream(to, "emulated", prompt, 8) == (rule.text(prompt, 8), "length", None)
+            status, told = await timing
+            assert status == 200
+            assert 1 < len(told["seconds"]) < 64
+            assert await stream(to, "emulated", prompt, 30) == (rule.text(prompt, 30), "length", None)
+
+    asyncio.run(main())
+    status, told = planned(service, "cpu", [{"rows": 2, "cached": 100}, {"rows": 1, "cached": 8190}], "/real")
+    assert status == 200
+    assert min(told["seconds"][0]) > 0
+    assert told["seconds"][1] is None
+    wait_until(lambda: all(map(is_free, pools(service).values())), 5)
+
+
+def all_shut(pool):
+    return all(one["opens_s"] > 0 for one in pool["replicas"].values())
 
 
 def test_a_killed_replica_ends_its_streams_with_one_clear_error_each(service):
