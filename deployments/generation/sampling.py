@@ -46,8 +46,8 @@ class Sampler:
 
 def candidates(logits: Numbers, asked: Sampling) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
     """The tokens that may come, the likeliest first, and how likely each is; they need not add up to 1."""
-    scaled = logits.astype(np.float64) / asked.temperature
-    shares = np.exp(scaled - scaled.max())
+    with np.errstate(over="ignore"):  # next to no temperature: all but the likeliest are -inf
+        shares = np.exp((logits.astype(np.float64) - logits.max()) / asked.temperature)
     if not 0 < asked.top_k < len(shares) and asked.top_p >= 1:
         return np.arange(len(shares)), shares
     most = asked.top_k if 0 < asked.top_k < len(shares) else len(shares)

@@ -68,3 +68,9 @@ def test_a_seed_says_all_and_each_answer_has_its_own(asked):
 def test_log_shares():
     logits = logits_of(5000)
     np.testing.assert_allclose(log_shares(logits), torch.from_numpy(logits).log_softmax(-1).numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 5e-324])
+def test_a_temperature_next_to_nothing_is_the_likeliest_token(temperature):
+    logits = logits_of(100, 300.0)
+    assert Sampler(Sampling(temperature)).pick(logits) == logits.argmax()
