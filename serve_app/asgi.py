@@ -40,6 +40,10 @@ class Stream(ABC):
         Raises ClientGone.
         """
 
+    @abstractmethod
+    async def close(self) -> None:
+        """In place of `run`, where nobody is there to read any of it."""
+
 
 Answer = tuple[Headers, bytes | Stream]  # the content type among the headers, the content length not
 
@@ -176,7 +180,11 @@ class Asgi(ABC):
         async def write(some: bytes) -> None:
             await send({"type": "http.response.body", "body": some, "more_body": True})
 
-        await send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._headers]})
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._headers]})
+        except BaseException:
+            await body.close()
+            raise
         problem = await body.run(request.gone, write)
         await send({"type": "http.response.body", "body": b""})
         return problem

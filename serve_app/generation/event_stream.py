@@ -75,8 +75,11 @@ class EventStream(Stream):
             gone.remove_done_callback(self._look)
             reading.cancel()
             await asyncio.wait([reading])
-            await self._events.aclose()
-            await self._close()
+            await self.close()
+
+    async def close(self) -> None:
+        await self._events.aclose()
+        await self._close()
 
     def _look(self, _: asyncio.Task[Any]) -> None:
         self._wake.set()
@@ -102,7 +105,8 @@ class EventStream(Stream):
         try:
             async for one in self._events:
                 if len(self._waiting) >= self._bounds.most_waiting and self._writing is not None:
-                    self._writing.reschedule(asyncio.get_running_loop().time())  # no longer
+                    if not self._writing.expired():
+                        self._writing.reschedule(asyncio.get_running_loop().time())  # no longer
                     return self._broken_by(TimedOut(_TOO_SLOW))  # for one who takes what was sent just now
                 self._waiting.append(one)
                 self._wake.set()

@@ -14,6 +14,7 @@ import pytest
 from generating import ANSWER, Generating
 from hypothesis import strategies as st
 
+from benchmarks.simulation import virtual_time
 from deployments.errors import (
     Busy,
     DeadlineExceeded,
@@ -30,9 +31,10 @@ from deployments.generation.step_time import StepLoad
 from deployments.trial import Trial
 from serve_app.access_log import Followed
 from serve_app.api_keys import ApiKey, ApiKeys
+from serve_app.asgi import ClientGone
 from serve_app.generation.completions_api import ApiOptions, CompletionsApi
 from serve_app.generation.completions_requests import ChatRequest, CompletionRequest, CompletionRules
-from serve_app.generation.event_stream import StreamBounds
+from serve_app.generation.event_stream import EventStream, StreamBounds
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 STEPS = "/calibration/steps"
@@ -576,6 +578,52 @@ def test_who_reads_on_just_as_it_is_cut_off_is_told(world):
     assert not sent[-1].get("more_body")
     assert world.open == 0
     api.close()
+
+
+def test_who_is_gone_before_the_streams_first_byte_frees_its_place(world):
+    api = CompletionsApi(world, ApiOptions(rules=RULES))
+    body = [{"type": "http.request", "body": json.dumps({**ASK, "stream": True}).encode()}]
+
+    async def run():
+        async def receive():
+            return body.pop() if body else await asyncio.Event().wait()
+
+        async def send(message):
+            raise OSError("the connection is closed")
+
+        scope = {"type": "http", "method": "POST", "path": CHAT, "root_path": "", "headers": []}
+        with pytest.raises(OSError, match="closed"):
+            await api(scope, receive, send)
+
+    asyncio.run(run())
+    assert world.open == 0
+    api.close()
+
+
+def test_more_that_comes_just_as_a_reader_is_cut_off_is_no_error_of_ours(caplog):
+    """In one turn of the loop: its time is over, and one event more than may wait."""
+
+    async def events():
+        yield b"1"
+        cut_off = asyncio.get_running_loop().create_task(asyncio.sleep(1.0))  # due before the reader's time is
+        await asyncio.sleep(0)
+        yield b"2"
+        await cut_off
+        yield b"3"
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        stream = EventStream(events(), lambda: asyncio.sleep(0), StreamBounds(slow_s=1.0, most_waiting=1))
+        never = loop.create_task(asyncio.Event().wait())
+
+        async def write(_):
+            await asyncio.sleep(100)
+
+        with pytest.raises(ClientGone):
+            await stream.run(never, write)
+
+    virtual_time.run(main())
+    assert not caplog.records
 
 
 def test_pauses_get_pings(world):
