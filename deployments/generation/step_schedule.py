@@ -490,11 +490,13 @@ class StepSchedule:
         ended = set(map(id, finished))
         self._end(now, [row for row in self._running if id(row) in ended or row.picked >= row.generation.most_tokens])
 
-    def remove(self, now: float, generation: Generation) -> None:
-        """Nobody wants it any more. Its blocks are free for the next step; one that runs ends first."""
+    def remove(self, now: float, generation: Generation, *, cut_off: bool = False) -> None:
+        """Nobody wants it any more. Its blocks are free for the next step; one that runs ends first. `cut_off`: by an
+        error, which says nothing of how long answers become.
+        """
         if generation in self._waiting:
             self._waiting.remove(generation)
-        self._end(now, list(generation.rows))
+        self._end(now, list(generation.rows), cut_off=cut_off)
 
     def follow(self, model: StepTime, *, calibrated: bool) -> None:
         """Plan by this model. What was learned of another one is forgotten; the step that runs is planned anew.
@@ -525,14 +527,14 @@ class StepSchedule:
             row.length = tokens + 1
         self._running += generation.rows
 
-    def _end(self, now: float, rows: Iterable[Row]) -> None:
+    def _end(self, now: float, rows: Iterable[Row], *, cut_off: bool = False) -> None:
         """These rows' blocks are free."""
         for row in rows:
             generation = row.generation
             generation.rows.remove(row)
             if row in self._running:
                 self._running.remove(row)
-            if generation.first_at is not None and not generation.bulk:
+            if generation.first_at is not None and not (generation.bulk or cut_off):
                 self.lengths.ended(row.picked, generation.most_tokens)
             self._blocks.give_back(row.table)
             self._reserve(generation, -generation.row_blocks)

@@ -266,7 +266,7 @@ class Stepper:
         """A Router's connection has ended: nobody waits for its generations."""
         session = self._sessions.pop(connection, None)
         if session is not None:
-            self._drop(list(session.generations.values()))
+            self._drop(list(session.generations.values()), cut_off=True)
 
     def _configure(self, session: RouterSession, settings: dict[str, object]) -> None:
         """A Router's settings, first, and again whenever its config changes (`GenerationPool.configure`)."""
@@ -314,15 +314,17 @@ class Stepper:
         else:
             self._stopped += [row for row in generation.rows if row.number == number]
 
-    def _drop(self, generations: Iterable[Generation | None]) -> None:
-        """Nobody waits for these: their places are free at once, but for the step that runs."""
+    def _drop(self, generations: Iterable[Generation | None], *, cut_off: bool = False) -> None:
+        """Nobody waits for these: their places are free at once, but for the step that runs. `cut_off`: not by their
+        clients.
+        """
         for generation in list(generations):
             if generation is not None and not generation.item.gone:
                 generation.item.gone = True
                 session: RouterSession = generation.item.session
                 session.generations.pop(generation.item.offer.number, None)
                 session.asks = True  # its Router goes by what is free
-                self.schedule.remove(self._now(), generation)
+                self.schedule.remove(self._now(), generation, cut_off=cut_off)
         self._idle.set()
         self._send_soon()
 
@@ -445,7 +447,7 @@ class Stepper:
         generations = list(generations)
         for generation in generations:
             self._tell(generation.item.session).failed.append((generation.item.offer.number, sentence))
-        self._drop(generations)
+        self._drop(generations, cut_off=True)
 
     # --- what Routers are told ----------------------------------------------------------------------------------------
 

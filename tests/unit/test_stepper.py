@@ -370,6 +370,27 @@ def test_a_router_that_is_lost_takes_its_generations_along(how):
     run(main())
 
 
+@pytest.mark.parametrize("how", ["gone", "failed"])
+def test_answers_that_a_router_or_a_step_broke_off_are_no_proof_that_answers_are_short(how):
+    async def main():
+        stepper, device = world()
+        for _ in range(12):
+            router = Router(stepper)
+            for seed in range(8):
+                router.ask(prompt(10, seed), most_tokens=250)
+            await asyncio.sleep(0.5)
+            assert stepper.state().rows == 8
+            if how == "gone":
+                stepper.gone(router)
+            else:
+                device.problem = RuntimeError("out of memory")
+            await stepper.drained()
+        assert stepper.schedule.lengths.mean(500) == 500
+        assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
 def test_what_steps_were_to_take_is_told_without_what_was_learned_since():
     async def main():
         told = []
