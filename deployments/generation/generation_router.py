@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -199,7 +200,7 @@ class GenerationRouter:
         request = self._open(asked)
         try:
             if request.charged is not None:
-                request.charged.check(request.started, self._routers)
+                request.charged.check(asyncio.get_running_loop().time(), self._routers)
             placed = await self._place(request)
         except BaseException as error:
             request.record.over(asyncio.get_running_loop().time(), error)
@@ -273,7 +274,8 @@ class GenerationRouter:
     async def _place(self, request: Request) -> Placed:
         """Raises Busy, InvalidInput, DeadlineExceeded or Unavailable."""
         for pool, link in self._candidates(request):
-            streaming = link.offer(self._offer(request), self.config.unread_tokens, request.on_token)
+            came = partial(self._came, request, pool, link)
+            streaming = link.offer(self._offer(request), self.config.unread_tokens, came)
             refused: RefusedOffer | None = None
             try:
                 async with asyncio.timeout(_ANSWERS_S):
@@ -294,7 +296,14 @@ class GenerationRouter:
                 request.retry_s = min(request.retry_s, refused.opens_s)
         raise self._refusal(request)
 
+    def _came(self, request: Request, pool: GenerationPool, link: GenerationLink, token: NewToken) -> None:
+        """A token, perhaps in one turn of the loop with the admission, which is looked at in the next."""
+        self._admitted(request, pool, link)
+        request.on_token(token)
+
     def _admitted(self, request: Request, pool: GenerationPool, link: GenerationLink) -> None:
+        if request.link is link:
+            return
         if request.charged is not None and request.link is None and link.view.state is not None:
             request.charged.admitted(link.view.state)
         request.link = link

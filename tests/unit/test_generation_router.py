@@ -33,6 +33,7 @@ from deployments.generation.sampling import Sampling
 from deployments.generation.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.step_time import StepTime
 from deployments.generation.stepper import Stepper
+from deployments.generation.token_channel import TokenChannel
 from deployments.generation.token_frames import GenerationOffers
 from deployments.hardware.device_detector import Topology
 from deployments.queueing.quota import Client, Quota
@@ -308,6 +309,45 @@ def test_who_has_used_up_its_quota_waits(monkeypatch, unit):
             with pytest.raises(OverQuota, match="come back in"):
                 await router.begin(asked(20, 10, client=client))
             assert len(await read(await router.begin(asked(20, 10)))) == 1
+
+    asyncio.run(main())
+
+
+def test_who_had_come_long_before_it_is_asked_for_gives_nobody_more_of_the_quota(monkeypatch):
+    """A chat's template may take seconds; others ask meanwhile."""
+
+    async def main():
+        client = Client(Tenant("greedy"), Quota(1.0, "tokens"))
+        async with service(monkeypatch, [Replica("a")]) as router:
+            await read(await router.begin(asked(20, 10, client=client)))
+            before = asyncio.get_running_loop().time() - 100
+            for received in (before, None):
+                with pytest.raises(OverQuota):
+                    await router.begin(asked(20, 10, client=client, received=received))
+
+    asyncio.run(main())
+
+
+def test_tokens_that_come_with_the_admission_are_counted_as_all_others(monkeypatch):
+    """A busy Router reads several frames in one turn."""
+    hear, held, counted = TokenChannel.hear, [], []
+
+    def together(channel, report):
+        held.append(report)
+        if report.tokens or not any(one.admitted for one in held):
+            for one in held:
+                hear(channel, one)
+            held.clear()
+
+    async def main():
+        client = Client(Tenant("t"), Quota(1.0, "tokens"))
+        async with service(monkeypatch, [Replica("a")]) as router:
+            monkeypatch.setattr(TokenChannel, "hear", together)
+            monkeypatch.setattr(router.metrics, "count", lambda name, step, *tags: counted.append((name, step, *tags)))
+            assert len(await read(await router.begin(asked(20, 10, client=client)))) == 1
+            assert client.quota._left == pytest.approx(5 - 20 - 10)
+            assert {tags[0] for _, _, *tags in counted} == {"accelerator"}
+            assert sum(step for name, step, *_ in counted if name == "prompt_tokens") == 20
 
     asyncio.run(main())
 
