@@ -16,20 +16,24 @@ from rich.console import Console
 from deployments.errors import SettingsError, WindveError
 
 if TYPE_CHECKING:
+    from calibration.generation.generation_result import GenerationOptions, GenerationResult
     from calibration.measure.journal import Journal
-    from calibration.report.report_model import Report, WrittenReport
-    from calibration.result import Options
+    from calibration.report.report_model import WrittenReport
+    from calibration.result import CalibrationResult, Options
     from calibration.run import Calibration
     from calibration.service.application import Application
     from calibration.service.config_file import ConfigFile
 
 _DEFAULT_OUT = Path("reports/calibration")
+_PROMPT_TOKENS, _ANSWER_TOKENS = 512, 128  # on average, where the model takes so many
+_OF_EMBEDDINGS = ("slo", "shape", "tokens", "quantile", "most", "stress_step", "fresh", "model")
+_OF_GENERATION = ("prompt_tokens", "answer_tokens")
 _INTERRUPTED = 130  # as a shell says of a command that Ctrl-C ended
 
 
 def main() -> int:
     """Exit status: 0 calibrated, 1 refused (one sentence says why, nothing is written), 130 interrupted."""
-    arguments = _parser().parse_args()
+    arguments = parser().parse_args()
     console = Console(highlight=False)
     try:
         if arguments.command == "plan":
@@ -42,41 +46,44 @@ def main() -> int:
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         print(
-            "calibration: interrupted; the same command goes on from what was measured",
+            "calibration: interrupted; run the same command again: it goes on from the bursts that were measured",
             file=sys.stderr,
         )
         return _INTERRUPTED
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     from calibration.planning import plan
 
-    parser = argparse.ArgumentParser(
+    made = argparse.ArgumentParser(
         prog="python -m calibration",
         description=(
             "Measure each pool of a running windve application with bursts of queries, fit latency = alpha*C +\n"
             "beta and the cost of a query by its length, fine-tune the queue depths with all pools at work, verify\n"
-            "them, prove streams above the capacity, write all into the Serve config, apply it live. Leaves a report\n"
-            "(HTML, pictures, JSON). Calibrate when it is quiet: while it runs, clients are told busy more often."
+            "them, prove streams above the capacity, write all into the Serve config, apply it live.\n"
+            "Of an application that generates: measure planned steps, fit what they take, prove both promises by\n"
+            "streams, write and apply `step_time`. Leaves a report (HTML, pictures, JSON).\n"
+            "Calibrate when it is quiet: while it runs, clients are told busy more often."
         ),
         epilog=(
             "examples:\n"
             "  make calibrate SLO=1\n"
             "  python -m calibration --slo 1 --config serve_app/config.yaml --apply\n"
+            "  python -m calibration --config serve_app/generation.yaml --apply     # an application that generates\n"
             "  ray job submit --working-dir . -- python -m calibration --slo 1 --apply\n"
             "  python -m calibration --deploy serve.yaml --rayservice windve     # on a cluster that serves nothing yet"
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for add in (_add_promise, _add_measuring, _add_result, _add_application):
-        add(parser)
-    commands = parser.add_subparsers(dest="command", metavar="plan")
+    for add in (_add_promise, _add_generation, _add_measuring, _add_result, _add_application):
+        add(made)
+    commands = made.add_subparsers(dest="command", metavar="plan")
     plan.add_arguments(commands.add_parser("plan", help="devices and money that a calibrated report saves"))
-    return parser
+    return made
 
 
 def _add_promise(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("what is promised, and to what traffic").add_argument
+    add = parser.add_argument_group("embeddings: what is promised, and to what traffic").add_argument
     add("--slo", type=float, metavar="S", help="seconds in which an admitted query is answered (default: what runs)")
     add(
         "--shape",
@@ -94,18 +101,35 @@ def _add_promise(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_generation(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("generation: the requests by which the capacity is meant").add_argument
+    add("--prompt-tokens", type=int, metavar="N", help="of a prompt, on average (default: 512, or 1/4 of the context)")
+    add("--answer-tokens", type=int, metavar="N", help="of an answer, on average (default: 128, or 1/8 of the context)")
+
+
 def _add_measuring(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("how it is measured").add_argument
-    add("--most", type=int, default=2048, help="never more queries at once for one replica (default: %(default)s)")
-    add("--stress-step", type=int, default=0, metavar="N", help="also run a stress test by steps of N, for comparison")
+    add(
+        "--most",
+        type=int,
+        default=2048,
+        help="embeddings: never more queries at once for one replica (default: %(default)s)",
+    )
+    add(
+        "--stress-step",
+        type=int,
+        default=0,
+        metavar="N",
+        help="embeddings: also run a stress test by steps of N, for comparison",
+    )
     add("--seed", type=int, default=0, help="of the texts that are sent (default: %(default)s)")
     add("--estimate-only", action="store_true", help="stop after the fit: no fine-tuning, no proof, nothing written")
-    add("--fresh", action="store_true", help="forget what an interrupted run has measured")
+    add("--fresh", action="store_true", help="embeddings: forget what an interrupted run has measured")
 
 
 def _add_result(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what is done with the result").add_argument
-    add("--config", type=Path, help="Serve config or RayService manifest to write the depths into; none: not written")
+    add("--config", type=Path, help="Serve config or RayService manifest to write the result into; none: not written")
     add("--apply", action="store_true", help="update the running application in place, without a restart")
     add("--dry-run", action="store_true", help="measure and show the change of the config as a diff; write nothing")
     add("--out", type=Path, default=_DEFAULT_OUT, help="folder of the report (default: %(default)s)")
@@ -114,7 +138,7 @@ def _add_result(parser: argparse.ArgumentParser) -> None:
 def _add_application(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("which application").add_argument
     add("--application", metavar="NAME", help="which application, if several run")
-    add("--model", metavar="NAME", help="which of its models, if it serves several")
+    add("--model", metavar="NAME", help="embeddings: which of its models, if it serves several")
     add("--url", help="where it answers, if not where its config says")
     add(
         "--api-keys",
@@ -143,13 +167,16 @@ def _add_application(parser: argparse.ArgumentParser) -> None:
 def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
     _check(arguments)
     application = _find(arguments, console)
+    check_options(arguments, generates=application.generates)
+    return (_calibrate_generation if application.generates else _calibrate_embeddings)(arguments, application, console)
+
+
+def _calibrate_embeddings(arguments: argparse.Namespace, application: Application, console: Console) -> int:
     from calibration.measure.journal import Journal
     from calibration.progress import Progress
-    from calibration.report.report_model import WrittenReport
     from calibration.run import Calibration
-    from calibration.service.config_file import ConfigFile
 
-    config = ConfigFile.read(arguments.config, application) if arguments.config else None
+    config = _read_config(arguments, application)
     options = _options(arguments, application.router_config().get("slo_s"))
     run = Calibration(application, options, Progress(console))
     if config is not None:
@@ -163,9 +190,60 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
     if journal.resumed:
         console.print(f"going on from {journal.resumed} bursts of an interrupted run (--fresh starts over)")
     _measure(run, journal, arguments, console)
-    written = WrittenReport()
     try:
-        changes = {} if arguments.estimate_only else run.result.changes()
+        _put(run.result, config, arguments, console)
+    except WindveError:
+        journal.close()  # not lost: the same command goes on from what was measured
+        raise
+    journal.finish()
+    return 0
+
+
+def _calibrate_generation(arguments: argparse.Namespace, application: Application, console: Console) -> int:
+    from calibration.generation.generation_run import GenerationCalibration
+    from calibration.progress import Progress
+    from calibration.report.report_model import WrittenReport
+    from calibration.service.application import CalibrationFailed
+
+    config = _read_config(arguments, application)
+    if config is not None:
+        config.check_describes(application)
+    info = application.info()
+    run = GenerationCalibration(
+        application, _generation_options(arguments, info["max_input_length"]), Progress(console)
+    )
+    policy = run.result.policy
+    console.print(
+        f"calibrating {application.name} at {application.address}, which generates: {policy.ttft_s:g} s to the first "
+        f"token, {policy.tpot_s:g} s a token"
+    )
+    try:
+        _run_until_signal(run.measure(estimate_only=arguments.estimate_only))
+    except CalibrationFailed as error:
+        _show(run.result, str(error), WrittenReport(), arguments.out, console)
+        raise
+    _put(run.result, config, arguments, console)
+    return 0
+
+
+def _read_config(arguments: argparse.Namespace, application: Application) -> ConfigFile | None:
+    from calibration.service.config_file import ConfigFile
+
+    return ConfigFile.read(arguments.config, application) if arguments.config else None
+
+
+def _put(
+    result: CalibrationResult | GenerationResult,
+    config: ConfigFile | None,
+    arguments: argparse.Namespace,
+    console: Console,
+) -> None:
+    """Write and apply what was proven, as the options say, and leave the report. Raises WindveError."""
+    from calibration.report.report_model import WrittenReport
+
+    written, application = WrittenReport(), result.application
+    changes = {} if arguments.estimate_only else result.changes()
+    try:
         if arguments.apply:
             application.check_unchanged()
         if config is not None:
@@ -173,21 +251,18 @@ def _calibrate(arguments: argparse.Namespace, console: Console) -> int:
         if arguments.apply and not arguments.dry_run:
             _apply(application, changes, written, console)
     except WindveError as error:
-        journal.close()  # not lost: the same command goes on from what was measured
-        _show(run.result.report(str(error), written), arguments.out, console)
+        _show(result, str(error), written, arguments.out, console)
         raise
-    journal.finish()
-    _show(run.result.report(None, written), arguments.out, console)
+    _show(result, None, written, arguments.out, console)
     if arguments.rayservice is not None:
         _show_patch(arguments, application, application.placed(changes))
-    return 0
 
 
 def _apply(application: Application, changes: dict[str, Any], written: WrittenReport, console: Console) -> None:
-    """Last: a run that is killed before leaves a good file, and the old depths live."""
+    """Last: a run that is killed before leaves a good file, and the old settings live."""
     application.apply(changes)
     written.applied = True
-    console.print("applied: /info shows the new depths")
+    console.print(f"applied: /info shows the new {'step times' if application.generates else 'depths'}")
 
 
 def _measure(run: Calibration, journal: Journal, arguments: argparse.Namespace, console: Console) -> None:
@@ -198,7 +273,7 @@ def _measure(run: Calibration, journal: Journal, arguments: argparse.Namespace, 
     try:
         _run_until_signal(run.measure(journal, estimate_only=arguments.estimate_only))
     except CalibrationFailed as error:
-        _show(run.result.report(str(error), WrittenReport()), arguments.out, console)
+        _show(run.result, str(error), WrittenReport(), arguments.out, console)
         journal.finish()
         raise
     except BaseException:
@@ -249,9 +324,19 @@ def _write(config: ConfigFile, changes: dict[str, Any], console: Console, writte
         console.print(f"written: {config.path} (before: {written.backup})", soft_wrap=True)
 
 
-def _show(report: Report, folder: Path, console: Console) -> None:
-    from calibration.report.report import show, write
-
+def _show(
+    result: CalibrationResult | GenerationResult,
+    problem: str | None,
+    written: WrittenReport,
+    folder: Path,
+    console: Console,
+) -> None:
+    """`problem` says why it was refused."""
+    if result.application.generates:
+        from calibration.generation.step_report import show, write
+    else:
+        from calibration.report.report import show, write  # type: ignore[assignment]
+    report: Any = result.report(problem, written)
     page = write(folder, report)
     show(console, report)
     console.print(f"report: {page}", soft_wrap=True)
@@ -272,6 +357,30 @@ def _check(arguments: argparse.Namespace) -> None:
     for option, least in (("tokens", 3), ("most", 1), ("stress_step", 0)):
         if getattr(arguments, option) < least:
             raise SettingsError(f"--{option.replace('_', '-')}", f"should be at least {least}")
+
+
+def check_options(arguments: argparse.Namespace, *, generates: bool) -> None:
+    """Raises SettingsError that names an option that is for applications of the other kind."""
+    others, kind = (_OF_EMBEDDINGS, "embeddings") if generates else (_OF_GENERATION, "generation")
+    given = [name for name in others if getattr(arguments, name) != parser().get_default(name)]
+    if given:
+        this = "generates" if generates else "embeds"
+        raise SettingsError(
+            f"--{given[0].replace('_', '-')}", f"is for {kind}, and this application {this}: leave it out"
+        )
+
+
+def _generation_options(arguments: argparse.Namespace, context: int) -> GenerationOptions:
+    from calibration.generation.generation_result import GenerationOptions
+
+    prompt, answer = arguments.prompt_tokens, arguments.answer_tokens
+    for option, tokens in (("--prompt-tokens", prompt), ("--answer-tokens", answer)):
+        if tokens is not None and not 1 <= tokens < context:
+            raise SettingsError(
+                option, f"should be at least 1 and below the model's context of {context}, not {tokens}"
+            )
+    prompt = prompt or max(1, min(_PROMPT_TOKENS, context // 4))
+    return GenerationOptions(prompt, answer or max(1, min(_ANSWER_TOKENS, context // 8)), arguments.seed)
 
 
 def _options(arguments: argparse.Namespace, configured_slo_s: float | None) -> Options:

@@ -69,6 +69,16 @@ class Reply:
     def pool(self) -> str | None:
         return self.headers.get("x-windve-pool")
 
+    @property
+    def problem(self) -> str:
+        """Of an error: the status, and what it says."""
+        try:
+            error = self.json()["error"]
+            error = error if isinstance(error, str) else error["message"]
+        except (ValueError, KeyError, TypeError):
+            error = self.body[:200].decode(errors="replace")
+        return f"{self.status} {error}"
+
     def json(self) -> Any:
         return json.loads(self.body)
 

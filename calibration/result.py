@@ -7,7 +7,6 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -36,9 +35,10 @@ from calibration.report.report_model import (
     TuningReport,
     VerificationReport,
     WrittenReport,
+    utc,
 )
 from calibration.service.application import Application
-from deployments.hardware.device_detector import ACCELERATOR, CPU, probe_machine
+from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.queueing.cost_model import CostModel
 
 _MAX_ONGOING = 1_000_000  # requests at the Router: above all depths, or overload would wait in the proxy unrefused
@@ -141,7 +141,7 @@ class CalibrationResult:
     def _record(self) -> dict[str, Any]:
         lines = {pool: estimate.line for pool, estimate in self.estimates.items()}
         record: dict[str, Any] = {
-            "at": _utc(time.time()),
+            "at": utc(time.time()),
             "where": "; ".join([platform.node(), *(f"{pool} {', '.join(self._devices(pool))}" for pool in lines)]),
             "shape": self.options.shape,
             "slo_s": self.options.slo_s,
@@ -163,8 +163,8 @@ class CalibrationResult:
         finished = time.time()
         return Report(
             windve=importlib.metadata.version("windve"),
-            started=_utc(self.started),
-            finished=_utc(finished),
+            started=utc(self.started),
+            finished=utc(finished),
             seconds=round(finished - self.started, 1),
             outcome="refused" if problem is not None else "calibrated" if self.verification else "estimated",
             reason=problem,
@@ -175,7 +175,7 @@ class CalibrationResult:
                 emulated=self.info["windve"]["emulated"],
                 url=str(self.application.address),
             ),
-            machine=_machine(),
+            machine=MachineReport.probe(),
             settings=SettingsReport(**asdict(self.options), confidence=CONFIDENCE),
             pools={pool: self._pool(pool) for pool in self.pools},
             heterogeneous=HeterogeneousReport(
@@ -286,23 +286,6 @@ def _quantiles(latencies_s: Sequence[float]) -> dict[str, Any]:
     if not latencies_s:
         return dict.fromkeys(names)
     return dict(zip(names, np.quantile(latencies_s, (0.5, 0.99, 1)).tolist(), strict=True))
-
-
-def _machine() -> MachineReport:
-    machine = probe_machine()
-    return MachineReport(
-        hostname=machine.hostname,
-        cpu_model=machine.cpu_model,
-        architecture=machine.architecture,
-        cores=len(machine.cpu.allowed),
-        memory_gib=machine.memory_gib,
-        python=platform.python_version(),
-        ray=importlib.metadata.version("ray"),
-    )
-
-
-def _utc(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _round(value: float) -> float:

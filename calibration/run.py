@@ -14,18 +14,18 @@ from calibration.fit.lengths import fit_cost, other_lengths
 from calibration.fit.levels import Aim
 from calibration.measure.journal import Journal
 from calibration.measure.sweep import Estimate, measure_length, stress_test, sweep
-from calibration.measure.trials import Trials
+from calibration.measure.trials import Trials, wait_for_another_run
 from calibration.progress import Progress
 from calibration.prove.fine_tune import fine_tune
 from calibration.prove.proof import Step, tune, verify
 from calibration.prove.stream import OVERLOAD, Stream, prove
 from calibration.result import CalibrationResult, Options
 from calibration.service.application import Application, CalibrationFailed
+from calibration.service.live_pools import check_replicas, notes_on_pools
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.settings import RouterConfig
 
 _TIMEOUT_MARGIN_S = 30.0  # beyond the application's own: then it does not answer at all
-_ANOTHER_S = 10.0  # since the last trial query: a run that goes on sends some more often
 _NOISY = 0.08  # standard deviation of a burst's latency, a share of it: worth a word
 
 
@@ -40,23 +40,13 @@ class Calibration:
 
     def _check_ready(self) -> None:
         info, slo_s = self.result.info["windve"], self.result.options.slo_s
-        if info["config_problem"]:
-            raise CalibrationFailed(f"the application has refused its own config: {info['config_problem']}")
         if slo_s >= self._router.request_timeout_s:
             raise CalibrationFailed(
                 f"an SLO of {slo_s:g} s cannot be measured: the application gives up on a query after "
                 f"{self._router.request_timeout_s:g} s (user_config.request_timeout_s)"
             )
-        for name, pool in self.result.pools.items():
-            if not pool["live_replicas"]:
-                raise CalibrationFailed(f"the {name} pool has no live replica: see `serve status`, then run it again")
-            if pool["live_replicas"] < pool["expected_replicas"]:
-                self.result.note(
-                    f"the {name} pool has {pool['live_replicas']} of {pool['expected_replicas']} replicas: "
-                    "the others may be slower"
-                )
-            if pool["in_flight"]:
-                self.result.note("other traffic is being served: latencies include it, and its clients are told busy")
+        for note in notes_on_pools(info):
+            self.result.note(note)
 
     @property
     def _router(self) -> RouterConfig:
@@ -84,7 +74,7 @@ class Calibration:
         trials = Trials(at, headers, "", journal, replicas, options.tokens, options.seed, timeout_s, kind)
         self.result.bursts = journal.bursts
         try:
-            await self._wait_for_another_run()
+            await wait_for_another_run(self._application)
             trials.secret = await asyncio.to_thread(self._application.grant_trials)
             await trials.prepare(self.result.info["max_input_length"])
             for pool in self.result.pools:
@@ -101,27 +91,9 @@ class Calibration:
             trials.close()
             await asyncio.shield(asyncio.to_thread(self._end_trials))
 
-    async def _wait_for_another_run(self) -> None:
-        """The trial queries of a run that was killed have ended; those of one that goes on have not."""
-        ends = time.monotonic() + 1.5 * _ANOTHER_S
-        while (ago_s := await self._trial_seconds_ago()) is not None and ago_s < _ANOTHER_S:
-            if time.monotonic() > ends:
-                raise CalibrationFailed("another calibration of this application is running: wait until it has ended")
-            await asyncio.sleep(0.2)
-
-    async def _trial_seconds_ago(self) -> float | None:
-        found: float | None = (await asyncio.to_thread(self._application.info))["windve"]["trial_seconds_ago"]
-        return found
-
     async def _check_replicas(self) -> None:
         """Depths are for each replica: what was measured is wrong if their number changed meanwhile."""
-        now = (await asyncio.to_thread(self._application.info))["windve"]["pools"]
-        for name, pool in self.result.pools.items():
-            if set(now[name]["replicas"]) != set(pool["replicas"]):
-                raise CalibrationFailed(
-                    f"replicas of the {name} pool came or went during the run: nothing was written; please run it "
-                    f"again, with a fixed number (args.{name}.replicas) where they follow the load"
-                )
+        check_replicas(self.result.pools, (await asyncio.to_thread(self._application.info))["windve"]["pools"])
 
     def _end_trials(self) -> None:
         try:

@@ -30,8 +30,9 @@ from benchmarks.kit.emulated_text import EmulatedText, longer_model
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.serving import ROOT, Service, serving
 from benchmarks.kit.sheet import Sheet
-from benchmarks.kit.streaming import Streamed, stream_all
+from benchmarks.kit.streaming import stream_all
 from benchmarks.simulation.step_world import Arrival, mixed
+from calibration.generation.token_stream import Streamed
 from deployments.generation.step_time import StepLoad, StepTime
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 

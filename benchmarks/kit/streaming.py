@@ -14,28 +14,13 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.kit.serving import ROOT
+from calibration.generation.token_stream import Streamed, send_all
 from calibration.load import Address, request_bytes
 
 _BEFORE_S = 1.0  # from the start of the process to second 0 of the plan
-_LONGEST_S = 300.0
-
-
-class Streamed(NamedTuple):
-    """What a client saw of one. Times are seconds from the moment for which it was planned; None: there was none.
-    `error`: in a sentence, where the status is 200 too.
-    """
-
-    status: int
-    lag_s: float  # of the client: sent so much later than planned
-    first_s: float | None = None
-    last_s: float | None = None
-    tokens: int = 0
-    text: str = ""
-    finish: str | None = None
-    error: str | None = None
 
 
 def stream_all(url: str, plan: Sequence[dict[str, Any]]) -> list[Streamed]:
@@ -50,63 +35,11 @@ def stream_all(url: str, plan: Sequence[dict[str, Any]]) -> list[Streamed]:
         return [Streamed(*one) for one in json.loads(found.read_text(encoding="utf-8"))]
 
 
-async def _send(address: Address, plan: Sequence[dict[str, Any]]) -> list[Streamed]:
-    loop = asyncio.get_running_loop()
-    requests = [request_bytes(one["payload"], "/v1/completions") for one in plan]
-    starts = loop.time() + _BEFORE_S
-
-    async def one(number: int) -> Streamed:
-        planned = starts + plan[number]["at"]
-        await asyncio.sleep(planned - loop.time())
-        lag_s = loop.time() - planned
-        try:
-            async with asyncio.timeout(_LONGEST_S):
-                return await _stream(address, requests[number], planned, lag_s)
-        except (OSError, EOFError, TimeoutError) as error:
-            return Streamed(0, lag_s, error=repr(error))
-
-    return await asyncio.gather(*map(one, range(len(plan))))
-
-
-async def _stream(address: Address, request: bytes, planned: float, lag_s: float) -> Streamed:
-    loop = asyncio.get_running_loop()
-    reader, writer = await address.open()
-    try:
-        writer.write(request)
-        head = (await reader.readuntil(b"\r\n\r\n")).split(maxsplit=2)
-        status = int(head[1])
-        if status != 200:
-            return Streamed(status, lag_s)
-        chunks = []
-        while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
-            chunks.append((loop.time() - planned, (await reader.readexactly(size + 2))[:-2]))
-    finally:
-        writer.transport.abort()
-    return _read(Streamed(status, lag_s), chunks)
-
-
-def _read(found: Streamed, chunks: Sequence[tuple[float, bytes]]) -> Streamed:
-    """Of chunks of a body and when they came. An event comes with its last byte."""
-    left = b""
-    for at, chunk in chunks:
-        *lines, left = (left + chunk).split(b"\n")
-        for line in lines:
-            if not line.startswith(b"data: {"):
-                continue
-            told = json.loads(line.removeprefix(b"data: "))
-            if "error" in told:
-                found = found._replace(error=told["error"]["message"])
-            elif told["choices"]:
-                (choice,) = told["choices"]
-                first_s = at if found.first_s is None else found.first_s
-                text, finish = found.text + choice["text"], choice["finish_reason"]
-                found = found._replace(first_s=first_s, last_s=at, text=text, finish=finish)
-            else:
-                found = found._replace(tokens=told["usage"]["completion_tokens"])
-    return found
-
-
 if __name__ == "__main__":
     _url, _plan, _found = sys.argv[1:]
-    _sent = asyncio.run(_send(Address.parse(_url), json.loads(Path(_plan).read_text(encoding="utf-8"))))
+    _asked = [
+        (one["at"], request_bytes(one["payload"], "/v1/completions"))
+        for one in json.loads(Path(_plan).read_text(encoding="utf-8"))
+    ]
+    _sent = asyncio.run(send_all(Address.parse(_url), _asked, _BEFORE_S))
     Path(_found).write_text(json.dumps(_sent), encoding="utf-8")

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from calibration.load import Address, Connection, Reply, ask_all, hold_open, request_bytes
 from calibration.measure.journal import Burst, Journal
-from calibration.service.application import CalibrationFailed
+from calibration.service.application import Application, CalibrationFailed
 from deployments.errors import SettingsError
 from deployments.trial import HEADER, Trial
 
@@ -23,7 +23,8 @@ Ask = Callable[[], Awaitable[list[Answer]]]
 
 _ROOM_FOR_OTHERS = 1000  # the depth by which the first query is admitted, whatever else is in flight
 _ROOM_IN_STREAM, _ROOM_AT_LEAST = 2.0, 50  # connections, times what arrives within the SLO; none free: a query waits
-_GRANT_ARRIVES_S = 15.0  # the new user_config is on its way to the Router
+GRANT_ARRIVES_S = 15.0  # the new user_config is on its way to the Router
+_ANOTHER_S = 10.0  # since the last trial query: a run that goes on sends some more often
 _WORDS = (  # noqa: SIM905 - most are one token
     "river stone window garden market paper light winter road music water house "
     "field summer letter table bridge morning story night school forest money power"
@@ -86,7 +87,7 @@ class Trials:
 
     async def _first_answer(self, words: int) -> Reply:
         """An answered query: until the grant is in force, and while others take the places, it is sent again."""
-        ends = time.monotonic() + _GRANT_ARRIVES_S
+        ends = time.monotonic() + GRANT_ARRIVES_S
         request = self._request(Trial(self.secret, dict.fromkeys(self.replicas, _ROOM_FOR_OTHERS)), words)
         while True:
             await self._connect(1)
@@ -94,7 +95,7 @@ class Trials:
             if reply.status == 200:
                 return reply
             if reply.status not in {403, 429} or time.monotonic() > ends:
-                raise CalibrationFailed(f"the application did not answer a trial query: {_problem(reply)}")
+                raise CalibrationFailed(f"the application did not answer a trial query: {reply.problem}")
             await asyncio.sleep(0.1)
 
     async def burst(self, stage: str, depths: Mapping[str, int], extra: int = 0, tokens: int | None = None) -> Burst:
@@ -222,20 +223,25 @@ class Trials:
                 busy += 1
             else:
                 failed += 1
-                self.problem = _problem(reply)
+                self.problem = reply.problem
         if failed and failed + busy == len(answers):
             raise CalibrationFailed(f"the application fails: {self.problem}")
         return Burst(stage, at, dict(depths), sent, busy, failed, latencies)
 
 
+async def wait_for_another_run(application: Application) -> None:
+    """The trial queries of a run that was killed have ended; those of one that goes on have not. Raises
+    CalibrationFailed where they do not end.
+    """
+    ends = time.monotonic() + 1.5 * _ANOTHER_S
+    while True:
+        ago_s = (await asyncio.to_thread(application.info))["windve"]["trial_seconds_ago"]
+        if ago_s is None or ago_s >= _ANOTHER_S:
+            return
+        if time.monotonic() > ends:
+            raise CalibrationFailed("another calibration of this application is running: wait until it has ended")
+        await asyncio.sleep(0.2)
+
+
 def _timed_out(reply: Reply) -> bool:
     return reply.status == 503 and b"(request_timeout_s)" in reply.body
-
-
-def _problem(reply: Reply) -> str:
-    try:
-        error = reply.json()["error"]
-        error = error if isinstance(error, str) else error["message"]
-    except (ValueError, KeyError, TypeError):
-        error = reply.body[:200].decode(errors="replace")
-    return f"{reply.status} {error}"

@@ -45,7 +45,7 @@ def fit(report: Report, name: str) -> bytes:
     _slo(axes, settings.slo_s)
     _depth(axes, pool, edge)
     _titles(axes, f"{POOLS[name]}: {_devices(report, pool)}", _equation(pool))
-    return _png(figure, legend=bool(pool.samples) or pool.curve is not None)
+    return png(figure, legend=bool(pool.samples) or pool.curve is not None)
 
 
 def verification(report: Report) -> bytes | None:
@@ -68,17 +68,17 @@ def verification(report: Report) -> bytes | None:
         f"Verification: {len(bursts)} bursts at the final depths{_emulated(report)}",
         loc="left", fontsize=12, fontweight="bold", color=INK, pad=22,
     )  # fmt: skip
-    return _png(figure, legend=False)
+    return png(figure, legend=False)
 
 
 def _canvas(height_in: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(8.0, height_in), dpi=DOTS_PER_INCH, layout="constrained")
     axes = figure.subplots()
-    _plain(axes)
+    plain_axes(axes)
     return figure, axes
 
 
-def _plain(axes: Axes) -> None:
+def plain_axes(axes: Axes) -> None:
     """Two spines, quiet ticks, a faint grid behind the data."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
@@ -154,7 +154,7 @@ def _bins(latencies_s: Floats, slo_s: float) -> Floats:
 
 def _histogram(axes: Axes, name: str, latencies_s: Floats, edges: Floats, slo_s: float) -> None:
     """Queries per bin, the late ones hatched; the numbers above in words."""
-    _plain(axes)
+    plain_axes(axes)
     shown = np.clip(latencies_s, edges[0], edges[-1])
     late = latencies_s > slo_s
     _bars(axes, shown[~late], edges, color=COLOURS[name], edgecolor="white", linewidth=0.6)
@@ -217,7 +217,7 @@ def _emulated(report: Report) -> str:
     return " (emulated)" if report.application.emulated else ""
 
 
-def _png(figure: Figure, *, legend: bool) -> bytes:
+def png(figure: Figure, *, legend: bool) -> bytes:
     """The figure as PNG, the legend below it, where no data can be."""
     if legend:
         entries = len(figure.axes[0].get_legend_handles_labels()[1])

@@ -6,8 +6,11 @@ A file may lack a field that has a default: earlier versions did not write all o
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
-from typing import Annotated, Literal
+import platform
+from datetime import UTC, datetime
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,7 +18,7 @@ from calibration.fit.curve import Curve, Shape
 from calibration.measure.journal import Burst
 from calibration.report.tables import plain
 from deployments.errors import SettingsError
-from deployments.hardware.device_detector import ACCELERATOR, CPU
+from deployments.hardware.device_detector import ACCELERATOR, CPU, probe_machine
 from deployments.settings import parse_settings
 
 FORMAT = 1
@@ -27,13 +30,13 @@ Band = tuple[float, float, float]  # concurrency, and the latencies between whic
 Seconds = Annotated[float, Field(strict=True, ge=0, le=MOST, allow_inf_nan=False)]
 
 
-class _Part(BaseModel):
+class Part(BaseModel):
     """Keys of later versions are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class ApplicationReport(_Part):
+class ApplicationReport(Part):
     """What was calibrated."""
 
     name: str
@@ -42,7 +45,7 @@ class ApplicationReport(_Part):
     url: str
 
 
-class MachineReport(_Part):
+class MachineReport(Part):
     """The machine that the calibration ran on."""
 
     hostname: str
@@ -53,8 +56,22 @@ class MachineReport(_Part):
     python: str
     ray: str
 
+    @classmethod
+    def probe(cls) -> Self:
+        """Look at the one that this runs on."""
+        machine = probe_machine()
+        return cls(
+            hostname=machine.hostname,
+            cpu_model=machine.cpu_model,
+            architecture=machine.architecture,
+            cores=len(machine.cpu.allowed),
+            memory_gib=machine.memory_gib,
+            python=platform.python_version(),
+            ray=importlib.metadata.version("ray"),
+        )
 
-class SettingsReport(_Part):
+
+class SettingsReport(Part):
     """What the calibration was asked for; `confidence` is that of the fitted line's upper side."""
 
     slo_s: Annotated[Seconds, Field(gt=0)]
@@ -67,7 +84,7 @@ class SettingsReport(_Part):
     confidence: float
 
 
-class SampleReport(_Part):
+class SampleReport(Part):
     """One burst of the sweep: `concurrency` queries at once on each replica. The fit leaves an outlier out."""
 
     concurrency: int
@@ -75,7 +92,7 @@ class SampleReport(_Part):
     outlier: bool
 
 
-class LengthReport(_Part):
+class LengthReport(Part):
     """One burst of queries of another length than the sweep's."""
 
     tokens: int
@@ -83,7 +100,7 @@ class LengthReport(_Part):
     latency_s: float
 
 
-class CostReport(_Part):
+class CostReport(Part):
     """Device seconds of a query of n tokens, `query_s + token_s * n + token2_s * n^2`; `beta_s` once a run."""
 
     query_s: float
@@ -94,7 +111,7 @@ class CostReport(_Part):
     by_tokens: list[tuple[int, float]]  # tokens, s a query
 
 
-class PoolReport(_Part):
+class PoolReport(Part):
     """One pool: its replicas, its curve (Eq. 12), and the queue depths for each replica that were found for it.
 
     `cores` are those of the replica with the fewest. `band` is the fitted line's confidence interval. A
@@ -127,14 +144,14 @@ class PoolReport(_Part):
         return None if self.alpha_s is None or self.beta_s is None else Curve(self.alpha_s, self.beta_s)
 
 
-class HeterogeneousReport(_Part):
+class HeterogeneousReport(Part):
     """Whether the CPU takes queries beside the accelerator, and why not."""
 
     used: bool
     reason: str | None
 
 
-class TuningReport(_Part):
+class TuningReport(Part):
     """One step of fine-tuning: the depths of the pools there are, each one's slowest query, and whether it `held`."""
 
     accelerator: int | None = None
@@ -143,7 +160,7 @@ class TuningReport(_Part):
     held: dict[str, bool]
 
 
-class LatenciesReport(_Part):
+class LatenciesReport(Part):
     """How long admitted queries took, and how many of them were `late`; None where none was admitted."""
 
     admitted: int
@@ -153,7 +170,7 @@ class LatenciesReport(_Part):
     slowest_s: float | None
 
 
-class VerificationReport(_Part):
+class VerificationReport(Part):
     """The last run at the final depths: all queries, and the latencies of each pool."""
 
     bursts: int
@@ -177,7 +194,7 @@ class StreamReport(LatenciesReport):
     busy: int
 
 
-class WrittenReport(_Part):
+class WrittenReport(Part):
     """Where the depths were written, and where the file as it was before; `applied` to the running application."""
 
     config: str | None = None
@@ -185,7 +202,7 @@ class WrittenReport(_Part):
     applied: bool = False
 
 
-class Report(_Part):
+class Report(Part):
     """`report.json`. `started` and `finished` are UTC, ISO 8601; `reason` says why the calibration refused."""
 
     format: int = FORMAT
@@ -219,6 +236,8 @@ class Report(_Part):
             raise SettingsError(
                 "REPORT", f"{source} is not a report of the calibration: it has no format and no outcome"
             )
+        if document.get("kind") == "generation":
+            raise SettingsError("REPORT", f"{source} is about an application that generates; a plan is for embeddings")
         if document["format"] != FORMAT:
             raise SettingsError(
                 "REPORT", f"{source} has format {plain(document['format'])}, but this version reads format {FORMAT}"
@@ -233,3 +252,8 @@ class Report(_Part):
         if pool is None or (name == CPU and ACCELERATOR in self.pools and not self.heterogeneous.used):
             return 0
         return (pool.fine_tuned or 0) * pool.replicas
+
+
+def utc(seconds: float) -> str:
+    """Unix time as ISO 8601."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

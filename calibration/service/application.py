@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 import orjson
 
 from calibration.load import Address
-from calibration.service.serve_config import DEPLOYMENT, IMPORT_PATH
+from calibration.service.serve_config import DEPLOYMENT, GENERATION, IMPORT_PATHS
 from deployments.errors import SettingsError, WindveError
 from deployments.trial import hash_secret
 from serve_app import local_service
@@ -51,6 +51,7 @@ class Application:
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # of every request: they hold the API key
     model: str | None = None
     _pass: dict[str, Any] | None = None
+    _tried: dict[str, Any] | None = None  # what runs until `end_trials`, without the grant
 
     @classmethod
     def find(
@@ -73,7 +74,7 @@ class Application:
         ours = {
             key: found["deployed_app_config"]
             for key, found in details["applications"].items()
-            if (found.get("deployed_app_config") or {}).get("import_path") == IMPORT_PATH
+            if (found.get("deployed_app_config") or {}).get("import_path") in IMPORT_PATHS
         }
         if not ours:
             there = ", ".join(details["applications"]) or "none at all"
@@ -124,6 +125,11 @@ class Application:
             else:
                 return
 
+    @property
+    def generates(self) -> bool:
+        """Whether it writes text; else it reads it."""
+        return bool(self.deployed.get("import_path") == GENERATION)
+
     def router_config(self) -> dict[str, Any]:
         """The Router's `user_config` as it was found; of several models, what is in force for this one."""
         found = dict(_router(self.deployed).get("user_config") or {})
@@ -144,16 +150,24 @@ class Application:
         self._change(_with_router(self.deployed, self.placed({"user_config": {"trial": self._pass}})))
         return secret
 
+    def try_out(self, changes: Mapping[str, Any]) -> None:
+        """Put `changes` in force beside the grant, until `end_trials`. Raises CalibrationFailed."""
+        assert self._pass is not None, "no trials were granted"
+        self._tried = _with_router(self.deployed, self.placed(changes))
+        self._change(_with_router(self._tried, self.placed({"user_config": {"trial": self._pass}})))
+        self._wait_until_in_force(_router(self._tried)["user_config"])
+
     def end_trials(self) -> None:
         """Put back what was found, unless somebody has deployed another config, or granted other trials, meanwhile."""
         if self._pass is None:
             return
         now = self._deployed_now()
-        if _without_trial(now) == self.deployed and self._pass in [own.get("trial") for own in _configs(now)]:
+        ours = [self.deployed, *([] if self._tried is None else [self._tried])]
+        if _without_trial(now) in ours and self._pass in [own.get("trial") for own in _configs(now)]:
             self._change(self.deployed)
 
     def apply(self, changes: Mapping[str, Any]) -> None:
-        """Merge `changes` into the Router's entry and wait until `/info` shows the depths. Raises CalibrationFailed."""
+        """Merge `changes` into the Router's entry and wait until `/info` shows them. Raises CalibrationFailed."""
         self.check_unchanged()
         changed = _with_router(self.deployed, self.placed(changes))
         self._change(changed)
@@ -168,15 +182,17 @@ class Application:
             )
 
     def _wait_until_in_force(self, user_config: Mapping[str, Any]) -> None:
-        ends = time.monotonic() + _IN_FORCE_S
+        ends, what = time.monotonic() + _IN_FORCE_S, "step_time" if self.generates else "queue_depth"
         while True:
             info = self.info()["windve"]
-            depths = {pool: found["queue_depth"] for pool, found in info["pools"].items()}
-            if all(user_config[pool]["queue_depth"] == depth for pool, depth in depths.items()):
+            shown = {
+                pool: found[what] for pool, found in info["pools"].items() if what in (user_config.get(pool) or {})
+            }
+            if all(user_config[pool][what] == value for pool, value in shown.items()):
                 return
             if info["config_problem"] or time.monotonic() > ends:
-                reason = info["config_problem"] or f"/info still shows {depths}"
-                raise CalibrationFailed(f"the application did not take the new depths over: {reason}")
+                reason = info["config_problem"] or f"/info still shows {shown}"
+                raise CalibrationFailed(f"the application did not take over what was found: {reason}")
             time.sleep(0.1)
 
     def _deployed_now(self) -> dict[str, Any]:

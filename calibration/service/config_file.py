@@ -18,6 +18,16 @@ from calibration.service.serve_config import edit, router_application
 from calibration.service.yaml_text import FILE
 from deployments.errors import SettingsError
 
+_COST = {"query_s": 0.1, "token_s": 0.1, "token2_s": 0.1}
+_POOL = {"queue_depth": 1, "alpha_s": 0.1, "beta_s": 0.1, "cost": _COST}
+_RECORD = {"at": "now", "r2": {"cpu": 1.0}, "proved": ["bursts"]}
+_EXAMPLE = {  # of what is written
+    "max_ongoing_requests": 1,
+    "user_config": {"slo_s": 1.0, "accelerator": _POOL, "cpu": _POOL, "calibration": _RECORD},
+}
+_STEPS = {"step_time": {"beta_s": 0.1, "knee": 1}}
+_EXAMPLE_OF_STEPS = {"user_config": {"accelerator": _STEPS, "cpu": _STEPS}}
+
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
@@ -31,11 +41,7 @@ class ConfigFile:
     def read(cls, path: Path, application: Application) -> ConfigFile:
         """Raises SettingsError where it cannot be edited: said before anything is measured."""
         found = cls(path, read_text(path), application.name)
-        cost = {"query_s": 0.1, "token_s": 0.1, "token2_s": 0.1}
-        pool = {"queue_depth": 1, "alpha_s": 0.1, "beta_s": 0.1, "cost": cost}
-        record = {"at": "now", "r2": {"cpu": 1.0}, "proved": ["bursts"]}
-        user_config = {"slo_s": 1.0, "accelerator": pool, "cpu": pool, "calibration": record}
-        found.edited(application.placed({"max_ongoing_requests": 1, "user_config": user_config}))
+        found.edited(application.placed(_EXAMPLE_OF_STEPS if application.generates else _EXAMPLE))
         if not os.access(path.resolve().parent, os.W_OK):
             raise SettingsError(str(path), "cannot be written: its folder is not ours to write in")
         return found

@@ -14,7 +14,8 @@ from typing import Any
 from calibration.service.yaml_text import FILE, load, rewrite
 from deployments.errors import SettingsError
 
-IMPORT_PATH = "serve_app.app:build"  # serve_app.service_config says the same, but imports ray
+EMBEDDINGS, GENERATION = "serve_app.app:build", "serve_app.generation.generation_app:build"
+IMPORT_PATHS = (EMBEDDINGS, GENERATION)  # serve_app.service_config says the same, but imports ray
 DEPLOYMENT = "Router"
 WHOLE = re.compile(r"\]\.user_config(\.models\..+)?\.calibration$")  # ours as a whole: no old key stays in it
 
@@ -76,14 +77,15 @@ def _find(documents: Sequence[Any], application: str) -> _Place:
         for number, document in enumerate(documents)
         for manifest, config in _configs(document)
         for index, found in enumerate(_list(config.get("applications")))
-        if isinstance(found, dict) and found.get("import_path") == IMPORT_PATH
+        if isinstance(found, dict) and found.get("import_path") in IMPORT_PATHS
     ]
     named = [one for one in ours if one[4].get("name", "default") == application]
     if not named:
         names = ", ".join(str(one[4].get("name", "default")) for one in ours)
         there_are = f"there are: {names}" if names else "there are none with that import_path"
         raise SettingsError(
-            "applications", f"no application with import_path: {IMPORT_PATH} is named {application}; {there_are}"
+            "applications",
+            f"no application with import_path: {' or '.join(IMPORT_PATHS)} is named {application}; {there_are}",
         )
     if len(named) > 1:
         raise SettingsError("applications", f"{len(named)} applications are named {application} in this file")

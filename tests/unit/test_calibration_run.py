@@ -11,6 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+import calibration.measure.trials
 import calibration.run
 from calibration.load import Address
 from calibration.measure.journal import Burst, Journal
@@ -185,7 +186,9 @@ def test_an_estimate_is_not_proved(calibrate):
 @pytest.mark.parametrize(("ago_s", "another"), [(None, False), (10.0, False), (9.9, True)])
 def test_a_run_waits_for_the_last_trial_query_of_another(calibrate, monkeypatch, ago_s, another):
     now = iter(range(0, 1000, 20))
-    monkeypatch.setattr(calibration.run, "time", SimpleNamespace(monotonic=lambda: next(now), time=lambda: 0.0))
+    monkeypatch.setattr(
+        calibration.measure.trials, "time", SimpleNamespace(monotonic=lambda: next(now), time=lambda: 0.0)
+    )
     if not another:
         assert calibrate(Application(ago_s), estimate_only=True).estimates
         return

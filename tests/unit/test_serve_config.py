@@ -11,7 +11,7 @@ import yaml
 
 import serve_app
 from calibration.service.config_file import read_text
-from calibration.service.serve_config import edit, router_application
+from calibration.service.serve_config import IMPORT_PATHS, edit, router_application
 from deployments.errors import SettingsError
 
 SHIPPED = Path(serve_app.__file__).parent
@@ -26,6 +26,7 @@ FOUND = {
 }
 DEPTH = {"user_config": {"cpu": {"queue_depth": 38}}}
 CALIBRATION = {"user_config": {"calibration": {"at": "x", "r2": {"cpu": 0.5}}}}
+NONE = f"applications: no application with import_path: {' or '.join(IMPORT_PATHS)}"
 HEAD = """\
 applications:
 - import_path: serve_app.app:build
@@ -164,9 +165,9 @@ ALIASED = "x: &x [{name: Router}]\n" + HEAD.replace("deployments:\n  - name: Rou
     [
         ("a: [", "w", "<config>: is not valid YAML: "),
         ("a: 2026-13-45", "w", "<config>: is not valid YAML: "),
-        ("", "w", "applications: no application with import_path: serve_app.app:build is named w; there are none"),
-        ("applications: 3", "w", "applications: no application with import_path: serve_app.app:build is named w; th"),
-        (HEAD, "v", "applications: no application with import_path: serve_app.app:build is named v; there are: w"),
+        ("", "w", f"{NONE} is named w; there are none"),
+        ("applications: 3", "w", f"{NONE} is named w; there are none"),
+        (HEAD, "v", f"{NONE} is named v; there are: w"),
         (HEAD + "---\n" + HEAD, "w", "applications: 2 applications are named w in this file"),
         (manifest(HEAD) + "---\n" + HEAD, "w", "applications: 2 applications are named w in this file"),
         (HEAD + "  - name: Router\n", "w", "applications: the application w has 2 deployments named Router in this"),

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import io
 import random
 from dataclasses import astuple
 
 import pytest
+from rich.console import Console
 
+from calibration.__main__ import check_options, parser
+from calibration.generation import generation_run, step_report
+from calibration.generation.generation_result import GenerationOptions
+from calibration.generation.generation_run import GenerationCalibration
+from calibration.generation.promise_proof import PromiseProof, PromiseStream
 from calibration.generation.request_capacity import Mix, Replica, capacity, longest_prompt, refused
+from calibration.generation.step_report_model import GenerationReport
 from calibration.generation.step_series import MeasuredStep, StepFit, StepRoom, all_series, measure
+from calibration.generation.token_stream import Streamed
+from calibration.load import Address
+from calibration.progress import Progress
+from calibration.report.report_model import Report, WrittenReport
 from calibration.service.application import CalibrationFailed
+from deployments.errors import SettingsError
+from deployments.generation.generation_settings import StepTimeSettings
 from deployments.generation.step_schedule import StepPolicy
 from deployments.generation.step_time import StepLoad, StepTime
 
@@ -128,3 +143,192 @@ def test_a_mix_keeps_its_bounds_and_its_means():
         assert 1 <= one.answer_tokens <= 220 - one.prompt_tokens
     moments = [one.at for one in Mix(300, 60, 400, 220).arrivals(10, 50, seed=3, together=5)]
     assert len(set(moments)) == len(moments) / 5
+
+
+# --- a whole run ------------------------------------------------------------------------------------------------------
+
+
+class Application:
+    """One that generates, on emulated devices."""
+
+    name, address, headers, generates = "windve", Address("127.0.0.1", 8000), (), True
+
+    def __init__(self):
+        self.tried, self.granted = [], False
+        self.windve = {
+            "config_problem": None, "kind": "generation", "emulated": True, "trial_seconds_ago": None,
+            "ttft_s": 2.0, "tpot_s": 0.2, "pools": {pool: {
+                "live_replicas": 1, "expected_replicas": 1, "rows": 0, "waiting": 0, "step_time": None,
+                "step_tokens": 2048, "blocks": 512,
+                "replicas": {f"{pool}-1": {"device": pool, "engine": "emulated", "dtype": "float32"}},
+            } for pool in ("accelerator", "cpu")},
+        }  # fmt: skip
+
+    def info(self):
+        return {"model_id": "m", "max_input_length": 8192, "windve": copy.deepcopy(self.windve)}
+
+    def grant_trials(self):
+        self.granted = True
+        return "secret"
+
+    def try_out(self, changes):
+        assert self.granted
+        self.tried.append(changes)
+
+    def end_trials(self):
+        self.granted = False
+
+
+@pytest.fixture
+def calibrate(monkeypatch):
+    """A run on `application`, whose streams see first tokens after `first_s` and a token each `pace_s`."""
+
+    class Trials:
+        def __init__(self, address, headers, secret, pool):
+            self.device, self.replicas = Device(TIMES[pool], noise=0.02), {f"{pool}-1"}
+
+        async def ask(self, step):
+            return await self.device.ask(step)
+
+        def close(self): ...
+
+    def run(application, *seen, **options):
+        views = iter(seen or [(0.5, 0.1)] * 3)
+
+        async def send_all(address, plan):
+            first_s, pace_s = next(views)
+            return [Streamed(429, 0.0), *(Streamed(200, 0.0, first_s, first_s + 9 * pace_s, 10) for _ in plan[1:])]
+
+        monkeypatch.setattr(generation_run, "StepTrials", Trials)
+        monkeypatch.setattr(generation_run, "send_all", send_all)
+        chosen = GenerationOptions(200, 16, 0)
+        calibration = GenerationCalibration(application, chosen, Progress(Console(file=io.StringIO())))
+        run.result = calibration.result
+        try:
+            asyncio.run(calibration.measure(**options))
+        finally:
+            assert not application.granted
+        return calibration.result
+
+    return run
+
+
+def test_a_run_finds_tries_and_proves_and_its_report_says_so(calibrate, tmp_path):
+    application = Application()
+    found = calibrate(application)
+    assert application.tried == [found.changes()]
+    for pool, changed in found.changes()["user_config"].items():
+        times = StepTimeSettings(**changed["step_time"]).step_time
+        load = StepLoad(8, 8 * 500)
+        assert times.seconds(load) == pytest.approx(TIMES[pool].seconds(load), rel=0.05)
+    assert [(proof.busy, proof.held) for proof in found.proofs] == [(1, True)] * 3
+    made = found.report(None, WrittenReport())
+    assert made.outcome == "calibrated"
+    page = step_report.write(tmp_path, made)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "report.json", "report.html", "steps-accelerator.png", "steps-cpu.png", "promises.png"
+    }  # fmt: skip
+    assert "EMULATED" in page.read_text()
+    assert GenerationReport.model_validate_json((tmp_path / "report.json").read_text()) == made
+    console = Console(file=io.StringIO(), width=120)
+    step_report.show(console, made)
+    assert f"{found.capacity:.3g} requests a second" in console.file.getvalue()
+    with pytest.raises(SettingsError, match="about an application that generates"):
+        Report.parse((tmp_path / "report.json").read_bytes(), "report.json")
+
+
+def test_an_estimate_tries_nothing(calibrate):
+    application = Application()
+    found = calibrate(application, estimate_only=True)
+    assert (application.tried, found.proofs) == ([], [])
+    assert found.report(None, WrittenReport()).outcome == "estimated"
+
+
+@pytest.mark.parametrize(
+    ("seen", "problem"),
+    [
+        ([(2.1, 0.1)] * 2, "first tokens came after 2 s"),
+        ([(0.5, 0.1), (0.5, 0.21), (0.5, 0.21)], "were slower than 0.2 s a token"),
+        ([(2.1, 0.1), (0.5, 0.1), (0.5, 0.1), (0.5, 0.1)], None),  # late once, and not again
+    ],
+)
+def test_late_streams_are_sent_once_more_and_then_refused(calibrate, tmp_path, seen, problem):
+    if problem is None:
+        assert calibrate(Application(), *seen).proven
+        return
+    with pytest.raises(CalibrationFailed, match=problem) as refused:
+        calibrate(Application(), *seen)
+    made = calibrate.result.report(str(refused.value), WrittenReport())
+    assert made.outcome == "refused"
+    assert problem in step_report.write(tmp_path, made).read_text()
+
+
+def changed(**windve):
+    application = Application()
+    application.windve |= windve
+    return application
+
+
+@pytest.mark.parametrize(
+    ("application", "problem"),
+    [
+        (changed(config_problem="bulk_share: no"), "has refused its own config: bulk_share: no"),
+        (changed(tpot_s=0.01), "and tpot_s promises 0.01 s"),
+        (changed(ttft_s=0.03), "can be promised to nobody"),
+    ],
+)
+def test_what_cannot_be_promised_is_refused(calibrate, application, problem):
+    with pytest.raises(CalibrationFailed, match=problem):
+        calibrate(application)
+
+
+def streamed(*found):
+    return [
+        Streamed(status, 0.0, first_s, last_s, tokens, error=error) for status, first_s, last_s, tokens, error in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("came", "late"),
+    [
+        ([(200, 2.0, 3.8, 10, None), (429, None, None, 0, None)], (0, 0)),
+        ([(200, 2.1, 3.0, 10, None)], (1, 0)),
+        ([(200, 1.0, 2.9, 10, None)], (0, 1)),
+        ([(200, 1.0, 1.0, 1, None)], (0, 0)),
+    ],
+)
+def test_what_a_client_counts_as_late(came, late):
+    proof = PromiseProof.of(PromiseStream(1.0, 5.0), streamed(*came), POLICY)
+    assert (proof.late_firsts, proof.late_paces) == late
+
+
+@pytest.mark.parametrize(
+    "came",
+    [
+        [(429, None, None, 0, None)],
+        [(200, 1.0, 2.0, 10, None), (503, None, None, 0, None)],
+        [(200, 1.0, 2.0, 10, None), (200, 1.0, 2.0, 3, "the engine failed")],
+        [(200, 1.0, 2.0, 10, None), (0, None, None, 0, "ConnectionResetError")],
+    ],
+)
+def test_a_stream_that_fails_proves_nothing(came):
+    with pytest.raises(CalibrationFailed, match="nothing was written"):
+        PromiseProof.of(PromiseStream(1.0, 5.0), streamed(*came), POLICY)
+
+
+@pytest.mark.parametrize(
+    ("words", "generates", "problem"),
+    [
+        (["--slo", "1"], True, "--slo: is for embeddings, and this application generates"),
+        (["--stress-step", "5"], True, "--stress-step: is for embeddings"),
+        (["--answer-tokens", "5"], False, "--answer-tokens: is for generation, and this application embeds"),
+        (["--seed", "5"], True, None),
+    ],
+)
+def test_options_of_the_other_kind_are_refused_by_name(words, generates, problem):
+    arguments = parser().parse_args(words)
+    if problem is None:
+        check_options(arguments, generates=generates)
+        return
+    with pytest.raises(SettingsError, match=problem):
+        check_options(arguments, generates=generates)

@@ -1,0 +1,148 @@
+"""What a calibration of generation found: what of it is written into the Serve config, and what the report says."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from calibration.generation.promise_proof import PromiseProof
+from calibration.generation.request_capacity import Mix, Replica
+from calibration.generation.step_report_model import (
+    GenerationReport,
+    PromiseReport,
+    ProofReport,
+    StepPoolReport,
+    StepReport,
+)
+from calibration.generation.step_series import StepFit, StepRoom
+from calibration.report.report_model import ApplicationReport, MachineReport, WrittenReport, utc
+from calibration.service.application import Application
+from deployments.generation.step_schedule import StepPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """What the calibration is asked for: mean tokens of the requests by which the capacity is meant."""
+
+    prompt_tokens: int
+    answer_tokens: int
+    seed: int
+
+
+@dataclass(slots=True)
+class GenerationResult:
+    """What a run has found so far about an application. A run that is refused leaves the rest empty."""
+
+    application: Application
+    info: dict[str, Any]
+    options: GenerationOptions
+    started: float
+    fits: dict[str, StepFit] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    mix: Mix | None = None
+    capacity: float | None = None
+    proofs: list[PromiseProof] = field(default_factory=list)
+    proven: bool = False
+
+    @property
+    def pools(self) -> dict[str, dict[str, Any]]:
+        """The application's pools, as `/info` lists them."""
+        pools: dict[str, dict[str, Any]] = self.info["windve"]["pools"]
+        return pools
+
+    @property
+    def policy(self) -> StepPolicy:
+        """The promise that is in force."""
+        return StepPolicy(self.info["windve"]["ttft_s"], self.info["windve"]["tpot_s"])
+
+    def room(self, pool: str) -> StepRoom:
+        """Of the pool's smallest replica."""
+        found = self.pools[pool]
+        return StepRoom(found["blocks"], found["step_tokens"], self.info["max_input_length"])
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """Of all pools that were measured, in the order in which they are asked."""
+        return [
+            Replica(fit.time, self.room(pool).blocks, self.room(pool).step_tokens)
+            for pool, fit in self.fits.items()
+            for _ in range(self.pools[pool]["live_replicas"])
+        ]
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def changes(self) -> dict[str, Any]:
+        """What is written into the Router's entry of a Serve config."""
+        return {"user_config": {pool: {"step_time": fit.settings()} for pool, fit in self.fits.items()}}
+
+    def report(self, problem: str | None, written: WrittenReport) -> GenerationReport:
+        """All that was found. `problem` says why the calibration refused, None where it did not."""
+        finished, promise = time.time(), self.policy
+        return GenerationReport(
+            windve=importlib.metadata.version("windve"),
+            started=utc(self.started),
+            finished=utc(finished),
+            seconds=round(finished - self.started, 1),
+            outcome="refused" if problem is not None else "calibrated" if self.proven else "estimated",
+            reason=problem,
+            notes=self.notes,
+            application=ApplicationReport(
+                name=self.application.name,
+                model=self.info["model_id"],
+                emulated=self.info["windve"]["emulated"],
+                url=str(self.application.address),
+            ),
+            machine=MachineReport.probe(),
+            settings=PromiseReport(
+                ttft_s=promise.ttft_s,
+                tpot_s=promise.tpot_s,
+                longest_prompt=None if self.mix is None else self.mix.longest_prompt,
+                **asdict(self.options),
+            ),
+            pools={pool: self._pool(pool) for pool in self.pools},
+            capacity=self.capacity,
+            streams=[_proof(proof) for proof in self.proofs],
+            written=written,
+        )
+
+    def _pool(self, pool: str) -> StepPoolReport:
+        members = list(self.pools[pool]["replicas"].values())
+        found = StepPoolReport(
+            devices=sorted({str(member["device"]) for member in members}),
+            engine=members[0]["engine"] if members else None,
+            dtype=members[0]["dtype"] if members else None,
+            replicas=self.pools[pool]["live_replicas"],
+        )
+        if (fit := self.fits.get(pool)) is not None:
+            found.step_time = fit.settings()
+            found.median_error, found.worst_error, found.noise = fit.median_error, fit.worst_error, fit.noise
+            found.steps = [
+                StepReport(
+                    series=one.series,
+                    **one.step._asdict(),
+                    seconds=list(one.seconds),
+                    predicted_s=fit.time.seconds(one.step.load),
+                )
+                for one in fit.measured
+            ]
+        return found
+
+
+def _proof(proof: PromiseProof) -> ProofReport:
+    stream = proof.stream
+    return ProofReport(
+        name=stream.name,
+        rate=stream.rate,
+        times=stream.times,
+        together=stream.together,
+        sent=proof.sent,
+        busy=proof.busy,
+        late_firsts=proof.late_firsts,
+        late_paces=proof.late_paces,
+        firsts_s=[round(first_s, 6) for first_s in proof.firsts_s],
+        paces_s=[round(pace_s, 6) for pace_s in proof.paces_s],
+    )

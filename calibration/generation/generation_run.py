@@ -1,0 +1,128 @@
+"""A calibration of generation from beginning to end: measure planned steps, fit, find the capacity, prove streams."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from calibration.generation.generation_result import GenerationOptions, GenerationResult
+from calibration.generation.promise_proof import LOADS, PromiseStream, payload, prove
+from calibration.generation.request_capacity import Arrival, Mix, capacity, longest_prompt
+from calibration.generation.step_series import MeasuredStep, StepFit, measure
+from calibration.generation.step_trials import StepTrials
+from calibration.generation.token_stream import Streamed, send_all
+from calibration.load import request_bytes
+from calibration.measure.trials import wait_for_another_run
+from calibration.progress import Progress
+from calibration.service.application import Application, CalibrationFailed
+from calibration.service.live_pools import check_replicas, notes_on_pools
+
+_NOISY = 0.15  # by which equal steps differ: worth a word
+
+
+class GenerationCalibration:
+    """One run against one application that generates."""
+
+    def __init__(self, application: Application, options: GenerationOptions, progress: Progress) -> None:
+        self._application = application
+        self._progress = progress
+        self.result = GenerationResult(application, application.info(), options, time.time())
+        for note in notes_on_pools(self.result.info["windve"]):
+            self.result.note(note)
+
+    async def measure(self, *, estimate_only: bool = False) -> None:
+        """Find what steps take, and prove the promise with it unless `estimate_only`.
+
+        Raises CalibrationFailed; what was found until then is kept.
+        """
+        try:
+            await wait_for_another_run(self._application)
+            secret = await asyncio.to_thread(self._application.grant_trials)
+            for pool in self.result.pools:
+                await self._measure(pool, secret)
+            self._find_capacity()
+            if not estimate_only:
+                await self._prove()
+                check_replicas(self.result.pools, (await self._info_now())["pools"])
+                self.result.proven = True
+        finally:
+            await asyncio.shield(asyncio.to_thread(self._end_trials))
+
+    async def _info_now(self) -> dict[str, dict[str, object]]:
+        windve: dict[str, dict[str, object]] = (await asyncio.to_thread(self._application.info))["windve"]
+        return windve
+
+    def _end_trials(self) -> None:
+        try:
+            self._application.end_trials()
+        except CalibrationFailed as error:
+            self.result.note(f"the grant for trials was not withdrawn, and ends by itself within a day: {error}")
+
+    async def _measure(self, pool: str, secret: str) -> None:
+        policy = self.result.policy
+        trials = StepTrials(self._application.address, self._application.headers, secret, pool)
+
+        def on_step(step: MeasuredStep) -> None:
+            self._progress.say(f"{step.series}: {1000 * step.median_s:.3g} ms")
+
+        try:
+            with self._progress.stage(f"measuring steps of the {pool} pool"):
+                measured = await measure(self.result.room(pool), policy.longest_step_s, trials.ask, on_step)
+        finally:
+            trials.close()
+        if not measured:
+            raise CalibrationFailed(f"no planned step fits into the {pool} pool's cache: give it more blocks")
+        self.result.fits[pool] = fit = StepFit.of(measured)
+        fit.check(pool, policy.tpot_s)
+        if fit.noise > _NOISY:
+            self.result.note(
+                f"equal steps of the {pool} pool differ by {fit.noise:.0%}: is other work on the device or the machine?"
+            )
+        if self.result.pools[pool]["live_replicas"] > len(trials.replicas):
+            self.result.note(f"the {pool} pool's step time is that of {', '.join(sorted(trials.replicas))} alone")
+        self._progress.done(
+            f"{pool}: {len(measured)} steps, predicted to {fit.median_error:.1%} (median) and {fit.worst_error:.0%} "
+            "(worst)"
+        )
+
+    def _find_capacity(self) -> None:
+        result, options = self.result, self.result.options
+        longest, context = longest_prompt(result.replicas, result.policy), result.info["max_input_length"]
+        result.mix = mix = Mix(options.prompt_tokens, options.answer_tokens, longest, context)
+        with self._progress.stage("finding the capacity in virtual time"):
+            result.capacity = capacity(result.replicas, result.policy, mix, options.seed)
+        if not result.capacity:
+            raise CalibrationFailed(
+                f"a first token within {result.policy.ttft_s:g} s and {result.policy.tpot_s:g} s for each further one "
+                "can be promised to nobody: loosen ttft_s and tpot_s"
+            )
+        self._progress.done(
+            f"capacity: {result.capacity:.3g} requests a second, prompts of {options.prompt_tokens} tokens and answers "
+            f"of {options.answer_tokens} on average"
+        )
+
+    async def _prove(self) -> None:
+        result, seed = self.result, self.result.options.seed
+        assert result.mix is not None
+        assert result.capacity is not None
+        await asyncio.to_thread(self._application.try_out, result.changes())
+        for times, bursts in LOADS:
+            stream = PromiseStream.of(times, result.capacity, result.policy.ttft_s, bursts=bursts)
+            arrivals = stream.arrivals(result.mix, result.policy.ttft_s, seed)
+            with self._progress.stage(f"proving a {stream.name}, {len(arrivals)} requests"):
+                proof = await prove(stream, arrivals, result.policy, self._send)
+            result.proofs.append(proof)
+            self._progress.done(
+                f"{stream.name}: {len(proof.firsts_s)} of {proof.sent} admitted, {proof.late_firsts} first tokens and "
+                f"{proof.late_paces} paces late"
+            )
+
+    async def _send(self, arrivals: Sequence[Arrival]) -> list[Streamed]:
+        application, model, seed = self._application, self.result.info["model_id"], self.result.options.seed
+        path, host = f"{application.address.prefix}/v1/completions", application.address.netloc
+        plan = [
+            (one.at, request_bytes(payload(model, one, seed + number), path, application.headers, host))
+            for number, one in enumerate(arrivals)
+        ]
+        return await send_all(application.address, plan)

@@ -1,0 +1,140 @@
+"""Shows what a calibration of generation found: `report.json`, `report.html` with its pictures, tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from calibration.generation import step_plots
+from calibration.generation.step_report_model import GenerationReport, ProofReport, StepPoolReport
+from calibration.report.page import document, facts, html_picture, html_table, number, seconds, text
+from calibration.report.tables import POOLS, Sheet, percent, print_sheet
+
+EMULATED = "The devices are EMULATED: the step times are true of the emulated tables, not of this machine's devices."
+
+
+def write(folder: Path, report: GenerationReport) -> Path:
+    """Write `report.json`, the pictures and `report.html` into `folder`; the path of the last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "report.json").write_text(report.model_dump_json(indent=2), encoding="utf-8")
+    pictures = {
+        f"steps-{name}.png": (f"Predicted over measured steps, {POOLS[name]}", step_plots.steps(report, name))
+        for name in _measured(report)
+    }
+    promises = step_plots.promises(report)
+    if promises is not None:
+        pictures["promises.png"] = ("First tokens and paces beside the promise", promises)
+    for name, (_, png) in pictures.items():
+        (folder / name).write_bytes(png)
+    page = folder / "report.html"
+    page.write_text(_page(report, list(pictures.values())), encoding="utf-8")
+    return page
+
+
+def show(console: Console, report: GenerationReport) -> None:
+    """The step times, the streams and the verdict, for a terminal of 100 columns."""
+    for sheet in (_times(report), _streams(report)):
+        if sheet is not None:
+            print_sheet(console, sheet)
+    if report.application.emulated:
+        console.print(Text(EMULATED, style="yellow"))
+    style = "bold red" if report.outcome == "refused" else "bold green"
+    console.print(Text(verdict(report), style=style), soft_wrap=True)
+
+
+def verdict(report: GenerationReport) -> str:
+    """The result in one sentence."""
+    promise = report.settings
+    if report.outcome == "refused":
+        return f"refused: {text(report.reason)}"
+    found = (
+        f"{number(report.capacity, '.3g')} requests a second (prompts of {promise.prompt_tokens} tokens, answers of "
+        f"{promise.answer_tokens}) within {promise.ttft_s:g} s to the first token and {promise.tpot_s:g} s a token"
+    )
+    return f"estimated, not proven: {found}" if report.outcome == "estimated" else found
+
+
+def _measured(report: GenerationReport) -> dict[str, StepPoolReport]:
+    """The preferred pool first."""
+    return {name: report.pools[name] for name in POOLS if name in report.pools and report.pools[name].step_time}
+
+
+def _times(report: GenerationReport) -> Sheet | None:
+    pools = _measured(report)
+    if not pools:
+        return None
+    units = {
+        "beta_s": ("a step, ms", 1e3), "row_s": ("an answer in it, ms", 1e3),
+        "kv_token_s": ("a token that it reads, us", 1e6), "prompt_token_s": ("a token of a prompt, ms", 1e3),
+        "pair_s": ("a pair of tokens in a prompt, ns", 1e9), "knee": ("rows and tokens that cost nothing", 1),
+    }  # fmt: skip
+    rows = [
+        [label, *(f"{times * (pool.step_time or {})[key]:.4g}" for pool in pools.values())]
+        for key, (label, times) in units.items()
+    ]
+    rows += [
+        ["error, median", *(percent(pool.median_error) for pool in pools.values())],
+        ["error, worst", *(percent(pool.worst_error) for pool in pools.values())],
+        ["equal steps differ by, median", *(percent(pool.noise) for pool in pools.values())],
+        ["steps measured", *(str(len(pool.steps)) for pool in pools.values())],
+    ]
+    return Sheet("What steps take", ["", *(f"{POOLS[name]}: {_devices(pool)}" for name, pool in pools.items())], rows)
+
+
+def _devices(pool: StepPoolReport) -> str:
+    first, *others = pool.devices or [""]
+    return text(first) + (f" and {len(others)} more" if others else "")
+
+
+def _streams(report: GenerationReport) -> Sheet | None:
+    if not report.streams:
+        return None
+    rows = [
+        [one.name, f"{one.rate:.3g}", f"{len(one.firsts_s)} of {one.sent}", str(one.busy), _late(one),
+         _p99(one.firsts_s), _p99(one.paces_s)]
+        for one in report.streams
+    ]  # fmt: skip
+    columns = ["", "offered/s", "admitted", "busy", "late first tokens, paces", "first token p99, s", "pace p99, s"]
+    return Sheet("Streams, by their client", columns, rows)
+
+
+def _late(one: ProofReport) -> str:
+    return f"{one.late_firsts}, {one.late_paces}"
+
+
+def _p99(values: Sequence[float]) -> str:
+    return seconds(float(np.quantile(values, 0.99)) if values else None)
+
+
+def _page(report: GenerationReport, pictures: Sequence[tuple[str, bytes]]) -> str:
+    sentence, application = escape(verdict(report)), report.application
+    about = (
+        f"Application {text(application.name)}, model {text(application.model)}. Measured by windve "
+        f"{text(report.windve)} in {number(report.seconds, '.0f')} s, finished {text(report.finished)}."
+    )
+    notes = "".join(f"<li>{escape(text(note))}</li>\n" for note in report.notes)
+    kind = "refused" if report.outcome == "refused" else "calibrated"
+    return document(
+        sentence,
+        [
+            f'<header>\n<h1 class="{kind}">{sentence}</h1>\n<p>{escape(about)}</p>\n',
+            f'<p class="warn">{escape(EMULATED)}</p>\n' if application.emulated else "",
+            "</header>\n<main>\n",
+            html_table(_times(report)),
+            "<section>\n<h2>Pictures</h2>\n" if pictures else "",
+            *(html_picture(alt, png) for alt, png in pictures),
+            "</section>\n" if pictures else "",
+            html_table(_streams(report)),
+            html_table(facts("Application", application)),
+            html_table(facts("Machine", report.machine)),
+            html_table(facts("Settings", report.settings)),
+            f"<section>\n<h2>Notes</h2>\n<ul>\n{notes}</ul>\n</section>\n" if notes else "",
+            html_table(facts("Written", report.written)),
+            "</main>\n",
+        ],
+    )

@@ -1,0 +1,85 @@
+"""The report of a calibration of generation as one type. Times are in seconds, shares between 0 and 1; None is what is
+not known.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from calibration.report.report_model import ApplicationReport, MachineReport, Part, WrittenReport
+
+FORMAT = 1
+
+
+class PromiseReport(Part):
+    """What was promised, and the mix of requests: mean tokens, and the longest prompt that is ever admitted."""
+
+    ttft_s: float
+    tpot_s: float
+    prompt_tokens: int
+    answer_tokens: int
+    longest_prompt: int | None
+    seed: int
+
+
+class StepReport(Part):
+    """One planned step: `seconds` that it took each time, and what the fit says."""
+
+    series: str
+    rows: int
+    cached: int
+    chunks: list[tuple[int, int]]  # tokens before, tokens
+    seconds: list[float]
+    predicted_s: float
+
+
+class StepPoolReport(Part):
+    """One pool: its replicas, what their steps take (`StepTime`), and how wrong that is of what was measured."""
+
+    devices: list[str]
+    engine: str | None
+    dtype: str | None
+    replicas: int
+    step_time: dict[str, float] | None = None
+    median_error: float | None = None
+    worst_error: float | None = None
+    noise: float | None = None
+    steps: list[StepReport] = Field(default_factory=list)
+
+
+class ProofReport(Part):
+    """One stream, as its client saw it: of what was admitted, seconds to each first token, and between tokens."""
+
+    name: str
+    rate: float
+    times: float
+    together: int
+    sent: int
+    busy: int
+    late_firsts: int
+    late_paces: int
+    firsts_s: list[float]
+    paces_s: list[float]
+
+
+class GenerationReport(Part):
+    """`report.json`. `capacity`: requests of the mix a second of which 99 % are admitted, in virtual time."""
+
+    format: int = FORMAT
+    kind: Literal["generation"] = "generation"
+    windve: str
+    started: str
+    finished: str
+    seconds: float
+    outcome: Literal["refused", "estimated", "calibrated"]
+    reason: str | None
+    notes: list[str]
+    application: ApplicationReport
+    machine: MachineReport
+    settings: PromiseReport
+    pools: dict[str, StepPoolReport]
+    capacity: float | None
+    streams: list[ProofReport]
+    written: WrittenReport

@@ -1,0 +1,66 @@
+"""Planned steps on a running service: `POST /calibration/steps`, by a run that was granted trials."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from calibration.generation.step_series import Seconds
+from calibration.load import Address, Connection, Reply, request_bytes
+from calibration.measure.trials import GRANT_ARRIVES_S
+from calibration.service.application import CalibrationFailed
+from deployments.generation.planned_steps import PlannedStep
+from deployments.trial import HEADER
+
+_TIMES = 3  # of each step, behind one that is not counted
+_ASK_S = 120.0  # what is served ends first, and a long step is run several times
+_BUSY_S = 60.0  # that a replica may say it has something else to do
+
+
+@dataclass(slots=True)
+class StepTrials:
+    """Steps on the replicas of `pool`; Serve picks one each time."""
+
+    address: Address
+    headers: Sequence[tuple[str, str]]  # of every request, beside the trial's
+    secret: str
+    pool: str
+    replicas: set[str] = field(default_factory=set)  # that have answered
+    _connection: Connection | None = None
+
+    async def ask(self, step: PlannedStep) -> Seconds | None:
+        """What it takes each time; None where it does not fit. Raises CalibrationFailed."""
+        body = {"pool": self.pool, "times": _TIMES, "loads": [step._asdict()]}
+        headers = [*self.headers, (HEADER, self.secret)]
+        request = request_bytes(body, f"{self.address.prefix}/calibration/steps", headers, self.address.netloc)
+        found = (await self._answered(request)).json()
+        self.replicas.add(str(found["replica"]))
+        (seconds,) = found["seconds"]
+        return None if seconds is None else tuple(seconds)
+
+    async def _answered(self, request: bytes) -> Reply:
+        """The grant may be on its way to the Router, and the replica busy with what it has admitted."""
+        began = time.monotonic()
+        while True:
+            reply = await self._sent(request)
+            waits_s = {403: GRANT_ARRIVES_S, 503: _BUSY_S}.get(reply.status, 0.0)
+            if reply.status == 200:
+                return reply
+            if time.monotonic() - began > waits_s:
+                raise CalibrationFailed(f"the {self.pool} pool runs no planned step: {reply.problem}")
+            await asyncio.sleep(0.2)
+
+    async def _sent(self, request: bytes) -> Reply:
+        try:
+            if self._connection is None:
+                self._connection = await Connection.open(self.address)
+            return await self._connection.ask(request, _ASK_S)
+        except (OSError, EOFError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {_ASK_S:.0f} s"
+            raise CalibrationFailed(f"a planned step on the {self.pool} pool was not answered: {reason}") from None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.hang_up()

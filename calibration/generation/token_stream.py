@@ -1,0 +1,87 @@
+"""An open-loop client of streams: each request is sent at its moment, on a connection of its own, whatever became of
+those before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from calibration.load import Address
+
+_LONGEST_S = 300.0
+
+
+class Streamed(NamedTuple):
+    """What a client saw of one. Times are seconds from the moment for which it was planned; None: there was none.
+    `error`: in a sentence, where the status is 200 too.
+    """
+
+    status: int
+    lag_s: float  # of the client: sent so much later than planned
+    first_s: float | None = None
+    last_s: float | None = None
+    tokens: int = 0
+    text: str = ""
+    finish: str | None = None
+    error: str | None = None
+
+
+async def send_all(address: Address, plan: Sequence[tuple[float, bytes]], before_s: float = 0.0) -> list[Streamed]:
+    """What became of each of the plan: seconds from the start, and a completion that is streamed, ready to be sent. The
+    start is in `before_s`.
+    """
+    loop = asyncio.get_running_loop()
+    starts = loop.time() + before_s
+
+    async def one(at: float, request: bytes) -> Streamed:
+        planned = starts + at
+        await asyncio.sleep(planned - loop.time())
+        lag_s = loop.time() - planned
+        try:
+            async with asyncio.timeout(_LONGEST_S):
+                return await _stream(address, request, planned, lag_s)
+        except (OSError, EOFError, TimeoutError) as error:
+            return Streamed(0, lag_s, error=repr(error))
+
+    return await asyncio.gather(*(one(at, request) for at, request in plan))
+
+
+async def _stream(address: Address, request: bytes, planned: float, lag_s: float) -> Streamed:
+    loop = asyncio.get_running_loop()
+    reader, writer = await address.open()
+    try:
+        writer.write(request)
+        head = (await reader.readuntil(b"\r\n\r\n")).split(maxsplit=2)
+        status = int(head[1])
+        if status != 200:
+            return Streamed(status, lag_s)
+        chunks = []
+        while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+            chunks.append((loop.time() - planned, (await reader.readexactly(size + 2))[:-2]))
+    finally:
+        writer.transport.abort()
+    return _read(Streamed(status, lag_s), chunks)
+
+
+def _read(found: Streamed, chunks: Sequence[tuple[float, bytes]]) -> Streamed:
+    """Of chunks of a body and when they came. An event comes with its last byte."""
+    left = b""
+    for at, chunk in chunks:
+        *lines, left = (left + chunk).split(b"\n")
+        for line in lines:
+            if not line.startswith(b"data: {"):
+                continue
+            told = json.loads(line.removeprefix(b"data: "))
+            if "error" in told:
+                found = found._replace(error=told["error"]["message"])
+            elif told["choices"]:
+                (choice,) = told["choices"]
+                first_s = at if found.first_s is None else found.first_s
+                text, finish = found.text + choice["text"], choice["finish_reason"]
+                found = found._replace(first_s=first_s, last_s=at, text=text, finish=finish)
+            else:
+                found = found._replace(tokens=told["usage"]["completion_tokens"])
+    return found

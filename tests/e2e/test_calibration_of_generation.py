@@ -1,0 +1,86 @@
+"""The calibration of an application that generates, over emulated devices whose steps scatter."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from conftest import load_yaml, running
+from test_calibration import Job, written
+
+from deployments.generation.generation_settings import StepTimeSettings
+from deployments.generation.step_time import StepLoad
+
+NOISE = 0.02
+WORDS = ("--prompt-tokens", "200", "--answer-tokens", "8", "--apply")
+LOADS = {  # within what a step may take
+    "accelerator": [StepLoad(4, 4 * 200), StepLoad(32, 32 * 256), StepLoad(8, 8 * 256).with_chunk(0, 128)],
+    "cpu": [StepLoad(1, 200), StepLoad(6, 6 * 128), StepLoad().with_chunk(64, 12)],
+}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    config = load_yaml("generation_rehearsal.yaml")
+    (application,) = config["applications"]
+    for pool in LOADS:
+        application["args"][pool]["emulated"]["noise"] = NOISE
+    application["deployments"][0]["user_config"] = {"ttft_s": 0.8, "tpot_s": 0.12}
+    with running(config, tmp_path_factory.mktemp("generation"), until="max_tokens") as service:
+        yield service
+
+
+@pytest.fixture
+def job(service, tmp_path):
+    job = Job(service, tmp_path)
+    job.config.write_text(f"# ours\n{service.file.read_text()}")
+    return job
+
+
+def step_times(service):
+    return {name: pool["step_time"] for name, pool in service.pools().items()}
+
+
+def test_step_times_are_found_proven_written_and_live(service, job, figure):
+    tables = service.config["applications"][0]["args"]
+    before = job.config.read_text()
+    done = job.run(*WORDS)
+    assert done.returncode == 0, done.stdout + done.stderr
+    config, live = written(job.config), step_times(service)
+    report = json.loads((job.out / "report.json").read_text())
+    for pool, loads in LOADS.items():
+        assert live[pool] == config[pool]["step_time"]
+        found = StepTimeSettings(**live[pool]).step_time
+        truth = StepTimeSettings(**{key: tables[pool]["emulated"][key] for key in live[pool]}).step_time
+        for load in loads:
+            assert found.seconds(load) == pytest.approx(truth.seconds(load), rel=0.08), (pool, load)
+        assert report["pools"][pool]["median_error"] < 0.05
+    assert (config["ttft_s"], config["tpot_s"]) == (0.8, 0.12)
+    assert "trial" not in service.application["deployments"][0]["user_config"]
+    assert job.config.read_text().startswith("# ours\n")
+    assert [backup.read_text() for backup in job.folder.glob("serve.yaml.bak-*")] == [before]
+    assert report["written"]["applied"] is True
+    assert [one["late_firsts"] + one["late_paces"] for one in report["streams"]] == [0, 0, 0]
+    figure(f"generation: {report['capacity']:.3g} requests/s, in {report['seconds']:.0f} s")
+
+    config, live = job.config.read_bytes(), step_times(service)
+    again = job.run(*WORDS, "--dry-run")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert re.search(r"^\+ +step_time: \{beta_s: 0\.0\d+, row_s: ", again.stdout, re.MULTILINE)
+    assert (job.config.read_bytes(), step_times(service)) == (config, live)
+    assert len(list(job.folder.glob("*.bak*"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--slo", "1"], "--slo: is for embeddings, and this application generates: leave it out"),
+        (["--prompt-tokens", "9000"], "--prompt-tokens: should be at least 1 and below the model's context of"),
+    ],
+)
+def test_bad_input_gets_one_sentence(job, words, problem):
+    done = job.run(*words)
+    assert done.returncode == 1
+    assert problem in done.stderr
+    assert done.stderr.count("\n") == 1
