@@ -22,7 +22,8 @@ from benchmarks.kit.goal import Goal, ratio
 from benchmarks.kit.sheet import Sheet
 from benchmarks.simulation.step_world import Arrival, Certain, Sent, StepDevice, StepTable, StepWorld, Times, mixed
 from deployments.generation.long_prompts import SHARE
-from deployments.generation.step_schedule import Generation, StepPolicy, StepSchedule
+from deployments.generation.rows import Generation
+from deployments.generation.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.step_time import StepTime
 from deployments.queueing.shares import Tenant
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from deployments.generation.step_schedule import Generation, Part, Row, StepPolicy, StepSchedule
+from deployments.generation.rows import Generation, Part, Row
+from deployments.generation.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.step_time import StepLoad, StepTime
 from deployments.queueing.learning import Learning
 from deployments.queueing.shares import Tenant

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from deployments.generation.step_schedule import Generation, Part, StepPolicy, StepSchedule
+from deployments.generation.rows import Generation, Part
+from deployments.generation.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.step_time import StepLoad, StepTime
 from deployments.queueing.learning import Learning
 

@@ -24,11 +24,10 @@ Promises. The first token of a generation comes by `due`. The tokens of each ans
 was slow has none. A generation is admitted if
 
     all promises hold        with it (`step_forecast`), taking each answer to become as long as it may
-    its blocks will be free  by what has been learned of the lengths of answers (`answer_lengths`)
+    its blocks will be free  by what has been learned of the lengths of answers (`cache_room`)
 
 and if beside it those would still be admitted that would starve otherwise (`_kept_for`): a long prompt, and tenants
-that have not had their share. A row gets a block only if all can still end with the rest (`_may_take`). Else it waits
-for a step, and admission trusts the learned lengths less for a while. Nothing is pushed out, nothing computed twice.
+that have not had their share.
 
 Bulk generations have no pace and no deadline. They are admitted while they take at most `bulk_share` of the blocks, and
 are computed behind all others, in steps that they make no longer than `bulk_share` of the longest.
@@ -46,23 +45,22 @@ import math
 from bisect import insort
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from deployments.generation.answer_lengths import AnswerLengths
-from deployments.generation.blocks import BLOCK, Blocks, blocks_of
+from deployments.generation.blocks import BLOCK
+from deployments.generation.cache_room import CacheRoom
 from deployments.generation.long_prompts import LongPrompts
+from deployments.generation.rows import Generation, Part, Row
 from deployments.generation.step_forecast import Forecast, Outlook, Pace, Prompt
 from deployments.generation.step_time import StepLoad, StepTime
 from deployments.queueing.learning import Learning
-from deployments.queueing.shares import Account, Kind, Shares, Tenant
+from deployments.queueing.shares import Account, Kind, Shares
 
 _LEAST_CHUNKS = 0.2  # of the rows' time: chunks have at least so much of a step, also where rows are late
 _LEAST_LEARNED = 0.05  # of `ttft_s`: the least planned seconds that the factor is learned from
 _IN_A_ROW = 0.1  # of `ttft_s`: so long are the steps in a row that the margin is learned from
 _FIRST_PROBE, _LAST_PROBE = 1.0, 8.0  # times `ttft_s` that a device rests before it tries whether it is still slow
 _AVERAGED = 0.05  # of the way to the latest one: means of prompts and answers
-_DOUBTED, _TRUSTED = 0.5, 0.01  # what trust in learned lengths is left by a step with a stall; what each end gives back
-_OVERBOOKED = 1.5  # times the blocks: the most that all that are admitted may need
 _MOST_KEPT = 8  # generations that room is kept for at once
 _HELPED = 0.7  # of the time to its first token: who needs more of an idle device gets no help
 
@@ -80,85 +78,6 @@ class StepPolicy:
     def longest_step_s(self) -> float:
         """What arrives while a step runs waits for its end."""
         return max(self.tpot_s, self.ttft_s / 8)
-
-
-@dataclass(slots=True, eq=False)
-class Row:
-    """One answer in the cache. `computed`: tokens whose keys and values are there; `length`: the prompt's tokens and
-    those that were picked. `coming`: tokens that the running step computes.
-    """
-
-    generation: Generation
-    number: int
-    table: list[int] = field(default_factory=list)
-    computed: int = 0
-    length: int = 0
-    coming: int = 0
-
-    @property
-    def picked(self) -> int:
-        """Tokens of the answer so far."""
-        return self.length - self.generation.prompt_tokens
-
-
-@dataclass(slots=True, eq=False)
-class Generation:
-    """One that is offered: `due` is when its first token is, by the schedule's clock; `tpot_s` None promises no pace;
-    `item` is the caller's own. `rows` are those of its answers that have not ended, once it is admitted.
-    """
-
-    prompt_tokens: int
-    most_tokens: int
-    due: float
-    tpot_s: float | None = None
-    answers: int = 1
-    bulk: bool = False
-    tenant: Tenant | None = None
-    item: Any = None
-    rows: list[Row] = field(default_factory=list)
-    first_at: float | None = None  # when its first token was there
-    opens_s: float = 0.0  # where it was refused: seconds until it would be admitted, as it was predicted then
-    predicted_s: float = 0.0  # from admission to its first token, as it was predicted then
-
-    @property
-    def pace_s(self) -> float | None:
-        """`tpot_s`, where one is promised."""
-        return None if self.bulk else self.tpot_s
-
-    @property
-    def shared_blocks(self) -> int:
-        """Those that the prompt fills, where several answers share them."""
-        return blocks_of(self.prompt_tokens + 1) - 1 if self.answers > 1 else 0
-
-    @property
-    def row_blocks(self) -> int:
-        """The most that one answer needs beside the shared ones. Its last token never is in the cache."""
-        return blocks_of(self.prompt_tokens + self.most_tokens - 1) - self.shared_blocks
-
-    @property
-    def most_blocks(self) -> int:
-        return self.shared_blocks + self.answers * self.row_blocks
-
-    @property
-    def needed_blocks(self) -> int:
-        """The most that its rows need which have not ended."""
-        return self.shared_blocks + len(self.rows) * self.row_blocks
-
-    @property
-    def held_blocks(self) -> int:
-        tables = [len(row.table) for row in self.rows if row.table]
-        return sum(tables) - self.shared_blocks * max(0, len(tables) - 1)
-
-
-class Part(NamedTuple):
-    """Of a step: the `tokens` of a row that come behind its first `start`. `wanted`: they are followed by a token that
-    is to be picked from their logits; at the end of a prompt, one for each answer of the generation.
-    """
-
-    row: Row
-    start: int
-    tokens: int
-    wanted: bool
 
 
 class StepState(NamedTuple):
@@ -191,15 +110,10 @@ class StepSchedule:
     block_count: int
     learning: Learning = field(default_factory=Learning)
     scatter: Learning = field(default_factory=Learning)  # of single steps: only its margin counts
-    lengths: AnswerLengths = field(default_factory=AnswerLengths)
     steps: int = 0  # since the start
-    _blocks: Blocks = field(init=False)
+    room: CacheRoom = field(init=False)
     _waiting: list[Generation] = field(default_factory=list)  # in the order of `_order`
     _running: list[Row] = field(default_factory=list)
-    stalls: int = 0  # since the start: rows that had to wait for a block, each step counted
-    _trust: float = 1.0  # in `lengths`; 0: each answer is to have the room for the most that it may get
-    _reserved: int = 0  # blocks: the most that all may need
-    _reserved_bulk: int = 0
     _copies: list[tuple[int, int]] = field(default_factory=list)
     _step: list[Part] = field(default_factory=list)  # that runs
     _load: StepLoad = field(default_factory=StepLoad)  # of it
@@ -220,7 +134,7 @@ class StepSchedule:
     _last_end: float = 0.0  # of one, or when the device has begun to work since
 
     def __post_init__(self) -> None:
-        self._blocks = Blocks(self.block_count)
+        self.room = CacheRoom(self.block_count)
 
     # --- admission ----------------------------------------------------------------------------------------------------
 
@@ -317,34 +231,12 @@ class StepSchedule:
         """Planned device seconds of it, beside others."""
         prompt, model = generation.prompt_tokens, self.model
         token_s = model.beta_s / max(1, len(self._running)) + model.kv_token_s * prompt
-        answers_s = generation.answers * self.lengths.mean(generation.most_tokens) * token_s
+        answers_s = generation.answers * self.room.lengths.mean(generation.most_tokens) * token_s
         return model.prompt_token_s * prompt + model.pair_s * prompt**2 / 2 + answers_s
 
     def _fits(self, generation: Generation, kept: Sequence[Generation]) -> bool:
-        blocks = sum(one.most_blocks for one in (generation, *kept))
-        share = self.policy.bulk_share * self.block_count
-        if generation.bulk and self._reserved_bulk + generation.most_blocks > share:
-            return False
         rows = len(self._running) + sum(one.answers for one in self._waiting) + generation.answers
-        if rows > self.policy.step_tokens:
-            return False
-        most = self._reserved + blocks
-        if most <= self.block_count or generation.bulk:
-            return most <= self.block_count
-        if most > _OVERBOOKED * self.block_count:
-            return False
-        likely = self._reserved_bulk + self.lengths.most_blocks(*self._answers([generation, *kept]))
-        return most - self._trust * max(0.0, most - likely) <= self.block_count
-
-    def _answers(self, more: Iterable[Generation]) -> tuple[list[int], list[int], list[int]]:
-        """Of all, and of these: tokens that they have, may have beside, and read."""
-        run = [row for row in self._running if not row.generation.bulk]
-        wait = [one for one in [*self._waiting, *more] if not one.bulk for _ in range(one.answers)]
-        return (
-            [row.picked for row in run] + [0] * len(wait),
-            [row.generation.most_tokens - row.picked for row in run] + [one.most_tokens for one in wait],
-            [row.length - 1 for row in run] + [one.prompt_tokens - 1 for one in wait],
-        )
+        return rows <= self.policy.step_tokens and self.room.fits(generation, kept, self.policy.bulk_share)
 
     def _may_probe(self, now: float, generation: Generation) -> bool:
         """A device that rests tries now and then whether it is still as slow, or scatters as much, as it did."""
@@ -398,13 +290,8 @@ class StepSchedule:
         generation.rows = [Row(generation, number) for number in range(generation.answers)]
         generation.rows[0].length = generation.prompt_tokens
         generation.predicted_s = float(outlook.first_s[0])
-        self._reserve(generation, generation.most_blocks)
+        self.room.admit(generation)
         insort(self._waiting, generation, key=_order)
-
-    def _reserve(self, generation: Generation, blocks: int) -> None:
-        self._reserved += blocks
-        if generation.bulk:
-            self._reserved_bulk += blocks
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -413,8 +300,8 @@ class StepSchedule:
         nothing to do.
         """
         assert not self._step, "a step runs"
-        slow, stalls = self.learning.factor * (1 + self.scatter.margin), self.stalls
-        composed = _Composed(self.model, self.policy, slow, now, self._take)
+        slow, stalls = self.learning.factor * (1 + self.scatter.margin), self.room.stalls
+        composed = _Composed(self.model, self.policy, slow, now, self.room.take)
         composed.add_rows([row for row in self._running if not row.generation.bulk])
         composed.add_chunks([one for one in self._waiting if not one.bulk])
         composed.leave_room()
@@ -424,42 +311,9 @@ class StepSchedule:
             row.coming = tokens
         self._step, self._load, self._began = composed.parts, composed.load, now
         self._planned_s = self.model.seconds(composed.load)
-        if self.stalls > stalls:
-            self._trust *= _DOUBTED
+        if self.room.stalls > stalls:
+            self.room.doubt()
         return self._step
-
-    def _take(self, row: Row, tokens: int) -> bool:
-        """The row's table holds so many tokens from now on; at the end of a prompt those of its other answers do, too.
-        False, and nothing is changed, where it has to wait for blocks.
-        """
-        generation, prompt = row.generation, row.generation.prompt_tokens
-        others = generation.rows[1:] if generation.first_at is None and tokens == prompt else []
-        missing = blocks_of(tokens) - len(row.table)
-        if not self._may_take(generation, missing + len(others) * (blocks_of(prompt) - prompt // BLOCK)):
-            self.stalls += 1
-            return False
-        self._blocks.grow(row.table, tokens)
-        for other in others:
-            other.table = self._blocks.share(row.table, tokens)
-            self._blocks.grow(other.table, tokens)
-        return True
-
-    def _may_take(self, generation: Generation, blocks: int) -> bool:
-        """With so many blocks fewer all can still end, one after another, each with the most that it may need: nobody
-        waits for ever, and nothing is computed twice (Dijkstra's banker: EWD 108, 1964).
-        """
-        if not blocks or self._reserved <= self.block_count:
-            return True
-        free = self._blocks.free - blocks
-        if free < 0:
-            return False
-        every = {id(one): one for one in [*self._waiting, *(row.generation for row in self._running)]}
-        held = {key: one.held_blocks + (blocks if one is generation else 0) for key, one in every.items()}
-        for need, has in sorted((one.needed_blocks - held[key], held[key]) for key, one in every.items()):
-            if need > free:
-                return False
-            free += has
-        return True
 
     def copies(self) -> list[tuple[int, int]]:
         """(from, to): blocks that are to be copied before the step that `next_step` has composed."""
@@ -483,8 +337,7 @@ class StepSchedule:
                 self._begins(now, row.generation)
             else:
                 row.length += 1
-                if not row.generation.bulk:
-                    self.lengths.goes_on(row.picked)
+                self.room.goes_on(row)
         self._step, self._since = [], now
         self.steps += 1
         ended = set(map(id, finished))
@@ -509,9 +362,8 @@ class StepSchedule:
 
     def clear(self) -> None:
         """Nothing waits, runs or is reserved any more, and no step runs."""
-        self._blocks = Blocks(self.block_count)
+        self.room.clear()
         self._waiting, self._running, self._copies, self._step = [], [], [], []
-        self._reserved = self._reserved_bulk = 0
 
     def _begins(self, now: float, generation: Generation) -> None:
         """The first token of each answer is picked."""
@@ -534,13 +386,8 @@ class StepSchedule:
             generation.rows.remove(row)
             if row in self._running:
                 self._running.remove(row)
-            if generation.first_at is not None and not (generation.bulk or cut_off):
-                self.lengths.ended(row.picked, generation.most_tokens)
-            self._blocks.give_back(row.table)
-            self._reserve(generation, -generation.row_blocks)
+            self.room.end(row, cut_off=cut_off)
             if not generation.rows:
-                self._reserve(generation, -generation.shared_blocks)
-                self._trust += _TRUSTED * (1 - self._trust)
                 self._mean_gap_s += _AVERAGED * (now - self._last_end - self._mean_gap_s)
                 self._last_end = now
 
@@ -567,8 +414,8 @@ class StepSchedule:
         blocks that are missing, and the first token is in time.
         """
         late_s = 0.0 if outlook is None else float(outlook.first_s[0]) - (generation.due - now)
-        missing = min(generation.most_blocks, generation.most_blocks - (self.block_count - self._reserved))
-        each = max(1, self._reserved // max(1, len(self._running) + len(self._waiting)))
+        missing = min(generation.most_blocks, generation.most_blocks - (self.block_count - self.room.reserved))
+        each = max(1, self.room.reserved // max(1, len(self._running) + len(self._waiting)))
         return max(late_s, math.ceil(max(1, missing) / each) * self._mean_gap_s, self.model.beta_s)
 
     def state(self, now: float) -> StepState:
@@ -587,7 +434,7 @@ class StepSchedule:
         opens_s = 0.0 if admitted else self._opens_s(now, typical, outlook)
         return StepState(
             opens_s, max(0.0, first_s - prompt_token_s * typical.prompt_tokens), prompt_token_s,
-            max(0, self.block_count - self._reserved), self.block_count, len(self._running), len(self._waiting),
+            max(0, self.block_count - self.room.reserved), self.block_count, len(self._running), len(self._waiting),
             self.steps, self.model.as_tuple(), self.learning.factor, self.learning.margin,
             (self._refused_full, self._refused_never),
         )  # fmt: skip

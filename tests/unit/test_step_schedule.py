@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.generation.blocks import BLOCK, Blocks
-from deployments.generation.step_schedule import Generation, StepPolicy, StepSchedule
+from deployments.generation.rows import Generation
+from deployments.generation.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.step_time import StepTime
 
 MODEL = StepTime(0.02, 1.4e-4, 2e-7, 1.4e-4, 6e-9, 128)
@@ -39,7 +40,7 @@ def all_rows(schedule):
 
 def blocks_add_up(schedule):
     """Each block is free, or in tables; one that several have is full in all of them."""
-    blocks = schedule._blocks
+    blocks = schedule.room._blocks
     tables = [row.table for row in all_rows(schedule)]
     held = Counter(block for table in tables for block in table)
     assert set(held) | set(blocks._free) == set(range(blocks.count))
@@ -47,7 +48,7 @@ def blocks_add_up(schedule):
     assert len(blocks._free) == len(set(blocks._free))
     assert all(blocks._holders[block] == held[block] for block in range(blocks.count))
     every = {id(row.generation): row.generation for row in all_rows(schedule)}.values()
-    assert schedule._reserved == sum(one.needed_blocks for one in every)
+    assert schedule.room.reserved == sum(one.needed_blocks for one in every)
     assert blocks.count - blocks.free == sum(one.held_blocks for one in every)
     for row in all_rows(schedule):
         for number, block in enumerate(row.table):
@@ -100,15 +101,15 @@ def test_nothing_is_lost_and_no_written_block_is_shared(happens, count, trusts):
         now = stepped(schedule, now, live, [], removes=False)
         live = [one for one in live if one.rows]
     assert not live
-    assert schedule._blocks.free == count
-    assert schedule._reserved == schedule._reserved_bulk == 0
+    assert schedule.room._blocks.free == count
+    assert schedule.room.reserved == schedule.room._reserved_bulk == 0
     assert not schedule._running
     assert not schedule._waiting
 
 
 def has_learned_that_answers_are_short(schedule):
     for _ in range(5000):
-        schedule.lengths.ended(2, 500)
+        schedule.room.lengths.ended(2, 500)
 
 
 def test_where_answers_are_short_more_are_admitted_than_the_longest_would_fit():
@@ -122,9 +123,9 @@ def test_where_answers_are_short_more_are_admitted_than_the_longest_would_fit():
         now = stepped(schedule, now, [one for one in live if one.rows], [], removes=False)
         if not schedule._running:
             break
-    assert schedule.stalls
+    assert schedule.room.stalls
     assert not any(one.rows for one in live)
-    assert schedule._trust < 0.5
+    assert schedule.room._trust < 0.5
 
 
 def stepped(schedule, now, live, ends, removes):
@@ -169,7 +170,7 @@ def test_answers_share_the_full_blocks_of_their_prompt_and_copy_the_last():
     schedule.next_step(0.1)
     assert schedule.copies() == [(first[2], second[2]), (first[2], third[2])]
     assert [row.length for row in one.rows] == [2 * BLOCK + 6] * 3
-    assert schedule._reserved == 2 + 3
+    assert schedule.room.reserved == 2 + 3
 
 
 def test_a_prompt_that_ends_with_a_block_has_nothing_to_copy():
@@ -290,7 +291,7 @@ def test_who_gives_up_while_waiting_leaves_no_trace():
     schedule.offer(0.0, one)
     schedule.remove(0.0, one)
     assert not schedule.next_step(0.0)
-    assert schedule._reserved == 0
+    assert schedule.room.reserved == 0
 
 
 @given(st.lists(st.tuples(st.integers(1, 600), st.integers(0, 600)), min_size=1, max_size=8))
@@ -314,7 +315,7 @@ def test_answers_of_one_token_end_with_their_prompt(answers):
     assert schedule.offer(0.0, one)
     run_step(schedule, 0.0)
     assert not one.rows
-    assert schedule._blocks.free == 200
+    assert schedule.room._blocks.free == 200
 
 
 def ended(schedule, now, most=30):

@@ -385,7 +385,7 @@ def test_answers_that_a_router_or_a_step_broke_off_are_no_proof_that_answers_are
             else:
                 device.problem = RuntimeError("out of memory")
             await stepper.drained()
-        assert stepper.schedule.lengths.mean(500) == 500
+        assert stepper.schedule.room.lengths.mean(500) == 500
         assert nothing_is_reserved(stepper)
 
     run(main())
@@ -452,7 +452,7 @@ def works(*planned):
 
 def told(schedule):
     """All that it has learned."""
-    learned = (schedule.learning, schedule.scatter, schedule.lengths)
+    learned = (schedule.learning, schedule.scatter, schedule.room.lengths)
     return (*map(repr, learned), schedule.steps, repr(schedule.state(0.0)))
 
 
