@@ -1,0 +1,328 @@
+"""Whatever clients, connections, replicas and Serve do: no block is lost, each token is right, each generation ends.
+
+The product's GenerationRouter, GenerationPool, TokenChannel, Server, Stepper and StepSchedule in virtual time, over
+connections in memory that cut frames anywhere and break at any time; emulated engines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
+from benchmarks.simulation.virtual_time import run
+from deployments.errors import WindveError
+from deployments.generation import generation_pool
+from deployments.generation.asked import Asked
+from deployments.generation.chunk import load_of
+from deployments.generation.emulated_steps import EmulatedSteps, following
+from deployments.generation.generation_router import GenerationHost, GenerationRouter
+from deployments.generation.generation_settings import GenerationSettings
+from deployments.generation.sampling import Sampling
+from deployments.generation.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.step_time import StepTime
+from deployments.generation.stepper import Stepper
+from deployments.generation.token_frames import GenerationOffers
+from deployments.hardware.device_detector import Topology
+from deployments.queueing.quota import Client, Quota
+from deployments.queueing.shares import Tenant
+from deployments.transport.channel import RouterConnection, Server
+from deployments.transport.frames import HEAD
+
+VOCABULARY = 300
+MODEL = StepTime(0.02, 0.0005, 1e-6, 0.0002, 1e-8, 4)
+EMULATED = {"engine": "emulated", "emulated": {"beta_s": 0.02}}
+ARGS = {"model": {"id": "here"}, "accelerator": EMULATED, "cpu": EMULATED}
+CONFIG = {"ttft_s": 1.0, "tpot_s": 0.1}
+TOKENIZER = Tokenizer(WordLevel({f"w{number}": number for number in range(VOCABULARY)}, "w0"))
+PATIENCE_S = 40.0
+
+
+class Instruments:
+    def __getattr__(self, _):
+        return lambda *_: self
+
+
+class Card:
+    name, context, end_tokens = "emulated", 4096, (7,)
+
+
+class Wire:
+    """One end of a connection: what it sends arrives late, and in pieces. `deaf`: it hears of nothing any more."""
+
+    def __init__(self, protocol, chance):
+        self.protocol, self.peer, self.closing, self.deaf = protocol, None, False, False
+        self._chance, self._last = chance, 0.0
+
+    def writelines(self, parts):
+        data = b"".join(parts)
+        while data and not self.closing:
+            size = self._chance.choice([1, 7, 300, len(data), len(data)])
+            self._later(self.peer._hear, data[:size])
+            data = data[size:]
+
+    def _later(self, what, *args):
+        loop = asyncio.get_running_loop()
+        late_s = self._chance.choice([0.0, 1e-6, 1e-3])
+        self._last = max(self._last + 1e-9, loop.time() + late_s)  # two never come at the same moment: they keep order
+        loop.call_at(self._last, what, *args)
+
+    def _hear(self, data):
+        if not (self.closing or self.deaf):
+            self.protocol.data_received(data)
+
+    def is_closing(self):
+        return self.closing
+
+    def get_extra_info(self, _):
+        return None
+
+    def get_write_buffer_size(self):
+        return 0
+
+    def abort(self):
+        self._end()
+        if not self.deaf:
+            self._later(self.peer._end)
+
+    def _end(self):
+        if not (self.closing or self.deaf):
+            self.closing = True
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    close = abort
+
+
+class Replica:
+    """As `Generator` puts it together."""
+
+    def __init__(self, name, blocks, chance):
+        self.name, self.chance, self.wires = name, chance, []
+        self.engine = EmulatedSteps(MODEL, blocks, VOCABULARY, sleep=lambda _: None)
+        self.stepper = Stepper(
+            StepSchedule(MODEL, StepPolicy(1.0, 0.1), blocks), self._compute, clock=asyncio.get_running_loop().time
+        )
+        self.server = Server(name, self.stepper.receive, self.stepper.gone, GenerationOffers.decode)
+        self.alive, self.problem, self.slow = True, None, 1.0
+
+    def _compute(self, work, ended):
+        async def step():
+            try:
+                if self.problem is not None:
+                    raise self.problem
+                found = work.run(self.engine)
+            except RuntimeError as error:
+                found = error
+            self.problem = None
+            await asyncio.sleep(self.slow * MODEL.seconds(load_of(work.chunks)))
+            ended(found)
+
+        self.task = asyncio.get_running_loop().create_task(step())
+
+    @property
+    def about(self):
+        return {"node": "n", "channel": {"host": self.name, "port": 1, "secret": self.server.secret}}
+
+    def connect(self, channel):
+        if not self.alive:
+            raise ConnectionRefusedError
+        here, there = Wire(RouterConnection(self.server), self.chance), Wire(channel, self.chance)
+        here.peer, there.peer = there, here
+        self.wires.append(there)
+        channel.connection_made(there)
+        here.protocol.connection_made(here)
+
+    def die(self):
+        self.alive = False
+        for wire in self.wires:
+            wire.peer.abort()
+            wire.peer.deaf = True
+
+    @property
+    def is_free(self):
+        state, schedule = self.stepper.state(), self.stepper.schedule
+        blocks = schedule.room._blocks
+        return (
+            (self.stepper.in_flight, state.rows, state.waiting) == (0, 0, 0)
+            and state.free_blocks == blocks.free == blocks.count == len(set(blocks._free))
+            and schedule.room.reserved == schedule.room._reserved_bulk == 0
+            and not any(session.generations for session in self.stepper._sessions.values())
+        )
+
+
+def expected(asked, number):
+    """The tokens of an answer, as the emulated devices' rule has them."""
+    ids = asked.ids.tolist()
+    for _ in range(asked.most_tokens):
+        ids.append(following(ids, VOCABULARY))
+        if (ids[-1] in Card.end_tokens and not asked.ignore_end) or f"w{ids[-1]}" in asked.stops:
+            break
+    return ids[len(asked.ids) :]
+
+
+class World:
+    """One Router, two pools. `clients`: what each one was answered."""
+
+    def __init__(self, blocks, seed):
+        self.chance, self.blocks = random.Random(seed), blocks
+        self.pools, self.clients, self.count = {"accelerator": [], "cpu": []}, [], 0
+        self.quota, self.drains = Quota(1e9, "tokens"), []
+
+    async def start(self):
+        topology = Topology(tuple(self.pools), dict.fromkeys(self.pools, 1), heterogeneous=True, reason="a test")
+        host = GenerationHost("router", "n", Instruments(), Card(), TOKENIZER)
+        self.router = GenerationRouter(
+            GenerationSettings.parse(ARGS), topology, {name: (name, None) for name in self.pools}, host
+        )
+        await self.router.reconfigure(CONFIG)
+        for name in self.pools:
+            self.add(name)
+            self.follow(name)
+        await asyncio.sleep(0.2)
+
+    async def reach(self, make, address, secret):
+        replica = next(one for some in self.pools.values() for one in some if one.name == address[0])
+        channel = make()
+        replica.connect(channel)
+        await asyncio.sleep(self.chance.choice([0.0, 0.01]))
+        shown = secret.encode()
+        channel.transport.writelines([HEAD.pack(HEAD.size + len(shown), 0), shown])
+        return channel
+
+    def add(self, pool):
+        self.count += 1
+        self.pools[pool].append(Replica(f"{pool} {self.count}", self.blocks, self.chance))
+
+    def follow(self, pool, left_out=(), died=None):
+        members = {one.name: one.about for one in self.pools[pool] if one.alive and one not in left_out}
+        self.router.pools[pool].follow(members, died)
+
+    def ask(self, length, tokens, leaves_s, reads_s, **more):
+        ids = np.random.default_rng(len(self.clients)).integers(8, VOCABULARY, length).astype(np.int32)
+        client = Client(Tenant("t"), self.quota) if more.pop("named", False) else None
+        asked = Asked(ids, tokens, Sampling(0.0), client=client, **more)
+        seen = SimpleNamespace(asked=asked, tokens={}, ends={}, problem=None, left=False)
+        self.clients.append(seen)
+        seen.task = asyncio.get_running_loop().create_task(self._client(seen, leaves_s, reads_s))
+
+    async def _client(self, seen, leaves_s, reads_s):
+        try:
+            async with asyncio.timeout(leaves_s):
+                pieces = await self.router.begin(seen.asked)
+                async with contextlib.aclosing(pieces):
+                    async for piece in pieces:
+                        assert piece.answer not in seen.ends
+                        seen.tokens.setdefault(piece.answer, []).extend(one.id for one in piece.tokens)
+                        if piece.finish:
+                            seen.ends[piece.answer] = piece.finish
+                        await asyncio.sleep(reads_s)
+        except TimeoutError:
+            seen.left = True
+        except WindveError as error:
+            seen.problem = error
+
+    def replica(self, number):
+        every = [one for some in self.pools.values() for one in some if one.alive]
+        return every[number % len(every)] if every else None
+
+    async def happen(self, what, how):
+        if what == "ask":
+            self.ask(**how)
+        elif what == "reconfigure":
+            await self.router.reconfigure({**CONFIG, **how})
+        elif what == "replace":
+            pool = ("accelerator", "cpu")[how % 2]
+            old = self.pools[pool][:]
+            self.add(pool)
+            self.follow(pool, left_out=old)
+            self.drains += [asyncio.get_running_loop().create_task(self._drained(one)) for one in old if one.alive]
+        elif (replica := self.replica(how)) is None:
+            return
+        elif what == "fail":
+            replica.problem = RuntimeError("out of memory")
+        elif what == "slow":
+            replica.slow = 1.0 if replica.slow > 1 else 6.0
+        elif what == "cut" and replica.wires:
+            replica.wires[-1].abort()
+        elif what == "half cut" and replica.wires:  # the replica hears nothing of it
+            wire = replica.wires[-1]
+            wire.peer.deaf = True
+            wire._end()
+        elif what == "die":
+            replica.die()
+            for pool, some in self.pools.items():
+                if replica in some:
+                    await asyncio.sleep(0.05)
+                    self.add(pool)
+                    self.follow(pool, died=replica.name)
+
+    async def _drained(self, replica):
+        await replica.stepper.drained()
+        replica.die()
+
+    def check(self):
+        for number, seen in enumerate(self.clients):
+            assert seen.task.done(), number
+            seen.task.result()
+            for answer, tokens in seen.tokens.items():
+                right = expected(seen.asked, answer)
+                assert tokens == right[: len(tokens)], (number, answer)
+                assert (answer in seen.ends) == (len(tokens) == len(right)), (number, answer)
+            if not seen.left and seen.problem is None:
+                assert set(seen.ends) == set(range(seen.asked.answers)), number
+        for some in self.pools.values():
+            for replica in some:
+                assert not replica.alive or replica.is_free, replica.name
+        for pool in self.router.pools.values():
+            assert all(link.streams == 0 for link in [*pool.links.values(), *pool._draining.values()])
+
+
+ASK = st.fixed_dictionaries({
+    "length": st.sampled_from([1, 5, 127, 128, 129, 256, 300, 1000]),
+    "tokens": st.sampled_from([1, 2, 5, 30]),
+    "answers": st.sampled_from([1, 1, 1, 2, 3, 5]),
+    "bulk": st.sampled_from([False, False, True]),
+    "ignore_end": st.booleans(),
+    "named": st.booleans(),
+    "stops": st.sampled_from([(), (), tuple(f"w{number}" for number in range(30, 60))]),
+    "timeout_s": st.sampled_from([None, None, 0.3, 5.0]),
+    "logprobs": st.sampled_from([None, None, 2]),
+    "leaves_s": st.sampled_from([PATIENCE_S, PATIENCE_S, PATIENCE_S, 0.0, 0.001, 0.03, 0.5]),
+    "reads_s": st.sampled_from([0.0, 0.0, 0.5]),
+})  # fmt: skip
+EVENT = st.one_of(
+    *[st.tuples(st.just("ask"), ASK)] * 6,
+    st.tuples(
+        st.just("reconfigure"),
+        st.sampled_from([{}, {"ttft_s": 2.0}, {"bulk_share": 0.1}, {"unread_tokens": 5}, {"request_timeout_s": 3.0}]),
+    ),
+    st.tuples(st.sampled_from(["fail", "slow", "cut", "half cut", "die", "replace"]), st.integers(0, 3)),
+)
+WAIT = st.sampled_from([0.0, 0.0, 0.0, 0.001, 0.02, 0.1, 0.7])
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(EVENT, WAIT), min_size=3, max_size=30), st.sampled_from([6, 24, 100]), st.integers(0, 9))
+def test_each_generation_ends_with_its_own_tokens_and_nothing_is_left(happens, blocks, seed):
+    async def main():
+        world = World(blocks, seed)
+        world.drains = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(generation_pool, "reach", world.reach)
+            patch.setattr(generation_pool.GenerationPool, "connect", lambda _: None)
+            await world.start()
+            for (what, how), wait_s in happens:
+                await world.happen(what, how)
+                await asyncio.sleep(wait_s)
+            await asyncio.sleep(PATIENCE_S + 20)
+            world.check()
+
+    run(main(), most_turns=3_000_000)
