@@ -5,11 +5,12 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "deployments.generation.decode_attention",  # loaded by ctypes: decode_kernel.py
-            ["deployments/generation/decode_attention.c"],
+            f"deployments.generation.{name}",  # loaded by ctypes: deployments/generation/native.py
+            [f"deployments/generation/{name}.c"],
             extra_compile_args=["-O3", "-fno-math-errno"],
             libraries=["m"],
             optional=True,
         )
+        for name in ("decode_attention", "decode_products", "decode_rows")
     ]
 )

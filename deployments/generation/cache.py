@@ -9,11 +9,14 @@ import torch
 from torch.nn import functional
 
 from deployments.engines.packed.attention import Heads
+from deployments.engines.packed.layers import RmsNorm
 from deployments.engines.packed.layout import Layout
+from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Place
 from deployments.generation.blocks import BLOCK
 from deployments.generation.chunk import Chunk
 from deployments.generation.decode_kernel import DecodeKernel, decode_kernel
+from deployments.generation.row_kernels import turn_kernel
 from deployments.generation.step import StepLayout
 
 
@@ -25,8 +28,33 @@ class Cache:
         self.tensor = torch.zeros(shape, device=place.device, dtype=place.dtype)
         self._kernel = decode_kernel(heads, place)
 
-    def attention(self, layer: int, heads: Heads) -> CachedAttention:
-        return CachedAttention(heads, *self.tensor[layer], kernel=self._kernel)
+    def attention(self, layer: int, heads: Heads, turned: Turned | None = None) -> CachedAttention:
+        return CachedAttention(heads, *self.tensor[layer], turned=turned, kernel=self._kernel)
+
+
+class Turned:
+    """Query and key with their norm, where a model has one, and turned by their positions."""
+
+    def __init__(self, heads: Heads, norm: RmsNorm | None, rotary: Rotary, place: Place) -> None:
+        self._heads, self._norm, self._rotary = heads, norm, rotary
+        self._kernel = turn_kernel(heads, norm, place)
+
+    def put(self, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> None:
+        """Turn them in place, in [tokens + spare, heads + 2 groups, size], and put keys and values into the cache."""
+        if self._kernel is not None:
+            self._kernel.turn(qkv, self._rotary.angles(step), keys, values, step.slots)
+            return
+        turned = qkv[:, : self._heads.heads + self._heads.groups]
+        if self._norm is not None:
+            self._norm.in_place(turned)
+        self._rotary.turn(turned, step)
+        put(self._heads, qkv, keys, values, step)
+
+
+def put(heads: Heads, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> None:
+    """Put keys and values of [tokens + spare, heads + 2 groups, size] into the cache."""
+    blocks, places = step.slots
+    keys[blocks, :, places], values[blocks, :, places] = torch.split(qkv[: step.tokens, heads.heads :], heads.groups, 1)
 
 
 class CachedAttention:
@@ -35,17 +63,26 @@ class CachedAttention:
     """
 
     def __init__(
-        self, heads: Heads, keys: torch.Tensor, values: torch.Tensor, *, kernel: DecodeKernel | None = None
+        self,
+        heads: Heads,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        turned: Turned | None = None,
+        kernel: DecodeKernel | None = None,
     ) -> None:
-        """`kernel` computes the rows of one token, torch the others and all where there is none."""
-        self._heads, self._keys, self._values, self._kernel = heads, keys, values, kernel
+        """`turned` is what is done to query and key first; `kernel` computes the rows of one token, torch the others
+        and all where there is none.
+        """
+        self._heads, self._keys, self._values, self._turned, self._kernel = heads, keys, values, turned, kernel
 
     def __call__(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
         step, heads = cast("StepLayout", layout), self._heads
-        q, k, v = torch.split(qkv[: step.tokens], [heads.heads, heads.groups, heads.groups], 1)
-        blocks, places = step.slots
-        self._keys[blocks, :, places] = k
-        self._values[blocks, :, places] = v
+        if self._turned is None:
+            put(heads, qkv, self._keys, self._values, step)
+        else:
+            self._turned.put(qkv, self._keys, self._values, step)
+        q = qkv[: step.tokens, : heads.heads]
         mixed = torch.empty(step.tokens, heads.heads * heads.size, dtype=qkv.dtype, device=qkv.device)
         if self._kernel is not None and len(step.decoding.tokens):
             self._kernel.attend(q, self._keys, self._values, step.decoding, mixed)

@@ -12,10 +12,13 @@ import torch
 
 from deployments.engines.packed.attention import CAUSAL, Attention, Heads, Reach
 from deployments.engines.packed.families import decoder
-from deployments.engines.packed.layers import Dense
+from deployments.engines.packed.layers import Products, RmsNorm
+from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Weights
-from deployments.generation.cache import Cache
+from deployments.generation.cache import Cache, Turned
 from deployments.generation.chunk import Chunk
+from deployments.generation.packed_products import products_for
+from deployments.generation.row_kernels import kernel_norm
 from deployments.generation.step import StepLayout
 
 FAMILIES = {"llama", "qwen2", "qwen3"}  # by the config's model_type
@@ -34,23 +37,26 @@ def unsupported(config: Any) -> str | None:
 class CausalModel:
     """Of a config that is not `unsupported`, with a cache of `blocks` blocks."""
 
-    def __init__(self, config: Any, weights: Weights, blocks: int) -> None:
-        """`weights` are under the names of the class with a head. Raises MissingWeight."""
+    def __init__(self, config: Any, weights: Weights, blocks: int, products: Products | None = None) -> None:
+        """`weights` are under the names of the class with a head; `products` are the quicker ones of this machine, if
+        they are not given. Raises MissingWeight.
+        """
         self._place = weights.place
         made: list[Cache] = []
 
-        def attend(layer: int, heads: Heads, _: Reach) -> Attention:
+        def attend(layer: int, heads: Heads, _: Reach, norm: RmsNorm | None, rotary: Rotary) -> Attention:
             if not made:  # who has how many heads is known here
                 made.append(Cache(config.num_hidden_layers, heads, blocks, self._place))
-            return made[0].attention(layer, heads)
+            return made[0].attention(layer, heads, Turned(heads, norm, rotary, self._place))
 
-        parts = decoder.build(config, weights.within("model"), attend=attend)
+        products = products or products_for(self._place)
+        parts = decoder.build(config, weights.within("model"), attend=attend, products=products, norms=kernel_norm)
         self._embeddings = parts.embeddings()
         self._blocks = [build() for build in parts.blocks]
         assert parts.norm is not None
         self._norm = parts.norm()
         tied = "lm_head.weight" not in weights or config.tie_word_embeddings
-        self._head = Dense(weights["model.embed_tokens.weight" if tied else "lm_head.weight"], None)
+        self._head = products.dense(weights, "model.embed_tokens" if tied else "lm_head")
         (self.cache,) = made
 
     @torch.inference_mode()
@@ -65,5 +71,4 @@ class CausalModel:
             if number == len(self._blocks):
                 layout.only(layout.last)
             x = block(x, layout)
-        logits: torch.Tensor = self._head(self._norm(x))[: len(layout.last)]
-        return logits.float()
+        return self._head.floats(self._norm(x))[: len(layout.last)]

@@ -5,13 +5,8 @@ installation. Imports torch.
 from __future__ import annotations
 
 import ctypes
-import functools
-import logging
-import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +14,12 @@ import torch
 
 from deployments.engines.packed.attention import Heads
 from deployments.engines.packed.tensors import Place
+from deployments.generation import native
 from deployments.generation.chunk import Chunk
 
-logger = logging.getLogger("ray.serve")
-
+_NAME = "decode_attention"
 _DTYPES = (torch.float32, torch.bfloat16)
 _SIZES = 16  # a head's size is a multiple of it
-_BUILT = Path(__file__).with_name(f"decode_attention{sysconfig.get_config_var('EXT_SUFFIX')}")
 
 
 class _Attention(ctypes.Structure):
@@ -62,9 +56,7 @@ class DecodeKernel:
 
     def __init__(self, form: str, heads: Heads) -> None:
         """`form` is one of `forms()`."""
-        library = _library()
-        assert library is not None
-        self._run, self._heads = getattr(library, f"decode_attention_{form}"), heads
+        self._run, self._heads = native.function(_NAME, form), heads
 
     def attend(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rows: DecodeRows, mixed: torch.Tensor
@@ -78,15 +70,14 @@ class DecodeKernel:
         arrays = (array.ctypes.data for array in (rows.tokens, rows.lengths, rows.tables))
         shape = (len(rows.tokens), heads.groups, heads.heads // heads.groups, heads.size)
         work = _Attention(*tensors, *arrays, q.stride(0), rows.tables.shape[1], *shape, q.dtype == torch.bfloat16)
-        _on_threads()(self._run, ctypes.byref(work), min(torch.get_num_threads(), shape[0] * shape[1]))
+        native.on_threads()(self._run, ctypes.byref(work), min(torch.get_num_threads(), shape[0] * shape[1]))
         if work.failed:
             raise MemoryError("there is no memory for attention: give the replica more, or its cache fewer blocks")
 
 
 def forms() -> list[str]:
     """Those that this processor runs, the best first; none where the kernel was not built."""
-    library = _library()
-    return library.decode_attention_forms().decode().split() if library else []
+    return native.forms(_NAME)
 
 
 def decode_kernel(heads: Heads, place: Place) -> DecodeKernel | None:
@@ -94,30 +85,3 @@ def decode_kernel(heads: Heads, place: Place) -> DecodeKernel | None:
     if place.device.type != "cpu" or place.dtype not in _DTYPES or heads.size % _SIZES:
         return None
     return DecodeKernel(forms()[0], heads) if forms() else None
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    try:
-        library = ctypes.CDLL(str(_BUILT))
-    except OSError as error:
-        logger.info("Attention of answers: torch's, the kernel was not built at the installation (%s)", error)
-        return None
-    library.decode_attention_forms.restype = ctypes.c_char_p
-    logger.info("Attention of answers: the kernel's form %s", library.decode_attention_forms().decode().split()[0])
-    return library
-
-
-@functools.cache
-def _on_threads() -> Callable[[Any, Any, int], object]:
-    """Calls a C function with one argument on so many threads: those of torch's own OpenMP, so that there are no more
-    threads than cores. On the caller's alone where torch has another kind.
-    """
-    try:
-        linked = ctypes.CDLL(torch.__path__[0] + "/lib/libtorch_cpu.so")  # and what that is linked with
-        parallel = linked.GOMP_parallel
-    except (AttributeError, OSError):
-        return lambda run, argument, _: run(argument)
-    parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-    parallel.restype = None
-    return lambda run, argument, threads: parallel(ctypes.cast(run, ctypes.c_void_p), argument, threads, 0)

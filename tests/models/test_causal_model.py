@@ -22,28 +22,36 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from deployments.engines.packed.layers import TorchProducts
 from deployments.engines.packed.tensors import Place, Weights
 from deployments.generation.blocks import BLOCK, Blocks, NoBlocks
 from deployments.generation.causal_model import CausalModel, unsupported
 from deployments.generation.chunk import Chunk
+from deployments.generation.packed_products import PackedProducts, forms
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 FAMILIES = {
-    "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 2}),
+    "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 2, "head_dim": 32}),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"num_key_value_heads": 1}),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"num_key_value_heads": 2, "head_dim": 16}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"num_key_value_heads": 2, "head_dim": 32}),
     "tied": (Qwen2ForCausalLM, Qwen2Config, {"num_key_value_heads": 4, "tie_word_embeddings": True}),
 }
+PRODUCTS = {"torch": TorchProducts()} | {f"in C, {form}": PackedProducts(form) for form in forms(torch.float32)[:1]}
 NEAR = 1e-4  # of the two best logits: either token is right
 BLOCKS = 12
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def models(request):
-    """transformers' own, and ours of the same weights."""
+def own(request):
+    """transformers' model."""
     model, config, more = FAMILIES[request.param]
-    own = build_transformers(model, config, **{"tie_word_embeddings": False} | SHAPE | more)
-    return own, CausalModel(own.config, Weights.of_module(own, EXACT), BLOCKS)
+    return build_transformers(model, config, **{"tie_word_embeddings": False} | SHAPE | more)
+
+
+@pytest.fixture(scope="module", params=PRODUCTS)
+def models(own, request):
+    """transformers' own, and ours of the same weights."""
+    return own, CausalModel(own.config, Weights.of_module(own, EXACT), BLOCKS, PRODUCTS[request.param])
 
 
 class World:
@@ -142,11 +150,12 @@ def test_in_any_mix_each_is_as_if_alone(models, events):
             check(own, ids, prompt)
 
 
-def test_in_bfloat16_logits_are_as_near_as_those_of_transformers(models):
+@pytest.mark.parametrize("form", ["torch", *forms(torch.bfloat16)])
+def test_in_bfloat16_logits_are_as_near_as_those_of_transformers(own, form):
     """docs/generation.md states the bounds; 51 tokens behind a prompt of a chunk and then one by one."""
-    own, _ = models
-    half = Place(EXACT.device, torch.bfloat16)
-    model, ids = CausalModel(own.config, Weights.of_module(own, half), BLOCKS), np.array(prompt_of(200), np.int32)
+    half, products = Place(EXACT.device, torch.bfloat16), TorchProducts() if form == "torch" else PackedProducts(form)
+    model = CausalModel(own.config, Weights.of_module(own, half), BLOCKS, products)
+    ids = np.array(prompt_of(200), np.int32)
     starts = [0, *range(150, 200)]
     chunks = [Chunk(ids[start:end], start, (0, 1), wanted=True) for start, end in pairwise([*starts, 200])]
     ours = torch.cat([model.step([chunk]) for chunk in chunks])

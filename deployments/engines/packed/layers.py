@@ -62,6 +62,10 @@ class Dense:
             return self._with(x, residual, "add")
         return functional.linear(x, self._weight, self._bias) + residual
 
+    def floats(self, x: torch.Tensor) -> torch.Tensor:
+        """The product in float32."""
+        return self(x).float()
+
     def times(self, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
         """The product times `factor`, number by number."""
         if self._fused:
@@ -71,6 +75,16 @@ class Dense:
     def _with(self, x: torch.Tensor, other: torch.Tensor, how: str) -> torch.Tensor:
         y: torch.Tensor = _FUSED._linear_pointwise.binary(x, other, self._weight, self._bias, how)  # noqa: SLF001 - torch's
         return y
+
+
+class Product(Protocol):
+    """As `Dense` with no activation behind it."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor: ...
+
+    def floats(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
 class LayerNorm:
@@ -87,24 +101,24 @@ class RmsNorm:
     """
 
     def __init__(self, weight: torch.Tensor, eps: float) -> None:
-        self._weight, self._eps = weight, eps
+        self.weight, self.eps = weight, eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return (x * self._factor(x)).mul_(self._weight)
+        return (x * self._factor(x)).mul_(self.weight)
 
     def in_place(self, x: torch.Tensor) -> None:
-        x.mul_(self._factor(x)).mul_(self._weight)
+        x.mul_(self._factor(x)).mul_(self.weight)
 
     def _factor(self, x: torch.Tensor) -> torch.Tensor:
         """[..., 1]. torch's own rms_norm takes two to seven times as long on a CPU."""
         length: torch.Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        return length.square_().div_(x.shape[-1]).add_(self._eps).rsqrt_().to(x.dtype)
+        return length.square_().div_(x.shape[-1]).add_(self.eps).rsqrt_().to(x.dtype)
 
 
 class Mlp:
     """down(up(x)); the activation is in `up`."""
 
-    def __init__(self, up: Dense, down: Dense) -> None:
+    def __init__(self, up: Layer, down: Product) -> None:
         self._up, self._down = up, down
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -140,8 +154,8 @@ class SelfAttention:
     """
 
     heads: Heads
-    qkv: Dense
-    out: Dense
+    qkv: Product
+    out: Product
     attention: Attention
     norm: HeadNorm | None = None
     rotary: Rotary | None = None
@@ -203,10 +217,39 @@ class PreNorm:
 
 def dense(weights: Weights, *names: str, scales: Sequence[float] = (), activation: str | None = None) -> Dense:
     """The products of these names as one, below one another, each times its scale."""
+    return Dense(*weight_and_bias(weights, *names, scales=scales), activation)
+
+
+def weight_and_bias(
+    weights: Weights, *names: str, scales: Sequence[float] = ()
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Those of `dense`."""
     weight = weights.joined([f"{name}.weight" for name in names], scales)
     biases = [f"{name}.bias" for name in names]
-    bias = weights.joined(biases, scales) if any(one in weights for one in biases) else None
-    return Dense(weight, bias, activation)
+    return weight, weights.joined(biases, scales) if any(one in weights for one in biases) else None
+
+
+class Products(Protocol):
+    """What makes a decoder's products."""
+
+    def dense(self, weights: Weights, *names: str, scales: Sequence[float] = ()) -> Product:
+        """As the function `dense`."""
+        ...
+
+    def gated(self, weights: Weights, gate: str, up: str, activation: str) -> Layer:
+        """activation(gate(x)) * up(x)."""
+        ...
+
+
+class TorchProducts:
+    """`Products` of torch."""
+
+    def dense(self, weights: Weights, *names: str, scales: Sequence[float] = ()) -> Product:
+        return dense(weights, *names, scales=scales)
+
+    def gated(self, weights: Weights, gate: str, up: str, activation: str) -> Layer:
+        gates, ups = dense(weights, gate, activation=activation), dense(weights, up)
+        return lambda x: ups.times(x, gates(x))
 
 
 def dense_qkv(weights: Weights, heads: Heads, *names: str) -> Dense:

@@ -30,23 +30,25 @@ class Rotary:
 
     def turn(self, heads: torch.Tensor, layout: Layout) -> None:
         """[tokens + spare, heads, size], in place."""
-        cos, sin = layout.once((self, "angles"), lambda: self._angles(layout))
+        cos, sin = self.angles(layout).unsqueeze(1).chunk(2, -1)
         half = cos.shape[-1]
         first, second = heads[..., :half], heads[..., half : 2 * half]
         first_by_sin, second_by_sin = first * sin, second * sin
         first.mul_(cos).sub_(second_by_sin)
         second.mul_(cos).add_(first_by_sin)
 
-    def _angles(self, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines, each [tokens + spare, 1, n / 2]."""
+    def angles(self, layout: Layout) -> torch.Tensor:
+        """Of each token n / 2 cosines, then as many sines, [tokens + spare, n]."""
+        return layout.once((self, "angles"), lambda: layout.add_spare(layout.firsts(self._table_of(layout.longest))))
+
+    def _table_of(self, positions: int) -> torch.Tensor:
+        """[at least so many positions, n]."""
         table = self._table
-        if len(table) < layout.longest:
-            positions = torch.arange(1 << (layout.longest - 1).bit_length()).float()
-            angles = torch.outer(positions, self._frequencies)
+        if len(table) < positions:
+            angles = torch.outer(torch.arange(1 << (positions - 1).bit_length()).float(), self._frequencies)
             table = torch.cat([angles.cos(), angles.sin()], 1) * self._factor
             self._table = table = table.to(self._place.device, self._place.dtype)  # whole at once: others may read it
-        cos, sin = layout.add_spare(layout.firsts(table)).unsqueeze(1).chunk(2, -1)
-        return cos, sin
+        return table
 
 
 def rotary_of(config: Any, place: Place, kind: str | None = None) -> Rotary:

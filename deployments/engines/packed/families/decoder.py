@@ -7,6 +7,7 @@ Of a config only the keys are read that the class in transformers reads: a windo
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -15,11 +16,13 @@ import torch
 from deployments.engines.packed.attention import ALL, CAUSAL, Attention, Heads, Reach, attention_for
 from deployments.engines.packed.layers import (
     ACTIVATIONS,
-    GatedMlp,
+    Layer,
+    Mlp,
     PreNorm,
+    Products,
     RmsNorm,
     SelfAttention,
-    dense,
+    TorchProducts,
     rms_norm,
 )
 from deployments.engines.packed.model import Embeddings, Parts
@@ -29,7 +32,20 @@ from deployments.engines.packed.tensors import Weights
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _KINDS = {"gemma3_text", "qwen2", "qwen3"}  # whose config says for each layer what a token sees
 
-Attend = Callable[[int, Heads, Reach], Attention]  # the attention of the layer with this number
+TORCHS = TorchProducts()
+Norms = Callable[[RmsNorm], Layer]
+
+# The attention of the layer with this number, which normalises and turns query and key itself.
+Attend = Callable[[int, Heads, Reach, RmsNorm | None, Rotary], Attention]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mixing:
+    """A layer's attention, and what comes before it that the attention does not do itself."""
+
+    attention: Attention
+    norm: RmsNorm | None = None
+    rotary: Rotary | None = None
 
 
 def unsupported(config: Any) -> str | None:
@@ -40,8 +56,18 @@ def unsupported(config: Any) -> str | None:
     return unsupported_rotary(config)
 
 
-def build(config: Any, weights: Weights, *, types: bool = False, attend: Attend | None = None) -> Parts:  # noqa: ARG001 - it has none
-    """`attend`: where the attention of tokens to one another is not all, as with those of a cache."""
+def build(
+    config: Any,
+    weights: Weights,
+    *,
+    types: bool = False,  # noqa: ARG001 - it has none
+    attend: Attend | None = None,
+    products: Products = TORCHS,
+    norms: Norms = lambda norm: norm,
+) -> Parts:
+    """`attend`: where the attention of tokens to one another is not all, as with those of a cache. `norms` says what
+    computes the norms of rows.
+    """
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = Heads(config.num_attention_heads, config.num_key_value_heads, size)
     kinds = layer_kinds(config)
@@ -52,14 +78,17 @@ def build(config: Any, weights: Weights, *, types: bool = False, attend: Attend 
     def block(number: int) -> PreNorm:
         kind = kinds[number]
         seen = reach(config, kind)
-        attention = attention_to(seen) if attend is None else attend(number, heads, seen)
-        return _block(config, weights.within(f"layers.{number}"), heads, attention, rotaries[kind])
+        layer, rotary = weights.within(f"layers.{number}"), rotaries[kind]
+        norm = _norm_of_heads(config, layer, heads)
+        if attend is None:
+            return _block(config, layer, heads, _Mixing(attention_to(seen), norm, rotary), products, norms)
+        return _block(config, layer, heads, _Mixing(attend(number, heads, seen, norm, rotary)), products, norms)
 
     is_gemma = _is_gemma(config)
     return Parts(
         lambda: Embeddings(weights["embed_tokens.weight"], scale=config.hidden_size**0.5 if is_gemma else 1.0),
         [partial(block, number) for number in range(config.num_hidden_layers)],
-        lambda: rms_norm(weights, "norm", config.rms_norm_eps, offset=float(is_gemma)),
+        lambda: norms(rms_norm(weights, "norm", config.rms_norm_eps, offset=float(is_gemma))),
     )
 
 
@@ -81,41 +110,53 @@ def reach(config: Any, kind: str) -> Reach:
     return CAUSAL if window is None else Reach(window - 1, 0)
 
 
-def _block(config: Any, layer: Weights, heads: Heads, attention: Attention, rotary: Rotary) -> PreNorm:
-    eps, is_gemma = config.rms_norm_eps, _is_gemma(config)
-    norm = partial(rms_norm, layer, eps=eps, offset=float(is_gemma))
-    scale = (config.query_pre_attn_scalar if is_gemma else heads.size) ** -0.5
-    by_head = "self_attn.q_norm.weight" in layer
+def _block(  # noqa: PLR0917 - a layer's parts
+    config: Any, layer: Weights, heads: Heads, mixing: _Mixing, products: Products, norms: Norms
+) -> PreNorm:
+    is_gemma = _is_gemma(config)
+
+    def norm(name: str) -> Layer:
+        return norms(rms_norm(layer, name, config.rms_norm_eps, offset=float(is_gemma)))
+
+    scale = 1.0 if _by_head(layer) else _scale(config, heads)
     return PreNorm(
         norm("input_layernorm"),
         SelfAttention(
             heads,
-            dense(
-                layer,
-                *(f"self_attn.{part}_proj" for part in "qkv"),
-                scales=(1.0 if by_head else scale, 1.0, 1.0),
-            ),
-            dense(layer, "self_attn.o_proj"),
-            attention,
-            _norm_of_heads(layer, heads, scale, eps, offset=float(is_gemma)) if by_head else None,
-            rotary,
+            products.dense(layer, *(f"self_attn.{part}_proj" for part in "qkv"), scales=(scale, 1.0, 1.0)),
+            products.dense(layer, "self_attn.o_proj"),
+            mixing.attention,
+            mixing.norm,
+            mixing.rotary,
         ),
         norm("pre_feedforward_layernorm" if is_gemma else "post_attention_layernorm"),
-        GatedMlp(
-            dense(layer, "mlp.gate_proj", activation=_activation(config)),
-            dense(layer, "mlp.up_proj"),
-            dense(layer, "mlp.down_proj"),
+        Mlp(
+            products.gated(layer, "mlp.gate_proj", "mlp.up_proj", _activation(config)),
+            products.dense(layer, "mlp.down_proj"),
         ),
         norm("post_attention_layernorm") if is_gemma else None,
         norm("post_feedforward_layernorm") if is_gemma else None,
     )
 
 
-def _norm_of_heads(layer: Weights, heads: Heads, scale: float, eps: float, *, offset: float) -> RmsNorm:
-    """Of query, with the scale of its scores, and of key."""
-    query = (layer.exact("self_attn.q_norm.weight") + offset) * scale
+def _by_head(layer: Weights) -> bool:
+    return "self_attn.q_norm.weight" in layer
+
+
+def _scale(config: Any, heads: Heads) -> float:
+    scale: float = (config.query_pre_attn_scalar if _is_gemma(config) else heads.size) ** -0.5
+    return scale
+
+
+def _norm_of_heads(config: Any, layer: Weights, heads: Heads) -> RmsNorm | None:
+    """Of query, with the scale of its scores, and of key; None where a model has none."""
+    if not _by_head(layer):
+        return None
+    offset = float(_is_gemma(config))
+    query = (layer.exact("self_attn.q_norm.weight") + offset) * _scale(config, heads)
     key = layer.exact("self_attn.k_norm.weight") + offset
-    return RmsNorm(layer.cast(torch.cat([query.expand(heads.heads, -1), key.expand(heads.groups, -1)])), eps)
+    both = torch.cat([query.expand(heads.heads, -1), key.expand(heads.groups, -1)])
+    return RmsNorm(layer.cast(both), config.rms_norm_eps)
 
 
 def _activation(config: Any) -> str:

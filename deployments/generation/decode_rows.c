@@ -1,0 +1,125 @@
+/* What a step does to its tokens' rows between two products: the norm of a row by its root mean square, and of query and
+ * key of each head the norm, where a model has one, the rotation by the token's position, and the place in the cache.
+ * Sums and factors are float32. Sizes are multiples of LANES, those of heads that are turned of 2 * LANES.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { BLOCK = 128, LANES = 16, SHARE = 16 }; /* tokens of a block of the cache; rows that a thread takes at once */
+
+#if defined(__x86_64__) && defined(__linux__) /* one of these is chosen when the library is loaded */
+#define FORMS __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FORMS
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vector __attribute__((vector_size(LANES * 4)));
+typedef uint32_t bits __attribute__((vector_size(LANES * 4)));
+typedef float loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias)); /* anywhere in memory */
+typedef uint16_t halves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+
+struct norm {
+    const void *x;       /* [rows, size], a row `x_stride` numbers after the one before */
+    const float *weight; /* [size] */
+    void *y;             /* out: [rows, size] */
+    int64_t rows, size, x_stride;
+    int64_t is_bfloat16; /* x and y; else float32 */
+    int64_t next;        /* the next row that a thread takes; 0 at first */
+    float eps;           /* added to the mean square */
+};
+
+struct turn {
+    void *qkv;                      /* in and out: [tokens, heads + 2 * groups, size]: queries, keys, values */
+    const void *angles;             /* [tokens, size]: the cosines of a token's position, then the sines */
+    const float *weight;            /* of the norm: [heads + groups, size], or NULL */
+    void *keys, *values;            /* out: [blocks, groups, BLOCK, size] */
+    const int64_t *slots;           /* [2, tokens]: block, and place in it, of each token's keys and values */
+    int64_t tokens, heads, groups, size;
+    int64_t is_bfloat16; /* qkv, angles, keys and values; else float32 */
+    int64_t next;        /* the next token that a thread takes; 0 at first */
+    float eps;
+};
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+INLINE vector read(const void *from, int64_t start, int is_bfloat16) {
+    if (!is_bfloat16)
+        return (vector) * (const loose *)((const float *)from + start);
+    return (vector)(__builtin_convertvector(*(const halves *)((const uint16_t *)from + start), bits) << 16);
+}
+
+INLINE void write(void *to, int64_t start, vector numbers, int is_bfloat16) {
+    if (!is_bfloat16) {
+        *(loose *)((float *)to + start) = numbers;
+        return;
+    }
+    bits of = (bits)numbers, is_number = (bits)(numbers == numbers);
+    of = (is_number & ((of + 0x7fff + ((of >> 16) & 1)) >> 16)) | (~is_number & 0x7fc0); /* to nearest, ties to even */
+    *(halves *)((uint16_t *)to + start) = __builtin_convertvector(of, halves);
+}
+
+INLINE void normalise(const void *x, int64_t from, const float *weight, void *y, int64_t to, int64_t size, float eps,
+                      int is_bfloat16) {
+    vector squares = {0};
+    for (int64_t i = 0; i < size; i += LANES) {
+        vector numbers = read(x, from + i, is_bfloat16);
+        squares += numbers * numbers;
+    }
+    float sum = 0;
+    for (int i = 0; i < LANES; i++)
+        sum += squares[i];
+    float factor = 1 / sqrtf(sum / size + eps);
+    for (int64_t i = 0; i < size; i += LANES)
+        write(y, to + i, read(x, from + i, is_bfloat16) * factor * read(weight, i, 0), is_bfloat16);
+}
+
+/* The numbers i and i + size / 2 of a head are turned by the same angle. */
+INLINE void rotate(void *head, int64_t start, const void *angles, int64_t angle, int64_t size, int is_bfloat16) {
+    for (int64_t i = 0; i < size / 2; i += LANES) {
+        vector cos = read(angles, angle + i, is_bfloat16), sin = read(angles, angle + size / 2 + i, is_bfloat16);
+        vector first = read(head, start + i, is_bfloat16), second = read(head, start + size / 2 + i, is_bfloat16);
+        write(head, start + i, first * cos - second * sin, is_bfloat16);
+        write(head, start + size / 2 + i, second * cos + first * sin, is_bfloat16);
+    }
+}
+
+INLINE void turn_token(const struct turn *at, int64_t token, int is_bfloat16) {
+    int64_t size = at->size, width = is_bfloat16 ? 2 : 4, turned = at->heads + at->groups;
+    int64_t start = token * (turned + at->groups) * size;
+    for (int64_t h = 0; h < turned; h++) {
+        if (at->weight != NULL)
+            normalise(at->qkv, start + h * size, at->weight + h * size, at->qkv, start + h * size, size, at->eps,
+                      is_bfloat16);
+        rotate(at->qkv, start + h * size, at->angles, token * size, size, is_bfloat16);
+    }
+    for (int64_t g = 0; g < at->groups; g++) {
+        const char *key = (const char *)at->qkv + (start + (at->heads + g) * size) * width;
+        int64_t to = ((at->slots[token] * at->groups + g) * BLOCK + at->slots[at->tokens + token]) * size * width;
+        memcpy((char *)at->keys + to, key, size * width);
+        memcpy((char *)at->values + to, key + at->groups * size * width, size * width);
+    }
+}
+
+/* Both: until no row is left. Any number of threads may do so at once, on the same struct. */
+
+FORMS void decode_rows_norm(struct norm *at) {
+    int64_t first;
+    while ((first = __atomic_fetch_add(&at->next, SHARE, __ATOMIC_RELAXED)) < at->rows)
+        for (int64_t row = first; row < least(first + SHARE, at->rows); row++)
+            if (at->is_bfloat16)
+                normalise(at->x, row * at->x_stride, at->weight, at->y, row * at->size, at->size, at->eps, 1);
+            else
+                normalise(at->x, row * at->x_stride, at->weight, at->y, row * at->size, at->size, at->eps, 0);
+}
+
+FORMS void decode_rows_turn(struct turn *at) {
+    int64_t first;
+    while ((first = __atomic_fetch_add(&at->next, SHARE, __ATOMIC_RELAXED)) < at->tokens)
+        for (int64_t token = first; token < least(first + SHARE, at->tokens); token++)
+            if (at->is_bfloat16)
+                turn_token(at, token, 1);
+            else
+                turn_token(at, token, 0);
+}

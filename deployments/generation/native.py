@@ -1,0 +1,60 @@
+"""Functions in C that were built at the installation, and torch's own threads to call them on. Imports torch."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+logger = logging.getLogger("ray.serve")
+
+
+@functools.cache
+def library(name: str) -> ctypes.CDLL | None:
+    """Built of `name`.c beside this file; None, and torch computes instead, where that was not built."""
+    try:
+        found = ctypes.CDLL(str(Path(__file__).with_name(f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}")))
+    except OSError as error:
+        logger.info("%s: torch's, in C it was not built at the installation (%s)", name, error)
+        return None
+    logger.info("%s: in C", name)
+    return found
+
+
+@functools.cache
+def forms(name: str) -> list[str]:
+    """Of the functions `name`_FORM those that this processor runs, the best first; none where it was not built."""
+    found = library(name)
+    if found is None:
+        return []
+    told = getattr(found, f"{name}_forms")
+    told.restype = ctypes.c_char_p
+    words: bytes = told()
+    return words.decode().split()
+
+
+@functools.cache
+def function(name: str, form: str) -> Any:
+    """`form` is one of `forms(name)`."""
+    return getattr(library(name), f"{name}_{form}")
+
+
+@functools.cache
+def on_threads() -> Callable[[Any, Any, int], object]:
+    """Calls a C function with one argument on so many threads: those of torch's own OpenMP, so that there are no more
+    threads than cores. On the caller's alone where torch has another kind.
+    """
+    try:
+        linked = ctypes.CDLL(torch.__path__[0] + "/lib/libtorch_cpu.so")  # and what that is linked with
+        parallel = linked.GOMP_parallel
+    except (AttributeError, OSError):
+        return lambda run, argument, _: run(argument)
+    parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    parallel.restype = None
+    return lambda run, argument, threads: parallel(ctypes.cast(run, ctypes.c_void_p), argument, threads, 0)

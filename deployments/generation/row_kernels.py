@@ -1,0 +1,105 @@
+"""What a step does to its tokens' rows between two products on a CPU: `decode_rows.c`, where it was built at the
+installation. Imports torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from deployments.engines.packed.attention import Heads
+from deployments.engines.packed.layers import Layer, RmsNorm
+from deployments.engines.packed.tensors import Place
+from deployments.generation import native
+
+_NAME = "decode_rows"
+_LANES = 16  # as in the C file
+_SHARE = 16
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class _Norm(ctypes.Structure):
+    """`struct norm` of the C file."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "y")),
+        *((name, ctypes.c_int64) for name in ("rows", "size", "x_stride", "is_bfloat16", "next")),
+        ("eps", ctypes.c_float),
+    )
+
+
+class _Turn(ctypes.Structure):
+    """`struct turn` of the C file."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("qkv", "angles", "weight", "keys", "values", "slots")),
+        *((name, ctypes.c_int64) for name in ("tokens", "heads", "groups", "size", "is_bfloat16", "next")),
+        ("eps", ctypes.c_float),
+    )
+
+
+class NormKernel:
+    """A norm [rows, width] -> [rows, width], with nothing rounded before its end."""
+
+    def __init__(self, norm: RmsNorm) -> None:
+        self._run, self._weight, self._eps = native.function(_NAME, "norm"), norm.weight.float(), norm.eps
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        x = x if x.stride(1) == 1 else x.contiguous()
+        y = torch.empty(x.shape, dtype=x.dtype)
+        pointers = (x.data_ptr(), self._weight.data_ptr(), y.data_ptr())
+        work = _Norm(*pointers, *x.shape, x.stride(0), x.dtype == torch.bfloat16, 0, self._eps)
+        _on_threads(self._run, work, len(x))
+        return y
+
+
+class TurnKernel:
+    """Norm and rotation of query and key, and the places of key and value in a layer's cache, in one pass."""
+
+    def __init__(self, heads: Heads, norm: RmsNorm | None) -> None:
+        self._run, self._heads = native.function(_NAME, "turn"), heads
+        self._weight = None if norm is None else norm.weight.float().contiguous()
+        self._eps = 0.0 if norm is None else norm.eps
+
+    def turn(
+        self,
+        qkv: torch.Tensor,
+        angles: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> None:
+        """In place: `qkv` [tokens + spare, heads + 2 groups, size]. `angles` are [tokens + spare, size], `slots` the
+        tokens' blocks and places, [2, tokens].
+        """
+        tensors = (qkv, angles, self._weight, keys, values, slots)
+        heads, tokens = self._heads, slots.shape[1]
+        work = _Turn(
+            *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
+            *(tokens, heads.heads, heads.groups, heads.size),
+            *(qkv.dtype == torch.bfloat16, 0, self._eps),
+        )
+        _on_threads(self._run, work, tokens)
+
+
+def kernel_norm(norm: RmsNorm) -> Layer:
+    """The norm itself where torch computes it."""
+    weight = norm.weight
+    usable = weight.device.type == "cpu" and weight.dtype in _DTYPES and not weight.shape[-1] % _LANES
+    return NormKernel(norm) if usable and native.library(_NAME) else norm
+
+
+def turn_kernel(heads: Heads, norm: RmsNorm | None, place: Place) -> TurnKernel | None:
+    """None where torch's own operations are used."""
+    usable = place.device.type == "cpu" and place.dtype in _DTYPES and not heads.size % (2 * _LANES)
+    return TurnKernel(heads, norm) if usable and native.library(_NAME) else None
+
+
+def _on_threads(run: ctypes._NamedFuncPointer, work: ctypes.Structure, rows: int) -> None:
+    """Few rows take less time than it takes to wake a thread."""
+    threads = min(torch.get_num_threads(), rows // (4 * _SHARE))
+    if threads > 1:
+        native.on_threads()(run, ctypes.byref(work), threads)
+    else:
+        run(ctypes.byref(work))
