@@ -28,6 +28,7 @@ _DEFAULT_OUT = Path("reports/calibration")
 _PROMPT_TOKENS, _ANSWER_TOKENS = 512, 128  # on average, where the model takes so many
 _OF_EMBEDDINGS = ("slo", "shape", "tokens", "quantile", "most", "stress_step", "fresh", "model")
 _OF_GENERATION = ("prompt_tokens", "answer_tokens")
+_STREAMS = 4096  # that may be read at once in the proof
 _INTERRUPTED = 130  # as a shell says of a command that Ctrl-C ended
 
 
@@ -212,6 +213,7 @@ def _calibrate_generation(arguments: argparse.Namespace, application: Applicatio
     run = GenerationCalibration(
         application, _generation_options(arguments, info["max_input_length"]), Progress(console)
     )
+    _allow_connections(_STREAMS)
     policy = run.result.policy
     console.print(
         f"calibrating {application.name} at {application.address}, which generates: {policy.ttft_s:g} s to the first "

@@ -16,6 +16,7 @@ from deployments.trial import HEADER
 
 _TIMES = 3  # of each step, behind one that is not counted
 _ASK_S = 120.0  # what is served ends first, and a long step is run several times
+_AGAIN_S = 0.2
 _BUSY_S = 60.0  # that a replica may say it has something else to do
 
 
@@ -50,7 +51,7 @@ class StepTrials:
                 return reply
             if time.monotonic() - began > waits_s:
                 raise CalibrationFailed(f"the {self.pool} pool runs no planned step: {reply.problem}")
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(_AGAIN_S)
 
     async def _sent(self, request: bytes) -> Reply:
         try:

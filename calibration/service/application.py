@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 import orjson
 
 from calibration.load import Address
-from calibration.service.serve_config import DEPLOYMENT, GENERATION, IMPORT_PATHS
+from calibration.service.serve_config import DEPLOYMENT, EMBEDDINGS, GENERATION, IMPORT_PATHS
 from deployments.errors import SettingsError, WindveError
 from deployments.trial import hash_secret
 from serve_app import local_service
@@ -88,7 +88,8 @@ class Application:
         if name not in ours:
             raise SettingsError("--application", f"there is no windve application named {name}, only {', '.join(ours)}")
         where = url or _url(details, ours[name], dashboard)
-        model = _chosen(model, Args(ours[name].get("args")))
+        reads = ours[name]["import_path"] == EMBEDDINGS  # what generates serves one model
+        model = _chosen(model, Args(ours[name].get("args"))) if reads else None
         if model is not None:
             where = f"{where.rstrip('/')}/models/{quote(model)}"
         headers = _authorization(api_keys, ours[name])

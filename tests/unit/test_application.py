@@ -32,6 +32,13 @@ deployments:
     models:
       "7": {slo_s: 2.0, cpu: {queue_depth: 3}}
 """
+GENERATES = """\
+name: w
+import_path: serve_app.generation.generation_app:build
+args: {model: {id: m}, cpu: {engine: emulated, emulated: {beta_s: 0.1, row_s: 0.01}}}
+deployments:
+- {name: Router, user_config: {ttft_s: 1.0, tpot_s: 0.1}}
+"""
 FOUND = {"max_ongoing_requests": 7, "user_config": {"slo_s": 0.5, "cpu": {"queue_depth": 9}}}
 
 
@@ -126,6 +133,31 @@ def test_what_was_found_is_applied_to_the_one_model(monkeypatch, model):
     serve.user_config["slo_s"] = 3.0
     with pytest.raises(CalibrationFailed, match="changed while the calibration ran"):
         found.check_unchanged()
+
+
+@pytest.mark.parametrize("somebody_else", [False, True])
+def test_step_times_are_tried_out_put_back_and_applied(monkeypatch, somebody_else):
+    serve = Serve(monkeypatch, GENERATES)
+    shown = lambda _: {"windve": {"config_problem": None, "pools": {  # noqa: E731
+        pool: {"step_time": (serve.user_config.get(pool) or {}).get("step_time")} for pool in ("accelerator", "cpu")
+    }}}  # fmt: skip
+    monkeypatch.setattr(Application, "info", shown)
+    before, changes = copy.deepcopy(serve.application), {"user_config": {"cpu": {"step_time": {"beta_s": 0.2}}}}
+    found = serve.find()
+    assert found.generates
+    found.grant_trials()
+    found.try_out(changes)
+    assert serve.user_config["cpu"] == {"step_time": {"beta_s": 0.2}}
+    assert "trial" in serve.user_config
+    if somebody_else:
+        serve.user_config["ttft_s"] = 3.0
+        found.end_trials()
+        assert serve.user_config["ttft_s"] == 3.0
+        return
+    found.end_trials()
+    assert serve.application == before
+    found.apply(changes)
+    assert serve.user_config == {"ttft_s": 1.0, "tpot_s": 0.1, "cpu": {"step_time": {"beta_s": 0.2}}}
 
 
 def test_the_file_gets_it_at_the_models_place(monkeypatch):
