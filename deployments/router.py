@@ -113,6 +113,8 @@ class Router:
     def configure(self, config: RouterConfig) -> None:
         """Put a config in force."""
         self.config, self._placer.config, self.config_problem = config, config, None
+        if config.trial is None:
+            self._trial_at = -math.inf  # a calibration that has ended keeps no other one waiting
         first = not self.pools
         if first:
             self.pools |= {name: self._pool(name) for name in self._handles}
@@ -319,7 +321,7 @@ class Router:
 
     @property
     def trial_seconds_ago(self) -> float | None:
-        """Since the last trial query here: a calibration runs. None: there was none."""
+        """Since the last trial query here: a calibration runs. None: there was none, or its grant was withdrawn."""
         ago_s = asyncio.get_running_loop().time() - self._trial_at
         return ago_s if math.isfinite(ago_s) else None
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 
 import pytest
 from router_world import Replica, World, ask, several, text
 from virtual_device import EIGHT, V100, XEON
 
 from benchmarks.simulation.virtual_time import run
-from deployments.errors import Busy, DeadlineExceeded, EngineFailed, OverShare, Unavailable
+from deployments.errors import Busy, DeadlineExceeded, EngineFailed, Forbidden, OverShare, Unavailable
 from deployments.models.tokenizer import Tokenizer
 from deployments.placement.request import Embedded, Wanted
 from deployments.queueing.quota import Client, Quota
 from deployments.queueing.shares import Tenant
-from deployments.trial import Trial
+from deployments.trial import Trial, hash_secret
 
 QUICK = (0.003, 0.004)  # alpha, beta
 
@@ -472,6 +473,22 @@ def test_a_trial_counts_against_nobody():
     client = Client(Tenant("a"), Quota(1.0, "device_seconds"))
     assert Wanted(client=client).charged is client
     assert Wanted(client=client, trial=Trial("secret", {"accelerator": 4})).charged is None
+
+
+@virtual
+async def test_a_calibration_runs_from_its_first_trial_query_until_its_grant_is_withdrawn(monkeypatch):
+    granted = {"trial": {"secret_sha256": hash_secret("secret"), "expires_at": time.time() + 1000}}
+    world = World(monkeypatch, {"accelerator": [Replica("a")]}, **granted)
+    router = await world.router()
+    assert router.trial_seconds_ago is None
+    assert isinstance(await ask(router, trial=Trial("guessed", {"accelerator": 4})), Forbidden)
+    assert router.trial_seconds_ago is None
+    assert isinstance(await ask(router, trial=Trial("secret", {"accelerator": 4})), Embedded)
+    await asyncio.sleep(3)
+    await router.reconfigure(world.config)  # as a calibration that is killed leaves it
+    assert 3 <= router.trial_seconds_ago < 4
+    await router.reconfigure({**world.config, "trial": None})
+    assert router.trial_seconds_ago is None
 
 
 @virtual
