@@ -10,11 +10,13 @@ from collections import Counter
 import pytest
 import yaml
 from conftest import load_yaml, running
-from test_calibration import SLO_S, TEXT, TRUE, Job
+from test_calibration import TEXT, Job
 
 from benchmarks.kit.arrivals import burst
 from calibration.load import request_bytes
 
+SLO_S = 1.0
+TRUE = {"accelerator": 40, "cpu": 7}  # floor((1 - beta) / alpha)
 OTHER, NAME = "other", "org/v1.5"
 
 
