@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from benchmarks.simulation.virtual_time import run
-from deployments.errors import WindveError
+from deployments.errors import Busy, EngineFailed, ReplicaLost, WindveError
 from deployments.generation import generation_pool
 from deployments.generation.asked import Asked
 from deployments.generation.chunk import load_of
@@ -309,12 +309,11 @@ EVENT = st.one_of(
 WAIT = st.sampled_from([0.0, 0.0, 0.0, 0.001, 0.02, 0.1, 0.7])
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.lists(st.tuples(EVENT, WAIT), min_size=3, max_size=30), st.sampled_from([6, 24, 100]), st.integers(0, 9))
-def test_each_generation_ends_with_its_own_tokens_and_nothing_is_left(happens, blocks, seed):
+def lived(happens, blocks, seed):
+    """The world after all of it."""
+
     async def main():
         world = World(blocks, seed)
-        world.drains = []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(generation_pool, "reach", world.reach)
             patch.setattr(generation_pool.GenerationPool, "connect", lambda _: None)
@@ -325,4 +324,30 @@ def test_each_generation_ends_with_its_own_tokens_and_nothing_is_left(happens, b
             await asyncio.sleep(PATIENCE_S + 20)
             world.check()
 
-    run(main(), most_turns=3_000_000)
+        return world
+
+    return run(main(), most_turns=3_000_000)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(EVENT, WAIT), min_size=3, max_size=30), st.sampled_from([6, 24, 100]), st.integers(0, 9))
+def test_each_generation_ends_with_its_own_tokens_and_nothing_is_left(happens, blocks, seed):
+    lived(happens, blocks, seed)
+
+
+def test_under_faults_without_end_generations_come_to_every_end():
+    chance, happens = random.Random(5), []
+    asks = {"bulk": False, "ignore_end": True, "reads_s": 0.0}
+    for _ in range(150):
+        length, answers = chance.choice([5, 128, 300]), chance.choice([1, 1, 3])
+        leaves_s = chance.choice([PATIENCE_S, PATIENCE_S, 0.3])
+        ask = {"length": length, "tokens": 30, "answers": answers, "leaves_s": leaves_s, **asks}
+        happens.append((("ask", ask), chance.choice([0.0, 0.05, 0.2])))
+        if chance.random() < 0.1:
+            happens.append(((chance.choice(["fail", "cut", "half cut", "die", "replace"]), chance.randrange(4)), 0.0))
+    world = lived(happens, 8, 1)
+    ends = [seen.problem and type(seen.problem) for seen in world.clients if not seen.left]
+    assert ends.count(None) > 50
+    assert {Busy, EngineFailed, ReplicaLost} <= set(ends)
+    assert any(seen.left and seen.tokens for seen in world.clients)
+    assert all(one.stepper.schedule.steps for one in world.pools["accelerator"][:2])
