@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from calibration.__main__ import _check, _parser
+from calibration.__main__ import _check, parser
 from k8s import serve_config
 from serve_app.service_config import args_of, check_config, router_config
 
@@ -365,7 +365,7 @@ def test_the_calibration_s_command_is_one_that_there_is(overlay):
     words = shlex.split(job["entrypoint"])
     assert words[:3] == ["python", "-m", "calibration"]
     assert not re.search(r"[$;&|<>*'\"\\`]", job["entrypoint"]), "two shells read it: KubeRay's and Ray's"
-    arguments = _parser().parse_args(words[3:])
+    arguments = parser().parse_args(words[3:])
     _check(arguments)
     assert arguments.rayservice == one(overlay, "RayService")["metadata"]["name"]
     (mount,) = [each for each in container(head(overlay))["volumeMounts"] if each["name"] == "serve"]
