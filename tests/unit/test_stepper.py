@@ -7,6 +7,8 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from benchmarks.simulation.virtual_time import run
 from deployments.errors import EngineFailed, Unavailable
@@ -578,5 +580,85 @@ def test_a_calibrated_step_time_is_trusted_from_the_start():
         router.tell(settings={**SETTINGS, "model": list(MODEL.as_tuple())})
         assert stepper.schedule.learning == stepper.schedule.scatter == learning(calibrated=True)
         assert stepper.schedule.learning.margin < learning().margin
+
+    run(main())
+
+
+OFFER = st.tuples(
+    st.sampled_from([1, 100, 127, 128, 129, 256, 700]),
+    st.sampled_from([1, 2, 12, 140]),
+    st.sampled_from([1, 1, 2, 5]),
+    st.booleans(),
+)
+EVENTS = st.lists(
+    st.tuples(
+        st.one_of(
+            st.tuples(st.just("offer"), OFFER),
+            st.tuples(st.just("offer"), OFFER),
+            st.tuples(
+                st.sampled_from(["call off", "stop", "at once"]), st.tuples(st.integers(0, 20), st.integers(0, 4))
+            ),
+            st.tuples(st.sampled_from(["gone", "again", "fails"]), st.none()),
+        ),
+        st.sampled_from([0.0, 0.0, 0.001, 0.02, 0.3]),
+    ),
+    min_size=5,
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(EVENTS, st.booleans())
+def test_whatever_routers_say_every_answer_ends_and_follows_from_its_prompt(happens, short):
+    """`short`: it has learned that answers are short, and admits more than the longest would fit."""
+
+    async def main():
+        stepper, device = world()
+        for _ in range(5000 * short):
+            stepper.schedule.room.lengths.ended(2, 500)
+        router = Router(stepper)
+        routers, asked, left = [router], {}, set()
+        for (what, how), wait_s in happens:
+            numbers = sorted(number for of, number in asked if of is router)
+            if what == "offer":
+                length, most, answers, bulk = how
+                ids = prompt(length, len(asked))
+                number = router.ask(ids, most, answers=answers, bulk=bulk, tpot_s=None if bulk else 0.1)
+                asked[router, number] = ids, most, answers
+            elif what in ("gone", "again"):
+                left |= {(router, number, answer) for number in numbers for answer in range(5)}
+                if what == "gone":
+                    stepper.gone(router)
+                router = Router(stepper)
+                routers.append(router)
+            elif what == "fails":
+                device.problem = RuntimeError("out of memory")
+            elif what == "at once":  # offered and called off in one turn
+                number = next(router.numbers)
+                ids = np.arange(1, dtype=np.int32)
+                router.tell(offers=[GenerationOffer(number, 2.0, ids, 5, Sampling(0.0))], called_off=[number])
+                left.add((router, number, 0))
+            elif numbers:
+                number, answer = numbers[how[0] % len(numbers)], how[1]
+                if what == "call off":
+                    left |= {(router, number, one) for one in range(5)}
+                    router.tell(called_off=[number])
+                elif router.tokens.get((number, answer)):  # who stops it has read something of it
+                    left.add((router, number, answer))
+                    router.tell(stopped=[(number, answer)])
+            await asyncio.sleep(wait_s)
+        await stepper.drained()
+        await asyncio.sleep(0.01)
+        for (of, number), (ids, most, answers) in asked.items():
+            right = answer_to(ids, most)[len(ids) :]
+            for answer in range(answers):
+                tokens = of.tokens.get((number, answer), [])
+                assert tokens == right[: len(tokens)]
+                whole = of.finished.get((number, answer)) == "length"
+                assert whole == (len(tokens) == most)
+                assert whole or number in of.failed or number in of.refused or (of, number, answer) in left
+        assert not any((of, number) not in asked for of in routers for number, _ in of.tokens)
+        assert nothing_is_reserved(stepper)
+        assert stepper.schedule.room._blocks.free == BLOCKS
 
     run(main())
