@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
+import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections import Counter
@@ -26,21 +30,55 @@ from calibration.load import Address
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PROMPTS = {"query": "Represent this sentence for searching: ", "document": ""}
+PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))  # of those that run tests
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 90
 
 
+def pytest_configure(config):
+    """One of several processes of tests has temporary files and a home of its own: it finds its own services only."""
+    if hasattr(config, "workerinput"):
+        tempfile.tempdir = folder = short_folder()
+        os.environ |= {"TMPDIR": folder, "HOME": folder}
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def short_folder():
+    """Made anew. HAProxy's sockets lie in it, behind some 80 letters of Ray's and ours: it takes 97."""
+    for number in itertools.count():
+        with contextlib.suppress(FileExistsError):
+            (folder := Path(tempfile.gettempdir(), str(number))).mkdir(0o700)
+            return str(folder)
+    raise AssertionError("there are always more numbers")
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for its groups
 def pytest_collection_modifyitems(items):
+    """In several processes the tests of a file stay together, as they share a service, and so do those of `real`."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.xdist_group("real" if uses_real(item) else item.path.stem))
     # `real` runs until the session ends: what uses it comes last, so that it is never beside another service.
-    items.sort(key=lambda item: "real" in getattr(item, "fixturenames", ()))
+    items.sort(key=uses_real)
+
+
+def uses_real(item):
+    return "real" in getattr(item, "fixturenames", ())
+
+
+@contextlib.contextmanager
+def one_at_a_time():
+    """Nothing else starts meanwhile: a service looks for free ports long before it takes them."""
+    with Path(__file__).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def free_port(first=18000):
     """Below the range from which Ray and clients get theirs while the service starts."""
-    for port in range(first, first + 100):
+    first += 50 * PROCESS
+    for port in range(first, first + 50):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) != 0:
                 return port
@@ -73,6 +111,11 @@ class Service:
 
     def start(self, until="curl -s"):
         """Returns when its terminal shows these words."""
+        with one_at_a_time():
+            self._start_until(until)
+        self.family = psutil.Process(self.process.pid).children(recursive=True)
+
+    def _start_until(self, until):
         with self.log.open("w") as log:
             # A session of its own, so that Ctrl-C can be sent as a terminal does: to the whole process group.
             self.process = subprocess.Popen(
@@ -85,7 +128,6 @@ class Service:
             assert self.process.poll() is None, f"the service did not start:\n{self.log.read_text()[-3000:]}"
             assert time.monotonic() < ends, f"the service is not up in time:\n{self.log.read_text()[-3000:]}"
             time.sleep(0.1)
-        self.family = psutil.Process(self.process.pid).children(recursive=True)
 
     @property
     def address(self):
@@ -138,6 +180,24 @@ class Service:
         line = next(line for line in self.log.read_text().splitlines() if "serve deploy CONFIG" in line)
         return dict(word.split("=", 1) for word in line.split() if re.match(r"RAY_\w+=", word)), line.split()[-1]
 
+    def ask_dashboard(self, method="GET", content=None):
+        """Serve's REST API of applications: of GET what it says of all that it runs, and where."""
+        environment, dashboard = self.token_and_dashboard()
+        token = Path(environment["RAY_AUTH_TOKEN_PATH"]).read_text()
+        headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        data = None if content is None else json.dumps(content).encode()
+        request = urllib.request.Request(f"{dashboard}/api/serve/applications/", data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read() or "null")
+
+    def status(self):
+        return self.ask_dashboard()
+
+    def deploy(self):
+        """What `serve deploy` sends, without the seconds that the command takes to start."""
+        self.write()
+        self.ask_dashboard("PUT", self.config)
+
     def serve(self, *words):
         """Ray's own `serve` command, with the address and the token that our terminal shows. Returns what it prints."""
         token, dashboard = self.token_and_dashboard()
@@ -146,9 +206,9 @@ class Service:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def deploy(self):
+    def type_deploy(self):
         self.write()
-        return self.serve("deploy", str(self.file))
+        self.serve("deploy", str(self.file))
 
     def get(self, path):
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=self.headers)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 
 import psutil
@@ -142,15 +141,6 @@ class Cluster(Service):
     def token_and_dashboard(self):
         names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
         return {name: self.environment[name] for name in names}, f"http://127.0.0.1:{self._dashboard_port}"
-
-    def status(self):
-        """What Serve's REST API says of all that it runs, and where."""
-        _, dashboard = self.token_and_dashboard()
-        request = urllib.request.Request(
-            f"{dashboard}/api/serve/applications/", headers={"authorization": f"Bearer {self._token}"}
-        )
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)
 
     def wait_until_running(self):
         ends = time.monotonic() + START_TIMEOUT_S

@@ -6,10 +6,10 @@ import contextlib
 import json
 import time
 import urllib.request
+from collections import Counter
 from http.client import HTTPException
 
 import psutil
-import yaml
 
 from calibration.load import Address
 
@@ -37,8 +37,8 @@ def routers(service):
 def wait_for_routers(service, count, timeout_s=120):
     ends = time.monotonic() + timeout_s
     while time.monotonic() < ends:
-        application = yaml.safe_load(service.serve("status"))["applications"]["windve"]
-        states = application["deployments"]["Router"]["replica_states"]
+        application = service.status()["applications"]["windve"]
+        states = Counter(replica["state"] for replica in application["deployments"]["Router"]["replicas"])
         if application["status"] == "RUNNING" and states == {"RUNNING": count} and len(routers(service)) == count:
             return
         time.sleep(0.5)

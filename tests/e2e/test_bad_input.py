@@ -19,12 +19,15 @@ from itertools import islice
 import hypothesis
 import numpy as np
 import psutil
+import pytest
 import requests
 import schemathesis
 import tei_wire
 from bad_requests import HEADERS, Bad, call, frame, many, opened
 from bad_sender import DROPPED, HUNG, REFUSED, send
 from schemathesis.generation import GenerationMode
+
+pytestmark = pytest.mark.alone
 
 COUNT = int(os.environ.get("WINDVE_BAD_INPUTS", "1000"))
 SEED = int(os.environ.get("WINDVE_BAD_INPUTS_SEED", "15"))

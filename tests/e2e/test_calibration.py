@@ -21,6 +21,8 @@ from conftest import ROOT, running
 from benchmarks.kit.arrivals import burst
 from calibration.load import request_bytes
 
+pytestmark = pytest.mark.alone
+
 SLO_S = 0.8
 TRUE = {"accelerator": 29, "cpu": 5}  # floor((0.8 - beta) / alpha); the way through the application takes its part
 CALIBRATE = ("--slo", str(SLO_S), "--apply")

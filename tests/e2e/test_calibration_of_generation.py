@@ -12,6 +12,8 @@ from test_calibration import Job, written
 from deployments.generation.generation_settings import StepTimeSettings
 from deployments.generation.step_time import StepLoad
 
+pytestmark = pytest.mark.alone
+
 NOISE = 0.02
 WORDS = ("--prompt-tokens", "200", "--answer-tokens", "8", "--apply")
 LOADS = {  # within what a step may take

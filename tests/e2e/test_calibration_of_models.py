@@ -15,6 +15,8 @@ from test_calibration import TEXT, Job
 from benchmarks.kit.arrivals import burst
 from calibration.load import request_bytes
 
+pytestmark = pytest.mark.alone
+
 SLO_S = 1.0
 TRUE = {"accelerator": 40, "cpu": 7}  # floor((1 - beta) / alpha)
 OTHER, NAME = "other", "org/v1.5"

@@ -22,7 +22,10 @@ from ray_nodes import cluster_for
 from benchmarks.kit.arrivals import burst
 from calibration.load import connect, request_bytes
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="each node has a loopback address of its own")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(sys.platform != "linux", reason="each node has a loopback address of its own"),
+]
 
 # Slow at each query: the way of those for five replicas through one busy machine takes little beside it.
 DEVICES = {"accelerator": {"alpha_s": 0.15, "beta_s": 0.4}, "cpu": {"alpha_s": 0.4, "beta_s": 0.5}}
@@ -48,7 +51,7 @@ def cluster():
     router["ray_actor_options"] = {"num_cpus": 0.1, "resources": {"router": 0.01}}
     with cluster_for(config) as cluster:
         with ThreadPoolExecutor(1) as beside:
-            deploying = beside.submit(cluster.deploy)  # before all workers are there, as on Kubernetes
+            deploying = beside.submit(cluster.type_deploy)  # before all workers are there, as on Kubernetes
             cluster.near, cluster.plain = cluster.add_node(2, NPU=1, router=1), cluster.add_node(2)
             cluster.far = cluster.add_node(2, NPU=1)
             deploying.result()

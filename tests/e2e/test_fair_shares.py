@@ -11,6 +11,8 @@ from conftest import load_yaml, running
 from benchmarks.kit.arrivals import Load, burst, poisson
 from calibration.load import request_bytes
 
+pytestmark = pytest.mark.alone
+
 KEYS = "quiet: sk-quiet\ngreedy: sk-greedy\nmetered: sk-metered tokens_per_minute=600\n"
 ALPHA_S, BETA_S, SLO_S = 0.00904, 0.24, 1.0  # of an Atlas 300I DUO, which answers in passes of eight queries
 CAPACITY_S = (SLO_S - BETA_S) / ALPHA_S / SLO_S  # queries a second

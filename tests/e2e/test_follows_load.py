@@ -10,6 +10,8 @@ from conftest import by_depth, load_yaml, running
 
 from calibration.load import connect, request_bytes
 
+pytestmark = pytest.mark.alone
+
 DEPTH, CLIENTS, FEW = 10, 8, 1
 TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
 

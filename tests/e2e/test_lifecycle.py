@@ -16,7 +16,7 @@ import grpc
 import pytest
 import tei_wire
 import yaml
-from conftest import ROOT, free_port, load_yaml, running
+from conftest import ROOT, free_port, load_yaml, one_at_a_time, running
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from deployments.hardware.affinity import read_cpu_shape
@@ -29,6 +29,7 @@ def stray_files():
     return {path for path in names if path.name not in kept and not path.name.startswith("pytest-of-")}
 
 
+@pytest.mark.alone
 def test_ctrl_c_takes_down_exactly_what_was_started(tmp_path, figure):
     before = stray_files()
     with running(load_yaml("rehearsal.yaml"), tmp_path) as service, tei_wire.connected(service.grpc_port) as tei:
@@ -123,29 +124,11 @@ def test_bad_settings_refuse_to_start_and_name_the_key(tmp_path, where, value, s
 def refuse(folder, config, sentence):
     file = folder / "config.yaml"
     file.write_text(yaml.safe_dump(config))
-    done = subprocess.run(
-        [sys.executable, "-m", "serve_app", str(file)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    with one_at_a_time():
+        done = subprocess.run(
+            [sys.executable, "-m", "serve_app", str(file)],
+            cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
     assert done.returncode == 1, done.stdout + done.stderr
     assert sentence in done.stderr
     assert done.stderr.count("\n") == 1, done.stderr
-
-
-def test_a_bad_config_is_refused_by_a_cluster_too(tmp_path):
-    """`serve deploy` does not run our checks first: the application refuses, and names the key in its status."""
-    with running(load_yaml("rehearsal.yaml"), tmp_path) as service:
-        service.application["args"]["heterogenous"] = True
-        service.deploy()
-        message = wait_for_failure(service)
-        assert "args.heterogenous: there is no such setting" in message
-
-
-def wait_for_failure(service):
-    ends = time.monotonic() + 60
-    while time.monotonic() < ends:
-        status = yaml.safe_load(service.serve("status"))["applications"]["windve"]
-        if status["status"] == "DEPLOY_FAILED":
-            return status["message"]
-        time.sleep(0.5)
-    raise AssertionError(status)

@@ -15,6 +15,8 @@ from benchmarks.kit.prometheus import is_installed, reading
 from calibration.load import request_bytes
 from k8s.dashboard import queries
 
+pytestmark = pytest.mark.alone
+
 RULES = yaml.safe_load((ROOT / "k8s" / "base" / "alerts.yaml").read_text())["spec"]
 TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
 WITHIN_S = 90  # all there is to see of a load is seen

@@ -16,6 +16,8 @@ from conftest import by_depth, load_yaml, running, runs
 from benchmarks.kit.arrivals import burst
 from calibration.load import connect, request_bytes
 
+pytestmark = pytest.mark.alone
+
 SLOWER = 4
 SLO_S = 2.0 * SLOWER
 LONE_S = (0.0180 + 0.27) * SLOWER  # alpha + beta of the V100

@@ -15,6 +15,8 @@ from conftest import load_yaml, running
 from router_processes import routers, wait_for_routers
 from steady_load import TEXT, WITHOUT_ANSWER, streaming
 
+pytestmark = pytest.mark.alone
+
 HALF_LOAD_S = 28  # queries a second: 48 by the accelerator and 8 by the CPU are all
 KILL_EVERY_S = 10
 KILLED_FOR_S = float(os.environ.get("KILLED_FOR_S", "30"))  # 300: the whole proof

@@ -18,10 +18,12 @@ from router_processes import get_info, routers, wait_for_routers
 from benchmarks.kit.arrivals import burst
 from calibration.load import Connection, connect, request_bytes
 
+pytestmark = pytest.mark.alone
+
 DEPTHS = {"accelerator": 40, "cpu": 8}
 SLOWER = 4  # no batch ends while a burst still arrives
 ROUTERS = 3
-HAMMERED_S = 20
+HAMMERED_S = 10
 STOPPED_S = 10
 FULL = {"accelerator": 40, "cpu": 8, 429: 52}  # of 100 at once
 TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
@@ -179,7 +181,7 @@ def test_what_a_killed_router_had_waiting_is_dropped_and_the_others_lose_nothing
     check_bound(three)
 
 
-KILLS, KILL_EVERY_S = 3, 10
+KILLS, KILL_EVERY_S = 3, 6
 
 
 def test_clients_behind_the_proxy_do_not_notice_that_routers_die(three, figure):

@@ -121,7 +121,7 @@ def test_a_users_own_token_is_used_and_left_alone(service, owner):
 
 def test_with_the_token_the_owner_deploys(service):
     service.router["accelerator"]["queue_depth"] = 7
-    service.deploy()
+    service.type_deploy()
     service.wait_for(lambda pools: pools["accelerator"]["queue_depth"] == 7)
 
 

@@ -72,7 +72,7 @@ class Rig(Cluster):
         super().start()
         for _ in range(NODES):
             self.add_worker()
-        self.deploy()
+        self.type_deploy()
         self.wait_until_running()
 
     def add_worker(self):
