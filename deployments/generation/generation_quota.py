@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 from deployments.errors import OverQuota
 from deployments.generation.step_schedule import StepState
@@ -18,7 +19,7 @@ class Charged:
 
     quota: Quota
     prompt_tokens: int
-    tokens: int = 0  # that came
+    tokens: Counter[int] = field(default_factory=Counter)  # that came, of each answer
 
     def check(self, now: float, routers: int) -> None:
         """Raises OverQuota."""
@@ -34,11 +35,11 @@ class Charged:
         load = StepLoad().with_chunk(0, self.prompt_tokens)
         self._spend(self.prompt_tokens, _model(state), load, state)
 
-    def came(self, state: StepState) -> None:
-        """One token more."""
+    def came(self, state: StepState, answer: int) -> None:
+        """One token more of that answer."""
         model, rows = _model(state), max(1, state.rows)
-        load = StepLoad(kv_tokens=self.prompt_tokens + self.tokens)
-        self.tokens += 1
+        load = StepLoad(kv_tokens=self.prompt_tokens + self.tokens[answer])
+        self.tokens[answer] += 1
         self._spend(1, model, load, state, model.seconds(StepLoad(rows=rows)) / rows)
 
     def _spend(self, tokens: int, model: StepTime, load: StepLoad, state: StepState, own_s: float = 0.0) -> None:

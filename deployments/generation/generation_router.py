@@ -109,7 +109,7 @@ class Request:
         """As its frame comes."""
         self.begun = True
         if self.charged is not None and self.link is not None and self.link.view.state is not None:
-            self.charged.came(self.link.view.state)
+            self.charged.came(self.link.view.state, token.answer)
         if token.answer not in self.ended:
             self.record.arrived(asyncio.get_running_loop().time(), token.answer, 1)
 

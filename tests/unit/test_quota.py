@@ -6,6 +6,9 @@ import random
 
 import pytest
 
+from deployments.generation.generation_quota import Charged
+from deployments.generation.step_schedule import StepState
+from deployments.generation.step_time import StepTime
 from deployments.queueing.quota import Quota
 
 
@@ -61,3 +64,14 @@ def test_a_router_that_joins_takes_its_part():
     assert quota.wait_s(0.0, 2) == 0
     quota.spend(2500.0)
     assert 0 < quota.wait_s(0.0, 2) < 0.1
+
+
+def test_an_answer_pays_for_what_it_reads_not_for_what_others_of_its_request_read():
+    model = StepTime(0.1, 0.0, 0.001, 0.0, 0.0)
+    state = StepState(0.0, 0.0, 0.0, 9, 9, 2, 0, 5, model.as_tuple(), 2.0, 0.0, (0, 0))
+    charged = Charged(Quota(1.0, "device_seconds"), 100)
+    for _ in range(3):
+        for answer in range(2):
+            charged.came(state, answer)
+    read = 2 * (100 + 101 + 102)
+    assert charged.quota._left == pytest.approx(-2.0 * (6 * 0.1 / 2 + 0.001 * read))
