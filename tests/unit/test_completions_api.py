@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import types
 
@@ -624,6 +625,58 @@ def test_more_that_comes_just_as_a_reader_is_cut_off_is_no_error_of_ours(caplog)
 
     virtual_time.run(main())
     assert not caplog.records
+
+
+PAUSE = st.sampled_from([0.0, 0.0, 0.5, 1.0, 2.0])
+
+
+@hypothesis.settings(max_examples=200, deadline=None)
+@hypothesis.given(
+    pauses=st.lists(PAUSE, max_size=12),
+    writes=st.lists(st.sampled_from([0.0, 0.0, 1.0, 1.0, 3.0]), max_size=12),
+    goes_s=st.sampled_from([math.inf, math.inf, 0.0, 1.0, 2.5]),
+    error=st.sampled_from([None, EngineFailed("x"), ZeroDivisionError("ours")]),
+    most=st.sampled_from([1, 3, 100]),
+)
+def test_a_stream_gives_its_events_in_order_and_is_closed_once(pauses, writes, goes_s, error, most):
+    """Readers, events, pings and hang-ups come in one turn of the loop as often as not."""
+    written, closed, whole = [], [], [b"%d;" % number for number in range(len(pauses))]
+    slow = 3.0 in writes
+
+    async def events():
+        for one, pause_s in zip(whole, pauses, strict=True):
+            await asyncio.sleep(pause_s)
+            yield one
+        if error is not None:
+            raise error
+
+    async def close():
+        closed.append(b"".join(written))
+
+    async def write(body):
+        await asyncio.sleep(writes.pop() if writes else 0.0)
+        written.append(body)
+
+    async def main():
+        stream = EventStream(events(), close, StreamBounds(ping_s=1.0, slow_s=2.0, most_waiting=most))
+        never = asyncio.get_running_loop().create_task(asyncio.sleep(min(goes_s, 1000.0)))
+        try:
+            return await stream.run(never, write)
+        except ClientGone:
+            return ClientGone
+
+    end = virtual_time.run(main())
+    (came,) = closed
+    said, _, problem = came.replace(b": ping\n\n", b"").partition(b"data: ")
+    assert b"".join(whole).startswith(said)
+    if end is ClientGone:
+        assert goes_s < math.inf or slow or most < len(whole)
+    elif end is None:
+        assert (said, problem, error) == (b"".join(whole), b"", None)
+    else:
+        assert end.message in problem.decode()
+        assert isinstance(end, TimedOut) or said == b"".join(whole)
+    assert not came.endswith(b": ping\n\n") or end is ClientGone
 
 
 def test_pauses_get_pings(world):
