@@ -608,12 +608,13 @@ EVENTS = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(EVENTS, st.booleans())
-def test_whatever_routers_say_every_answer_ends_and_follows_from_its_prompt(happens, short):
+@given(EVENTS, st.booleans(), st.sampled_from([7, 100, 2048]))
+def test_whatever_routers_say_every_answer_ends_and_follows_from_its_prompt(happens, short, step_tokens):
     """`short`: it has learned that answers are short, and admits more than the longest would fit."""
 
     async def main():
         stepper, device = world()
+        stepper.schedule.policy = StepPolicy(2.0, 0.1, step_tokens)
         for _ in range(5000 * short):
             stepper.schedule.room.lengths.ended(2, 500)
         router = Router(stepper)
@@ -660,5 +661,6 @@ def test_whatever_routers_say_every_answer_ends_and_follows_from_its_prompt(happ
         assert not any((of, number) not in asked for of in routers for number, _ in of.tokens)
         assert nothing_is_reserved(stepper)
         assert stepper.schedule.room._blocks.free == BLOCKS
+        assert all(sum(len(chunk.ids) for chunk in work.chunks) <= step_tokens for work in device.works)
 
     run(main())
