@@ -1,4 +1,6 @@
-"""What a generation takes of its client's quota: its prompt when it is admitted, then each token as it comes. Pure."""
+"""What a generation takes of its client's quota: its prompt when it is admitted, then each token as it comes. Nothing,
+where an error of ours breaks it off. Pure.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,7 @@ class Charged:
     quota: Quota
     prompt_tokens: int
     tokens: Counter[int] = field(default_factory=Counter)  # that came, of each answer
+    spent: float = 0.0  # in the quota's unit
 
     def check(self, now: float, routers: int) -> None:
         """Raises OverQuota."""
@@ -43,10 +46,15 @@ class Charged:
         self._spend(1, model, load, state, model.seconds(StepLoad(rows=rows)) / rows)
 
     def _spend(self, tokens: int, model: StepTime, load: StepLoad, state: StepState, own_s: float = 0.0) -> None:
-        if self.quota.unit == "tokens":
-            self.quota.spend(tokens)
-        else:
-            self.quota.spend(state.factor * (own_s + model.seconds(load) - model.beta_s))
+        in_tokens = self.quota.unit == "tokens"
+        amount = tokens if in_tokens else state.factor * (own_s + model.seconds(load) - model.beta_s)
+        self.spent += amount
+        self.quota.spend(amount)
+
+    def give_back(self) -> None:
+        """All of it: the client got no whole answer, for no fault of its own."""
+        self.quota.spend(-self.spent)
+        self.spent = 0.0
 
 
 def _model(state: StepState) -> StepTime:

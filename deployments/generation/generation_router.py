@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from deployments.errors import (
     Busy,
     DeadlineExceeded,
+    EngineFailed,
     Forbidden,
     InvalidInput,
     ReplicaLost,
@@ -250,6 +251,8 @@ class GenerationRouter:
         finally:
             placed.link.call_off(placed.streaming)
             over = None if request.is_over else problem
+            if request.charged is not None and isinstance(over, (EngineFailed, ReplicaLost)):
+                request.charged.give_back()
             request.record.over(asyncio.get_running_loop().time(), over)
 
     async def _next(self, request: Request, streaming: Streaming) -> list[NewToken]:

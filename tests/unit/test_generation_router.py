@@ -378,15 +378,19 @@ def test_what_was_offered_too_late_is_told_to_come_back(monkeypatch):
     asyncio.run(main())
 
 
-def test_an_engine_that_fails_says_so_once(monkeypatch):
+@pytest.mark.parametrize("unit", ["tokens", "device_seconds"])
+def test_an_engine_that_fails_says_so_once_and_costs_nothing(monkeypatch, unit):
     async def main():
         replica = Replica("a")
+        client = Client(Tenant("t"), Quota(1.0, unit))
         async with service(monkeypatch, [replica]) as router:
-            pieces = await router.begin(asked(tokens=2000))
+            pieces = await router.begin(asked(tokens=2000, client=client))
             await anext(pieces)
+            assert client.quota._left < 5
             replica.problem = RuntimeError("out of memory")
             with pytest.raises(EngineFailed, match="out of memory"):
                 await read(pieces)
+            assert client.quota._left == pytest.approx(5)
             await freed(replica)
 
     asyncio.run(main())
