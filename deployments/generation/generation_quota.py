@@ -1,5 +1,5 @@
-"""What a generation takes of its client's quota: its prompt when it is admitted, then each token as it comes. Nothing,
-where an error of ours breaks it off. Pure.
+"""What a generation takes of its client's quota: its prompt when it is asked for, then each token as it comes. Nothing,
+where it is refused, or broken off by an error of ours. Pure.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class Charged:
                 f"the quota of this API key ({unit}) is used up; come back in {wait_s:.2f} s", retry_after_s=wait_s
             )
 
-    def admitted(self, state: StepState) -> None:
-        """By a replica in that state."""
+    def prompt(self, state: StepState) -> None:
+        """As a replica in that state computes it; in place of what was charged so far."""
+        self.give_back()
         load = StepLoad().with_chunk(0, self.prompt_tokens)
         self._spend(self.prompt_tokens, _model(state), load, state)
 
@@ -52,7 +53,7 @@ class Charged:
         self.quota.spend(amount)
 
     def give_back(self) -> None:
-        """All of it: the client got no whole answer, for no fault of its own."""
+        """All that was charged."""
         self.quota.spend(-self.spent)
         self.spent = 0.0
 

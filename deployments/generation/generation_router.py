@@ -201,9 +201,11 @@ class GenerationRouter:
         request = self._open(asked)
         try:
             if request.charged is not None:
-                request.charged.check(asyncio.get_running_loop().time(), self._routers)
+                self._charge(request.charged)
             placed = await self._place(request)
         except BaseException as error:
+            if request.charged is not None:
+                request.charged.give_back()
             request.record.over(asyncio.get_running_loop().time(), error)
             raise
         pieces = self._pieces(request, placed)
@@ -308,7 +310,7 @@ class GenerationRouter:
         if request.link is link:
             return
         if request.charged is not None and request.link is None and link.view.state is not None:
-            request.charged.admitted(link.view.state)
+            request.charged.prompt(link.view.state)
         request.link = link
         request.record.admitted(pool.name)
 
@@ -380,10 +382,14 @@ class GenerationRouter:
             "here, even an idle one; ask for fewer tokens or fewer answers"
         )
 
-    @property
-    def _routers(self) -> int:
-        """That are connected to the replicas: each grants its part of a quota."""
-        return max((link.view.routers for pool in self.pools.values() for link in pool.live), default=1)
+    def _charge(self, charged: Charged) -> None:
+        """The prompt at once, so that the next request finds less: as the first live replica computes it. Each Router
+        that is connected to the replicas grants its part of a quota. Raises OverQuota.
+        """
+        views = [link.view for pool in self.pools.values() for link in pool.live]
+        charged.check(asyncio.get_running_loop().time(), max((view.routers for view in views), default=1))
+        if views and views[0].state is not None:
+            charged.prompt(views[0].state)
 
     # --- calibration --------------------------------------------------------------------------------------------------
 

@@ -313,6 +313,32 @@ def test_who_has_used_up_its_quota_waits(monkeypatch, unit):
     asyncio.run(main())
 
 
+def test_requests_at_once_do_not_get_more_of_a_quota_than_one_after_another(monkeypatch):
+    async def main():
+        replica, client = Replica("a", blocks=6), Client(Tenant("greedy"), Quota(1.0, "tokens"))
+        async with service(monkeypatch, [replica]) as router:
+            several = [router.begin(asked(20, 10, seed, client=client)) for seed in range(5)]
+            first, *others = await asyncio.gather(*several, return_exceptions=True)
+            assert [type(one) for one in others] == [OverQuota] * 4
+            await read(first)
+            assert client.quota._left == pytest.approx(5 - 20 - 10, abs=0.5)
+
+    asyncio.run(main())
+
+
+def test_a_refused_generation_costs_nothing_of_a_quota(monkeypatch):
+    async def main():
+        replica, client = Replica("a", blocks=4), Client(Tenant("t"), Quota(100.0, "tokens"))
+        async with service(monkeypatch, [replica]) as router:
+            pieces = await router.begin(asked(100, 400))
+            with pytest.raises(Busy):
+                await router.begin(asked(100, 400, client=client))
+            assert client.quota._left == 500
+            await pieces.aclose()
+
+    asyncio.run(main())
+
+
 def test_who_had_come_long_before_it_is_asked_for_gives_nobody_more_of_the_quota(monkeypatch):
     """A chat's template may take seconds; others ask meanwhile."""
 
