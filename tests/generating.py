@@ -128,6 +128,10 @@ class _Begun:
         self._free()
         await self.inner.aclose()
 
+    async def athrow(self, error):
+        self._free()
+        raise error
+
     def _free(self):
         if not self.closed:
             self.closed = True

@@ -37,6 +37,7 @@ class Asked:
     - `client`: who asks; None where clients are not told apart.
     - `received`: when the request had come, by the loop's clock, in seconds; its first token is due from then on. None:
       when it is given to the Router.
+    - `let_in`: an earlier generation of its request was, so that its client's quota is not asked again.
     """
 
     ids: Ids
@@ -50,6 +51,7 @@ class Asked:
     bulk: bool = False
     client: Client | None = None
     received: float | None = None
+    let_in: bool = False
 
 
 @dataclass(frozen=True, slots=True)

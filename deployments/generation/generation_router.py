@@ -22,7 +22,6 @@ from tokenizers import Tokenizer
 from deployments.errors import (
     Busy,
     DeadlineExceeded,
-    EngineFailed,
     Forbidden,
     InvalidInput,
     ReplicaLost,
@@ -201,7 +200,7 @@ class GenerationRouter:
         request = self._open(asked)
         try:
             if request.charged is not None:
-                self._charge(request.charged)
+                self._charge(request.charged, let_in=asked.let_in)
             placed = await self._place(request)
         except BaseException as error:
             if request.charged is not None:
@@ -253,7 +252,7 @@ class GenerationRouter:
         finally:
             placed.link.call_off(placed.streaming)
             over = None if request.is_over else problem
-            if request.charged is not None and isinstance(over, (EngineFailed, ReplicaLost)):
+            if request.charged is not None and isinstance(over, WindveError) and not isinstance(over, TimedOut):
                 request.charged.give_back()
             request.record.over(asyncio.get_running_loop().time(), over)
 
@@ -382,12 +381,13 @@ class GenerationRouter:
             "here, even an idle one; ask for fewer tokens or fewer answers"
         )
 
-    def _charge(self, charged: Charged) -> None:
+    def _charge(self, charged: Charged, *, let_in: bool) -> None:
         """The prompt at once, so that the next request finds less: as the first live replica computes it. Each Router
         that is connected to the replicas grants its part of a quota. Raises OverQuota.
         """
         views = [link.view for pool in self.pools.values() for link in pool.live]
-        charged.check(asyncio.get_running_loop().time(), max((view.routers for view in views), default=1))
+        if not let_in:
+            charged.check(asyncio.get_running_loop().time(), max((view.routers for view in views), default=1))
         if views and views[0].state is not None:
             charged.prompt(views[0].state)
 

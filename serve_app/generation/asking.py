@@ -64,8 +64,9 @@ class Asking:
                 bulk=admission.get("bulk", False),
                 client=client,
                 received=received,
+                let_in=place > 0,
             )
-            for ids in prompts
+            for place, ids in enumerate(prompts)
         ]
 
     def _most_tokens(self, wanted: int | None, prompt: int, param: str) -> int:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from deployments.errors import WindveError
 from deployments.generation.asked import Asked, Generates, Piece
 from serve_app.access_log import Followed
 
@@ -21,13 +23,19 @@ class Generations:
         self._begun: list[AsyncGenerator[Piece, None]] = []
 
     async def begin(self, wanted: Sequence[Asked]) -> None:
-        """All are admitted when this returns. Raises what `Generates.begin` raises; `close` frees the others then."""
+        """All are admitted when this returns. Raises what `Generates.begin` raises; the others end by the same then."""
         if self._followed is not None:
             self._followed.record.model = self._router.card.name
             self._followed.more = partial(self._told, wanted, self._followed)
             self._followed.allowed_s = wanted[0].timeout_s
-        for one in wanted:
-            self._begun.append(await self._router.begin(one))
+        try:
+            for one in wanted:
+                self._begun.append(await self._router.begin(one))
+        except WindveError as error:
+            for begun in self._begun:
+                with suppress(WindveError):
+                    await begun.athrow(error)
+            raise
 
     async def close(self) -> None:
         """Free all of their places; nobody reads `pieces` any more."""

@@ -40,6 +40,7 @@ from deployments.queueing.quota import Client, Quota
 from deployments.queueing.shares import Tenant
 from deployments.transport.channel import Server
 from deployments.trial import Trial, hash_secret
+from serve_app.generation.generations import Generations
 
 VOCABULARY = 500
 BLOCKS = 32
@@ -322,6 +323,34 @@ def test_requests_at_once_do_not_get_more_of_a_quota_than_one_after_another(monk
             assert [type(one) for one in others] == [OverQuota] * 4
             await read(first)
             assert client.quota._left == pytest.approx(5 - 20 - 10, abs=0.5)
+
+    asyncio.run(main())
+
+
+def test_the_prompts_of_one_request_are_let_in_by_a_quota_together(monkeypatch):
+    async def main():
+        replica, client = Replica("a"), Client(Tenant("t"), Quota(1.0, "tokens"))
+        async with service(monkeypatch, [replica]) as router:
+            generations = Generations(router, 1)
+            await generations.begin([asked(20, 10, seed, client=client, let_in=seed > 0) for seed in range(3)])
+            assert len([one async for one in generations.pieces()]) >= 3
+            assert client.quota._left == pytest.approx(5 - 3 * 30, abs=0.5)
+            with pytest.raises(OverQuota):
+                await router.begin(asked(20, 10, client=client))
+
+    asyncio.run(main())
+
+
+def test_prompts_that_are_refused_together_cost_nothing_of_a_quota(monkeypatch):
+    async def main():
+        replica, client = Replica("a", blocks=4), Client(Tenant("t"), Quota(1000.0, "tokens"))
+        async with service(monkeypatch, [replica]) as router:
+            generations = Generations(router, 1)
+            with pytest.raises(Busy):
+                await generations.begin([asked(100, 400, client=client), asked(100, 400, client=client, let_in=True)])
+            assert client.quota._left == 5000
+            await generations.close()
+            await freed(replica)
 
     asyncio.run(main())
 
