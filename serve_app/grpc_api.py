@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
-import grpc
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import Message
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ray.serve.grpc_util import RayServegRPCContext
 
-from deployments.errors import EmptyInput, InvalidInput, UnknownModel, WindveError
-from deployments.hardware.device_detector import ACCELERATOR, CPU
+from deployments.errors import EmptyInput, InvalidInput, WindveError
 from deployments.models.model_files import ModelCard
 from deployments.models.pairs import Pair, Side
 from deployments.models.tokenizer import Query
 from deployments.placement.request import Embedded, Wanted
 from deployments.queueing.quota import Client
 from deployments.router import Router
-from deployments.serve_adapter.stopping import is_stopping
 from serve_app.answers import describe
 from serve_app.api_keys import ApiKeys
 from serve_app.fields import check_dimensions
@@ -50,6 +45,7 @@ from serve_app.grpc_calls import (
     set_status,
     text_of,
 )
+from serve_app.grpc_health import POOL_SERVICES, HealthCalls
 from serve_app.grpc_services import METHODS, SERVICES
 from serve_app.kinds import routes_of
 from serve_app.observer import Observer, current_record
@@ -72,7 +68,6 @@ from serve_app.proto.tei_pb2 import (
 )
 from serve_app.several_models import ByModel
 
-_WATCH_S = 0.5  # between two looks at whether a health has changed
 _ROUTE_OF = {  # the HTTP route to the same, of what not every kind of model has
     "Embed": "/embed",
     "EmbedSparse": "/embed_sparse",
@@ -81,7 +76,6 @@ _ROUTE_OF = {  # the HTTP route to the same, of what not every kind of model has
     "PredictPair": "/predict",
     "Rerank": "/rerank",
 }
-_POOL_SERVICES = {f"windve.{pool}": pool for pool in (ACCELERATOR, CPU)}  # for the health check
 _SIDES: dict[int, Side] = {
     TruncationDirection.TRUNCATION_DIRECTION_RIGHT: "right",
     TruncationDirection.TRUNCATION_DIRECTION_LEFT: "left",
@@ -170,6 +164,8 @@ class GrpcApi:
         self._api_keys = api_keys
         self._max_bytes = router.settings.limits.max_body_bytes
         self._emulated = [("x-windve-emulated", "true")] if router.settings.emulated else []
+        health = HealthCalls(SERVICES, self._is_served)
+        self.Check, self.Watch = health.Check, health.Watch
 
     @classmethod
     def of_models(cls, routers: ByModel[Router], api_keys: ApiKeys | None, observer: Observer | None = None) -> GrpcApi:
@@ -196,8 +192,8 @@ class GrpcApi:
 
     def serves(self, service: str) -> bool:
         """Calls of this service to its model are answered now; of a pool's name: that pool answers."""
-        if service in _POOL_SERVICES:
-            return self._router.live_pools.get(_POOL_SERVICES[service], False)
+        if service in POOL_SERVICES:
+            return self._router.live_pools.get(POOL_SERVICES[service], False)
         calls = [call for call, full in METHODS.items() if full.startswith(f"{service}/")]
         if calls and not any(call in _ROUTE_OF for call in calls):
             return True  # they need no replica
@@ -281,41 +277,10 @@ class GrpcApi:
     async def DecodeStream(self, request: DecodeRequest, grpc_context: RayServegRPCContext) -> DecodeResponse:
         return await self._decode(request)
 
-    async def Check(self, request: Received, grpc_context: RayServegRPCContext) -> Message:
-        """The standard health check (grpc.health.v1). It needs no key, as `/health` needs none."""
-        try:
-            status = self._status(request, grpc_context)
-        except UnknownModel as error:
-            set_status(grpc_context, error)
-            return Empty()
-        if status == HealthCheckResponse.SERVICE_UNKNOWN:
-            grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
-            grpc_context.set_details(f"there is no such service here, only {', '.join((*SERVICES, *_POOL_SERVICES))}")
-            return Empty()
-        return HealthCheckResponse(status=status)
-
-    async def Watch(self, request: Received, grpc_context: RayServegRPCContext) -> AsyncGenerator[Message, None]:
-        """What Check says, now and at every change, until this Router is told to stop: Serve would wait for its end."""
-        last = None
-        while last is None or not is_stopping():
-            try:
-                status = self._status(request, grpc_context)
-            except UnknownModel:
-                status = HealthCheckResponse.SERVICE_UNKNOWN
-            if status != last:
-                last = status
-                yield HealthCheckResponse(status=status)
-            await asyncio.sleep(_WATCH_S)
-        yield HealthCheckResponse(status=HealthCheckResponse.NOT_SERVING)
-
-    def _status(self, request: Received, context: RayServegRPCContext) -> Any:
-        """Raises UnknownModel."""
-        if not isinstance(request, HealthCheckRequest) or request.service not in {"", *SERVICES, *_POOL_SERVICES}:
-            return HealthCheckResponse.SERVICE_UNKNOWN
-        name = metadata_of(context, "model")
-        asked = [self._all.named(name)] if name is not None else list(self._all)
-        good = any(api.serves(request.service) for api in asked)
-        return HealthCheckResponse.SERVING if good else HealthCheckResponse.NOT_SERVING
+    def _is_served(self, service: str, model: str | None) -> bool:
+        """By one of these models, or by any (None). Raises UnknownModel."""
+        asked = list(self._all) if model is None else [self._all.named(model)]
+        return any(api.serves(service) for api in asked)
 
     async def _answer(
         self, call: _Call, request: Any, context: RayServegRPCContext, *, in_stream: bool = False

@@ -22,10 +22,10 @@ from serve_app.proto import tei_pb2
 
 _TEI: tuple[ServiceDescriptor, ...] = tuple(tei_pb2.DESCRIPTOR.services_by_name.values())
 _HEALTH = cast("ServiceDescriptor", health_pb2.DESCRIPTOR.services_by_name["Health"])
-_OFFERED: dict[ServiceDescriptor, Sequence[MethodDescriptor]] = {
-    **{service: service.methods for service in _TEI},
-    _HEALTH: [_HEALTH.methods_by_name[name] for name in ("Check", "Watch")],
+HEALTH: dict[ServiceDescriptor, Sequence[MethodDescriptor]] = {
+    _HEALTH: [_HEALTH.methods_by_name[name] for name in ("Check", "Watch")]
 }
+_OFFERED = {**{service: service.methods for service in _TEI}, **HEALTH}
 
 _RETRIED = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
 TIME_LEFT = "windve-time-left-ms"  # metadata of a stream's context: what its client's deadline leaves; Serve hides it

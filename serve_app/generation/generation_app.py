@@ -33,7 +33,7 @@ Generators = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # pool -> name and
 
 
 class GenerationIngress:
-    """The Router with its routes and its call: what answers HTTP and gRPC."""
+    """The Router with its routes and its calls: what answers HTTP and gRPC."""
 
     def __init__(self, settings: GenerationSettings, topology: Topology, generators: Generators) -> None:
         self.api_keys = None if settings.api_keys is None else ApiKeys.read(settings.api_keys)
@@ -42,6 +42,7 @@ class GenerationIngress:
         self._api = CompletionsApi(self.router, ApiOptions.of(settings), self.api_keys, self._observer)
         calls = GenerationCalls(self.router, self._api.asking, self._api.names, self.api_keys, self._observer)
         self.Generate = calls.Generate  # Serve finds what answers a gRPC call by its name
+        self.Check, self.Watch = calls.Check, calls.Watch
 
     async def reconfigure(self, user_config: Any) -> None:
         """Called by Serve with the `user_config`: at the start, and in place whenever it changes."""

@@ -22,9 +22,10 @@ from serve_app.api_keys import ApiKeys
 from serve_app.generation.asking import Asking
 from serve_app.generation.completion_answers import TokenNames
 from serve_app.generation.completions_requests import ChatRequest, CompletionRequest
-from serve_app.generation.generation_services import GENERATE
+from serve_app.generation.generation_services import GENERATE, SERVICE
 from serve_app.generation.generations import Generations
 from serve_app.grpc_calls import Received, asked_by, check_size, headers_to_follow, metadata_of, say, set_status
+from serve_app.grpc_health import POOL_SERVICES, HealthCalls
 from serve_app.grpc_services import TIME_LEFT
 from serve_app.observer import Observer
 from serve_app.proto.generation_pb2 import ChatMessage, GenerateRequest, GenerateResponse, Token, Usage
@@ -42,6 +43,8 @@ class GenerationCalls:
         self._api_keys, self._observer = api_keys, observer
         self._max_bytes = router.settings.limits.max_body_bytes
         self._emulated = [("x-windve-emulated", "true")] if router.settings.emulated else []
+        health = HealthCalls([SERVICE], self._is_served)
+        self.Check, self.Watch = health.Check, health.Watch
 
     async def Generate(self, request: Received, grpc_context: RayServegRPCContext) -> AsyncGenerator[Message, None]:
         """What is wrong becomes the call's status, behind an empty message (`grpc_services`)."""
@@ -62,6 +65,13 @@ class GenerationCalls:
         finally:
             if followed is not None:
                 self._observer.end_call(followed, GENERATE, problem)
+
+    def _is_served(self, service: str, model: str | None) -> bool:
+        """Raises UnknownModel."""
+        if model is not None:
+            self._asking.rules.check_model(model)
+        live = self._router.live_pools
+        return live.get(POOL_SERVICES[service], False) if service in POOL_SERVICES else any(live.values())
 
     async def _answers(
         self, request: Received, context: RayServegRPCContext, followed: Followed | None

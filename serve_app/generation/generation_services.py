@@ -1,4 +1,4 @@
-"""The gRPC service of an application that generates. `generation_calls.py` answers it.
+"""The gRPC services of an application that generates: its own, answered by `generation_calls.py`, and the health check.
 
 The Serve config names `add_to_server` under `grpc_options.grpc_servicer_functions`, as that of `grpc_services`; this
 module stays as light.
@@ -10,13 +10,14 @@ from typing import Any
 
 import grpc
 
-from serve_app.grpc_services import offer
+from serve_app.grpc_services import HEALTH, offer
 from serve_app.proto import generation_pb2
 
 _SERVICE = generation_pb2.DESCRIPTOR.services_by_name["Generation"]
+SERVICE = _SERVICE.full_name
 GENERATE = f"{_SERVICE.full_name}/Generate"
 
 
 def add_to_server(servicer: Any, server: grpc.aio.Server) -> None:
     """Of generation."""
-    offer({_SERVICE: _SERVICE.methods}, servicer, server)
+    offer({_SERVICE: _SERVICE.methods, **HEALTH}, servicer, server)

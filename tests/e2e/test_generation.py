@@ -25,6 +25,8 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, Service
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
 from packed_models import VOCABULARY
 from packed_models import build as build_transformers
 from tokenizers import Tokenizer, decoders
@@ -368,6 +370,19 @@ def test_grpc_streams_the_same_tokens(service):
     assert (code, details.split(" is ")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, "token id 1000000")
     code, details, _ = refused(generate(service, [5] * 20, 5, model="other"))
     assert (code, "other" in details) == (grpc.StatusCode.NOT_FOUND, True)
+
+
+def test_grpc_health_of_each_application(service):
+    channel = grpc.insecure_channel(f"127.0.0.1:{service.grpc_port}")
+    health, serving = HealthStub(channel), HealthCheckResponse.SERVING
+    for name in ("windve", "real"):
+        about = {"metadata": [("application", name)], "timeout": 30}
+        assert health.Check(HealthCheckRequest(service="windve.v1.Generation"), **about).status == serving
+        watch = health.Watch(HealthCheckRequest(), **about)
+        assert next(watch).status == serving
+        watch.cancel()
+    with pytest.raises(grpc.RpcError, match=r"no such service here, only windve\.v1\.Generation, windve\.accelerator"):
+        health.Check(HealthCheckRequest(service="tei.v1.Embed"), **about)
 
 
 def test_grpc_calls_are_told_when_to_come_back(service):

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from generating import ANSWER, Generating
 from google.protobuf.struct_pb2 import Struct
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ray.serve._private.grpc_util import gRPCGenericServer
 from ray.serve.grpc_util import RayServegRPCContext
 
@@ -98,7 +99,7 @@ class Client:
         calls = GenerationCalls(self.world, self.asking, TokenNames(self.world.tokenizer), self.keys, self.log)
         handler = as_serve(calls, proxy=self.proxy)
         server = gRPCGenericServer(lambda **_: handler)
-        add_to_server(SimpleNamespace(Generate=None), server)
+        add_to_server(SimpleNamespace(Generate=None, Check=None, Watch=None), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -298,3 +299,38 @@ def test_a_call_that_ends_early_frees_its_place(client, world, by):
 
     asyncio.run(run())
     assert [type(error) for _, error, _, _ in client.log.ends] == [asyncio.CancelledError]
+
+
+def check(world, asking, service, *metadata):
+    """The status of a health check by its name, else the call's."""
+    calls = GenerationCalls(world, asking, TokenNames(world.tokenizer), ApiKeys([ApiKey("secret", "search")]), Log())
+    context = RayServegRPCContext(
+        SimpleNamespace(
+            invocation_metadata=lambda: metadata, code=lambda: None, details=lambda: "", auth_context=dict,
+            peer=lambda: "", peer_identities=lambda: None, peer_identity_key=lambda: None,
+            trailing_metadata=lambda: (),
+        )
+    )  # fmt: skip
+    told = asyncio.run(calls.Check(HealthCheckRequest(service=service), grpc_context=context))
+    return context.code() or HealthCheckResponse.ServingStatus.Name(told.status)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "cpu", "serving"),
+    [
+        (True, True, {"", "windve.v1.Generation", "windve.accelerator", "windve.cpu"}),
+        (False, True, {"", "windve.v1.Generation", "windve.cpu"}),
+        (False, None, set()),  # None: there is no such pool
+    ],
+)
+def test_health_follows_the_pools_and_needs_no_key(world, asking, accelerator, cpu, serving):
+    pools = {"accelerator": accelerator, "cpu": cpu}
+    world.live_pools = {name: is_live for name, is_live in pools.items() if is_live is not None}
+    for service in ("", "windve.v1.Generation", "windve.accelerator", "windve.cpu"):
+        assert check(world, asking, service) == ("SERVING" if service in serving else "NOT_SERVING")
+
+
+def test_health_of_what_is_not_served_here_is_not_found(world, asking):
+    assert check(world, asking, "tei.v1.Embed") == STATUS.NOT_FOUND
+    assert check(world, asking, "", ("model", "b")) == STATUS.NOT_FOUND
+    assert check(world, asking, "", ("model", "gpt-4o")) == "SERVING"

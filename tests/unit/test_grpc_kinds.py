@@ -17,7 +17,7 @@ from test_kind_routes import FakeRouter as RouterOfAKind
 from benchmarks.simulation.virtual_time import run
 from deployments.models.pairs import Pair
 from deployments.placement.request import Embedded
-from serve_app import grpc_api
+from serve_app import grpc_health
 from serve_app.grpc_api import GrpcApi
 from serve_app.proto import tei_pb2
 
@@ -160,7 +160,7 @@ def test_a_bad_stream_of_texts():
 def watch(router, request, changes, monkeypatch):
     """What a watch tells, where every 0.6 s one of `changes` happens; None: Serve stops the Router."""
     told, left = [], list(changes)
-    monkeypatch.setattr(grpc_api, "is_stopping", lambda: router.stops)
+    monkeypatch.setattr(grpc_health, "is_stopping", lambda: router.stops)
     router.stops = False
 
     async def main():
