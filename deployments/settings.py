@@ -172,6 +172,7 @@ class ApplicationSettings(Strict):
     accelerator: AcceleratorPlace = AcceleratorPlace()
     cpu: CpuPlace = CpuPlace()
     limits: BodyLimits = BodyLimits()
+    traces: Traces | None = None  # none: no request is traced
     # How long the start waits for nodes that are still to join, before it is refused for what the cluster lacks. It
     # takes `replicas` in numbers: `auto` goes by what is there at the time.
     wait_for_nodes_s: Annotated[float, Field(ge=0)] = 0.0
@@ -222,7 +223,6 @@ class SharedSettings(ApplicationSettings):
     accelerator: AcceleratorSettings = AcceleratorSettings()
     cpu: CpuSettings = CpuSettings()
     limits: Limits = Limits()
-    traces: Traces | None = None  # none: no request is traced
 
 
 class Settings(SharedSettings, OneModelSettings):

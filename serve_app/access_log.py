@@ -6,16 +6,19 @@ import asyncio
 import contextvars
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import orjson
 
 from deployments.errors import WindveError
 from deployments.placement.request import Record
+
+if TYPE_CHECKING:
+    from serve_app.tracer import Attributes, Phase
 
 logger = logging.getLogger("ray.serve")
 
@@ -24,6 +27,23 @@ _LEVELS: Mapping[Level, int] = {"off": 0, "slow": 1, "errors": 2, "all": 3}
 _OURS = 500  # HTTP: from this status on a request failed for no fault of its client
 _EVERY_S = 0.25
 _MOST_WAITING = 20_000  # lines, while the disk is slow
+
+
+class Facts(Protocol):
+    """What is told of a request of whose kind no `Record` is: `generation.generation_facts`."""
+
+    @property
+    def is_late(self) -> bool:
+        """It was answered later than promised."""
+
+    def line(self) -> dict[str, Any]:
+        """In the access log."""
+
+    def attributes(self) -> Attributes:
+        """Of its span."""
+
+    def phases(self, now: float) -> Iterator[Phase]:
+        """The spans within it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,9 +59,7 @@ class Followed:
     record: Record = field(default_factory=Record)
     key: str | None = None
     span: Any = None  # of `traces.Tracer`, if its trace is sampled
-    more: Callable[[], dict[str, Any]] | None = None  # what its route tells of it
-    first_s: float | None = None  # from its arrival to the first token of an answer that is generated
-    allowed_s: float | None = None  # to that, by the request's own word
+    facts: Facts | None = None  # in place of the record, where text is generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +90,10 @@ def is_wanted(level: Level, followed: Followed, ended: Ended, slo_s: float) -> b
     if ended.error is not None:
         ours = getattr(ended.error, "status", 0) >= _OURS or ended.code == "internal_error"
         return _LEVELS[level] >= _LEVELS["slow" if ours else "errors"]
-    request, took_s = followed.record.request, ended.actual_s if followed.first_s is None else followed.first_s
-    return level != "off" and took_s > (followed.allowed_s or slo_s if request is None else request.allowed_s)
+    if level == "off" or followed.facts is not None:
+        return level != "off" and followed.facts is not None and followed.facts.is_late
+    request = followed.record.request
+    return ended.actual_s > (slo_s if request is None else request.allowed_s)
 
 
 def line(followed: Followed, ended: Ended) -> dict[str, Any]:
@@ -107,7 +127,7 @@ def line(followed: Followed, ended: Ended) -> dict[str, Any]:
             "queue_s": _rounded(done.queue_s),
             "compute_s": _rounded(done.compute_s),
         }
-    return told if followed.more is None else told | followed.more()
+    return told if followed.facts is None else told | followed.facts.line()
 
 
 def _rounded(seconds: float | None) -> float | None:

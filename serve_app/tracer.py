@@ -6,6 +6,12 @@
     ├── queue                      of each run that its queries waited for
     └── run                        until the last of its queries was answered: so many queries and tokens ran together
 
+Where text is generated (`generation.generation_facts`), of each prompt::
+
+    ├── admission                  of each replica that it was offered to: until it decided
+    ├── first_token                from the decision to the first token
+    └── stream                     from the first token to the last
+
 The replica's times come with its answers as durations. The time for the way there and back is known only in sum; half
 of it counts as the way there, as NTP has it (RFC 5905, section 8).
 
@@ -97,7 +103,8 @@ class Tracer:
             _fail(span, ended.code)
         within = set_span_in_context(span, Context())
         offset_s = followed.began_s - followed.started
-        for phase in phases(followed.record, followed.started + ended.actual_s):
+        now, facts = followed.started + ended.actual_s, followed.facts
+        for phase in phases(followed.record, now) if facts is None else facts.phases(now):
             began, until = _ns(phase.began + offset_s), _ns(phase.ended + offset_s)
             child = self._tracer.start_span(phase.name, within, attributes=phase.attributes, start_time=began)
             if phase.error is not None:
@@ -186,6 +193,8 @@ def _about(followed: Followed, ended: Ended) -> Attributes:
             "windve.deadline_s": request.allowed_s,
             "windve.predicted_s": record.predicted_s,
         }
+    if followed.facts is not None:
+        told |= {"gen_ai.request.model": record.model, **followed.facts.attributes()}
     if record.done is not None:
         told["windve.pools"] = list(record.done.pools)
     return {name: value for name, value in told.items() if value is not None}

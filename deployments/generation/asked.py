@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from deployments.generation.generation_card import GenerationCard
+from deployments.generation.generation_record import GenerationRecord
 from deployments.generation.sampling import Sampling
 from deployments.queueing.quota import Client
 
@@ -38,6 +39,7 @@ class Asked:
     - `received`: when the request had come, by the loop's clock, in seconds; its first token is due from then on. None:
       when it is given to the Router.
     - `let_in`: an earlier generation of its request was, so that its client's quota is not asked again.
+    - `record`: the Router writes there what becomes of it, for the access log and traces; None: nobody asks.
     """
 
     ids: Ids
@@ -52,6 +54,7 @@ class Asked:
     client: Client | None = None
     received: float | None = None
     let_in: bool = False
+    record: GenerationRecord | None = None
 
 
 @dataclass(frozen=True, slots=True)

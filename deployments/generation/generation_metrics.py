@@ -9,7 +9,7 @@ The Router has one `GenerationMetrics`. For each generation it calls::
     streamed.admitted("cpu")                # a replica has taken it
     streamed.arrived(now, answer, tokens)   # with each frame that brings tokens of an answer: 0 .. answers - 1
     streamed.ended(answer, "stop")          # one answer has its last token
-    streamed.over(now)                      # once, at the end of all; with the error if it ended by one
+    streamed.over(now)                      # once, at the end of all; with the error if it ended by one, device seconds
 
 A replica has one `GeneratorMetrics`: `ran` after each step, `failed` after one that failed, and `publish` every two
 seconds. Pure: the clock and Ray's instruments are arguments.
@@ -190,7 +190,43 @@ class Streamed:
     def __init__(self, metrics: GenerationMetrics, asked: _Asked) -> None:
         self._metrics, self._asked, self._pool = metrics, asked, NO_POOL
         self._answers = [_Answer() for _ in range(asked.answers)]
-        self._begun = False
+        self.first_at: float | None = None  # its first token came
+        self.over_at: float | None = None
+        self.is_broken = False  # by an error of ours
+
+    @property
+    def arrived_at(self) -> float:
+        return self._asked.arrived_s
+
+    @property
+    def promise(self) -> Promise:
+        return self._asked.promise
+
+    @property
+    def tokens(self) -> int:
+        """Of all answers so far."""
+        return sum(found.tokens for found in self._answers)
+
+    @property
+    def first_s(self) -> float | None:
+        """From its arrival to its first token."""
+        return None if self.first_at is None else self.first_at - self._asked.arrived_s
+
+    @property
+    def pace_s(self) -> float | None:
+        """Of its slowest answer; None where none has two tokens."""
+        return max((found.pace_s for found in self._answers if found.tokens > 1), default=None)
+
+    @property
+    def gap_s(self) -> float:
+        """The longest wait for more of an answer."""
+        return max(found.gap_s for found in self._answers)
+
+    @property
+    def is_late(self) -> bool:
+        """Its first token or the pace of an answer is later than promised."""
+        pairs = zip((self.first_s, self.pace_s), self._asked.promise, strict=True)
+        return any(took_s is not None and allowed_s is not None and took_s > allowed_s for took_s, allowed_s in pairs)
 
     def admitted(self, pool: str) -> None:
         """By a replica of that pool; a second time, where the first one died."""
@@ -200,8 +236,8 @@ class Streamed:
 
     def arrived(self, now: float, answer: int, tokens: int) -> None:
         """So many more of that answer's tokens; at least one."""
-        if not self._begun:
-            self._begun = True
+        if self.first_at is None:
+            self.first_at = now
             if (allowed_s := self._asked.promise.ttft_s) is not None:
                 self._metrics.first_token(self._pool, now - self._asked.arrived_s, allowed_s)
         self._answers[answer].more(now, tokens)
@@ -220,30 +256,31 @@ class Streamed:
         if found.tokens > 1 or broken:
             self._metrics.judge("paces", self._pool, late=broken or found.pace_s > allowed_s)
 
-    def over(self, now: float, error: BaseException | None = None) -> None:
+    def over(self, now: float, error: BaseException | None = None, device_s: float = 0.0) -> None:
         """All its answers have ended, or it ends by this error: the one that the client is told, or asyncio's
-        CancelledError if the client has gone. Answers that have not ended are counted as broken off by it.
+        CancelledError if the client has gone. Answers that have not ended are counted as broken off by it. `device_s`:
+        what it took of a device, for its client's account.
         """
         outcome = OK if error is None else outcome_of(error)
+        self.over_at, self.is_broken = now, outcome == ERROR
         if self._pool != NO_POOL:
             for answer, found in enumerate(self._answers):
                 if found.ended is None:
                     self.ended(answer, "failed" if outcome == ERROR else "cancelled")
-        if not self._begun and self._breaks_promise(now, outcome):
+        if self.first_at is None and self._breaks_promise(now, outcome):
             self._metrics.judge("first_tokens", self._pool, late=True)
         self._metrics.count("queries", 1, self._pool if outcome == OK else NO_POOL, outcome)
         if self._asked.client is not None:
-            self._charge(self._asked.client, error)
+            self._charge(self._asked.client, error, device_s)
 
     def _breaks_promise(self, now: float, outcome: str) -> bool:
         allowed_s = self._asked.promise.ttft_s
         late = self._pool != NO_POOL and allowed_s is not None and now - self._asked.arrived_s > allowed_s
         return outcome == ERROR or (outcome == CANCELLED and late)
 
-    def _charge(self, client: str, error: BaseException | None) -> None:
-        tokens = sum(found.tokens for found in self._answers)
+    def _charge(self, client: str, error: BaseException | None, device_s: float) -> None:
         if error is None:
-            self._metrics.keys.used(client, 1, tokens=self._asked.prompt_tokens + tokens, device_s=0.0)
+            self._metrics.keys.used(client, 1, tokens=self._asked.prompt_tokens + self.tokens, device_s=device_s)
         else:
             self._metrics.keys.refused(client, error, 1)
 

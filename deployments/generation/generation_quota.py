@@ -1,5 +1,5 @@
-"""What a generation takes of its client's quota: its prompt when it is asked for, then each token as it comes. Nothing,
-where it is refused, or broken off by an error of ours. Pure.
+"""What a generation costs its client: its prompt when it is asked for, then each token as it comes. Nothing, where it
+is refused, or broken off by an error of ours. Pure.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from deployments.queueing.quota import Quota
 
 @dataclass(slots=True, eq=False)
 class Charged:
-    """One generation with a prompt of so many tokens. Device seconds are estimated by the replica's model of a step: of
-    what each step takes anyway an answer pays its part.
+    """One generation with a prompt of so many tokens. `quota`: that pays for it; None: it is only counted. Device
+    seconds are estimated by the replica's model of a step: of what each step takes anyway an answer pays its part.
     """
 
-    quota: Quota
+    quota: Quota | None
     prompt_tokens: int
     tokens: Counter[int] = field(default_factory=Counter)  # that came, of each answer
     spent: float = 0.0  # in the quota's unit
+    device_s: float = 0.0
 
     def check(self, now: float, routers: int) -> None:
         """Raises OverQuota."""
-        wait_s = self.quota.wait_s(now, routers)
-        if wait_s > 0:
+        wait_s = 0.0 if self.quota is None else self.quota.wait_s(now, routers)
+        if self.quota is not None and wait_s > 0:
             unit = self.quota.unit.replace("_", " ")
             raise OverQuota(
                 f"the quota of this API key ({unit}) is used up; come back in {wait_s:.2f} s", retry_after_s=wait_s
@@ -47,15 +48,19 @@ class Charged:
         self._spend(1, model, load, state, model.seconds(StepLoad(rows=rows)) / rows)
 
     def _spend(self, tokens: int, model: StepTime, load: StepLoad, state: StepState, own_s: float = 0.0) -> None:
-        in_tokens = self.quota.unit == "tokens"
-        amount = tokens if in_tokens else state.factor * (own_s + model.seconds(load) - model.beta_s)
-        self.spent += amount
-        self.quota.spend(amount)
+        device_s = state.factor * (own_s + model.seconds(load) - model.beta_s)
+        self.device_s += device_s
+        self._pay(tokens if self.quota is not None and self.quota.unit == "tokens" else device_s)
 
     def give_back(self) -> None:
         """All that was charged."""
-        self.quota.spend(-self.spent)
-        self.spent = 0.0
+        self._pay(-self.spent)
+        self.device_s = 0.0
+
+    def _pay(self, amount: float) -> None:
+        self.spent += amount
+        if self.quota is not None:
+            self.quota.spend(amount)
 
 
 def _model(state: StepState) -> StepTime:

@@ -36,6 +36,7 @@ from deployments.generation.generation_metrics import GenerationMetrics, Promise
 from deployments.generation.generation_metrics import GenerationPool as PoolFigures
 from deployments.generation.generation_pool import GenerationLink, GenerationPool
 from deployments.generation.generation_quota import Charged
+from deployments.generation.generation_record import Outcome
 from deployments.generation.generation_settings import GenerationConfig, GenerationSettings
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.text_stream import TextStream
@@ -104,6 +105,11 @@ class Request:
     @property
     def is_over(self) -> bool:
         return len(self.ended) == self.asked.answers
+
+    def over(self, error: BaseException | None) -> None:
+        """It ends; by this error, if there is one."""
+        device_s = 0.0 if self.charged is None else self.charged.device_s
+        self.record.over(asyncio.get_running_loop().time(), error, device_s)
 
     def on_token(self, token: NewToken) -> None:
         """As its frame comes."""
@@ -205,7 +211,7 @@ class GenerationRouter:
         except BaseException as error:
             if request.charged is not None:
                 request.charged.give_back()
-            request.record.over(asyncio.get_running_loop().time(), error)
+            request.over(error)
             raise
         pieces = self._pieces(request, placed)
         await anext(pieces)  # it has begun, so that closing it always frees the place
@@ -226,8 +232,9 @@ class GenerationRouter:
         texts = [TextStream(self.tokenizer, asked.stops) for _ in range(asked.answers)]
         ends = now + config.request_timeout_s
         due = ends if promise.ttft_s is None else now + promise.ttft_s
-        quota = None if asked.client is None else asked.client.quota
-        charged = None if quota is None else Charged(quota, len(asked.ids))
+        charged = None if asked.client is None else Charged(asked.client.quota, len(asked.ids))
+        if asked.record is not None:
+            asked.record.streamed = record
         return Request(asked, texts, now, due, ends, record, charged)
 
     async def _pieces(self, request: Request, placed: Placed) -> AsyncGenerator[Piece, None]:
@@ -254,7 +261,7 @@ class GenerationRouter:
             over = None if request.is_over else problem
             if request.charged is not None and isinstance(over, WindveError) and not isinstance(over, TimedOut):
                 request.charged.give_back()
-            request.record.over(asyncio.get_running_loop().time(), over)
+            request.over(over)
 
     async def _next(self, request: Request, streaming: Streaming) -> list[NewToken]:
         """Raises EngineFailed, ReplicaLost or TimedOut."""
@@ -278,32 +285,44 @@ class GenerationRouter:
     async def _place(self, request: Request) -> Placed:
         """Raises Busy, InvalidInput, DeadlineExceeded or Unavailable."""
         for pool, link in self._candidates(request):
-            came = partial(self._came, request, pool, link)
-            streaming = link.offer(self._offer(request), self.config.unread_tokens, came)
-            refused: RefusedOffer | None = None
-            try:
-                async with asyncio.timeout(_ANSWERS_S):
-                    refused = await streaming.outcome
-            except (TimeoutError, WindveError) as error:  # it hangs, it died, or it could not: another may
-                logger.info("the %s pool's replica %s did not answer an offer: %r", pool.name, link.view.replica, error)
-                link.call_off(streaming)
+            record, clock = request.asked.record, asyncio.get_running_loop().time
+            offered = None if record is None else record.offer(pool.name, link.view.replica, clock())
+            found = await self._ask(request, pool, link)
+            if offered is not None:
+                offered.ends(clock(), _outcome(found))
+            if isinstance(found, Streaming):
+                self._admitted(request, pool, link)
+                return Placed(link, found)
+            if found is None:
                 request.hurried = True
                 continue
-            except BaseException:
-                link.call_off(streaming)
-                raise
-            if refused is None:
-                self._admitted(request, pool, link)
-                return Placed(link, streaming)
-            request.refusals.append(refused)
-            if not refused.never:
-                request.retry_s = min(request.retry_s, refused.opens_s)
+            request.refusals.append(found)
+            if not found.never:
+                request.retry_s = min(request.retry_s, found.opens_s)
         raise self._refusal(request)
 
     def _came(self, request: Request, pool: GenerationPool, link: GenerationLink, token: NewToken) -> None:
         """A token, perhaps in one turn of the loop with the admission, which is looked at in the next."""
         self._admitted(request, pool, link)
         request.on_token(token)
+
+    async def _ask(
+        self, request: Request, pool: GenerationPool, link: GenerationLink
+    ) -> Streaming | RefusedOffer | None:
+        """What a replica decides; None: it hangs, it died, or it could not. Another may."""
+        came = partial(self._came, request, pool, link)
+        streaming = link.offer(self._offer(request), self.config.unread_tokens, came)
+        try:
+            async with asyncio.timeout(_ANSWERS_S):
+                refused = await streaming.outcome
+        except (TimeoutError, WindveError) as error:
+            logger.info("the %s pool's replica %s did not answer an offer: %r", pool.name, link.view.replica, error)
+            link.call_off(streaming)
+            return None
+        except BaseException:
+            link.call_off(streaming)
+            raise
+        return streaming if refused is None else refused
 
     def _admitted(self, request: Request, pool: GenerationPool, link: GenerationLink) -> None:
         if request.link is link:
@@ -467,6 +486,16 @@ class GenerationRouter:
             for name, pool in self.pools.items()
         }
         self.metrics.publish(Promise(self.config.ttft_s, self.config.tpot_s), figures)
+
+
+def _outcome(found: Streaming | RefusedOffer | None) -> Outcome:
+    """What a replica decided, in one word."""
+    match found:
+        case None:
+            return "lost"
+        case RefusedOffer():
+            return "never" if found.never else "refused"
+    return "admitted"
 
 
 def _spoken(request: Request, new: list[NewToken], end_tokens: tuple[int, ...]) -> Iterator[Piece]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
+from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
@@ -28,6 +29,7 @@ from serve_app.generation.completions_api import ApiOptions, CompletionsApi
 from serve_app.generation.generation_args import GenerationArgs
 from serve_app.generation.generation_calls import GenerationCalls
 from serve_app.observer import Observer
+from serve_app.tracer import Tracer
 
 Generators = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # pool -> name and handle of its deployment
 
@@ -38,7 +40,9 @@ class GenerationIngress:
     def __init__(self, settings: GenerationSettings, topology: Topology, generators: Generators) -> None:
         self.api_keys = None if settings.api_keys is None else ApiKeys.read(settings.api_keys)
         self.router = GenerationRouter(settings, topology, generators)
-        self._observer = Observer(LineWriter(access_log_handler()))
+        traces = settings.traces
+        tracer = None if traces is None else Tracer.exporting(traces, serve.get_replica_context().replica_tag)
+        self._observer = Observer(LineWriter(access_log_handler()), tracer)
         self._api = CompletionsApi(self.router, ApiOptions.of(settings), self.api_keys, self._observer)
         calls = GenerationCalls(self.router, self._api.asking, self._api.names, self.api_keys, self._observer)
         self.Generate = calls.Generate  # Serve finds what answers a gRPC call by its name

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any
+from dataclasses import replace
 
 from deployments.errors import WindveError
 from deployments.generation.asked import Asked, Generates, Piece
+from deployments.generation.generation_record import GenerationRecord
 from serve_app.access_log import Followed
+from serve_app.generation.generation_facts import GenerationFacts
 
 
 class Generations:
     """Each has `answers` answers, whose choices are numbered through."""
 
     def __init__(self, router: Generates, answers: int, followed: Followed | None = None) -> None:
-        """`followed`: is told of them, for the access log."""
+        """`followed`: is told of them, for the access log and traces."""
         self.tokens = 0  # of all answers so far
         self._router, self._answers, self._followed = router, answers, followed
         self._begun: list[AsyncGenerator[Piece, None]] = []
@@ -25,9 +26,9 @@ class Generations:
     async def begin(self, wanted: Sequence[Asked]) -> None:
         """All are admitted when this returns. Raises what `Generates.begin` raises; the others end by the same then."""
         if self._followed is not None:
+            wanted = [replace(one, record=GenerationRecord()) for one in wanted]
             self._followed.record.model = self._router.card.name
-            self._followed.more = partial(self._told, wanted, self._followed)
-            self._followed.allowed_s = wanted[0].timeout_s
+            self._followed.facts = GenerationFacts(wanted, lambda: self.tokens)
         try:
             for one in wanted:
                 self._begun.append(await self._router.begin(one))
@@ -69,17 +70,6 @@ class Generations:
 
     def _came(self, piece: Piece) -> None:
         self.tokens += len(piece.tokens)
-        if self._followed is not None and self._followed.first_s is None:
-            self._followed.first_s = asyncio.get_running_loop().time() - self._followed.started
-
-    def _told(self, wanted: Sequence[Asked], followed: Followed) -> dict[str, Any]:
-        return {
-            "prompts": len(wanted),
-            "tokens": sum(len(one.ids) for one in wanted),
-            "answer_tokens": self.tokens,
-            "bulk": wanted[0].bulk,
-            "first_token_s": None if followed.first_s is None else round(followed.first_s, 6),
-        }
 
     async def _read(
         self,

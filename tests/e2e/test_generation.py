@@ -27,8 +27,11 @@ import yaml
 from conftest import ROOT, Service
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from otlp_collector import Collector, attributes
 from packed_models import VOCABULARY
 from packed_models import build as build_transformers
+from test_observed import MARKER, PARENT_ID, by_id
+from test_with_keys import session_logs
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -68,11 +71,19 @@ def own(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def service(own, tmp_path_factory):
+def collector():
+    collector = Collector()
+    yield collector
+    collector.server.stop(0)
+
+
+@pytest.fixture(scope="module")
+def service(own, collector, tmp_path_factory):
     config = yaml.safe_load((ROOT / "serve_app" / "generation_rehearsal.yaml").read_text())
     (emulated,) = config["applications"]
     trial = {"secret_sha256": hash_secret(SECRET), "expires_at": time.time() + 3600}
-    emulated["deployments"][0]["user_config"] = {**PROMISE, "trial": trial}
+    emulated["deployments"][0]["user_config"] = {**PROMISE, "trial": trial, "access_log": "all"}
+    emulated["args"]["traces"] = {"endpoint": f"http://127.0.0.1:{collector.port}", "sample_ratio": 0.0}
     long = longer_model(tmp_path_factory.mktemp("long") / "model", CONTEXT)
     emulated["args"]["model"]["id"] = str(long)
     emulated["args"]["limits"] = {"slow_reader_s": 1.0}
@@ -383,6 +394,45 @@ def test_grpc_health_of_each_application(service):
         watch.cancel()
     with pytest.raises(grpc.RpcError, match=r"no such service here, only windve\.v1\.Generation, windve\.accelerator"):
         health.Check(HealthCheckRequest(service="tei.v1.Embed"), **about)
+
+
+def test_a_generation_is_traced_and_logged_without_its_text(service, collector):
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    about = {"traceparent": f"00-{trace}-{PARENT_ID}-01", "x-request-id": "traced"}
+
+    async def main():
+        async with client(service) as to:
+            return await stream(to, "emulated", f"{MARKER} goes", 12, extra_headers=about)
+
+    text, finish, _ = asyncio.run(main())
+    assert finish == "length"
+    inner = ("tokenize", "admission", "first_token", "stream")
+    spans, _ = collector.wait_for(trace, "POST /v1/completions", *inner)
+    (request,) = spans["POST /v1/completions"]
+    assert request.parent_span_id.hex() == PARENT_ID
+    for name in inner:
+        assert [span.parent_span_id for span in spans[name]] == [request.span_id]
+    told = attributes(request)
+    assert (told["gen_ai.usage.output_tokens"], told["windve.pools"].values[0].string_value) == (12, "accelerator")
+    assert attributes(spans["admission"][0])["windve.admission"] == "admitted"
+    assert attributes(spans["stream"][0])["windve.answer_tokens"] == 12
+    ends = [spans[name][0].end_time_unix_nano for name in inner]
+    assert sorted(ends) == ends
+    line = by_id(service, "traced")["traced"]
+    assert (line["answer_tokens"], line["offers"], line["pools"]) == (12, 1, ["accelerator"])
+    assert line["first_token_s"] == pytest.approx(told["windve.first_token_s"])
+    # Steps take 40 ms and more, and tokens may come two at a time where this machine is late.
+    assert 0.02 < line["pace_s"] < line["actual_s"]
+    trace = "0" * 27 + "abcde"
+    list(generate(service, [5] * 20, 5, ("traceparent", f"00-{trace}-{PARENT_ID}-01")))
+    spans, _ = collector.wait_for(trace, "windve.v1.Generation/Generate", "stream")
+    (request,) = spans["windve.v1.Generation/Generate"]
+    assert attributes(request)["rpc.response.status_code"] == "OK"
+    seen = b"".join(one.SerializeToString() for one in collector.requests)
+    logs = b"".join(path.read_bytes() for path in session_logs(service) if path.name.startswith("access_"))
+    for secret in (MARKER, text):
+        assert secret.encode() not in seen
+        assert secret.encode() not in logs
 
 
 def test_grpc_calls_are_told_when_to_come_back(service):

@@ -8,6 +8,7 @@ import logging
 from dataclasses import replace
 from logging.handlers import MemoryHandler, RotatingFileHandler
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from router_world import Replica, World, text
@@ -114,10 +115,12 @@ def test_which_level_wants_which_request(error, seconds, allowed_s, levels):
     assert wanted == levels
 
 
-@pytest.mark.parametrize(("first_s", "allowed_s", "slow"), [(0.9, None, False), (1.1, None, True), (1.1, 2.0, False)])
-def test_an_answer_that_is_generated_is_slow_if_its_first_token_is(first_s, allowed_s, slow):
-    one = Followed("id", None, 0.0, 0.0, first_s=first_s, allowed_s=allowed_s)
-    assert is_wanted("slow", one, Ended("POST /v1/completions", 200, 60.0), 1.0) == slow
+@pytest.mark.parametrize("late", [False, True])
+def test_an_answer_that_is_generated_is_slow_if_its_route_says_so(late):
+    one = Followed("id", None, 0.0, 0.0, facts=SimpleNamespace(is_late=late))
+    ended = Ended("POST /v1/completions", 200, 60.0)
+    wanted = {level: is_wanted(level, one, ended, 1.0) for level in ("off", "slow", "errors", "all")}
+    assert wanted == {"off": False, "slow": late, "errors": late, "all": True}
 
 
 def test_a_line_has_the_client_s_ids():

@@ -68,7 +68,7 @@ class Log(Observer):
         self.on, self._logs, self.ends = True, True, []
 
     def end_call(self, followed, call, error):
-        self.ends.append((call, error, followed.key, followed.more and followed.more()))
+        self.ends.append((call, error, followed.key, followed.facts and followed.facts.line()))
 
 
 def as_serve(calls, *, proxy):

@@ -26,6 +26,7 @@ from deployments.errors import (
 from deployments.generation.asked import Asked
 from deployments.generation.emulated_steps import EmulatedSteps, following
 from deployments.generation.generation_pool import GenerationPool
+from deployments.generation.generation_record import GenerationRecord
 from deployments.generation.generation_router import GenerationHost, GenerationRouter
 from deployments.generation.generation_settings import GenerationSettings
 from deployments.generation.planned_steps import PlannedStep
@@ -383,6 +384,23 @@ def test_who_had_come_long_before_it_is_asked_for_gives_nobody_more_of_the_quota
     asyncio.run(main())
 
 
+def test_a_client_without_a_quota_is_counted_as_one_with_it_pays(monkeypatch):
+    async def main():
+        async with service(monkeypatch, [Replica("a")]) as router:
+            used = []
+            monkeypatch.setattr(router.metrics.keys, "used", lambda *_, **told: used.append(told))
+            quota = Quota(10.0, "device_seconds")
+            for client in (Client(Tenant("free")), Client(Tenant("pays"), quota)):
+                await read(await router.begin(asked(20, 10, client=client)))
+            assert [told["tokens"] for told in used] == [30, 30]
+            assert used[1]["device_s"] == pytest.approx(5 * 10 - quota._left)
+            # The prompt at 0.02 ms a token, and ten steps of 2.1 ms and a little, in which it is alone.
+            assert used[0]["device_s"] == pytest.approx(used[1]["device_s"], rel=0.5)
+            assert 0.01 < used[0]["device_s"] < 0.1
+
+    asyncio.run(main())
+
+
 def test_tokens_that_come_with_the_admission_are_counted_as_all_others(monkeypatch):
     """A busy Router reads several frames in one turn."""
     hear, held, counted = TokenChannel.hear, [], []
@@ -403,6 +421,33 @@ def test_tokens_that_come_with_the_admission_are_counted_as_all_others(monkeypat
             assert client.quota._left == pytest.approx(5 - 20 - 10)
             assert {tags[0] for _, _, *tags in counted} == {"accelerator"}
             assert sum(step for name, step, *_ in counted if name == "prompt_tokens") == 20
+
+    asyncio.run(main())
+
+
+def test_a_record_tells_where_it_was_offered_and_how_it_came(monkeypatch):
+    async def main():
+        small, big = Replica("a", blocks=2), Replica("c")
+        async with service(monkeypatch, [small], [big]) as router:
+            record = GenerationRecord()
+            one = asked(300, 8, record=record)
+            began = asyncio.get_running_loop().time()
+            await read(await router.begin(one))
+            ended = asyncio.get_running_loop().time()
+            told = [(offer.pool, offer.replica, offer.outcome) for offer in record.offers]
+            assert told == [("accelerator", "a", "never"), ("cpu", "c", "admitted")]
+            streamed = record.streamed
+            assert record.admitted is record.offers[1]
+            times = [began, *(at for offer in record.offers for at in (offer.at, offer.decided))]
+            assert sorted(times) == times
+            assert times[-1] < streamed.first_at < streamed.over_at <= ended
+            assert (streamed.tokens, streamed.is_broken) == (8, False)
+            assert 0 < streamed.pace_s <= streamed.gap_s
+            record = GenerationRecord()
+            with pytest.raises(InvalidInput):
+                await router.begin(asked(30, 5000, record=record))
+            assert [offer.outcome for offer in record.offers] == ["never", "never"]
+            assert (record.admitted, record.streamed.first_s, record.streamed.is_late) == (None, None, False)
 
     asyncio.run(main())
 
