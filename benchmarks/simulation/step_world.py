@@ -170,7 +170,7 @@ class StepWorld:
 
     def run(self, arrivals: Sequence[Arrival]) -> list[Sent]:
         """Until all has ended."""
-        ordered = sorted(arrivals)
+        ordered = sorted(arrivals, key=lambda one: one.at)  # those of one moment as they are sent
         heap = self._events
         heap += [(one.at, 1, number) for number, one in enumerate(ordered)]
         heapq.heapify(heap)
