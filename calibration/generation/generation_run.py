@@ -117,6 +117,7 @@ class GenerationCalibration:
                 f"{stream.name}: {len(proof.firsts_s)} of {proof.sent} admitted, {proof.late_firsts} first tokens and "
                 f"{proof.late_paces} paces late"
             )
+            proof.check(result.policy)
 
     async def _send(self, arrivals: Sequence[Arrival]) -> list[Streamed]:
         application, model, seed = self._application, self.result.info["model_id"], self.result.options.seed

@@ -7,8 +7,10 @@ import copy
 import io
 import random
 from dataclasses import astuple
+from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 from calibration.__main__ import check_options, parser
@@ -23,12 +25,16 @@ from calibration.generation.token_stream import Streamed
 from calibration.load import Address
 from calibration.progress import Progress
 from calibration.report.report_model import Report, WrittenReport
+from calibration.service.application import Application as Serving
 from calibration.service.application import CalibrationFailed
+from calibration.service.config_file import ConfigFile, unified_diff
+from calibration.service.serve_config import GENERATION
 from deployments.errors import SettingsError
 from deployments.generation.generation_settings import StepTimeSettings
 from deployments.generation.step_schedule import StepPolicy
 from deployments.generation.step_time import StepLoad, StepTime
 
+ROOT = Path(__file__).parents[2]
 ROOM = StepRoom(step_tokens=2048, blocks=512, context=8192)
 TIMES = {
     "accelerator": StepTime(0.04, 0.0004, 1e-6, 0.0002, 5e-8, 16),
@@ -332,3 +338,18 @@ def test_options_of_the_other_kind_are_refused_by_name(words, generates, problem
         return
     with pytest.raises(SettingsError, match=problem):
         check_options(arguments, generates=generates)
+
+
+def test_the_change_of_a_config_is_two_step_times(tmp_path):
+    config = tmp_path / "generation.yaml"
+    config.write_text((ROOT / "serve_app" / "generation.yaml").read_text())
+    application = Serving("windve", "http://x", Address("h", 80), {"import_path": GENERATION})
+    file, fit = ConfigFile.read(config, application), StepFit.of(Device(TIMES["cpu"]).measured())
+    times = {pool: {"step_time": fit.settings()} for pool in ("accelerator", "cpu")}
+    edited = file.edited({"user_config": times})
+    (router,) = yaml.safe_load(edited)["applications"][0]["deployments"]
+    assert router["user_config"] == {"ttft_s": 2.0, "tpot_s": 0.2, **times}
+    changed = [line for line in unified_diff(file.text, edited, "x").splitlines()[2:] if line[0] in "+-"]
+    assert [line.split(":")[0] for line in changed] == [
+        "+          accelerator", "+            step_time", "+          cpu", "+            step_time"
+    ]  # fmt: skip
