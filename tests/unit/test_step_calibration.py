@@ -13,7 +13,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from calibration.__main__ import check_options, parser
+from calibration.__main__ import check_options, main, parser
 from calibration.generation import generation_run, step_report
 from calibration.generation.generation_result import GenerationOptions
 from calibration.generation.generation_run import GenerationCalibration
@@ -160,7 +160,7 @@ class Application:
     name, address, headers, generates = "windve", Address("127.0.0.1", 8000), (), True
 
     def __init__(self):
-        self.tried, self.granted = [], False
+        self.tried, self.applied, self.granted = [], [], False
         self.windve = {
             "config_problem": None, "kind": "generation", "emulated": True, "trial_seconds_ago": None,
             "ttft_s": 2.0, "tpot_s": 0.2, "pools": {pool: {
@@ -184,10 +184,19 @@ class Application:
     def end_trials(self):
         self.granted = False
 
+    def placed(self, changes):
+        return changes
+
+    def check_unchanged(self):
+        assert not self.granted
+
+    def apply(self, changes):
+        self.applied.append(changes)
+
 
 @pytest.fixture
-def calibrate(monkeypatch):
-    """A run on `application`, whose streams see first tokens after `first_s` and a token each `pace_s`."""
+def wired(monkeypatch):
+    """`wired(*seen)`: streams see first tokens after `first_s` and a token each `pace_s`, one pair for each stream."""
 
     class Trials:
         def __init__(self, address, headers, secret, pool):
@@ -198,7 +207,7 @@ def calibrate(monkeypatch):
 
         def close(self): ...
 
-    def run(application, *seen, **options):
+    def wire(*seen):
         views = iter(seen or [(0.5, 0.1)] * 3)
 
         async def send_all(address, plan):
@@ -207,6 +216,16 @@ def calibrate(monkeypatch):
 
         monkeypatch.setattr(generation_run, "StepTrials", Trials)
         monkeypatch.setattr(generation_run, "send_all", send_all)
+
+    return wire
+
+
+@pytest.fixture
+def calibrate(wired):
+    """A run on `application`."""
+
+    def run(application, *seen, **options):
+        wired(*seen)
         chosen = GenerationOptions(200, 16, 0)
         calibration = GenerationCalibration(application, chosen, Progress(Console(file=io.StringIO())))
         run.result = calibration.result
@@ -353,3 +372,57 @@ def test_the_change_of_a_config_is_two_step_times(tmp_path):
     assert [line.split(":")[0] for line in changed] == [
         "+          accelerator", "+            step_time", "+          cpu", "+            step_time"
     ]  # fmt: skip
+
+
+@pytest.fixture
+def command(monkeypatch, wired, tmp_path):
+    """`python -m calibration` with these words, on a copy of generation.yaml."""
+    application, config = Application(), tmp_path / "generation.yaml"
+    config.write_text((ROOT / "serve_app" / "generation.yaml").read_text())
+    application.deployed = yaml.safe_load(config.read_text())["applications"][0]
+
+    def run(*words, seen=()):
+        wired(*seen)
+        words = ["calibration", "--config", str(config), "--out", str(tmp_path / "report"), *words]
+        monkeypatch.setattr("sys.argv", words)
+        monkeypatch.setattr("calibration.__main__._find", lambda *_: application)
+        return main()
+
+    run.application, run.config = application, config
+    return run
+
+
+def written(config):
+    return yaml.safe_load(config.read_text())["applications"][0]["deployments"][0]["user_config"]
+
+
+def test_the_command_writes_and_applies_and_a_dry_run_shows_the_change_alone(command, capsys):
+    before = command.config.read_bytes()
+    assert command("--apply", "--dry-run", "--prompt-tokens", "200", "--answer-tokens", "16") == 0
+    assert "+            step_time: {beta_s: 0.0" in capsys.readouterr().out
+    assert (command.config.read_bytes(), command.application.applied) == (before, [])
+    assert command("--apply", "--prompt-tokens", "200", "--answer-tokens", "16") == 0
+    found = {pool: config["step_time"] for pool, config in written(command.config).items() if pool in TIMES}
+    assert set(found) == {"accelerator", "cpu"}
+    assert command.application.applied == [{"user_config": {pool: {"step_time": found[pool]} for pool in found}}]
+    assert [path.read_bytes() for path in command.config.parent.glob("*.bak-*")] == [before]
+    assert "applied: /info shows the new step times" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "seen", "problem"),
+    [
+        (["--apply"], [(2.1, 0.1)] * 2, "first tokens came after 2 s (the last after 2.1 s)"),
+        (["--slo", "1"], [], "--slo: is for embeddings"),
+        (
+            ["--prompt-tokens", "9000"],
+            [],
+            "--prompt-tokens: should be at least 1 and below the model's context of 8192",
+        ),
+    ],
+)
+def test_a_command_that_is_refused_says_why_and_writes_nothing(command, capsys, words, seen, problem):
+    before = command.config.read_bytes()
+    assert command(*words, seen=seen) == 1
+    assert problem in capsys.readouterr().err
+    assert (command.config.read_bytes(), command.application.applied) == (before, [])
