@@ -38,12 +38,13 @@ paper: $(VENV)/.calibration
 bench: $(VENV)/.bench
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-# Tests of engines load PyTorch and OpenVINO in each process; what starts a Ray has the machine to itself.
+# Tests of engines load PyTorch and OpenVINO in each process; what judges times on a Ray has the machine to itself.
 test: $(VENV)/.test
 ifeq ($(TESTS),)
 	$(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist worksteal
 	$(BIN)/python -m pytest tests/models -n auto --maxprocesses 4 --dist worksteal
-	$(BIN)/python -m pytest tests/e2e
+	$(BIN)/python -m pytest tests/e2e -m "not alone" -n 2 --dist loadfile
+	$(BIN)/python -m pytest tests/e2e -m alone
 	$(MAKE) soak
 else
 	$(BIN)/python -m pytest $(TESTS)

@@ -31,6 +31,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PROMPTS = {"query": "Represent this sentence for searching: ", "document": ""}
 PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))  # of those that run tests
+SHARE_REAL = {"test_bad_input", "test_clients", "test_http", "test_real_model", "test_tei_grpc"}
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 90
 
@@ -52,13 +53,26 @@ def short_folder():
     raise AssertionError("there are always more numbers")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for its groups
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """The tests of a file stay together, as they share a service, and so do those of the files that share `real`."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByService(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "real" if Path(file).stem in SHARE_REAL else file
+
+    return ByService(config, log)
+
+
 def pytest_collection_modifyitems(items):
-    """In several processes the tests of a file stay together, as they share a service, and so do those of `real`."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.e2e)
-            item.add_marker(pytest.mark.xdist_group("real" if uses_real(item) else item.path.stem))
+            assert not uses_real(item) or item.path.stem in SHARE_REAL, f"SHARE_REAL lacks {item.path.stem}"
     # `real` runs until the session ends: what uses it comes last, so that it is never beside another service.
     items.sort(key=uses_real)
 

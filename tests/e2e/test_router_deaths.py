@@ -19,7 +19,7 @@ pytestmark = pytest.mark.alone
 
 HALF_LOAD_S = 28  # queries a second: 48 by the accelerator and 8 by the CPU are all
 KILL_EVERY_S = 10
-KILLED_FOR_S = float(os.environ.get("KILLED_FOR_S", "30"))  # 300: the whole proof
+KILLED_FOR_S = float(os.environ.get("KILLED_FOR_S", "20"))  # 300: the whole proof
 ANSWERED_OR_BUSY = {200, 429}
 
 

@@ -27,6 +27,8 @@ from ray.serve.generated.serve_pb2 import ASGIRequest
 from benchmarks.kit.arrivals import burst
 from calibration.load import request_bytes
 
+pytestmark = pytest.mark.alone  # a second Ray on a machine opens fewer ports than the first
+
 BIN = Path(sys.executable).parent
 KEY = "sk-token-5c1e"
 SECURITY = (ROOT / "SECURITY.md").read_text()
