@@ -57,4 +57,4 @@ def on_threads() -> Callable[[Any, Any, int], object]:
         return lambda run, argument, _: run(argument)
     parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
     parallel.restype = None
-    return lambda run, argument, threads: parallel(ctypes.cast(run, ctypes.c_void_p), argument, threads, 0)
+    return lambda run, argument, threads: parallel(run, argument, threads, 0)

@@ -29,7 +29,7 @@ logger = logging.getLogger("ray.serve")
 
 _NAME = "decode_products"
 _COLUMNS, _PAD = 32, 32  # as in the C file
-_SHARES = 4  # of a product's blocks, for each thread
+_SHARES = 16  # of a product's blocks, for each thread: they end together
 _SHARE_BYTES = 2**20  # at most: what stays in a core's cache while row after row is multiplied with it
 _RACE_BYTES = 2**25  # of weights: more than stays in a core's caches
 _RACE_WIDTH = 1024
