@@ -10,6 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(__x86_64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
+#define HAS_AMX /* the compiler has */
+#include <cpuid.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 enum { BLOCK = 128, PIECE = 64 }; /* tokens of a block of the cache; tokens between two looks at the largest score */
 
 struct attention {
@@ -32,6 +40,12 @@ static inline uint16_t to_bfloat16(float number) { /* to nearest, ties to even *
 }
 
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Where a sequence's keys and values from token `t` on are. */
+static inline int64_t start_of(const struct attention *at, int64_t sequence, int64_t group, int64_t t) {
+    int64_t block = at->tables[sequence * at->table_stride + t / BLOCK];
+    return ((block * at->groups + group) * BLOCK + t % BLOCK) * at->size;
+}
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
 #define JOINED(name, form) name##_##form
@@ -76,6 +90,23 @@ static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
     f(0, s), f(1, s), f(2, s), f(3, s), f(4, s), f(5, s), f(6, s), f(7, s), f(8, s), f(9, s), f(10, s), f(11, s),      \
         f(12, s), f(13, s), f(14, s), f(15, s)
 #include "decode_attention.c"
+
+#ifdef HAS_AMX
+#undef FORM
+#undef TARGET
+#define FORM amx
+#define TARGET __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16")))
+#define TILES
+#include "decode_attention.c"
+
+/* Whether the processor has AMX, and Linux lets this process use its tiles. */
+static int may_use_tiles(void) {
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, BFLOAT16 = 1 << 22, TILE = 1 << 24 };
+    unsigned a, b, c, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & BFLOAT16) && (d & TILE) &&
+           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+#endif
 #endif
 
 /* The forms that this processor runs, the best first. */
@@ -85,8 +116,13 @@ const char *decode_attention_forms(void) {
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
         return "plain";
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
+        __builtin_cpu_supports("avx512vl")) {
+#ifdef HAS_AMX
+        if (may_use_tiles())
+            return "amx avx512 avx2 plain";
+#endif
         return "avx512 avx2 plain";
+    }
     return "avx2 plain";
 #else
     return "plain";
@@ -218,14 +254,112 @@ struct NAME(memory) { /* of a thread */
     float *queries, *sums;                                  /* [heads, size] */
     float *numbers;                                         /* [PIECE, size] */
     float *scores, *largest, *totals, *factors;             /* [heads, PIECE], [heads] */
+    float *tiles;                                           /* [16, 16], [16, size], and [16, PIECE] of bfloat16 */
 };
 
+#ifdef TILES
+/* Where all is bfloat16: products of up to 16 heads at once by AMX, whose tiles are 16 rows of 64 bytes. The left matrix
+ * lies as it is; of the right one each two rows are interleaved, so that a pair of its numbers is 4 bytes.
+ */
+struct tile_shapes { /* as the processor reads them */
+    uint8_t palette, start, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+};
+
+static int for_tiles(const struct attention *at) { return at->is_bfloat16 && at->size % 32 == 0; }
+
+struct ahead { /* what the next piece reads: its keys, then its values */
+    const uint16_t *keys, *values;
+    int64_t at, count; /* numbers */
+};
+
+/* So many cache lines more of it. Few at a time: a core waits for 16 at most, and computes meanwhile. */
+INLINE void NAME(prefetch)(struct ahead *of, int lines) {
+    for (; lines > 0 && of->at < 2 * of->count; lines--, of->at += 32)
+        __builtin_prefetch(of->at < of->count ? of->keys + of->at : of->values + (of->at - of->count), 0, 2);
+}
+
+/* out: float32 [16, 16]. left: [16, 32 * steps], right: [16 * steps, 16 pairs]. Strides are bytes from row to row. */
+INLINE void NAME(multiply)(float *out, int64_t out_stride, const uint16_t *left, int64_t left_stride,
+                           const uint16_t *right, int64_t right_stride, int64_t steps) {
+    _tile_zero(0);
+    for (int64_t s = 0; s < steps; s++) {
+        _tile_loadd(1, left + s * 32, left_stride);
+        _tile_loadd(2, (const char *)right + s * 16 * right_stride, right_stride);
+        _tile_dpbf16ps(0, 1, 2);
+    }
+    _tile_stored(0, out, out_stride);
+}
+
+INLINE __m512i NAME(widened)(const uint16_t *values, int64_t t, int64_t tokens, int64_t place) {
+    /* what lies behind the tokens may be no numbers */
+    return t < tokens ? _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(values + place))) : _mm512_setzero_si512();
+}
+
+static TARGET void NAME(piece_by_tiles)(const struct attention *at, struct NAME(memory) *of, int64_t start, int64_t tokens,
+                                        int64_t next) {
+    const int64_t size = at->size;
+    const uint16_t *keys = (const uint16_t *)at->keys + start, *values = (const uint16_t *)at->values + start;
+    struct ahead ahead = {(const uint16_t *)at->keys + next, (const uint16_t *)at->values + next, 0, PIECE * size};
+    const __m512i rows = _mm512_slli_epi32(_mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0), 4);
+    float *products = of->tiles, *mixed = products + 16 * 16;                                  /* [16, 16], [16, size] */
+    uint16_t *weights = (uint16_t *)(mixed + 16 * size), *pairs = (uint16_t *)of->numbers; /* [PIECE / 2, size] pairs */
+    for (int64_t t = 0; t < PIECE; t += 2) {
+        NAME(prefetch)(&ahead, 1);
+        for (int64_t d = 0, place = t * size; d < size; d += 16, place += 16) {
+            __m512i one = NAME(widened)(values, t, tokens, place), other = NAME(widened)(values, t + 1, tokens, place + size);
+            _mm512_storeu_si512(pairs + t * size + 2 * d, _mm512_or_si512(one, _mm512_slli_epi32(other, 16)));
+        }
+    }
+    for (int64_t first = 0; first < at->heads; first += 16) {
+        const uint16_t *queries = (const uint16_t *)of->queries + first * size;
+        int64_t heads = least(16, at->heads - first);
+        float *scores = of->scores + first * PIECE, *sums = of->sums + first * size, *factors = of->factors + first;
+        for (int64_t t = 0; t < tokens; t += 16) {
+            NAME(prefetch)(&ahead, 8);
+            NAME(multiply)(products, 64, keys + t * size, 2 * size, queries, 64, size / 32);
+            for (int64_t h = 0; h < heads; h++)
+                _mm512_storeu_ps(scores + h * PIECE + t, _mm512_i32gather_ps(rows, products + h, 4));
+        }
+        for (int64_t h = 0; h < heads; h++) {
+            NAME(prefetch)(&ahead, 16);
+            factors[h] = NAME(weigh)(scores + h * PIECE, tokens, of->largest + first + h, of->totals + first + h);
+            for (int64_t t = 0; t < PIECE; t += 16) {
+                __m512 some = t < tokens ? _mm512_loadu_ps(scores + h * PIECE + t) : _mm512_setzero_ps();
+                _mm256_storeu_si256((__m256i *)(weights + h * PIECE + t), (__m256i)_mm512_cvtneps_pbh(some));
+            }
+        }
+        for (int64_t d = 0; d < size; d += 16) {
+            NAME(prefetch)(&ahead, 16);
+            NAME(multiply)(mixed + d, 4 * size, weights, 2 * PIECE, pairs + 2 * d, 4 * size, PIECE / 32);
+        }
+        for (int64_t h = 0; h < heads; h++)
+            for (int64_t d = h * size; d < (h + 1) * size; d += LANES)
+                AT(sums + d) = READ(sums + d) * factors[h] + READ(mixed + d);
+    }
+}
+
+/* [heads, size] become pairs of numbers that lie side by side, [size / 2, 16 heads] for each 16 heads. */
+static TARGET void NAME(queries_for_tiles)(const struct attention *at, uint16_t *queries, const uint16_t *from) {
+    for (int64_t h = 0; h < at->heads; h++)
+        for (int64_t d = 0; d < at->size; d += 2)
+            memcpy(queries + h / 16 * 16 * at->size + d * 16 + h % 16 * 2, from + h * at->size + d, 4);
+}
+#endif
+
 static TARGET void NAME(piece)(const struct attention *at, struct NAME(memory) *of, const float *queries, int64_t start,
-                               int64_t tokens) {
+                               int64_t tokens, int64_t next) {
+#ifdef TILES
+    if (for_tiles(at)) {
+        NAME(piece_by_tiles)(at, of, start, tokens, next);
+        return;
+    }
+#endif
     int64_t size = at->size, width = at->is_bfloat16 ? 2 : 4;
     for (int64_t t = 0; t < tokens; t += LANES) {
         const char *values = (const char *)at->values + (start + t * size) * width;
-        const char *further = (const char *)at->keys + (start + (t + PIECE) * size) * width;
+        const char *further = (const char *)at->keys + (next + t * size) * width;
         int64_t bytes = LANES * size * width, share = (bytes / at->heads + 63) / 64 * 64;
         const float *keys = NAME(floats)(at, at->keys, start + t * size, LANES * size, of->numbers);
         for (int64_t h = 0; h < at->heads; h++) {
@@ -245,16 +379,19 @@ static TARGET void NAME(piece)(const struct attention *at, struct NAME(memory) *
 }
 
 static TARGET void NAME(pair)(const struct attention *at, struct NAME(memory) *of, int64_t sequence, int64_t group) {
-    int64_t size = at->size, numbers = at->heads * size;
-    const float *queries = NAME(floats)(at, at->queries, at->tokens[sequence] * at->query_stride + group * numbers,
-                                        numbers, of->queries);
+    int64_t size = at->size, numbers = at->heads * size, first = at->tokens[sequence] * at->query_stride + group * numbers;
+    const float *queries = NAME(floats)(at, at->queries, first, numbers, of->queries);
+#ifdef TILES
+    if (for_tiles(at))
+        NAME(queries_for_tiles)(at, (uint16_t *)of->queries, (const uint16_t *)at->queries + first);
+#endif
     memset(of->sums, 0, numbers * sizeof(float));
     for (int64_t h = 0; h < at->heads; h++)
         of->largest[h] = -INFINITY, of->totals[h] = 0;
-    for (int64_t t = 0; t < at->lengths[sequence]; t += PIECE) {
-        int64_t block = at->tables[sequence * at->table_stride + t / BLOCK];
-        int64_t start = ((block * at->groups + group) * BLOCK + t % BLOCK) * size;
-        NAME(piece)(at, of, queries, start, least(PIECE, at->lengths[sequence] - t));
+    int64_t length = at->lengths[sequence], next;
+    for (int64_t t = 0, start = start_of(at, sequence, group, 0); t < length; t += PIECE, start = next) {
+        next = t + PIECE < length ? start_of(at, sequence, group, t + PIECE) : start;
+        NAME(piece)(at, of, queries, start, least(PIECE, length - t), next);
     }
     int64_t out = (at->tokens[sequence] * at->groups + group) * numbers;
     for (int64_t i = 0; i < numbers; i++) {
@@ -268,23 +405,33 @@ static TARGET void NAME(pair)(const struct attention *at, struct NAME(memory) *o
 
 /* Compute pairs of sequence and group until none is left. Any number of threads may do so at once, on the same struct. */
 TARGET void NAME(decode_attention)(struct attention *at) {
-    int64_t size = at->size, heads = at->heads;
-    float *memory = malloc((2 * heads * size + PIECE * size + heads * (PIECE + 3)) * sizeof(float));
+    int64_t size = at->size, heads = (at->heads + 15) / 16 * 16; /* AMX computes 16 */
+    float *memory = aligned_alloc(64, (2 * heads * size + PIECE * size + heads * (PIECE + 3) + 16 * (16 + size + PIECE / 2)) * sizeof(float));
     if (memory == NULL) {
         __atomic_store_n(&at->failed, 1, __ATOMIC_RELAXED);
         return;
     }
     struct NAME(memory) of = {.queries = memory, .sums = memory + heads * size, .numbers = memory + 2 * heads * size};
     of.scores = of.numbers + PIECE * size;
-    of.largest = of.scores + heads * PIECE;
+    of.tiles = of.scores + heads * PIECE;
+    of.largest = of.tiles + 16 * (16 + size + PIECE / 2);
     of.totals = of.largest + heads;
     of.factors = of.totals + heads;
+#ifdef TILES
+    struct tile_shapes shapes = {.palette = 1, .bytes = {64, 64, 64}, .rows = {16, 16, 16}};
+    if (for_tiles(at))
+        _tile_loadconfig(&shapes);
+#endif
     for (;;) {
         int64_t pair = __atomic_fetch_add(&at->next, 1, __ATOMIC_RELAXED);
         if (pair >= at->sequences * at->groups)
             break;
         NAME(pair)(at, &of, pair / at->groups, pair % at->groups);
     }
+#ifdef TILES
+    if (for_tiles(at))
+        _tile_release();
+#endif
     free(memory);
 }
 
