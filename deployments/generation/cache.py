@@ -13,6 +13,7 @@ from deployments.engines.packed.layers import RmsNorm
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Place
+from deployments.generation import native
 from deployments.generation.blocks import BLOCK
 from deployments.generation.chunk import Chunk
 from deployments.generation.decode_kernel import DecodeKernel, decode_kernel
@@ -25,7 +26,11 @@ class Cache:
 
     def __init__(self, layers: int, heads: Heads, blocks: int, place: Place) -> None:
         shape = (layers, 2, blocks, heads.groups, BLOCK, heads.size)
-        self.tensor = torch.zeros(shape, device=place.device, dtype=place.dtype)
+        on_cpu = place.device.type == "cpu"
+        empty = (
+            native.empty(shape, place.dtype) if on_cpu else torch.empty(shape, device=place.device, dtype=place.dtype)
+        )
+        self.tensor = empty.zero_()
         self._kernel = decode_kernel(heads, place)
 
     def attention(self, layer: int, heads: Heads, turned: Turned | None = None) -> CachedAttention:

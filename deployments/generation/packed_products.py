@@ -162,7 +162,8 @@ def _packed(weights: tuple[torch.Tensor, ...]) -> torch.Tensor:
     if blocks.dtype == torch.bfloat16:
         blocks = functional.pad(blocks, (0, -blocks.shape[2] % _PAD))
         blocks = blocks.view(*blocks.shape[:2], -1, 2)
-    return blocks.transpose(1, 2).contiguous()
+    blocks = blocks.transpose(1, 2)
+    return native.empty(blocks.shape, blocks.dtype).copy_(blocks)
 
 
 def _in_blocks(weights: list[torch.Tensor] | tuple[torch.Tensor, ...]) -> torch.Tensor:
