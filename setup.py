@@ -5,8 +5,8 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            f"deployments.generation.{name}",  # loaded by ctypes: deployments/generation/native.py
-            [f"deployments/generation/{name}.c"],
+            f"deployments.generation.kernels.{name}",  # loaded by ctypes: deployments/generation/kernels/native.py
+            [f"deployments/generation/kernels/{name}.c"],
             extra_compile_args=["-O3", "-fno-math-errno"],
             libraries=["m"],
             optional=True,

@@ -21,10 +21,10 @@ from benchmarks.kit.bench import Bench, Found, median
 from benchmarks.kit.goal import Goal, ratio
 from benchmarks.kit.sheet import Sheet
 from benchmarks.simulation.step_world import Arrival, Certain, Sent, StepDevice, StepTable, StepWorld, Times, mixed
-from deployments.generation.long_prompts import SHARE
-from deployments.generation.rows import Generation
-from deployments.generation.step_schedule import StepPolicy, StepSchedule
-from deployments.generation.step_time import StepTime
+from deployments.generation.scheduling.long_prompts import SHARE
+from deployments.generation.scheduling.rows import Generation
+from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_time import StepTime
 from deployments.queueing.shares import Tenant
 
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from deployments.engines.packed.layers import Dense
-from deployments.generation.packed_products import PackedDense, forms
+from deployments.generation.kernels.packed_products import PackedDense, forms
 
 _SHAPES = {"qkv": (1152, 896), "out": (896, 896), "up": (4864, 896), "down": (896, 4864), "head": (151_936, 896)}
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from deployments.generation.emulated_steps import following
-from deployments.generation.generation_card import read_generation_card
-from deployments.generation.text_stream import TextStream
+from deployments.generation.engine.emulated_steps import following
+from deployments.generation.text.generation_card import read_generation_card
+from deployments.generation.text.text_stream import TextStream
 from deployments.models.tokenizer_files import read_tokenizer
 from deployments.settings import ModelSettings
 

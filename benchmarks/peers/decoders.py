@@ -28,9 +28,9 @@ def windve(folder: Path, dtype: str) -> Decoder:
     from transformers import AutoConfig
 
     from deployments.engines.packed.tensors import Place, Weights
-    from deployments.generation.blocks import blocks_of
-    from deployments.generation.causal_model import CausalModel
-    from deployments.generation.chunk import Chunk
+    from deployments.generation.engine.causal_model import CausalModel
+    from deployments.generation.scheduling.blocks import blocks_of
+    from deployments.generation.scheduling.chunk import Chunk
 
     place, blocks = Place(torch.device("cpu"), getattr(torch, dtype)), 128
     model = CausalModel(AutoConfig.from_pretrained(folder), Weights.of_files(folder, place), blocks)

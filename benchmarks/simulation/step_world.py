@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from deployments.generation.rows import Generation, Part, Row
-from deployments.generation.step_schedule import StepPolicy, StepSchedule
-from deployments.generation.step_time import StepLoad, StepTime
+from deployments.generation.scheduling.rows import Generation, Part, Row
+from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_time import StepLoad, StepTime
 from deployments.queueing.learning import Learning
 from deployments.queueing.shares import Tenant
 

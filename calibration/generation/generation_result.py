@@ -19,7 +19,7 @@ from calibration.generation.step_report_model import (
 from calibration.generation.step_series import StepFit, StepRoom
 from calibration.report.report_model import ApplicationReport, MachineReport, WrittenReport, utc
 from calibration.service.application import Application
-from deployments.generation.step_schedule import StepPolicy
+from deployments.generation.scheduling.step_schedule import StepPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NamedTuple
 
-from deployments.generation.rows import Generation, Part
-from deployments.generation.step_schedule import StepPolicy, StepSchedule
-from deployments.generation.step_time import StepLoad, StepTime
+from deployments.generation.scheduling.rows import Generation, Part
+from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_time import StepLoad, StepTime
 from deployments.queueing.learning import Learning
 
 _SPREAD = 0.9  # of the logarithm of lengths

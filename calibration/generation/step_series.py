@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from calibration.service.application import CalibrationFailed
 from deployments.generation.planned_steps import PlannedStep
-from deployments.generation.step_time import StepTime
+from deployments.generation.scheduling.step_time import StepTime
 
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _FEW_ROWS = (1, 4, 16, 64, 256)

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from deployments.generation.generation_card import GenerationCard
 from deployments.generation.generation_record import GenerationRecord
-from deployments.generation.sampling import Sampling
+from deployments.generation.text.generation_card import GenerationCard
+from deployments.generation.text.sampling import Sampling
 from deployments.queueing.quota import Client
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from deployments.errors import OverQuota
-from deployments.generation.step_schedule import StepState
-from deployments.generation.step_time import StepLoad, StepTime
+from deployments.generation.scheduling.step_schedule import StepState
+from deployments.generation.scheduling.step_time import StepLoad, StepTime
 from deployments.queueing.quota import Quota
 
 

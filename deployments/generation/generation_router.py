@@ -31,7 +31,6 @@ from deployments.errors import (
     WindveError,
 )
 from deployments.generation.asked import Asked, Finish, Picked, Piece
-from deployments.generation.generation_card import GenerationCard, read_generation_card
 from deployments.generation.generation_metrics import GenerationMetrics, Promise, Streamed
 from deployments.generation.generation_metrics import GenerationPool as PoolFigures
 from deployments.generation.generation_pool import GenerationLink, GenerationPool
@@ -39,7 +38,8 @@ from deployments.generation.generation_quota import Charged
 from deployments.generation.generation_record import Outcome
 from deployments.generation.generation_settings import GenerationConfig, GenerationSettings
 from deployments.generation.planned_steps import PlannedStep
-from deployments.generation.text_stream import TextStream
+from deployments.generation.text.generation_card import GenerationCard, read_generation_card
+from deployments.generation.text.text_stream import TextStream
 from deployments.generation.token_channel import Streaming
 from deployments.generation.token_frames import GenerationOffer, NewToken, RefusedOffer
 from deployments.hardware.device_detector import CPU, Topology

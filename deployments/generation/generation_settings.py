@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from deployments.generation.step_time import StepTime
+from deployments.generation.scheduling.step_time import StepTime
 from deployments.settings import (
     AcceleratorPlace,
     Auto,

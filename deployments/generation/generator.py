@@ -12,13 +12,13 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from deployments.errors import WindveError
-from deployments.generation.generation_card import GenerationCard, read_generation_card
-from deployments.generation.generation_engines import StepEngine, create_step_engine, measure
+from deployments.generation.engine.generation_engines import StepEngine, create_step_engine
 from deployments.generation.generation_metrics import GeneratorMetrics, GeneratorState
 from deployments.generation.generation_settings import GenerationSettings
-from deployments.generation.planned_steps import PlannedStep
-from deployments.generation.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.planned_steps import PlannedStep, measure
+from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.stepper import Ended, Found, Stepper, StepWork
+from deployments.generation.text.generation_card import GenerationCard, read_generation_card
 from deployments.generation.token_frames import GenerationOffers
 from deployments.hardware.affinity import CpuPart, pin_thread, thread_environment
 from deployments.hardware.cores import choose_cores

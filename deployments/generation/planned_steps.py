@@ -4,17 +4,26 @@ some at its start, and a calibration plans others. Pure.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from deployments.generation.blocks import blocks_of
-from deployments.generation.chunk import Chunk
-from deployments.generation.generation_card import GenerationCard
-from deployments.generation.sampling import Sampler
-from deployments.generation.step_time import StepLoad
+from deployments.generation.engine.generation_engines import StepEngine
+from deployments.generation.scheduling.blocks import blocks_of
+from deployments.generation.scheduling.chunk import Chunk, Steps
+from deployments.generation.scheduling.step_time import StepLoad, StepTime
 from deployments.generation.stepper import Drawn, StepWork
+from deployments.generation.text.generation_card import GenerationCard
+from deployments.generation.text.sampling import Sampler
+
+_WARM_UP_S = 3.0
+_FEWEST_STEPS = 5
+_WARM_UP_STEPS = (  # rows, tokens that each has in the cache, tokens of a prompt beside
+    (1, 32, 0), (0, 0, 128), (1, 512, 0), (8, 64, 0), (0, 0, 512), (8, 1024, 0), (32, 128, 0), (8, 64, 128),
+    (0, 0, 1024), (32, 1024, 0), (64, 64, 0), (16, 256, 512),
+)  # fmt: skip
 
 
 class PlannedStep(NamedTuple):
@@ -57,3 +66,25 @@ class PlannedStep(NamedTuple):
             ids = random.integers(0, card.model.vocab_size, tokens).astype(np.int32)
             chunks.append(Chunk(ids, start, table))
         return StepWork(chunks, (), [Drawn([Sampler(card.defaults)], None) for _ in chunks])
+
+
+def measure(engine: StepEngine, card: GenerationCard) -> StepTime:
+    """A first model of a step's time, from a few steps in some seconds, before anything learned or calibrated."""
+    if engine.model is not None:
+        return engine.model
+    steps: list[tuple[StepLoad, float]] = []
+    ends = time.monotonic() + _WARM_UP_S
+    for rows, cached, prompt in _WARM_UP_STEPS:
+        chunks = [(0, min(prompt, card.context))] if prompt else []
+        planned = PlannedStep(rows, min(cached, card.context - 1), chunks)
+        work = planned.work(engine.blocks, card)
+        steps.append((planned.load, min(_seconds(engine.steps, work) for _ in range(2))))
+        if time.monotonic() > ends and len(steps) >= _FEWEST_STEPS:
+            break
+    return StepTime.fit(steps)
+
+
+def _seconds(steps: Steps, work: StepWork) -> float:
+    began = time.perf_counter()
+    work.run(steps)
+    return time.perf_counter() - began

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 
 from deployments.errors import ContextExceeded, EmptyInput, InvalidInput
 from deployments.generation.asked import Ids
-from deployments.generation.chat_template import ChatTemplate, Message
-from deployments.generation.generation_card import GenerationCard
+from deployments.generation.text.chat_template import ChatTemplate, Message
+from deployments.generation.text.generation_card import GenerationCard
 from deployments.models.tokenising import ON_LOOP
 
 _BEGIN, _END = "\U000f0000", "\U000f0001"  # for private use; they are taken out of what clients send

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from deployments.generation.step_schedule import StepState
+from deployments.generation.scheduling.step_schedule import StepState
 
 QUIET_S = 0.25  # after which a replica that was sent something and said nothing is asked for its state
 _SILENT_S = 1.0  # since it was asked: it may have stopped

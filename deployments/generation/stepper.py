@@ -21,11 +21,11 @@ import numpy as np
 
 from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.asked import Finish, Picked
-from deployments.generation.chunk import Chunk, Copies, Logits, Steps, load_of
-from deployments.generation.rows import Generation, Part, Row
-from deployments.generation.sampling import Sampler, log_shares
-from deployments.generation.step_schedule import StepPolicy, StepSchedule, StepState
-from deployments.generation.step_time import StepTime
+from deployments.generation.scheduling.chunk import Chunk, Copies, Logits, Steps, load_of
+from deployments.generation.scheduling.rows import Generation, Part, Row
+from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule, StepState
+from deployments.generation.scheduling.step_time import StepTime
+from deployments.generation.text.sampling import Sampler, log_shares
 from deployments.generation.token_frames import (
     GenerationOffer,
     GenerationOffers,

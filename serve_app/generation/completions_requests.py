@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from deployments.errors import InvalidInput
-from deployments.generation.chat_template import Message
-from deployments.generation.sampling import Sampling
+from deployments.generation.text.chat_template import Message
+from deployments.generation.text.sampling import Sampling
 from serve_app.fields import Fields, Is, Model, Rules, Text, TextsOrIds, TokenIds, one_or_many
 
 MOST_LOGPROBS = 20  # as OpenAI and vLLM

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from deployments.generation.generation_card import read_generation_card
 from deployments.generation.generation_settings import GenerationConfig, GenerationSettings
+from deployments.generation.text.generation_card import read_generation_card
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 
 _DEPLOYMENTS = {ACCELERATOR: "AcceleratorGenerator", CPU: "CpuGenerator"}

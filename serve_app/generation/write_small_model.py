@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deployments.errors import SettingsError
-from deployments.generation.small_model import make_and_show, small_model_folder
+from deployments.generation.text.small_model import make_and_show, small_model_folder
 
 _DESCRIPTION = """\
 Train a small language model on Python's own documentation, in about a minute, and write it into a new

@@ -39,7 +39,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from benchmarks.kit.emulated_text import EmulatedText, longer_model
 from calibration.load import request_bytes
 from deployments.generation.planned_steps import PlannedStep
-from deployments.generation.step_time import StepTime
+from deployments.generation.scheduling.step_time import StepTime
 from deployments.trial import hash_secret
 from serve_app.proto.generation_pb2 import GenerateRequest, GenerateResponse, TokenIds, Usage
 

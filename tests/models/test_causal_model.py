@@ -24,10 +24,10 @@ from transformers import (
 
 from deployments.engines.packed.layers import TorchProducts
 from deployments.engines.packed.tensors import Place, Weights
-from deployments.generation.blocks import BLOCK, Blocks, NoBlocks
-from deployments.generation.causal_model import CausalModel, unsupported
-from deployments.generation.chunk import Chunk
-from deployments.generation.packed_products import PackedProducts, forms
+from deployments.generation.engine.causal_model import CausalModel, unsupported
+from deployments.generation.kernels.packed_products import PackedProducts, forms
+from deployments.generation.scheduling.blocks import BLOCK, Blocks, NoBlocks
+from deployments.generation.scheduling.chunk import Chunk
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 FAMILIES = {

@@ -14,10 +14,10 @@ from tiny_tokenizers import llama, qwen
 from transformers import AutoTokenizer
 
 from deployments.errors import ContextExceeded, EngineFailed, InvalidInput, SettingsError
-from deployments.generation.chat_template import ChatTemplate
-from deployments.generation.generation_card import GenerationCard
 from deployments.generation.prompts import Prompts
-from deployments.generation.sampling import Sampling
+from deployments.generation.text.chat_template import ChatTemplate
+from deployments.generation.text.generation_card import GenerationCard
+from deployments.generation.text.sampling import Sampling
 from deployments.models.model_files import ModelCard
 from deployments.models.tokenizer_files import read_tokenizer
 
@@ -266,7 +266,7 @@ def test_prompts_that_are_no_chat(folder):
 
 
 def test_a_process_that_does_not_start_is_one_sentence(monkeypatch):
-    monkeypatch.setattr("deployments.generation.chat_template.sys.executable", "/bin/false")
+    monkeypatch.setattr("deployments.generation.text.chat_template.sys.executable", "/bin/false")
     with pytest.raises(SettingsError, match="does not start"):
         ChatTemplate("fine", {})
     assert EngineFailed.status == 500

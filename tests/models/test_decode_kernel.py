@@ -11,11 +11,11 @@ from packed_models import EXACT
 
 from deployments.engines.packed.attention import Heads
 from deployments.engines.packed.tensors import Place
-from deployments.generation.blocks import BLOCK, blocks_of
-from deployments.generation.cache import Cache
-from deployments.generation.chunk import Chunk
-from deployments.generation.decode_kernel import DecodeKernel, decode_kernel, forms
-from deployments.generation.step import StepLayout
+from deployments.generation.engine.cache import Cache
+from deployments.generation.engine.step import StepLayout
+from deployments.generation.kernels.decode_kernel import DecodeKernel, decode_kernel, forms
+from deployments.generation.scheduling.blocks import BLOCK, blocks_of
+from deployments.generation.scheduling.chunk import Chunk
 
 CPU = EXACT.device
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 1 / 256}  # of values of about 1; bfloat16 rounds what comes out

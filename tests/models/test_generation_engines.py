@@ -12,13 +12,14 @@ from packed_models import build as build_transformers
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from deployments.errors import SettingsError
-from deployments.generation.blocks import BLOCK
-from deployments.generation.generation_card import read_generation_card
-from deployments.generation.generation_engines import create_step_engine, measure
+from deployments.generation.engine.generation_engines import create_step_engine
 from deployments.generation.generation_settings import GeneratingCpu
-from deployments.generation.sampling import Sampling
-from deployments.generation.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.planned_steps import measure
+from deployments.generation.scheduling.blocks import BLOCK
+from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.stepper import Stepper
+from deployments.generation.text.generation_card import read_generation_card
+from deployments.generation.text.sampling import Sampling
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers
 from deployments.settings import ModelSettings
 
@@ -109,7 +110,7 @@ def test_the_cache_fills_what_memory_is_left_and_says_where_it_is_too_small(tmp_
     _, card = saved(tmp_path, *FAMILIES["llama"][:2])
     block_bytes = 2 * 2 * 2 * 8 * BLOCK * 4  # keys and values, layers, heads, numbers of each, tokens, float32
     weights = card.model.parameters * 4
-    memory = "deployments.generation.generation_engines._free_memory"
+    memory = "deployments.generation.engine.generation_engines._free_memory"
     monkeypatch.setattr(memory, lambda: weights + 40 * block_bytes)
     assert create_step_engine(card, settings(blocks="auto"), "cpu", 1).blocks == 20
     monkeypatch.setattr(memory, lambda: weights + 4 * block_bytes)

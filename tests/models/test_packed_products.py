@@ -12,7 +12,7 @@ from torch.nn import functional
 from deployments.engines.packed.layers import TorchProducts
 from deployments.engines.packed.tensors import Place, Weights
 from deployments.generation import packed_products
-from deployments.generation.packed_products import PackedDense, PackedProducts, forms, products_for
+from deployments.generation.kernels.packed_products import PackedDense, PackedProducts, forms, products_for
 
 CPU = EXACT.device
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 1 / 128}  # of numbers of about 1; bfloat16 rounds what comes out

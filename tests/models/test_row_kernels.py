@@ -14,10 +14,10 @@ from deployments.engines.packed.layers import RmsNorm
 from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Place
 from deployments.generation import native
-from deployments.generation.cache import Cache, Turned
-from deployments.generation.chunk import Chunk
-from deployments.generation.row_kernels import NormKernel, kernel_norm, turn_kernel
-from deployments.generation.step import StepLayout
+from deployments.generation.engine.cache import Cache, Turned
+from deployments.generation.engine.step import StepLayout
+from deployments.generation.kernels.row_kernels import NormKernel, kernel_norm, turn_kernel
+from deployments.generation.scheduling.chunk import Chunk
 
 CPU = EXACT.device
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 1 / 64}  # of numbers of about 1; torch rounds to bfloat16 on the way

@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from deployments.errors import SettingsError
 from deployments.generation import small_model, train_docstrings
-from deployments.generation.generation_card import read_generation_card
-from deployments.generation.small_model import make, small_model_folder
-from deployments.generation.train_docstrings import Recipe, loss_of
+from deployments.generation.text.generation_card import read_generation_card
+from deployments.generation.text.small_model import make, small_model_folder
+from deployments.generation.text.train_docstrings import Recipe, loss_of
 from deployments.settings import ModelSettings
 from serve_app.__main__ import main as serve_app
 

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from deployments.generation.answer_lengths import AnswerLengths
-from deployments.generation.blocks import blocks_of
+from deployments.generation.scheduling.answer_lengths import AnswerLengths
+from deployments.generation.scheduling.blocks import blocks_of
 
 
 def learned(lengths, most=500):

@@ -27,8 +27,8 @@ from deployments.errors import (
 )
 from deployments.generation.generation_settings import GenerationSettings
 from deployments.generation.planned_steps import PlannedStep
-from deployments.generation.sampling import Sampling
-from deployments.generation.step_time import StepLoad
+from deployments.generation.scheduling.step_time import StepLoad
+from deployments.generation.text.sampling import Sampling
 from deployments.trial import Trial
 from serve_app.access_log import Followed
 from serve_app.api_keys import ApiKey, ApiKeys

@@ -16,7 +16,7 @@ from ray.serve._private.grpc_util import gRPCGenericServer
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.errors import Busy, DeadlineExceeded, EngineFailed, InvalidInput, ReplicaLost, Unavailable
-from deployments.generation.sampling import Sampling
+from deployments.generation.text.sampling import Sampling
 from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.generation.asking import Asking
 from serve_app.generation.completion_answers import TokenNames

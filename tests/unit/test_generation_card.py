@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from deployments.errors import SettingsError
-from deployments.generation.generation_card import read_generation_card
-from deployments.generation.sampling import Sampling
+from deployments.generation.text.generation_card import read_generation_card
+from deployments.generation.text.sampling import Sampling
 from deployments.settings import ModelSettings
 
 CONFIG = {

@@ -11,7 +11,7 @@ from test_tracer import Collector, seconds
 from deployments.errors import Busy, EngineFailed
 from deployments.generation.asked import Asked
 from deployments.generation.generation_record import GenerationRecord
-from deployments.generation.sampling import Sampling
+from deployments.generation.text.sampling import Sampling
 from serve_app.access_log import Ended, Followed
 from serve_app.generation.generation_facts import GenerationFacts
 

@@ -22,14 +22,14 @@ from benchmarks.simulation.virtual_time import run
 from deployments.errors import Busy, EngineFailed, ReplicaLost, WindveError
 from deployments.generation import generation_pool
 from deployments.generation.asked import Asked
-from deployments.generation.chunk import load_of
-from deployments.generation.emulated_steps import EmulatedSteps, following
+from deployments.generation.engine.emulated_steps import EmulatedSteps, following
 from deployments.generation.generation_router import GenerationHost, GenerationRouter
 from deployments.generation.generation_settings import GenerationSettings
-from deployments.generation.sampling import Sampling
-from deployments.generation.step_schedule import StepPolicy, StepSchedule
-from deployments.generation.step_time import StepTime
+from deployments.generation.scheduling.chunk import load_of
+from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_time import StepTime
 from deployments.generation.stepper import Stepper
+from deployments.generation.text.sampling import Sampling
 from deployments.generation.token_frames import GenerationOffers
 from deployments.hardware.device_detector import Topology
 from deployments.queueing.quota import Client, Quota

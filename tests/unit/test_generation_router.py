@@ -24,16 +24,16 @@ from deployments.errors import (
     Unavailable,
 )
 from deployments.generation.asked import Asked
-from deployments.generation.emulated_steps import EmulatedSteps, following
+from deployments.generation.engine.emulated_steps import EmulatedSteps, following
 from deployments.generation.generation_pool import GenerationPool
 from deployments.generation.generation_record import GenerationRecord
 from deployments.generation.generation_router import GenerationHost, GenerationRouter
 from deployments.generation.generation_settings import GenerationSettings
 from deployments.generation.planned_steps import PlannedStep
-from deployments.generation.sampling import Sampling
-from deployments.generation.step_schedule import StepPolicy, StepSchedule
-from deployments.generation.step_time import StepTime
+from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_time import StepTime
 from deployments.generation.stepper import Stepper
+from deployments.generation.text.sampling import Sampling
 from deployments.generation.token_channel import TokenChannel
 from deployments.generation.token_frames import GenerationOffers
 from deployments.hardware.device_detector import Topology

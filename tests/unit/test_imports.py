@@ -27,6 +27,11 @@ ORDER = (  # from the top
     "calibration.load",
     "serve_app",
     "deployments.generation",
+    "deployments.generation.engine",
+    "deployments.generation.kernels",
+    "deployments.generation.text",
+    "deployments.generation.generation_settings",
+    "deployments.generation.scheduling",
     "deployments.router",
     "deployments.embedder",
     "deployments.runner",
@@ -52,10 +57,10 @@ FILES = [
 
 def place(module):
     """The entry of ORDER that a module belongs to, if it is ours."""
-    first, *others = module.split(".")
-    if first not in {*PRODUCT, "benchmarks"}:
+    parts = module.split(".")
+    if parts[0] not in {*PRODUCT, "benchmarks"}:
         return None
-    return next(name for name in (".".join([first, *others[:1]]), first) if name in ORDER or not others)
+    return next(name for end in range(len(parts), 0, -1) if (name := ".".join(parts[:end])) in ORDER or end == 1)
 
 
 def imports(path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.generation.long_prompts import LongPrompts
+from deployments.generation.scheduling.long_prompts import LongPrompts
 
 
 def offered(prompts, long_every, *, admits_long, count=200, now=0.0):

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from deployments.generation.generation_quota import Charged
-from deployments.generation.step_schedule import StepState
-from deployments.generation.step_time import StepTime
+from deployments.generation.scheduling.step_schedule import StepState
+from deployments.generation.scheduling.step_time import StepTime
 from deployments.queueing.quota import Quota
 
 

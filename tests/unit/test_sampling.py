@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from deployments.generation.sampling import Sampler, Sampling, candidates, log_shares
+from deployments.generation.text.sampling import Sampler, Sampling, candidates, log_shares
 
 RANDOM = np.random.default_rng(0)
 

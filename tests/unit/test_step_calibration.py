@@ -31,8 +31,8 @@ from calibration.service.config_file import ConfigFile, unified_diff
 from calibration.service.serve_config import GENERATION
 from deployments.errors import SettingsError
 from deployments.generation.generation_settings import StepTimeSettings
-from deployments.generation.step_schedule import StepPolicy
-from deployments.generation.step_time import StepLoad, StepTime
+from deployments.generation.scheduling.step_schedule import StepPolicy
+from deployments.generation.scheduling.step_time import StepLoad, StepTime
 
 ROOT = Path(__file__).parents[2]
 ROOM = StepRoom(step_tokens=2048, blocks=512, context=8192)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from benchmarks.comparisons.generation import CASES, served, told_of
 from benchmarks.simulation.step_world import Arrival, StepDevice, StepWorld, mixed
-from deployments.generation.step_schedule import StepPolicy, StepSchedule
-from deployments.generation.step_time import StepTime
+from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_time import StepTime
 from deployments.queueing.shares import Tenant
 
 ACCELERATOR = StepTime(0.03, 2.6e-4, 2.2e-7, 2.6e-4, 1e-8, 96)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.generation.blocks import BLOCK, Blocks
-from deployments.generation.rows import Generation
-from deployments.generation.step_schedule import StepPolicy, StepSchedule
-from deployments.generation.step_time import StepTime
+from deployments.generation.scheduling.blocks import BLOCK, Blocks
+from deployments.generation.scheduling.rows import Generation
+from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_time import StepTime
 
 MODEL = StepTime(0.02, 1.4e-4, 2e-7, 1.4e-4, 6e-9, 128)
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.generation.step_time import StepLoad, StepTime
+from deployments.generation.scheduling.step_time import StepLoad, StepTime
 
 ACCELERATOR = StepTime(0.02, 1.4e-4, 2e-7, 1.4e-4, 6e-9, 128)
 CPU = StepTime(0.06, 2e-3, 1e-6, 2.2e-3, 5e-8, 4)

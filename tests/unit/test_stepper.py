@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from benchmarks.simulation.virtual_time import run
 from deployments.errors import EngineFailed, Unavailable
-from deployments.generation.blocks import BLOCK
-from deployments.generation.chunk import load_of
-from deployments.generation.emulated_steps import EmulatedSteps, following
-from deployments.generation.generation_card import GenerationCard
+from deployments.generation.engine.emulated_steps import EmulatedSteps, following
 from deployments.generation.planned_steps import PlannedStep
-from deployments.generation.sampling import Sampling
-from deployments.generation.step_schedule import StepPolicy, StepSchedule
-from deployments.generation.step_time import StepLoad, StepTime
+from deployments.generation.scheduling.blocks import BLOCK
+from deployments.generation.scheduling.chunk import load_of
+from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_time import StepLoad, StepTime
 from deployments.generation.stepper import Stepper
+from deployments.generation.text.generation_card import GenerationCard
+from deployments.generation.text.sampling import Sampling
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers
 from deployments.models.model_files import ModelCard
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from deployments.generation.asked import Picked
-from deployments.generation.sampling import Sampling
-from deployments.generation.step_schedule import StepState
+from deployments.generation.scheduling.step_schedule import StepState
+from deployments.generation.text.sampling import Sampling
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers, NewToken, RefusedOffer, TokenReport
 from deployments.queueing.shares import Tenant
 

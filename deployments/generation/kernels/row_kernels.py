@@ -11,7 +11,7 @@ import torch
 from deployments.engines.packed.attention import Heads
 from deployments.engines.packed.layers import Layer, RmsNorm
 from deployments.engines.packed.tensors import Place
-from deployments.generation import native
+from deployments.generation.kernels import native
 
 _NAME = "decode_rows"
 _LANES = 16  # as in the C file

@@ -23,7 +23,7 @@ from deployments.engines.packed.layers import (
 )
 from deployments.engines.packed.race import is_quicker
 from deployments.engines.packed.tensors import Place, Weights
-from deployments.generation import native
+from deployments.generation.kernels import native
 
 logger = logging.getLogger("ray.serve")
 

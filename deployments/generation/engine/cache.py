@@ -13,12 +13,12 @@ from deployments.engines.packed.layers import RmsNorm
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Place
-from deployments.generation import native
-from deployments.generation.blocks import BLOCK
-from deployments.generation.chunk import Chunk
-from deployments.generation.decode_kernel import DecodeKernel, decode_kernel
-from deployments.generation.row_kernels import turn_kernel
-from deployments.generation.step import StepLayout
+from deployments.generation.engine.step import StepLayout
+from deployments.generation.kernels import native
+from deployments.generation.kernels.decode_kernel import DecodeKernel, decode_kernel
+from deployments.generation.kernels.row_kernels import turn_kernel
+from deployments.generation.scheduling.blocks import BLOCK
+from deployments.generation.scheduling.chunk import Chunk
 
 
 class Cache:

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.tensors import Place
-from deployments.generation.blocks import BLOCK, blocks_of
-from deployments.generation.chunk import Chunk
-from deployments.generation.decode_kernel import DecodeRows
+from deployments.generation.kernels.decode_kernel import DecodeRows
+from deployments.generation.scheduling.blocks import BLOCK, blocks_of
+from deployments.generation.scheduling.chunk import Chunk
 
 _ROWS = (1, 2, 4, 8, 16, 24, 32)  # of a product: oneDNN prepares one anew for each number of rows; above, multiples
 

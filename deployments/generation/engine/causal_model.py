@@ -15,11 +15,11 @@ from deployments.engines.packed.families import decoder
 from deployments.engines.packed.layers import Products, RmsNorm
 from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Weights
-from deployments.generation.cache import Cache, Turned
-from deployments.generation.chunk import Chunk
-from deployments.generation.packed_products import products_for
-from deployments.generation.row_kernels import kernel_norm
-from deployments.generation.step import StepLayout
+from deployments.generation.engine.cache import Cache, Turned
+from deployments.generation.engine.step import StepLayout
+from deployments.generation.kernels.packed_products import products_for
+from deployments.generation.kernels.row_kernels import kernel_norm
+from deployments.generation.scheduling.chunk import Chunk
 
 FAMILIES = {"llama", "qwen2", "qwen3"}  # by the config's model_type
 

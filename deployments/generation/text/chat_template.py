@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.errors import EngineFailed, InvalidInput, SettingsError
-from deployments.generation import template_process
+from deployments.generation.text import template_process
 
 Message = Mapping[str, Any]  # `role` and `content`, strings, and what else the client said of it
 

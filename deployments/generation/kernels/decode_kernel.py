@@ -14,8 +14,8 @@ import torch
 
 from deployments.engines.packed.attention import Heads
 from deployments.engines.packed.tensors import Place
-from deployments.generation import native
-from deployments.generation.chunk import Chunk
+from deployments.generation.kernels import native
+from deployments.generation.scheduling.chunk import Chunk
 
 _NAME = "decode_attention"
 _DTYPES = (torch.float32, torch.bfloat16)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from deployments.generation.blocks import BLOCK
+from deployments.generation.scheduling.blocks import BLOCK
 
 Numbers = npt.NDArray[np.float64]
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from deployments.generation.blocks import BLOCK, blocks_of
-from deployments.generation.chunk import Chunk, Copies, Logits, load_of
-from deployments.generation.step_time import StepTime
+from deployments.generation.scheduling.blocks import BLOCK, blocks_of
+from deployments.generation.scheduling.chunk import Chunk, Copies, Logits, load_of
+from deployments.generation.scheduling.step_time import StepTime
 
 _SURE = 100.0  # a logit beside which all others are nothing, whatever the temperature
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that all its powers differ

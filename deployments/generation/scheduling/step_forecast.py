@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from deployments.generation.step_time import StepTime
+from deployments.generation.scheduling.step_time import StepTime
 
 Numbers = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.intp]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from deployments.generation.blocks import blocks_of
+from deployments.generation.scheduling.blocks import blocks_of
 from deployments.queueing.shares import Tenant
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from deployments.generation.step_time import StepLoad
+from deployments.generation.scheduling.step_time import StepLoad
 
 Logits = npt.NDArray[np.float32]
 Copies = Sequence[tuple[int, int]]  # (from, to): blocks of the cache

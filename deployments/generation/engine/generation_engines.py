@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,25 +9,17 @@ from typing import Any, Protocol
 
 from deployments.engines.torch_engine import import_torch, open_device
 from deployments.errors import SettingsError
-from deployments.generation.blocks import BLOCK, blocks_of
-from deployments.generation.chunk import Chunk, Copies, Logits, Steps
-from deployments.generation.emulated_steps import EmulatedSteps
-from deployments.generation.generation_card import GenerationCard
+from deployments.generation.engine.emulated_steps import EmulatedSteps
 from deployments.generation.generation_settings import GeneratingAccelerator, GeneratingCpu
-from deployments.generation.planned_steps import PlannedStep
-from deployments.generation.step_time import StepLoad, StepTime
-from deployments.generation.stepper import StepWork
+from deployments.generation.scheduling.blocks import BLOCK, blocks_of
+from deployments.generation.scheduling.chunk import Chunk, Copies, Logits, Steps
+from deployments.generation.scheduling.step_time import StepTime
+from deployments.generation.text.generation_card import GenerationCard
 from deployments.hardware.device_detector import quick_cpu_dtype
 
 _EMULATED_BLOCKS = 1024
 _CPU_SHARE, _ACCELERATOR_SHARE = 0.5, 0.85  # of the memory that the weights leave, for the cache
 _MOST_ON_CPU = 32  # texts as long as the model takes: more rows would read the cache too slowly anyway
-_WARM_UP_S = 3.0
-_FEWEST_STEPS = 5
-_WARM_UP_STEPS = (  # rows, tokens that each has in the cache, tokens of a prompt beside
-    (1, 32, 0), (0, 0, 128), (1, 512, 0), (8, 64, 0), (0, 0, 512), (8, 1024, 0), (32, 128, 0), (8, 64, 128),
-    (0, 0, 1024), (32, 1024, 0), (64, 64, 0), (16, 256, 512),
-)  # fmt: skip
 
 PoolOfDevices = GeneratingAccelerator | GeneratingCpu
 
@@ -108,7 +99,7 @@ class _Loaded:
     def engine(self) -> StepEngine:
         from deployments.engines.forms import read_config
         from deployments.engines.packed.tensors import MissingWeight, Place, Weights
-        from deployments.generation.causal_model import CausalModel, unsupported
+        from deployments.generation.engine.causal_model import CausalModel, unsupported
 
         config = read_config(self._card.model)
         if problem := unsupported(config):
@@ -158,28 +149,6 @@ class _Loaded:
             ones = self._torch.ones((8, 8), device=self._device)
             if float((ones @ ones).sum().item()) != 8 * 8 * 8:
                 raise RuntimeError(f"{self._device} computes wrong numbers")
-
-
-def measure(engine: StepEngine, card: GenerationCard) -> StepTime:
-    """A first model of a step's time, from a few steps in some seconds, before anything learned or calibrated."""
-    if engine.model is not None:
-        return engine.model
-    steps: list[tuple[StepLoad, float]] = []
-    ends = time.monotonic() + _WARM_UP_S
-    for rows, cached, prompt in _WARM_UP_STEPS:
-        chunks = [(0, min(prompt, card.context))] if prompt else []
-        planned = PlannedStep(rows, min(cached, card.context - 1), chunks)
-        work = planned.work(engine.blocks, card)
-        steps.append((planned.load, min(_seconds(engine.steps, work) for _ in range(2))))
-        if time.monotonic() > ends and len(steps) >= _FEWEST_STEPS:
-            break
-    return StepTime.fit(steps)
-
-
-def _seconds(steps: Steps, work: StepWork) -> float:
-    began = time.perf_counter()
-    work.run(steps)
-    return time.perf_counter() - began
 
 
 def _free_memory() -> int:

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from deployments.errors import SettingsError
-from deployments.generation import train_docstrings
-from deployments.generation.train_docstrings import Recipe
+from deployments.generation.text import train_docstrings
+from deployments.generation.text.train_docstrings import Recipe
 from deployments.models.kept_file import kept_folder
 
 SMALL_MODEL = "small:docstrings"

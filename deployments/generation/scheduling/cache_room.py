@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from deployments.generation.answer_lengths import AnswerLengths
-from deployments.generation.blocks import BLOCK, Blocks, blocks_of
-from deployments.generation.rows import Generation, Row
+from deployments.generation.scheduling.answer_lengths import AnswerLengths
+from deployments.generation.scheduling.blocks import BLOCK, Blocks, blocks_of
+from deployments.generation.scheduling.rows import Generation, Row
 
 _DOUBTED, _TRUSTED = 0.5, 0.01  # what trust in learned lengths is left by a step with a stall; what each end gives back
 _OVERBOOKED = 1.5  # times the blocks: the most that all that are admitted may need

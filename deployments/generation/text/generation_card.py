@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from deployments.errors import SettingsError
-from deployments.generation.sampling import Sampling
-from deployments.generation.small_model import SMALL_MODEL, small_model_folder
+from deployments.generation.text.sampling import Sampling
+from deployments.generation.text.small_model import SMALL_MODEL, small_model_folder
 from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.model_folder import read_json
 from deployments.settings import ModelSettings

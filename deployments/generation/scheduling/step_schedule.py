@@ -47,12 +47,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from deployments.generation.blocks import BLOCK
-from deployments.generation.cache_room import CacheRoom
-from deployments.generation.long_prompts import LongPrompts
-from deployments.generation.rows import Generation, Part, Row
-from deployments.generation.step_forecast import Forecast, Outlook, Pace, Prompt
-from deployments.generation.step_time import StepLoad, StepTime
+from deployments.generation.scheduling.blocks import BLOCK
+from deployments.generation.scheduling.cache_room import CacheRoom
+from deployments.generation.scheduling.long_prompts import LongPrompts
+from deployments.generation.scheduling.rows import Generation, Part, Row
+from deployments.generation.scheduling.step_forecast import Forecast, Outlook, Pace, Prompt
+from deployments.generation.scheduling.step_time import StepLoad, StepTime
 from deployments.queueing.learning import Learning
 from deployments.queueing.shares import Account, Kind, Shares
 
