@@ -18,7 +18,7 @@ from deployments.generation.scheduling.blocks import BLOCK, blocks_of
 from deployments.generation.scheduling.chunk import Chunk
 
 CPU = EXACT.device
-NEAR = {torch.float32: 1e-5, torch.bfloat16: 1 / 256}  # of values of about 1; bfloat16 rounds what comes out
+NEAR = {torch.float32: 1e-5, torch.bfloat16: 1 / 512}  # bfloat16 rounds what comes out, and AMX the weights of values
 built = pytest.mark.skipif(not forms(), reason="not built: python setup.py build_ext --inplace")
 
 
@@ -67,7 +67,8 @@ def test_each_form_is_float64s(form, size, groups, shared, lengths, dtype, sprea
     mixed = torch.full((len(lengths), heads.heads * size), torch.nan, dtype=dtype)
     DecodeKernel(form, heads).attend(q, keys, values, layout.decoding, mixed)
     wanted = exact(heads, layout, q, keys, values)
-    assert (mixed.double() - wanted).abs().max() <= NEAR[dtype] * max(1, wanted.abs().max()) * max(1, spread / 4)
+    largest = values.double().abs().max() + wanted.abs().max()
+    assert (mixed.double() - wanted).abs().max() <= NEAR[dtype] * largest * max(1, spread / 4)
 
 
 @built
@@ -124,7 +125,7 @@ def test_a_step_of_both_kinds_is_torchs(dtype):
         attention = cache.attention(0, heads)
         attention._kernel = kernel
         found.append(attention(qkv.to(dtype), layout).float()[: layout.tokens])
-    assert (found[0] - found[1]).abs().max() <= NEAR[dtype] * 4
+    assert (found[0] - found[1]).abs().max() <= NEAR[dtype] * 8
 
 
 def test_torch_computes_what_the_kernel_does_not():

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from deployments.engines.packed.layers import TorchProducts
 from deployments.engines.packed.tensors import Place, Weights
-from deployments.generation import packed_products
+from deployments.generation.kernels import packed_products
 from deployments.generation.kernels.packed_products import PackedDense, PackedProducts, forms, products_for
 
 CPU = EXACT.device

@@ -13,9 +13,9 @@ from deployments.engines.packed.attention import Heads
 from deployments.engines.packed.layers import RmsNorm
 from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Place
-from deployments.generation import native
 from deployments.generation.engine.cache import Cache, Turned
 from deployments.generation.engine.step import StepLayout
+from deployments.generation.kernels import native
 from deployments.generation.kernels.row_kernels import NormKernel, kernel_norm, turn_kernel
 from deployments.generation.scheduling.chunk import Chunk
 

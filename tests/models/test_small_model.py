@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from deployments.errors import SettingsError
-from deployments.generation import small_model, train_docstrings
+from deployments.generation.text import small_model, train_docstrings
 from deployments.generation.text.generation_card import read_generation_card
 from deployments.generation.text.small_model import make, small_model_folder
 from deployments.generation.text.train_docstrings import Recipe, loss_of

@@ -238,6 +238,14 @@ def calibrate(wired):
     return run
 
 
+@pytest.mark.parametrize(
+    ("admitted", "late", "held"), [(40, 0, True), (40, 1, True), (40, 2, False), (400, 2, True), (400, 3, False)]
+)
+def test_a_share_of_first_tokens_may_be_late_and_of_few_one(admitted, late, held):
+    stream = PromiseStream(1.0, 5.0)
+    assert PromiseProof(stream, admitted, 0, (1.0,) * admitted, (0.1,), late, 0).held is held
+
+
 def test_a_run_finds_tries_and_proves_and_its_report_says_so(calibrate, tmp_path):
     application = Application()
     found = calibrate(application)

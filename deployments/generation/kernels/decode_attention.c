@@ -325,10 +325,14 @@ static TARGET void NAME(piece_by_tiles)(const struct attention *at, struct NAME(
         for (int64_t h = 0; h < heads; h++) {
             NAME(prefetch)(&ahead, 16);
             factors[h] = NAME(weigh)(scores + h * PIECE, tokens, of->largest + first + h, of->totals + first + h);
+            __m512 rounding = _mm512_setzero_ps(); /* their total is that of the rounded ones */
             for (int64_t t = 0; t < PIECE; t += 16) {
                 __m512 some = t < tokens ? _mm512_loadu_ps(scores + h * PIECE + t) : _mm512_setzero_ps();
-                _mm256_storeu_si256((__m256i *)(weights + h * PIECE + t), (__m256i)_mm512_cvtneps_pbh(some));
+                __m256i rounded = (__m256i)_mm512_cvtneps_pbh(some);
+                _mm256_storeu_si256((__m256i *)(weights + h * PIECE + t), rounded);
+                rounding += (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16) - some;
             }
+            of->totals[first + h] += _mm512_reduce_add_ps(rounding);
         }
         for (int64_t d = 0; d < size; d += 16) {
             NAME(prefetch)(&ahead, 16);
