@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Sequence
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch.nn import functional
 
 from deployments.engines.packed.layers import (
     ACTIVATIONS,
-    Dense,
     Layer,
     Product,
     Products,
@@ -31,9 +30,8 @@ _NAME = "decode_products"
 _COLUMNS, _PAD = 32, 32  # as in the C file
 _SHARES = 16  # of a product's blocks, for each thread: they end together
 _SHARE_BYTES = 2**20  # at most: what stays in a core's cache while row after row is multiplied with it
-_RACE_BYTES = 2**25  # of weights: more than stays in a core's caches
-_RACE_WIDTH = 1024
-_RACE_ROWS = (*(1, 8, 32) * 3, 512)  # of answers that go on, and of a prompt
+_RACE_WIDTH, _RACE_INNER, _RACE_LAYERS = 1024, 4096, 4  # more weights than a core's caches hold
+_RACE_ROWS = (1, 8, 32, 1, 8, 32, 128)  # of answers that go on, and of a prompt
 
 
 class _Product(ctypes.Structure):
@@ -135,15 +133,27 @@ def products_for(place: Place) -> Products:
 
 @cache
 def is_quicker_packed(dtype: torch.dtype, threads: int) -> bool:  # noqa: ARG001 - another race for each number
-    """Whether the best form is quicker than torch on this CPU, for answers and prompts together."""
-    weight = torch.ones(_RACE_BYTES // (_RACE_WIDTH * dtype.itemsize), _RACE_WIDTH, dtype=dtype)
+    """Whether the best form is quicker than torch on this CPU, over a few layers of answers and of prompts together."""
+    shapes = dict.fromkeys(("gate.weight", "up.weight"), (_RACE_INNER, _RACE_WIDTH))
+    shapes["down.weight"] = (_RACE_WIDTH, _RACE_INNER)
+    weights = Weights(shapes, lambda name: torch.zeros(shapes[name]), Place(torch.device("cpu"), dtype))
     inputs = [torch.ones(rows, _RACE_WIDTH, dtype=dtype) for rows in _RACE_ROWS]
+
+    def layers(products: Products) -> Callable[[], None]:
+        made = [
+            (products.gated(weights, "gate", "up", "silu"), products.dense(weights, "down"))
+            for _ in range(_RACE_LAYERS)
+        ]
+
+        def run() -> None:
+            for x in inputs:
+                for gated, down in made:
+                    down.plus(gated(x), x)
+
+        return run
+
     best = forms(dtype)[0]
-
-    def all_with(way: Product) -> list[torch.Tensor]:
-        return [way(x) for x in inputs]
-
-    quicker = is_quicker(partial(all_with, PackedDense(best, weight)), partial(all_with, Dense(weight)))
+    quicker = is_quicker(layers(PackedProducts(best)), layers(TorchProducts()))
     logger.info("Products of answers in %s: %s", dtype, f"the form {best}" if quicker else "torch's, which are quicker")
     return quicker
 
