@@ -13,12 +13,13 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import orjson
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -32,6 +33,7 @@ from serve_app.waiting import Deployed, Reporter, deployment_models, waits
 _START_TIMEOUT_S = 600.0  # a large model from a slow disk or hub
 _OBJECT_STORE_BYTES = 200 * 2**20  # queries travel by the channel; the store holds next to nothing
 _PROXY_TIMEOUT_S = 15.0  # for what listens a moment after it is said to be there
+_LAST_WORKERS_S = 2.0  # workers see in milliseconds that their raylet has gone
 _METRICS_PORT = 8080  # as on KubeRay
 _PROXY_PORTS = {  # Ray's own defaults
     "HAPROXY_STATS_PORT": 8404,
@@ -278,7 +280,17 @@ def _local_ray(console: Console, metrics_port: int) -> Iterator[str]:
         yield f"http://{context.dashboard_url}"
     finally:
         serve.shutdown()  # type: ignore[no-untyped-call]
+        started = psutil.Process().children(recursive=True)
         ray.shutdown()
+        _end(started)
+
+
+def _end(processes: Sequence[psutil.Process]) -> None:
+    """What Ray started. A worker that has not yet come to ask for its raylet does not see it go: it is killed."""
+    for process in psutil.wait_procs(processes, timeout=_LAST_WORKERS_S)[1]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+            process.wait()
 
 
 def _deploy(dashboard: str, config: dict[str, Any]) -> None:
