@@ -81,7 +81,7 @@ $(VENV)/bin/python:
 	  || { echo "windve needs Python 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.11"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "the venv module is missing (on Debian: apt-get install python3-venv)"; exit 1; }
 
-$(VENV)/.serve: pyproject.toml setup.py $(wildcard deployments/generation/kernels/*.c) constraints.txt | $(VENV)/bin/python
+$(VENV)/.serve: pyproject.toml setup.py $(wildcard deployments/generation/kernels/*.[ch]) constraints.txt | $(VENV)/bin/python
 	@echo "installing windve and what it needs (a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@

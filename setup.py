@@ -7,6 +7,7 @@ setup(
         Extension(
             f"deployments.generation.kernels.{name}",  # loaded by ctypes: deployments/generation/kernels/native.py
             [f"deployments/generation/kernels/{name}.c"],
+            depends=["deployments/generation/kernels/vectors.h"],
             extra_compile_args=["-O3", "-fno-math-errno"],
             libraries=["m"],
             optional=True,

@@ -364,7 +364,8 @@ def _check(arguments: argparse.Namespace) -> None:
 def check_options(arguments: argparse.Namespace, *, generates: bool) -> None:
     """Raises SettingsError that names an option that is for applications of the other kind."""
     others, kind = (_OF_EMBEDDINGS, "embeddings") if generates else (_OF_GENERATION, "generation")
-    given = [name for name in others if getattr(arguments, name) != parser().get_default(name)]
+    defaults = parser()
+    given = [name for name in others if getattr(arguments, name) != defaults.get_default(name)]
     if given:
         this = "generates" if generates else "embeds"
         raise SettingsError(

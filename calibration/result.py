@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import time
 from collections.abc import Sequence
@@ -21,12 +20,10 @@ from calibration.prove.fine_tune import Tuned
 from calibration.prove.proof import Step, Verification
 from calibration.prove.stream import StreamProof
 from calibration.report.report_model import (
-    ApplicationReport,
     CostReport,
     HeterogeneousReport,
     LatenciesReport,
     LengthReport,
-    MachineReport,
     PoolReport,
     Report,
     SampleReport,
@@ -35,6 +32,7 @@ from calibration.report.report_model import (
     TuningReport,
     VerificationReport,
     WrittenReport,
+    head_of,
     utc,
 )
 from calibration.service.application import Application
@@ -160,22 +158,8 @@ class CalibrationResult:
 
     def report(self, problem: str | None, written: WrittenReport) -> Report:
         """All that was found. `problem` says why the calibration refused, None where it did not."""
-        finished = time.time()
         return Report(
-            windve=importlib.metadata.version("windve"),
-            started=utc(self.started),
-            finished=utc(finished),
-            seconds=round(finished - self.started, 1),
-            outcome="refused" if problem is not None else "calibrated" if self.verification else "estimated",
-            reason=problem,
-            notes=self.notes,
-            application=ApplicationReport(
-                name=self.application.name,
-                model=self.info["model_id"],
-                emulated=self.info["windve"]["emulated"],
-                url=str(self.application.address),
-            ),
-            machine=MachineReport.probe(),
+            **head_of(self, problem, written, proven=bool(self.verification)),
             settings=SettingsReport(**asdict(self.options), confidence=CONFIDENCE),
             pools={pool: self._pool(pool) for pool in self.pools},
             heterogeneous=HeterogeneousReport(
@@ -185,7 +169,6 @@ class CalibrationResult:
             verification=self._verification(),
             streams=[_stream(proof) for proof in self.streams],
             bursts=list(self.bursts),
-            written=written,
         )
 
     def _pool(self, pool: str) -> PoolReport:

@@ -32,7 +32,7 @@ from deployments.placement.pool import Pool
 from deployments.placement.request import Answers, Embedded, Request, Wanted, embedded
 from deployments.queueing.schedule import PATIENT
 from deployments.settings import RouterConfig, Settings
-from deployments.trial import Trial
+from deployments.trial import Trials
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -88,7 +88,7 @@ class Router:
         self._encoder, self._node, self._handles = host.encoder, host.node, handles
         self._placer = Placer(self.pools)
         self._bulk = BulkQueue(self._placer)
-        self._trial_at = -math.inf
+        self._trials = Trials()
 
     async def reconfigure(self, user_config: Any) -> None:
         """Put a `user_config` in force: at the start, and in place whenever it changes.
@@ -113,8 +113,7 @@ class Router:
     def configure(self, config: RouterConfig) -> None:
         """Put a config in force."""
         self.config, self._placer.config, self.config_problem = config, config, None
-        if config.trial is None:
-            self._trial_at = -math.inf  # a calibration that has ended keeps no other one waiting
+        self._trials.configure(config.trial)
         first = not self.pools
         if first:
             self.pools |= {name: self._pool(name) for name in self._handles}
@@ -222,7 +221,7 @@ class Router:
         now, slo_s = asyncio.get_running_loop().time(), self.config.slo_s
         allowed_s = slo_s if wanted.timeout_s is None else min(wanted.timeout_s, self.config.request_timeout_s)
         if wanted.trial is not None:
-            self._enter_trial(wanted.trial)
+            self._trials.enter(wanted.trial, self.topology.pools, asyncio.get_running_loop().time(), time.time())
             allowed_s = wanted.trial.finish_s or allowed_s
         patient = wanted.trial is None and self.config.admission == "finish" and allowed_s > PATIENT * slo_s
         bulk = wanted.bulk and wanted.trial is None
@@ -312,18 +311,10 @@ class Router:
             allowed_s = self.config.slo_s if request.wanted.timeout_s is None else request.allowed_s
             self.metrics.promised(done.total_s, allowed_s)
 
-    # --- trials -------------------------------------------------------------------------------------------------------
-
-    def _enter_trial(self, trial: Trial) -> None:
-        """Raises Forbidden or InvalidInput."""
-        trial.check(self.config.trial, self.topology.pools, time.time())
-        self._trial_at = asyncio.get_running_loop().time()
-
     @property
     def trial_seconds_ago(self) -> float | None:
         """Since the last trial query here: a calibration runs. None: there was none, or its grant was withdrawn."""
-        ago_s = asyncio.get_running_loop().time() - self._trial_at
-        return ago_s if math.isfinite(ago_s) else None
+        return self._trials.seconds_ago(asyncio.get_running_loop().time())
 
     # --- texts and tokens ---------------------------------------------------------------------------------------------
 

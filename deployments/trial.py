@@ -91,6 +91,30 @@ class Trial:
                 raise InvalidInput(f"{HEADER}: there is no pool named {pool}, only {' and '.join(pools)}")
 
 
+@dataclass(slots=True)
+class Trials:
+    """What a Router knows of the calibration that runs. `allowed`: by the config in force. `at`: when its latest trial
+    came, on any clock, s; None: none did, or the grant was withdrawn, so that no other calibration waits for this one.
+    """
+
+    allowed: TrialGrant | None = None
+    at: float | None = None
+
+    def configure(self, allowed: TrialGrant | None) -> None:
+        """Put a config's grant in force."""
+        self.allowed = allowed
+        if allowed is None:
+            self.at = None
+
+    def enter(self, trial: Trial, pools: tuple[str, ...], now: float, unix_now: float) -> None:
+        """One came. Raises Forbidden or InvalidInput, see `Trial.check`."""
+        trial.check(self.allowed, pools, unix_now)
+        self.at = now
+
+    def seconds_ago(self, now: float) -> float | None:
+        return None if self.at is None else now - self.at
+
+
 def _seconds(word: str) -> float:
     try:
         seconds = float(word.partition("=")[2])

@@ -90,8 +90,10 @@ def is_wanted(level: Level, followed: Followed, ended: Ended, slo_s: float) -> b
     if ended.error is not None:
         ours = getattr(ended.error, "status", 0) >= _OURS or ended.code == "internal_error"
         return _LEVELS[level] >= _LEVELS["slow" if ours else "errors"]
-    if level == "off" or followed.facts is not None:
-        return level != "off" and followed.facts is not None and followed.facts.is_late
+    if level == "off":
+        return False
+    if followed.facts is not None:
+        return followed.facts.is_late
     request = followed.record.request
     return ended.actual_s > (slo_s if request is None else request.allowed_s)
 

@@ -92,15 +92,6 @@ class Certain(Learning):
     def answered(self, *_: Any, **__: Any) -> None: ...
 
 
-def load_of(parts: Sequence[Part]) -> StepLoad:
-    """What a step computes."""
-    load = StepLoad()
-    for row, start, tokens, _ in parts:
-        decodes = start >= row.generation.prompt_tokens
-        load = load.with_row(start + 1) if decodes else load.with_chunk(start, tokens)
-    return load
-
-
 @dataclass(slots=True, eq=False)
 class StepDevice:
     """One at work. `noise`: of a step's time, as a share; `slow`: how many times as long it takes, by the clock."""
@@ -125,7 +116,7 @@ class StepDevice:
         if not self.step:
             return None
         noise = max(0.5, 1 + self._draw.gauss(0, self.noise))
-        took_s = self.times.seconds(load_of(self.step)) * self.slow(now) * noise
+        took_s = self.times.seconds(self.schedule.load) * self.slow(now) * noise
         return now + took_s
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,7 +15,7 @@ from calibration.generation.step_report_model import (
     StepReport,
 )
 from calibration.generation.step_series import StepFit, StepRoom
-from calibration.report.report_model import ApplicationReport, MachineReport, WrittenReport, utc
+from calibration.report.report_model import WrittenReport, head_of
 from calibration.service.application import Application
 from deployments.generation.scheduling.step_schedule import StepPolicy
 
@@ -81,22 +79,9 @@ class GenerationResult:
 
     def report(self, problem: str | None, written: WrittenReport) -> GenerationReport:
         """All that was found. `problem` says why the calibration refused, None where it did not."""
-        finished, promise = time.time(), self.policy
+        promise = self.policy
         return GenerationReport(
-            windve=importlib.metadata.version("windve"),
-            started=utc(self.started),
-            finished=utc(finished),
-            seconds=round(finished - self.started, 1),
-            outcome="refused" if problem is not None else "calibrated" if self.proven else "estimated",
-            reason=problem,
-            notes=self.notes,
-            application=ApplicationReport(
-                name=self.application.name,
-                model=self.info["model_id"],
-                emulated=self.info["windve"]["emulated"],
-                url=str(self.application.address),
-            ),
-            machine=MachineReport.probe(),
+            **head_of(self, problem, written, proven=self.proven),
             settings=PromiseReport(
                 ttft_s=promise.ttft_s,
                 tpot_s=promise.tpot_s,
@@ -106,7 +91,6 @@ class GenerationResult:
             pools={pool: self._pool(pool) for pool in self.pools},
             capacity=self.capacity,
             streams=[_proof(proof) for proof in self.proofs],
-            written=written,
         )
 
     def _pool(self, pool: str) -> StepPoolReport:

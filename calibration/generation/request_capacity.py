@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from deployments.generation.scheduling.rows import Generation, Part
+from deployments.generation.scheduling.rows import Generation
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.scheduling.step_time import StepLoad, StepTime
 from deployments.queueing.learning import Learning
@@ -78,17 +78,15 @@ class Replica(NamedTuple):
 class _Device:
     schedule: StepSchedule
     ends: float = math.inf  # of the step that runs
-    _took_s: float = field(default=0.0)
 
     def start(self, now: float) -> None:
-        parts = self.schedule.next_step(now)
+        runs = bool(self.schedule.next_step(now))
         self.schedule.copies()
-        self._took_s = self.schedule.model.seconds(_load(parts))
-        self.ends = now + self._took_s if parts else math.inf
+        self.ends = now + self.schedule.planned_s if runs else math.inf
 
     def end(self) -> None:
         now = self.ends
-        self.schedule.ended(now, self._took_s)
+        self.schedule.ended(now, self.schedule.planned_s)
         self.start(now)
 
 
@@ -145,11 +143,3 @@ def _largest(holds: Callable[[float], bool], first: float) -> float:
         low, high = (rate, high) if holds(rate) else (low, rate)
         rate = _STEP * low if math.isinf(high) else high / _STEP if not low else math.sqrt(low * high)
     return low
-
-
-def _load(parts: Sequence[Part]) -> StepLoad:
-    load = StepLoad()
-    for row, start, tokens, _ in parts:
-        answers = start >= row.generation.prompt_tokens
-        load = load.with_row(start + 1) if answers else load.with_chunk(start, tokens)
-    return load

@@ -8,9 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from calibration.report.report_model import ApplicationReport, MachineReport, Part, WrittenReport
-
-FORMAT = 1
+from calibration.report.report_model import Part, ReportHead
 
 
 class PromiseReport(Part):
@@ -64,22 +62,11 @@ class ProofReport(Part):
     paces_s: list[float]
 
 
-class GenerationReport(Part):
+class GenerationReport(ReportHead):
     """`report.json`. `capacity`: requests of the mix a second of which 99 % are admitted, in virtual time."""
 
-    format: int = FORMAT
     kind: Literal["generation"] = "generation"
-    windve: str
-    started: str
-    finished: str
-    seconds: float
-    outcome: Literal["refused", "estimated", "calibrated"]
-    reason: str | None
-    notes: list[str]
-    application: ApplicationReport
-    machine: MachineReport
     settings: PromiseReport
     pools: dict[str, StepPoolReport]
     capacity: float | None
     streams: list[ProofReport]
-    written: WrittenReport

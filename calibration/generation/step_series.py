@@ -6,7 +6,7 @@ A series grows. It ends where a step takes longer than steps are allowed to, or 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass
 from statistics import median
 from typing import NamedTuple
 
@@ -120,7 +120,7 @@ class StepFit:
 
     def settings(self) -> dict[str, float]:
         """As `step_time` of a config."""
-        return {field.name: getattr(self.time, field.name) for field in fields(self.time)}
+        return asdict(self.time)
 
     def check(self, pool: str, tpot_s: float) -> None:
         """Raises CalibrationFailed where nothing can be promised by it."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import platform
+import time
 from datetime import UTC, datetime
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,6 +21,9 @@ from calibration.report.tables import plain
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import ACCELERATOR, CPU, probe_machine
 from deployments.settings import parse_settings
+
+if TYPE_CHECKING:
+    from calibration.service.application import Application
 
 FORMAT = 1
 MOST = 10**12  # of anything that is counted or timed here; more is a slip of the keyboard
@@ -202,8 +206,10 @@ class WrittenReport(Part):
     applied: bool = False
 
 
-class Report(Part):
-    """`report.json`. `started` and `finished` are UTC, ISO 8601; `reason` says why the calibration refused."""
+class ReportHead(Part):
+    """What reports of both kinds say. `started` and `finished` are UTC, ISO 8601; `reason` says why the calibration
+    refused.
+    """
 
     format: int = FORMAT
     windve: str
@@ -215,6 +221,43 @@ class Report(Part):
     notes: list[str]
     application: ApplicationReport
     machine: MachineReport
+    written: WrittenReport
+
+
+class Run(Protocol):
+    """What is known of any run. `info`: what the application said at its begin; `started`: Unix time."""
+
+    application: Application
+    info: dict[str, Any]
+    started: float
+    notes: list[str]
+
+
+def head_of(run: Run, problem: str | None, written: WrittenReport, *, proven: bool) -> dict[str, Any]:
+    """The fields of `ReportHead`, of a run that ends now. `problem`: why it is refused."""
+    finished = time.time()
+    return {
+        "windve": importlib.metadata.version("windve"),
+        "started": utc(run.started),
+        "finished": utc(finished),
+        "seconds": round(finished - run.started, 1),
+        "outcome": "refused" if problem is not None else "calibrated" if proven else "estimated",
+        "reason": problem,
+        "notes": run.notes,
+        "application": ApplicationReport(
+            name=run.application.name,
+            model=run.info["model_id"],
+            emulated=run.info["windve"]["emulated"],
+            url=str(run.application.address),
+        ),
+        "machine": MachineReport.probe(),
+        "written": written,
+    }
+
+
+class Report(ReportHead):
+    """`report.json`."""
+
     settings: SettingsReport
     pools: dict[str, PoolReport]
     heterogeneous: HeterogeneousReport
@@ -222,7 +265,6 @@ class Report(Part):
     verification: VerificationReport | None
     streams: list[StreamReport] = []
     bursts: list[Burst]
-    written: WrittenReport
 
     @classmethod
     def parse(cls, content: bytes, source: str) -> Report:

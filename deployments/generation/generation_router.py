@@ -46,7 +46,7 @@ from deployments.hardware.device_detector import CPU, Topology
 from deployments.metrics import Instruments, OfModel, publish_again_and_again
 from deployments.models.kept_tokens import ask_once
 from deployments.models.true_tokens import true_tokenizer
-from deployments.trial import HEADER, Trial
+from deployments.trial import HEADER, Trial, Trials
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -150,7 +150,7 @@ class GenerationRouter:
         self.refused = 0  # generations answered busy since the start
         self.metrics = GenerationMetrics(host.instruments)
         self._node, self._handles = host.node, handles
-        self._trial_at = -math.inf
+        self._trials = Trials()
 
     async def reconfigure(self, user_config: Any) -> None:
         """Put a `user_config` in force: at the start, and in place whenever it changes.
@@ -171,6 +171,7 @@ class GenerationRouter:
     def configure(self, config: GenerationConfig) -> None:
         """Put a config in force."""
         self.config, self.config_problem = config, None
+        self._trials.configure(config.trial)
         first = not self.pools
         if first:
             self.pools |= {name: self._pool(name) for name in self._handles}
@@ -422,8 +423,7 @@ class GenerationRouter:
         """
         if trial is None:
             raise Forbidden(f"steps are planned by calibrations only, with their secret in the header {HEADER}")
-        trial.check(self.config.trial, self.topology.pools, time.time())
-        self._trial_at = asyncio.get_running_loop().time()
+        self._trials.enter(trial, self.topology.pools, asyncio.get_running_loop().time(), time.time())
         if pool not in self._handles:
             raise InvalidInput(f"there is no pool named {pool}, only {' and '.join(self._handles)}", param="pool")
         _, handle = self._handles[pool]
@@ -441,9 +441,8 @@ class GenerationRouter:
 
     @property
     def trial_seconds_ago(self) -> float | None:
-        """Since steps were planned here: a calibration runs. None: there was none."""
-        ago_s = asyncio.get_running_loop().time() - self._trial_at
-        return ago_s if math.isfinite(ago_s) else None
+        """As of embeddings' Router."""
+        return self._trials.seconds_ago(asyncio.get_running_loop().time())
 
     # --- how it is ----------------------------------------------------------------------------------------------------
 

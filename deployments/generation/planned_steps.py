@@ -37,10 +37,9 @@ class PlannedStep(NamedTuple):
 
     @property
     def load(self) -> StepLoad:
-        """A chunk of one token is a row: it costs what one costs."""
         load = StepLoad(self.rows, self.rows * (self.cached + 1))
         for start, tokens in self.chunks:
-            load = load.with_row(start + 1) if tokens == 1 else load.with_chunk(start, tokens)
+            load = load.with_piece(start, tokens)
         return load
 
     @property

@@ -21,7 +21,7 @@ import numpy as np
 
 from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.asked import Finish, Picked
-from deployments.generation.scheduling.chunk import Chunk, Copies, Logits, Steps, load_of
+from deployments.generation.scheduling.chunk import Chunk, Copies, Logits, Steps
 from deployments.generation.scheduling.rows import Generation, Part, Row
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule, StepState
 from deployments.generation.scheduling.step_time import StepTime
@@ -356,8 +356,7 @@ class Stepper:
         ]
         drawn = [_drawn(part, of) for part, of in zip(parts, offered, strict=True) if part.wanted]
         work = StepWork(chunks, self.schedule.copies(), drawn)
-        planned_s = self.schedule.model.seconds(load_of(chunks))  # without what was learned, so that drift is seen
-        return Step(parts, work, now, planned_s)
+        return Step(parts, work, now, self.schedule.planned_s)  # without what was learned, so that drift is seen
 
     def _begin(self, step: Step) -> None:
         def ended(found: Found | BaseException) -> None:

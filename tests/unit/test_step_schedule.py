@@ -277,7 +277,7 @@ def test_a_device_that_became_slow_admits_less_and_tries_again_when_it_rests():
     assert schedule.offer(now, one)
     while one.rows:
         schedule.next_step(now)
-        seconds = 20 * schedule._planned_s
+        seconds = 20 * schedule.planned_s
         now += seconds
         schedule.ended(now, seconds)
     assert schedule.learning.factor > 10

@@ -421,12 +421,12 @@ def test_a_new_model_of_its_steps_forgets_what_was_learned_of_the_one_before():
         assert schedule.learning.factor == pytest.approx(4, rel=0.1)
         number = router.ask(prompt(40), most_tokens=30)
         await asyncio.sleep(0.3)
-        planned_s = schedule._planned_s
+        planned_s = schedule.planned_s
         router.tell(settings={**SETTINGS, "model": list(device.steps.model.as_tuple())})
         assert (schedule.learning.factor, list(schedule.learning.errors)) == (1.0, [])
         calibrated = type(schedule.learning)(calibrated=True).margin
         assert schedule.scatter.margin == schedule.learning.margin == calibrated
-        assert schedule._planned_s == pytest.approx(4 * planned_s)  # of the step that runs
+        assert schedule.planned_s == pytest.approx(4 * planned_s)  # of the step that runs
         await stepper.drained()
         assert router.finished[number, 0] == "length"
         assert schedule.learning.factor == pytest.approx(1, rel=0.1)

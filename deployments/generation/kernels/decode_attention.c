@@ -3,20 +3,8 @@
  *
  * The file includes itself once for each form: lanes of a vector, and what the compiler may use of the processor.
  */
+#include "vectors.h"
 #ifndef FORM
-
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-#if defined(__x86_64__) && defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
-#define HAS_AMX /* the compiler has */
-#include <cpuid.h>
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 enum { BLOCK = 128, PIECE = 64 }; /* tokens of a block of the cache; tokens between two looks at the largest score */
 
@@ -33,29 +21,15 @@ struct attention {
     int64_t failed;           /* no memory */
 };
 
-static inline uint16_t to_bfloat16(float number) { /* to nearest, ties to even */
-    uint32_t bits;
-    memcpy(&bits, &number, sizeof bits);
-    return isnan(number) ? 0x7fc0 : (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* Where a sequence's keys and values from token `t` on are. */
 static inline int64_t start_of(const struct attention *at, int64_t sequence, int64_t group, int64_t t) {
     int64_t block = at->tables[sequence * at->table_stride + t / BLOCK];
     return ((block * at->groups + group) * BLOCK + t % BLOCK) * at->size;
 }
 
-#define INLINE static inline __attribute__((always_inline)) TARGET
-#define JOINED(name, form) name##_##form
-#define JOIN(name, form) JOINED(name, form)
-#define NAME(name) JOIN(name, FORM)
 #ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define UNROLL _Pragma("GCC unroll 16")
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (NAME(bits)){__VA_ARGS__})
 #endif
 
@@ -72,7 +46,7 @@ static inline int64_t start_of(const struct attention *at, int64_t sequence, int
 #undef LANES
 #undef EACH
 #define FORM avx2
-#define TARGET __attribute__((target("avx2,fma")))
+#define TARGET TARGET_AVX2
 #define LANES 8
 #define EACH(f, s) f(0, s), f(1, s), f(2, s), f(3, s), f(4, s), f(5, s), f(6, s), f(7, s)
 #include "decode_attention.c"
@@ -83,7 +57,7 @@ static inline int64_t start_of(const struct attention *at, int64_t sequence, int
 #undef HEADS
 #undef EACH
 #define FORM avx512
-#define TARGET __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
+#define TARGET TARGET_AVX512
 #define LANES 16
 #define HEADS 8
 #define EACH(f, s)                                                                                                     \
@@ -95,35 +69,17 @@ static inline int64_t start_of(const struct attention *at, int64_t sequence, int
 #undef FORM
 #undef TARGET
 #define FORM amx
-#define TARGET __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16")))
+#define TARGET TARGET_AMX
 #define TILES
 #include "decode_attention.c"
-
-/* Whether the processor has AMX, and Linux lets this process use its tiles. */
-static int may_use_tiles(void) {
-    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18, BFLOAT16 = 1 << 22, TILE = 1 << 24 };
-    unsigned a, b, c, d;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & BFLOAT16) && (d & TILE) &&
-           syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-}
 #endif
 #endif
 
 /* The forms that this processor runs, the best first. */
 const char *decode_attention_forms(void) {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
-        return "plain";
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl")) {
-#ifdef HAS_AMX
-        if (may_use_tiles())
-            return "amx avx512 avx2 plain";
-#endif
-        return "avx512 avx2 plain";
-    }
-    return "avx2 plain";
+    const char *of[] = {"plain", "avx2 plain", "avx512 avx2 plain", "avx512 avx2 plain", "amx avx512 avx2 plain"};
+    return of[best_form()];
 #else
     return "plain";
 #endif
@@ -131,34 +87,7 @@ const char *decode_attention_forms(void) {
 
 #else /* one form */
 
-typedef float NAME(vector) __attribute__((vector_size(LANES * 4)));
-typedef uint32_t NAME(bits) __attribute__((vector_size(LANES * 4)));
-typedef float NAME(loose) __attribute__((vector_size(LANES * 4), aligned(4), may_alias)); /* anywhere in memory */
-typedef uint16_t NAME(halves) __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
-#define VECTOR NAME(vector)
-#define BITS NAME(bits)
-#define AT(where) (*(NAME(loose) *)(where))
-#define READ(where) (*(const NAME(loose) *)(where))
-
-INLINE VECTOR NAME(larger)(VECTOR a, VECTOR b) {
-    BITS more = (BITS)(a > b);
-    return (VECTOR)((more & (BITS)a) | (~more & (BITS)b));
-}
-
-/* e^x of numbers that are not above 0: 2^n times a polynomial of the rest, as in Cephes' expf. */
-INLINE VECTOR NAME(power)(VECTOR x) {
-    const float round = 12582912; /* 1.5 * 2^23: the last bits of a number that it is added to are an integer's */
-    x = NAME(larger)(x, (VECTOR){0} - 87);
-    VECTOR shifted = x * 1.44269504f + round, n = shifted - round;
-    VECTOR r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    VECTOR y = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1;
-    return y * (VECTOR)(((BITS)shifted << 23) + (127u << 23));
-}
+INLINE VECTOR NAME(larger)(VECTOR a, VECTOR b) { return (VECTOR)NAME(pick)((BITS)(a > b), (BITS)a, (BITS)b); }
 
 /* Lane i of the sum of both: of `a` and of `b` in turns, each `stride` lanes wide, the neighbours added. */
 #define FIRST(i, s) ((i) & (s) ? LANES + (i) - (s) : (i))
@@ -182,9 +111,8 @@ INLINE VECTOR NAME(sums)(VECTOR *of) {
 INLINE const float *NAME(floats)(const struct attention *at, const void *from, int64_t start, int64_t count, float *buffer) {
     if (!at->is_bfloat16)
         return (const float *)from + start;
-    const uint16_t *halves = (const uint16_t *)from + start;
     for (int64_t i = 0; i < count; i += LANES)
-        AT(buffer + i) = (VECTOR)(__builtin_convertvector(*(const NAME(halves) *)(halves + i), BITS) << 16);
+        AT(buffer + i) = NAME(read)(from, start + i, 1);
     return buffer;
 }
 
@@ -243,7 +171,7 @@ INLINE float NAME(weigh)(float *scores, int64_t tokens, float *largest, float *t
     float before = *largest;
     UNROLL for (int i = 0; i < LANES; i++) *largest = most[i] > *largest ? most[i] : *largest;
     for (int64_t t = 0; t < padded; t += LANES)
-        sum += AT(scores + t) = NAME(power)(READ(scores + t) - *largest);
+        sum += AT(scores + t) = NAME(power)(NAME(larger)(READ(scores + t) - *largest, (VECTOR){0} - 87));
     float factor = expf(before - *largest);
     *total *= factor;
     UNROLL for (int i = 0; i < LANES; i++) *total += sum[i];
@@ -261,12 +189,6 @@ struct NAME(memory) { /* of a thread */
 /* Where all is bfloat16: products of up to 16 heads at once by AMX, whose tiles are 16 rows of 64 bytes. The left matrix
  * lies as it is; of the right one each two rows are interleaved, so that a pair of its numbers is 4 bytes.
  */
-struct tile_shapes { /* as the processor reads them */
-    uint8_t palette, start, reserved[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-};
-
 static int for_tiles(const struct attention *at) { return at->is_bfloat16 && at->size % 32 == 0; }
 
 struct ahead { /* what the next piece reads: its keys, then its values */
@@ -384,11 +306,13 @@ static TARGET void NAME(piece)(const struct attention *at, struct NAME(memory) *
 
 static TARGET void NAME(pair)(const struct attention *at, struct NAME(memory) *of, int64_t sequence, int64_t group) {
     int64_t size = at->size, numbers = at->heads * size, first = at->tokens[sequence] * at->query_stride + group * numbers;
-    const float *queries = NAME(floats)(at, at->queries, first, numbers, of->queries);
+    const float *queries = of->queries;
 #ifdef TILES
     if (for_tiles(at))
         NAME(queries_for_tiles)(at, (uint16_t *)of->queries, (const uint16_t *)at->queries + first);
+    else
 #endif
+        queries = NAME(floats)(at, at->queries, first, numbers, of->queries);
     memset(of->sums, 0, numbers * sizeof(float));
     for (int64_t h = 0; h < at->heads; h++)
         of->largest[h] = -INFINITY, of->totals[h] = 0;
@@ -398,13 +322,8 @@ static TARGET void NAME(pair)(const struct attention *at, struct NAME(memory) *o
         NAME(piece)(at, of, queries, start, least(PIECE, length - t), next);
     }
     int64_t out = (at->tokens[sequence] * at->groups + group) * numbers;
-    for (int64_t i = 0; i < numbers; i++) {
-        float mixed = of->sums[i] / of->totals[i / size];
-        if (at->is_bfloat16)
-            ((uint16_t *)at->mixed)[out + i] = to_bfloat16(mixed);
-        else
-            ((float *)at->mixed)[out + i] = mixed;
-    }
+    for (int64_t i = 0; i < numbers; i += LANES)
+        NAME(write)(at->mixed, out + i, READ(of->sums + i) / of->totals[i / size], at->is_bfloat16);
 }
 
 /* Compute pairs of sequence and group until none is left. Any number of threads may do so at once, on the same struct. */
@@ -439,10 +358,6 @@ TARGET void NAME(decode_attention)(struct attention *at) {
     free(memory);
 }
 
-#undef VECTOR
-#undef BITS
-#undef AT
-#undef READ
 #undef FIRST
 #undef SECOND
 #undef FOLD

@@ -13,10 +13,8 @@
  * The file includes itself once for each form: lanes of a vector, rows at once, and what the compiler may use of the
  * processor. The form amx, at its end, has 16 rows of a matrix in each of the processor's tiles.
  */
+#include "vectors.h"
 #ifndef FORM
-
-#include <stdint.h>
-#include <string.h>
 
 enum { COLUMNS = 32, PAD = 32, TILE = 16, AHEAD = 4096 }; /* AHEAD: bytes of weights that are asked for before use */
 
@@ -34,23 +32,9 @@ struct product {
     int64_t next;          /* the next that is taken; 0 at first */
 };
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-#define INLINE static inline __attribute__((always_inline)) TARGET
-#define JOINED(name, form) name##_##form
-#define JOIN(name, form) JOINED(name, form)
-#define NAME(name) JOIN(name, FORM)
-#ifdef __clang__
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
-
 #if defined(__x86_64__)
-#include <immintrin.h>
-
 #define FORM avx2
-#define TARGET __attribute__((target("avx2,fma")))
+#define TARGET TARGET_AVX2
 #define LANES 8
 #define ROWS 3 /* at once, whose sums stay in registers */
 #include "decode_products.c"
@@ -60,15 +44,16 @@ static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 #undef LANES
 #undef ROWS
 #define FORM avx512
-#define TARGET __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
+#define TARGET TARGET_AVX512
 #define LANES 16
 #define ROWS 12
 #include "decode_products.c"
 
+#ifdef HAS_AMX
 #undef FORM
 #undef TARGET
 #define FORM avx512bf16
-#define TARGET __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
+#define TARGET TARGET_BFLOAT16
 #define DOT(sums, weights, pair)                                                                                       \
     (NAME(vector))_mm512_dpbf16_ps((__m512)(sums), (__m512bh)(weights), (__m512bh)(pair))
 #include "decode_products.c"
@@ -79,36 +64,20 @@ static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 #undef LANES
 #undef ROWS
 #define FORM amx
-#define TARGET __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16")))
+#define TARGET TARGET_AMX
 #define LANES 16
 #define ROWS 32
 #define TILES
 #include "decode_products.c"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
-static int may_use_tiles(void) {
-    enum { REQUEST = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, for the process: their state is large */
-    unsigned a, b, c, d;
-    __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
-    int has = (d >> 22 & 1) && (d >> 24 & 1); /* AMX-BF16, AMX-TILE */
-    return has && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
-}
+#endif
 #endif
 
 /* The forms that this processor runs, the best first. Amx and avx512bf16 are for bfloat16 alone. */
 const char *decode_products_forms(void) {
 #if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
-        return "";
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-        !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
-        return "avx2";
-    if (!__builtin_cpu_supports("avx512bf16"))
-        return "avx512 avx2";
-    return may_use_tiles() ? "amx avx512bf16 avx512 avx2" : "avx512bf16 avx512 avx2";
+    const char *of[] = {"", "avx2", "avx512 avx2", "avx512bf16 avx512 avx2", "amx avx512bf16 avx512 avx2"};
+    return of[best_form()];
 #else
     return "";
 #endif
@@ -116,48 +85,13 @@ const char *decode_products_forms(void) {
 
 #else /* one form */
 
-typedef float NAME(vector) __attribute__((vector_size(LANES * 4)));
-typedef uint32_t NAME(bits) __attribute__((vector_size(LANES * 4)));
-typedef float NAME(loose) __attribute__((vector_size(LANES * 4), aligned(4), may_alias)); /* anywhere in memory */
-typedef uint32_t NAME(loose_bits) __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef uint16_t NAME(halves) __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
-#define VECTOR NAME(vector)
-#define BITS NAME(bits)
 #define VECTORS (COLUMNS / LANES)
 
-INLINE BITS NAME(pick)(BITS which, BITS a, BITS b) { return (which & a) | (~which & b); } /* a where all bits are set */
-
-/* e^x: 2^n times a polynomial of the rest, as in Cephes' expf. */
-INLINE VECTOR NAME(power)(VECTOR x) {
-    const float round = 12582912; /* 1.5 * 2^23: the last bits of a number that it is added to are an integer's */
-    x = (VECTOR)NAME(pick)((BITS)(x < -87), (BITS)((VECTOR){0} - 87), (BITS)x);
-    x = (VECTOR)NAME(pick)((BITS)(x > 87), (BITS)((VECTOR){0} + 87), (BITS)x);
-    VECTOR shifted = x * 1.44269504f + round, n = shifted - round;
-    VECTOR r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    VECTOR y = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1;
-    return y * (VECTOR)(((BITS)shifted << 23) + (127u << 23));
-}
-
-/* LANES numbers of y's or the residual's, as float32, and back. */
-INLINE VECTOR NAME(load)(const struct product *at, const void *from, int64_t start) {
-    if (!at->gives_bfloat16)
-        return (VECTOR) * (const NAME(loose) *)((const float *)from + start);
-    return (VECTOR)(__builtin_convertvector(*(const NAME(halves) *)((const uint16_t *)from + start), BITS) << 16);
-}
-
-INLINE void NAME(store)(const struct product *at, int64_t start, VECTOR numbers) {
-    if (!at->gives_bfloat16) {
-        *(NAME(loose) *)((float *)at->y + start) = numbers;
-        return;
-    }
-    BITS bits = (BITS)numbers, nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16; /* ties to even */
-    bits = NAME(pick)((BITS)(numbers == numbers), nearest, (BITS){0} + 0x7fc0);
-    *(NAME(halves) *)((uint16_t *)at->y + start) = __builtin_convertvector(bits, NAME(halves));
+INLINE VECTOR NAME(silu)(VECTOR x) {
+    VECTOR y = -x;
+    y = (VECTOR)NAME(pick)((BITS)(y < -87), (BITS)((VECTOR){0} - 87), (BITS)y);
+    y = (VECTOR)NAME(pick)((BITS)(y > 87), (BITS)((VECTOR){0} + 87), (BITS)y);
+    return x / (1 + NAME(power)(y));
 }
 
 /* What follows the sums [rows, COLUMNS] of a block, and its place in y. */
@@ -169,20 +103,20 @@ INLINE void NAME(finish)(const struct product *at, float *sums, int64_t row, int
         if (at->bias != NULL)
             UNROLL for (int v = 0; v < VECTORS; v++) of[v] += ((const NAME(loose) *)(at->bias + block * COLUMNS))[v];
         if (at->is_gated)
-            UNROLL for (int v = 0; v < VECTORS / 2; v++) of[v] *= of[VECTORS / 2 + v] / (1 + NAME(power)(-of[v]));
+            UNROLL for (int v = 0; v < VECTORS / 2; v++) of[v] = NAME(silu)(of[v]) * of[VECTORS / 2 + v];
         int64_t out = (row + r) * at->outputs + start, done = 0;
         for (; done + LANES <= wanted; done += LANES) {
             VECTOR numbers = of[done / LANES];
-            NAME(store)(at, out + done, at->residual ? numbers + NAME(load)(at, at->residual, out + done) : numbers);
+            if (at->residual != NULL)
+                numbers += NAME(read)(at->residual, out + done, at->gives_bfloat16);
+            NAME(write)(at->y, out + done, numbers, at->gives_bfloat16);
         }
         if (done < wanted) { /* the last block's last columns */
             int64_t width = at->gives_bfloat16 ? 2 : 4, bytes = (wanted - done) * width;
-            struct product last = *at;
             char rest[LANES * 4] = {0}, y[LANES * 4];
             if (at->residual != NULL)
                 memcpy(rest, (const char *)at->residual + (out + done) * width, bytes);
-            last.y = y;
-            NAME(store)(&last, 0, of[done / LANES] + NAME(load)(at, rest, 0));
+            NAME(write)(y, 0, of[done / LANES] + NAME(read)(rest, 0, at->gives_bfloat16), at->gives_bfloat16);
             memcpy((char *)at->y + (out + done) * width, y, bytes);
         }
     }
@@ -191,11 +125,7 @@ INLINE void NAME(finish)(const struct product *at, float *sums, int64_t row, int
 #ifdef TILES
 
 INLINE void NAME(configure)(int64_t upper, int64_t lower) {
-    struct {
-        uint8_t palette, start_row, unused[14];
-        uint16_t bytes[16]; /* of a row */
-        uint8_t rows[16];
-    } of = {.palette = 1};
+    struct tile_shapes of = {.palette = 1};
     const int64_t rows[8] = {upper, upper, lower, lower, upper, lower, TILE, TILE};
     for (int i = 0; i < 8; i++)
         of.bytes[i] = rows[i] ? 64 : 0, of.rows[i] = (uint8_t)rows[i];
@@ -325,7 +255,5 @@ TARGET void NAME(decode_products)(struct product *at) {
 #endif
 }
 
-#undef VECTOR
-#undef BITS
 #undef VECTORS
 #endif

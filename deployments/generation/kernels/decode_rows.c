@@ -2,23 +2,19 @@
  * key of each head the norm, where a model has one, the rotation by the token's position, and the place in the cache.
  * Sums and factors are float32. Sizes are multiples of LANES, those of heads that are turned of 2 * LANES.
  */
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "vectors.h"
 
-enum { BLOCK = 128, LANES = 16, SHARE = 16 }; /* tokens of a block of the cache; rows that a thread takes at once */
+enum { BLOCK = 128, SHARE = 16 }; /* tokens of a block of the cache; rows that a thread takes at once */
 
 #if defined(__x86_64__) && defined(__linux__) /* one of these is chosen when the library is loaded */
 #define FORMS __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define FORMS
 #endif
-#define INLINE static inline __attribute__((always_inline))
-
-typedef float vector __attribute__((vector_size(LANES * 4)));
-typedef uint32_t bits __attribute__((vector_size(LANES * 4)));
-typedef float loose __attribute__((vector_size(LANES * 4), aligned(4), may_alias)); /* anywhere in memory */
-typedef uint16_t halves __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+#define FORM any
+#define TARGET
+#define LANES 16
+#include "vectors.h"
 
 struct norm {
     const void *x;       /* [rows, size], a row `x_stride` numbers after the one before */
@@ -42,29 +38,11 @@ struct turn {
     float eps;
 };
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-INLINE vector read(const void *from, int64_t start, int is_bfloat16) {
-    if (!is_bfloat16)
-        return (vector) * (const loose *)((const float *)from + start);
-    return (vector)(__builtin_convertvector(*(const halves *)((const uint16_t *)from + start), bits) << 16);
-}
-
-INLINE void write(void *to, int64_t start, vector numbers, int is_bfloat16) {
-    if (!is_bfloat16) {
-        *(loose *)((float *)to + start) = numbers;
-        return;
-    }
-    bits of = (bits)numbers, is_number = (bits)(numbers == numbers);
-    of = (is_number & ((of + 0x7fff + ((of >> 16) & 1)) >> 16)) | (~is_number & 0x7fc0); /* to nearest, ties to even */
-    *(halves *)((uint16_t *)to + start) = __builtin_convertvector(of, halves);
-}
-
 INLINE void normalise(const void *x, int64_t from, const float *weight, void *y, int64_t to, int64_t size, float eps,
                       int is_bfloat16) {
-    vector squares = {0};
+    VECTOR squares = {0};
     for (int64_t i = 0; i < size; i += LANES) {
-        vector numbers = read(x, from + i, is_bfloat16);
+        VECTOR numbers = NAME(read)(x, from + i, is_bfloat16);
         squares += numbers * numbers;
     }
     float sum = 0;
@@ -72,16 +50,16 @@ INLINE void normalise(const void *x, int64_t from, const float *weight, void *y,
         sum += squares[i];
     float factor = 1 / sqrtf(sum / size + eps);
     for (int64_t i = 0; i < size; i += LANES)
-        write(y, to + i, read(x, from + i, is_bfloat16) * factor * read(weight, i, 0), is_bfloat16);
+        NAME(write)(y, to + i, NAME(read)(x, from + i, is_bfloat16) * factor * NAME(read)(weight, i, 0), is_bfloat16);
 }
 
 /* The numbers i and i + size / 2 of a head are turned by the same angle. */
 INLINE void rotate(void *head, int64_t start, const void *angles, int64_t angle, int64_t size, int is_bfloat16) {
     for (int64_t i = 0; i < size / 2; i += LANES) {
-        vector cos = read(angles, angle + i, is_bfloat16), sin = read(angles, angle + size / 2 + i, is_bfloat16);
-        vector first = read(head, start + i, is_bfloat16), second = read(head, start + size / 2 + i, is_bfloat16);
-        write(head, start + i, first * cos - second * sin, is_bfloat16);
-        write(head, start + size / 2 + i, second * cos + first * sin, is_bfloat16);
+        VECTOR cos = NAME(read)(angles, angle + i, is_bfloat16), sin = NAME(read)(angles, angle + size / 2 + i, is_bfloat16);
+        VECTOR first = NAME(read)(head, start + i, is_bfloat16), second = NAME(read)(head, start + size / 2 + i, is_bfloat16);
+        NAME(write)(head, start + i, first * cos - second * sin, is_bfloat16);
+        NAME(write)(head, start + size / 2 + i, second * cos + first * sin, is_bfloat16);
     }
 }
 

@@ -44,6 +44,5 @@ def load_of(chunks: Sequence[Chunk]) -> StepLoad:
     """What a step with these chunks has to compute: a chunk of one token continues an answer."""
     load = StepLoad()
     for chunk in chunks:
-        tokens = len(chunk.ids)
-        load = load.with_row(chunk.end) if tokens == 1 else load.with_chunk(chunk.start, tokens)
+        load = load.with_piece(chunk.start, len(chunk.ids))
     return load

@@ -83,7 +83,7 @@ class StepPolicy:
 class StepState(NamedTuple):
     """What Routers go by until they hear again: seconds from now, and counts.
 
-    `opens_s`: until a generation of the mean prompt and answer would be admitted (0: now, inf: closed). A prompt of p
+    `opens_s`: until a generation of the mean prompt and answer would be admitted (0: now). A prompt of p
     tokens would have its first token in about `first_s + p prompt_token_s`. `free_blocks`: that nobody may need.
     """
 
@@ -111,13 +111,13 @@ class StepSchedule:
     learning: Learning = field(default_factory=Learning)
     scatter: Learning = field(default_factory=Learning)  # of single steps: only its margin counts
     steps: int = 0  # since the start
+    load: StepLoad = field(default_factory=StepLoad)  # of the step that runs
+    planned_s: float = 0.0  # that it takes by the model, without what was learned
     room: CacheRoom = field(init=False)
     _waiting: list[Generation] = field(default_factory=list)  # in the order of `_order`
     _running: list[Row] = field(default_factory=list)
     _copies: list[tuple[int, int]] = field(default_factory=list)
     _step: list[Part] = field(default_factory=list)  # that runs
-    _load: StepLoad = field(default_factory=StepLoad)  # of it
-    _planned_s: float = 0.0  # of it
     _in_a_row: tuple[float, float, float] = (0.0, 0.0, 1.0)  # seconds that steps were to take, and took; factor before
     _began: float = 0.0
     _since: float = 0.0  # the end of the last one
@@ -284,7 +284,7 @@ class StepSchedule:
         """Seconds until the running step ends."""
         if not self._step:
             return 0.0
-        return max(0.0, self.learning.factor * self._planned_s - (now - self._began))
+        return max(0.0, self.learning.factor * self.planned_s - (now - self._began))
 
     def _admit(self, generation: Generation, outlook: Outlook) -> None:
         generation.rows = [Row(generation, number) for number in range(generation.answers)]
@@ -309,8 +309,8 @@ class StepSchedule:
         composed.add_chunks([one for one in self._waiting if one.bulk])
         for row, _, tokens, _ in composed.parts:
             row.coming = tokens
-        self._step, self._load, self._began = composed.parts, composed.load, now
-        self._planned_s = self.model.seconds(composed.load)
+        self._step, self.load, self._began = composed.parts, composed.load, now
+        self.planned_s = self.model.seconds(composed.load)
         if self.room.stalls > stalls:
             self.room.doubt()
         return self._step
@@ -324,7 +324,7 @@ class StepSchedule:
         """The step ran in `seconds`. Each row that was wanted has one token more; the `finished` ones have ended. One
         that failed, not `whole`, teaches nothing.
         """
-        if whole and self._planned_s > 0:
+        if whole and self.planned_s > 0:
             self._learn(seconds)
         for row, _, tokens, wanted in self._step:
             row.coming = 0
@@ -358,7 +358,7 @@ class StepSchedule:
         if (model, calibrated) != (self.model, self.learning.calibrated):
             self.model, self.learning, self.scatter = model, Learning(calibrated), Learning(calibrated)
             self._in_a_row, self._probe_after = (0.0, 0.0, 1.0), _FIRST_PROBE
-            self._planned_s = model.seconds(self._load)
+            self.planned_s = model.seconds(self.load)
 
     def clear(self) -> None:
         """Nothing waits, runs or is reserved any more, and no step runs."""
@@ -392,7 +392,7 @@ class StepSchedule:
                 self._last_end = now
 
     def _learn(self, seconds: float) -> None:
-        planned_s, ttft_s, factor = self._planned_s, self.policy.ttft_s, self.learning.factor
+        planned_s, ttft_s, factor = self.planned_s, self.policy.ttft_s, self.learning.factor
         self.scatter.factor = factor
         self.scatter.answered(factor * planned_s, seconds, factor)
         predicted_s, took_s, before = self._in_a_row if self._in_a_row[0] else (0.0, 0.0, factor)

@@ -31,6 +31,10 @@ class StepLoad(NamedTuple):
         pairs = tokens * (start + tokens / 2)
         return self._replace(prompt_tokens=self.prompt_tokens + tokens, pairs=self.pairs + pairs)
 
+    def with_piece(self, start: int, tokens: int) -> StepLoad:
+        """As an engine sees a chunk: one token is a row, wherever it comes from."""
+        return self.with_row(start + 1) if tokens == 1 else self.with_chunk(start, tokens)
+
     def with_row(self, tokens: int) -> StepLoad:
         """And one answer more, which reads so many tokens, its own included."""
         return self._replace(rows=self.rows + 1, kv_tokens=self.kv_tokens + tokens)
