@@ -12,7 +12,7 @@ import numpy as np
 
 from deployments.generation.engine.generation_engines import StepEngine
 from deployments.generation.scheduling.blocks import blocks_of
-from deployments.generation.scheduling.chunk import Chunk, Steps
+from deployments.generation.scheduling.chunk import Chunk, Steps, Work
 from deployments.generation.scheduling.step_time import StepLoad, StepTime
 from deployments.generation.stepper import Drawn, StepWork
 from deployments.generation.text.generation_card import GenerationCard
@@ -64,7 +64,7 @@ class PlannedStep(NamedTuple):
             taken += count
             ids = random.integers(0, card.model.vocab_size, tokens).astype(np.int32)
             chunks.append(Chunk(ids, start, table))
-        return StepWork(chunks, (), [Drawn([Sampler(card.defaults)], None) for _ in chunks])
+        return StepWork(Work(chunks), [Drawn([Sampler(card.defaults)], None) for _ in chunks])
 
 
 def measure(engine: StepEngine, card: GenerationCard) -> StepTime:

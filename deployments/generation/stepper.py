@@ -21,7 +21,7 @@ import numpy as np
 
 from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.asked import Finish, Picked
-from deployments.generation.scheduling.chunk import Chunk, Copies, Logits, Steps
+from deployments.generation.scheduling.chunk import Chunk, Logits, Steps, Work
 from deployments.generation.scheduling.rows import Generation, Part, Row
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule, StepState
 from deployments.generation.scheduling.step_time import StepTime
@@ -111,14 +111,13 @@ class Drawn(NamedTuple):
 class StepWork(NamedTuple):
     """What the engine computes in one step. `drawn`: of the chunks that are wanted."""
 
-    chunks: Sequence[Chunk]
-    copies: Copies
+    work: Work
     drawn: Sequence[Drawn]
 
     def run(self, engine: Steps) -> Found:
         """In the engine's thread."""
-        logits = engine.step(self.chunks, self.copies)
-        return [_pick(row, drawn) for row, drawn in zip(logits, self.drawn, strict=True)]
+        computed = engine.step(self.work)
+        return [_pick(row, drawn) for row, drawn in zip(computed.logits, self.drawn, strict=True)]
 
 
 Found = list[list[Picked] | None]
@@ -355,7 +354,7 @@ class Stepper:
             for part, of in zip(parts, offered, strict=True)
         ]
         drawn = [_drawn(part, of) for part, of in zip(parts, offered, strict=True) if part.wanted]
-        work = StepWork(chunks, self.schedule.copies(), drawn)
+        work = StepWork(Work(chunks, self.schedule.copies()), drawn)
         return Step(parts, work, now, self.schedule.planned_s)  # without what was learned, so that drift is seen
 
     def _begin(self, step: Step) -> None:

@@ -122,7 +122,7 @@ class Replica:
             except RuntimeError as error:
                 found = error
             self.problem = None
-            await asyncio.sleep(self.slow * MODEL.seconds(load_of(work.chunks)))
+            await asyncio.sleep(self.slow * MODEL.seconds(load_of(work.work.chunks)))
             ended(found)
 
         self.task = asyncio.get_running_loop().create_task(step())

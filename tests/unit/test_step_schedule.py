@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.generation.scheduling.blocks import BLOCK, Blocks
+from deployments.generation.scheduling.chunk import Copy
 from deployments.generation.scheduling.rows import Generation
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.scheduling.step_time import StepTime
@@ -138,7 +139,7 @@ def stepped(schedule, now, live, ends, removes):
         assert len(row.table) * BLOCK >= start + tokens
         assert wanted == (start + tokens >= row.generation.prompt_tokens)
     copies = schedule.copies()
-    assert len({to for _, to in copies}) == len(copies)
+    assert len({copy.target for copy in copies}) == len(copies)
     blocks_add_up(schedule)
     if removes and live:
         schedule.remove(now, live[0])
@@ -168,7 +169,7 @@ def test_answers_share_the_full_blocks_of_their_prompt_and_copy_the_last():
     assert first[:2] == second[:2] == third[:2]
     assert len({first[2], second[2], third[2]}) == 3
     schedule.next_step(0.1)
-    assert schedule.copies() == [(first[2], second[2]), (first[2], third[2])]
+    assert schedule.copies() == [Copy(first[2], second[2]), Copy(first[2], third[2])]
     assert [row.length for row in one.rows] == [2 * BLOCK + 6] * 3
     assert schedule.room.reserved == 2 + 3
 

@@ -15,7 +15,7 @@ from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.engine.emulated_steps import EmulatedSteps, following
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduling.blocks import BLOCK
-from deployments.generation.scheduling.chunk import load_of
+from deployments.generation.scheduling.chunk import Computed, load_of
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.scheduling.step_time import StepLoad, StepTime
 from deployments.generation.stepper import Stepper
@@ -59,7 +59,7 @@ class Device:
                 found = work.run(self.steps)
             except (RuntimeError, ValueError) as error:
                 found = error
-            await asyncio.sleep(self.steps.model.seconds(load_of(work.chunks)))
+            await asyncio.sleep(self.steps.model.seconds(load_of(work.work.chunks)))
             ended(found)
 
         self.task = asyncio.get_running_loop().create_task(step())
@@ -132,7 +132,7 @@ def test_answers_of_any_mix_follow_from_their_prompts():
             expected = answer_to(prompt(length, seed), 3 + 5 * seed)[length:]
             assert router.tokens[number, 0] == expected
             assert router.finished[number, 0] == "length"
-        assert max(len(work.chunks) for work in device.works) > 4
+        assert max(len(work.work.chunks) for work in device.works) > 4
         assert nothing_is_reserved(stepper)
 
     run(main())
@@ -193,14 +193,14 @@ def test_a_client_that_goes_frees_its_place_within_a_step():
         router = Router(stepper)
         kept, gone = router.ask(prompt(10, 1), 40), router.ask(prompt(200, 2), 40)
         await asyncio.sleep(0.3)
-        assert len(device.works[-1].chunks) == 2
+        assert len(device.works[-1].work.chunks) == 2
         before = len(device.works)
         router.tell(called_off=[gone])
         assert stepper.in_flight == 1
         await asyncio.sleep(0)
         assert router.frames[-1].state.rows == 1
         await asyncio.sleep(0.1)
-        assert all(len(work.chunks) == 1 for work in device.works[before:])
+        assert all(len(work.work.chunks) == 1 for work in device.works[before:])
         assert stepper.state().free_blocks == BLOCKS - 1
         had = len(router.tokens[gone, 0])
         await stepper.drained()
@@ -267,7 +267,7 @@ def test_an_error_beside_the_step_ends_what_was_admitted_with_a_sentence_each_an
             elif where == "picked":
                 patch.setattr(type(router.first().item), "take", broken)
             elif where == "counted":
-                patch.setattr(device.steps, "step", lambda chunks, copies=(): np.zeros((1, VOCABULARY), np.float32))
+                patch.setattr(device.steps, "step", lambda work: Computed(np.zeros((1, VOCABULARY), np.float32)))
             else:
                 schedule = type(stepper.schedule)
                 patch.setattr(schedule, {"accounted": "ended", "composed": "next_step"}[where], broken)
@@ -294,12 +294,12 @@ def test_numbers_that_are_none_end_their_generation_alone(monkeypatch):
         good, bad = router.ask(prompt(10, 1), 5), router.ask(prompt(30, 2), 5)
         step = device.steps.step
 
-        def broken(chunks, copies=()):
-            logits = step(chunks, copies).copy()
-            for row, chunk in zip(logits, [chunk for chunk in chunks if chunk.wanted], strict=True):
+        def broken(work):
+            logits = step(work).logits.copy()
+            for row, chunk in zip(logits, [chunk for chunk in work.chunks if chunk.wanted], strict=True):
                 if chunk.end == 32:
                     row[5] = np.nan
-            return logits
+            return Computed(logits)
 
         monkeypatch.setattr(device.steps, "step", broken)
         await stepper.drained()
@@ -661,6 +661,6 @@ def test_whatever_routers_say_every_answer_ends_and_follows_from_its_prompt(happ
         assert not any((of, number) not in asked for of in routers for number, _ in of.tokens)
         assert nothing_is_reserved(stepper)
         assert stepper.schedule.room._blocks.free == BLOCKS
-        assert all(sum(len(chunk.ids) for chunk in work.chunks) <= step_tokens for work in device.works)
+        assert all(sum(len(chunk.ids) for chunk in work.work.chunks) <= step_tokens for work in device.works)
 
     run(main())

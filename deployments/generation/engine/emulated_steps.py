@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from deployments.generation.scheduling.blocks import BLOCK, blocks_of
-from deployments.generation.scheduling.chunk import Chunk, Copies, Logits, load_of
+from deployments.generation.scheduling.chunk import Chunk, Computed, Work, load_of
 from deployments.generation.scheduling.step_time import StepTime
 
 _SURE = 100.0  # a logit beside which all others are nothing, whatever the temperature
@@ -42,11 +42,12 @@ class EmulatedSteps:
         self._vocabulary = vocabulary
         self._noise, self._random, self._sleep = noise, np.random.default_rng(seed), sleep
 
-    def step(self, chunks: Sequence[Chunk], copies: Copies = ()) -> Logits:
+    def step(self, work: Work) -> Computed:
         """See `chunk.Steps`."""
         began = time.monotonic()
-        for source, target in copies:
-            self._cache[target] = self._cache[source]
+        chunks = work.chunks
+        for copy in work.copies:
+            self._cache[copy.target] = self._cache[copy.source]
         for chunk in chunks:
             self._write(chunk)
         wanted = [chunk for chunk in chunks if chunk.wanted]
@@ -61,7 +62,7 @@ class EmulatedSteps:
             seconds *= max(0.0, 1 + self._noise * float(self._random.standard_normal()))
         if (left_s := seconds - (time.monotonic() - began)) > 0:
             self._sleep(left_s)
-        return logits
+        return Computed(logits)
 
     def _write(self, chunk: Chunk) -> None:
         positions = np.arange(chunk.start, chunk.end)

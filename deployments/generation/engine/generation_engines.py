@@ -12,7 +12,7 @@ from deployments.errors import SettingsError
 from deployments.generation.engine.emulated_steps import EmulatedSteps
 from deployments.generation.generation_settings import GeneratingAccelerator, GeneratingCpu
 from deployments.generation.scheduling.blocks import BLOCK, blocks_of
-from deployments.generation.scheduling.chunk import Chunk, Copies, Logits, Steps
+from deployments.generation.scheduling.chunk import Chunk, Computed, Steps, Work
 from deployments.generation.scheduling.step_time import StepTime
 from deployments.generation.text.generation_card import GenerationCard
 from deployments.hardware.device_detector import quick_cpu_dtype
@@ -77,12 +77,12 @@ class ModelSteps:
     def __init__(self, model: _Causal) -> None:
         self._model = model
 
-    def step(self, chunks: Sequence[Chunk], copies: Copies = ()) -> Logits:
+    def step(self, work: Work) -> Computed:
+        """See `chunk.Steps`."""
         cache = self._model.cache.tensor
-        for source, target in copies:
-            cache[:, :, target] = cache[:, :, source]
-        found: Logits = self._model.step(chunks).cpu().numpy()
-        return found
+        for copy in work.copies:
+            cache[:, :, copy.target] = cache[:, :, copy.source]
+        return Computed(self._model.step(work.chunks).cpu().numpy())
 
 
 class _Loaded:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,32 +12,69 @@ import numpy.typing as npt
 from deployments.generation.scheduling.step_time import StepLoad
 
 Logits = npt.NDArray[np.float32]
-Copies = Sequence[tuple[int, int]]  # (from, to): blocks of the cache
+
+
+class Copy(NamedTuple):
+    """A block of the cache that is to be copied before a step: within a cache, or from or to the host's."""
+
+    source: int
+    target: int
+    from_host: bool = False
+    to_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """The tokens `ids`, int32 [tokens], of a sequence, the first of them at position `start`; all before are in the
-    cache. `table` has the sequence's blocks, with room for these. `wanted`: the next token's logits are asked for.
+    cache. `table` has the sequence's blocks, with room for these, of the host's cache where it is `on_host`. `wanted`:
+    the next token's logits are asked for.
     """
 
     ids: npt.NDArray[np.int32]
     start: int
     table: Sequence[int]
     wanted: bool = True
+    on_host: bool = False
 
     @property
     def end(self) -> int:
         return self.start + len(self.ids)
 
 
+class Work(NamedTuple):
+    """One step: `copies`, in their order, then `chunks`, no two of one sequence.
+
+    Where the host holds a part of the cache: `second` are chunks of one token, on the host, that take turns with the
+    others at the accelerator, layer by layer (NEO, arXiv:2411.01142, Section 3.2). `parting` are such chunks, too. Each
+    of them sets out under a number, and joins a layer of a later step when its attention is done (APEX,
+    arXiv:2506.03296, Section 3.2), if that step `moves` those that have set out. `called_off`: numbers of such that
+    nobody wants any more; their blocks may be others' in this step.
+    """
+
+    chunks: Sequence[Chunk]
+    copies: Sequence[Copy] = ()
+    second: Sequence[Chunk] = ()
+    parting: Sequence[tuple[int, Chunk]] = ()
+    called_off: Sequence[int] = ()
+    moves: bool = False
+
+
+class Computed(NamedTuple):
+    """What a step gave. `logits`: of the next token, of each of `chunks` that is wanted, then of each of `second`, then
+    of each that has `arrived`, by its number; [those, vocabulary], valid until the next step. `host_s`: seconds that
+    the host computed attention meanwhile.
+    """
+
+    logits: Logits
+    arrived: Sequence[int] = ()
+    host_s: float = 0.0
+
+
 class Steps(Protocol):
     """Computes steps: a model, or an emulated device. Called in the engine's thread."""
 
-    def step(self, chunks: Sequence[Chunk], copies: Copies = ()) -> Logits:
-        """Copy blocks of the cache, then put the chunks' tokens into it, no two of one sequence. Returns [chunks that
-        are wanted, vocabulary]: the logits of each one's next token, valid until the next step.
-        """
+    def step(self, work: Work) -> Computed:
+        """Copy, then compute. With nothing but parked rows that move it waits until one of them can."""
 
 
 def load_of(chunks: Sequence[Chunk]) -> StepLoad:

@@ -49,6 +49,7 @@ from typing import NamedTuple
 
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.cache_room import CacheRoom
+from deployments.generation.scheduling.chunk import Copy
 from deployments.generation.scheduling.long_prompts import LongPrompts
 from deployments.generation.scheduling.rows import Generation, Part, Row
 from deployments.generation.scheduling.step_forecast import Forecast, Outlook, Pace, Prompt
@@ -116,7 +117,7 @@ class StepSchedule:
     room: CacheRoom = field(init=False)
     _waiting: list[Generation] = field(default_factory=list)  # in the order of `_order`
     _running: list[Row] = field(default_factory=list)
-    _copies: list[tuple[int, int]] = field(default_factory=list)
+    _copies: list[Copy] = field(default_factory=list)
     _step: list[Part] = field(default_factory=list)  # that runs
     _in_a_row: tuple[float, float, float] = (0.0, 0.0, 1.0)  # seconds that steps were to take, and took; factor before
     _began: float = 0.0
@@ -315,8 +316,8 @@ class StepSchedule:
             self.room.doubt()
         return self._step
 
-    def copies(self) -> list[tuple[int, int]]:
-        """(from, to): blocks that are to be copied before the step that `next_step` has composed."""
+    def copies(self) -> list[Copy]:
+        """Blocks that are to be copied before the step that `next_step` has composed."""
         copies, self._copies = self._copies, []
         return copies
 
@@ -373,7 +374,7 @@ class StepSchedule:
         tokens = generation.prompt_tokens
         for row in others:
             full = tokens // BLOCK
-            self._copies += zip(first.table[full:], row.table[full:], strict=True)
+            self._copies += map(Copy, first.table[full:], row.table[full:])
             row.computed = tokens
         for row in generation.rows:
             row.length = tokens + 1

@@ -56,10 +56,18 @@ class StepTime:
 
     def seconds(self, load: StepLoad) -> float:
         """Of one step."""
+        return self.linear_s(load) + self.attention_s(load)
+
+    def linear_s(self, load: StepLoad) -> float:
+        """Of it, all but the attention: T_l of NEO and APEX, over all layers."""
         spare = self.knee - load.rows
         row_s = self.row_s * -spare if spare < 0 else 0.0
         prompt_s = self.prompt_token_s * max(0.0, load.prompt_tokens - max(0.0, spare))
-        return self.beta_s + row_s + self.kv_token_s * load.kv_tokens + prompt_s + self.pair_s * load.pairs
+        return self.beta_s + row_s + prompt_s
+
+    def attention_s(self, load: StepLoad) -> float:
+        """Of it, the attention: T_ga."""
+        return self.kv_token_s * load.kv_tokens + self.pair_s * load.pairs
 
     def most_tokens(self, load: StepLoad, start: int, tokens: int, within_s: float) -> int:
         """So many of the `tokens` of a prompt that come behind its first `start` fit into a step with this load that
@@ -120,3 +128,20 @@ class StepTime:
             found[1] = found[3]
         beta_s, row_s, kv_token_s, prompt_token_s, pair_s = found.tolist()
         return error, cls(beta_s, row_s, kv_token_s, prompt_token_s, pair_s, knee)
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """What a host's processors take for the attention of answers whose keys and values they hold, T_ca: `row_s` an
+    answer, and `kv_token_s` each token that it reads, over all `layers`. `copy_token_s`: for a token's keys and values
+    to get from one memory to the other. No number is negative.
+    """
+
+    row_s: float
+    kv_token_s: float
+    copy_token_s: float = 0.0
+    layers: int = 1
+
+    def seconds(self, rows: float, kv_tokens: float) -> float:
+        """Of so many answers' attention in all layers."""
+        return self.row_s * rows + self.kv_token_s * kv_tokens
