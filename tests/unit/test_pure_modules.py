@@ -19,6 +19,7 @@ PURE = [
     "deployments.generation.text.chat_template",
     "deployments.generation.scheduling.cache_room",
     "deployments.generation.scheduling.chunk",
+    "deployments.generation.scheduling.overlap",
     "deployments.generation.engine.emulated_steps",
     "deployments.generation.text.generation_card",
     "deployments.generation.generation_metrics",
