@@ -176,8 +176,9 @@ class GenerationPool(Followed[GenerationLink]):
         return GenerationLink(self, replica, about, rank)
 
     def configure(self, policy: Mapping[str, Any]) -> None:
-        """Put a promise in force, and send it to every replica: `ttft_s`, `tpot_s` (s), `bulk_share` (0 to 1) and
-        `model`, the fields of a `StepTime` in their order, or None: what the replica measured at its start.
+        """Put a promise in force, and send it to every replica: `ttft_s`, `tpot_s` (s), `bulk_share` (0 to 1), `model`
+        and `host`, the fields of a `StepTime` and of a `HostTime` in their order, or None: what the replica measured at
+        its start.
         """
         self.policy = {"router": self.router_id, **policy}
         for link in self.links.values():

@@ -9,6 +9,9 @@ import yaml
 
 import serve_app
 from deployments.errors import SettingsError
+from deployments.generation.generation_settings import GeneratingAccelerator, GenerationConfig
+from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
+from deployments.generation.scheduling.step_time import HostTime, StepLoad
 from serve_app.generation.generation_args import GenerationArgs
 from serve_app.service_config import args_of, check_config, load_config
 
@@ -34,6 +37,18 @@ def test_shipped_configs_are_good(name):
         ({"model": {"id": "m"}, "cpu": {"emulated": {"beta_s": 1.0}}}, "args.cpu: `emulated` is given"),
         ({"model": {"id": "m"}, "accelerator": EMULATED}, "args: accelerator.engine and cpu.engine"),
         ({"model": {"id": "m"}, "limits": {"most_answers": 0}}, "args.limits.most_answers"),
+        ({"model": {"id": "m"}, "cpu": {"host_blocks": 9}}, "args.cpu.host_blocks: there is no such setting"),
+        ({"model": {"id": "m"}, "accelerator": {"host_blocks": -1}}, "args.accelerator.host_blocks"),
+        ({"model": {"id": "m"}, "accelerator": {"host_blocks": 9, "device": "none"}}, "args.accelerator: host_blocks"),
+        ({"model": {"id": "m"}, "accelerator": {**EMULATED, "host_blocks": 9}}, "args.accelerator: host_blocks of an"),
+        (
+            {"model": {"id": "m"}, "accelerator": {"engine": "emulated", "emulated": {"device": "t4"}}},
+            "args.accelerator.emulated: no device is known by `device: t4`, only neo-t4-llama-2-7b",
+        ),
+        (
+            {"model": {"id": "m"}, "cpu": {"engine": "emulated", "emulated": {"beta_s": 1.0, "device": "t4"}}},
+            "args.cpu.emulated.device: there is no such setting",
+        ),
     ],
 )
 def test_args_are_refused_by_their_key(args, key):
@@ -50,6 +65,8 @@ def test_args_are_refused_by_their_key(args, key):
         ({"ttft_s": 0, "tpot_s": 0.1}, "user_config.ttft_s"),
         ({"ttft_s": 1.0, "tpot_s": 0.1, "slo_s": 1.0}, "user_config.slo_s: there is no such setting"),
         ({"ttft_s": 1.0, "tpot_s": 0.1, "cpu": {"step_time": {"beta_s": -1}}}, "user_config.cpu.step_time.beta_s"),
+        ({"ttft_s": 1.0, "tpot_s": 0.1, "cpu": {"host_time": {}}}, "user_config.cpu.host_time: there is no such"),
+        ({"ttft_s": 1.0, "tpot_s": 0.1, "accelerator": {"host_time": {}}}, "user_config.accelerator.host_time.row_s"),
     ],
 )
 def test_the_promise_is_checked_before_the_start(user_config, key):
@@ -64,3 +81,33 @@ def test_each_pool_has_a_deployment_of_its_own():
     args = GenerationArgs({"model": {"id": "m", "name": "n"}, "accelerator": EMULATED, "cpu": EMULATED})
     assert args.deployments() == {"n": {"accelerator": "AcceleratorGenerator", "cpu": "CpuGenerator"}}
     assert args.shared.emulated
+
+
+def test_what_a_calibration_found_of_a_host_is_sent_to_the_accelerators_replicas():
+    host = {"row_s": 1e-4, "kv_token_s": 2e-6, "copy_token_s": 1e-6, "layers": 28}
+    config = GenerationConfig.parse({"ttft_s": 1.0, "tpot_s": 0.1, "accelerator": {"host_time": host}})
+    assert HostTime(*config.policy("accelerator")["host"]) == HostTime(**host)
+    assert config.policy("cpu")["host"] is None
+    assert GenerationConfig.parse({"ttft_s": 1.0, "tpot_s": 0.1}).policy("accelerator")["host"] is None
+
+
+@pytest.mark.parametrize("name", EMULATED_ACCELERATORS)
+def test_a_device_that_is_known_is_emulated_by_its_name(name):
+    device = EMULATED_ACCELERATORS[name]
+    emulated = {"device": name, "noise": 0.01, "kv_token_s": 1e-6}
+    found = GeneratingAccelerator.model_validate({"engine": "emulated", "emulated": emulated, "host_blocks": 100})
+    assert found.emulated.host.host_time == device.host_time
+    assert (found.emulated.beta_s, found.emulated.kv_token_s) == (device.step_time.beta_s, 1e-6)
+    assert found.emulated.blocks == device.blocks > 0
+
+
+def test_the_figures_of_a_known_device_are_those_of_its_data_sheet():
+    """T4 with Llama-2-7B: 13.48 GB of weights at 0.8 of 320 GB/s; 2 GB are left for keys and values of 0.5 MB each."""
+    device = EMULATED_ACCELERATORS["neo-t4-llama-2-7b"]
+    step, host = device.step_time, device.host_time
+    assert step.linear_s(StepLoad(rows=1)) == pytest.approx(13.48 / (0.8 * 320))
+    assert step.linear_s(StepLoad().with_chunk(0, 1024)) == pytest.approx(1024 * 2 * 6.74e9 / 32.5e12, rel=1e-2)
+    assert step.attention_s(StepLoad(1, 1000)) == pytest.approx(1000 * 524_288 / (0.8 * 320e9))
+    assert device.blocks * 128 * 524_288 == pytest.approx(0.85 * 2.52e9, rel=0.04)
+    assert host.seconds(0, 1000) == pytest.approx(1000 * 524_288 / (0.6 * 140.8e9 / 3))
+    assert host.copy_token_s == pytest.approx(524_288 / (0.8 * 15.75e9))

@@ -20,6 +20,7 @@ PURE = [
     "deployments.generation.scheduling.cache_room",
     "deployments.generation.scheduling.chunk",
     "deployments.generation.scheduling.overlap",
+    "deployments.generation.scheduling.emulated_devices",
     "deployments.generation.engine.emulated_steps",
     "deployments.generation.text.generation_card",
     "deployments.generation.generation_metrics",

@@ -17,7 +17,6 @@ from deployments.generation.scheduling.step_time import StepTime
 from deployments.generation.text.generation_card import GenerationCard
 from deployments.hardware.device_detector import quick_cpu_dtype
 
-_EMULATED_BLOCKS = 1024
 _CPU_SHARE, _ACCELERATOR_SHARE = 0.5, 0.85  # of the memory that the weights leave, for the cache
 _MOST_ON_CPU = 32  # texts as long as the model takes: more rows would read the cache too slowly anyway
 
@@ -48,7 +47,7 @@ def create_step_engine(card: GenerationCard, settings: PoolOfDevices, device: st
     if settings.emulated is None:
         return _Loaded(card, settings, device, threads).engine()
     times = settings.emulated
-    blocks = _EMULATED_BLOCKS if settings.blocks == "auto" else settings.blocks
+    blocks = times.blocks if settings.blocks == "auto" else settings.blocks
     model, vocabulary = times.step_time, card.model.vocab_size
     return StepEngine(
         EmulatedSteps(model, blocks, vocabulary, noise=times.noise, seed=times.seed),
