@@ -160,15 +160,16 @@ class SelfAttention:
     norm: HeadNorm | None = None
     rotary: Rotary | None = None
 
-    def __call__(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
-        return self.out(layout.pick(self.mixed(x, layout)))
-
     def plus(self, x: torch.Tensor, residual: torch.Tensor, layout: Layout) -> torch.Tensor:
         """The attention to `x`, and `residual`, of the rows that are wanted."""
-        return self.out.plus(layout.pick(self.mixed(x, layout)), layout.pick(residual))
+        return self.out.plus(layout.pick(self.mix(self.project(x), layout)), layout.pick(residual))
 
-    def mixed(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
-        qkv = self.qkv(x).view(-1, self.heads.total, self.heads.size)
+    def project(self, x: torch.Tensor) -> torch.Tensor:
+        """Query, key and value, [tokens + spare, heads + 2 groups, size]."""
+        return self.qkv(x).view(-1, self.heads.total, self.heads.size)
+
+    def mix(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """The attention of `project`'s, [tokens + spare, heads * size]."""
         if self.norm is not None or self.rotary is not None:
             turned = qkv[:, : self.heads.heads + self.heads.groups]
             if self.norm is not None:
@@ -196,6 +197,9 @@ class PostNorm:
 class PreNorm:
     """A block that normalises before attention and MLP, and, as Gemma, perhaps behind them too. No `norm`: the first
     block of a model whose embeddings are normalised already.
+
+    It comes apart at its attention, which others may compute, elsewhere or later: `before` is all that comes before,
+    and `after` all that comes behind.
     """
 
     norm: Layer | None
@@ -206,11 +210,19 @@ class PreNorm:
     behind_mlp: Layer | None = None
 
     def __call__(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
-        inner = x if self.norm is None else self.norm(x)
+        return self.after(layout.pick(self.attention.mix(self.before(x), layout)), layout.pick(x))
+
+    def before(self, x: torch.Tensor) -> torch.Tensor:
+        """Of tokens [tokens, width] query, key and value: [tokens, heads + 2 groups, size]."""
+        return self.attention.project(x if self.norm is None else self.norm(x))
+
+    def after(self, mixed: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """What the block makes of the tokens `x`, or some of them, and of their attention [tokens, heads * size]."""
         if self.behind_attention is None:
-            x = self.attention.plus(inner, x, layout)
+            x = self.attention.out.plus(mixed, x)
         else:
-            x = self.behind_attention(self.attention(inner, layout)).add_(layout.pick(x))
+            x = self.behind_attention(self.attention.out(mixed)).add_(x)
+        del mixed  # the MLP takes its memory
         inner = self.mlp_norm(x)
         return self.mlp.plus(inner, x) if self.behind_mlp is None else self.behind_mlp(self.mlp(inner)).add_(x)
 
