@@ -202,7 +202,7 @@ class StepWorld:
 
     def _ended(self, device: StepDevice) -> None:
         finished: list[Row] = []
-        for row, _, _, wanted in device.step:
+        for row, _, _, wanted, _ in device.step:
             generation = row.generation
             if not wanted or row not in generation.rows:
                 continue

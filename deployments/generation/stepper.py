@@ -12,9 +12,10 @@ import asyncio
 import contextvars
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -22,8 +23,8 @@ import numpy as np
 from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.asked import Finish, Picked
 from deployments.generation.scheduling.chunk import Chunk, Logits, Steps, Work
-from deployments.generation.scheduling.rows import Generation, Part, Row
-from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule, StepState
+from deployments.generation.scheduling.rows import FIRST, PARTING, SECOND, Generation, Part, Row
+from deployments.generation.scheduling.step_schedule import StepSchedule, StepState
 from deployments.generation.scheduling.step_time import StepTime
 from deployments.generation.text.sampling import Sampler, log_shares
 from deployments.generation.token_frames import (
@@ -109,19 +110,30 @@ class Drawn(NamedTuple):
 
 
 class StepWork(NamedTuple):
-    """What the engine computes in one step. `drawn`: of the chunks that are wanted."""
+    """What the engine computes in one step. `drawn`: of chunks that are wanted; `parked`: of rows that may arrive."""
 
     work: Work
     drawn: Sequence[Drawn]
+    parked: Mapping[int, Drawn] = MappingProxyType({})
 
     def run(self, engine: Steps) -> Found:
         """In the engine's thread."""
         computed = engine.step(self.work)
-        return [_pick(row, drawn) for row, drawn in zip(computed.logits, self.drawn, strict=True)]
+        drawn = [*self.drawn, *(self.parked[number] for number in computed.arrived)]
+        picked = [_pick(row, one) for row, one in zip(computed.logits, drawn, strict=True)]
+        return Found(picked, computed.arrived, computed.host_s)
 
 
-Found = list[list[Picked] | None]
-"""Of each chunk that is wanted: the tokens of its answers; None where the logits are no numbers."""
+class Found(NamedTuple):
+    """`picked`: of each chunk that is wanted, then of each row that `arrived`, the tokens of its answers; None where
+    the logits are no numbers. `host_s`: see `chunk.Computed`.
+    """
+
+    picked: Sequence[list[Picked] | None]
+    arrived: Sequence[int] = ()
+    host_s: float = 0.0
+
+
 Ended = Callable[[Found | BaseException], None]
 """Called on the loop as a step ends."""
 Compute = Callable[[StepWork, Ended], None]
@@ -158,6 +170,7 @@ class Stepper:
         self._sessions: dict[Connection, RouterSession] = {}
         self._step: Step | None = None
         self._stopped: list[Row] = []  # rows that are to end with the step that runs
+        self._parked: dict[int, Part] = {}  # that have set out
         self._flushing = False
         self._opens_at: float | None = None  # while nothing is admitted: when something is again, at the latest
         self._idle = asyncio.Event()
@@ -276,7 +289,7 @@ class Stepper:
                 self.gone(connection)  # its connection broke at the other end only
                 connection.hang_up()
         bounds = {name: float(str(settings[name])) for name in ("ttft_s", "tpot_s", "bulk_share")}
-        self.schedule.policy = StepPolicy(step_tokens=self.schedule.policy.step_tokens, **bounds)
+        self.schedule.policy = replace(self.schedule.policy, **bounds)  # type: ignore[arg-type]
         given = settings["model"]
         model = StepTime(*given) if isinstance(given, list) else self._measured
         self.schedule.follow(model, calibrated=given is not None)
@@ -346,16 +359,26 @@ class Stepper:
         """The next step; None where there is nothing to do."""
         now = self._now()
         parts = self.schedule.next_step(now)
-        if not parts:
+        if not parts and not self.schedule.moves:
             return None
-        offered: list[Offered] = [part.row.generation.item for part in parts]
-        chunks = [
-            Chunk(of.ids(part), part.start, tuple(part.row.table), part.wanted)
-            for part, of in zip(parts, offered, strict=True)
-        ]
-        drawn = [_drawn(part, of) for part, of in zip(parts, offered, strict=True) if part.wanted]
-        work = StepWork(Work(chunks, self.schedule.copies()), drawn)
-        return Step(parts, work, now, self.schedule.planned_s)  # without what was learned, so that drift is seen
+        called_off = self.schedule.called_off()
+        for number in called_off:
+            self._parked.pop(number, None)
+        parting = {part.row.parked: part for part in parts if part.row.parked is not None}
+        self._parked |= parting
+        work = Work(
+            [_chunk(part) for part in parts if part.batch == FIRST],
+            self.schedule.copies(),
+            [_chunk(part) for part in parts if part.batch == SECOND],
+            [(number, _chunk(part)) for number, part in parting.items()],
+            called_off,
+            self.schedule.moves,
+        )
+        drawn = [_drawn(part) for part in parts if part.wanted and part.batch != PARTING]
+        parked = {number: _drawn(part) for number, part in self._parked.items()}
+        return Step(
+            parts, StepWork(work, drawn, parked), now, self.schedule.planned_s
+        )  # without what was learned, so that drift is seen
 
     def _begin(self, step: Step) -> None:
         def ended(found: Found | BaseException) -> None:
@@ -390,19 +413,23 @@ class Stepper:
         """Tokens to Routers, rows that have ended, and what the step teaches."""
         now = self._now()
         finished: list[Row] = []
-        whole = not isinstance(found, BaseException)
+        whole, arrived, host_s = False, list[Part](), 0.0
+        numbers: Sequence[int] = ()
         try:
             if isinstance(found, BaseException):
                 raise found  # noqa: TRY301 - as what fails here, it ends what has begun
-            wanted = [part for part in step.parts if part.wanted]
-            for part, picked in zip(wanted, found, strict=True):
+            whole, numbers, host_s = True, found.arrived, found.host_s
+            arrived = [self._parked.pop(number) for number in numbers]
+            wanted = [part for part in step.parts if part.wanted and part.batch != PARTING]
+            for part, picked in zip([*wanted, *arrived], found.picked, strict=True):
                 finished += self._picked(part, picked)
-            tokens = sum(part.tokens for part in step.parts)
-            self._on_step(len(step.parts), tokens, now - step.began, step.planned_s)
+            computed = [*(part for part in step.parts if part.batch != PARTING), *arrived]
+            self._on_step(len(computed), sum(part.tokens for part in computed), now - step.began, step.planned_s)
         except BaseException as error:  # noqa: BLE001
             self._fail(self._begun(step), self._on_failure(error))
-        self.schedule.ended(now, now - step.began, [*finished, *self._stopped], whole=whole)
-        for row in [*(part.row for part in step.parts), *self._stopped]:
+        ends = [*finished, *self._stopped]
+        self.schedule.ended(now, now - step.began, ends, whole=whole, arrived=numbers, host_s=host_s)
+        for row in [*(part.row for part in [*step.parts, *arrived]), *self._stopped]:
             if not row.generation.rows:
                 row.generation.item.session.generations.pop(row.generation.item.offer.number, None)
 
@@ -481,8 +508,15 @@ class Stepper:
                     session.connection.hang_up()
 
 
-def _drawn(part: Part, offered: Offered) -> Drawn:
+def _chunk(part: Part) -> Chunk:
+    generation = part.row.generation
+    offered: Offered = generation.item
+    return Chunk(offered.ids(part), part.start, tuple(part.row.table), part.wanted, generation.on_host)
+
+
+def _drawn(part: Part) -> Drawn:
     """At the end of a prompt, one token for each answer."""
+    offered: Offered = part.row.generation.item
     ends_prompt = part.start < len(offered.offer.ids)
     answers = offered.answers if ends_prompt else [offered.answers[part.row.number]]
     return Drawn([answer.sampler for answer in answers], offered.offer.logprobs)

@@ -10,16 +10,20 @@ from hypothesis import strategies as st
 
 from deployments.generation.scheduling.blocks import BLOCK, Blocks
 from deployments.generation.scheduling.chunk import Copy
-from deployments.generation.scheduling.rows import Generation
+from deployments.generation.scheduling.host_side import Host
+from deployments.generation.scheduling.rows import FIRST, Generation
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
-from deployments.generation.scheduling.step_time import StepTime
+from deployments.generation.scheduling.step_time import HostTime, StepTime
 
 MODEL = StepTime(0.02, 1.4e-4, 2e-7, 1.4e-4, 6e-9, 128)
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)
 
 
-def schedule_of(blocks=200, policy=POLICY):
-    return StepSchedule(MODEL, policy, blocks)
+HOST = HostTime(row_s=1e-4, kv_token_s=2e-6, copy_token_s=1e-5, layers=4)
+
+
+def schedule_of(blocks=200, policy=POLICY, host_blocks=None):
+    return StepSchedule(MODEL, policy, blocks, host=host_blocks and Host(HOST, host_blocks))
 
 
 def generation(prompt=300, most=20, due=2.0, answers=1, *, bulk=False):
@@ -40,18 +44,27 @@ def all_rows(schedule):
 
 
 def blocks_add_up(schedule):
-    """Each block is free, or in tables; one that several have is full in all of them."""
-    blocks = schedule.room._blocks
-    tables = [row.table for row in all_rows(schedule)]
+    """Each block is free, or in tables; one that several have is full in all of them. In both caches."""
+    blocks_of_one_add_up(schedule.room, [row for row in all_rows(schedule) if not row.generation.on_host])
+    if schedule.host is not None:
+        blocks_of_one_add_up(schedule.host.room, [row for row in all_rows(schedule) if row.generation.on_host])
+        parked = {row.parked: row for row in all_rows(schedule) if row.parked is not None}
+        assert parked == schedule.host.parked
+        assert all(row.generation.on_host and row.generation.bulk for row in parked.values())
+
+
+def blocks_of_one_add_up(room, rows):
+    blocks = room._blocks
+    tables = [row.table for row in rows]
     held = Counter(block for table in tables for block in table)
     assert set(held) | set(blocks._free) == set(range(blocks.count))
     assert not set(held) & set(blocks._free)
     assert len(blocks._free) == len(set(blocks._free))
     assert all(blocks._holders[block] == held[block] for block in range(blocks.count))
-    every = {id(row.generation): row.generation for row in all_rows(schedule)}.values()
-    assert schedule.room.reserved == sum(one.needed_blocks for one in every)
+    every = {id(row.generation): row.generation for row in rows}.values()
+    assert room.reserved == sum(one.needed_blocks for one in every)
     assert blocks.count - blocks.free == sum(one.held_blocks for one in every)
-    for row in all_rows(schedule):
+    for row in rows:
         for number, block in enumerate(row.table):
             assert held[block] == 1 or (number + 1) * BLOCK <= row.generation.prompt_tokens
 
@@ -69,7 +82,7 @@ def events(draw):
                     st.booleans(),
                 ),
                 st.tuples(st.just("remove"), st.integers(0, 20)),
-                st.tuples(st.just("step"), st.lists(st.integers(0, 20), max_size=3), st.booleans()),
+                st.tuples(st.just("step"), st.lists(st.integers(0, 20), max_size=3), st.booleans(), st.integers(0, 9)),
             ),
             min_size=5,
             max_size=60,
@@ -78,9 +91,9 @@ def events(draw):
 
 
 @settings(max_examples=150, deadline=None)
-@given(events(), st.sampled_from([4, 12, 60]), st.booleans())
-def test_nothing_is_lost_and_no_written_block_is_shared(happens, count, trusts):
-    schedule, now, live = schedule_of(count), 0.0, []
+@given(events(), st.sampled_from([4, 12, 60]), st.sampled_from([None, None, 6, 40]), st.booleans())
+def test_nothing_is_lost_and_no_written_block_is_shared(happens, count, host_count, trusts):
+    schedule, now, live = schedule_of(count, host_blocks=host_count), 0.0, []
     if trusts:
         has_learned_that_answers_are_short(schedule)
     for what, *how in happens:
@@ -102,8 +115,9 @@ def test_nothing_is_lost_and_no_written_block_is_shared(happens, count, trusts):
         now = stepped(schedule, now, live, [], removes=False)
         live = [one for one in live if one.rows]
     assert not live
-    assert schedule.room._blocks.free == count
-    assert schedule.room.reserved == schedule.room._reserved_bulk == 0
+    for room in [schedule.room] if host_count is None else [schedule.room, schedule.host.room]:
+        assert room._blocks.free == room.block_count
+        assert room.reserved == room._reserved_bulk == 0
     assert not schedule._running
     assert not schedule._waiting
 
@@ -129,22 +143,29 @@ def test_where_answers_are_short_more_are_admitted_than_the_longest_would_fit():
     assert schedule.room._trust < 0.5
 
 
-def stepped(schedule, now, live, ends, removes):
-    """A step, with rows that end in it, and a generation that is removed while it runs."""
+def stepped(schedule, now, live, ends, removes, on_their_way=0):
+    """A step, with rows that end in it, and a generation that is removed while it runs. Of the parked rows all arrive
+    but those so many that set out last.
+    """
     before = {id(row): (row.computed, row.length) for one in live for row in one.rows}
+    parked = {} if schedule.host is None else dict(schedule.host.parked)
     parts = schedule.next_step(now)
+    assert not {id(row) for row in parked.values()} & {id(part.row) for part in parts}
     assert len({id(part.row) for part in parts}) == len(parts)
-    for row, start, tokens, wanted in parts:
+    for row, start, tokens, wanted, batch in parts:
+        assert batch == FIRST or (row.generation.on_host and tokens == 1)
         assert (start, tokens > 0) == (before[id(row)][0], True)
         assert len(row.table) * BLOCK >= start + tokens
         assert wanted == (start + tokens >= row.generation.prompt_tokens)
     copies = schedule.copies()
-    assert len({copy.target for copy in copies}) == len(copies)
+    assert len({(copy.target, copy.to_host) for copy in copies}) == len(copies)
+    assert set(schedule.called_off()).isdisjoint(schedule.host.parked if schedule.host else ())
     blocks_add_up(schedule)
     if removes and live:
         schedule.remove(now, live[0])
     wanted = [part.row for part in parts if part.wanted and part.row in part.row.generation.rows]
-    schedule.ended(now + 0.03, 0.03, [wanted[at % len(wanted)] for at in ends if wanted])
+    arrived = list(parked)[: max(0, len(parked) - on_their_way)]
+    schedule.ended(now + 0.03, 0.03, [wanted[at % len(wanted)] for at in ends if wanted], arrived=arrived, host_s=0.01)
     return now + 0.03
 
 

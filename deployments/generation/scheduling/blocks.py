@@ -7,6 +7,9 @@ that the prompt fills; a block that is still written is never shared.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
+
 BLOCK = 128  # tokens: as quick to read as one piece of memory, and half a block is lost to each sequence
 
 
@@ -45,6 +48,19 @@ class Blocks:
         for block in shared:
             self._holders[block] += 1
         return shared
+
+    def hold(self, tables: Sequence[list[int]]) -> dict[int, int]:
+        """Blocks for what another cache holds in these tables, shared as they are there: {its block: ours}.
+
+        Raises NoBlocks.
+        """
+        held = dict.fromkeys(chain.from_iterable(tables))
+        if len(held) > len(self._free):
+            raise NoBlocks(f"{len(held)} blocks are wanted, {len(self._free)} are free")
+        ours = {block: self._free.pop() for block in held}
+        for block in chain.from_iterable(tables):
+            self._holders[ours[block]] += 1
+        return ours
 
     def give_back(self, table: list[int]) -> None:
         """All of a sequence's blocks; its table is empty afterwards. Those that others hold stay theirs."""

@@ -103,6 +103,29 @@ class CacheRoom:
             free += has
         return True
 
+    def may_come(self, generation: Generation, share: float, bulk_share: float) -> bool:
+        """There is room for the most that it may need, in this `share` of the blocks, and now for what it holds in the
+        other cache. Bulk takes `bulk_share` at most.
+        """
+        needed, count = generation.needed_blocks, self.block_count
+        if generation.bulk and self._reserved_bulk + needed > bulk_share * count:
+            return False
+        return self.reserved + needed <= share * count and generation.held_blocks <= self._blocks.free
+
+    def come(self, generation: Generation, there: CacheRoom) -> dict[int, int]:
+        """It moves here from the other cache, with the blocks that it holds: {its block there: its block here}."""
+        ours = self._blocks.hold([row.table for row in generation.rows])
+        blocks = generation.needed_blocks
+        for row in generation.rows:
+            table = [ours[block] for block in row.table]
+            there._blocks.give_back(row.table)
+            row.table = table
+        there._reserve(generation, -blocks)
+        there._admitted.remove(generation)
+        self._admitted.append(generation)
+        self._reserve(generation, blocks)
+        return ours
+
     def doubt(self) -> None:
         """A step has been composed in which rows wait for blocks."""
         self._trust *= _DOUBTED

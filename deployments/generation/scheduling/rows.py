@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from deployments.generation.scheduling.blocks import blocks_of
 from deployments.queueing.shares import Tenant
@@ -12,7 +12,8 @@ from deployments.queueing.shares import Tenant
 @dataclass(slots=True, eq=False)
 class Row:
     """One answer in the cache. `computed`: tokens whose keys and values are there; `length`: the prompt's tokens and
-    those that were picked. `coming`: tokens that the running step computes.
+    those that were picked. `coming`: tokens that the running step computes. `parked`: the number under which it has set
+    out for its next token, which comes in some later step (`hybrid_plan`).
     """
 
     generation: Generation
@@ -21,6 +22,7 @@ class Row:
     computed: int = 0
     length: int = 0
     coming: int = 0
+    parked: int | None = None
 
     @property
     def picked(self) -> int:
@@ -31,7 +33,8 @@ class Row:
 @dataclass(slots=True, eq=False)
 class Generation:
     """One that is offered: `due` is when its first token is, by the schedule's clock; `tpot_s` None promises no pace;
-    `item` is the caller's own. `rows` are those of its answers that have not ended, once it is admitted.
+    `item` is the caller's own. `rows` are those of its answers that have not ended, once it is admitted. All of them
+    are in the accelerator's cache, or all `on_host`.
     """
 
     prompt_tokens: int
@@ -43,6 +46,7 @@ class Generation:
     tenant: Tenant | None = None
     item: Any = None
     rows: list[Row] = field(default_factory=list)
+    on_host: bool = False
     first_at: float | None = None  # when its first token was there
     opens_s: float = 0.0  # where it was refused: seconds until it would be admitted, as it was predicted then
     predicted_s: float = 0.0  # from admission to its first token, as it was predicted then
@@ -77,12 +81,20 @@ class Generation:
         return sum(tables) - self.shared_blocks * max(0, len(tables) - 1)
 
 
+Batch = Literal[0, 1, 2]
+FIRST: Batch = 0
+SECOND: Batch = 1
+PARTING: Batch = 2
+
+
 class Part(NamedTuple):
     """Of a step: the `tokens` of a row that come behind its first `start`. `wanted`: they are followed by a token that
-    is to be picked from their logits; at the end of a prompt, one for each answer of the generation.
+    is to be picked from their logits; at the end of a prompt, one for each answer of the generation. Host rows may be
+    in the step's second batch, or set out in it (`hybrid_plan`).
     """
 
     row: Row
     start: int
     tokens: int
     wanted: bool
+    batch: Batch = FIRST

@@ -36,7 +36,8 @@ _TINY = 1e-9
 
 class Pace(NamedTuple):
     """One answer that gets tokens: its next one is due in `due_s`, each further one `pace_s` later, `left` in all. The
-    next one reads `length` tokens. `after` steps and `prompts` prompts, its own included, come before it.
+    next one reads `length` tokens. `after` steps and `prompts` prompts, its own included, come before it. `host`: 1
+    where the host computes its attention.
     """
 
     due_s: float
@@ -45,12 +46,13 @@ class Pace(NamedTuple):
     length: float
     after: float = 0.0
     prompts: int = 0
+    host: int = 0
 
     @classmethod
-    def of(cls, last_s: float, pace_s: float | None, left: float, length: float) -> Pace:
+    def of(cls, last_s: float, pace_s: float | None, left: float, length: float, *, on_host: bool = False) -> Pace:
         """The next token is due `pace_s` behind `last_s`; never, where no pace is promised."""
         due_s, pace_s = (math.inf, 1.0) if pace_s is None else (last_s + pace_s, pace_s)
-        return cls(due_s, pace_s, left, length)
+        return cls(due_s, pace_s, left, length, host=int(on_host))
 
 
 class Prompt(NamedTuple):
@@ -65,11 +67,25 @@ class Prompt(NamedTuple):
     answers: int
     most_tokens: int
     pace_s: float | None
+    on_host: bool = False
 
     def paces(self, first_s: float) -> list[Pace]:
         """Of its answers, whose first tokens are there in `first_s`."""
-        pace = Pace.of(first_s, self.pace_s, self.most_tokens - 1, self.length + 1)
+        pace = Pace.of(first_s, self.pace_s, self.most_tokens - 1, self.length + 1, on_host=self.on_host)
         return [pace] * self.answers if pace.left else []
+
+
+class HostShare(NamedTuple):
+    """What answers on the host take of the time of steps: `row_s` a token and `kv_token_s` each that it reads, beside
+    the accelerator's work. `twice`: while there are such, a step reads the weights twice.
+    """
+
+    row_s: float
+    kv_token_s: float
+    twice: bool
+
+
+NO_HOST = HostShare(0.0, 0.0, twice=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +100,7 @@ class Forecast:
     longest_s: float
     paces: Sequence[Pace]
     prompts: Sequence[Prompt]
+    host: HostShare = NO_HOST
 
     def look(self) -> Outlook:
         """First tokens as they are predicted, and whether all promises hold."""
@@ -117,7 +134,8 @@ class _Steps:
     def __init__(self, forecast: Forecast, paces: Sequence[Pace]) -> None:
         self._of = forecast
         columns = np.array(paces, np.float64).reshape(-1, len(Pace._fields)).T
-        self._due, self._pace, self._left, self._length, self._after, self._ahead = columns
+        self._due, self._pace, self._left, self._length, self._after, self._ahead, self._host = columns
+        self._beta_s = forecast.model.beta_s * (1 + (forecast.host.twice and bool(self._host.any())))
         self._firsts_due = np.array([prompt.due_s for prompt in forecast.prompts], np.float64)
         self._upto = np.arange(1, len(forecast.prompts) + 1)[:, None]
         self._tokens = np.cumsum([0.0, *(prompt.tokens for prompt in forecast.prompts)])
@@ -137,16 +155,19 @@ class _Steps:
         """[m, k]: when so many steps [m, 1] are done, with the first so many prompts [m, k] computed in them."""
         model = self._of.model
         tokens = np.clip(steps - self._after, 0.0, self._left)  # [m, answers]
-        read = (tokens * (self._length + (tokens - 1) / 2)).sum(axis=1, keepdims=True)
+        read = tokens * (self._length + (tokens - 1) / 2)
+        here = 1 - self._host
         # Where answers end one after another, those that live longest are the first `knee` of each step.
         below = above = tokens.sum(axis=1, keepdims=True)
         if (others := tokens.shape[1] - model.knee) > 0:
             below = above - np.partition(tokens, others - 1, axis=1)[:, :others].sum(axis=1, keepdims=True)
         above = above - below
         spare = steps * model.knee - below  # tokens of prompts that cost nothing
-        rows_s = steps * model.beta_s + model.row_s * above + model.kv_token_s * read
+        rows_s = steps * self._beta_s + model.row_s * above + model.kv_token_s * (read @ here)[:, None]
         prompts_s = model.prompt_token_s * np.maximum(self._tokens[prompts] - spare, 0.0)
         planned_s = rows_s + prompts_s + model.pair_s * self._pairs[prompts]
+        host_s = self._of.host.row_s * (tokens @ self._host) + self._of.host.kv_token_s * (read @ self._host)
+        planned_s = np.maximum(planned_s, host_s[:, None])
         return np.asarray(self._of.free_s + self._of.slow * planned_s)
 
     def firsts(self) -> tuple[Numbers, bool]:

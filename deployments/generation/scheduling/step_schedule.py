@@ -4,7 +4,7 @@ Pure: it imports neither ray nor torch and reads no clock; the time is an argume
 replica, and one thread calls all its methods, in this order:
 
     offer, remove, state    at any time, also while a step runs
-    next_step, copies       while none runs: what the next one computes
+    next_step, copies       while none runs: what the next one computes; with a host also `called_off`, `moves`
     ended                   when it has run, before the next `next_step`
     follow                  at any time: another model of its steps
     clear                   where one of the others has raised: all of it is forgotten
@@ -32,6 +32,10 @@ that have not had their share.
 Bulk generations have no pace and no deadline. They are admitted while they take at most `bulk_share` of the blocks, and
 are computed behind all others, in steps that they make no longer than `bulk_share` of the longest.
 
+With a `host` a generation is on the accelerator or on the host, in each with all its rows (`host_side`). Host rows are
+in those steps in which they yield most (`hybrid_plan`), and in those that their pace asks for. Those of bulk
+generations may set out in one step and arrive in a later one.
+
 A step lasts as long as the row with the least slack allows, at most `longest_step_s`. It holds all rows, and chunks of
 prompts for the rest of that time. A step that ends a prompt is over by the time its first token is due.
 
@@ -50,10 +54,12 @@ from typing import NamedTuple
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.cache_room import CacheRoom
 from deployments.generation.scheduling.chunk import Copy
+from deployments.generation.scheduling.host_side import Host
+from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, MODES, HostRow
 from deployments.generation.scheduling.long_prompts import LongPrompts
-from deployments.generation.scheduling.rows import Generation, Part, Row
-from deployments.generation.scheduling.step_forecast import Forecast, Outlook, Pace, Prompt
-from deployments.generation.scheduling.step_time import StepLoad, StepTime
+from deployments.generation.scheduling.rows import FIRST, PARTING, SECOND, Generation, Part, Row
+from deployments.generation.scheduling.step_forecast import NO_HOST, Forecast, HostShare, Outlook, Pace, Prompt
+from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 from deployments.queueing.learning import Learning
 from deployments.queueing.shares import Account, Kind, Shares
 
@@ -63,17 +69,22 @@ _IN_A_ROW = 0.1  # of `ttft_s`: so long are the steps in a row that the margin i
 _FIRST_PROBE, _LAST_PROBE = 1.0, 8.0  # times `ttft_s` that a device rests before it tries whether it is still slow
 _AVERAGED = 0.05  # of the way to the latest one: means of prompts and answers
 _MOST_KEPT = 8  # generations that room is kept for at once
+_MOVES = 0.1  # of the longest step: what coming back from the host may take in one
+_URGENT = 3.0  # steps of the accelerator alone: a host row that is due before takes part
 _HELPED = 0.7  # of the time to its first token: who needs more of an idle device gets no help
 
 
 @dataclass(frozen=True, slots=True)
 class StepPolicy:
-    """The promise, and the bounds of a step. `step_tokens`: the most that the engine computes in one, rows included."""
+    """The promise, and the bounds of a step. `step_tokens`: the most that the engine computes in one, rows included.
+    `modes`: in which host rows may take part.
+    """
 
     ttft_s: float
     tpot_s: float
     step_tokens: int = 2048
     bulk_share: float = 0.5
+    modes: Collection[str] = MODES
 
     @property
     def longest_step_s(self) -> float:
@@ -111,6 +122,7 @@ class StepSchedule:
     block_count: int
     learning: Learning = field(default_factory=Learning)
     scatter: Learning = field(default_factory=Learning)  # of single steps: only its margin counts
+    host: Host | None = None
     steps: int = 0  # since the start
     load: StepLoad = field(default_factory=StepLoad)  # of the step that runs
     planned_s: float = 0.0  # that it takes by the model, without what was learned
@@ -119,6 +131,8 @@ class StepSchedule:
     _running: list[Row] = field(default_factory=list)
     _copies: list[Copy] = field(default_factory=list)
     _step: list[Part] = field(default_factory=list)  # that runs
+    _stalled: list[Row] = field(default_factory=list)  # that had to wait for a block
+    _crowded: bool = False  # since the last step: somebody found no room on the accelerator
     _in_a_row: tuple[float, float, float] = (0.0, 0.0, 1.0)  # seconds that steps were to take, and took; factor before
     _began: float = 0.0
     _since: float = 0.0  # the end of the last one
@@ -136,6 +150,8 @@ class StepSchedule:
 
     def __post_init__(self) -> None:
         self.room = CacheRoom(self.block_count)
+        if self.host is not None:
+            self.host.room.lengths = self.room.lengths
 
     # --- admission ----------------------------------------------------------------------------------------------------
 
@@ -151,8 +167,13 @@ class StepSchedule:
         if generation.tenant is not None and not generation.bulk:
             account = self._shares.account(now, generation.tenant)
         kept = self._kept_for(now, generation, account)
-        outlook = self._outlook(now, generation, kept) if self._fits(generation, kept) else None
-        admitted = outlook is not None and (generation.bulk or outlook.kept or self._may_probe(now, generation))
+        outlook, admitted = self._look(now, generation, kept)
+        if outlook is None:
+            self._crowded = True
+            if self.host is not None:
+                generation.on_host = True
+                outlook, admitted = self._look(now, generation, kept)
+                generation.on_host = admitted
         if not generation.bulk:
             self._note(now, generation, account, admitted=admitted)
         if outlook is None or not admitted:
@@ -164,16 +185,27 @@ class StepSchedule:
         self._admit(generation, outlook)
         return True
 
+    def _look(self, now: float, generation: Generation, kept: Sequence[Generation]) -> tuple[Outlook | None, bool]:
+        """What admitting it would be like, None where there is no room; and whether it is admitted."""
+        if not self._fits(generation, kept):
+            return None, False
+        outlook = self._outlook(now, generation, kept)
+        return outlook, generation.bulk or outlook.kept or self._may_probe(now, generation)
+
     @property
     def _rests(self) -> bool:
         return not (self._waiting or self._running or self._step)
+
+    def _room_of(self, generation: Generation) -> CacheRoom:
+        return self.host.room if self.host is not None and generation.on_host else self.room
 
     def never(self, generation: Generation, left_s: float) -> bool:
         """An idle device, as quick as it is known to be, would not have its first token in `left_s`, or not keep its
         pace; or its answers do not fit into the whole cache.
         """
         share = self.policy.bulk_share if generation.bulk else 1.0
-        if generation.most_blocks > share * self.block_count or generation.answers > self.policy.step_tokens:
+        most = max(self.block_count, 0 if self.host is None else self.host.block_count)
+        if generation.most_blocks > share * most or generation.answers > self.policy.step_tokens:
             return True
         slow = min(1.0, self.learning.factor)
         return not generation.bulk and not self._alone(generation, left_s, slow).kept
@@ -237,7 +269,10 @@ class StepSchedule:
 
     def _fits(self, generation: Generation, kept: Sequence[Generation]) -> bool:
         rows = len(self._running) + sum(one.answers for one in self._waiting) + generation.answers
-        return rows <= self.policy.step_tokens and self.room.fits(generation, kept, self.policy.bulk_share)
+        beside = () if generation.on_host else kept
+        return rows <= self.policy.step_tokens and self._room_of(generation).fits(
+            generation, beside, self.policy.bulk_share
+        )
 
     def _may_probe(self, now: float, generation: Generation) -> bool:
         """A device that rests tries now and then whether it is still as slow, or scatters as much, as it did."""
@@ -260,9 +295,18 @@ class StepSchedule:
             self.policy.longest_step_s,
             self._paces(now),
             [prompt for prompt in prompts if prompt.tokens],
+            self._host_share(generation),
         ).look()
         at = waiting.index(generation) - sum(not prompt.tokens for prompt in prompts[: waiting.index(generation)])
         return Outlook(outlook.first_s[at:], outlook.kept)
+
+    def _host_share(self, generation: Generation) -> HostShare:
+        """With it among those that run."""
+        if self.host is None:
+            return NO_HOST
+        rows = [(row.generation.on_host, row.length) for row in self._running]
+        rows += [(generation.on_host, generation.prompt_tokens)] * generation.answers
+        return self.host.share(self.model, self.learning.factor, rows)
 
     def _paces(self, now: float) -> list[Pace]:
         """Of the rows that run, and of those whose prompt the running step ends."""
@@ -275,7 +319,8 @@ class StepSchedule:
                 continue
             assert generation.first_at is not None
             left, length = generation.most_tokens - picked, row.length + row.coming
-            found.append(Pace.of(generation.first_at + (picked - 1) * (pace_s or 0) - now, pace_s, left, length))
+            last_s = generation.first_at + (picked - 1) * (pace_s or 0) - now
+            found.append(Pace.of(last_s, pace_s, left, length, on_host=generation.on_host))
         for generation in self._waiting:
             if not generation.bulk and _prompt_left(generation) == 0:
                 found += _prompt(generation, 0.0).paces(free_s)
@@ -291,7 +336,7 @@ class StepSchedule:
         generation.rows = [Row(generation, number) for number in range(generation.answers)]
         generation.rows[0].length = generation.prompt_tokens
         generation.predicted_s = float(outlook.first_s[0])
-        self.room.admit(generation)
+        self._room_of(generation).admit(generation)
         insort(self._waiting, generation, key=_order)
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -302,47 +347,107 @@ class StepSchedule:
         """
         assert not self._step, "a step runs"
         slow, stalls = self.learning.factor * (1 + self.scatter.margin), self.room.stalls
-        composed = _Composed(self.model, self.policy, slow, now, self.room.take)
-        composed.add_rows([row for row in self._running if not row.generation.bulk])
+        copied_s = 0.0 if self.host is None else self._move(self.host)
+        composed = _Composed(self.model, self.policy, slow, now, self._take)
+        here = [row for row in self._running if not row.generation.on_host]
+        composed.add_rows([row for row in here if not row.generation.bulk])
+        if len(here) < len(self._running):
+            composed.leave_seconds(self.model.beta_s)
         composed.add_chunks([one for one in self._waiting if not one.bulk])
         composed.leave_room()
-        composed.add_bulk_rows([row for row in self._running if row.generation.bulk])
+        composed.add_bulk_rows([row for row in here if row.generation.bulk])
         composed.add_chunks([one for one in self._waiting if one.bulk])
-        for row, _, tokens, _ in composed.parts:
-            row.coming = tokens
-        self._step, self.load, self._began = composed.parts, composed.load, now
+        self.load, self._began = composed.load, now
         self.planned_s = self.model.seconds(composed.load)
+        if self.host is not None:
+            self.planned_s = copied_s + composed.add_host_rows(self.host, self._running)
+        for row, _, tokens, _, _ in composed.parts:
+            row.coming = tokens
+        self._step = composed.parts
         if self.room.stalls > stalls:
             self.room.doubt()
         return self._step
+
+    def _take(self, row: Row, tokens: int) -> bool:
+        """See `CacheRoom.take`."""
+        taken = self._room_of(row.generation).take(row, tokens)
+        if not taken:
+            self._stalled.append(row)
+        return taken
+
+    def _move(self, host: Host) -> float:
+        """Generations between the caches; the seconds that it takes."""
+        before = len(self._copies)
+        self._copies += host.take(self._stalled, self.room, self.policy.bulk_share)
+        if not self._crowded:
+            back = sorted((row for row in self._running if row.generation.on_host), key=_by_pace)
+            self._copies += host.bring(back, self.room, self.policy.bulk_share, _MOVES * self.policy.longest_step_s)
+        self._stalled, self._crowded = [], False
+        return (len(self._copies) - before) * BLOCK * host.time.copy_token_s
 
     def copies(self) -> list[Copy]:
         """Blocks that are to be copied before the step that `next_step` has composed."""
         copies, self._copies = self._copies, []
         return copies
 
-    def ended(self, now: float, seconds: float, finished: Collection[Row] = (), *, whole: bool = True) -> None:
-        """The step ran in `seconds`. Each row that was wanted has one token more; the `finished` ones have ended. One
-        that failed, not `whole`, teaches nothing.
+    @property
+    def mode(self) -> str:
+        """Of the step that `next_step` has composed, see `hybrid_plan`."""
+        plan = None if self.host is None else self.host.plan
+        return ACCELERATOR if plan is None else plan.mode
+
+    @property
+    def moves(self) -> bool:
+        """Rows are on their way: a step that has nothing else to do is to take them on."""
+        return self.host is not None and bool(self.host.parked)
+
+    def called_off(self) -> list[int]:
+        """Numbers of rows that were on their way and that nobody wants any more."""
+        return [] if self.host is None else self.host.called_off()
+
+    def ended(
+        self,
+        now: float,
+        seconds: float,
+        finished: Collection[Row] = (),
+        *,
+        whole: bool = True,
+        arrived: Collection[int] = (),
+        host_s: float = 0.0,
+    ) -> None:
+        """The step ran in `seconds`. Each row that was wanted has one token more, those with the numbers `arrived`,
+        too; the `finished` ones have ended. The host was at work for `host_s`. A step that failed, not `whole`, teaches
+        nothing.
         """
         if whole and self.planned_s > 0:
             self._learn(seconds)
-        for row, _, tokens, wanted in self._step:
+        if self.host is not None:
+            rows = self.host.arrive(arrived)
+            for row in rows:
+                self._goes_on(row, 1)
+            self.host.ended(seconds, host_s if whole else 0.0, len(rows), self.learning.factor)
+        for row, _, tokens, wanted, batch in self._step:
+            if batch == PARTING:
+                continue
             row.coming = 0
             if row not in row.generation.rows:  # removed meanwhile
                 continue
-            row.computed += tokens
-            if not wanted:
-                continue
-            if row.generation.first_at is None:
+            if wanted and row.generation.first_at is None:
+                row.computed += tokens
                 self._begins(now, row.generation)
             else:
-                row.length += 1
-                self.room.goes_on(row)
+                self._goes_on(row, tokens, picked=wanted)
         self._step, self._since = [], now
         self.steps += 1
         ended = set(map(id, finished))
         self._end(now, [row for row in self._running if id(row) in ended or row.picked >= row.generation.most_tokens])
+
+    def _goes_on(self, row: Row, tokens: int, *, picked: bool = True) -> None:
+        """So many tokens more of it are in the cache, and one more is `picked`."""
+        row.computed += tokens
+        if picked:
+            row.length += 1
+            self.room.goes_on(row)
 
     def remove(self, now: float, generation: Generation, *, cut_off: bool = False) -> None:
         """Nobody wants it any more. Its blocks are free for the next step; one that runs ends first. `cut_off`: by an
@@ -352,10 +457,12 @@ class StepSchedule:
             self._waiting.remove(generation)
         self._end(now, list(generation.rows), cut_off=cut_off)
 
-    def follow(self, model: StepTime, *, calibrated: bool) -> None:
-        """Plan by this model. What was learned of another one is forgotten; the step that runs is planned anew.
-        `calibrated`: the margin is narrower until it is learned.
+    def follow(self, model: StepTime, host: HostTime | None = None, *, calibrated: bool) -> None:
+        """Plan by this model, and this time of the `host`, if it is told. What was learned of another one is forgotten;
+        the step that runs is planned anew. `calibrated`: the margin is narrower until it is learned.
         """
+        if self.host is not None and host is not None and host != self.host.time:
+            self.host.time, self.host.learning = host, Learning(calibrated)
         if (model, calibrated) != (self.model, self.learning.calibrated):
             self.model, self.learning, self.scatter = model, Learning(calibrated), Learning(calibrated)
             self._in_a_row, self._probe_after = (0.0, 0.0, 1.0), _FIRST_PROBE
@@ -364,6 +471,9 @@ class StepSchedule:
     def clear(self) -> None:
         """Nothing waits, runs or is reserved any more, and no step runs."""
         self.room.clear()
+        if self.host is not None:
+            self.host.clear()
+        self._stalled = []
         self._waiting, self._running, self._copies, self._step = [], [], [], []
 
     def _begins(self, now: float, generation: Generation) -> None:
@@ -374,7 +484,8 @@ class StepSchedule:
         tokens = generation.prompt_tokens
         for row in others:
             full = tokens // BLOCK
-            self._copies += map(Copy, first.table[full:], row.table[full:])
+            there = generation.on_host
+            self._copies += (Copy(*one, there, there) for one in zip(first.table[full:], row.table[full:], strict=True))
             row.computed = tokens
         for row in generation.rows:
             row.length = tokens + 1
@@ -387,7 +498,9 @@ class StepSchedule:
             generation.rows.remove(row)
             if row in self._running:
                 self._running.remove(row)
-            self.room.end(row, cut_off=cut_off)
+            if self.host is not None:
+                self.host.call_off(row)
+            self._room_of(generation).end(row, cut_off=cut_off)
             if not generation.rows:
                 self._mean_gap_s += _AVERAGED * (now - self._last_end - self._mean_gap_s)
                 self._last_end = now
@@ -453,6 +566,7 @@ class _Composed:
         self.parts: list[Part] = []
         self._room = policy.step_tokens
         self._slack_s = math.inf  # of the row that has the least
+        self._within_s = self._most_s  # the step is over without making anybody late
 
     def add_rows(self, rows: Sequence[Row]) -> None:
         """All that have the blocks for it: the one with the least slack bounds the step."""
@@ -464,8 +578,12 @@ class _Composed:
                 assert generation.first_at is not None
                 slack_s = generation.first_at + row.picked * generation.pace_s - self._now
                 self._slack_s = min(self._slack_s, slack_s / self._slow)
-        self._most_s = min(self._most_s, self._slack_s)
-        self._most_s = max(self._most_s, (1 + _LEAST_CHUNKS) * self._model.seconds(self.load))
+        self._within_s = self._most_s = min(self._most_s, self._slack_s)
+        self.leave_seconds(0.0)
+
+    def leave_seconds(self, seconds: float) -> None:
+        """To others than chunks; but where rows are late, chunks have their share all the same."""
+        self._most_s = max(self._most_s - seconds, (1 + _LEAST_CHUNKS) * self._model.seconds(self.load))
 
     def add_chunks(self, generations: Iterable[Generation]) -> None:
         """As many of their tokens as there is room for."""
@@ -484,7 +602,8 @@ class _Composed:
             ends = row.computed + tokens == generation.prompt_tokens
             self.parts.append(Part(row, row.computed, tokens, ends))
             if ends and not generation.bulk:
-                self._most_s = min(self._most_s, (generation.due - self._now) / self._slow)
+                due_s = (generation.due - self._now) / self._slow
+                self._most_s, self._within_s = min(self._most_s, due_s), min(self._within_s, due_s)
 
     def leave_room(self) -> None:
         """Bulk work makes a step with others no longer than its share, and no answer late, nor later."""
@@ -499,6 +618,24 @@ class _Composed:
             if self._room and fits:
                 self._add_row(row)
 
+    def add_host_rows(self, host: Host, rows: Iterable[Row]) -> float:
+        """Those that the plan takes; the seconds that the step takes with them, 0 where nobody knows."""
+        there = sorted((row for row in rows if row.generation.on_host and row.parked is None), key=_by_pace)
+        there = [row for row in there if self._take(row, row.computed + 1)]
+        urgent_at = self._now + _URGENT * self._slow * self._model.seconds(self.load)
+        plan = host.plan = host.planner(self._model).choose(
+            self.load,
+            [HostRow(row.length, _by_pace(row)[1] < urgent_at, row.generation.bulk) for row in there],
+            within_s=self._within_s,
+            parked=len(host.parked),
+            modes=self._policy.modes,
+        )
+        for batch, numbers in ((FIRST, plan.first), (SECOND, plan.second), (PARTING, plan.parting)):
+            self.parts += [Part(there[at], there[at].computed, 1, True, batch) for at in numbers]
+        for at in plan.parting:
+            host.park(there[at])
+        return plan.seconds if self.parts else 0.0
+
     def _add_row(self, row: Row) -> bool:
         if not self._take(row, row.computed + 1):
             return False
@@ -511,6 +648,14 @@ class _Composed:
 def _order(generation: Generation) -> tuple[bool, float]:
     """Bulk behind all others, the earliest due first."""
     return generation.bulk, generation.due
+
+
+def _by_pace(row: Row) -> tuple[bool, float]:
+    """Bulk behind all others, the row whose next token is due first; with the time when it is."""
+    generation = row.generation
+    if generation.pace_s is None or generation.first_at is None:
+        return generation.bulk, math.inf
+    return False, generation.first_at + row.picked * generation.pace_s
 
 
 def _prompt_left(generation: Generation) -> int:
@@ -530,4 +675,5 @@ def _prompt(generation: Generation, due_s: float) -> Prompt:
         generation.answers,
         generation.most_tokens,
         generation.pace_s,
+        generation.on_host,
     )

@@ -1,0 +1,163 @@
+"""The host's part of a replica's cache: which answers it holds, which move, and what they may count on. Pure.
+
+A generation lies in the accelerator's cache or in the host's, never in both. It is admitted to the accelerator if there
+is room, else to the host. It moves to the host where it would have to wait for a block, and back where the accelerator
+has room that nobody asks for, to 95 % of its blocks (NEO's second step, arXiv:2411.01142, Section 3.2, and its code).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from deployments.generation.scheduling.blocks import BLOCK
+from deployments.generation.scheduling.cache_room import CacheRoom
+from deployments.generation.scheduling.chunk import Copy
+from deployments.generation.scheduling.hybrid_plan import MODES, HybridPlan, HybridPlanner
+from deployments.generation.scheduling.rows import Generation, Row
+from deployments.generation.scheduling.step_forecast import HostShare
+from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
+from deployments.queueing.learning import Learning
+
+_FILLED = 0.95  # of the accelerator's blocks: what comes back leaves the rest to those that grow
+_LEAST_LEARNED_S = 0.02  # of the host's attention: what its pace is learned from
+_FORGOTTEN = 0.002  # of what was learned, by each step without the host: it may be quick again
+_USED = 0.9  # of the host's time that is counted on: answers do not fill two batches without a gap
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """`time`: of its attention; `block_count`: of its cache. Since the start: `steps` in each mode, `tokens` of host
+    rows, `moved` generations (to the accelerator, to the host), and `gained`: tokens more than the accelerator alone
+    would have made meanwhile.
+    """
+
+    time: HostTime
+    block_count: int
+    learning: Learning = field(default_factory=Learning)
+    room: CacheRoom = field(init=False)
+    steps: dict[str, int] = field(default_factory=lambda: dict.fromkeys(MODES, 0))
+    tokens: int = 0
+    moved: tuple[int, int] = (0, 0)
+    gained: float = 0.0
+    plan: HybridPlan | None = None  # of the step that runs
+    parked: dict[int, Row] = field(default_factory=dict)
+    _called_off: list[int] = field(default_factory=list)
+    _numbers: int = 0
+
+    def __post_init__(self) -> None:
+        self.room = CacheRoom(self.block_count)
+
+    # --- what answers may count on ------------------------------------------------------------------------------------
+
+    def planner(self, step: StepTime) -> HybridPlanner:
+        """`step`: of the accelerator, and as slow as it is now."""
+        return HybridPlanner(step, self.time, self.learning.factor)
+
+    def share(self, step: StepTime, factor: float, rows: Iterable[tuple[bool, int]]) -> HostShare:
+        """What a forecast counts for answers on the host: these `rows`, (on the host, tokens that it reads), run.
+        `factor`: how slow the accelerator is now.
+
+        Two batches, and all of a step's time at the host, if these yield more tokens a second; else one batch, whose
+        host rows have the time of the accelerator's attention only.
+        """
+        load, tokens, count = StepLoad(), 0, 0
+        for on_host, length in rows:
+            if on_host:
+                tokens, count = tokens + length, count + 1
+            else:
+                load = load.with_row(length)
+        slow = self.learning.factor / factor
+        each_s = slow * self.time.seconds(1, tokens / max(1, count))
+        linear_s, attention_s = step.linear_s(load), step.attention_s(load)
+        rates = []
+        for seconds, hidden_s in ((linear_s + attention_s, attention_s), (2 * linear_s + attention_s,) * 2):
+            rates.append((load.rows + min(count, _USED * hidden_s / each_s)) / seconds)
+        twice = rates[1] > rates[0]
+        used = _USED if twice else _USED * attention_s / (linear_s + attention_s)
+        stretched = slow / max(used, 1e-3)
+        return HostShare(stretched * self.time.row_s, stretched * self.time.kv_token_s, twice=twice)
+
+    # --- moves between the caches -------------------------------------------------------------------------------------
+
+    def bring(self, rows: Sequence[Row], room: CacheRoom, bulk_share: float, within_s: float) -> list[Copy]:
+        """To the accelerator's `room`: the first of these that fit, as far as the copies take no longer than that."""
+        copies: list[Copy] = []
+        for generation in _whole(rows, on_host=True):
+            blocks = generation.held_blocks
+            if (len(copies) + blocks) * BLOCK * self.time.copy_token_s > within_s:
+                break
+            if room.may_come(generation, _FILLED, bulk_share):
+                moved = room.come(generation, self.room)
+                copies += [Copy(source, target, from_host=True) for source, target in moved.items()]
+                generation.on_host = False
+                self.moved = self.moved[0] + 1, self.moved[1]
+        return copies
+
+    def take(self, rows: Sequence[Row], room: CacheRoom, bulk_share: float) -> list[Copy]:
+        """These had to wait for a block in the accelerator's `room`: to the host, where they fit."""
+        copies: list[Copy] = []
+        for generation in _whole(rows, on_host=False):
+            if self.room.may_come(generation, 1.0, bulk_share):
+                moved = self.room.come(generation, room)
+                copies += [Copy(source, target, to_host=True) for source, target in moved.items()]
+                generation.on_host = True
+                self.moved = self.moved[0], self.moved[1] + 1
+        return copies
+
+    # --- rows that are on their way -----------------------------------------------------------------------------------
+
+    def park(self, row: Row) -> None:
+        """It sets out for its next token."""
+        self._numbers += 1
+        row.parked, row.coming = self._numbers, 1
+        self.parked[self._numbers] = row
+
+    def arrive(self, numbers: Collection[int]) -> list[Row]:
+        """Their tokens are there; but of those that were called off."""
+        rows = [self.parked.pop(number) for number in numbers if number in self.parked]
+        for row in rows:
+            row.parked, row.coming = None, 0
+        return rows
+
+    def call_off(self, row: Row) -> None:
+        """Nobody wants its token any more."""
+        if row.parked is not None:
+            del self.parked[row.parked]
+            self._called_off.append(row.parked)
+            row.parked = None
+
+    def called_off(self) -> list[int]:
+        """Numbers of such, since the last step."""
+        numbers, self._called_off = self._called_off, []
+        return numbers
+
+    def clear(self) -> None:
+        """Nothing is here any more."""
+        self.room.clear()
+        for row in list(self.parked.values()):
+            self.call_off(row)
+        self.plan = None
+
+    # --- what steps teach ---------------------------------------------------------------------------------------------
+
+    def ended(self, seconds: float, host_s: float, arrived: int, factor: float) -> None:
+        """The step that was planned ran in `seconds`, of which the host was at work for `host_s`."""
+        plan, self.plan = self.plan, None
+        if plan is None:
+            return
+        self.steps[plan.mode] += 1
+        tokens = len(plan.first) + len(plan.second) + arrived
+        self.tokens += tokens
+        self.gained += tokens + plan.worth * (1 - seconds / (factor * plan.alone_s))
+        if plan.host_s and host_s:
+            self.learning.worked(plan.host_s / self.learning.factor, host_s, least_s=_LEAST_LEARNED_S)
+        elif not plan.host_s:
+            self.learning.factor += _FORGOTTEN * (1 - self.learning.factor)
+
+
+def _whole(rows: Sequence[Row], *, on_host: bool) -> Iterator[Generation]:
+    """Their generations that may move: on that side, with no row on its way."""
+    for generation in {id(row.generation): row.generation for row in rows}.values():
+        if generation.on_host is on_host and generation.rows and not any(row.parked for row in generation.rows):
+            yield generation

@@ -1,0 +1,183 @@
+"""Which answers whose cache the host holds take part in a step, and how: the decision of one step. Pure.
+
+The accelerator computes a step's linear layers and the attention to its own cache. The host computes the attention of
+its *host rows*. Times are sums over all layers, as `StepTime` and `HostTime` have them: T_l0 and T_ga0 of the first
+batch (prompts, the accelerator's rows, some host rows), T_l1 of the second (other host rows), T_ca0 and T_ca1 of the
+host rows in each.
+
+    alone         T = T_l0 + T_ga0: no host row takes part
+    one batch     T = T_l0 + max(T_ga0, T_ca0): host rows hide behind the accelerator's attention
+    two batches   T = max(T_l0, T_ca1) + max(T_l1 + T_ga0, T_ca0): while one's attention is at the host, the other is at
+                  the accelerator, which reads the weights twice (NEO, arXiv:2411.01142, Section 3.2)
+    parked        T = T_l0 + T_ga0: a host row's attention joins a later step, when it is done. The accelerator never
+                  waits for it; a token takes a step for each layer, at least (APEX, arXiv:2506.03296, Section 3.2)
+
+Host rows take part as long as the host is not in the way (NEO's two inequalities): T_ca1 <= T_l0 and
+T_ca0 <= T_l1 + T_ga0; in one batch the second, without T_l1. Of these plans the one is taken that yields most tokens a
+second. What the first batch has anyway, prompts too, counts as the tokens that the accelerator's rows alone would get
+in the time that it takes.
+
+NEO's fifth step, which drops prompts bound for the host while the inequalities hold, is left out: a prompt's first
+token has its deadline, and those without one are computed behind all others anyway. Taken by its words it would drop
+every one while the host has nothing to do, so that it would never get anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
+
+ACCELERATOR, PIPELINED, ASYNCHRONOUS = MODES = ("accelerator", "pipelined", "asynchronous")
+
+
+class HostRow(NamedTuple):
+    """One that could take part. `tokens`: that it reads; `urgent`: it has to; `patient`: it may be parked."""
+
+    tokens: int
+    urgent: bool = False
+    patient: bool = False
+
+
+class HybridPlan(NamedTuple):
+    """`first`, `second` and `parting`: numbers of host rows. `seconds`: that the step takes, `alone_s` without them;
+    `worth`: tokens that its load counts as; `rate`: tokens a second, with the host's. `host_s`: of the attention of
+    `first` and `second`.
+    """
+
+    mode: str
+    seconds: float
+    rate: float
+    worth: float
+    alone_s: float
+    first: Sequence[int] = ()
+    second: Sequence[int] = ()
+    parting: Sequence[int] = ()
+    host_s: float = 0.0
+
+
+class _Batches(NamedTuple):
+    """T_l0, T_l1, T_ga0, T_ca0, T_ca1, and who is in which batch."""
+
+    linear0_s: float
+    linear1_s: float
+    attention0_s: float
+    host0_s: float
+    host1_s: float
+    first: Sequence[int]
+    second: Sequence[int]
+
+    @property
+    def seconds(self) -> float:
+        return max(self.linear0_s, self.host1_s) + max(self.linear1_s + self.attention0_s, self.host0_s)
+
+
+@dataclass(frozen=True, slots=True)
+class HybridPlanner:
+    """`slow`: how many times as long as by `host` its attention takes now."""
+
+    step: StepTime
+    host: HostTime
+    slow: float = 1.0
+
+    def choose(
+        self,
+        load: StepLoad,
+        rows: Sequence[HostRow],
+        *,
+        within_s: float = math.inf,
+        parked: int = 0,
+        modes: Collection[str] = MODES,
+    ) -> HybridPlan:
+        """The best plan of a step that has this `load` on the accelerator. `rows` come in the order of preference;
+        `parked` more are on their way already. What takes more than `within_s` is left out, and what is none of the
+        `modes`, but not the accelerator alone. With urgent rows a plan that has them is taken, if one is left.
+        """
+        alone_s = self.step.seconds(load)
+        worth = alone_s / self._token_s(load) if load != StepLoad() else 0.0
+        alone = HybridPlan(ASYNCHRONOUS if parked else ACCELERATOR, alone_s, worth / alone_s, worth, alone_s)
+        plans = []
+        if rows and PIPELINED in modes:
+            for found in (self.one_batch(load, rows), self.two_batches(load, rows)):
+                tokens, host_s = len(found.first) + len(found.second), found.host0_s + found.host1_s
+                rate = (worth + tokens) / found.seconds
+                batches = (found.first, found.second)
+                plans.append(HybridPlan(PIPELINED, found.seconds, rate, worth, alone_s, *batches, host_s=host_s))
+        urgent = bool(plans) and any(row.urgent for row in rows)
+        if ASYNCHRONOUS in modes and not urgent and load != StepLoad():
+            plans += self._parked(load, rows, parked, worth)
+        plans = [plan for plan in plans if plan.seconds <= max(within_s, alone_s)]
+        if not urgent or not plans:
+            plans.append(alone)
+        return max(plans, key=lambda plan: plan.rate)
+
+    def _token_s(self, load: StepLoad) -> float:
+        """What a token takes the accelerator, among the rows that it has."""
+        return self.step.seconds(StepLoad(load.rows, load.kv_tokens)) / max(1.0, load.rows)
+
+    def one_batch(self, load: StepLoad, rows: Sequence[HostRow]) -> _Batches:
+        """Those whose attention hides behind the accelerator's, and the urgent ones."""
+        attention_s, host_s, first = self.step.attention_s(load), 0.0, []
+        for number, (tokens, urgent, _) in enumerate(rows):
+            cost_s = self.slow * self.host.seconds(1, tokens)
+            if urgent or host_s + cost_s <= attention_s:
+                first.append(number)
+                host_s += cost_s
+        linear_s = self.step.linear_s(load._replace(rows=load.rows + len(first)))
+        return _Batches(linear_s, 0.0, attention_s, host_s, 0.0, first, ())
+
+    def two_batches(self, load: StepLoad, rows: Sequence[HostRow]) -> _Batches:
+        """NEO's fourth step: each into the batch that has more room for it, by the two inequalities, or into none; but
+        the urgent ones, and the first two where the accelerator has nothing else to do.
+        """
+        step, knee, row_s = self.step, self.step.knee, self.step.row_s
+        each_s, token_s = self.slow * self.host.row_s, self.slow * self.host.kv_token_s
+        idle = load == StepLoad()
+        linear0_s, linear1_s = 0.0 if idle else step.linear_s(load), 0.0
+        count0, prompt_tokens, prompt_s = load.rows, load.prompt_tokens, step.prompt_token_s
+        attention_s = step.attention_s(load)
+        host0_s = host1_s = 0.0
+        first: list[int] = []
+        second: list[int] = []
+        least_s = each_s + token_s * min((row.tokens for row in rows), default=0)
+        for number, (tokens, urgent, _) in enumerate(rows):
+            cost_s = each_s + token_s * tokens
+            room0_s, room1_s = linear1_s + attention_s - host0_s, linear0_s - host1_s
+            if urgent or (idle and number < 2):
+                pass
+            elif cost_s > room0_s and cost_s > room1_s:
+                if least_s > room0_s and least_s > room1_s:
+                    break  # nor does any other fit, but those that have to, which come first
+                continue
+            if room1_s >= room0_s and not (idle and not number):
+                linear1_s += row_s if len(second) >= knee else 0.0
+                linear1_s = linear1_s or step.beta_s
+                host1_s += cost_s
+                second.append(number)
+            else:
+                if count0 >= knee:
+                    linear0_s += row_s
+                elif prompt_tokens >= knee - count0:
+                    linear0_s += prompt_s  # the row takes the place of a token that cost nothing
+                linear0_s = linear0_s or step.beta_s
+                count0 += 1
+                host0_s += cost_s
+                first.append(number)
+        return _Batches(linear0_s, linear1_s, attention_s, host0_s, host1_s, first, second)
+
+    def _parked(self, load: StepLoad, rows: Sequence[HostRow], parked: int, worth: float) -> list[HybridPlan]:
+        """All that may be parked set out. Each passes a layer in a step, as far as the host keeps up."""
+        parting = [number for number, row in enumerate(rows) if row.patient]
+        if not parting and not parked:
+            return []
+        tokens = sum(rows[number].tokens for number in parting) / len(parting) if parting else 1.0
+        each_s = self.slow * self.host.seconds(1, tokens)
+        alone_s = self.step.seconds(load)
+        most = alone_s / each_s if each_s else math.inf
+        arrive = min(most, (parked + len(parting)) / self.host.layers)
+        seconds = self.step.seconds(load._replace(rows=load.rows + arrive))
+        rate = (worth + arrive) / seconds
+        return [HybridPlan(ASYNCHRONOUS, seconds, rate, worth, alone_s, parting=parting)]
