@@ -18,6 +18,8 @@ PURE = [
     "deployments.generation.scheduling.blocks",
     "deployments.generation.text.chat_template",
     "deployments.generation.scheduling.cache_room",
+    "deployments.generation.scheduling.host_side",
+    "deployments.generation.scheduling.hybrid_plan",
     "deployments.generation.scheduling.chunk",
     "deployments.generation.scheduling.overlap",
     "deployments.generation.scheduling.emulated_devices",

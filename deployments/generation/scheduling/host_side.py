@@ -72,7 +72,8 @@ class Host:
         linear_s, attention_s = step.linear_s(load), step.attention_s(load)
         rates = []
         for seconds, hidden_s in ((linear_s + attention_s, attention_s), (2 * linear_s + attention_s,) * 2):
-            rates.append((load.rows + min(count, _USED * hidden_s / each_s)) / seconds)
+            fits = count if count * each_s <= _USED * hidden_s else _USED * hidden_s / each_s
+            rates.append((load.rows + fits) / seconds)
         twice = rates[1] > rates[0]
         used = _USED if twice else _USED * attention_s / (linear_s + attention_s)
         stretched = slow / max(used, 1e-3)

@@ -103,6 +103,8 @@ class HybridPlanner:
         if rows and PIPELINED in modes:
             for found in (self.one_batch(load, rows), self.two_batches(load, rows)):
                 tokens, host_s = len(found.first) + len(found.second), found.host0_s + found.host1_s
+                if not tokens:
+                    continue
                 rate = (worth + tokens) / found.seconds
                 batches = (found.first, found.second)
                 plans.append(HybridPlan(PIPELINED, found.seconds, rate, worth, alone_s, *batches, host_s=host_s))
@@ -153,16 +155,15 @@ class HybridPlanner:
                     break  # nor does any other fit, but those that have to, which come first
                 continue
             if room1_s >= room0_s and not (idle and not number):
-                linear1_s += row_s if len(second) >= knee else 0.0
-                linear1_s = linear1_s or step.beta_s
+                linear1_s = (linear1_s or step.beta_s) + (row_s if len(second) >= knee else 0.0)
                 host1_s += cost_s
                 second.append(number)
             else:
+                linear0_s = linear0_s or step.beta_s
                 if count0 >= knee:
                     linear0_s += row_s
                 elif prompt_tokens >= knee - count0:
                     linear0_s += prompt_s  # the row takes the place of a token that cost nothing
-                linear0_s = linear0_s or step.beta_s
                 count0 += 1
                 host0_s += cost_s
                 first.append(number)

@@ -1,0 +1,183 @@
+"""A replica whose host holds a part of the cache: who is admitted where, who moves, and what is learned."""
+
+from __future__ import annotations
+
+import pytest
+
+from deployments.generation.scheduling.host_side import Host
+from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, ASYNCHRONOUS, PIPELINED
+from deployments.generation.scheduling.rows import PARTING, Generation
+from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_time import HostTime, StepTime
+
+MODEL = StepTime(0.02, 0.0, 4e-6, 1e-5, 0.0, 128)
+POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1, bulk_share=1.0)
+QUICK = HostTime(row_s=1e-4, kv_token_s=8e-6, copy_token_s=1e-6, layers=4)
+SLOW = HostTime(row_s=1e-4, kv_token_s=4e-4, copy_token_s=1e-6, layers=4)
+
+
+def schedule_of(blocks=16, host_blocks=64, time=QUICK, policy=POLICY):
+    return StepSchedule(MODEL, policy, blocks, host=Host(time, host_blocks))
+
+
+def ask(now, *, prompt=500, most=12, bulk=False):
+    return Generation(prompt, most, now + 2.0, None if bulk else POLICY.tpot_s, bulk=bulk)
+
+
+def offered(schedule, now, count, **how):
+    """Those of so many that are admitted."""
+    return [one for one in (ask(now, **how) for _ in range(count)) if schedule.offer(now, one)]
+
+
+def run(schedule, now, steps=1, arrive=True):
+    """Steps that take as long as planned; every second one lets all arrive that are on their way."""
+    copied = []
+    for _ in range(steps):
+        before = dict(schedule.host.parked)
+        parts = schedule.next_step(now)
+        copied += schedule.copies()
+        schedule.called_off()
+        now += max(schedule.planned_s, 0.01)
+        host_s = schedule.host.plan.host_s
+        schedule.ended(now, schedule.planned_s, arrived=list(before) if arrive else (), host_s=host_s)
+        if not parts and not schedule.moves:
+            break
+    return now, copied
+
+
+def test_who_finds_no_room_on_the_accelerator_is_admitted_to_the_host():
+    schedule = schedule_of()
+    found = offered(schedule, 0.0, 6)
+    assert [one.on_host for one in found] == [False] * 4 + [True] * 2  # of four blocks each
+    assert (schedule.room.reserved, schedule.host.room.reserved) == (16, 8)
+
+
+def test_a_host_that_cannot_keep_the_pace_admits_only_bulk():
+    schedule = schedule_of(time=SLOW)
+    assert len(offered(schedule, 0.0, 6)) == 4
+    refused = ask(0.0)
+    assert not schedule.offer(0.0, refused)
+    assert not refused.on_host
+    assert [one.on_host for one in offered(schedule, 0.0, 3, bulk=True)] == [True] * 3
+
+
+def test_answers_on_the_host_are_in_time_and_all_end():
+    schedule = schedule_of()
+    found = offered(schedule, 0.0, 6)
+    now, firsts = 0.0, {}
+    for _ in range(40):
+        now, _ = run(schedule, now)
+        for one in found:
+            if one.first_at is not None:
+                firsts.setdefault(id(one), one.first_at)
+                assert all(now <= one.first_at + row.picked * POLICY.tpot_s for row in one.rows)
+    assert not any(one.rows for one in found)
+    assert schedule.host.steps[PIPELINED] > 5
+    assert schedule.host.tokens >= 2 * 11 or schedule.host.moved[0]
+    assert schedule.host.room._blocks.free == 64
+
+
+def test_it_comes_back_when_nobody_else_wants_the_accelerator():
+    schedule = schedule_of()
+    found = offered(schedule, 0.0, 6, prompt=450, most=60)
+    now, _ = run(schedule, 0.0, 4)
+    assert found[4].on_host
+    for one in found[:2]:
+        schedule.remove(now, one)
+    assert not schedule.offer(now, Generation(8000, 50, now + 9, 0.1))
+    schedule._crowded = True  # somebody looked for room a moment ago
+    now, copied = run(schedule, now)
+    assert copied == []
+    blocks = found[4].held_blocks
+    now, copied = run(schedule, now)
+    assert not found[4].on_host
+    assert found[5].on_host  # the last 5 % of the accelerator's blocks stay free
+    assert len(copied) == blocks
+    assert all(copy.from_host and not copy.to_host for copy in copied)
+    assert schedule.host.moved == (1, 0)
+    now, _ = run(schedule, now, 80)
+    assert not any(one.rows for one in found)
+
+
+def test_who_would_wait_for_a_block_goes_to_the_host_instead():
+    schedule = schedule_of(blocks=40, host_blocks=400)
+    for _ in range(5000):
+        schedule.room.lengths.ended(2, 500)
+    now, found = 0.0, []
+    while not found or not found[-1].on_host:  # more on the accelerator than it can hold if all become long
+        found += offered(schedule, now, 1, prompt=10, most=500)
+    on_accelerator = [one for one in found if not one.on_host]
+    assert sum(one.most_blocks for one in on_accelerator) > 40
+    copies = []
+    for _ in range(1500):
+        now, copied = run(schedule, now)
+        copies += copied
+        if not any(one.rows for one in found):
+            break
+    assert not any(one.rows for one in found)
+    assert any(copy.to_host for copy in copies)
+    assert schedule.host.moved[1] > 0
+
+
+def test_bulk_sets_out_beside_a_busy_accelerator_and_arrives_later():
+    schedule = schedule_of(host_blocks=4 * 60)
+    there = offered(schedule, 0.0, 4, prompt=300, most=200)
+    bulk = offered(schedule, 0.0, 60, bulk=True)
+    assert all(one.on_host for one in bulk)
+    now, modes = 0.0, set()
+    for number in range(60):
+        parts = schedule.next_step(now)
+        schedule.copies()
+        modes.add(schedule.mode)
+        parted = [part.row.parked for part in parts if part.batch == PARTING]
+        assert all(number in schedule.host.parked for number in parted)
+        arrived = [at for at in schedule.host.parked if at not in parted][: number % 3]
+        now += schedule.planned_s
+        schedule.ended(now, schedule.planned_s, arrived=arrived)
+    assert ASYNCHRONOUS in modes
+    assert schedule.moves
+    assert schedule.host.tokens > 20
+    assert all(one.rows for one in there)
+    gone = next(iter(schedule.host.parked.values())).generation
+    numbers = [row.parked for row in gone.rows]
+    schedule.remove(now, gone)
+    schedule.next_step(now)
+    assert schedule.called_off() == numbers
+
+
+def test_the_host_is_known_to_be_slow_after_a_few_steps_and_tried_again_later():
+    schedule = schedule_of()
+    offered(schedule, 0.0, 6, most=100)
+    now = 0.0
+    for _ in range(60):
+        schedule.next_step(now)
+        schedule.copies()
+        now += schedule.planned_s
+        host_s = 8 * QUICK.seconds(len(schedule.host.plan.first) + len(schedule.host.plan.second), 520)
+        schedule.ended(now, schedule.planned_s, host_s=host_s if schedule.mode == PIPELINED else 0.0)
+    slow = schedule.host.learning.factor
+    assert slow > 2
+    schedule.host.clear()
+    for _ in range(1000):
+        schedule.host.planner(MODEL)
+        schedule.host.plan = schedule.host.planner(MODEL).choose(schedule.load, [])
+        schedule.host.ended(0.02, 0.0, 0, 1.0)
+    assert schedule.host.learning.factor < 1.5
+    assert schedule.host.steps[ACCELERATOR] >= 1000
+
+
+@pytest.mark.parametrize("modes", [{PIPELINED}, {ASYNCHRONOUS}, set()])
+def test_modes_that_are_not_allowed_are_not_used(modes):
+    policy = StepPolicy(ttft_s=2.0, tpot_s=0.1, bulk_share=1.0, modes=frozenset(modes))
+    schedule = schedule_of(host_blocks=4 * 60, policy=policy)
+    offered(schedule, 0.0, 4, most=100)
+    offered(schedule, 0.0, 40, bulk=True)
+    run(schedule, 0.0, 50)
+    used = {mode for mode, steps in schedule.host.steps.items() if steps} - {ACCELERATOR}
+    assert used == modes
+
+
+def test_a_host_that_takes_no_time_is_no_problem():
+    host = Host(HostTime(0.0, 0.0, 0.0, 32), 100)
+    assert not host.share(StepTime(0.04, 0.0, 0.0, 0.0, 0.0, 64), 1.0, []).twice
+    assert host.share(StepTime(0.04, 0.0, 1e-6, 0.0, 0.0, 64), 1.0, [(False, 400), (True, 400)]).kv_token_s == 0.0

@@ -1,0 +1,168 @@
+"""Which host rows a step has: NEO's two inequalities, the better plan, and what it costs to find it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.generation.scheduling.hybrid_plan import (
+    ACCELERATOR,
+    ASYNCHRONOUS,
+    MODES,
+    PIPELINED,
+    HostRow,
+    HybridPlanner,
+)
+from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
+
+LAYERS = 8
+TINY = 1e-9
+
+
+def planner(linear_s=0.04, accelerator_kv_s=1e-5, ratio=4.0, knee=10_000, slow=1.0):
+    """Rows read `ratio` times as slowly on the host."""
+    step = StepTime(linear_s, 1e-4, accelerator_kv_s, 1e-4, 1e-9, knee)
+    return HybridPlanner(step, HostTime(0.0, ratio * accelerator_kv_s, 0.0, LAYERS), slow)
+
+
+def full(rows=10, tokens=400):
+    """The accelerator's cache is full of answers."""
+    return StepLoad(rows, rows * tokens)
+
+
+TIMES = st.floats(0, 0.1)
+PLANNERS = st.builds(
+    lambda beta, row, kv, prompt, pair, knee, host_row, host_kv, slow: HybridPlanner(
+        StepTime(1e-4 + beta, row / 100, kv / 1e4, prompt / 100, pair / 1e6, knee),
+        HostTime(host_row / 100, host_kv / 1e4, 0.0, LAYERS),
+        slow,
+    ),
+    TIMES, TIMES, TIMES, TIMES, TIMES, st.integers(0, 40), TIMES, TIMES, st.floats(0.1, 10),
+)  # fmt: skip
+LOADS = st.builds(
+    lambda rows, tokens, prompt: StepLoad(rows, rows * tokens).with_chunk(tokens, prompt),
+    st.integers(0, 40), st.integers(1, 3000), st.integers(0, 600),
+)  # fmt: skip
+ROWS = st.lists(st.builds(HostRow, st.integers(1, 3000), st.just(False), st.booleans()), max_size=40)
+URGENT = st.integers(0, 4)
+
+
+def true_batches(planner, load, rows, first, second):
+    """T_l0, T_l1, T_ga0, T_ca0, T_ca1 of these batches."""
+    seconds, step = planner.host.seconds, planner.step
+    host0_s, host1_s = (sum(planner.slow * seconds(1, rows[at].tokens) for at in batch) for batch in (first, second))
+    first_load = load._replace(rows=load.rows + len(first))
+    linear0_s = step.linear_s(first_load) if first_load != StepLoad() else 0.0
+    linear1_s = step.linear_s(StepLoad(len(second))) if second else 0.0
+    return linear0_s, linear1_s, step.attention_s(load), host0_s, host1_s
+
+
+@given(PLANNERS, LOADS, ROWS)
+def test_both_inequalities_hold(planner, load, rows):
+    """Where the accelerator has something to do; else two rows must begin."""
+    found = planner.two_batches(load, rows)
+    assert sorted([*found.first, *found.second]) == sorted({*found.first, *found.second})
+    times = true_batches(planner, load, rows, found.first, found.second)
+    assert found[:5] == pytest.approx(times, rel=1e-9, abs=1e-12)
+    linear0_s, linear1_s, attention0_s, host0_s, host1_s = times
+    if load != StepLoad():
+        assert host1_s <= linear0_s + TINY
+        assert host0_s <= linear1_s + attention0_s + TINY
+        assert found.seconds == pytest.approx(linear0_s + linear1_s + attention0_s)  # nobody waits for the host
+        costs = [planner.slow * planner.host.seconds(1, row.tokens) for row in rows]
+        first_room_s = max(planner.step.linear_s(load), attention0_s)
+        assert bool(found.first or found.second) == any(cost_s <= first_room_s for cost_s in costs)
+
+
+@given(PLANNERS, LOADS, ROWS)
+def test_in_one_batch_the_host_hides_behind_the_accelerators_attention(planner, load, rows):
+    found = planner.one_batch(load, rows)
+    assert found.host0_s <= found.attention0_s + TINY
+    assert found.seconds == pytest.approx(found.linear0_s + found.attention0_s)
+    assert not found.second
+
+
+@given(PLANNERS, LOADS, ROWS, URGENT, st.integers(0, 30), st.floats(1e-3, 1.0), st.sets(st.sampled_from(MODES)))
+def test_the_plan_is_the_best_of_those_allowed(planner, load, rows, urgent, parked, within_s, modes):
+    rows = [row._replace(urgent=number < urgent) for number, row in enumerate(rows)]
+    plan = planner.choose(load, rows, within_s=within_s, parked=parked, modes=modes)
+    alone_s = planner.step.seconds(load)
+    assert plan.alone_s == pytest.approx(alone_s)
+    assert plan.seconds <= max(within_s, alone_s) + TINY
+    assert plan.mode == ACCELERATOR or plan.mode in modes or parked
+    assert all(rows[at].patient for at in plan.parting)
+    taken = [*plan.first, *plan.second]
+    if taken:
+        assert plan.mode == PIPELINED
+        assert not plan.parting
+        host0_s, host1_s = true_batches(planner, load, rows, plan.first, plan.second)[3:]
+        assert plan.host_s == pytest.approx(host0_s + host1_s)
+    if urgent == 0:  # no plan is worse than the accelerator alone
+        assert plan.rate >= plan.worth / alone_s - TINY
+    elif taken:
+        assert set(range(min(urgent, len(rows)))) <= set(taken)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "linear_s", "mode", "batches"),
+    [
+        (2, 0.04, PIPELINED, 2),  # (1 / 3 + 1 / 2) / (1 / 2) = 1.67 times the tokens
+        (4, 0.04, PIPELINED, 1),  # one batch: 1.25 times; two: 1.17 times
+        (8, 0.04, PIPELINED, 1),  # one batch: 1.1 times; two would lose
+        (4, 0.08, PIPELINED, 2),
+    ],
+)
+def test_two_batches_where_they_pay(ratio, linear_s, mode, batches):
+    """T_ga is 0.04 s; with T_gl = T_ga APEX's inequality (6) puts the break-even of two batches at a ratio of 6."""
+    found = planner(linear_s, ratio=ratio).choose(full(), [HostRow(400)] * 200)
+    assert found.mode == mode
+    assert (len(found.second) > 0) == (batches == 2)
+    assert found.rate > found.worth / found.alone_s
+
+
+def test_rows_that_read_more_than_hides_anywhere_are_left_out():
+    """A row of 0.064 s: more than the accelerator's attention takes; two batches would hide one, and cost more."""
+    assert planner(ratio=16).choose(full(), [HostRow(400)] * 200).mode == ACCELERATOR
+
+
+def test_patient_rows_are_parked_where_many_wait_and_few_are_not():
+    many = planner(ratio=8).choose(full(), [HostRow(400, patient=True)] * 100)
+    assert (many.mode, len(many.parting)) == (ASYNCHRONOUS, 100)
+    assert many.rate == pytest.approx((10 + 2.5) / 0.08)  # the host's share of a step: 0.08 s of 8 x 0.004 s a token
+    few = planner(ratio=8).choose(full(), [HostRow(400, patient=True)] * 3)
+    assert few.mode == PIPELINED
+    assert len(few.first) == 1
+
+
+def test_what_is_on_its_way_goes_on_beside_the_accelerator():
+    found = planner().choose(full(), [], parked=5)
+    assert (found.mode, found.parting) == (ASYNCHRONOUS, [])
+    assert planner().choose(StepLoad(), [], parked=5).mode == ASYNCHRONOUS
+    assert planner().choose(StepLoad(), []).mode == ACCELERATOR
+
+
+def test_where_the_accelerator_has_nothing_else_the_host_sets_the_pace():
+    found = planner(ratio=2).choose(StepLoad(), [HostRow(400)] * 50)
+    assert found.mode == PIPELINED
+    assert found.host_s == pytest.approx(found.seconds)  # it never rests: 10 rows of 0.008 s in two times 0.04 s
+    assert len(found.first) + len(found.second) == 10
+
+
+def test_an_urgent_row_takes_part_though_it_costs_tokens_but_makes_nobody_late():
+    slow_host = planner(ratio=64)
+    rows = [HostRow(400, urgent=True)]
+    assert slow_host.choose(full(), rows).first == [0] or slow_host.choose(full(), rows).second == [0]
+    assert slow_host.choose(full(), rows, within_s=0.09).mode == ACCELERATOR
+    assert slow_host.choose(full(), [HostRow(400)]).mode == ACCELERATOR
+
+
+def test_a_prompt_counts_as_the_tokens_that_its_time_is_worth():
+    """A step with a prompt of 0.2 s beside ten rows hides more of the host, and is no reason to do without it."""
+    load = full().with_chunk(0, 2000)
+    found = HybridPlanner(StepTime(0.04, 1e-4, 1e-5, 1e-4, 0.0, 0), HostTime(0.0, 8e-5, 0.0, LAYERS)).choose(
+        load, [HostRow(400)] * 50
+    )
+    assert found.worth == pytest.approx(10 * found.alone_s / 0.081)
+    assert found.mode == PIPELINED
+    assert len(found.first) + len(found.second) > 6
