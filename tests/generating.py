@@ -60,6 +60,7 @@ class Generating:
             "pool": pool,
             "replica": "r",
             "seconds": [[step.load.rows + 0.5] * times for step in planned[1:]] + [None],
+            "host_seconds": [[0.25 * step.host_rows] * times for step in planned[1:]] + [None],
         }
 
     async def begin(self, asked):

@@ -9,6 +9,7 @@ from calibration.generation.promise_proof import PromiseProof
 from calibration.generation.request_capacity import Mix, Replica
 from calibration.generation.step_report_model import (
     GenerationReport,
+    OverlapReport,
     PromiseReport,
     ProofReport,
     StepPoolReport,
@@ -17,7 +18,10 @@ from calibration.generation.step_report_model import (
 from calibration.generation.step_series import StepFit, StepRoom
 from calibration.report.report_model import WrittenReport, head_of
 from calibration.service.application import Application
+from deployments.generation.scheduling.overlap import Overlap
 from deployments.generation.scheduling.step_schedule import StepPolicy
+
+_CONTEXTS = (256, 1024, 4096)  # for which the overlap is shown, beside the mix's
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,12 @@ class GenerationResult:
     def room(self, pool: str) -> StepRoom:
         """Of the pool's smallest replica."""
         found = self.pools[pool]
-        return StepRoom(found["blocks"], found["step_tokens"], self.info["max_input_length"])
+        return StepRoom(found["blocks"], found["step_tokens"], self.info["max_input_length"], found["host_blocks"])
+
+    def layers(self, pool: str) -> int:
+        """Of the model, where a host computes a part of its attention."""
+        times = [member["host_warm_up"] for member in self.pools[pool]["replicas"].values()]
+        return next((int(one["layers"]) for one in times if one is not None), 1)
 
     @property
     def replicas(self) -> list[Replica]:
@@ -75,7 +84,17 @@ class GenerationResult:
 
     def changes(self) -> dict[str, Any]:
         """What is written into the Router's entry of a Serve config."""
-        return {"user_config": {pool: {"step_time": fit.settings()} for pool, fit in self.fits.items()}}
+        return {"user_config": {pool: fit.settings() for pool, fit in self.fits.items()}}
+
+    def overlaps(self, pool: str) -> list[Overlap]:
+        """The model's verdict on a pool and its hosts, at the mean answer of the mix, then at some lengths."""
+        fit, options = self.fits[pool], self.options
+        if fit.host is None:
+            return []
+        mean = options.prompt_tokens + options.answer_tokens // 2
+        contexts = dict.fromkeys([mean, *_CONTEXTS])
+        found = [Overlap.of(fit.time, fit.host, self.room(pool).blocks, context) for context in contexts]
+        return [one for one in found if one is not None and one.context <= self.info["max_input_length"]]
 
     def report(self, problem: str | None, written: WrittenReport) -> GenerationReport:
         """All that was found. `problem` says why the calibration refused, None where it did not."""
@@ -102,18 +121,26 @@ class GenerationResult:
             replicas=self.pools[pool]["live_replicas"],
         )
         if (fit := self.fits.get(pool)) is not None:
-            found.step_time = fit.settings()
+            found.step_time, found.host_time = fit.settings()["step_time"], fit.settings().get("host_time")
+            found.host_blocks, found.overlaps = self.room(pool).host_blocks, list(map(_overlap, self.overlaps(pool)))
             found.median_error, found.worst_error, found.noise = fit.median_error, fit.worst_error, fit.noise
             found.steps = [
                 StepReport(
                     series=one.series,
                     **one.step._asdict(),
                     seconds=list(one.seconds),
-                    predicted_s=fit.time.seconds(one.step.load),
+                    host_seconds=list(one.host_seconds),
+                    predicted_s=fit.seconds(one.step),
                 )
                 for one in fit.measured
             ]
         return found
+
+
+def _overlap(found: Overlap) -> OverlapReport:
+    names = OverlapReport.model_fields.keys() - {"linear_to_attention"}
+    shown = {name: getattr(found, name) for name in names}
+    return OverlapReport(**shown, linear_to_attention=found.t_gl / found.t_ga)
 
 
 def _proof(proof: PromiseProof) -> ProofReport:

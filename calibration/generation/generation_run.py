@@ -73,7 +73,7 @@ class GenerationCalibration:
             trials.close()
         if not measured:
             raise CalibrationFailed(f"no planned step fits into the {pool} pool's cache: give it more blocks")
-        self.result.fits[pool] = fit = StepFit.of(measured)
+        self.result.fits[pool] = fit = StepFit.of(measured, self.result.layers(pool))
         fit.check(pool, policy.tpot_s)
         if fit.noise > _NOISY:
             self.result.note(

@@ -10,9 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from calibration.generation.step_report_model import GenerationReport, ProofReport
+from calibration.generation.step_report_model import GenerationReport, OverlapReport, ProofReport
 from calibration.report.plots import DOTS_PER_INCH, GREY, INK, LABEL_BOX, SLO, plain_axes, png
 from calibration.report.tables import POOLS
+from deployments.generation.scheduling.overlap import largest_ratio
 
 _COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#666666", "#000000")
 _MARKS = "osD^v<>P"
@@ -50,6 +51,37 @@ def steps(report: GenerationReport, name: str) -> bytes:
         f"{100 * (pool.worst_error or 0):.0f} % (worst)",
         loc="left", fontsize=12, fontweight="bold", color=INK,
     )  # fmt: skip
+    return png(figure, legend=True)
+
+
+def overlaps(found: Sequence[OverlapReport], name: str) -> bytes:
+    """The bound of APEX's inequality (6), and where the device and its host lie, by the tokens of each answer. Both
+    axes are logarithmic.
+    """
+    figure = Figure(figsize=(8.0, 5.0), dpi=DOTS_PER_INCH, layout="constrained")
+    axes = figure.subplots()
+    plain_axes(axes)
+    places = [one.linear_to_attention for one in found]
+    ratios = np.geomspace(min(0.1, *places) / 1.5, 1.5 * max(10, *places), 200)
+    bound = [largest_ratio(float(ratio), 1.0) for ratio in ratios]
+    low = 0.7 * min(1.0, *(one.ratio for one in found))
+    axes.plot(ratios, bound, color=INK, linewidth=1.6, label="bound of (6)")
+    axes.fill_between(ratios, low, bound, color=_COLOURS[2], alpha=0.12, linewidth=0, label="two batches pay")
+    for one in found:
+        axes.scatter([one.linear_to_attention], [one.ratio], s=60, color=_COLOURS[0 if one.pays else 3], zorder=4)
+        axes.annotate(
+            f"{one.context} tokens", (one.linear_to_attention, one.ratio), xytext=(8, -4), textcoords="offset points",
+            color=INK, bbox=LABEL_BOX,
+        )  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlim=(ratios[0], ratios[-1]))
+    axes.set_ylim(bottom=low)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_locator(NullLocator())
+    axes.set_xlabel("linear layers over attention, both on the accelerator (time)")
+    axes.set_ylabel("attention: accelerator over host (speed)")
+    axes.set_title(f"{name}: does the host's attention pay?", loc="left", fontsize=12, fontweight="bold", color=INK)
     return png(figure, legend=True)
 
 

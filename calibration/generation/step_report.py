@@ -26,6 +26,10 @@ def write(folder: Path, report: GenerationReport) -> Path:
         f"steps-{name}.png": (f"Predicted over measured steps, {POOLS[name]}", step_plots.steps(report, name))
         for name in _measured(report)
     }
+    for name, pool in _measured(report).items():
+        if pool.overlaps:
+            alt = f"Where a host's attention pays, {POOLS[name]}"
+            pictures[f"overlap-{name}.png"] = (alt, step_plots.overlaps(pool.overlaps, POOLS[name]))
     promises = step_plots.promises(report)
     if promises is not None:
         pictures["promises.png"] = ("First tokens and paces beside the promise", promises)
@@ -37,8 +41,8 @@ def write(folder: Path, report: GenerationReport) -> Path:
 
 
 def show(console: Console, report: GenerationReport) -> None:
-    """The step times, the streams and the verdict, for a terminal of 100 columns."""
-    for sheet in (_times(report), _streams(report)):
+    """The step times, whether a host pays, the streams and the verdict, for a terminal of 100 columns."""
+    for sheet in (_times(report), *_hosts(report), _streams(report)):
         if sheet is not None:
             print_sheet(console, sheet)
     if report.application.emulated:
@@ -86,6 +90,43 @@ def _times(report: GenerationReport) -> Sheet | None:
     return Sheet("What steps take", ["", *(f"{POOLS[name]}: {_devices(pool)}" for name, pool in pools.items())], rows)
 
 
+def _hosts(report: GenerationReport) -> list[Sheet]:
+    """By pools whose hosts hold a part of the cache."""
+    return [_host(name, pool) for name, pool in _measured(report).items() if pool.host_time is not None]
+
+
+def _host(name: str, pool: StepPoolReport) -> Sheet:
+    times, overlaps = pool.host_time or {}, pool.overlaps
+    lines = {
+        "accelerator's attention, times the host's": [f"{one.ratio:.3g}" for one in overlaps],
+        "two batches pay below": [f"{one.largest_ratio:.3g}" for one in overlaps],
+        "do they?": ["yes" if one.pays else "no" for one in overlaps],
+        "tokens/s, accelerator alone": [f"{one.alone_rate:.4g}" for one in overlaps],
+        "tokens/s, two batches that take turns": [f"{one.pipelined_rate:.4g}" for one in overlaps],
+        "tokens/s, host's answers join later": [f"{one.asynchronous_rate:.4g}" for one in overlaps],
+        "blocks that keep the host busy, two batches": [f"{one.pipelined_blocks}" for one in overlaps],
+        "and where answers join later": [f"{one.asynchronous_blocks}" for one in overlaps],
+    }
+    caption = (
+        f"The host: {1e3 * times['row_s']:.4g} ms an answer, {1e6 * times['kv_token_s']:.4g} us a token that it "
+        f"reads, {1e6 * times['copy_token_s']:.4g} us to copy one; it has {pool.host_blocks} blocks. {_pays(pool)} "
+        "Predicted by APEX's equations (5) and (6), arXiv:2506.03296, for steps without prompts while the "
+        "accelerator's cache is full."
+    )
+    columns = ["tokens of each answer", *(str(one.context) for one in overlaps)]
+    rows = [[label, *cells] for label, cells in lines.items()]
+    return Sheet(f"Hybrid decoding: {POOLS[name]}", columns, rows, caption)
+
+
+def _pays(pool: StepPoolReport) -> str:
+    """The verdict for the mix of requests."""
+    if not pool.overlaps:
+        return "There is nothing to compare: attention or linear layers took no time that could be measured."
+    mean = pool.overlaps[0]
+    sign, end = ("<", "pay") if mean.pays else (">=", "do not pay")
+    return f"At {mean.context} tokens two batches {end}: {mean.ratio:.3g} {sign} {mean.largest_ratio:.3g}."
+
+
 def _devices(pool: StepPoolReport) -> str:
     first, *others = pool.devices or [""]
     return text(first) + (f" and {len(others)} more" if others else "")
@@ -126,6 +167,7 @@ def _page(report: GenerationReport, pictures: Sequence[tuple[str, bytes]]) -> st
             f'<p class="warn">{escape(EMULATED)}</p>\n' if application.emulated else "",
             "</header>\n<main>\n",
             html_table(_times(report)),
+            *map(html_table, _hosts(report)),
             "<section>\n<h2>Pictures</h2>\n" if pictures else "",
             *(html_picture(alt, png) for alt, png in pictures),
             "</section>\n" if pictures else "",

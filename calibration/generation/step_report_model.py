@@ -29,18 +29,44 @@ class StepReport(Part):
     rows: int
     cached: int
     chunks: list[tuple[int, int]]  # tokens before, tokens
+    host_rows: int = 0
+    swapped: int = 0
     seconds: list[float]
+    host_seconds: list[float] = Field(default_factory=list)
     predicted_s: float
 
 
+class OverlapReport(Part):
+    """APEX's model (`scheduling.overlap`) where the accelerator's cache is full of answers with `context` tokens each:
+    does it pay that the host computes attention in batches that take turns? Rates are tokens a second, `blocks` of the
+    host's cache that keep it busy.
+    """
+
+    context: int
+    ratio: float  # N_G / N_C
+    linear_to_attention: float  # T_gl / T_ga
+    largest_ratio: float  # the right side of (6)
+    pays: bool
+    alone_rate: float
+    pipelined_rate: float
+    asynchronous_rate: float
+    pipelined_blocks: int
+    asynchronous_blocks: int
+
+
 class StepPoolReport(Part):
-    """One pool: its replicas, what their steps take (`StepTime`), and how wrong that is of what was measured."""
+    """One pool: its replicas, what their steps take (`StepTime`), and how wrong that is of what was measured. With a
+    part of the cache on hosts, what that takes (`HostTime`), and whether it pays.
+    """
 
     devices: list[str]
     engine: str | None
     dtype: str | None
     replicas: int
     step_time: dict[str, float] | None = None
+    host_time: dict[str, float] | None = None
+    host_blocks: int = 0
+    overlaps: list[OverlapReport] = Field(default_factory=list)
     median_error: float | None = None
     worst_error: float | None = None
     noise: float | None = None

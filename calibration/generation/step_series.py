@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from calibration.service.application import CalibrationFailed
 from deployments.generation.planned_steps import PlannedStep
-from deployments.generation.scheduling.step_time import StepTime
+from deployments.generation.scheduling.step_time import HostTime, StepTime
 
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _FEW_ROWS = (1, 4, 16, 64, 256)
 _TOKENS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _FEW_TOKENS = (16, 64, 256, 1024)
+_SWAPPED = (0, 2, 8, 32, 128)  # blocks
+_SWAPS = "blocks to the host and back"
 _NEAR, _MIDDLE, _FAR = 64, 1024, 4096  # tokens in the cache, where the model takes so many
 _FEWEST = 8  # steps, of which six numbers are to be found
 _WORST_MEDIAN = 0.15  # error of a fit that is written; beyond it promises would hold by luck
@@ -27,15 +29,20 @@ Seconds = tuple[float, ...]
 
 
 class StepRoom(NamedTuple):
-    """What fits into a replica's cache, and into a step. `context`: tokens of a prompt and its answer."""
+    """What fits into a replica's cache, into a step, and into the host's part of the cache. `context`: tokens of a
+    prompt and its answer.
+    """
 
     blocks: int
     step_tokens: int
     context: int
+    host_blocks: int = 0
 
 
 def all_series(room: StepRoom) -> dict[str, list[PlannedStep]]:
-    """By what they show: answers alone, prompts alone, each behind more and more of a context, and both together."""
+    """By what they show: answers alone, prompts alone, each behind more and more of a context, and both together; then
+    answers whose attention the host computes, and what it takes to get there.
+    """
     near, middle, far = (
         min(tokens, room.context * share // 8) for tokens, share in ((_NEAR, 2), (_MIDDLE, 4), (_FAR, 6))
     )
@@ -49,38 +56,45 @@ def all_series(room: StepRoom) -> dict[str, list[PlannedStep]]:
         "prompts beside 8 answers": [PlannedStep(8, middle, ((0, tokens),)) for tokens in _FEW_TOKENS],
         "prompts beside 32 answers": [PlannedStep(32, near, ((0, tokens),)) for tokens in _FEW_TOKENS],
     }
+    if room.host_blocks:
+        for tokens in dict.fromkeys((near, middle, far)):
+            found[f"the host's answers behind {tokens} tokens"] = [
+                PlannedStep(0, tokens, host_rows=rows) for rows in _FEW_ROWS
+            ]
+        found[_SWAPS] = [PlannedStep(1, near, swapped=blocks) for blocks in _SWAPPED]
     return {name: [step for step in steps if step.fits(*room)] for name, steps in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredStep:
-    """One planned step of a series, and what it took each time, s."""
+    """One planned step of a series; what it took each time, s, and how long the host computed attention in it."""
 
     series: str
     step: PlannedStep
     seconds: Seconds
+    host_seconds: Seconds = (0.0,)
 
     @property
     def median_s(self) -> float:
         return median(self.seconds)
 
 
-Ask = Callable[[PlannedStep], Awaitable[Seconds | None]]
+Ask = Callable[[PlannedStep], Awaitable[tuple[Seconds, Seconds] | None]]
 
 
 async def measure(
     room: StepRoom, longest_s: float, ask: Ask, on_step: Callable[[MeasuredStep], None] = lambda _: None
 ) -> list[MeasuredStep]:
-    """All series. `ask` runs a step a few times; None: it does not fit. No step that is longer than one that took more
-    than `longest_s` is asked for.
+    """All series. `ask` runs a step a few times: what it took, and the host in it; None: it does not fit. No step that
+    is longer than one that took more than `longest_s` is asked for.
     """
     found = []
     for name, steps in all_series(room).items():
         for step in steps:
-            seconds = await ask(step)
-            if seconds is None:
+            took = await ask(step)
+            if took is None:
                 break
-            found.append(MeasuredStep(name, step, seconds))
+            found.append(MeasuredStep(name, step, *took))
             on_step(found[-1])
             if found[-1].median_s > longest_s:
                 break
@@ -89,21 +103,33 @@ async def measure(
 
 @dataclass(frozen=True, slots=True)
 class StepFit:
-    """A pool's step time, and the steps that it was fitted to."""
+    """A pool's step time, its host's where this holds a part of the cache, and the steps that they were fitted to."""
 
     time: StepTime
     measured: Sequence[MeasuredStep]
+    host: HostTime | None = None
 
     @classmethod
-    def of(cls, measured: Sequence[MeasuredStep]) -> StepFit:
-        """With the digits that are written: what is proven is what is written. Raises ValueError for no steps."""
-        found = StepTime.fit((one.step.load, one.median_s) for one in measured)
-        return cls(StepTime(*(type(value)(f"{value:.{_DIGITS}g}") for value in astuple(found))), measured)
+    def of(cls, measured: Sequence[MeasuredStep], layers: int = 1) -> StepFit:
+        """With the digits that are written: what is proven is what is written. `layers`: of the model.
+
+        Raises ValueError for no steps.
+        """
+        time = StepTime.fit((one.step.load, one.median_s) for one in measured if not one.step.asks_host)
+        attention = [(one.step.host_load, median(one.host_seconds)) for one in measured if one.step.host_rows]
+        swaps = [one for one in measured if one.series == _SWAPS]
+        copies = [(one.step.copied_tokens, one.median_s - swaps[0].median_s) for one in swaps]
+        host = HostTime.fit(attention, copies, layers) if attention else None
+        return cls(StepTime(*_written(time)), measured, None if host is None else HostTime(*_written(host)))
+
+    def seconds(self, step: PlannedStep) -> float:
+        """As predicted."""
+        return step.seconds(self.time, self.host)
 
     @property
     def errors(self) -> list[float]:
         """Of each step: predicted over measured, less 1."""
-        return [self.time.seconds(one.step.load) / one.median_s - 1 for one in self.measured]
+        return [self.seconds(one.step) / one.median_s - 1 for one in self.measured]
 
     @property
     def median_error(self) -> float:
@@ -118,9 +144,10 @@ class StepFit:
         """By how much equal steps differ: the median of (slowest - quickest) / median."""
         return median((max(one.seconds) - min(one.seconds)) / one.median_s for one in self.measured)
 
-    def settings(self) -> dict[str, float]:
-        """As `step_time` of a config."""
-        return asdict(self.time)
+    def settings(self) -> dict[str, dict[str, float]]:
+        """As of a pool in a config."""
+        found = {"step_time": asdict(self.time)}
+        return found if self.host is None else {**found, "host_time": asdict(self.host)}
 
     def check(self, pool: str, tpot_s: float) -> None:
         """Raises CalibrationFailed where nothing can be promised by it."""
@@ -142,7 +169,5 @@ class StepFit:
             )
 
 
-def series_of(measured: Sequence[MeasuredStep]) -> Iterator[tuple[str, list[MeasuredStep]]]:
-    """By the series, in their order."""
-    for name in dict.fromkeys(one.series for one in measured):
-        yield name, [one for one in measured if one.series == name]
+def _written(times: StepTime | HostTime) -> Iterator[Any]:
+    return (type(value)(f"{value:.{_DIGITS}g}") for value in astuple(times))

@@ -31,15 +31,15 @@ class StepTrials:
     replicas: set[str] = field(default_factory=set)  # that have answered
     _connection: Connection | None = None
 
-    async def ask(self, step: PlannedStep) -> Seconds | None:
-        """What it takes each time; None where it does not fit. Raises CalibrationFailed."""
+    async def ask(self, step: PlannedStep) -> tuple[Seconds, Seconds] | None:
+        """What it takes each time, and the host in it; None where it does not fit. Raises CalibrationFailed."""
         body = {"pool": self.pool, "times": _TIMES, "loads": [step._asdict()]}
         headers = [*self.headers, (HEADER, self.secret)]
         request = request_bytes(body, f"{self.address.prefix}/calibration/steps", headers, self.address.netloc)
         found = (await self._answered(request)).json()
         self.replicas.add(str(found["replica"]))
-        (seconds,) = found["seconds"]
-        return None if seconds is None else tuple(seconds)
+        (seconds,), (host_seconds,) = found["seconds"], found["host_seconds"]
+        return None if seconds is None else (tuple(seconds), tuple(host_seconds))
 
     async def _answered(self, request: bytes) -> Reply:
         """The grant may be on its way to the Router, and the replica busy with what it has admitted."""

@@ -471,11 +471,13 @@ class GenerationRouter:
         }
 
     def _calibrated(self, pool: str) -> dict[str, Any]:
-        """`step_time`: that is in force; None: what each replica measured at its start."""
+        """`step_time` and `host_time`: that are in force; None: what each replica measured at its start."""
         settings = self.settings.cpu if pool == CPU else self.settings.accelerator
-        step_time = self.config.step_time(pool)
+        step_time, host_time = self.config.step_time(pool), self.config.host_time(pool)
         return {
             "step_time": None if step_time is None else asdict(step_time),
+            "host_time": None if host_time is None else asdict(host_time),
+            "host_blocks": 0 if pool == CPU else self.settings.accelerator.host_blocks,
             "step_tokens": settings.step_tokens,
         }
 

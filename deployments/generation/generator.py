@@ -15,7 +15,7 @@ from deployments.errors import WindveError
 from deployments.generation.engine.generation_engines import StepEngine, create_step_engine
 from deployments.generation.generation_metrics import GeneratorMetrics, GeneratorState
 from deployments.generation.generation_settings import GenerationSettings
-from deployments.generation.planned_steps import PlannedStep, measure
+from deployments.generation.planned_steps import PlannedStep, measure, measure_host
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.stepper import Ended, Found, Stepper, StepWork
 from deployments.generation.text.generation_card import GenerationCard, read_generation_card
@@ -59,6 +59,7 @@ class Generator:
         self._engine, self._card = self._in_thread(lambda: self._load(settings, device))
         self._metrics = self._open_metrics()
         self._measured = self._in_thread(lambda: measure(self._engine, self._card))
+        self._measured_host = self._in_thread(lambda: measure_host(self._engine, self._card))
         bounds = StepPolicy(_FIRST_POLICY.ttft_s, _FIRST_POLICY.tpot_s, self._settings.step_tokens)
         schedule = StepSchedule(self._measured, bounds, self._engine.blocks)
         self._stepper = Stepper(schedule, self._compute, on_step=self._metrics.ran, on_failure=self._failed)
@@ -101,6 +102,7 @@ class Generator:
         return {
             **self._engine.describe(),
             "warm_up": asdict(self._measured),
+            "host_warm_up": None if self._measured_host is None else asdict(self._measured_host),
             "cores": sorted(self._cores),
             "pid": os.getpid(),
             "node": self._node,
@@ -128,14 +130,17 @@ class Generator:
         """As the route `/calibration/steps` answers it: see `Stepper.time_steps`. An error is returned, not raised:
         Serve would count it as the replica's.
         """
-        bounds = self._engine.blocks, self._settings.step_tokens, self._card.context
-        works = (step.work(self._engine.blocks, self._card) if step.fits(*bounds) else None for step in planned)
+        engine, card = self._engine, self._card
+        bounds = engine.blocks, self._settings.step_tokens, card.context, engine.host_blocks
+        works = (step.work(engine.blocks, card, engine.host_blocks) if step.fits(*bounds) else None for step in planned)
         logger.info("%s: %d steps of a calibration, no generation until they have ended", self._pool, len(planned))
         try:
+            found = await self._stepper.time_steps(works, times)
             return {
                 "pool": self._pool,
                 "replica": self._replica,
-                "seconds": await self._stepper.time_steps(works, times),
+                "seconds": [took and [one.seconds for one in took] for took in found],
+                "host_seconds": [took and [one.host_s for one in took] for took in found],
             }
         except WindveError as error:
             return error

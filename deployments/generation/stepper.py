@@ -134,6 +134,13 @@ class Found(NamedTuple):
     host_s: float = 0.0
 
 
+class Timed(NamedTuple):
+    """What a planned step took, and how long the host computed attention in it."""
+
+    seconds: float
+    host_s: float
+
+
 Ended = Callable[[Found | BaseException], None]
 """Called on the loop as a step ends."""
 Compute = Callable[[StepWork, Ended], None]
@@ -148,7 +155,7 @@ class Step:
     work: StepWork
     began: float
     planned_s: float
-    timed: asyncio.Future[float] | None = None
+    timed: asyncio.Future[Timed] | None = None
 
 
 class Stepper:
@@ -203,8 +210,8 @@ class Stepper:
 
     # --- planned steps ------------------------------------------------------------------------------------------------
 
-    async def time_steps(self, works: Iterable[StepWork | None], times: int) -> list[list[float] | None]:
-        """The seconds that each of these steps takes, up to `times` times, behind a first one that warms up; None for
+    async def time_steps(self, works: Iterable[StepWork | None], times: int) -> list[list[Timed] | None]:
+        """What each of these steps takes, up to `times` times, behind a first one that warms up; None for
         None. It begins once all that is admitted has ended; meanwhile nothing is. After some seconds the rest is left
         out, but for one step. Nothing is learned of them, and whatever lay in the cache is lost.
 
@@ -233,8 +240,8 @@ class Stepper:
             session.asks = True
         self._send_soon()
 
-    async def _timed(self, works: Iterable[StepWork | None], times: int) -> list[list[float] | None]:
-        ends, found = self._now() + _TIMED_S, list[list[float] | None]()
+    async def _timed(self, works: Iterable[StepWork | None], times: int) -> list[list[Timed] | None]:
+        ends, found = self._now() + _TIMED_S, list[list[Timed] | None]()
         for work in works:
             if work is None:
                 found.append(None)
@@ -248,8 +255,8 @@ class Stepper:
             found.append(took)
         return found
 
-    async def _time(self, work: StepWork) -> float:
-        timed: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+    async def _time(self, work: StepWork) -> Timed:
+        timed: asyncio.Future[Timed] = asyncio.get_running_loop().create_future()
         self._step = Step((), work, self._now(), 0.0, timed)
         contextvars.Context().run(self._begin, self._step)
         return await timed
@@ -403,11 +410,11 @@ class Stepper:
         self._send_soon()
         self._look()
 
-    def _tell_time(self, step: Step, timed: asyncio.Future[float], found: Found | BaseException) -> None:
+    def _tell_time(self, step: Step, timed: asyncio.Future[Timed], found: Found | BaseException) -> None:
         if isinstance(found, BaseException):
             timed.set_exception(EngineFailed(self._on_failure(found)))
         else:
-            timed.set_result(self._now() - step.began)
+            timed.set_result(Timed(self._now() - step.began, found.host_s))
 
     def _account(self, step: Step, found: Found | BaseException) -> None:
         """Tokens to Routers, rows that have ended, and what the step teaches."""

@@ -67,6 +67,7 @@ _PARAMETERS = [
         "description": "How long the client waits for the first token.",
     },
 ]
+_TIMES: Schema = list_of({"anyOf": [list_of(NUMBER), {"type": "null"}]})
 _ERRORS = (400, 404, 413, 429, 500, 503, 504)
 
 
@@ -104,7 +105,7 @@ _ROUTES: Mapping[str, _Route] = {
     "/calibration/steps": _Route(
         "time_steps",
         "What planned steps take (a calibration's)",
-        object_of(pool=STRING, replica=STRING, seconds=list_of({"anyOf": [list_of(NUMBER), {"type": "null"}]})),
+        object_of(pool=STRING, replica=STRING, seconds=_TIMES, host_seconds=_TIMES),
         StepsRequest,
         (403, 413, 422, 424, 503),
     ),

@@ -45,13 +45,18 @@ class PlannedLoad(Fields):
     """Tokens before it, of each of them."""
     chunks: Annotated[list[list[int]], BeforeValidator(_chunks)] = Field(default_factory=list)
     """Of prompts, each [start, tokens]: so many tokens behind the first `start`."""
+    host_rows: Count = 0
+    """More such answers, whose keys and values the host holds."""
+    swapped: Count = 0
+    """Blocks that are copied to the host and back before."""
 
     @property
     def step(self) -> PlannedStep:
         """Raises InvalidInput."""
-        if not self.rows and not self.chunks:
+        if not (self.rows or self.host_rows or self.chunks):
             raise InvalidInput("a load must have rows or chunks", param="loads")
-        return PlannedStep(self.rows, self.cached, tuple((start, tokens) for start, tokens in self.chunks))
+        chunks = tuple((start, tokens) for start, tokens in self.chunks)
+        return PlannedStep(self.rows, self.cached, chunks, self.host_rows, self.swapped)
 
 
 class StepsRequest(Fields):

@@ -58,21 +58,22 @@ def said(text, finish=None):
 
 
 STEP = PlannedStep(4, 256, ((0, 512),))
-FOUND = {"pool": "cpu", "replica": "one", "seconds": [[0.25, 0.5, 0.25]]}
+FOUND = {"pool": "cpu", "replica": "one", "seconds": [[0.25, 0.5, 0.25]], "host_seconds": [[0.0, 0.1, 0.0]]}
+TOOK = (0.25, 0.5, 0.25), (0.0, 0.1, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("replies", "seconds", "problem"),
+    ("replies", "took", "problem"),
     [
-        ([reply(200, FOUND)], (0.25, 0.5, 0.25), None),
-        ([reply(403, {"error": "not yet"}), reply(503, {"error": "busy"}), reply(200, FOUND)], (0.25, 0.5, 0.25), None),
-        ([reply(200, {**FOUND, "seconds": [None]})], None, None),
+        ([reply(200, FOUND)], TOOK, None),
+        ([reply(403, {"error": "not yet"}), reply(503, {"error": "busy"}), reply(200, FOUND)], TOOK, None),
+        ([reply(200, {**FOUND, "seconds": [None], "host_seconds": [None]})], None, None),
         ([reply(422, {"error": "no pool"})], None, "the cpu pool runs no planned step: 422 no pool"),
         ([reply(424, {"error": {"message": "lost"}})], None, "the cpu pool runs no planned step: 424 lost"),
         ([b""], None, "a planned step on the cpu pool was not answered"),
     ],
 )
-def test_a_planned_step_is_asked_for_until_it_is_answered(monkeypatch, replies, seconds, problem):
+def test_a_planned_step_is_asked_for_until_it_is_answered(monkeypatch, replies, took, problem):
     monkeypatch.setattr(step_trials, "_AGAIN_S", 0.0)
 
     async def ask():
@@ -88,12 +89,13 @@ def test_a_planned_step_is_asked_for_until_it_is_answered(monkeypatch, replies, 
             asyncio.run(ask())
         return
     found, replicas, asked = asyncio.run(ask())
-    assert (found, replicas, len(asked)) == (seconds, {"one"}, len(replies))
+    assert (found, replicas, len(asked)) == (took, {"one"}, len(replies))
     for head, body in asked:
         assert head.startswith("POST /at/calibration/steps HTTP/1.1")
         assert "x-windve-trial: secret" in head
         assert "authorization: Bearer key" in head
-        assert body == {"pool": "cpu", "times": 3, "loads": [{"rows": 4, "cached": 256, "chunks": [[0, 512]]}]}
+        load = {"rows": 4, "cached": 256, "chunks": [[0, 512]], "host_rows": 0, "swapped": 0}
+        assert body == {"pool": "cpu", "times": 3, "loads": [load]}
 
 
 @pytest.mark.parametrize(

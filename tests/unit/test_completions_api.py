@@ -713,11 +713,15 @@ def test_models_info_health_and_tokens(api, world):
 
 def test_planned_steps(api, world):
     told = post(api, STEPS, PLANNED, headers=[(b"x-windve-trial", b"secret")])
-    assert json.loads(told.body) == {"pool": "cpu", "replica": "r", "seconds": [[1.5, 1.5], None]}
+    assert json.loads(told.body) == {
+        "pool": "cpu", "replica": "r", "seconds": [[1.5, 1.5], None], "host_seconds": [[0.0, 0.0], None]
+    }  # fmt: skip
     steps = [PlannedStep(4, 256), PlannedStep(0, 0, ((0, 512), (7, 1)))]
     assert world.asked == [(Trial("secret", {}), "cpu", steps, 2)]
     assert steps[1].load == StepLoad().with_chunk(0, 512).with_row(8)
     post(api, STEPS, {"pool": "cpu", "loads": [{"rows": 1}]})
+    post(api, STEPS, {"pool": "cpu", "loads": [{"host_rows": 3, "cached": 9, "swapped": 2}]})
+    assert [one[2] for one in world.asked[1:]] == [[PlannedStep(1)], [PlannedStep(0, 9, (), 3, 2)]]
     assert world.asked[1] == (None, "cpu", [PlannedStep(1)], 3)
     world.refuses = Unavailable("what this replica had admitted has not ended")
     refused = post(api, STEPS, PLANNED)

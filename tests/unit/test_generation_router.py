@@ -588,11 +588,14 @@ def views(router):
 def test_it_says_what_step_time_is_in_force(monkeypatch):
     async def main():
         async with service(monkeypatch, [Replica("a")], [Replica("b", blocks=9)]) as router:
-            await router.reconfigure({**CONFIG, "cpu": {"step_time": {"beta_s": 0.5, "knee": 4}}})
+            host = {"row_s": 0.1, "kv_token_s": 0.0, "copy_token_s": 0.0, "layers": 4}
+            found = {"cpu": {"step_time": {"beta_s": 0.5, "knee": 4}}, "accelerator": {"host_time": host}}
+            await router.reconfigure({**CONFIG, **found})
             accelerator, cpu = router.describe()["pools"].values()
             assert (accelerator["step_time"], accelerator["blocks"], accelerator["step_tokens"]) == (None, BLOCKS, 2048)
             rest = dict.fromkeys(("row_s", "kv_token_s", "prompt_token_s", "pair_s"), 0.0)
             assert cpu["step_time"] == {"beta_s": 0.5, "knee": 4, **rest}
             assert cpu["blocks"] == 9
+            assert [(pool["host_time"], pool["host_blocks"]) for pool in (accelerator, cpu)] == [(host, 0), (None, 0)]
 
     asyncio.run(main())

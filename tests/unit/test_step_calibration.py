@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import io
 import random
 from dataclasses import astuple
@@ -31,8 +32,10 @@ from calibration.service.config_file import ConfigFile, unified_diff
 from calibration.service.serve_config import GENERATION
 from deployments.errors import SettingsError
 from deployments.generation.generation_settings import StepTimeSettings
+from deployments.generation.planned_steps import PlannedStep
+from deployments.generation.scheduling.overlap import Overlap
 from deployments.generation.scheduling.step_schedule import StepPolicy
-from deployments.generation.scheduling.step_time import StepLoad, StepTime
+from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 
 ROOT = Path(__file__).parents[2]
 ROOM = StepRoom(step_tokens=2048, blocks=512, context=8192)
@@ -42,32 +45,39 @@ TIMES = {
     "a small model": StepTime(0.002, 0.0002, 1e-7, 0.00005, 1e-8, 0),
 }
 POLICY = StepPolicy(2.0, 0.2)
+HYBRID = ROOM._replace(host_blocks=2000)
+HOST = HostTime(1e-4, 5e-6, 2e-6, 32)
 
 
 class Device:
-    """Steps take what `time` says, and scatter; what does not fit into the room is not run."""
+    """Steps take what `time` and `host` say, and scatter; what does not fit into the room is not run."""
 
-    def __init__(self, time, noise=0.0, room=ROOM, seed=0):
+    def __init__(self, time, noise=0.0, room=ROOM, seed=0, host=None):
         self.time, self.noise, self.room, self.draw = time, noise, room, random.Random(seed)
-        self.asked = []
+        self.asked, self.host = [], host
 
     async def ask(self, step):
         self.asked.append(step)
         if not step.fits(*self.room):
             return None
-        return tuple(self.time.seconds(step.load) * (1 + self.draw.gauss(0, self.noise)) for _ in range(3))
+        host_s = 0.0 if self.host is None else self.host.seconds(*step.host_load[:2])
+        return tuple(
+            tuple(seconds * (1 + self.draw.gauss(0, self.noise)) for _ in range(3))
+            for seconds in (step.seconds(self.time, self.host), host_s)
+        )
 
     def measured(self, longest_s=0.25, planned_for=None):
         return asyncio.run(measure(planned_for or self.room, longest_s, self.ask))
 
 
 @pytest.mark.parametrize(
-    "room", [ROOM, StepRoom(64, 2048, 512), StepRoom(8, 256, 8192), StepRoom(4096, 2048, 64), StepRoom(4, 8, 16)]
+    "room",
+    [ROOM, HYBRID, StepRoom(64, 2048, 512), StepRoom(8, 256, 8192, 5), StepRoom(4096, 2048, 64), StepRoom(4, 8, 16)],
 )
 def test_series_grow_and_fit(room):
     for steps in all_series(room).values():
         assert all(step.fits(*room) for step in steps)
-        sizes = [step.rows + sum(tokens for _, tokens in step.chunks) for step in steps]
+        sizes = [(step.tokens, step.swapped) for step in steps]
         assert sizes == sorted(set(sizes))
 
 
@@ -96,8 +106,26 @@ def test_the_truth_is_found_through_noise(name, seed):
 
 def test_what_is_written_is_what_was_found():
     fit = StepFit.of(Device(TIMES["accelerator"]).measured())
-    assert tuple(fit.settings().values()) == astuple(fit.time)
-    assert isinstance(fit.settings()["knee"], int)
+    assert tuple(fit.settings()["step_time"].values()) == astuple(fit.time)
+    assert isinstance(fit.settings()["step_time"]["knee"], int)
+    assert "host_time" not in fit.settings()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_hosts_times_are_found_beside_the_accelerators(seed):
+    truth = TIMES["accelerator"]
+    measured = Device(truth, 0.02, HYBRID, seed, HOST).measured()
+    fit = StepFit.of(measured, 32)
+    fit.check("accelerator", 0.2)
+    assert fit.median_error < 0.03
+    assert fit.settings()["host_time"]["layers"] == 32
+    assert fit.host.seconds(20, 20_000) == pytest.approx(HOST.seconds(20, 20_000), rel=0.05)
+    assert fit.host.copy_token_s == pytest.approx(HOST.copy_token_s, rel=0.25)
+    load = StepLoad(24, 24 * 300).with_chunk(0, 100)
+    assert fit.time.seconds(load) == pytest.approx(truth.seconds(load), rel=0.06)
+    both = PlannedStep(8, 999, host_rows=8, swapped=4)
+    hidden_s = truth.linear_s(StepLoad(16)) + HOST.seconds(8, 8000) + 1024 * HOST.copy_token_s
+    assert both.seconds(truth, HOST) == pytest.approx(hidden_s)
 
 
 def chance(seed):
@@ -165,8 +193,10 @@ class Application:
             "config_problem": None, "kind": "generation", "emulated": True, "trial_seconds_ago": None,
             "ttft_s": 2.0, "tpot_s": 0.2, "pools": {pool: {
                 "live_replicas": 1, "expected_replicas": 1, "rows": 0, "waiting": 0, "step_time": None,
-                "step_tokens": 2048, "blocks": 512,
-                "replicas": {f"{pool}-1": {"device": pool, "engine": "emulated", "dtype": "float32"}},
+                "step_tokens": 2048, "blocks": 512, "host_blocks": 0,
+                "replicas": {f"{pool}-1": {
+                    "device": pool, "engine": "emulated", "dtype": "float32", "host_warm_up": None
+                }},
             } for pool in ("accelerator", "cpu")},
         }  # fmt: skip
 
@@ -200,7 +230,7 @@ def wired(monkeypatch):
 
     class Trials:
         def __init__(self, address, headers, secret, pool):
-            self.device, self.replicas = Device(TIMES[pool], noise=0.02), {f"{pool}-1"}
+            self.device, self.replicas = Device(TIMES[pool], 0.02, HYBRID, host=HOST), {f"{pool}-1"}
 
         async def ask(self, step):
             return await self.device.ask(step)
@@ -268,6 +298,30 @@ def test_a_run_finds_tries_and_proves_and_its_report_says_so(calibrate, tmp_path
     assert f"{found.capacity:.3g} requests a second" in console.file.getvalue()
     with pytest.raises(SettingsError, match="about an application that generates"):
         Report.parse((tmp_path / "report.json").read_bytes(), "report.json")
+
+
+def test_a_run_says_whether_the_host_pays(calibrate, tmp_path):
+    application = Application()
+    pool = application.windve["pools"]["accelerator"]
+    pool["host_blocks"] = HYBRID.host_blocks
+    pool["replicas"]["accelerator-1"]["host_warm_up"] = dataclasses.asdict(HOST)
+    found = calibrate(application)
+    changes = found.changes()["user_config"]
+    assert (set(changes["accelerator"]), set(changes["cpu"])) == ({"step_time", "host_time"}, {"step_time"})
+    mean, *others = found.overlaps("accelerator")
+    truth = Overlap.of(TIMES["accelerator"], HOST, 512, 208)  # prompts of 200 tokens and half of an answer of 16
+    assert [one.context for one in (mean, *others)] == [208, 256, 1024, 4096]
+    assert (mean.ratio, mean.largest_ratio) == pytest.approx((truth.ratio, truth.largest_ratio), rel=0.1)
+    assert found.overlaps("cpu") == []
+    made = found.report(None, WrittenReport())
+    page = step_report.write(tmp_path, made)
+    assert (tmp_path / "overlap-accelerator.png").stat().st_size > 1000
+    assert not (tmp_path / "overlap-cpu.png").exists()
+    console = Console(file=io.StringIO(), width=120)
+    step_report.show(console, made)
+    said = "two batches pay:" if truth.pays else "two batches do not pay:"
+    for text in (page.read_text(), " ".join(console.file.getvalue().split())):
+        assert f"At 208 tokens {said}" in text.replace("&lt;", "<")
 
 
 def test_an_estimate_tries_nothing(calibrate):
@@ -372,7 +426,7 @@ def test_the_change_of_a_config_is_two_step_times(tmp_path):
     config.write_text((ROOT / "serve_app" / "generation.yaml").read_text())
     application = Serving("windve", "http://x", Address("h", 80), {"import_path": GENERATION})
     file, fit = ConfigFile.read(config, application), StepFit.of(Device(TIMES["cpu"]).measured())
-    times = {pool: {"step_time": fit.settings()} for pool in ("accelerator", "cpu")}
+    times = dict.fromkeys(("accelerator", "cpu"), fit.settings())
     edited = file.edited({"user_config": times})
     (router,) = yaml.safe_load(edited)["applications"][0]["deployments"]
     assert router["user_config"] == {"ttft_s": 2.0, "tpot_s": 0.2, **times}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.generation.scheduling.step_time import StepLoad, StepTime
+from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 
 ACCELERATOR = StepTime(0.02, 1.4e-4, 2e-7, 1.4e-4, 6e-9, 128)
 CPU = StepTime(0.06, 2e-3, 1e-6, 2.2e-3, 5e-8, 4)
@@ -57,6 +57,24 @@ def test_the_fit_finds_any_knee(model, knee):
 def test_a_fit_needs_steps():
     with pytest.raises(ValueError, match="at least one"):
         StepTime.fit([])
+    with pytest.raises(ValueError, match="at least one"):
+        HostTime.fit([], [(128, 1.0)], 4)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.05])
+def test_the_fit_of_a_host_finds_what_it_was_made_of(noise):
+    truth, draw = HostTime(8e-5, 3e-6, 4e-5, 32), random.Random(3)
+    loads = [StepLoad(rows, rows * tokens) for rows in (1, 4, 16, 64) for tokens in (32, 500, 2000)]
+    attention = [(load, truth.seconds(*load[:2]) * (1 + draw.gauss(0, noise))) for load in loads]
+    copies = [(tokens, tokens * 4e-5 * (1 + draw.gauss(0, noise))) for tokens in (0, 256, 1024, 4096)]
+    found = HostTime.fit(attention, copies, 32)
+    assert astuple(found) == pytest.approx(astuple(truth), rel=1e-6 if not noise else 0.25)
+    for load in loads:
+        assert found.seconds(*load[:2]) == pytest.approx(truth.seconds(*load[:2]), rel=1e-6 if not noise else 0.05)
+
+
+def test_copies_that_seem_to_save_time_cost_nothing():
+    assert HostTime.fit([(StepLoad(1, 9), 0.1)], [(256, -0.1)], 4).copy_token_s == 0
 
 
 @pytest.mark.parametrize("model", [ACCELERATOR, CPU])

@@ -482,7 +482,8 @@ def test_planned_steps_are_timed_once_what_runs_has_ended_and_nothing_is_admitte
         assert late in router.refused
         assert 0 < router.refused[late].opens_s <= 5
         for took, planned in zip(found[:-1], PLANNED, strict=True):
-            assert took == pytest.approx([MODEL.seconds(planned.load)] * 3)
+            assert [one.seconds for one in took] == pytest.approx([MODEL.seconds(planned.load)] * 3)
+            assert [one.host_s for one in took] == [0.0] * 3
         assert found[-1] is None
         await asyncio.sleep(0)
         assert (router.frames[-1].state.opens_s, len(device_s)) == (0, steps)
@@ -500,9 +501,9 @@ def test_planned_steps_end_after_some_seconds_and_the_rest_is_left_out():
     async def main():
         stepper, device = world()
         device.steps.model = StepTime(1.5, 0, 0, 0, 0)
-        assert await stepper.time_steps(works(*PLANNED), 3) == [pytest.approx([1.5] * 3)]
+        assert await stepper.time_steps(works(*PLANNED), 3) == [[(pytest.approx(1.5), 0.0)] * 3]
         device.steps.model = StepTime(40, 0, 0, 0, 0)
-        assert await stepper.time_steps(works(*PLANNED), 3) == [pytest.approx([40])]
+        assert await stepper.time_steps(works(*PLANNED), 3) == [[(pytest.approx(40), 0.0)]]
         Router(stepper).ask(prompt(5))
         assert stepper.in_flight == 1
 

@@ -13,7 +13,7 @@ from deployments.generation.engine.emulated_steps import EmulatedSteps
 from deployments.generation.generation_settings import GeneratingAccelerator, GeneratingCpu
 from deployments.generation.scheduling.blocks import BLOCK, blocks_of
 from deployments.generation.scheduling.chunk import Chunk, Computed, Steps, Work
-from deployments.generation.scheduling.step_time import StepTime
+from deployments.generation.scheduling.step_time import HostTime, StepTime
 from deployments.generation.text.generation_card import GenerationCard
 from deployments.hardware.device_detector import quick_cpu_dtype
 
@@ -36,6 +36,9 @@ class StepEngine:
     why: str
     probe: Callable[[], None]
     model: StepTime | None = None  # that is known without measuring
+    host_blocks: int = 0  # of the cache, in the host's memory
+    host: HostTime | None = None  # that is known without measuring
+    layers: int = 1
 
     def describe(self) -> dict[str, Any]:
         names = ("engine", "device", "dtype", "emulated", "why", "blocks")

@@ -145,3 +145,20 @@ class HostTime:
     def seconds(self, rows: float, kv_tokens: float) -> float:
         """Of so many answers' attention in all layers."""
         return self.row_s * rows + self.kv_token_s * kv_tokens
+
+    @classmethod
+    def fit(cls, attention: Iterable[tuple[StepLoad, float]], copies: Iterable[tuple[int, float]], layers: int) -> Self:
+        """Of measured seconds of the attention, by its rows and the tokens that they read: non-negative least squares,
+        each weighted by its own time. And of the seconds that steps took longer by so many copied tokens.
+
+        Raises ValueError where no attention was measured.
+        """
+        measured, copied = list(attention), list(copies)
+        if not measured:
+            raise ValueError("the time of a host needs at least one measured attention")
+        seconds = np.array([max(took_s, 1e-9) for _, took_s in measured])
+        columns = np.array([(load.rows, load.kv_tokens) for load, _ in measured], np.float64) / seconds[:, None]
+        row_s, kv_token_s = non_negative(columns, np.ones(len(seconds))).tolist()
+        tokens = sum(count for count, _ in copied)
+        copy_token_s = max(0.0, sum(more_s for _, more_s in copied)) / max(1, tokens)
+        return cls(row_s, kv_token_s, copy_token_s, layers)
