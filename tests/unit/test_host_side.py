@@ -181,3 +181,19 @@ def test_a_host_that_takes_no_time_is_no_problem():
     host = Host(HostTime(0.0, 0.0, 0.0, 32), 100)
     assert not host.share(StepTime(0.04, 0.0, 0.0, 0.0, 0.0, 64), 1.0, []).twice
     assert host.share(StepTime(0.04, 0.0, 1e-6, 0.0, 0.0, 64), 1.0, [(False, 400), (True, 400)]).kv_token_s == 0.0
+
+
+def test_routers_are_told_of_room_on_the_host():
+    schedule = schedule_of(host_blocks=8)
+    assert len(offered(schedule, 0.0, 5)) == 5
+    assert schedule.state(0.0).opens_s == 0
+    assert len(offered(schedule, 0.0, 2)) == 1
+    assert schedule.state(0.0).opens_s > 0
+
+
+def test_a_generation_larger_than_the_accelerators_cache_is_for_the_host():
+    schedule = schedule_of(blocks=2)
+    assert not schedule.never(ask(0.0), 2.0)
+    assert schedule.never(ask(0.0, prompt=65 * 128), 2.0)
+    assert [one.on_host for one in offered(schedule, 0.0, 1)] == [True]
+    assert schedule.longest_prompt(2.0) > 2 * 128

@@ -21,6 +21,7 @@ PURE = [
     "deployments.generation.scheduling.host_side",
     "deployments.generation.scheduling.hybrid_plan",
     "deployments.generation.scheduling.chunk",
+    "deployments.generation.scheduling.composed_step",
     "deployments.generation.scheduling.overlap",
     "deployments.generation.scheduling.emulated_devices",
     "deployments.generation.engine.emulated_steps",

@@ -47,30 +47,29 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.cache_room import CacheRoom
 from deployments.generation.scheduling.chunk import Copy
+from deployments.generation.scheduling.composed_step import ComposedStep, by_pace
 from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, MODES, HostRow
+from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, MODES
 from deployments.generation.scheduling.long_prompts import LongPrompts
-from deployments.generation.scheduling.rows import FIRST, PARTING, SECOND, Generation, Part, Row
+from deployments.generation.scheduling.rows import PARTING, Generation, Part, Row
 from deployments.generation.scheduling.step_forecast import NO_HOST, Forecast, HostShare, Outlook, Pace, Prompt
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 from deployments.queueing.learning import Learning
 from deployments.queueing.shares import Account, Kind, Shares
 
-_LEAST_CHUNKS = 0.2  # of the rows' time: chunks have at least so much of a step, also where rows are late
 _LEAST_LEARNED = 0.05  # of `ttft_s`: the least planned seconds that the factor is learned from
 _IN_A_ROW = 0.1  # of `ttft_s`: so long are the steps in a row that the margin is learned from
 _FIRST_PROBE, _LAST_PROBE = 1.0, 8.0  # times `ttft_s` that a device rests before it tries whether it is still slow
 _AVERAGED = 0.05  # of the way to the latest one: means of prompts and answers
 _MOST_KEPT = 8  # generations that room is kept for at once
 _MOVES = 0.1  # of the longest step: what coming back from the host may take in one
-_URGENT = 3.0  # steps of the accelerator alone: a host row that is due before takes part
 _HELPED = 0.7  # of the time to its first token: who needs more of an idle device gets no help
 
 
@@ -204,15 +203,19 @@ class StepSchedule:
         pace; or its answers do not fit into the whole cache.
         """
         share = self.policy.bulk_share if generation.bulk else 1.0
-        most = max(self.block_count, 0 if self.host is None else self.host.block_count)
-        if generation.most_blocks > share * most or generation.answers > self.policy.step_tokens:
+        if generation.most_blocks > share * self._largest_cache or generation.answers > self.policy.step_tokens:
             return True
         slow = min(1.0, self.learning.factor)
         return not generation.bulk and not self._alone(generation, left_s, slow).kept
 
+    @property
+    def _largest_cache(self) -> int:
+        """Blocks of the accelerator's, or of the host's if that is larger."""
+        return self.block_count if self.host is None else max(self.block_count, self.host.block_count)
+
     def longest_prompt(self, left_s: float) -> int:
         """Tokens of the longest prompt whose first token comes in `left_s` on an idle device; 0: none does."""
-        from_tokens, to_tokens = 0, self.block_count * BLOCK + 1
+        from_tokens, to_tokens = 0, self._largest_cache * BLOCK + 1
         while to_tokens - from_tokens > 1:
             middle = (from_tokens + to_tokens) // 2
             generation = Generation(middle, 1, left_s)
@@ -348,7 +351,7 @@ class StepSchedule:
         assert not self._step, "a step runs"
         slow, stalls = self.learning.factor * (1 + self.scatter.margin), self.room.stalls
         copied_s = 0.0 if self.host is None else self._move(self.host)
-        composed = _Composed(self.model, self.policy, slow, now, self._take)
+        composed = ComposedStep(self.model, self.policy, slow, now, self._take)
         here = [row for row in self._running if not row.generation.on_host]
         composed.add_rows([row for row in here if not row.generation.bulk])
         if len(here) < len(self._running):
@@ -380,7 +383,7 @@ class StepSchedule:
         before = len(self._copies)
         self._copies += host.take(self._stalled, self.room, self.policy.bulk_share)
         if not self._crowded:
-            back = sorted((row for row in self._running if row.generation.on_host), key=_by_pace)
+            back = sorted((row for row in self._running if row.generation.on_host), key=by_pace)
             self._copies += host.bring(back, self.room, self.policy.bulk_share, _MOVES * self.policy.longest_step_s)
         self._stalled, self._crowded = [], False
         return (len(self._copies) - before) * BLOCK * host.time.copy_token_s
@@ -542,9 +545,13 @@ class StepSchedule:
         )
         kept = self._kept_for(now, typical)
         outlook = self._outlook(now, typical, kept)
+        admitted = outlook.kept and self._fits(typical, kept)
+        if self.host is not None and not self._fits(typical, kept):
+            typical.on_host = True
+            outlook = self._outlook(now, typical, kept)
+            admitted = outlook.kept and self._fits(typical, kept)
         first_s = float(outlook.first_s[0])
         prompt_token_s = self.learning.factor * self.model.prompt_token_s
-        admitted = outlook.kept and self._fits(typical, kept)
         opens_s = 0.0 if admitted else self._opens_s(now, typical, outlook)
         return StepState(
             opens_s, max(0.0, first_s - prompt_token_s * typical.prompt_tokens), prompt_token_s,
@@ -554,108 +561,9 @@ class StepSchedule:
         )  # fmt: skip
 
 
-class _Composed:
-    """A step that is being composed. `slow`: how many times as long as planned it may take."""
-
-    def __init__(
-        self, model: StepTime, policy: StepPolicy, slow: float, now: float, take: Callable[[Row, int], bool]
-    ) -> None:
-        self._model, self._policy, self._slow, self._now, self._take = model, policy, slow, now, take
-        self._most_s = policy.longest_step_s / slow
-        self.load = StepLoad()
-        self.parts: list[Part] = []
-        self._room = policy.step_tokens
-        self._slack_s = math.inf  # of the row that has the least
-        self._within_s = self._most_s  # the step is over without making anybody late
-
-    def add_rows(self, rows: Sequence[Row]) -> None:
-        """All that have the blocks for it: the one with the least slack bounds the step."""
-        for row in rows:
-            generation = row.generation
-            if not self._add_row(row):
-                continue
-            if generation.pace_s is not None:
-                assert generation.first_at is not None
-                slack_s = generation.first_at + row.picked * generation.pace_s - self._now
-                self._slack_s = min(self._slack_s, slack_s / self._slow)
-        self._within_s = self._most_s = min(self._most_s, self._slack_s)
-        self.leave_seconds(0.0)
-
-    def leave_seconds(self, seconds: float) -> None:
-        """To others than chunks; but where rows are late, chunks have their share all the same."""
-        self._most_s = max(self._most_s - seconds, (1 + _LEAST_CHUNKS) * self._model.seconds(self.load))
-
-    def add_chunks(self, generations: Iterable[Generation]) -> None:
-        """As many of their tokens as there is room for."""
-        for generation in generations:
-            row = generation.rows[0]
-            left = min(generation.prompt_tokens - row.computed, self._room)
-            tokens = self._model.most_tokens(self.load, row.computed, left, self._most_s)
-            if not self.parts:  # a device that is slower than its steps should be goes on all the same
-                tokens = max(tokens, min(left, 1 + self._model.knee))
-            if tokens <= 0:
-                return
-            if not self._take(row, row.computed + tokens):
-                continue
-            self.load = self.load.with_chunk(row.computed, tokens)
-            self._room -= tokens
-            ends = row.computed + tokens == generation.prompt_tokens
-            self.parts.append(Part(row, row.computed, tokens, ends))
-            if ends and not generation.bulk:
-                due_s = (generation.due - self._now) / self._slow
-                self._most_s, self._within_s = min(self._most_s, due_s), min(self._within_s, due_s)
-
-    def leave_room(self) -> None:
-        """Bulk work makes a step with others no longer than its share, and no answer late, nor later."""
-        if self.parts:
-            share_s = self._policy.bulk_share * self._policy.longest_step_s / self._slow
-            self._most_s = min(self._most_s, self._slack_s, share_s)
-
-    def add_bulk_rows(self, rows: Sequence[Row]) -> None:
-        """Those that there is room for, and one at least where the step is empty."""
-        for row in rows:
-            fits = not self.parts or self._model.seconds(self.load.with_row(row.length)) <= self._most_s
-            if self._room and fits:
-                self._add_row(row)
-
-    def add_host_rows(self, host: Host, rows: Iterable[Row]) -> float:
-        """Those that the plan takes; the seconds that the step takes with them, 0 where nobody knows."""
-        there = sorted((row for row in rows if row.generation.on_host and row.parked is None), key=_by_pace)
-        there = [row for row in there if self._take(row, row.computed + 1)]
-        urgent_at = self._now + _URGENT * self._slow * self._model.seconds(self.load)
-        plan = host.plan = host.planner(self._model).choose(
-            self.load,
-            [HostRow(row.length, _by_pace(row)[1] < urgent_at, row.generation.bulk) for row in there],
-            within_s=self._within_s,
-            parked=len(host.parked),
-            modes=self._policy.modes,
-        )
-        for batch, numbers in ((FIRST, plan.first), (SECOND, plan.second), (PARTING, plan.parting)):
-            self.parts += [Part(there[at], there[at].computed, 1, True, batch) for at in numbers]
-        for at in plan.parting:
-            host.park(there[at])
-        return plan.seconds if self.parts else 0.0
-
-    def _add_row(self, row: Row) -> bool:
-        if not self._take(row, row.computed + 1):
-            return False
-        self.load = self.load.with_row(row.length)
-        self._room -= 1
-        self.parts.append(Part(row, row.computed, 1, True))
-        return True
-
-
 def _order(generation: Generation) -> tuple[bool, float]:
     """Bulk behind all others, the earliest due first."""
     return generation.bulk, generation.due
-
-
-def _by_pace(row: Row) -> tuple[bool, float]:
-    """Bulk behind all others, the row whose next token is due first; with the time when it is."""
-    generation = row.generation
-    if generation.pace_s is None or generation.first_at is None:
-        return generation.bulk, math.inf
-    return False, generation.first_at + row.picked * generation.pace_s
 
 
 def _prompt_left(generation: Generation) -> int:

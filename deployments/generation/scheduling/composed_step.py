@@ -1,0 +1,117 @@
+"""What one step is to compute: rows by pace, prompts by deadline, bulk behind them, and rows of the host. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from deployments.generation.scheduling.host_side import Host
+from deployments.generation.scheduling.hybrid_plan import HostRow
+from deployments.generation.scheduling.rows import FIRST, PARTING, SECOND, Generation, Part, Row
+from deployments.generation.scheduling.step_time import StepLoad, StepTime
+
+if TYPE_CHECKING:
+    from deployments.generation.scheduling.step_schedule import StepPolicy
+
+_LEAST_CHUNKS = 0.2  # of the rows' time: chunks have at least so much of a step, also where rows are late
+_URGENT = 3.0  # steps of the accelerator alone: a host row that is due before takes part
+
+
+class ComposedStep:
+    """A step that is being composed. `slow`: how many times as long as planned it may take."""
+
+    def __init__(
+        self, model: StepTime, policy: StepPolicy, slow: float, now: float, take: Callable[[Row, int], bool]
+    ) -> None:
+        self._model, self._policy, self._slow, self._now, self._take = model, policy, slow, now, take
+        self._most_s = policy.longest_step_s / slow
+        self.load = StepLoad()
+        self.parts: list[Part] = []
+        self._room = policy.step_tokens
+        self._slack_s = math.inf  # of the row that has the least
+        self._within_s = self._most_s  # the step is over without making anybody late
+
+    def add_rows(self, rows: Sequence[Row]) -> None:
+        """All that have the blocks for it: the one with the least slack bounds the step."""
+        for row in rows:
+            generation = row.generation
+            if not self._add_row(row):
+                continue
+            if generation.pace_s is not None:
+                assert generation.first_at is not None
+                slack_s = generation.first_at + row.picked * generation.pace_s - self._now
+                self._slack_s = min(self._slack_s, slack_s / self._slow)
+        self._within_s = self._most_s = min(self._most_s, self._slack_s)
+        self.leave_seconds(0.0)
+
+    def leave_seconds(self, seconds: float) -> None:
+        """To others than chunks; but where rows are late, chunks have their share all the same."""
+        self._most_s = max(self._most_s - seconds, (1 + _LEAST_CHUNKS) * self._model.seconds(self.load))
+
+    def add_chunks(self, generations: Iterable[Generation]) -> None:
+        """As many of their tokens as there is room for."""
+        for generation in generations:
+            row = generation.rows[0]
+            left = min(generation.prompt_tokens - row.computed, self._room)
+            tokens = self._model.most_tokens(self.load, row.computed, left, self._most_s)
+            if not self.parts:  # a device that is slower than its steps should be goes on all the same
+                tokens = max(tokens, min(left, 1 + self._model.knee))
+            if tokens <= 0:
+                return
+            if not self._take(row, row.computed + tokens):
+                continue
+            self.load = self.load.with_chunk(row.computed, tokens)
+            self._room -= tokens
+            ends = row.computed + tokens == generation.prompt_tokens
+            self.parts.append(Part(row, row.computed, tokens, ends))
+            if ends and not generation.bulk:
+                due_s = (generation.due - self._now) / self._slow
+                self._most_s, self._within_s = min(self._most_s, due_s), min(self._within_s, due_s)
+
+    def leave_room(self) -> None:
+        """Bulk work makes a step with others no longer than its share, and no answer late, nor later."""
+        if self.parts:
+            share_s = self._policy.bulk_share * self._policy.longest_step_s / self._slow
+            self._most_s = min(self._most_s, self._slack_s, share_s)
+
+    def add_bulk_rows(self, rows: Sequence[Row]) -> None:
+        """Those that there is room for, and one at least where the step is empty."""
+        for row in rows:
+            fits = not self.parts or self._model.seconds(self.load.with_row(row.length)) <= self._most_s
+            if self._room and fits:
+                self._add_row(row)
+
+    def add_host_rows(self, host: Host, rows: Iterable[Row]) -> float:
+        """Those that the plan takes; the seconds that the step takes with them, 0 where nobody knows."""
+        there = sorted((row for row in rows if row.generation.on_host and row.parked is None), key=by_pace)
+        there = [row for row in there if self._take(row, row.computed + 1)]
+        urgent_at = self._now + _URGENT * self._slow * self._model.seconds(self.load)
+        plan = host.plan = host.planner(self._model).choose(
+            self.load,
+            [HostRow(row.length, by_pace(row)[1] < urgent_at, row.generation.bulk) for row in there],
+            within_s=self._within_s,
+            parked=len(host.parked),
+            modes=self._policy.modes,
+        )
+        for batch, numbers in ((FIRST, plan.first), (SECOND, plan.second), (PARTING, plan.parting)):
+            self.parts += [Part(there[at], there[at].computed, 1, True, batch) for at in numbers]
+        for at in plan.parting:
+            host.park(there[at])
+        return plan.seconds if self.parts else 0.0
+
+    def _add_row(self, row: Row) -> bool:
+        if not self._take(row, row.computed + 1):
+            return False
+        self.load = self.load.with_row(row.length)
+        self._room -= 1
+        self.parts.append(Part(row, row.computed, 1, True))
+        return True
+
+
+def by_pace(row: Row) -> tuple[bool, float]:
+    """Bulk behind all others, the row whose next token is due first; with the time when it is."""
+    generation = row.generation
+    if generation.pace_s is None or generation.first_at is None:
+        return generation.bulk, math.inf
+    return False, generation.first_at + row.picked * generation.pace_s
