@@ -62,19 +62,18 @@ def overlaps(found: Sequence[OverlapReport], name: str) -> bytes:
     axes = figure.subplots()
     plain_axes(axes)
     places = [one.linear_to_attention for one in found]
-    ratios = np.geomspace(min(0.1, *places) / 1.5, 1.5 * max(10, *places), 200)
+    ratios = np.geomspace(min(0.5, *places) / 1.5, 1.5 * max(4.0, *places), 200)
     bound = [largest_ratio(float(ratio), 1.0) for ratio in ratios]
     low = 0.7 * min(1.0, *(one.ratio for one in found))
     axes.plot(ratios, bound, color=INK, linewidth=1.6, label="bound of (6)")
     axes.fill_between(ratios, low, bound, color=_COLOURS[2], alpha=0.12, linewidth=0, label="two batches pay")
-    for one in found:
-        axes.scatter([one.linear_to_attention], [one.ratio], s=60, color=_COLOURS[0 if one.pays else 3], zorder=4)
-        axes.annotate(
-            f"{one.context} tokens", (one.linear_to_attention, one.ratio), xytext=(8, -4), textcoords="offset points",
-            color=INK, bbox=LABEL_BOX,
+    for place, one in enumerate(found):
+        axes.scatter(
+            [one.linear_to_attention], [one.ratio], s=300 - 50 * place, marker=_MARKS[place],
+            color=_COLOURS[0 if one.pays else 3], edgecolors="white", zorder=4, label=f"{one.context} tokens an answer",
         )  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=(ratios[0], ratios[-1]))
-    axes.set_ylim(bottom=low)
+    axes.set_ylim(low, 2 * max(*bound, *(one.ratio for one in found)))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter("{x:g}")

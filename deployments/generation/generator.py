@@ -16,6 +16,7 @@ from deployments.generation.engine.generation_engines import StepEngine, create_
 from deployments.generation.generation_metrics import GeneratorMetrics, GeneratorState
 from deployments.generation.generation_settings import GenerationSettings
 from deployments.generation.planned_steps import PlannedStep, measure, measure_host
+from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.stepper import Ended, Found, Stepper, StepWork
 from deployments.generation.text.generation_card import GenerationCard, read_generation_card
@@ -61,7 +62,8 @@ class Generator:
         self._measured = self._in_thread(lambda: measure(self._engine, self._card))
         self._measured_host = self._in_thread(lambda: measure_host(self._engine, self._card))
         bounds = StepPolicy(_FIRST_POLICY.ttft_s, _FIRST_POLICY.tpot_s, self._settings.step_tokens)
-        schedule = StepSchedule(self._measured, bounds, self._engine.blocks)
+        host = None if self._measured_host is None else Host(self._measured_host, self._engine.host_blocks)
+        schedule = StepSchedule(self._measured, bounds, self._engine.blocks, host=host)
         self._stepper = Stepper(schedule, self._compute, on_step=self._metrics.ran, on_failure=self._failed)
         self._server = Server(self._host, self._stepper.receive, self._stepper.gone, GenerationOffers.decode)
         logger.info(

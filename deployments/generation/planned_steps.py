@@ -119,7 +119,9 @@ def measure(engine: StepEngine, card: GenerationCard) -> StepTime:
 
 def measure_host(engine: StepEngine, card: GenerationCard) -> HostTime | None:
     """The same of the host's attention, and of copies between the memories; None where the host holds nothing."""
-    if engine.host is not None or not engine.host_blocks:
+    if not engine.host_blocks:
+        return None
+    if engine.host is not None:
         return engine.host
     attention: list[tuple[StepLoad, float]] = []
     ends = time.monotonic() + _WARM_UP_S
