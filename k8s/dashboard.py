@@ -31,11 +31,12 @@ class Query(NamedTuple):
     needs_gpu: bool = False  # Ray tells it only of nodes with a GPU that it knows
     needs_keys: bool = False  # told only where API keys have names
     generates: bool = False  # told only where text is generated
+    needs_host: bool = False  # told only where a host has a part of the cache
 
     @property
     def always(self) -> bool:
         """Any service of embeddings tells it."""
-        return not (self.needs_gpu or self.needs_keys or self.generates)
+        return not (self.needs_gpu or self.needs_keys or self.generates or self.needs_host)
 
 
 class Panel(NamedTuple):
@@ -117,6 +118,7 @@ _AGAINST_PLAN = (
 _DRIFT = _recorded("windve:drift:ratio_rate15m")
 _REPLICAS = 'ray_serve_deployment_replica_healthy{application="$application"'
 _KV_USED = _gauge("ray_windve_kv_blocks_used", "sum")
+_HOST_USED = _gauge("ray_windve_host_blocks_used", "sum")
 _GPU = "{{ip}} GPU {{GpuIndex}}"
 
 TOP = (
@@ -182,7 +184,17 @@ ROWS = (
               "hung up", "ops", (Query(_rate("ray_windve_answers_total", "reason"), "{{reason}}", generates=True),)),
         Panel("graph", "Cache in use", "Blocks of keys and values, of all that there are", "percentunit",
               (Query(f"{_KV_USED} / ({_KV_USED} + {_gauge('ray_windve_kv_blocks_free', 'sum')})", "{{pool}}",
-                     generates=True),)),
+                     generates=True),
+               Query(f"{_HOST_USED} / ({_HOST_USED} + {_gauge('ray_windve_host_blocks_free', 'sum')})", "host",
+                     needs_host=True))),
+        Panel("graph", "Steps by mode", "Where a host has a part of the cache. pipelined: it computed answers' "
+              "attention beside the accelerator; asynchronous: what it computed joins later steps", "ops",
+              (Query(_rate("ray_windve_mode_steps_total", "mode"), "{{mode}}", needs_host=True),)),
+        Panel("graph", "With the host", "Tokens of accelerator and host, and what the accelerator alone would have "
+              "made meanwhile; between them is the gain. Prompts count as the answers' tokens then", "tokens/s",
+              (Query(_rate("ray_windve_hybrid_tokens_total"), "accelerator and host", needs_host=True),
+               Query(_rate("ray_windve_alone_tokens_total"), "accelerator alone", needs_host=True),
+               Query(_rate("ray_windve_host_tokens_total"), "of the host", needs_host=True))),
     )),
     Row("Who uses it", (
         Panel("graph", "Device seconds by key", "A second, of answered queries; keys without a name are not here. "

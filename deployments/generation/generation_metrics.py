@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from deployments.generation.scheduling.host_side import HostState
+from deployments.generation.scheduling.hybrid_plan import MODES
 from deployments.metrics import (
     CANCELLED,
     ERROR,
@@ -80,6 +82,7 @@ class GeneratorState(NamedTuple):
     kv_blocks_used: int
     kv_blocks_free: int
     refusals: Sequence[int]  # since the start, as REFUSED_BECAUSE
+    host: HostState | None = None  # where it has a part of the cache
 
 
 class GenerationMetrics:
@@ -294,3 +297,58 @@ class GeneratorMetrics(ReplicaMetrics):
             "kv_blocks_free": "Blocks of the cache that are free",
         }
         super().__init__(instruments, pool, info, {**LEARNED, **blocks}, REFUSED_BECAUSE)
+        self._host = _HostMetrics(instruments, pool)
+
+    def publish(self, state: GeneratorState) -> None:  # type: ignore[override]
+        """And what the host did, where it has a part of the cache."""
+        super().publish(state)
+        if state.host is not None:
+            self._host.publish(state.host)
+
+
+class _HostMetrics:
+    """Of a replica's host, which has a part of its cache."""
+
+    def __init__(self, instruments: Instruments, pool: str) -> None:
+        def count(name: str, about: str, *tags: str) -> Tally:
+            return tally(instruments, f"windve_{name}", about, (*_POOL, *tags))
+
+        self._pool = pool
+        self._steps = count("mode_steps", "Steps by what the host did in them", "mode")
+        self._moved = count("moved_generations", "Generations that moved between the caches", "to")
+        self._tokens = count("host_tokens", "Tokens of answers whose attention the host computed")
+        self._hybrid = count(
+            "hybrid_tokens", "Tokens that accelerator and host made; prompts as the answers' tokens in their time"
+        )
+        self._alone = count(
+            "alone_tokens", "What the accelerator alone would have made in the same time, counted likewise"
+        )
+        gauges = {
+            "host_blocks_used": "Blocks of the host's cache that hold keys and values",
+            "host_blocks_free": "Blocks of the host's cache that are free",
+            "parked_rows": "Answers whose next token is on its way through later steps",
+            "host_factor": "What the host's attention takes now, as a share of what its model says",
+        }
+        self._gauges = pool_gauges(instruments, gauges)
+        self._told: dict[tuple[int, tuple[str, ...]], float] = {}  # of each counter, so far
+
+    def publish(self, host: HostState) -> None:
+        """Give Ray what was counted since the last call, and the gauges."""
+        for mode, steps in zip(MODES, host.steps, strict=True):
+            self._count(self._steps, steps, mode)
+        for to, moved in zip(("accelerator", "host"), host.moved, strict=True):
+            self._count(self._moved, moved, to)
+        self._count(self._tokens, host.tokens)
+        self._count(self._hybrid, host.alone + host.gained)
+        self._count(self._alone, host.alone)
+        figures = host.blocks - host.free_blocks, host.free_blocks, host.parked, host.factor
+        for gauge, figure in zip(self._gauges.values(), figures, strict=True):
+            gauge.set(float(figure), {"pool": self._pool})
+
+    def _count(self, counted: Tally, total: float, *tags: str) -> None:
+        """So many since the start."""
+        key = id(counted), tags
+        before = self._told.get(key, 0.0)
+        counted.add(total - before, self._pool, *tags)
+        self._told[key] = max(total, before)
+        counted.publish()

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from deployments.errors import ReplicaLost
+from deployments.generation.scheduling.host_side import HostState
+from deployments.generation.scheduling.hybrid_plan import MODES
 from deployments.generation.step_view import QUIET_S, StepView
 from deployments.generation.token_channel import Streaming, TokenChannel
 from deployments.generation.token_frames import GenerationOffer, NewToken, TokenReport
@@ -106,6 +108,7 @@ class GenerationLink:
             "factor": round(state.factor, 4),
             "margin": round(state.margin, 4),
             "refusals": list(state.refusals),
+            **({} if state.host is None else {"host": _told(state.host)}),
         }
 
     def _watch(self) -> None:
@@ -209,3 +212,21 @@ class GenerationPool(Followed[GenerationLink]):
             "blocks": min((state.blocks for state in states), default=None),  # of the replica that has the fewest
             "replicas": {link.view.replica: link.describe() for link in self.live},
         }
+
+
+def _told(host: HostState) -> dict[str, Any]:
+    """As `/info` shows a replica's host."""
+    to_accelerator, to_host = host.moved
+    share = host.gained_share
+    return {
+        "rows": host.rows,
+        "parked": host.parked,
+        "blocks": host.blocks,
+        "free_blocks": host.free_blocks,
+        "steps": dict(zip(MODES, host.steps, strict=True)),
+        "tokens": host.tokens,
+        "moved": {"to_accelerator": to_accelerator, "to_host": to_host},
+        "gained_tokens": round(host.gained),
+        "gained_share": None if share is None else round(share, 4),
+        "factor": host.factor,
+    }

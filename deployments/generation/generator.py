@@ -122,6 +122,7 @@ class Generator:
                 kv_blocks_used=state.blocks - state.free_blocks,
                 kv_blocks_free=state.free_blocks,
                 refusals=state.refusals,
+                host=state.host,
             )
         )
 
@@ -149,11 +150,14 @@ class Generator:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve's controller learns of this replica while it is autoscaled (see `autoscaling.KeepFill`): the share
-        of its blocks that are reserved, or of `ttft_s` that the next prompt would wait, whichever is more.
+        of its blocks that are reserved, the host's among them, or of `ttft_s` that the next prompt would wait,
+        whichever is more.
         """
         state = self._stepper.state()
-        waits = state.first_s / self._stepper.schedule.policy.ttft_s
-        return {FILL: max(1 - state.free_blocks / state.blocks, waits)}
+        free, blocks = state.free_blocks, state.blocks
+        if state.host is not None:
+            free, blocks = free + state.host.free_blocks, blocks + state.host.blocks
+        return {FILL: max(1 - free / blocks, state.first_s / self._stepper.schedule.policy.ttft_s)}
 
     def _compute(self, work: StepWork, ended: Ended) -> None:
         """One step, in the engine's thread; its end is told to the loop."""

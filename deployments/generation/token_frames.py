@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from deployments.generation.asked import Finish, Ids, Picked
+from deployments.generation.scheduling.host_side import HostState
 from deployments.generation.scheduling.step_schedule import StepState
 from deployments.generation.text.sampling import Sampling
 from deployments.queueing.shares import Tenant
@@ -153,7 +154,8 @@ class TokenReport:
                 others = [(token, max(logprob, _LEAST_LOGPROB)) for token, logprob in picked.alternatives]
                 logprobs.append((index, max(picked.logprob, _LEAST_LOGPROB), others))
         refused = [tuple(one) for one in self.refused]
-        head = [list(self.state), self.seen, self.routers, refused, self.admitted, self.failed, logprobs]
+        state = [*self.state[:-1], self.state.host and tuple(self.state.host)]
+        head = [state, self.seen, self.routers, refused, self.admitted, self.failed, logprobs]
         return [frame_of(head, [columns.tobytes()])]
 
     @classmethod
@@ -163,6 +165,8 @@ class TokenReport:
         state, seen, routers, refused, admitted, failed, logprobs = head
         if state[0] is None:  # JSON has no infinity: it is closed
             state[0] = math.inf
+        if state[-1] is not None:
+            state[-1] = HostState(*state[-1])
         columns = np.frombuffer(frame, np.int32, offset=start).reshape(-1, _COLUMNS)
         known = {index: (logprob, _pairs(others)) for index, logprob, others in logprobs}
         tokens = [

@@ -15,10 +15,12 @@ from deployments.generation.generation_metrics import (
     GeneratorState,
     Promise,
 )
+from deployments.generation.scheduling.host_side import HostState
 
 PROMISE = Promise(1.0, 0.1)
 BULK = Promise(None, None)
 STATE = GeneratorState(7, 2, 1.25, 0.02, 60, 40, (5, 2))
+HOST = HostState(5, 9, 4, 1, (50, 30, 19), 400, (2, 3), 120.5, 300.0, 1.25)
 
 
 class Told:
@@ -200,3 +202,25 @@ def test_a_replica_tells_its_steps_and_its_cache():
     )
     metrics.publish(STATE._replace(refusals=(6, 2)))
     assert written.of("windve_refusals")[2:] == [(1, ("cpu", "full"))]
+
+
+def test_a_replica_tells_what_its_host_did_only_where_it_has_one():
+    written = Written()
+    metrics = GeneratorMetrics(written, "accelerator", {})
+
+    def of(name):
+        return {tags[1:]: value for value, tags in written.of(f"windve_{name}")}
+
+    metrics.publish(STATE)
+    assert not of("host_factor")
+    assert not of("mode_steps")
+    metrics.publish(STATE._replace(host=HOST))
+    assert of("mode_steps") == {("accelerator",): 50, ("pipelined",): 30, ("asynchronous",): 19}
+    assert of("moved_generations") == {("accelerator",): 2, ("host",): 3}
+    counted = {name: of(f"{name}_tokens")[()] for name in ("host", "hybrid", "alone")}
+    assert counted == {"host": 400, "hybrid": 420.5, "alone": 300}
+    gauges = {name: of(name)[()] for name in ("host_blocks_used", "host_blocks_free", "parked_rows", "host_factor")}
+    assert gauges == {"host_blocks_used": 4, "host_blocks_free": 5, "parked_rows": 1, "host_factor": 1.25}
+    metrics.publish(STATE._replace(host=HOST._replace(steps=(50, 35, 19), gained=110.0, alone=350.0)))
+    assert written.of("windve_mode_steps")[3:] == [(5, ("accelerator", "pipelined"))]
+    assert written.of("windve_hybrid_tokens")[1:] == [(39.5, ("accelerator",))]

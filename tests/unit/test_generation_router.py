@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 import types
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -30,8 +31,9 @@ from deployments.generation.generation_record import GenerationRecord
 from deployments.generation.generation_router import GenerationHost, GenerationRouter
 from deployments.generation.generation_settings import GenerationSettings
 from deployments.generation.planned_steps import PlannedStep
+from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
-from deployments.generation.scheduling.step_time import StepTime
+from deployments.generation.scheduling.step_time import HostTime, StepTime
 from deployments.generation.stepper import Stepper
 from deployments.generation.text.sampling import Sampling
 from deployments.generation.token_channel import TokenChannel
@@ -75,10 +77,10 @@ class Model:
 class Replica:
     """As `Generator` puts it together."""
 
-    def __init__(self, name, blocks=BLOCKS):
+    def __init__(self, name, blocks=BLOCKS, host=None):
         self.name = name
         self.engine = EmulatedSteps(MODEL, blocks, VOCABULARY)
-        self.stepper = Stepper(StepSchedule(MODEL, StepPolicy(1.0, 0.05), blocks), self.compute)
+        self.stepper = Stepper(StepSchedule(MODEL, StepPolicy(1.0, 0.05), blocks, host=host), self.compute)
         self.server = Server(HOST, self.receive, self.stepper.gone, GenerationOffers.decode)
         self.connections = []
         self.problem = None
@@ -114,14 +116,14 @@ class Replica:
 
 
 @contextlib.asynccontextmanager
-async def service(monkeypatch, *pools, **config):
+async def service(monkeypatch, *pools, args=ARGS, **config):
     """A Router, and its pools' replicas: the first pool is the accelerator's."""
     monkeypatch.setattr(GenerationPool, "connect", lambda _: None)
     words = Tokenizer(WordLevel({f"w{number}": number for number in range(VOCABULARY)}, "w0"))
     names = ("accelerator", "cpu")[: len(pools)]
     topology = Topology(names, dict.fromkeys(names, 1), heterogeneous=True, reason="a test")
     host = GenerationHost("router", "n", Instruments(), Card(), words)
-    router = GenerationRouter(GenerationSettings.parse(ARGS), topology, {name: (name, None) for name in names}, host)
+    router = GenerationRouter(GenerationSettings.parse(args), topology, {name: (name, None) for name in names}, host)
     await router.reconfigure({**CONFIG, **config})
     for pool, replicas in zip(router.pools.values(), pools, strict=True):
         pool.follow({replica.name: await replica.about() for replica in replicas}, None)
@@ -597,5 +599,30 @@ def test_it_says_what_step_time_is_in_force(monkeypatch):
             assert cpu["step_time"] == {"beta_s": 0.5, "knee": 4, **rest}
             assert cpu["blocks"] == 9
             assert [(pool["host_time"], pool["host_blocks"]) for pool in (accelerator, cpu)] == [(host, 0), (None, 0)]
+
+    asyncio.run(main())
+
+
+def test_it_says_what_the_host_of_a_replica_did_and_what_time_of_it_is_in_force(monkeypatch):
+    async def main():
+        times = {"row_s": 1e-4, "kv_token_s": 1e-6}
+        emulated = {**EMULATED, "emulated": {"beta_s": 0.002, "host": times}, "host_blocks": 9}
+        with_host = Replica("a", host=Host(HostTime(**times), 9))
+        args = {**ARGS, "accelerator": emulated}
+        async with service(monkeypatch, [with_host], [Replica("b")], args=args) as router:
+            await read(await router.begin(asked(tokens=5)))
+            accelerator, cpu = router.describe()["pools"].values()
+            steps = accelerator["replicas"]["a"]["steps"]
+            assert accelerator["replicas"]["a"]["host"] == {
+                "rows": 0, "parked": 0, "blocks": 9, "free_blocks": 9,
+                "steps": {"accelerator": steps, "pipelined": 0, "asynchronous": 0}, "tokens": 0,
+                "moved": {"to_accelerator": 0, "to_host": 0}, "gained_tokens": ANY, "gained_share": ANY, "factor": 1.0,
+            }  # fmt: skip
+            assert accelerator["host_time"] is None
+            await router.reconfigure({**CONFIG, "accelerator": {"host_time": {"row_s": 0.5, "kv_token_s": 0.0}}})
+            in_force = {"row_s": 0.5, "kv_token_s": 0.0, "copy_token_s": 0.0, "layers": 32}
+            assert router.describe()["pools"]["accelerator"]["host_time"] == in_force
+            assert (accelerator["host_blocks"], cpu["host_blocks"]) == (9, 0)
+            assert "host" not in cpu["replicas"]["b"]
 
     asyncio.run(main())

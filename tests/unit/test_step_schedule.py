@@ -384,3 +384,38 @@ def test_a_step_that_failed_teaches_nothing():
     schedule.next_step(0.0)
     schedule.ended(1e-6, 1e-6, whole=False)
     assert schedule.learning.factor == 1.0
+
+
+def test_an_accelerator_that_is_full_is_open_where_its_host_has_room():
+    schedule = schedule_of(6, host_blocks=20)
+    while schedule.offer(0.0, one := generation()) and not one.on_host:
+        pass
+    assert one.on_host
+    assert schedule.state(0.0).opens_s == 0
+    while schedule.offer(0.0, generation()):
+        pass
+    state = schedule.state(0.0)
+    assert state.opens_s > 0
+    assert (state.free_blocks, state.host.free_blocks) == (0, 2)
+
+
+def test_what_the_host_gained_is_what_both_made_less_what_the_accelerator_would_have():
+    schedule = schedule_of(6, host_blocks=20)
+    while schedule.offer(0.0, generation(most=80)):
+        pass
+    now, made = 0.0, 0.0
+    while schedule._running or schedule._waiting:
+        schedule.next_step(now)
+        schedule.copies()
+        plan = schedule.host.plan
+        made += plan.worth + len(plan.first) + len(plan.second)
+        now += schedule.planned_s
+        schedule.ended(now, schedule.planned_s)
+    host = schedule.state(now).host
+    assert sum(host.steps) == schedule.steps
+    assert host.steps[1] > 0
+    assert host.tokens > 0
+    assert host.gained + host.alone == pytest.approx(made, abs=0.2)
+    assert 0 < host.gained_share < 1
+    assert (host.rows, host.free_blocks) == (0, 20)
+    assert schedule_of().state(0.0).host is None

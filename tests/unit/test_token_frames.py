@@ -8,16 +8,28 @@ import numpy as np
 import pytest
 
 from deployments.generation.asked import Picked
+from deployments.generation.scheduling.host_side import HostState
 from deployments.generation.scheduling.step_schedule import StepState
 from deployments.generation.text.sampling import Sampling
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers, NewToken, RefusedOffer, TokenReport
 from deployments.queueing.shares import Tenant
 
 STATE = StepState(math.inf, 0.25, 0.001, 7, 12, 3, 2, 99, (0.1, 0.0, 0.0, 0.001, 0.0, 8), 1.5, 0.02, (4, 1))
+WITH_HOST = STATE._replace(host=HostState(5, 9, 4, 1, (50, 30, 19), 400, (2, 3), 120.5, 300.0, 1.25))
 
 
 def through(frame, decode):
     return decode(b"".join(frame))
+
+
+def plain(state):
+    """With all that are sequences as tuples."""
+    host = None if state.host is None else HostState(*map(tupled, state.host))
+    return StepState(*map(tupled, state))._replace(host=host)
+
+
+def tupled(field):
+    return tuple(field) if isinstance(field, list) else field
 
 
 def offer(number, length, **more):
@@ -42,14 +54,16 @@ def test_a_frame_whose_lengths_do_not_add_up_is_refused():
         GenerationOffers.decode(frame[:-4])
 
 
-def test_a_report_comes_out_as_it_went_in():
+@pytest.mark.parametrize("state", [STATE, WITH_HOST])
+def test_a_report_comes_out_as_it_went_in(state):
     sure = Picked(3, -0.5, ((3, -0.5), (4, -math.inf)))
     tokens = [NewToken(1, 0, Picked(2**30)), NewToken(1, 1, sure, "stop"), NewToken(2, 0, Picked(5), "length")]
-    sent = TokenReport(STATE, 6, [RefusedOffer(3, never=True, longest=900)], [1, 2], [(4, "it broke")], tokens)
+    sent = TokenReport(state, 6, [RefusedOffer(3, never=True, longest=900)], [1, 2], [(4, "it broke")], tokens)
     (frame,) = sent.encode()
     got = through(frame, TokenReport.decode)
     assert got.tokens[0] == tokens[0]
     assert got.tokens[1].picked == Picked(3, -0.5, ((3, -0.5), (4, -9999.0)))
     assert got.tokens[2] == tokens[2]
-    assert StepState(*got.state)._replace(model=(), refusals=()) == STATE._replace(model=(), refusals=())
+    assert plain(got.state) == plain(state)
+    assert got.state.host is None or got.state.host.gained_share == pytest.approx(0.4017, abs=1e-4)
     assert (got.seen, got.refused, got.admitted, got.failed) == (6, sent.refused, [1, 2], [[4, "it broke"]])

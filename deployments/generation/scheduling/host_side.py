@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.cache_room import CacheRoom
@@ -25,11 +26,33 @@ _FORGOTTEN = 0.002  # of what was learned, by each step without the host: it may
 _USED = 0.9  # of the host's time that is counted on: answers do not fill two batches without a gap
 
 
+class HostState(NamedTuple):
+    """What others are told of it. Since the start: `steps` in each of `MODES`, `tokens` of host rows, `moved`
+    generations (to the accelerator, to the host), `gained` and `alone`: see `Host`.
+    """
+
+    free_blocks: int  # that nobody may need
+    blocks: int
+    rows: int  # that run, wherever their attention is
+    parked: int  # of these, those on their way
+    steps: Sequence[int]
+    tokens: int
+    moved: Sequence[int]
+    gained: float
+    alone: float
+    factor: float
+
+    @property
+    def gained_share(self) -> float | None:
+        """Of what the accelerator alone would have made; None where that is nothing."""
+        return self.gained / self.alone if self.alone else None
+
+
 @dataclass(slots=True, eq=False)
 class Host:
     """`time`: of its attention; `block_count`: of its cache. Since the start: `steps` in each mode, `tokens` of host
-    rows, `moved` generations (to the accelerator, to the host), and `gained`: tokens more than the accelerator alone
-    would have made meanwhile.
+    rows, `moved` generations (to the accelerator, to the host), and `gained`: tokens more than the `alone` that the
+    accelerator would have made without it meanwhile. Prompts count as `hybrid_plan` has it.
     """
 
     time: HostTime
@@ -40,6 +63,7 @@ class Host:
     tokens: int = 0
     moved: tuple[int, int] = (0, 0)
     gained: float = 0.0
+    alone: float = 0.0
     plan: HybridPlan | None = None  # of the step that runs
     parked: dict[int, Row] = field(default_factory=dict)
     _called_off: list[int] = field(default_factory=list)
@@ -140,6 +164,16 @@ class Host:
             self.call_off(row)
         self.plan = None
 
+    # --- what others are told -----------------------------------------------------------------------------------------
+
+    def state(self, rows: int) -> HostState:
+        """So many `rows` of it run."""
+        return HostState(
+            max(0, self.block_count - self.room.reserved), self.block_count, rows, len(self.parked),
+            tuple(self.steps[mode] for mode in MODES), self.tokens, self.moved,
+            round(self.gained, 1), round(self.alone, 1), round(self.learning.factor, 4),
+        )  # fmt: skip
+
     # --- what steps teach ---------------------------------------------------------------------------------------------
 
     def ended(self, seconds: float, host_s: float, arrived: int, factor: float) -> None:
@@ -150,7 +184,9 @@ class Host:
         self.steps[plan.mode] += 1
         tokens = len(plan.first) + len(plan.second) + arrived
         self.tokens += tokens
-        self.gained += tokens + plan.worth * (1 - seconds / (factor * plan.alone_s))
+        alone = plan.worth * seconds / (factor * plan.alone_s)
+        self.alone += alone
+        self.gained += tokens + plan.worth - alone
         if plan.host_s and host_s:
             self.learning.worked(plan.host_s / self.learning.factor, host_s, least_s=_LEAST_LEARNED_S)
         elif not plan.host_s:

@@ -55,7 +55,7 @@ from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.cache_room import CacheRoom
 from deployments.generation.scheduling.chunk import Copy
 from deployments.generation.scheduling.composed_step import ComposedStep, by_pace
-from deployments.generation.scheduling.host_side import Host
+from deployments.generation.scheduling.host_side import Host, HostState
 from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, MODES
 from deployments.generation.scheduling.long_prompts import LongPrompts
 from deployments.generation.scheduling.rows import PARTING, Generation, Part, Row
@@ -110,6 +110,7 @@ class StepState(NamedTuple):
     factor: float
     margin: float
     refusals: Sequence[int]  # full, never
+    host: HostState | None = None  # where it has a part of the cache
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -558,6 +559,7 @@ class StepSchedule:
             max(0, self.block_count - self.room.reserved), self.block_count, len(self._running), len(self._waiting),
             self.steps, self.model.as_tuple(), self.learning.factor, self.learning.margin,
             (self._refused_full, self._refused_never),
+            None if self.host is None else self.host.state(sum(row.generation.on_host for row in self._running)),
         )  # fmt: skip
 
 
