@@ -57,7 +57,7 @@ class HybridStep(NamedTuple):
     """What came of it: seconds, rows whose token is there, and seconds that the host worked meanwhile."""
 
     seconds: float
-    arrived: list[int]
+    arrived: Sequence[int]
     host_s: float
 
 
@@ -83,9 +83,13 @@ class HybridDevice:
     _parked: dict[int, _Parked] = field(default_factory=dict)
     _jobs: list[tuple[float, float]] = field(default_factory=list)  # of the host, that may reach into a later step
     _steps: int = 0
+    _slow: float = 1.0
 
-    def step(self, now: float, work: HybridWork) -> HybridStep:
-        """Runs it. With nothing but rows on their way it waits for the first attention that ends."""
+    def step(self, now: float, work: HybridWork, slow: float = 1.0) -> HybridStep:
+        """Runs it, `slow` times as long as it should take. With nothing but rows on their way it waits for the first
+        attention that ends.
+        """
+        self._slow = slow
         clock = self._begin(now, work)
         attended = [clock, clock]  # by the host: of each batch in the layer before
         arrived: list[int] = []
@@ -100,7 +104,7 @@ class HybridDevice:
                     load = load.with_row(kv_tokens)
                 if load == StepLoad():
                     continue
-                clock += share * self.times.linear_s(load) / layers
+                clock += slow * share * self.times.linear_s(load) / layers
                 if stage == layers:
                     arrived += [number for number, _ in guests]
                     continue
@@ -109,7 +113,7 @@ class HybridDevice:
                 if guests:
                     ready = self._attend(clock, len(guests), sum(kv_tokens for _, kv_tokens in guests))
                     self._parked |= {number: _Parked(stage, kv, ready, self._steps) for number, kv in guests}
-                clock += self.times.attention_s(batch.own) / layers
+                clock += slow * self.times.attention_s(batch.own) / layers
         for number in arrived:
             del self._parked[number]
         return HybridStep(clock - now, arrived, self._worked(now, clock))
@@ -119,8 +123,8 @@ class HybridDevice:
         for number in work.called_off:
             self._parked.pop(number, None)
         self._steps += 1
-        begins = now + self.host.copy_token_s * work.copied
-        if self._parked and work._replace(called_off=(), copied=0) == HybridWork(moves=True):
+        begins = now + self._slow * self.host.copy_token_s * work.copied
+        if self._parked and work.moves and not work.parting and work[:2] == (SubBatch(), SubBatch()):
             return max(begins, min(one.ready for one in self._parked.values()))
         return begins
 
@@ -136,7 +140,8 @@ class HybridDevice:
     def _attend(self, clock: float, rows: int, kv_tokens: int) -> float:
         """When the host has computed the attention of these in one layer, behind all that it was asked for before."""
         began = max(clock, self._jobs[-1][1]) if self._jobs else clock
-        self._jobs.append((began, began + self.host.seconds(rows, kv_tokens) / self.host.layers))
+        seconds = self._slow * self.host.seconds(rows, kv_tokens) / self.host.layers
+        self._jobs.append((began, began + seconds))
         return self._jobs[-1][1]
 
     def _worked(self, since: float, now: float) -> float:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from deployments.generation.scheduling.rows import Generation, Part, Row
+from benchmarks.simulation.hybrid_device import HybridDevice, HybridStep, HybridWork, SubBatch
+from deployments.generation.scheduling.blocks import BLOCK
+from deployments.generation.scheduling.chunk import Copy
+from deployments.generation.scheduling.rows import PARTING, Generation, Part, Row
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.scheduling.step_time import StepLoad, StepTime
 from deployments.queueing.learning import Learning
@@ -94,7 +97,9 @@ class Certain(Learning):
 
 @dataclass(slots=True, eq=False)
 class StepDevice:
-    """One at work. `noise`: of a step's time, as a share; `slow`: how many times as long it takes, by the clock."""
+    """One at work. `noise`: of a step's time, as a share; `slow`: how many times as long it takes, by the clock.
+    `hybrid`: its stages, where its host holds a part of the cache; `times` are not asked then.
+    """
 
     name: str
     times: Times
@@ -102,8 +107,14 @@ class StepDevice:
     noise: float = 0.0
     slow: Callable[[float], float] = lambda _: 1.0
     seed: int = 0
+    hybrid: HybridDevice | None = None
     step: list[Part] = field(default_factory=list)
+    runs: bool = False
     began: float = 0.0
+    work: HybridWork = field(default_factory=HybridWork)  # of the step that runs, or ran last
+    came: HybridStep = field(default_factory=lambda: HybridStep(0.0, (), 0.0))  # of it
+    mode: str = ""  # its mode
+    parked: dict[int, Row] = field(default_factory=dict)  # that have set out, by their numbers
     _draw: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -112,12 +123,45 @@ class StepDevice:
     def start(self, now: float) -> float | None:
         """Begins a step and says when it ends; None where there is nothing to do."""
         self.step, self.began = self.schedule.next_step(now), now
-        self.schedule.copies()
-        if not self.step:
+        copies = self.schedule.copies()
+        self.runs, self.mode = bool(self.step) or self.schedule.moves, self.schedule.mode
+        if not self.runs:
             return None
-        noise = max(0.5, 1 + self._draw.gauss(0, self.noise))
-        took_s = self.times.seconds(self.schedule.load) * self.slow(now) * noise
-        return now + took_s
+        slow = self.slow(now) * max(0.5, 1 + self._draw.gauss(0, self.noise))
+        if self.hybrid is None:
+            return now + slow * self.times.seconds(self.schedule.load)
+        self.work = self._work(copies)
+        self.came = self.hybrid.step(now, self.work, slow)
+        return now + self.came.seconds
+
+    def _work(self, copies: Sequence[Copy]) -> HybridWork:
+        called_off, parting, batches = self.sets_out(), [], [SubBatch(), SubBatch()]
+        for row, start, tokens, _, batch in self.step:
+            if row.parked is not None:
+                parting.append((row.parked, start + 1))
+            else:
+                batches[batch] = batches[batch].with_piece(start, tokens, on_host=row.generation.on_host)
+        copied = BLOCK * sum(copy.from_host != copy.to_host for copy in copies)
+        return HybridWork(batches[0], batches[1], parting, called_off, self.schedule.moves, copied)
+
+    def sets_out(self) -> Sequence[int]:
+        """Remember the rows that set out in this step; the numbers of those that nobody wants any more."""
+        called_off = self.schedule.called_off()
+        for number in called_off:
+            del self.parked[number]
+        self.parked |= {row.parked: row for row, *_ in self.step if row.parked is not None}
+        return called_off
+
+    def picked(self) -> list[Row]:
+        """Those that a token has come of, of the step that has run; for a prompt that ended its first row."""
+        rows = [part.row for part in self.step if part.wanted and part.batch != PARTING]
+        return rows + [self.parked.pop(number) for number in self.came.arrived]
+
+    def ended(self, now: float, finished: Sequence[Row]) -> None:
+        """The step has run."""
+        self.step, self.runs = [], False
+        _, arrived, host_s = self.came
+        self.schedule.ended(now, now - self.began, finished, arrived=arrived, host_s=host_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -157,6 +201,7 @@ class StepWorld:
     policy: StepPolicy
     sent: list[Sent] = field(default_factory=list)
     now: float = 0.0
+    tokens: int = 0  # so far
     _events: list[tuple[float, int, int]] = field(default_factory=list)
 
     def run(self, arrivals: Sequence[Arrival]) -> list[Sent]:
@@ -174,7 +219,19 @@ class StepWorld:
                 self._start(number)
         return self.sent
 
-    def _arrives(self, arrival: Arrival) -> None:
+    def saturated(self, backlog: Iterator[Arrival]) -> Iterator[None]:
+        """One step after another, for ever: the first device is always offered the next one until it refuses."""
+        (device, *_), waits = self.devices, next(backlog)
+        while True:
+            while device.schedule.offer(self.now, self._sent(waits).generation):
+                waits = next(backlog)
+            ends = device.start(self.now)
+            assert ends is not None, "there is always work"
+            self.now = ends
+            self._ended(device)
+            yield
+
+    def _sent(self, arrival: Arrival) -> Sent:
         policy = self.policy
         generation = Generation(
             arrival.prompt_tokens,
@@ -185,13 +242,16 @@ class StepWorld:
             arrival.bulk,
             arrival.tenant,
         )
-        sent = Sent(arrival, generation)
-        generation.item = sent
+        generation.item = sent = Sent(arrival, generation)
+        return sent
+
+    def _arrives(self, arrival: Arrival) -> None:
+        sent = self._sent(arrival)
         self.sent.append(sent)
         for number, device in enumerate(self.devices):
-            if device.schedule.offer(self.now, generation):
+            if device.schedule.offer(self.now, sent.generation):
                 sent.device = device.name
-                if not device.step:
+                if not device.runs:
                     self._start(number)
                 break
 
@@ -202,9 +262,9 @@ class StepWorld:
 
     def _ended(self, device: StepDevice) -> None:
         finished: list[Row] = []
-        for row, _, _, wanted, _ in device.step:
+        for row in device.picked():
             generation = row.generation
-            if not wanted or row not in generation.rows:
+            if row not in generation.rows:
                 continue
             sent: Sent = generation.item
             if sent.first_at is None:
@@ -212,13 +272,13 @@ class StepWorld:
                 got = generation.rows
             else:
                 got = [row]
+            self.tokens += len(got)
             for one in got:
                 count = sent.counts[one.number] = sent.counts.get(one.number, 0) + 1
                 sent.last_at[one.number] = self.now
                 if count == sent.arrival.tokens[one.number]:
                     finished.append(one)
-        device.step = []
-        device.schedule.ended(self.now, self.now - device.began, finished)
+        device.ended(self.now, finished)
 
 
 def mixed(rate_s: float, seconds: float, *, bursts: bool = False, seed: int = 1) -> list[Arrival]:

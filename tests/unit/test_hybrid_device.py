@@ -100,3 +100,13 @@ def test_a_row_that_nobody_wants_never_arrives() -> None:
         now += step.seconds
         arrived += step.arrived
     assert arrived == [8]
+
+
+@pytest.mark.parametrize(("own", "first", "second"), [(1000, 0, 400), (1000, 700, 400), (4000, 1400, 10)])
+def test_where_the_host_is_in_time_a_step_takes_what_neo_says(own: int, first: int, second: int) -> None:
+    """NEO (arXiv:2411.01142), Section 3.2: with both inequalities T_l0 + T_l1 + T_ga0; the ends are a layer at most."""
+    layers = 64
+    times, host = StepTime(0.4, 0.0, 2e-4, 0.0, 0.0, 1000), HostTime(0.01, 8e-4, layers=layers)
+    found = HybridDevice(times, host).step(0.0, HybridWork(rows(own, first), rows(host=second)))
+    neo_s = 0.4 + 0.4 + 2e-4 * own
+    assert neo_s <= found.seconds <= neo_s * (1 + 1 / layers)
