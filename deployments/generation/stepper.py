@@ -25,7 +25,7 @@ from deployments.generation.asked import Finish, Picked
 from deployments.generation.scheduling.chunk import Chunk, Logits, Steps, Work
 from deployments.generation.scheduling.rows import FIRST, PARTING, SECOND, Generation, Part, Row
 from deployments.generation.scheduling.step_schedule import StepSchedule, StepState
-from deployments.generation.scheduling.step_time import StepTime
+from deployments.generation.scheduling.step_time import HostTime, StepTime
 from deployments.generation.text.sampling import Sampler, log_shares
 from deployments.generation.token_frames import (
     GenerationOffer,
@@ -172,6 +172,7 @@ class Stepper:
     ) -> None:
         self.schedule = schedule
         self._measured = schedule.model
+        self._measured_host = None if schedule.host is None else schedule.host.time
         self._compute, self._on_step, self._on_failure = compute, on_step, on_failure
         self._now = clock
         self._sessions: dict[Connection, RouterSession] = {}
@@ -297,9 +298,12 @@ class Stepper:
                 connection.hang_up()
         bounds = {name: float(str(settings[name])) for name in ("ttft_s", "tpot_s", "bulk_share")}
         self.schedule.policy = replace(self.schedule.policy, **bounds)  # type: ignore[arg-type]
-        given = settings["model"]
-        model = StepTime(*given) if isinstance(given, list) else self._measured
-        self.schedule.follow(model, calibrated=given is not None)
+        given, host = settings["model"], settings["host"]
+        self.schedule.follow(
+            StepTime(*given) if isinstance(given, list) else self._measured,
+            HostTime(*host) if isinstance(host, list) else self._measured_host,
+            calibrated=given is not None,
+        )
         self._send_soon()
 
     def _take(self, session: RouterSession, offer: GenerationOffer, now: float) -> None:

@@ -16,8 +16,9 @@ from deployments.generation.engine.emulated_steps import EmulatedSteps, followin
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.chunk import Computed, load_of
+from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
-from deployments.generation.scheduling.step_time import StepLoad, StepTime
+from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 from deployments.generation.stepper import Stepper
 from deployments.generation.text.generation_card import GenerationCard
 from deployments.generation.text.sampling import Sampling
@@ -25,7 +26,9 @@ from deployments.generation.token_frames import GenerationOffer, GenerationOffer
 from deployments.models.model_files import ModelCard
 
 MODEL = StepTime(0.02, 0.0005, 1e-6, 0.0005, 1e-8, 4)
-SETTINGS = {"router": "r", "ttft_s": 2.0, "tpot_s": 0.1, "bulk_share": 0.5, "model": None}
+QUICK = HostTime(row_s=1e-4, kv_token_s=1e-6, copy_token_s=1e-6, layers=3)
+SLOW = HostTime(row_s=0.03, kv_token_s=1e-6, copy_token_s=1e-6, layers=3)  # a row's attention hides behind no step
+SETTINGS = {"router": "r", "ttft_s": 2.0, "tpot_s": 0.1, "bulk_share": 0.5, "model": None, "host": None}
 VOCABULARY = 1000
 BLOCKS = 64
 
@@ -40,11 +43,51 @@ def answer_to(ids, tokens, ends=()):
     return ids
 
 
+class HostedSteps(EmulatedSteps):
+    """With a second cache. Rows that set out pass a layer in each step that moves them."""
+
+    def __init__(self, model, blocks, vocabulary, *, host, host_blocks, sleep):
+        super().__init__(model, blocks, vocabulary, sleep=sleep)
+        self.there = EmulatedSteps(model, host_blocks, vocabulary, sleep=sleep)
+        self.layers, self.way = host.layers, {}
+
+    def side(self, chunk):
+        return self.there if chunk.on_host else self
+
+    def step(self, work):
+        for number in work.called_off:
+            self.way.pop(number, None)
+        for copy in work.copies:
+            source, target = (self.there if one else self for one in (copy.from_host, copy.to_host))
+            target._cache[copy.target] = source._cache[copy.source]
+        arrived = []
+        if work.moves:
+            for number, (chunk, left) in list(self.way.items()):
+                self.way[number] = chunk, left - 1
+                if left == 1:
+                    del self.way[number]
+                    arrived.append((number, chunk))
+        chunks = [*work.chunks, *work.second]
+        for chunk in [*chunks, *(chunk for _, chunk in work.parting)]:
+            self.side(chunk)._write(chunk)
+        for number, chunk in work.parting:
+            self.way[number] = chunk, self.layers
+        wanted = [*(chunk for chunk in chunks if chunk.wanted), *(chunk for _, chunk in arrived)]
+        logits = np.zeros((len(wanted), self._vocabulary), np.float32)
+        for row, chunk in zip(logits, wanted, strict=True):
+            row[self.side(chunk)._next(chunk)] = 100
+        return Computed(logits, [number for number, _ in arrived])
+
+
 class Device:
     """Computes steps at once, and waits in virtual time for as long as they take."""
 
-    def __init__(self):
+    def __init__(self, host=None):
         self.steps = EmulatedSteps(MODEL, BLOCKS, VOCABULARY, sleep=lambda _: None)
+        if host:
+            self.steps = HostedSteps(
+                MODEL, BLOCKS, VOCABULARY, host=host.time, host_blocks=host.block_count, sleep=lambda _: None
+            )
         self.works = []
         self.problem = None
 
@@ -102,9 +145,9 @@ class Router:
         return next(iter(self.stepper._sessions[self].generations.values()))
 
 
-def world(**more):
-    device = Device()
-    schedule = StepSchedule(MODEL, StepPolicy(2.0, 0.1), BLOCKS)
+def world(host=None, **more):
+    device = Device(host)
+    schedule = StepSchedule(MODEL, StepPolicy(2.0, 0.1), BLOCKS, host=host)
     loop = asyncio.get_running_loop()
     return Stepper(schedule, device.compute, clock=loop.time, **more), device
 
@@ -115,7 +158,9 @@ def prompt(length, seed=0):
 
 def nothing_is_reserved(stepper):
     state = stepper.state()
-    return (stepper.in_flight, state.free_blocks, state.rows, state.waiting) == (0, BLOCKS, 0, 0)
+    host = state.host
+    free = host is None or (host.free_blocks, host.rows, host.parked) == (host.blocks, 0, 0)
+    return free and (stepper.in_flight, state.free_blocks, state.rows, state.waiting) == (0, BLOCKS, 0, 0)
 
 
 def test_answers_of_any_mix_follow_from_their_prompts():
@@ -585,6 +630,127 @@ def test_a_calibrated_step_time_is_trusted_from_the_start():
     run(main())
 
 
+# --- with a host ------------------------------------------------------------------------------------------------------
+
+
+async def crowded(stepper, tokens=20, bulk=40, others=8):
+    """More than the accelerator's cache holds, and what was admitted of it: {number: (its prompt, tokens)}."""
+    router, asked = Router(stepper), {}
+    for seed in range(bulk + others):
+        ids, most = prompt(300 + 10 * (seed % 7), seed), tokens + 5 * (seed % 9)
+        more = {"bulk": True, "tpot_s": None} if seed < bulk else {}
+        asked[router.ask(ids, most, **more)] = ids, most
+        await asyncio.sleep(0.02)
+    return router, {number: one for number, one in asked.items() if number in router.admitted}
+
+
+def is_right(router, number, ids, tokens):
+    return router.tokens[number, 0] == answer_to(ids, tokens)[len(ids) :]
+
+
+async def until(holds):
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - virtual time
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(("time", "mode"), [(QUICK, "pipelined"), (SLOW, "asynchronous")])
+def test_answers_of_the_host_are_right_in_each_mode(time, mode):
+    async def main():
+        stepper, _ = world(Host(time, 64))
+        router, asked = await crowded(stepper)
+        await stepper.drained()
+        assert all(is_right(router, number, *one) for number, one in asked.items())
+        host = stepper.state().host
+        assert stepper.schedule.host.steps[mode] > 20
+        assert host.tokens > 20
+        assert host.moved[0] > 0
+        assert host.gained > 0
+        assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
+def test_answers_that_outgrow_the_accelerator_s_cache_go_on_at_the_host_and_come_back():
+    async def main():
+        stepper, device = world(Host(QUICK, 64))
+        for _ in range(5000):  # it has learned that answers are short
+            stepper.schedule.room.lengths.ended(2, 500)
+        router = Router(stepper)
+        asked = {router.ask(prompt(100, seed), 300): seed for seed in range(24)}
+        await stepper.drained()
+        assert all(is_right(router, number, prompt(100, asked[number]), 300) for number in router.admitted)
+        assert min(stepper.state().host.moved) > 0
+        copies = [copy for work in device.works for copy in work.work.copies]
+        assert {(copy.from_host, copy.to_host) for copy in copies} == {(False, True), (True, False)}
+        assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["called off", "stopped", "gone"])
+def test_who_goes_while_an_answer_is_on_its_way_disturbs_no_other(how):
+    async def main():
+        stepper, device = world(Host(SLOW, 64))
+        router, asked = await crowded(stepper)
+        parked = stepper.schedule.host.parked
+        await until(lambda: len(parked) > 2)
+        left = {row.generation.item.offer.number for row in list(parked.values())[::2]}
+        numbers = {number for number, row in parked.items() if row.generation.item.offer.number in left}
+        if how == "called off":
+            router.tell(called_off=list(left))
+        elif how == "stopped":
+            router.tell(stopped=[(number, 0) for number in left])
+        else:
+            stepper.gone(router)
+        await stepper.drained()
+        Router(stepper).ask(prompt(10))
+        await stepper.drained()
+        assert numbers <= {number for work in device.works for number in work.work.called_off}
+        stay = {} if how == "gone" else {number: one for number, one in asked.items() if number not in left}
+        assert all(is_right(router, number, *one) for number, one in stay.items())
+        assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
+def test_a_failed_step_ends_the_host_s_answers_too_and_the_loop_goes_on():
+    async def main():
+        stepper, device = world(Host(SLOW, 64), on_failure=lambda error: f"it failed: {error}")
+        router, asked = await crowded(stepper)
+        parked = stepper.schedule.host.parked
+        await until(lambda: parked)
+        lost = {row.generation.item.offer.number for row in parked.values()}
+        device.problem = RuntimeError("out of memory")
+        await until(lambda: router.failed)
+        assert lost <= set(router.failed)
+        assert set(router.failed.values()) == {"it failed: out of memory"}
+        await stepper.drained()
+        assert all(is_right(router, number, *one) for number, one in asked.items() if number not in router.failed)
+        assert nothing_is_reserved(stepper)
+        router, asked = await crowded(stepper)
+        await stepper.drained()
+        assert all(is_right(router, number, *one) for number, one in asked.items())
+
+    run(main())
+
+
+def test_a_host_s_time_in_the_settings_is_in_force_until_it_is_withdrawn():
+    async def main():
+        stepper, _ = world(Host(QUICK, 64))
+        router, host = Router(stepper), stepper.schedule.host
+        assert host.time == QUICK
+        host.learning.factor = 2.0
+        router.tell(settings={**SETTINGS, "host": [0.5, 1e-6, 0.0, 3]})
+        assert host.time == HostTime(0.5, 1e-6, 0.0, 3)
+        assert host.learning.factor == 1.0
+        router.tell(settings=SETTINGS)
+        assert host.time == QUICK
+
+    run(main())
+
+
+HOSTS = st.one_of(st.none(), st.tuples(st.sampled_from([QUICK, SLOW]), st.sampled_from([8, 64])))
 OFFER = st.tuples(
     st.sampled_from([1, 100, 127, 128, 129, 256, 700]),
     st.sampled_from([1, 2, 12, 140]),
@@ -608,13 +774,13 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
-@given(EVENTS, st.booleans(), st.sampled_from([7, 100, 2048]))
-def test_whatever_routers_say_every_answer_ends_and_follows_from_its_prompt(happens, short, step_tokens):
+@settings(max_examples=100, deadline=None)
+@given(EVENTS, st.booleans(), st.sampled_from([7, 100, 2048]), HOSTS)
+def test_whatever_routers_say_every_answer_ends_and_follows_from_its_prompt(happens, short, step_tokens, host):
     """`short`: it has learned that answers are short, and admits more than the longest would fit."""
 
     async def main():
-        stepper, device = world()
+        stepper, device = world(host and Host(*host))
         stepper.schedule.policy = StepPolicy(2.0, 0.1, step_tokens)
         for _ in range(5000 * short):
             stepper.schedule.room.lengths.ended(2, 500)
@@ -662,6 +828,9 @@ def test_whatever_routers_say_every_answer_ends_and_follows_from_its_prompt(happ
         assert not any((of, number) not in asked for of in routers for number, _ in of.tokens)
         assert nothing_is_reserved(stepper)
         assert stepper.schedule.room._blocks.free == BLOCKS
-        assert all(sum(len(chunk.ids) for chunk in work.work.chunks) <= step_tokens for work in device.works)
+        assert all(
+            sum(len(chunk.ids) for chunk in work.work.chunks if not chunk.on_host) <= step_tokens
+            for work in device.works
+        )
 
     run(main())
