@@ -24,6 +24,7 @@ ABOUT = {
     "admission": "admission by predicted finish in virtual time, beside the paper's depths and the plain rules",
     "scaling": "from one box to a thousand nodes: Routers and queues in virtual time, loads computed, where it breaks",
     "generation": "generation in virtual time: first tokens and paces that are kept, and goodput beside a bound",
+    "hybrid": "a host that holds a part of the cache, in virtual time: each mode beside the model and no host",
     "streams": "generation at true speed on real Ray: late first tokens and paces, goodput beside virtual time's",
     "decoding": "answers of a language model on the CPU: tokens/s beside transformers, OpenVINO and vLLM",
     "gpu": "windve on an NVIDIA GPU: its engine against the card's peak and sentence-transformers, and the CPU's help",

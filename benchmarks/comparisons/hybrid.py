@@ -1,0 +1,361 @@
+"""Hybrid decoding in virtual time: the product's own `StepSchedule` over an accelerator and a host that are calculated
+layer by layer (`hybrid_device`), beside APEX's model of what their overlap is worth (`overlap`).
+
+A device is always offered more than it admits, of prompts and answers that are alike. What it gives in its warm-up is
+left out, and what it still has at the end. *Gain* is tokens a second beside the same device without a host's cache.
+N_G / N_C is how many times as fast as the host's the accelerator's attention is, T_gl / T_ga what its linear layers
+take beside its own attention while its cache is full.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks.costs.plan_cost import SEQUENCES, plan_us, step_us
+from benchmarks.kit.bench import Bench, Found, median
+from benchmarks.kit.goal import Goal
+from benchmarks.kit.sheet import Sheet
+from benchmarks.simulation.hybrid_device import HybridDevice
+from benchmarks.simulation.step_world import Arrival, StepDevice, StepWorld
+from deployments.generation.scheduling.blocks import BLOCK, blocks_of
+from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
+from deployments.generation.scheduling.host_side import Host
+from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED
+from deployments.generation.scheduling.overlap import Overlap, alone_s
+from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_time import HostTime, StepTime
+
+RATIOS, SPLITS = (2, 4, 8, 16), (0.5, 1.0, 2.0)  # N_G / N_C; T_gl / T_ga
+ORDINARY, BULK = "ordinary", "bulk"
+KINDS = {ORDINARY: (PIPELINED,), BULK: (PIPELINED, ASYNCHRONOUS)}  # of generations, and the modes that their rows have
+CHOSEN, MODEL, TWO_BATCHES = "as chosen", "model", "two batches"
+NOISE = 0.03
+_SAME = 0.98
+_T_GL, _LAYERS, _KNEE = 0.04, 32, 1024
+_COPY_TOKEN_S = 1.1e-5  # 131 KB at 12 GB a second
+_BLOCKS, _HOST_BLOCKS = 256, 4096
+_WIDE = StepPolicy(ttft_s=20.0, tpot_s=1.0, bulk_share=1.0)
+_PLANS, _QUICK_PLANS = 2000, 200
+
+
+class Machine(NamedTuple):
+    """An accelerator and its host: times of their stages, and blocks of their caches."""
+
+    times: StepTime
+    host: HostTime
+    blocks: int
+    host_blocks: int
+
+
+class Lengths(NamedTuple):
+    """Tokens of prompts and of answers, each between two numbers."""
+
+    prompts: tuple[int, int]
+    answers: tuple[int, int]
+
+    @classmethod
+    def about(cls, prompt: int, answer: int) -> Lengths:
+        """A tenth more or less, as NEO's synthetic ones (Section 5.1)."""
+        return cls(*((round(0.9 * mean), round(1.1 * mean)) for mean in (prompt, answer)))
+
+
+class Span(NamedTuple):
+    """Seconds that are left out first, and that are measured then."""
+
+    warm_s: float
+    seconds: float
+
+
+LENGTHS = Lengths((448, 576), (64, 192))
+_SPAN, _QUICK_SPAN = Span(90.0, 90.0), Span(20.0, 20.0)
+_PAPERS_SPAN = Span(600.0, 200.0)  # the host's memory is large there: its prompts take minutes
+
+
+class Point(NamedTuple):
+    """One of the table: N_G / N_C and T_gl / T_ga."""
+
+    ratio: float
+    split: float
+
+    def machine(self, kv_tokens: float) -> Machine:
+        """With so many tokens in the accelerator's cache while it is full. As in the model prompts cost nothing, and up
+        to the knee a step's linear layers take the same time.
+        """
+        kv_token_s = _T_GL / self.split / kv_tokens
+        times = StepTime(_T_GL, _T_GL / _KNEE, kv_token_s, 0.0, 0.0, _KNEE)
+        return Machine(times, HostTime(1e-6, self.ratio * kv_token_s, _COPY_TOKEN_S, _LAYERS), _BLOCKS, _HOST_BLOCKS)
+
+
+class Paper(NamedTuple):
+    """A machine of a paper (`EMULATED_ACCELERATORS`), and generations like its own: prompts of so many tokens.
+    `host_gb`: of the host's memory, for its cache. `cache`: of the accelerator's, the share that is left to it.
+    """
+
+    machine: str
+    kind: str
+    prompt: int
+    host_gb: float
+    gain: str
+    cache: float = 1.0
+
+    def on(self) -> Machine:
+        device = EMULATED_ACCELERATORS[self.machine]
+        blocks = round(self.host_gb * 1e9 / (BLOCK * device.model.kv_bytes))
+        return Machine(device.step_time, device.host_time, round(self.cache * device.blocks), blocks)
+
+
+_T4 = Paper("neo-t4-llama-2-7b", ORDINARY, 350, 40, "NEO: up to 7.5 x")
+PAPERS = (
+    _T4,
+    _T4._replace(cache=0.25),
+    Paper("neo-a10g-llama-3.1-8b", ORDINARY, 1000, 40, "NEO: up to 1.26 x"),
+    Paper("apex-t4-llama-2-7b", BULK, 350, 120, "APEX: up to 1.96 x (vLLM)"),
+    Paper("apex-a10-llama-3.1-8b", BULK, 1000, 160, "APEX: 1.11 to 1.89 x (vLLM)"),
+)
+_OUTPUTS, _QUICK_OUTPUTS = (50, 100, 200, 400, 600), (100, 400)
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
+
+
+def run(bench: Bench) -> None:
+    span, outputs = (_QUICK_SPAN, _QUICK_OUTPUTS) if bench.quick else (_SPAN, _OUTPUTS)
+    with bench.steps(2 + len(SPLITS) * len(RATIOS) + len(PAPERS) * len(outputs)) as step:
+        step(f"the plan of a step with {SEQUENCES} sequences")
+        _costs(bench)
+        step("a full cache")
+        kv_tokens = served(Point(1, 1).machine(1e5), LENGTHS, span, hybrid=False)["kv_tokens"]
+        for split in SPLITS:
+            for ratio in RATIOS:
+                step(f"T_gl / T_ga {split:g}, N_G / N_C {ratio}")
+                _point(bench, Point(ratio, split), kv_tokens, span)
+        for paper in PAPERS:
+            for output in outputs:
+                step(f"{paper.machine}, answers of {output} tokens")
+                _paper(bench, paper, output, span if bench.quick else _PAPERS_SPAN)
+
+
+def _costs(bench: Bench) -> None:
+    plans = _QUICK_PLANS if bench.quick else _PLANS
+    calls = {
+        "plan": lambda: plan_us(plans),
+        "step with a host": lambda: step_us(plans // 5, hybrid=True),
+        "step without": lambda: step_us(plans // 5, hybrid=False),
+    }
+    for what, call in calls.items():
+        with bench.turn():
+            told = bench.measure(call)
+        bench.sample({"what": "cost", "of": what}, told, f"p50 {told['p50_us']:.0f} us, p99 {told['p99_us']:.0f} us")
+
+
+def _point(bench: Bench, point: Point, kv_tokens: float, span: Span) -> None:
+    machine = point.machine(kv_tokens)
+    for kind, modes in KINDS.items():
+        found = {ACCELERATOR: served(machine, LENGTHS, span, kind, hybrid=False)}
+        found |= {mode: served(machine, LENGTHS, span, kind, (mode,)) for mode in modes}
+        found[CHOSEN] = served(machine, LENGTHS, span, kind)
+        found[MODEL] = modelled(machine, LENGTHS, found[ACCELERATOR])
+        shown = ", ".join(f"{name} {gain(found, name):.2f} of {model(found, name):.2f}" for name in (*modes, CHOSEN))
+        bench.sample({"what": "point", "kind": kind, **point._asdict()}, found, shown)
+
+
+def _paper(bench: Bench, paper: Paper, output: int, span: Span) -> None:
+    machine, lengths = paper.on(), Lengths.about(paper.prompt, output)
+    found = {name: served(machine, lengths, span, paper.kind, hybrid=name == CHOSEN) for name in (ACCELERATOR, CHOSEN)}
+    about = {"what": "paper", "machine": paper.machine, "cache": paper.cache, "output": output}
+    bench.sample(about, found, f"{gain(found, CHOSEN):.2f}")
+
+
+def served(
+    machine: Machine,
+    lengths: Lengths,
+    span: Span,
+    kind: str = ORDINARY,
+    modes: tuple[str, ...] = MODES,
+    *,
+    hybrid: bool = True,
+    noise: float = NOISE,
+) -> dict[str, Any]:
+    """What it gives where the host's rows may take part in these modes."""
+    host = Host(machine.host, machine.host_blocks) if hybrid else None
+    policy = replace(_WIDE, modes=modes)
+    schedule = StepSchedule(machine.times, policy, machine.blocks, host=host)
+    device = StepDevice("hybrid", machine.times, schedule, noise, hybrid=HybridDevice(machine.times, machine.host))
+    return measured(StepWorld([device], policy), backlog(lengths, kind), span)
+
+
+def backlog(lengths: Lengths, kind: str, seed: int = 1) -> Iterator[Arrival]:
+    """Generations without end. How long their answers become is known, as in the papers, which ignore end tokens."""
+    draw = np.random.default_rng(seed)
+    while True:
+        prompt, tokens = (int(draw.integers(least, most, endpoint=True)) for least, most in lengths)
+        yield Arrival(0.0, prompt, tokens, (tokens,), kind == BULK)
+
+
+def measured(world: StepWorld, arrivals: Iterator[Arrival], span: Span) -> dict[str, Any]:
+    """Of the first device, behind its warm-up: tokens a second; the shares of the steps in each mode, and of the time
+    that the host works; the means of a step, and of the rows and tokens that the accelerator attends in it.
+    """
+    device, since, modes, sums = world.devices[0], (0.0, 0), Counter[str](), np.zeros(3)
+    for _ in world.saturated(arrivals):
+        if world.now <= span.warm_s:
+            since = world.now, world.tokens
+            continue
+        own = device.work.first.own
+        modes[device.mode] += 1
+        sums += own.rows, own.kv_tokens, device.came.host_s
+        if world.now >= span.warm_s + span.seconds:
+            break
+    seconds, steps = world.now - since[0], modes.total()
+    rows, kv_tokens, host_s = sums.tolist()
+    return {
+        "tokens_s": (world.tokens - since[1]) / seconds,
+        "steps": {mode: count / steps for mode, count in modes.items()},
+        "host": host_s / seconds,
+        "step_s": seconds / steps,
+        "rows": rows / steps,
+        "kv_tokens": kv_tokens / steps,
+    }
+
+
+def modelled(machine: Machine, lengths: Lengths, alone: Mapping[str, Any]) -> dict[str, float]:
+    """Tokens a second by the model in each mode, with as many rows on the accelerator as there were alone. One batch
+    whose host rows are computed beside the accelerator's own attention is pipelined, too. Rows that join later steps
+    pass a layer in each of these: there are no more of them than the host's cache holds.
+    """
+    rows, kv_tokens = alone["rows"], alone["kv_tokens"]
+    t_gl, t_ga = machine.times.beta_s, machine.times.kv_token_s * kv_tokens
+    context, layers = kv_tokens / rows, machine.host.layers
+    overlap = Overlap(round(context), t_gl, t_ga, rows / t_ga, 1 / machine.host.seconds(1, context), layers)
+    one_batch = (overlap.n_g + overlap.n_c) * t_ga / alone_s(t_gl, t_ga)
+    most = [blocks_of(one.prompt_tokens + one.most_tokens - 1) for one in islice(backlog(lengths, BULK), 1000)]
+    parked_rate = machine.host_blocks / float(np.mean(most)) / (layers * alone_s(t_gl, t_ga))
+    return {
+        ACCELERATOR: overlap.alone_rate,
+        PIPELINED: max(overlap.pipelined_rate, one_batch),
+        ASYNCHRONOUS: min(overlap.asynchronous_rate, overlap.alone_rate + parked_rate),
+        TWO_BATCHES: overlap.pipelined_rate,
+    }
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def gain(one: Mapping[str, Any], name: str) -> float:
+    """Of a sample: in this mode, or as chosen."""
+    return float(one[name]["tokens_s"] / one[ACCELERATOR]["tokens_s"])
+
+
+def model(one: Mapping[str, Any], name: str) -> float:
+    """The same by the model: as chosen, the best of the modes that were measured."""
+    rates = one[MODEL]
+    best = max(rates[mode] for mode in MODES if mode in one) if name == CHOSEN else rates[name]
+    return float(best / rates[ACCELERATOR])
+
+
+def right(one: Mapping[str, Any]) -> bool:
+    """What was chosen gives as much as the best of all."""
+    return gain(one, CHOSEN) >= _SAME * max(gain(one, mode) for mode in MODES if mode in one)
+
+
+def _points(found: Found, kind: str) -> list[dict[str, Any]]:
+    return [one for one in found["samples"] if one["what"] == "point" and one["kind"] == kind]
+
+
+def _outputs(found: Found, paper: Paper) -> list[dict[str, Any]]:
+    wanted = {"what": "paper", "machine": paper.machine, "cache": paper.cache}.items()
+    return [one for one in found["samples"] if wanted <= one.items()]
+
+
+def sheets(found: Found) -> list[Sheet]:
+    return [*(_table(found, kind) for kind in KINDS), _papers(found), _cost_sheet(found)]
+
+
+def _table(found: Found, kind: str) -> Sheet:
+    rows = []
+    for one in _points(found, kind):
+        cells = [f"{gain(one, name):.2f} ({model(one, name):.2f})" for name in (*KINDS[kind], CHOSEN)]
+        rows.append([
+            f"{one['split']:g}", f"{one['ratio']:g}", f"{one[ACCELERATOR]['tokens_s']:.0f}", *cells,
+            f"{gain(one, CHOSEN) / model(one, CHOSEN):.2f}", _steps(one[CHOSEN]), f"{one[CHOSEN]['host']:.0%}",
+            "yes" if one[MODEL][TWO_BATCHES] > one[MODEL][ACCELERATOR] else "no",
+        ])  # fmt: skip
+    head = ["T_gl / T_ga", "N_G / N_C", "accelerator only, tokens/s", *(f"{mode} only" for mode in KINDS[kind]), CHOSEN]
+    head += ["of the model's best", "steps", "the host works", "two batches pay by (6)"]
+    return Sheet(f"Gain of {kind} generations (by the model)", head, rows)
+
+
+def _steps(told: Mapping[str, Any]) -> str:
+    return ", ".join(f"{share:.0%} {mode}" for mode, share in sorted(told["steps"].items(), key=lambda one: -one[1]))
+
+
+def _papers(found: Found) -> Sheet:
+    rows = []
+    for paper in PAPERS:
+        name = paper.machine if paper.cache == 1 else f"{paper.machine}, {paper.cache:.0%} of the cache"
+        for one in _outputs(found, paper):
+            alone, chosen = one[ACCELERATOR], one[CHOSEN]
+            rows.append([
+                name, str(paper.prompt), str(one["output"]), f"{alone['rows']:.1f}", f"{alone['tokens_s']:.0f}",
+                f"{chosen['tokens_s']:.0f}", f"{gain(one, CHOSEN):.2f}", _steps(chosen), paper.gain,
+            ])  # fmt: skip
+    head = ["emulated machine", "prompt", "answer", "answers at once, alone", "alone, tokens/s", CHOSEN, "gain"]
+    return Sheet("Beside the papers, by data sheets", [*head, "steps", "in the paper"], rows)
+
+
+def _cost_sheet(found: Found) -> Sheet:
+    costs = [one for one in found["samples"] if one["what"] == "cost"]
+    rows = [[one["of"], f"{one['p50_us']:.0f}", f"{one['p99_us']:.0f}"] for one in costs]
+    return Sheet(f"Planning with {SEQUENCES} sequences, us of a core", ["what", "p50", "p99"], rows)
+
+
+def goals(found: Found) -> list[Goal]:
+    shown, every = [], []
+    for kind in KINDS:
+        points = _points(found, kind)
+        every += points
+        least = min((gain(one, CHOSEN) / model(one, CHOSEN) for one in points), default=None)
+        shown.append(Goal(f"gain beside the model's best, {kind}, the least", 0.95, least))
+    some = [one for one in every if one["kind"] == ORDINARY and one[MODEL][TWO_BATCHES] <= one[MODEL][ACCELERATOR]]
+    least = min((gain(one, CHOSEN) for one in some), default=None)
+    shown.append(Goal("beside accelerator only, where two batches do not pay by (6), the least", _SAME, least))
+    count = len(RATIOS) * len(SPLITS) * len(KINDS)
+    shown.append(Goal("points where no mode gives more than what was chosen", count, sum(map(right, every)), "points"))
+    for paper in PAPERS[::2]:
+        most = max((gain(one, CHOSEN) for one in _outputs(found, paper)), default=None)
+        shown.append(Goal(f"{paper.machine}, the largest gain", 1.0, most))
+    took_us = median(found, "p50_us", what="cost", of="plan")
+    return [*shown, Goal(f"the plan of a step, {SEQUENCES} sequences, p50", 200, took_us, "us", at_most=True)]
+
+
+def plot(found: Found) -> Figure:
+    figure = Figure(figsize=(11, 6.4), layout="constrained")
+    grid = figure.subplots(2, len(SPLITS), sharex=True, sharey=True)
+    colours = {PIPELINED: "#0072B2", ASYNCHRONOUS: "#D55E00"}
+    for line, kind in zip(grid, KINDS, strict=True):
+        for axes, split in zip(line, SPLITS, strict=True):
+            some = [one for one in _points(found, kind) if one["split"] == split]
+            ratios = [one["ratio"] for one in some]
+            axes.axhline(1, color="0.7", linewidth=0.8)
+            for mode in KINDS[kind]:
+                label = f"{mode} (dotted: by the model)"
+                axes.plot(ratios, [model(one, mode) for one in some], ":", color=colours[mode])
+                axes.plot(ratios, [gain(one, mode) for one in some], "o-", color=colours[mode], ms=4, label=label)
+            chosen = [gain(one, CHOSEN) for one in some]
+            axes.plot(ratios, chosen, "o", color="0.2", ms=10, fillstyle="none", label=CHOSEN)
+            axes.set_xscale("log", base=2)
+            axes.set_title(f"{kind} generations, T_gl / T_ga = {split:g}", fontsize=9)
+            axes.set_xticks(RATIOS, [str(ratio) for ratio in RATIOS])
+            axes.spines[["top", "right"]].set_visible(False)
+        line[0].set_ylabel("tokens/s beside the accelerator alone")
+    for axes in grid[-1]:
+        axes.set_xlabel("N_G / N_C")
+    grid[-1][-1].legend(frameon=False, fontsize=8)
+    return figure
