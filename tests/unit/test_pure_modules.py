@@ -25,6 +25,7 @@ PURE = [
     "deployments.generation.scheduling.overlap",
     "deployments.generation.scheduling.emulated_devices",
     "deployments.generation.engine.emulated_steps",
+    "deployments.generation.engine.hybrid_steps",
     "deployments.generation.text.generation_card",
     "deployments.generation.generation_metrics",
     "deployments.generation.generation_pool",

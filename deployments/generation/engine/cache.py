@@ -17,20 +17,23 @@ from deployments.generation.engine.step import StepLayout
 from deployments.generation.kernels import native
 from deployments.generation.kernels.decode_kernel import DecodeKernel, decode_kernel
 from deployments.generation.kernels.row_kernels import turn_kernel
-from deployments.generation.scheduling.blocks import BLOCK
-from deployments.generation.scheduling.chunk import Chunk
+from deployments.generation.scheduling.blocks import BLOCK, blocks_of
 
 
 class Cache:
     """Memory for `blocks` blocks, made once: [layers, 2 (keys, values), blocks, groups, BLOCK, size]."""
 
-    def __init__(self, layers: int, heads: Heads, blocks: int, place: Place) -> None:
+    def __init__(self, layers: int, heads: Heads, blocks: int, place: Place, *, pinned: bool = False) -> None:
+        """`pinned`: in pages of a host that a CUDA device copies from and to by itself."""
         shape = (layers, 2, blocks, heads.groups, BLOCK, heads.size)
         on_cpu = place.device.type == "cpu"
         empty = (
             native.empty(shape, place.dtype) if on_cpu else torch.empty(shape, device=place.device, dtype=place.dtype)
         )
         self.tensor = empty.zero_()
+        if pinned and blocks:  # where it lies: torch's own pinned memory takes the next power of two bytes
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            torch.cuda.check_error(runtime.cudaHostRegister(self.tensor.data_ptr(), self.tensor.nbytes, 0))
         self._kernel = decode_kernel(heads, place)
 
     def attention(self, layer: int, heads: Heads, turned: Turned | None = None) -> CachedAttention:
@@ -49,11 +52,15 @@ class Turned:
         if self._kernel is not None:
             self._kernel.turn(qkv, self._rotary.angles(step), keys, values, step.slots)
             return
+        self.turn(qkv, step)
+        put(self._heads, qkv, keys, values, step)
+
+    def turn(self, qkv: torch.Tensor, step: StepLayout) -> None:
+        """Turn them in place, alone."""
         turned = qkv[:, : self._heads.heads + self._heads.groups]
         if self._norm is not None:
             self._norm.in_place(turned)
         self._rotary.turn(turned, step)
-        put(self._heads, qkv, keys, values, step)
 
 
 def put(heads: Heads, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> None:
@@ -82,18 +89,42 @@ class CachedAttention:
         self._heads, self._keys, self._values, self._turned, self._kernel = heads, keys, values, turned, kernel
 
     def __call__(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
-        step, heads = cast("StepLayout", layout), self._heads
+        step = cast("StepLayout", layout)
+        self.put(qkv, step)
+        return step.add_spare(self.attend(qkv, step))
+
+    def put(self, qkv: torch.Tensor, step: StepLayout) -> None:
+        """Put keys and values of [tokens + spare, heads + 2 groups, size] into the cache."""
         if self._turned is None:
-            put(heads, qkv, self._keys, self._values, step)
+            put(self._heads, qkv, self._keys, self._values, step)
         else:
             self._turned.put(qkv, self._keys, self._values, step)
+
+    def attend(self, qkv: torch.Tensor, step: StepLayout) -> torch.Tensor:
+        """[tokens, heads * size], of what was put."""
+        heads = self._heads
         q = qkv[: step.tokens, : heads.heads]
         mixed = torch.empty(step.tokens, heads.heads * heads.size, dtype=qkv.dtype, device=qkv.device)
         if self._kernel is not None and len(step.decoding.tokens):
             self._kernel.attend(q, self._keys, self._values, step.decoding, mixed)
         for number, rows in step.once(("torch's", self._kernel is None), lambda: self._for_torch(step)):
-            mixed[rows] = self._attend(q[rows], step.chunks[number], step.tables[number])
-        return step.add_spare(mixed)
+            chunk, table = step.chunks[number], step.tables[number]
+            keys, values = (self._of(table, chunk.end, stored) for stored in (self._keys, self._values))
+            mixed[rows] = self._attend(q[rows], keys, values, chunk.start)
+        return mixed
+
+    def attend_elsewhere(self, qkv: torch.Tensor, step: StepLayout) -> torch.Tensor:
+        """The same on the device that has `qkv`, to which it brings the keys and values before each chunk."""
+        heads, parts = self._heads, []
+        for chunk, table, own in zip(step.chunks, step.tables, torch.split(qkv, step.lengths), strict=True):
+            q, *new = torch.split(own, [heads.heads, heads.groups, heads.groups], 1)
+            before = table[: blocks_of(chunk.start)]
+            keys, values = (
+                torch.cat([self._of(before, chunk.start, stored).to(qkv.device), one.transpose(0, 1)[None]], 2)
+                for stored, one in zip((self._keys, self._values), new, strict=True)
+            )
+            parts.append(self._attend(q, keys, values, chunk.start))
+        return torch.cat(parts)
 
     def _for_torch(self, step: StepLayout) -> list[tuple[int, slice]]:
         """The chunks that the kernel does not compute: their numbers, and where their tokens are."""
@@ -101,15 +132,16 @@ class CachedAttention:
         found = enumerate(zip(ends, step.lengths, strict=True))
         return [(at, slice(end - count, end)) for at, (end, count) in found if self._kernel is None or count > 1]
 
-    def _attend(self, queries: torch.Tensor, chunk: Chunk, table: torch.Tensor) -> torch.Tensor:
-        """[tokens, heads, size] -> [tokens, heads * size]."""
-        keys, values = (self._of(table, chunk.end, stored) for stored in (self._keys, self._values))
-        tokens, groups, size = len(queries), self._heads.groups, self._heads.size
+    def _attend(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:
+        """[tokens, heads, size] of a sequence, from position `start` on, and [1, groups, start + tokens, size] ->
+        [tokens, heads * size].
+        """
+        tokens, groups, size = len(q), self._heads.groups, self._heads.size
         # The heads that share keys are rows of one product: [groups, heads / groups * tokens, size].
-        rows = queries.view(tokens, groups, -1, size).permute(1, 2, 0, 3).reshape(1, groups, -1, size)
+        rows = q.view(tokens, groups, -1, size).permute(1, 2, 0, 3).reshape(1, groups, -1, size)
         mask = None
         if tokens > 1:
-            seen = torch.ones(tokens, chunk.end, dtype=torch.bool, device=rows.device).tril(chunk.start)
+            seen = torch.ones(tokens, start + tokens, dtype=torch.bool, device=rows.device).tril(start)
             mask = seen.repeat(rows.shape[2] // tokens, 1)
         mixed = functional.scaled_dot_product_attention(rows, keys, values, mask, scale=1.0)
         return mixed.view(groups, -1, tokens, size).permute(2, 0, 1, 3).reshape(tokens, -1)

@@ -5,22 +5,23 @@ head that says how likely each word of the vocabulary comes next. Imports torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from deployments.engines.packed.attention import CAUSAL, Attention, Heads, Reach
 from deployments.engines.packed.families import decoder
-from deployments.engines.packed.layers import Products, RmsNorm
+from deployments.engines.packed.layers import PreNorm, Products, RmsNorm
 from deployments.engines.packed.positions import Rotary
-from deployments.engines.packed.tensors import Weights
-from deployments.generation.engine.cache import Cache, Turned
+from deployments.engines.packed.tensors import Place, Weights
+from deployments.generation.engine.cache import Cache, CachedAttention, Turned
 from deployments.generation.engine.step import StepLayout
 from deployments.generation.kernels.packed_products import products_for
 from deployments.generation.kernels.row_kernels import kernel_norm
 from deployments.generation.scheduling.chunk import Chunk
 
+_CPU = torch.device("cpu")
 FAMILIES = {"llama", "qwen2", "qwen3"}  # by the config's model_type
 
 
@@ -35,40 +36,61 @@ def unsupported(config: Any) -> str | None:
 
 
 class CausalModel:
-    """Of a config that is not `unsupported`, with a cache of `blocks` blocks."""
+    """Of a config that is not `unsupported`, with a cache of `blocks` blocks, and one of `host_blocks` in the host's
+    memory, if there are any.
+    """
 
-    def __init__(self, config: Any, weights: Weights, blocks: int, products: Products | None = None) -> None:
+    def __init__(
+        self, config: Any, weights: Weights, blocks: int, products: Products | None = None, host_blocks: int = 0
+    ) -> None:
         """`weights` are under the names of the class with a head; `products` are the quicker ones of this machine, if
         they are not given. Raises MissingWeight.
         """
-        self._place = weights.place
+        self.place, self.vocabulary = weights.place, config.vocab_size
         made: list[Cache] = []
+        self.turned: list[Turned] = []  # of each layer, what is done to query and key
+        self.attention: list[CachedAttention] = []
+        self.host_attention: list[CachedAttention] = []
 
         def attend(layer: int, heads: Heads, _: Reach, norm: RmsNorm | None, rotary: Rotary) -> Attention:
             if not made:  # who has how many heads is known here
-                made.append(Cache(config.num_hidden_layers, heads, blocks, self._place))
-            return made[0].attention(layer, heads, Turned(heads, norm, rotary, self._place))
+                made.append(Cache(config.num_hidden_layers, heads, blocks, self.place))
+                on_host = Place(_CPU, self.place.dtype)
+                pinned = self.place.device.type == "cuda"
+                made.append(Cache(config.num_hidden_layers, heads, host_blocks, on_host, pinned=pinned))
+            self.turned.append(Turned(heads, norm, rotary, self.place))
+            self.attention.append(made[0].attention(layer, heads, self.turned[-1]))
+            self.host_attention.append(made[1].attention(layer, heads))
+            return self.attention[-1]
 
-        products = products or products_for(self._place)
+        products = products or products_for(self.place)
         parts = decoder.build(config, weights.within("model"), attend=attend, products=products, norms=kernel_norm)
         self._embeddings = parts.embeddings()
-        self._blocks = [build() for build in parts.blocks]
+        self.layers = [cast("PreNorm", build()) for build in parts.blocks]
         assert parts.norm is not None
         self._norm = parts.norm()
         tied = "lm_head.weight" not in weights or config.tie_word_embeddings
         self._head = products.dense(weights, "model.embed_tokens" if tied else "lm_head")
-        (self.cache,) = made
+        self.cache, self.host_cache = made
 
     @torch.inference_mode()
     def step(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """Put the chunks' tokens into the cache, no two of one sequence. Returns float32 [chunks that are wanted,
         vocabulary]: the logits of each one's next token.
         """
-        layout = StepLayout.of_chunks(chunks, self._place)
-        ids = torch.from_numpy(np.concatenate([chunk.ids for chunk in chunks])).to(self._place.device)
-        x = layout.add_spare(self._embeddings(ids, layout))
-        for number, block in enumerate(self._blocks, 1):
-            if number == len(self._blocks):
+        layout = StepLayout.of_chunks(chunks, self.place)
+        x = layout.add_spare(self.embed(chunks, layout))
+        for number, layer in enumerate(self.layers, 1):
+            if number == len(self.layers):
                 layout.only(layout.last)
-            x = block(x, layout)
-        return self._head.floats(self._norm(x))[: len(layout.last)]
+            x = layer(x, layout)
+        return self.head(x)[: len(layout.last)]
+
+    def embed(self, chunks: Sequence[Chunk], layout: StepLayout) -> torch.Tensor:
+        """[tokens, width]."""
+        ids = torch.from_numpy(np.concatenate([chunk.ids for chunk in chunks])).to(self.place.device)
+        return self._embeddings(ids, layout)
+
+    def head(self, x: torch.Tensor) -> torch.Tensor:
+        """What comes behind the last layer: of [tokens, width] float32 [tokens, vocabulary]."""
+        return self._head.floats(self._norm(x))

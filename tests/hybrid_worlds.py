@@ -1,0 +1,175 @@
+"""Sequences at an engine whose cache lies in two memories, and random works for it: joins, chunks, second batches, rows
+that set out, move, stay and are called off, swaps, forks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import strategies as st
+
+from deployments.generation.scheduling.blocks import BLOCK, Blocks, NoBlocks
+from deployments.generation.scheduling.chunk import Chunk, Copy, Work
+
+MOST = 6  # sequences at once
+FIRST, SECOND, PARTING = "first", "second", "parting"
+KINDS = {"join": 5, "step": 30, "leave": 2, "swap": 3, "fork": 2}  # how often
+
+
+def some_events(seed, count):
+    """(what, who or how long, {place: (tokens, role)} of a step, whether on the host or, in a step, what is on its way
+    moves) each.
+    """
+    random = np.random.default_rng(seed)
+    shares = np.array(list(KINDS.values())) / sum(KINDS.values())
+    for what in random.choice(list(KINDS), count, p=shares).tolist():
+        length = int(random.integers(1, 200 if random.random() < 0.2 else 12))
+        places = np.flatnonzero(random.random(MOST) < 0.8).tolist()
+        roles = random.choice([FIRST, SECOND, PARTING], MOST)  # of a host's row; all others are of the first batch
+        tokens = random.integers(1, 60, MOST).tolist()
+        yield what, length, {at: (tokens[at], roles[at]) for at in places}, bool(random.random() < 0.6)
+
+
+EVENTS = st.builds(some_events, st.integers(0, 2**32), st.integers(10, 200))
+
+
+@dataclass
+class Sequence:
+    ids: list[int]
+    prompt: int
+    on_host: bool
+    computed: int = 0
+    table: list[int] = field(default_factory=list)
+    parked: int | None = None  # its number
+
+
+class World:
+    """`pick` draws a token of logits; `layers` bounds the steps that a row is on its way."""
+
+    def __init__(self, steps, blocks, host_blocks):
+        self.steps, self.rooms = steps, {False: Blocks(blocks), True: Blocks(host_blocks)}
+        self.at, self.copies, self.called_off, self.numbers = {}, [], [], 0
+
+    def join(self, name, prompt, on_host=False):
+        self.at[name] = Sequence(list(prompt), len(prompt), on_host)
+
+    def leave(self, name):
+        """(all tokens, how many of them were its prompt). Its blocks may be others' in the next step."""
+        one = self.at.pop(name)
+        if one.parked is not None:
+            self.called_off.append(one.parked)
+        self.rooms[one.on_host].give_back(one.table)
+        return one.ids, one.prompt
+
+    def swap(self, name):
+        """To the other memory, before the next step. Raises NoBlocks."""
+        one, table = self.at[name], []
+        self.rooms[not one.on_host].grow(table, one.computed)
+        pairs = zip(one.table, table, strict=False)
+        self.copies += [Copy(source, target, one.on_host, not one.on_host) for source, target in pairs]
+        self.rooms[one.on_host].give_back(one.table)
+        one.table, one.on_host = table, not one.on_host
+
+    def fork(self, name, new, token):
+        """Another sequence begins like this one and goes on with `token`. Raises NoBlocks."""
+        one = self.at[name]
+        room = self.rooms[one.on_host]
+        table = room.share(one.table, one.computed)
+        try:
+            room.grow(table, one.computed)
+        except NoBlocks:
+            room.give_back(table)
+            raise
+        if one.computed % BLOCK:
+            last = one.computed // BLOCK
+            self.copies.append(Copy(one.table[last], table[last], one.on_host, one.on_host))
+        ids = [*one.ids[: one.computed], token]
+        self.at[new] = Sequence(ids, len(ids), one.on_host, one.computed, table)
+
+    def free(self):
+        """Those that are not on their way."""
+        return sorted(name for name, one in self.at.items() if one.parked is None)
+
+    def step(self, shares, *, moves=False):
+        """`shares`: {name: (so many tokens of what is left, its role)}. Returns what was computed. Raises NoBlocks."""
+        ends = {
+            name: min(len(self.at[name].ids), self.at[name].computed + max(1, share))
+            for name, (share, _) in shares.items()
+        }
+        for name, end in ends.items():
+            self.rooms[self.at[name].on_host].grow(self.at[name].table, end)
+        named = {FIRST: [], SECOND: [], PARTING: []}
+        chunks = {}
+        for name, end in ends.items():
+            one = self.at[name]
+            chunk = Chunk(
+                np.array(one.ids[one.computed : end], np.int32),
+                one.computed,
+                tuple(one.table),
+                wanted=end == len(one.ids),
+                on_host=one.on_host,
+            )
+            role = shares[name][1] if one.on_host and len(chunk.ids) == 1 else FIRST
+            role = FIRST if role == PARTING and not chunk.wanted else role
+            named[role].append(name)
+            chunks[name], one.computed = chunk, end
+        for name in named[PARTING]:
+            self.numbers += 1
+            self.at[name].parked = self.numbers
+        work = Work(
+            [chunks[name] for name in named[FIRST]],
+            self.copies,
+            [chunks[name] for name in named[SECOND]],
+            [(self.at[name].parked, chunks[name]) for name in named[PARTING]],
+            self.called_off,
+            moves,
+        )
+        self.copies, self.called_off = [], []
+        return self.take(work, [name for name in named[FIRST] + named[SECOND] if chunks[name].wanted])
+
+    def take(self, work, wanted):
+        computed = self.steps.step(work)
+        by_number = {one.parked: name for name, one in self.at.items() if one.parked is not None}
+        arrived = [by_number[number] for number in computed.arrived]
+        for name, numbers in zip([*wanted, *arrived], computed.logits, strict=True):
+            self.at[name].ids.append(int(numbers.argmax()))
+        for name in arrived:
+            self.at[name].parked = None
+        return computed
+
+    def run(self, events, prompt_of):
+        """Yields what each sequence became when it left: (all its tokens, those of its prompt)."""
+        joined = 0
+        for what, number, shares, flag in events:
+            free = self.free()
+            name = free[number % len(free)] if free else None
+            try:
+                if what == "join" and len(self.at) < MOST:
+                    joined += 1
+                    self.join(joined, prompt_of(number, joined), flag)
+                elif what == "leave" and self.at:  # on its way or not
+                    yield self.leave(sorted(self.at)[number % len(self.at)])
+                elif what == "swap" and name is not None:
+                    self.swap(name)
+                elif what == "fork" and name is not None and len(self.at) < MOST:
+                    joined += 1
+                    self.fork(name, joined, 5 + number % 90)
+                elif what == "step":
+                    some = {of: shares[at] for at, of in enumerate(free) if at in shares}
+                    if some or flag:
+                        self.step(some, moves=flag)
+            except NoBlocks:
+                yield self.leave(max(self.at))
+        yield from self.end()
+
+    def end(self):
+        """All arrive, and leave."""
+        for _ in range(self.steps.layers * MOST):
+            if any(one.parked is not None for one in self.at.values()):
+                self.step({}, moves=True)
+        for name in list(self.at):
+            assert self.at[name].parked is None
+            yield self.leave(name)
+        for room in self.rooms.values():
+            assert room.free == room.count

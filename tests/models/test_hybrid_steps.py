@@ -1,0 +1,194 @@
+"""Steps on an accelerator and its host beside transformers: tokens in any mix of batches, rows on the way and swaps."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hybrid_worlds import EVENTS, FIRST, PARTING, SECOND, World
+from hypothesis import given, settings
+from packed_models import EXACT
+from packed_models import build as build_transformers
+from test_causal_model import FAMILIES, SHAPE, check, prompt_of
+
+from deployments.engines.packed.layers import TorchProducts
+from deployments.engines.packed.tensors import Weights
+from deployments.generation.engine.causal_model import CausalModel
+from deployments.generation.engine.causal_stages import CausalStages
+from deployments.generation.engine.hybrid_steps import HybridSteps
+from deployments.generation.kernels.decode_kernel import forms
+from deployments.generation.scheduling.chunk import Work
+
+LAYERS, BLOCKS, HOST_BLOCKS = 3, 6, 8
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+def own(request):
+    """transformers' model."""
+    model, config, more = FAMILIES[request.param]
+    return build_transformers(
+        model, config, **{"tie_word_embeddings": False} | SHAPE | {"num_hidden_layers": LAYERS} | more
+    )
+
+
+def hybrid(own, *, kernel=True):
+    model = CausalModel(own.config, Weights.of_module(own, EXACT), BLOCKS, TorchProducts(), HOST_BLOCKS)
+    if not kernel:
+        for attention in model.host_attention:
+            attention._kernel = None
+    return model
+
+
+class Steps(HybridSteps):
+    layers = LAYERS
+
+    def __init__(self, model, cores=()):
+        super().__init__(CausalStages(model, cores))
+
+
+@pytest.mark.parametrize(
+    "kernel", [pytest.param(True, marks=pytest.mark.skipif(not forms(), reason="not built")), False]
+)
+def test_in_any_work_each_is_as_if_alone(own, kernel):
+    model = hybrid(own, kernel=kernel)
+
+    @settings(max_examples=20, deadline=None)
+    @given(EVENTS)
+    def run(events):
+        world = World(Steps(model), BLOCKS, HOST_BLOCKS)
+        for ids, prompt in world.run(events, prompt_of):
+            if len(ids) > prompt:
+                check(own, ids, prompt)
+
+    run()
+
+
+def decoding(model, rows):
+    """A world in which so many rows of the host have had their prompts computed."""
+    world = World(Steps(model), BLOCKS, HOST_BLOCKS)
+    for name in range(rows):
+        world.join(name, prompt_of(3 + name), on_host=True)
+    world.step(dict.fromkeys(range(rows), (9, FIRST)))
+    return world
+
+
+def all_right(own, world):
+    ended = list(world.end())
+    for ids, prompt in ended:
+        check(own, ids, prompt)
+    return ended
+
+
+@pytest.fixture
+def gate(own, monkeypatch):
+    """(a model, what the host's attention in its second layer waits for)."""
+    model, opened = hybrid(own), threading.Event()
+    attention = model.host_attention[1]
+    attend = attention.attend
+
+    def when_opened(*given):
+        assert opened.wait(30)
+        return attend(*given)
+
+    monkeypatch.setattr(attention, "attend", when_opened)
+    yield model, opened
+    opened.set()
+
+
+def test_two_batches_take_turns(own, gate):
+    """The host computes the first batch's attention of the second layer only when the accelerator has begun the second
+    batch there.
+    """
+    model, opened = gate
+    world, begun = decoding(model, 2), []
+    before = model.layers[1].before
+
+    def and_open(x):
+        begun.append(len(x))
+        if len(begun) == 2:
+            opened.set()
+        return before(x)
+
+    model.layers[1] = SimpleNamespace(before=and_open, after=model.layers[1].after)
+    world.step({0: (1, FIRST), 1: (1, SECOND)})
+    assert begun == [1, 1]
+    assert len(all_right(own, world)) == 2
+
+
+def test_nobody_waits_for_a_row_on_its_way(own, gate):
+    model, opened = gate
+    world = decoding(model, 4)
+    world.join("other", prompt_of(7))
+    world.step({0: (1, PARTING), 1: (1, PARTING), 2: (1, PARTING), 3: (1, PARTING), "other": (9, FIRST)})
+    assert world.step({}, moves=True).arrived == []  # it waits for the first layer's, and they go on to the second
+    for _ in range(LAYERS):
+        computed = world.step({"other": (1, FIRST)}, moves=True)
+        assert (len(computed.logits), computed.arrived) == (1, [])
+    world.leave(0)
+    world.step({"other": (1, FIRST)}, moves=True)
+    world.leave(2)
+    opened.set()
+    assert world.steps.step(Work([], called_off=world.called_off, moves=False)).arrived == []
+    world.called_off = []
+    numbers = [world.at[name].parked for name in (1, 3)]
+    arrived = []
+    for _ in range(LAYERS - 1):
+        arrived += world.step({}, moves=True).arrived
+    assert arrived == numbers
+    assert len(all_right(own, world)) == 3
+
+
+def test_rows_stay_where_they_are_unless_they_move(own):
+    world = decoding(hybrid(own), 3)
+    world.step({0: (1, PARTING), 1: (1, FIRST)})
+    for _ in range(2 * LAYERS):
+        assert world.step({1: (1, FIRST), 2: (1, SECOND)}).arrived == []
+    arrived = [world.step({}, moves=True).arrived for _ in range(LAYERS)]
+    assert arrived == [[]] * (LAYERS - 1) + [[1]]
+    assert world.step({}, moves=True).arrived == []
+    assert len(all_right(own, world)) == 3
+
+
+@pytest.mark.parametrize("role", [FIRST, SECOND, PARTING])
+def test_an_error_in_the_hosts_thread_is_the_steps(own, monkeypatch, role):
+    model = hybrid(own)
+    world = decoding(model, 2)
+    world.step({0: (1, PARTING)})
+
+    def fails(*_):
+        raise MemoryError("none is left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.host_attention[0], "attend", fails)
+        if role == PARTING:  # the next step meets it
+            world.step({1: (1, role)}, moves=True)
+        with pytest.raises(MemoryError, match="none is left"):
+            world.step({} if role == PARTING else {1: (1, role)}, moves=True)
+    world.at[0].parked = world.at[1].parked = None
+    world.leave(0)
+    world.leave(1)
+    assert world.steps.step(Work([], called_off=[1, 2], moves=True)).arrived == []
+    world.join("next", prompt_of(9), on_host=True)
+    for _ in range(3):
+        world.step({"next": (9, FIRST)})
+    assert len(all_right(own, world)) == 1
+
+
+def test_the_host_says_how_long_it_computed(own):
+    world = decoding(hybrid(own), 2)
+    assert world.step({0: (1, FIRST), 1: (1, SECOND)}).host_s > 0
+    world.swap(0)
+    world.leave(1)
+    assert world.step({0: (1, FIRST)}).host_s == 0
+
+
+def test_attention_is_bound_to_the_cores_that_it_is_given(own):
+    core, threads = min(os.sched_getaffinity(0)), torch.get_num_threads()
+    steps = Steps(hybrid(own), [core])
+    host = steps._stages._host
+    assert host._thread.submit(os.sched_getaffinity, 0).result() == {core}
+    assert host._thread.submit(torch.get_num_threads).result() == 1
+    assert torch.get_num_threads() == threads
