@@ -161,7 +161,7 @@ def test_the_host_is_known_to_be_slow_after_a_few_steps_and_tried_again_later():
     for _ in range(1000):
         schedule.host.planner(MODEL)
         schedule.host.plan = schedule.host.planner(MODEL).choose(schedule.load, [])
-        schedule.host.ended(0.02, 0.0, 0, 1.0)
+        schedule.host.ended(0.02, 0.0, 0)
     assert schedule.host.learning.factor < 1.5
     assert schedule.host.steps[ACCELERATOR] >= 1000
 

@@ -137,7 +137,7 @@ def test_patient_rows_are_parked_where_many_wait_and_few_are_not():
 
 def test_what_is_on_its_way_goes_on_beside_the_accelerator():
     found = planner().choose(full(), [], parked=5)
-    assert (found.mode, found.parting) == (ASYNCHRONOUS, [])
+    assert (found.mode, found.parting) == (ASYNCHRONOUS, range(0))
     assert planner().choose(StepLoad(), [], parked=5).mode == ASYNCHRONOUS
     assert planner().choose(StepLoad(), []).mode == ACCELERATOR
 
@@ -166,3 +166,13 @@ def test_a_prompt_counts_as_the_tokens_that_its_time_is_worth():
     assert found.worth == pytest.approx(10 * found.alone_s / 0.081)
     assert found.mode == PIPELINED
     assert len(found.first) + len(found.second) > 6
+
+
+def test_nothing_but_the_host_has_work_and_it_goes_on_though_it_is_late():
+    found = planner(ratio=2).choose(StepLoad(), [HostRow(400, urgent=True)] * 3, within_s=0.0)
+    assert found.mode == PIPELINED
+
+
+def test_none_is_parked_beside_rows_that_have_a_pace():
+    rows = [HostRow(400), *[HostRow(400, patient=True)] * 100]
+    assert planner(ratio=8).choose(full(), rows).mode == PIPELINED

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from deployments.generation.scheduling.step_schedule import StepPolicy
 
 _LEAST_CHUNKS = 0.2  # of the rows' time: chunks have at least so much of a step, also where rows are late
-_URGENT = 3.0  # steps of the accelerator alone: a host row that is due before takes part
+_URGENT = 5.0  # steps of the accelerator alone: a host row that is due before takes part
 
 
 class ComposedStep:
@@ -29,25 +29,24 @@ class ComposedStep:
         self.load = StepLoad()
         self.parts: list[Part] = []
         self._room = policy.step_tokens
-        self._slack_s = math.inf  # of the row that has the least
-        self._within_s = self._most_s  # the step is over without making anybody late
+        self._slacks_s: list[float] = []  # until tokens are due: of the accelerator's rows, and first ones of the step
+        self._host_slack_s = math.inf  # of the row on the host that has the least
 
-    def add_rows(self, rows: Sequence[Row]) -> None:
-        """All that have the blocks for it: the one with the least slack bounds the step."""
-        for row in rows:
-            generation = row.generation
-            if not self._add_row(row):
-                continue
-            if generation.pace_s is not None:
-                assert generation.first_at is not None
-                slack_s = generation.first_at + row.picked * generation.pace_s - self._now
-                self._slack_s = min(self._slack_s, slack_s / self._slow)
-        self._within_s = self._most_s = min(self._most_s, self._slack_s)
-        self.leave_seconds(0.0)
+    def add_rows(self, rows: Sequence[Row], on_host: Sequence[Row] = ()) -> None:
+        """All that have the blocks for it. The one with the least slack bounds the step, also of those on the host, to
+        whom time for the weights to be read once more is left.
+        """
+        added = [row for row in rows if self._add_row(row)]
+        self._slacks_s = [self._slack_of(row) for row in added]
+        self._host_slack_s = min((self._slack_of(row) for row in on_host), default=math.inf)
+        again_s = self._model.beta_s if on_host else 0.0
+        left_s = min([self._most_s, self._host_slack_s, *self._slacks_s]) - again_s
+        self._most_s = max(
+            left_s, (1 + _LEAST_CHUNKS) * self._model.seconds(self.load)
+        )  # late or not, chunks have some
 
-    def leave_seconds(self, seconds: float) -> None:
-        """To others than chunks; but where rows are late, chunks have their share all the same."""
-        self._most_s = max(self._most_s - seconds, (1 + _LEAST_CHUNKS) * self._model.seconds(self.load))
+    def _slack_of(self, row: Row) -> float:
+        return (by_pace(row)[1] - self._now) / self._slow
 
     def add_chunks(self, generations: Iterable[Generation]) -> None:
         """As many of their tokens as there is room for."""
@@ -66,14 +65,14 @@ class ComposedStep:
             ends = row.computed + tokens == generation.prompt_tokens
             self.parts.append(Part(row, row.computed, tokens, ends))
             if ends and not generation.bulk:
-                due_s = (generation.due - self._now) / self._slow
-                self._most_s, self._within_s = min(self._most_s, due_s), min(self._within_s, due_s)
+                self._slacks_s.append((generation.due - self._now) / self._slow)
+                self._most_s = min(self._most_s, self._slacks_s[-1])
 
     def leave_room(self) -> None:
         """Bulk work makes a step with others no longer than its share, and no answer late, nor later."""
         if self.parts:
             share_s = self._policy.bulk_share * self._policy.longest_step_s / self._slow
-            self._most_s = min(self._most_s, self._slack_s, share_s)
+            self._most_s = min([self._most_s, share_s, self._host_slack_s, *self._slacks_s])
 
     def add_bulk_rows(self, rows: Sequence[Row]) -> None:
         """Those that there is room for, and one at least where the step is empty."""
@@ -84,13 +83,15 @@ class ComposedStep:
 
     def add_host_rows(self, host: Host, rows: Iterable[Row]) -> float:
         """Those that the plan takes; the seconds that the step takes with them, 0 where nobody knows."""
-        there = sorted((row for row in rows if row.generation.on_host and row.parked is None), key=by_pace)
+        there = sorted((row for row in rows if row.parked is None), key=by_pace)
         there = [row for row in there if self._take(row, row.computed + 1)]
-        urgent_at = self._now + _URGENT * self._slow * self._model.seconds(self.load)
+        alone_s = self._model.seconds(self.load)
+        urgent_at = self._now + _URGENT * self._slow * alone_s
+        slacks_s = [slack_s for slack_s in self._slacks_s if slack_s >= alone_s]  # the others are late in any case
         plan = host.plan = host.planner(self._model).choose(
             self.load,
             [HostRow(row.length, by_pace(row)[1] < urgent_at, row.generation.bulk) for row in there],
-            within_s=self._within_s,
+            within_s=min([self._policy.longest_step_s / self._slow, *slacks_s]),
             parked=len(host.parked),
             modes=self._policy.modes,
         )

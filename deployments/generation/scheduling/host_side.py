@@ -14,7 +14,7 @@ from typing import NamedTuple
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.cache_room import CacheRoom
 from deployments.generation.scheduling.chunk import Copy
-from deployments.generation.scheduling.hybrid_plan import MODES, HybridPlan, HybridPlanner
+from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, MODES, HybridPlan, HybridPlanner
 from deployments.generation.scheduling.rows import Generation, Row
 from deployments.generation.scheduling.step_forecast import HostShare
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
@@ -23,6 +23,7 @@ from deployments.queueing.learning import Learning
 _FILLED = 0.95  # of the accelerator's blocks: what comes back leaves the rest to those that grow
 _LEAST_LEARNED_S = 0.02  # of the host's attention: what its pace is learned from
 _FORGOTTEN = 0.002  # of what was learned, by each step without the host: it may be quick again
+_AVERAGED = 0.05  # of the way to the latest one
 _USED = 0.9  # of the host's time that is counted on: answers do not fill two batches without a gap
 
 
@@ -65,6 +66,7 @@ class Host:
     gained: float = 0.0
     alone: float = 0.0
     plan: HybridPlan | None = None  # of the step that runs
+    _pace: float = 1.0  # what steps take without the host, as a share of what they should
     parked: dict[int, Row] = field(default_factory=dict)
     _called_off: list[int] = field(default_factory=list)
     _numbers: int = 0
@@ -176,7 +178,7 @@ class Host:
 
     # --- what steps teach ---------------------------------------------------------------------------------------------
 
-    def ended(self, seconds: float, host_s: float, arrived: int, factor: float) -> None:
+    def ended(self, seconds: float, host_s: float, arrived: int) -> None:
         """The step that was planned ran in `seconds`, of which the host was at work for `host_s`."""
         plan, self.plan = self.plan, None
         if plan is None:
@@ -184,9 +186,13 @@ class Host:
         self.steps[plan.mode] += 1
         tokens = len(plan.first) + len(plan.second) + arrived
         self.tokens += tokens
-        alone = plan.worth * seconds / (factor * plan.alone_s)
-        self.alone += alone
-        self.gained += tokens + plan.worth - alone
+        if plan.mode == ACCELERATOR:
+            self._pace += _AVERAGED * (seconds / plan.seconds - self._pace)
+            self.alone += plan.worth
+        else:
+            alone = plan.worth * seconds / (self._pace * plan.alone_s)
+            self.alone += alone
+            self.gained += tokens + plan.worth - alone
         if plan.host_s and host_s:
             self.learning.worked(plan.host_s / self.learning.factor, host_s, least_s=_LEAST_LEARNED_S)
         elif not plan.host_s:

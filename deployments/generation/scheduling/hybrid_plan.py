@@ -93,8 +93,9 @@ class HybridPlanner:
         modes: Collection[str] = MODES,
     ) -> HybridPlan:
         """The best plan of a step that has this `load` on the accelerator. `rows` come in the order of preference;
-        `parked` more are on their way already. What takes more than `within_s` is left out, and what is none of the
-        `modes`, but not the accelerator alone. With urgent rows a plan that has them is taken, if one is left.
+        `parked` more are on their way already. What takes more than `within_s` is left out while the accelerator has
+        work of its own, and what is none of the `modes`; but not the accelerator alone. With urgent rows a plan that
+        has them is taken, if one is left. None is parked beside rows that are not patient: the host is theirs.
         """
         alone_s = self.step.seconds(load)
         worth = alone_s / self._token_s(load) if load != StepLoad() else 0.0
@@ -109,9 +110,10 @@ class HybridPlanner:
                 batches = (found.first, found.second)
                 plans.append(HybridPlan(PIPELINED, found.seconds, rate, worth, alone_s, *batches, host_s=host_s))
         urgent = bool(plans) and any(row.urgent for row in rows)
-        if ASYNCHRONOUS in modes and not urgent and load != StepLoad():
+        if ASYNCHRONOUS in modes and load != StepLoad() and all(row.patient for row in rows):
             plans += self._parked(load, rows, parked, worth)
-        plans = [plan for plan in plans if plan.seconds <= max(within_s, alone_s)]
+        if load != StepLoad():
+            plans = [plan for plan in plans if plan.seconds <= max(within_s, alone_s)]
         if not urgent or not plans:
             plans.append(alone)
         return max(plans, key=lambda plan: plan.rate)
@@ -170,11 +172,11 @@ class HybridPlanner:
         return _Batches(linear0_s, linear1_s, attention_s, host0_s, host1_s, first, second)
 
     def _parked(self, load: StepLoad, rows: Sequence[HostRow], parked: int, worth: float) -> list[HybridPlan]:
-        """All that may be parked set out. Each passes a layer in a step, as far as the host keeps up."""
-        parting = [number for number, row in enumerate(rows) if row.patient]
-        if not parting and not parked:
+        """All set out. Each passes a layer in a step, as far as the host keeps up."""
+        if not rows and not parked:
             return []
-        tokens = sum(rows[number].tokens for number in parting) / len(parting) if parting else 1.0
+        parting = range(len(rows))
+        tokens = sum(row.tokens for row in rows) / len(rows) if rows else 1.0
         each_s = self.slow * self.host.seconds(1, tokens)
         alone_s = self.step.seconds(load)
         most = alone_s / each_s if each_s else math.inf

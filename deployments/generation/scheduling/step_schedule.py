@@ -56,7 +56,7 @@ from deployments.generation.scheduling.cache_room import CacheRoom
 from deployments.generation.scheduling.chunk import Copy
 from deployments.generation.scheduling.composed_step import ComposedStep, by_pace
 from deployments.generation.scheduling.host_side import Host, HostState
-from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, MODES
+from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, MODES, PIPELINED
 from deployments.generation.scheduling.long_prompts import LongPrompts
 from deployments.generation.scheduling.rows import PARTING, Generation, Part, Row
 from deployments.generation.scheduling.step_forecast import NO_HOST, Forecast, HostShare, Outlook, Pace, Prompt
@@ -354,9 +354,10 @@ class StepSchedule:
         copied_s = 0.0 if self.host is None else self._move(self.host)
         composed = ComposedStep(self.model, self.policy, slow, now, self._take)
         here = [row for row in self._running if not row.generation.on_host]
-        composed.add_rows([row for row in here if not row.generation.bulk])
-        if len(here) < len(self._running):
-            composed.leave_seconds(self.model.beta_s)
+        there = [row for row in self._running if row.generation.on_host]
+        composed.add_rows(
+            [row for row in here if not row.generation.bulk], [row for row in there if not row.generation.bulk]
+        )
         composed.add_chunks([one for one in self._waiting if not one.bulk])
         composed.leave_room()
         composed.add_bulk_rows([row for row in here if row.generation.bulk])
@@ -364,7 +365,7 @@ class StepSchedule:
         self.load, self._began = composed.load, now
         self.planned_s = self.model.seconds(composed.load)
         if self.host is not None:
-            self.planned_s = copied_s + composed.add_host_rows(self.host, self._running)
+            self.planned_s = copied_s + composed.add_host_rows(self.host, there)
         for row, _, tokens, _, _ in composed.parts:
             row.coming = tokens
         self._step = composed.parts
@@ -402,8 +403,8 @@ class StepSchedule:
 
     @property
     def moves(self) -> bool:
-        """Rows are on their way: a step that has nothing else to do is to take them on."""
-        return self.host is not None and bool(self.host.parked)
+        """Rows that have set out go on in the step, though it may have nothing else to do."""
+        return self.host is not None and bool(self.host.parked) and self.mode != PIPELINED
 
     def called_off(self) -> list[int]:
         """Numbers of rows that were on their way and that nobody wants any more."""
@@ -429,7 +430,7 @@ class StepSchedule:
             rows = self.host.arrive(arrived)
             for row in rows:
                 self._goes_on(row, 1)
-            self.host.ended(seconds, host_s if whole else 0.0, len(rows), self.learning.factor)
+            self.host.ended(seconds, host_s, len(rows))
         for row, _, tokens, wanted, batch in self._step:
             if batch == PARTING:
                 continue
