@@ -90,8 +90,7 @@ def test_it_comes_back_when_nobody_else_wants_the_accelerator():
     assert copied == []
     blocks = found[4].held_blocks
     now, copied = run(schedule, now)
-    assert not found[4].on_host
-    assert found[5].on_host  # the last 5 % of the accelerator's blocks stay free
+    assert [one.on_host for one in found[4:]].count(True) == 1  # the last 5 % of the accelerator's blocks stay free
     assert len(copied) == blocks
     assert all(copy.from_host and not copy.to_host for copy in copied)
     assert schedule.host.moved == (1, 0)
@@ -170,7 +169,7 @@ def test_the_host_is_known_to_be_slow_after_a_few_steps_and_tried_again_later():
 def test_modes_that_are_not_allowed_are_not_used(modes):
     policy = StepPolicy(ttft_s=2.0, tpot_s=0.1, bulk_share=1.0, modes=frozenset(modes))
     schedule = schedule_of(host_blocks=4 * 60, policy=policy)
-    offered(schedule, 0.0, 4, most=100)
+    assert not any(one.on_host for one in offered(schedule, 0.0, 3, most=100))
     offered(schedule, 0.0, 40, bulk=True)
     run(schedule, 0.0, 50)
     used = {mode for mode, steps in schedule.host.steps.items() if steps} - {ACCELERATOR}
@@ -197,3 +196,25 @@ def test_a_generation_larger_than_the_accelerators_cache_is_for_the_host():
     assert schedule.never(ask(0.0, prompt=65 * 128), 2.0)
     assert [one.on_host for one in offered(schedule, 0.0, 1)] == [True]
     assert schedule.longest_prompt(2.0) > 2 * 128
+
+
+def test_a_step_has_no_more_tokens_than_the_engine_computes_in_one():
+    schedule = schedule_of(policy=StepPolicy(2.0, 0.1, step_tokens=12))
+    found, now = offered(schedule, 0.0, 6, prompt=400), 0.0
+    assert any(one.on_host for one in found)
+    for _ in range(300):
+        parts = schedule.next_step(now)
+        assert sum(part.tokens for part in parts) <= 12
+        schedule.copies()
+        now += 0.03
+        schedule.ended(now, 0.03)
+
+
+def test_a_step_that_failed_counts_for_nothing():
+    schedule = schedule_of()
+    offered(schedule, 0.0, 6)
+    now, _ = run(schedule, 0.0, 3)
+    schedule.next_step(now)
+    counted = schedule.host.tokens, schedule.host.gained, dict(schedule.host.steps)
+    schedule.ended(now + 1, 1.0, whole=False, host_s=1.0)
+    assert counted == (schedule.host.tokens, schedule.host.gained, dict(schedule.host.steps))

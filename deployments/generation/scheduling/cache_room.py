@@ -103,14 +103,10 @@ class CacheRoom:
             free += has
         return True
 
-    def may_come(self, generation: Generation, share: float, bulk_share: float) -> bool:
-        """There is room for the most that it may need, in this `share` of the blocks, and now for what it holds in the
-        other cache. Bulk takes `bulk_share` at most.
-        """
-        needed, count = generation.needed_blocks, self.block_count
-        if generation.bulk and self._reserved_bulk + needed > bulk_share * count:
-            return False
-        return self.reserved + needed <= share * count and generation.held_blocks <= self._blocks.free
+    def may_come(self, generation: Generation, bulk_share: float, left: float = 0.0) -> bool:
+        """It would be admitted here, and what it holds in the other cache leaves this share of the blocks free."""
+        free = self._blocks.free - generation.held_blocks
+        return free >= left * self.block_count and self.fits(generation, (), bulk_share)
 
     def come(self, generation: Generation, there: CacheRoom) -> dict[int, int]:
         """It moves here from the other cache, with the blocks that it holds: {its block there: its block here}."""

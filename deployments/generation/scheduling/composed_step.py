@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.hybrid_plan import HostRow
 from deployments.generation.scheduling.rows import FIRST, PARTING, SECOND, Generation, Part, Row
@@ -30,23 +31,23 @@ class ComposedStep:
         self.parts: list[Part] = []
         self._room = policy.step_tokens
         self._slacks_s: list[float] = []  # until tokens are due: of the accelerator's rows, and first ones of the step
-        self._host_slack_s = math.inf  # of the row on the host that has the least
+        self._on_host: list[tuple[bool, float, int, Row]] = []  # rows by their pace (`by_pace`)
+        self._host_slack_s = math.inf  # of these, the least
 
     def add_rows(self, rows: Sequence[Row], on_host: Sequence[Row] = ()) -> None:
-        """All that have the blocks for it. The one with the least slack bounds the step, also of those on the host, to
-        whom time for the weights to be read once more is left.
+        """All that have the blocks for it. The one with the least slack bounds the step, also of those on the host that
+        may join later (`add_host_rows`). To these a place is left, and time for the weights to be read once more.
         """
         added = [row for row in rows if self._add_row(row)]
-        self._slacks_s = [self._slack_of(row) for row in added]
-        self._host_slack_s = min((self._slack_of(row) for row in on_host), default=math.inf)
-        again_s = self._model.beta_s if on_host else 0.0
-        left_s = min([self._most_s, self._host_slack_s, *self._slacks_s]) - again_s
+        self._slacks_s = [(by_pace(row)[1] - self._now) / self._slow for row in added]
+        self._on_host = sorted((*by_pace(row), number, row) for number, row in enumerate(on_host))
+        paced = [due for is_bulk, due, _, _ in self._on_host if not is_bulk]
+        self._host_slack_s = (min(paced, default=math.inf) - self._now) / self._slow
+        self._room -= len(paced)
+        left_s = min([self._most_s, self._host_slack_s, *self._slacks_s]) - (self._model.beta_s if paced else 0.0)
         self._most_s = max(
             left_s, (1 + _LEAST_CHUNKS) * self._model.seconds(self.load)
         )  # late or not, chunks have some
-
-    def _slack_of(self, row: Row) -> float:
-        return (by_pace(row)[1] - self._now) / self._slow
 
     def add_chunks(self, generations: Iterable[Generation]) -> None:
         """As many of their tokens as there is room for."""
@@ -81,16 +82,20 @@ class ComposedStep:
             if self._room and fits:
                 self._add_row(row)
 
-    def add_host_rows(self, host: Host, rows: Iterable[Row]) -> float:
+    def add_host_rows(self, host: Host) -> float:
         """Those that the plan takes; the seconds that the step takes with them, 0 where nobody knows."""
-        there = sorted((row for row in rows if row.parked is None), key=by_pace)
-        there = [row for row in there if self._take(row, row.computed + 1)]
         alone_s = self._model.seconds(self.load)
         urgent_at = self._now + _URGENT * self._slow * alone_s
+        self._room += sum(not is_bulk for is_bulk, _, _, _ in self._on_host)
+        there, offered = list[Row](), list[HostRow]()
+        for is_bulk, due, _, row in self._on_host[: self._room]:
+            if row.computed < len(row.table) * BLOCK or self._take(row, row.computed + 1):
+                there.append(row)
+                offered.append(HostRow(row.length, due < urgent_at, is_bulk))
         slacks_s = [slack_s for slack_s in self._slacks_s if slack_s >= alone_s]  # the others are late in any case
         plan = host.plan = host.planner(self._model).choose(
             self.load,
-            [HostRow(row.length, by_pace(row)[1] < urgent_at, row.generation.bulk) for row in there],
+            offered,
             within_s=min([self._policy.longest_step_s / self._slow, *slacks_s]),
             parked=len(host.parked),
             modes=self._policy.modes,

@@ -108,13 +108,12 @@ class Host:
     # --- moves between the caches -------------------------------------------------------------------------------------
 
     def bring(self, rows: Sequence[Row], room: CacheRoom, bulk_share: float, within_s: float) -> list[Copy]:
-        """To the accelerator's `room`: the first of these that fit, as far as the copies take no longer than that."""
+        """To the accelerator's `room`: those of these that fit, as far as the copies take no longer than that."""
         copies: list[Copy] = []
         for generation in _whole(rows, on_host=True):
             blocks = generation.held_blocks
-            if (len(copies) + blocks) * BLOCK * self.time.copy_token_s > within_s:
-                break
-            if room.may_come(generation, _FILLED, bulk_share):
+            in_time = (len(copies) + blocks) * BLOCK * self.time.copy_token_s <= within_s
+            if in_time and room.may_come(generation, bulk_share, 1 - _FILLED):
                 moved = room.come(generation, self.room)
                 copies += [Copy(source, target, from_host=True) for source, target in moved.items()]
                 generation.on_host = False
@@ -125,7 +124,7 @@ class Host:
         """These had to wait for a block in the accelerator's `room`: to the host, where they fit."""
         copies: list[Copy] = []
         for generation in _whole(rows, on_host=False):
-            if self.room.may_come(generation, 1.0, bulk_share):
+            if self.room.may_come(generation, bulk_share):
                 moved = self.room.come(generation, room)
                 copies += [Copy(source, target, to_host=True) for source, target in moved.items()]
                 generation.on_host = True
@@ -178,10 +177,12 @@ class Host:
 
     # --- what steps teach ---------------------------------------------------------------------------------------------
 
-    def ended(self, seconds: float, host_s: float, arrived: int) -> None:
-        """The step that was planned ran in `seconds`, of which the host was at work for `host_s`."""
+    def ended(self, seconds: float, host_s: float, arrived: int, *, whole: bool = True) -> None:
+        """The step that was planned ran in `seconds`, of which the host was at work for `host_s`. One that failed, not
+        `whole`, counts for nothing.
+        """
         plan, self.plan = self.plan, None
-        if plan is None:
+        if plan is None or not whole:
             return
         self.steps[plan.mode] += 1
         tokens = len(plan.first) + len(plan.second) + arrived

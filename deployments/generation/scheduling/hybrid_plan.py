@@ -172,15 +172,17 @@ class HybridPlanner:
         return _Batches(linear0_s, linear1_s, attention_s, host0_s, host1_s, first, second)
 
     def _parked(self, load: StepLoad, rows: Sequence[HostRow], parked: int, worth: float) -> list[HybridPlan]:
-        """All set out. Each passes a layer in a step, as far as the host keeps up."""
+        """As many set out as arrive in a step, so that they spread over the layers and the host always has some. Each
+        passes a layer in a step, as far as the host keeps up.
+        """
         if not rows and not parked:
             return []
-        parting = range(len(rows))
         tokens = sum(row.tokens for row in rows) / len(rows) if rows else 1.0
         each_s = self.slow * self.host.seconds(1, tokens)
         alone_s = self.step.seconds(load)
         most = alone_s / each_s if each_s else math.inf
-        arrive = min(most, (parked + len(parting)) / self.host.layers)
+        arrive = min(most, (parked + len(rows)) / self.host.layers)
+        parting = range(min(len(rows), math.ceil(arrive)))
         seconds = self.step.seconds(load._replace(rows=load.rows + arrive))
         rate = (worth + arrive) / seconds
         return [HybridPlan(ASYNCHRONOUS, seconds, rate, worth, alone_s, parting=parting)]

@@ -69,7 +69,7 @@ _IN_A_ROW = 0.1  # of `ttft_s`: so long are the steps in a row that the margin i
 _FIRST_PROBE, _LAST_PROBE = 1.0, 8.0  # times `ttft_s` that a device rests before it tries whether it is still slow
 _AVERAGED = 0.05  # of the way to the latest one: means of prompts and answers
 _MOST_KEPT = 8  # generations that room is kept for at once
-_MOVES = 0.1  # of the longest step: what coming back from the host may take in one
+_MOVES = 0.1  # of the longest step: what coming back from the host takes at most, but where all have slack for more
 _HELPED = 0.7  # of the time to its first token: who needs more of an idle device gets no help
 
 
@@ -351,13 +351,11 @@ class StepSchedule:
         """
         assert not self._step, "a step runs"
         slow, stalls = self.learning.factor * (1 + self.scatter.margin), self.room.stalls
-        copied_s = 0.0 if self.host is None else self._move(self.host)
+        copied_s = 0.0 if self.host is None else self._move(now, self.host)
         composed = ComposedStep(self.model, self.policy, slow, now, self._take)
         here = [row for row in self._running if not row.generation.on_host]
-        there = [row for row in self._running if row.generation.on_host]
-        composed.add_rows(
-            [row for row in here if not row.generation.bulk], [row for row in there if not row.generation.bulk]
-        )
+        there = [row for row in self._running if row.generation.on_host and row.parked is None]
+        composed.add_rows([row for row in here if not row.generation.bulk], there)
         composed.add_chunks([one for one in self._waiting if not one.bulk])
         composed.leave_room()
         composed.add_bulk_rows([row for row in here if row.generation.bulk])
@@ -365,7 +363,7 @@ class StepSchedule:
         self.load, self._began = composed.load, now
         self.planned_s = self.model.seconds(composed.load)
         if self.host is not None:
-            self.planned_s = copied_s + composed.add_host_rows(self.host, there)
+            self.planned_s = copied_s + composed.add_host_rows(self.host)
         for row, _, tokens, _, _ in composed.parts:
             row.coming = tokens
         self._step = composed.parts
@@ -380,13 +378,17 @@ class StepSchedule:
             self._stalled.append(row)
         return taken
 
-    def _move(self, host: Host) -> float:
+    def _move(self, now: float, host: Host) -> float:
         """Generations between the caches; the seconds that it takes."""
         before = len(self._copies)
         self._copies += host.take(self._stalled, self.room, self.policy.bulk_share)
         if not self._crowded:
-            back = sorted((row for row in self._running if row.generation.on_host), key=by_pace)
-            self._copies += host.bring(back, self.room, self.policy.bulk_share, _MOVES * self.policy.longest_step_s)
+            longest_s = self.policy.longest_step_s
+            ordered = sorted(self._running, key=by_pace)
+            waits = any(not one.bulk for one in self._waiting)
+            slack_s = by_pace(ordered[0])[1] - now - longest_s if ordered and not waits else 0.0
+            within_s = min(longest_s, max(_MOVES * longest_s, slack_s))
+            self._copies += host.bring(ordered, self.room, self.policy.bulk_share, within_s)
         self._stalled, self._crowded = [], False
         return (len(self._copies) - before) * BLOCK * host.time.copy_token_s
 
@@ -430,7 +432,7 @@ class StepSchedule:
             rows = self.host.arrive(arrived)
             for row in rows:
                 self._goes_on(row, 1)
-            self.host.ended(seconds, host_s, len(rows))
+            self.host.ended(seconds, host_s, len(rows), whole=whole)
         for row, _, tokens, wanted, batch in self._step:
             if batch == PARTING:
                 continue
