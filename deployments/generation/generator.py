@@ -50,6 +50,9 @@ class Generator:
         self._settings = settings.cpu if pool == CPU else settings.accelerator
         rank = context.rank.local_rank if context.rank else 0
         self._cores = choose_cores(pool, settings, parts, rank)
+        hybrid = pool != CPU and settings.accelerator.host_blocks > 0
+        self._host_cores = (self._cores[1:] or self._cores) if hybrid else ()
+        self._engine_cores = self._cores[:1] if hybrid and device != CPU else self._cores  # what launches needs one
         os.environ.update(thread_environment(len(self._cores)))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=self._bind)
         self._replica = context.replica_tag
@@ -80,13 +83,13 @@ class Generator:
         return self._thread.submit(work).result()
 
     def _bind(self) -> None:
-        problem = pin_thread(self._cores)
+        problem = pin_thread(self._engine_cores)
         if problem:
             logger.warning("%s: not bound to cores: %s", self._pool, problem)
 
     def _load(self, settings: GenerationSettings, device: str) -> tuple[StepEngine, GenerationCard]:
         card = read_generation_card(settings.model)
-        return create_step_engine(card, self._settings, device, len(self._cores)), card
+        return create_step_engine(card, self._settings, device, len(self._cores), self._host_cores), card
 
     def _open_metrics(self) -> GeneratorMetrics:
         from ray.serve import metrics

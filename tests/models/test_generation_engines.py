@@ -13,9 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from deployments.errors import SettingsError
 from deployments.generation.engine.generation_engines import create_step_engine
-from deployments.generation.generation_settings import GeneratingCpu
-from deployments.generation.planned_steps import measure
+from deployments.generation.generation_settings import GeneratingAccelerator, GeneratingCpu
+from deployments.generation.planned_steps import measure, measure_host
 from deployments.generation.scheduling.blocks import BLOCK
+from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.stepper import Stepper
 from deployments.generation.text.generation_card import read_generation_card
@@ -47,6 +48,11 @@ def settings(**more):
     return GeneratingCpu.model_validate({"dtype": "float32", "blocks": 24, **more})
 
 
+def with_host(**more):
+    own = {"dtype": "float32", "device": "cpu", "blocks": 6, "host_blocks": 16}
+    return GeneratingAccelerator.model_validate({**own, **more})
+
+
 class Router:
     """Keeps the tokens of each offer."""
 
@@ -60,7 +66,7 @@ class Router:
             self.tokens.setdefault((number, answer), []).append(picked.id)
 
 
-def generate(engine, model, offers):
+def generate(engine, model, offers, host=None):
     """Side by side, a few joining later."""
 
     async def main():
@@ -71,7 +77,8 @@ def generate(engine, model, offers):
             tasks.append(asyncio.create_task(step()))
 
         tasks, router = [], Router()
-        stepper = Stepper(StepSchedule(model, StepPolicy(60.0, 10.0, step_tokens=200), engine.blocks), compute)
+        policy = StepPolicy(60.0, 10.0, step_tokens=200)
+        stepper = Stepper(StepSchedule(model, policy, engine.blocks, host=host), compute)
         for offer in offers:
             stepper.receive(router, GenerationOffers([offer]))
             await asyncio.sleep(0.01)
@@ -82,12 +89,20 @@ def generate(engine, model, offers):
     return asyncio.run(main())
 
 
+@pytest.mark.parametrize("place", [settings(), with_host()], ids=["alone", "with a host"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_those_of_transformers(tmp_path, family):
+def test_greedy_tokens_are_those_of_transformers(tmp_path, family, place):
     own, card = saved(tmp_path, *FAMILIES[family][:2], **FAMILIES[family][2])
-    engine = create_step_engine(card, settings(), "cpu", 1)
-    model = measure(engine, card)
+    engine = create_step_engine(card, place, "cpu", 1)
+    model, took = measure(engine, card), measure_host(engine, card)
     assert model.beta_s > 0
+    host = None
+    if engine.host_blocks:
+        assert took.row_s + took.kv_token_s > 0
+        assert (took.layers, engine.describe()["host_blocks"]) == (2, 16)
+        host = Host(took, engine.host_blocks)
+    else:
+        assert took is None
     random = np.random.default_rng(1)
     prompts = [random.integers(0, VOCABULARY, length).astype(np.int32) for length in (5, 40, BLOCK, 300, 9)]
     answers = [1, 2, 3, 1, 1]
@@ -95,8 +110,9 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path, family):
         GenerationOffer(number, 60.0, prompt, 24, Sampling(0.0), answers=count)
         for number, (prompt, count) in enumerate(zip(prompts, answers, strict=True))
     ]
-    found = generate(engine, model, offers)
+    found = generate(engine, model, offers, host)
     assert len(found) == sum(answers)
+    assert host is None or host.tokens
     for (number, _), tokens in found.items():
         ids = torch.tensor([*prompts[number].tolist(), *tokens])
         with torch.inference_mode():
@@ -116,6 +132,16 @@ def test_the_cache_fills_what_memory_is_left_and_says_where_it_is_too_small(tmp_
     monkeypatch.setattr(memory, lambda: weights + 4 * block_bytes)
     with pytest.raises(SettingsError, match=r"args\.cpu\.blocks: .* 256 tokens"):
         create_step_engine(card, settings(blocks="auto"), "cpu", 1)
+
+
+def test_blocks_for_which_the_host_has_no_memory_are_refused(tmp_path, monkeypatch):
+    _, card = saved(tmp_path, *FAMILIES["llama"][:2])
+    block_bytes = 2 * 2 * 2 * 8 * BLOCK * 4
+    memory, own = "deployments.generation.engine.generation_engines._free_memory", card.model.parameters * 4
+    monkeypatch.setattr(memory, lambda: own + (6 + 16) * block_bytes)  # a CPU's own cache lies there, too
+    assert create_step_engine(card, with_host(), "cpu", 1).host_blocks == 16
+    with pytest.raises(SettingsError, match=r"args\.accelerator\.host_blocks: 17 blocks take .* has room for 16"):
+        create_step_engine(card, with_host(host_blocks=17), "cpu", 1)
 
 
 def test_a_model_that_cannot_generate_is_refused_by_name(tmp_path):

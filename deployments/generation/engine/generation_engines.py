@@ -41,14 +41,19 @@ class StepEngine:
     layers: int = 1
 
     def describe(self) -> dict[str, Any]:
-        names = ("engine", "device", "dtype", "emulated", "why", "blocks")
+        names = ("engine", "device", "dtype", "emulated", "why", "blocks", "host_blocks")
         return {name: getattr(self, name) for name in names}
 
 
-def create_step_engine(card: GenerationCard, settings: PoolOfDevices, device: str, threads: int) -> StepEngine:
-    """Raises SettingsError where the model or the device cannot be used."""
+def create_step_engine(
+    card: GenerationCard, settings: PoolOfDevices, device: str, threads: int, host_cores: Sequence[int] = ()
+) -> StepEngine:
+    """`host_cores`: on which the host of an accelerator computes attention.
+
+    Raises SettingsError where the model or the device cannot be used.
+    """
     if settings.emulated is None:
-        return _Loaded(card, settings, device, threads).engine()
+        return _Loaded(card, settings, device, threads, host_cores).engine()
     times = settings.emulated
     blocks = times.blocks if settings.blocks == "auto" else settings.blocks
     model, vocabulary = times.step_time, card.model.vocab_size
@@ -63,6 +68,10 @@ def create_step_engine(card: GenerationCard, settings: PoolOfDevices, device: st
         probe=lambda: None,
         model=model,
     )
+
+
+def _host_blocks(settings: PoolOfDevices) -> int:
+    return settings.host_blocks if isinstance(settings, GeneratingAccelerator) else 0
 
 
 class _Causal(Protocol):
@@ -90,50 +99,66 @@ class ModelSteps:
 class _Loaded:
     """A model from its files, on a device."""
 
-    def __init__(self, card: GenerationCard, settings: PoolOfDevices, device: str, threads: int) -> None:
+    def __init__(
+        self, card: GenerationCard, settings: PoolOfDevices, device: str, threads: int, host_cores: Sequence[int]
+    ) -> None:
         self._torch = import_torch(device)
         self._card, self._settings = card, settings
         self._device = open_device(self._torch, device)
         if self._device.type == "cpu":
             self._torch.set_num_threads(threads)
-        self._threads = threads
+        self._threads, self._host_cores, self._host_blocks = threads, host_cores, _host_blocks(settings)
 
     def engine(self) -> StepEngine:
         from deployments.engines.forms import read_config
         from deployments.engines.packed.tensors import MissingWeight, Place, Weights
         from deployments.generation.engine.causal_model import CausalModel, unsupported
+        from deployments.generation.engine.causal_stages import CausalStages
+        from deployments.generation.engine.hybrid_steps import HybridSteps
 
         config = read_config(self._card.model)
         if problem := unsupported(config):
             raise SettingsError("args.model.id", problem)
         dtype, why = (self._settings.dtype, "set by hand") if self._settings.dtype != "auto" else self._quick_dtype()
         place = Place(self._device, getattr(self._torch, dtype))
-        blocks = (
-            self._blocks(config, place.dtype.itemsize) if self._settings.blocks == "auto" else self._settings.blocks
-        )
+        block_bytes, host_blocks = _block_bytes(config, place.dtype.itemsize), self._host_blocks
+        weights_bytes = self._card.model.parameters * place.dtype.itemsize
+        blocks = self._blocks(block_bytes, weights_bytes) if self._settings.blocks == "auto" else self._settings.blocks
+        self._check_host(block_bytes, weights_bytes + blocks * block_bytes)
         try:
-            model = CausalModel(config, Weights.of_files(self._card.model.folder, place), blocks)
+            weights = Weights.of_files(self._card.model.folder, place)
+            model = CausalModel(config, weights, blocks, host_blocks=host_blocks)
         except MissingWeight as error:
             raise SettingsError("args.model.id", f"{self._card.name}'s files lack the weight {error.args[0]}") from None
         cores = f", {self._threads} threads" if self._device.type == "cpu" else ""
         named = f"torch {self._torch.__version__} on {self._device}{cores}"
-        steps = ModelSteps(model)
-        return StepEngine(steps, blocks, "torch", named, dtype, emulated=False, why=why, probe=self._probe)
+        steps = HybridSteps(CausalStages(model, self._host_cores)) if host_blocks else ModelSteps(model)
+        return StepEngine(
+            steps, blocks, "torch", named, dtype, emulated=False, why=why, probe=self._probe, host_blocks=host_blocks,
+            layers=config.num_hidden_layers,
+        )  # fmt: skip
 
     def _quick_dtype(self) -> tuple[str, str]:
         if self._device.type == "cpu":
             return quick_cpu_dtype()
         return "bfloat16", "as accelerators compute quickest"
 
-    def _blocks(self, config: Any, itemsize: int) -> int:
+    def _check_host(self, block_bytes: int, own_bytes: int) -> None:
+        """Raises SettingsError where the host has no memory for its blocks; beside what a CPU as accelerator takes."""
+        left = _free_memory() - (own_bytes if self._device.type == "cpu" else 0)
+        if self._host_blocks and self._host_blocks * block_bytes > left:
+            raise SettingsError(
+                "args.accelerator.host_blocks",
+                f"{self._host_blocks} blocks take {self._host_blocks * block_bytes / 1e9:.3g} GB of the host's memory, "
+                f"which has room for {max(0, left // block_bytes)}",
+            )
+
+    def _blocks(self, block_bytes: int, weights_bytes: int) -> int:
         """As many as the memory holds that the weights leave."""
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        block_bytes = 2 * config.num_hidden_layers * heads * BLOCK * size * itemsize
         free, share = _free_memory(), _CPU_SHARE
         if self._device.type != "cpu":
             free, share = getattr(self._torch, self._device.type).mem_get_info()[0], _ACCELERATOR_SHARE
-        left = share * (free - self._card.model.parameters * itemsize)
+        left = share * (free - weights_bytes)
         least = blocks_of(self._card.context)
         if self._device.type == "cpu":
             left = min(left, _MOST_ON_CPU * least * block_bytes)
@@ -151,6 +176,12 @@ class _Loaded:
             ones = self._torch.ones((8, 8), device=self._device)
             if float((ones @ ones).sum().item()) != 8 * 8 * 8:
                 raise RuntimeError(f"{self._device} computes wrong numbers")
+
+
+def _block_bytes(config: Any, itemsize: int) -> int:
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * BLOCK * size * itemsize)
 
 
 def _free_memory() -> int:
