@@ -430,7 +430,10 @@ def _show_generation(console: Console, info: dict[str, Any]) -> None:
     for name, pool in ours["pools"].items():
         member: dict[str, Any] = next(iter(pool["replicas"].values()), {})
         cores = ",".join(map(str, member.get("cores", [])))
-        about = (str(member.get(key)) for key in ("device", "dtype", "blocks"))
+        blocks = str(member.get("blocks"))
+        if "host" in member:
+            blocks += f" + {member['host']['blocks']} of the host"
+        about = str(member.get("device")), str(member.get("dtype")), blocks
         table.add_row(name, str(pool["live_replicas"]), *about, cores)
     console.print(table, soft_wrap=True)
 
