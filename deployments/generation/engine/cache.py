@@ -13,6 +13,7 @@ from deployments.engines.packed.layers import RmsNorm
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Place
+from deployments.generation.engine.paged_attention import Paged, paged_attention
 from deployments.generation.engine.step import StepLayout
 from deployments.generation.kernels import native
 from deployments.generation.kernels.decode_kernel import DecodeKernel, decode_kernel
@@ -35,9 +36,10 @@ class Cache:
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             torch.cuda.check_error(runtime.cudaHostRegister(self.tensor.data_ptr(), self.tensor.nbytes, 0))
         self._kernel = decode_kernel(heads, place)
+        self._paged = None if on_cpu else paged_attention(heads, place, plain(heads))
 
     def attention(self, layer: int, heads: Heads, turned: Turned | None = None) -> CachedAttention:
-        return CachedAttention(heads, *self.tensor[layer], turned=turned, kernel=self._kernel)
+        return CachedAttention(heads, *self.tensor[layer], turned=turned, kernel=self._kernel, paged=self._paged)
 
 
 class Turned:
@@ -69,6 +71,11 @@ def put(heads: Heads, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tenso
     keys[blocks, :, places], values[blocks, :, places] = torch.split(qkv[: step.tokens, heads.heads :], heads.groups, 1)
 
 
+def plain(heads: Heads) -> Paged:
+    """As torch's operations compute it, chunk by chunk."""
+    return lambda q, keys, values, step: CachedAttention(heads, keys, values).attend(q, step)
+
+
 class CachedAttention:
     """One layer's: puts the keys and values of a step's tokens into the cache, and lets each token see those of its
     sequence up to itself.
@@ -82,11 +89,13 @@ class CachedAttention:
         *,
         turned: Turned | None = None,
         kernel: DecodeKernel | None = None,
+        paged: Paged | None = None,
     ) -> None:
-        """`turned` is what is done to query and key first; `kernel` computes the rows of one token, torch the others
-        and all where there is none.
+        """`turned` is what is done to query and key first; `paged` computes all chunks, `kernel` the rows of one token,
+        torch the others and all where there is neither.
         """
-        self._heads, self._keys, self._values, self._turned, self._kernel = heads, keys, values, turned, kernel
+        self._heads, self._keys, self._values, self._turned = heads, keys, values, turned
+        self._kernel, self._paged = kernel, paged
 
     def __call__(self, qkv: torch.Tensor, layout: Layout) -> torch.Tensor:
         step = cast("StepLayout", layout)
@@ -101,9 +110,11 @@ class CachedAttention:
             self._turned.put(qkv, self._keys, self._values, step)
 
     def attend(self, qkv: torch.Tensor, step: StepLayout) -> torch.Tensor:
-        """[tokens, heads * size], of what was put."""
+        """[tokens, heads * size], of what was put. Of `qkv` only the queries are read."""
         heads = self._heads
         q = qkv[: step.tokens, : heads.heads]
+        if self._paged is not None:
+            return self._paged(q, self._keys, self._values, step)
         mixed = torch.empty(step.tokens, heads.heads * heads.size, dtype=qkv.dtype, device=qkv.device)
         if self._kernel is not None and len(step.decoding.tokens):
             self._kernel.attend(q, self._keys, self._values, step.decoding, mixed)

@@ -1,0 +1,158 @@
+"""Attention of all of a step's chunks to a cache in blocks, in one call of an accelerator's own kernel. Imports torch.
+
+Not run yet on any: no GPU and no NPU was at hand. So each way is tried at a replica's start on made-up chunks and held
+against torch's plain operations; one that fails, or is wrong, is left out with a line in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from deployments.engines.packed.attention import Heads
+from deployments.engines.packed.tensors import Place
+from deployments.generation.engine.step import StepLayout
+from deployments.generation.scheduling.blocks import BLOCK, blocks_of
+from deployments.generation.scheduling.chunk import Chunk
+
+logger = logging.getLogger("ray.serve")
+
+# q [tokens, heads, size], keys and values [blocks, groups, BLOCK, size] -> [tokens, heads * size]
+Paged = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, StepLayout], torch.Tensor]
+
+_TRIED = ((0, 40), (BLOCK + 4, 1), (0, BLOCK + 9), (2 * BLOCK, 30), (0, 1))  # (start, tokens) of chunks
+_NEAR = 0.03  # of the numbers' own spread, root mean square: half precision sums in another order
+
+
+def paged_attention(heads: Heads, place: Place, plain: Paged) -> Paged | None:
+    """The first way that this place has and that does as `plain` does; None where there is none."""
+    if place.dtype not in {torch.bfloat16, torch.float16}:
+        return None
+    for way in _ways(heads, place):
+        try:
+            error = _error(way, plain, heads, place)
+        except Exception as problem:  # noqa: BLE001 - whatever it is, there are other ways
+            reason = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+            logger.info("attention by %s is left out: %s", way.__name__, reason)
+            continue
+        if error <= _NEAR:
+            return way
+        logger.warning("attention by %s is left out: its numbers are off by %.3g of their spread", way.__name__, error)
+    return None
+
+
+def _ways(heads: Heads, place: Place) -> Iterator[Paged]:
+    if place.device.type == "cuda" and torch.cuda.get_device_capability(place.device) >= (8, 0):
+        yield by_tables
+        yield gathered
+    if place.device.type == "npu":
+        yield _by_tables_on_npu(heads)
+
+
+def _error(way: Paged, plain: Paged, heads: Heads, place: Place) -> float:
+    """How far a step's attention is off, as a share of the spread of its numbers."""
+    draw, device = torch.Generator().manual_seed(1), place.device
+    tables = np.random.default_rng(1).permutation(4 * len(_TRIED)).reshape(len(_TRIED), 4)
+    chunks = [
+        Chunk(np.zeros(tokens, np.int32), start, tuple(table[: blocks_of(start + tokens)].tolist()))
+        for (start, tokens), table in zip(_TRIED, tables, strict=True)
+    ]
+    step = StepLayout.of_chunks(chunks, place)
+    stored = torch.randn(2, tables.size, heads.groups, BLOCK, heads.size, generator=draw)
+    keys, values = stored.to(device, place.dtype)
+    q = torch.randn(step.tokens, heads.heads, heads.size, generator=draw).to(device, place.dtype) / heads.size**0.5
+    found, wanted = (attend(q, keys, values, step).float() for attend in (way, plain))
+    return float((found - wanted).square().mean().sqrt() / wanted.std())
+
+
+def by_tables(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> torch.Tensor:
+    """Flash attention that reads the blocks where they lie. Flash attention 2 wants blocks of a multiple of 256 tokens
+    (Dao-AILab/flash-attention, issue 828) and refuses; 3 takes any.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    tables, ends = step.once("tables", lambda: (_tables(step), _ints(step, [chunk.end for chunk in step.chunks])))
+    found = varlen_attn(
+        q,
+        keys.transpose(1, 2),
+        values.transpose(1, 2),
+        step.bounds,
+        None,
+        max(step.lengths),
+        step.longest,
+        scale=1.0,
+        window_size=(-1, 0),
+        enable_gqa=q.shape[1] != keys.shape[1],
+        seqused_k=ends,
+        block_table=tables,
+    )
+    assert isinstance(found, torch.Tensor)  # not asked for anything beside
+    return found.flatten(1)
+
+
+def gathered(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> torch.Tensor:
+    """Flash attention over keys and values that are copied out of their blocks first."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    blocks, places, bounds = step.once("gathered", lambda: _all_before(step))
+    found = varlen_attn(
+        q,
+        keys[blocks, :, places],
+        values[blocks, :, places],
+        step.bounds,
+        bounds,
+        max(step.lengths),
+        step.longest,
+        scale=1.0,
+        window_size=(-1, 0),
+        enable_gqa=q.shape[1] != keys.shape[1],
+    )
+    assert isinstance(found, torch.Tensor)  # not asked for anything beside
+    return found.flatten(1)
+
+
+def _by_tables_on_npu(heads: Heads) -> Paged:
+    def by_tables_on_npu(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> torch.Tensor:
+        """Ascend's fused attention for inference, packed tokens (TND) over a cache [blocks, groups, BLOCK, size]."""
+        import torch_npu
+
+        tables = step.once("tables", lambda: _tables(step))
+        hidden = step.once("hidden", lambda: torch.ones(2048, 2048, device=q.device).triu(1).bool())  # mode 3's mask
+        found: torch.Tensor = torch_npu.npu_fused_infer_attention_score(
+            q.contiguous(),
+            keys,
+            values,
+            num_heads=heads.heads,
+            num_key_value_heads=heads.groups,
+            input_layout="TND",
+            scale_value=1.0,
+            sparse_mode=3,
+            atten_mask=hidden,
+            actual_seq_lengths=np.cumsum(step.lengths).tolist(),
+            actual_seq_lengths_kv=[chunk.end for chunk in step.chunks],
+            block_table=tables,
+            block_size=BLOCK,
+        )[0]
+        return found.flatten(1)
+
+    return by_tables_on_npu
+
+
+def _tables(step: StepLayout) -> torch.Tensor:
+    """int32 [chunks, most blocks]."""
+    return torch.nn.utils.rnn.pad_sequence(step.tables, batch_first=True).int()
+
+
+def _ints(step: StepLayout, numbers: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32, device=step.place.device)
+
+
+def _all_before(step: StepLayout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each chunk's tokens and all before: block and place in it, int64; and where each chunk's begin, int32."""
+    ends = [chunk.end for chunk in step.chunks]
+    places = torch.cat([torch.arange(end) for end in ends]).to(step.place.device)
+    blocks = torch.cat([table.repeat_interleave(BLOCK)[:end] for table, end in zip(step.tables, ends, strict=True)])
+    return blocks, places % BLOCK, _ints(step, [0, *np.cumsum(ends).tolist()])
