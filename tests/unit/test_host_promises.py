@@ -1,0 +1,57 @@
+"""In virtual time, over a device that goes layer by layer: what a host beside the accelerator takes part in is in time,
+and there is more of it.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from benchmarks.simulation.hybrid_device import HybridDevice
+from benchmarks.simulation.step_world import StepDevice, StepWorld, mixed
+from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
+from deployments.generation.scheduling.host_side import Host
+from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+
+POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.2)
+SECONDS = 150
+
+
+def sent_to(name, host_blocks, rate, *, bursts, bulk):
+    """A stream of mixed prompts and answers, of which a share is bulk."""
+    device = EMULATED_ACCELERATORS[name]
+    host = Host(device.host_time, host_blocks) if host_blocks else None
+    schedule = StepSchedule(device.step_time, POLICY, device.blocks, host=host)
+    hybrid = HybridDevice(device.step_time, device.host_time)
+    draw = random.Random(4)
+    arrivals = [one._replace(bulk=draw.random() < bulk) for one in mixed(rate, SECONDS, bursts=bursts, seed=5)]
+    world = StepWorld([StepDevice("accelerator", device.step_time, schedule, noise=0.02, hybrid=hybrid)], POLICY)
+    return world.run(arrivals), schedule
+
+
+def in_time(sent):
+    """Tokens of paced answers that were in time."""
+    return sum(sum(one.counts.values()) for one in sent if one.in_time and not one.arrival.bulk)
+
+
+@pytest.mark.parametrize("bulk", [0.0, 0.5])
+@pytest.mark.parametrize("bursts", [False, True])
+def test_what_is_admitted_beside_a_host_is_in_time_and_there_is_more_of_it(bursts, bulk):
+    """An accelerator of little memory, by APEX's first machine: 31 blocks beside the weights."""
+    alone, _ = sent_to("apex-t4-llama-2-7b", 0, 1.5, bursts=bursts, bulk=bulk)
+    beside, schedule = sent_to("apex-t4-llama-2-7b", 600, 1.5, bursts=bursts, bulk=bulk)
+    paced = [one for one in beside if one.device and not one.arrival.bulk]
+    late = sum(one.late_first or one.late_pace for one in paced)
+    assert len(paced) > 40
+    assert late <= max(1, 0.005 * len(paced))
+    assert in_time(beside) > 1.15 * in_time(alone)
+    assert schedule.host.gained > 0
+    assert all(one.last_at for one in beside if one.device)  # all that was admitted has ended
+
+
+def test_where_the_cache_is_large_enough_a_host_changes_nothing():
+    alone, _ = sent_to("l4-llama-3.1-8b", 0, 1.0, bursts=True, bulk=0.0)
+    beside, schedule = sent_to("l4-llama-3.1-8b", 600, 1.0, bursts=True, bulk=0.0)
+    assert in_time(beside) == in_time(alone)
+    assert schedule.host.tokens == 0
