@@ -79,6 +79,11 @@ class GenerationCalibration:
             self.result.note(
                 f"equal steps of the {pool} pool differ by {fit.noise:.0%}: is other work on the device or the machine?"
             )
+        if fit.host is not None and not self.result.overlaps(pool):
+            self.result.note(
+                f"the {pool} pool's attention, or its linear layers, took no time that could be measured: nothing says "
+                "whether its host pays"
+            )
         if self.result.pools[pool]["live_replicas"] > len(trials.replicas):
             self.result.note(f"the {pool} pool's step time is that of {', '.join(sorted(trials.replicas))} alone")
         self._progress.done(

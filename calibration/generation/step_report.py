@@ -13,7 +13,7 @@ from rich.text import Text
 from calibration.generation import step_plots
 from calibration.generation.step_report_model import GenerationReport, ProofReport, StepPoolReport
 from calibration.report.page import document, facts, html_picture, html_table, number, seconds, text
-from calibration.report.tables import POOLS, Sheet, percent, print_sheet
+from calibration.report.tables import DASH, POOLS, Sheet, percent, print_sheet
 
 EMULATED = "The devices are EMULATED: the step times are true of the emulated tables, not of this machine's devices."
 
@@ -77,10 +77,22 @@ def _times(report: GenerationReport) -> Sheet | None:
         "kv_token_s": ("a token that it reads, us", 1e6), "prompt_token_s": ("a token of a prompt, ms", 1e3),
         "pair_s": ("a pair of tokens in a prompt, ns", 1e9), "knee": ("rows and tokens that cost nothing", 1),
     }  # fmt: skip
+    host_units = {
+        "row_s": ("the host: an answer, ms", 1e3), "kv_token_s": ("the host: a token that it reads, us", 1e6),
+        "copy_token_s": ("a token to the other memory, us", 1e6),
+    }  # fmt: skip
     rows = [
         [label, *(f"{times * (pool.step_time or {})[key]:.4g}" for pool in pools.values())]
         for key, (label, times) in units.items()
     ]
+    if any(pool.host_time for pool in pools.values()):
+        rows += [
+            [
+                label,
+                *(DASH if pool.host_time is None else f"{times * pool.host_time[key]:.4g}" for pool in pools.values()),
+            ]
+            for key, (label, times) in host_units.items()
+        ]
     rows += [
         ["error, median", *(percent(pool.median_error) for pool in pools.values())],
         ["error, worst", *(percent(pool.worst_error) for pool in pools.values())],
@@ -91,12 +103,12 @@ def _times(report: GenerationReport) -> Sheet | None:
 
 
 def _hosts(report: GenerationReport) -> list[Sheet]:
-    """By pools whose hosts hold a part of the cache."""
-    return [_host(name, pool) for name, pool in _measured(report).items() if pool.host_time is not None]
+    """Of pools whose hosts hold a part of the cache: whether it pays."""
+    return [_host(name, pool) for name, pool in _measured(report).items() if pool.overlaps]
 
 
 def _host(name: str, pool: StepPoolReport) -> Sheet:
-    times, overlaps = pool.host_time or {}, pool.overlaps
+    mean, *_ = overlaps = pool.overlaps
     lines = {
         "accelerator's attention, times the host's": [f"{one.ratio:.3g}" for one in overlaps],
         "two batches pay below": [f"{one.largest_ratio:.3g}" for one in overlaps],
@@ -107,24 +119,15 @@ def _host(name: str, pool: StepPoolReport) -> Sheet:
         "blocks that keep the host busy, two batches": [f"{one.pipelined_blocks}" for one in overlaps],
         "and where answers join later": [f"{one.asynchronous_blocks}" for one in overlaps],
     }
+    sign, end = ("<", "pay") if mean.pays else (">=", "do not pay")
     caption = (
-        f"The host: {1e3 * times['row_s']:.4g} ms an answer, {1e6 * times['kv_token_s']:.4g} us a token that it "
-        f"reads, {1e6 * times['copy_token_s']:.4g} us to copy one; it has {pool.host_blocks} blocks. {_pays(pool)} "
-        "Predicted by APEX's equations (5) and (6), arXiv:2506.03296, for steps without prompts while the "
-        "accelerator's cache is full."
+        f"At {mean.context} tokens two batches {end}: {mean.ratio:.3g} {sign} {mean.largest_ratio:.3g}. The host has "
+        f"{pool.host_blocks} blocks. Predicted by APEX's equations (5) and (6), arXiv:2506.03296, for steps without "
+        "prompts while the accelerator's cache is full."
     )
     columns = ["tokens of each answer", *(str(one.context) for one in overlaps)]
     rows = [[label, *cells] for label, cells in lines.items()]
     return Sheet(f"Hybrid decoding: {POOLS[name]}", columns, rows, caption)
-
-
-def _pays(pool: StepPoolReport) -> str:
-    """The verdict for the mix of requests."""
-    if not pool.overlaps:
-        return "There is nothing to compare: attention or linear layers took no time that could be measured."
-    mean = pool.overlaps[0]
-    sign, end = ("<", "pay") if mean.pays else (">=", "do not pay")
-    return f"At {mean.context} tokens two batches {end}: {mean.ratio:.3g} {sign} {mean.largest_ratio:.3g}."
 
 
 def _devices(pool: StepPoolReport) -> str:
