@@ -1,5 +1,5 @@
 """Sequences at an engine whose cache lies in two memories, and random works for it: joins, chunks, second batches, rows
-that set out, move, stay and are called off, swaps, forks.
+that park, join, stay and are called off, moves between the memories, forks.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from deployments.generation.scheduling.blocks import BLOCK, Blocks, NoBlocks
 from deployments.generation.scheduling.chunk import Chunk, Copy, Work
 
 MOST = 6  # sequences at once
-FIRST, SECOND, PARTING = "first", "second", "parting"
-KINDS = {"join": 5, "step": 30, "leave": 2, "swap": 3, "fork": 2}  # how often
+FIRST, SECOND, PARKING = "first", "second", "parking"
+KINDS = {"join": 5, "step": 30, "leave": 2, "move": 3, "fork": 2}  # how often
 
 
 def some_events(seed, count):
-    """(what, who or how long, {place: (tokens, role)} of a step, whether on the host or, in a step, what is on its way
-    moves) each.
+    """(what, who or how long, {place: (tokens, role)} of a step, whether on the host or, in a step, parked rows
+    join) each.
     """
     random = np.random.default_rng(seed)
     shares = np.array(list(KINDS.values())) / sum(KINDS.values())
     for what in random.choice(list(KINDS), count, p=shares).tolist():
         length = int(random.integers(1, 200 if random.random() < 0.2 else 12))
         places = np.flatnonzero(random.random(MOST) < 0.8).tolist()
-        roles = random.choice([FIRST, SECOND, PARTING], MOST)  # of a host's row; all others are of the first batch
+        roles = random.choice([FIRST, SECOND, PARKING], MOST)  # of a host's row; all others are of the first batch
         tokens = random.integers(1, 60, MOST).tolist()
         yield what, length, {at: (tokens[at], roles[at]) for at in places}, bool(random.random() < 0.6)
 
@@ -45,7 +45,7 @@ class Sequence:
 
 
 class World:
-    """`pick` draws a token of logits; `layers` bounds the steps that a row is on its way."""
+    """`pick` draws a token of logits; `layers` bounds the steps that a row is parked."""
 
     def __init__(self, steps, blocks, host_blocks):
         self.steps, self.rooms = steps, {False: Blocks(blocks), True: Blocks(host_blocks)}
@@ -62,7 +62,7 @@ class World:
         self.rooms[one.on_host].give_back(one.table)
         return one.ids, one.prompt
 
-    def swap(self, name):
+    def move(self, name):
         """To the other memory, before the next step. Raises NoBlocks."""
         one, table = self.at[name], []
         self.rooms[not one.on_host].grow(table, one.computed)
@@ -88,10 +88,10 @@ class World:
         self.at[new] = Sequence(ids, len(ids), one.on_host, one.computed, table)
 
     def free(self):
-        """Those that are not on their way."""
+        """Those that are not parked."""
         return sorted(name for name, one in self.at.items() if one.parked is None)
 
-    def step(self, shares, *, moves=False):
+    def step(self, shares, *, joins=False):
         """`shares`: {name: (so many tokens of what is left, its role)}. Returns what was computed. Raises NoBlocks."""
         ends = {
             name: min(len(self.at[name].ids), self.at[name].computed + max(1, share))
@@ -99,7 +99,7 @@ class World:
         }
         for name, end in ends.items():
             self.rooms[self.at[name].on_host].grow(self.at[name].table, end)
-        named = {FIRST: [], SECOND: [], PARTING: []}
+        named = {FIRST: [], SECOND: [], PARKING: []}
         chunks = {}
         for name, end in ends.items():
             one = self.at[name]
@@ -111,19 +111,19 @@ class World:
                 on_host=one.on_host,
             )
             role = shares[name][1] if one.on_host and len(chunk.ids) == 1 else FIRST
-            role = FIRST if role == PARTING and not chunk.wanted else role
+            role = FIRST if role == PARKING and not chunk.wanted else role
             named[role].append(name)
             chunks[name], one.computed = chunk, end
-        for name in named[PARTING]:
+        for name in named[PARKING]:
             self.numbers += 1
             self.at[name].parked = self.numbers
         work = Work(
             [chunks[name] for name in named[FIRST]],
             self.copies,
             [chunks[name] for name in named[SECOND]],
-            [(self.at[name].parked, chunks[name]) for name in named[PARTING]],
+            [(self.at[name].parked, chunks[name]) for name in named[PARKING]],
             self.called_off,
-            moves,
+            joins,
         )
         self.copies, self.called_off = [], []
         return self.take(work, [name for name in named[FIRST] + named[SECOND] if chunks[name].wanted])
@@ -148,17 +148,17 @@ class World:
                 if what == "join" and len(self.at) < MOST:
                     joined += 1
                     self.join(joined, prompt_of(number, joined), flag)
-                elif what == "leave" and self.at:  # on its way or not
+                elif what == "leave" and self.at:  # parked or not
                     yield self.leave(sorted(self.at)[number % len(self.at)])
-                elif what == "swap" and name is not None:
-                    self.swap(name)
+                elif what == "move" and name is not None:
+                    self.move(name)
                 elif what == "fork" and name is not None and len(self.at) < MOST:
                     joined += 1
                     self.fork(name, joined, 5 + number % 90)
                 elif what == "step":
                     some = {of: shares[at] for at, of in enumerate(free) if at in shares}
                     if some or flag:
-                        self.step(some, moves=flag)
+                        self.step(some, joins=flag)
             except NoBlocks:
                 yield self.leave(max(self.at))
         yield from self.end()
@@ -167,7 +167,7 @@ class World:
         """All arrive, and leave."""
         for _ in range(self.steps.layers * MOST):
             if any(one.parked is not None for one in self.at.values()):
-                self.step({}, moves=True)
+                self.step({}, joins=True)
         for name in list(self.at):
             assert self.at[name].parked is None
             yield self.leave(name)

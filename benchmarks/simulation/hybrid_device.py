@@ -41,15 +41,15 @@ class SubBatch(NamedTuple):
 
 
 class HybridWork(NamedTuple):
-    """One step, see `chunk.Work`. `parting`: numbers of rows that set out, and the tokens that these read. `copied`:
+    """One step, see `chunk.Work`. `parking`: numbers of rows that park, and the tokens that these read. `copied`:
     tokens whose keys and values go from one memory to the other before the step.
     """
 
     first: SubBatch = SubBatch()
     second: SubBatch = SubBatch()
-    parting: Sequence[tuple[int, int]] = ()
+    parking: Sequence[tuple[int, int]] = ()
     called_off: Sequence[int] = ()
-    moves: bool = False
+    joins: bool = False
     copied: int = 0
 
 
@@ -63,7 +63,7 @@ class HybridStep(NamedTuple):
 
 @dataclass(slots=True)
 class _Parked:
-    """A row on its way: its attention in `layer` has ended at `ready`. It came there in the step of this number."""
+    """A row whose attention in `layer` has ended at `ready`. It came there in the step of this number."""
 
     layer: int
     kv_tokens: int
@@ -86,7 +86,7 @@ class HybridDevice:
     _slow: float = 1.0
 
     def step(self, now: float, work: HybridWork, slow: float = 1.0) -> HybridStep:
-        """Runs it, `slow` times as long as it should take. With nothing but rows on their way it waits for the first
+        """Runs it, `slow` times as long as it should take. With nothing but parked rows it waits for the first
         attention that ends.
         """
         self._slow = slow
@@ -124,15 +124,15 @@ class HybridDevice:
             self._parked.pop(number, None)
         self._steps += 1
         begins = now + self._slow * self.host.copy_token_s * work.copied
-        if self._parked and work.moves and not work.parting and work[:2] == (SubBatch(), SubBatch()):
+        if self._parked and work.joins and not work.parking and work[:2] == (SubBatch(), SubBatch()):
             return max(begins, min(one.ready for one in self._parked.values()))
         return begins
 
     def _guests(self, clock: float, stage: int, work: HybridWork) -> Sequence[tuple[int, int]]:
         """The parked rows that go through this stage, and the tokens that they read."""
         if stage == 0:
-            return work.parting
-        if not work.moves:
+            return work.parking
+        if not work.joins:
             return []
         here = ((number, one) for number, one in self._parked.items() if one.layer == stage - 1)
         return [(number, one.kv_tokens) for number, one in here if one.step < self._steps and one.ready <= clock]

@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.simulation.hybrid_device import HybridDevice, HybridStep, HybridWork, SubBatch
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.chunk import Copy
-from deployments.generation.scheduling.rows import PARTING, Generation, Part, Row
+from deployments.generation.scheduling.rows import PARKING, Generation, Part, Row
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.scheduling.step_time import StepLoad, StepTime
 from deployments.queueing.learning import Learning
@@ -114,7 +114,7 @@ class StepDevice:
     work: HybridWork = field(default_factory=HybridWork)  # of the step that runs, or ran last
     came: HybridStep = field(default_factory=lambda: HybridStep(0.0, (), 0.0))  # of it
     mode: str = ""  # its mode
-    parked: dict[int, Row] = field(default_factory=dict)  # that have set out, by their numbers
+    parked: dict[int, Row] = field(default_factory=dict)  # by their numbers
     _draw: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -124,7 +124,7 @@ class StepDevice:
         """Begins a step and says when it ends; None where there is nothing to do."""
         self.step, self.began = self.schedule.next_step(now), now
         copies = self.schedule.copies()
-        self.runs, self.mode = bool(self.step) or self.schedule.moves, self.schedule.mode
+        self.runs, self.mode = bool(self.step) or self.schedule.joins, self.schedule.mode
         if not self.runs:
             return None
         slow = self.slow(now) * max(0.5, 1 + self._draw.gauss(0, self.noise))
@@ -135,17 +135,17 @@ class StepDevice:
         return now + self.came.seconds
 
     def _work(self, copies: Sequence[Copy]) -> HybridWork:
-        called_off, parting, batches = self.sets_out(), [], [SubBatch(), SubBatch()]
+        called_off, parking, batches = self.sets_out(), [], [SubBatch(), SubBatch()]
         for row, start, tokens, _, batch in self.step:
             if row.parked is not None:
-                parting.append((row.parked, start + 1))
+                parking.append((row.parked, start + 1))
             else:
                 batches[batch] = batches[batch].with_piece(start, tokens, on_host=row.generation.on_host)
         copied = BLOCK * sum(copy.from_host != copy.to_host for copy in copies)
-        return HybridWork(batches[0], batches[1], parting, called_off, self.schedule.moves, copied)
+        return HybridWork(batches[0], batches[1], parking, called_off, self.schedule.joins, copied)
 
     def sets_out(self) -> Sequence[int]:
-        """Remember the rows that set out in this step; the numbers of those that nobody wants any more."""
+        """Remember the rows that park in this step; the numbers of those that nobody wants any more."""
         called_off = self.schedule.called_off()
         for number in called_off:
             del self.parked[number]
@@ -154,7 +154,7 @@ class StepDevice:
 
     def picked(self) -> list[Row]:
         """Those that a token has come of, of the step that has run; for a prompt that ended its first row."""
-        rows = [part.row for part in self.step if part.wanted and part.batch != PARTING]
+        rows = [part.row for part in self.step if part.wanted and part.batch != PARKING]
         return rows + [self.parked.pop(number) for number in self.came.arrived]
 
     def ended(self, now: float, finished: Sequence[Row]) -> None:

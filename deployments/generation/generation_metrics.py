@@ -326,7 +326,7 @@ class _HostMetrics:
         gauges = {
             "host_blocks_used": "Blocks of the host's cache that hold keys and values",
             "host_blocks_free": "Blocks of the host's cache that are free",
-            "parked_rows": "Answers whose next token is on its way through later steps",
+            "parked_rows": "Answers whose next token takes several steps",
             "host_factor": "What the host's attention takes now, as a share of what its model says",
         }
         self._gauges = pool_gauges(instruments, gauges)

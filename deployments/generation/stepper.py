@@ -23,7 +23,7 @@ import numpy as np
 from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.asked import Finish, Picked
 from deployments.generation.scheduling.chunk import Chunk, Logits, Steps, Work
-from deployments.generation.scheduling.rows import FIRST, PARTING, SECOND, Generation, Part, Row
+from deployments.generation.scheduling.rows import FIRST, PARKING, SECOND, Generation, Part, Row
 from deployments.generation.scheduling.step_schedule import StepSchedule, StepState
 from deployments.generation.scheduling.step_time import HostTime, StepTime
 from deployments.generation.text.sampling import Sampler, log_shares
@@ -178,7 +178,7 @@ class Stepper:
         self._sessions: dict[Connection, RouterSession] = {}
         self._step: Step | None = None
         self._stopped: list[Row] = []  # rows that are to end with the step that runs
-        self._parked: dict[int, Part] = {}  # that have set out
+        self._parked: dict[int, Part] = {}  # parked rows, by their numbers
         self._flushing = False
         self._opens_at: float | None = None  # while nothing is admitted: when something is again, at the latest
         self._idle = asyncio.Event()
@@ -370,22 +370,22 @@ class Stepper:
         """The next step; None where there is nothing to do."""
         now = self._now()
         parts = self.schedule.next_step(now)
-        if not parts and not self.schedule.moves:
+        if not parts and not self.schedule.joins:
             return None
         called_off = self.schedule.called_off()
         for number in called_off:
             self._parked.pop(number, None)
-        parting = {part.row.parked: part for part in parts if part.row.parked is not None}
-        self._parked |= parting
+        parking = {part.row.parked: part for part in parts if part.row.parked is not None}
+        self._parked |= parking
         work = Work(
             [_chunk(part) for part in parts if part.batch == FIRST],
             self.schedule.copies(),
             [_chunk(part) for part in parts if part.batch == SECOND],
-            [(number, _chunk(part)) for number, part in parting.items()],
+            [(number, _chunk(part)) for number, part in parking.items()],
             called_off,
-            self.schedule.moves,
+            self.schedule.joins,
         )
-        drawn = [_drawn(part) for part in parts if part.wanted and part.batch != PARTING]
+        drawn = [_drawn(part) for part in parts if part.wanted and part.batch != PARKING]
         parked = {number: _drawn(part) for number, part in self._parked.items()}
         return Step(
             parts, StepWork(work, drawn, parked), now, self.schedule.planned_s
@@ -431,10 +431,10 @@ class Stepper:
                 raise found  # noqa: TRY301 - as what fails here, it ends what has begun
             whole, numbers, host_s = True, found.arrived, found.host_s
             arrived = [self._parked.pop(number) for number in numbers]
-            wanted = [part for part in step.parts if part.wanted and part.batch != PARTING]
+            wanted = [part for part in step.parts if part.wanted and part.batch != PARKING]
             for part, picked in zip([*wanted, *arrived], found.picked, strict=True):
                 finished += self._picked(part, picked)
-            computed = [*(part for part in step.parts if part.batch != PARTING), *arrived]
+            computed = [*(part for part in step.parts if part.batch != PARKING), *arrived]
             self._on_step(len(computed), sum(part.tokens for part in computed), now - step.began, step.planned_s)
         except BaseException as error:  # noqa: BLE001
             self._fail(self._begun(step), self._on_failure(error))

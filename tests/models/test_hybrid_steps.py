@@ -1,4 +1,4 @@
-"""Steps on an accelerator and its host beside transformers: tokens in any mix of batches, rows on the way and swaps."""
+"""Steps on an accelerator and its host beside transformers: tokens in any mix of batches, parked rows and moves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hybrid_worlds import EVENTS, FIRST, PARTING, SECOND, World
+from hybrid_worlds import EVENTS, FIRST, PARKING, SECOND, World
 from hypothesis import given, settings
 from packed_models import EXACT
 from packed_models import build as build_transformers
@@ -122,55 +122,55 @@ def test_nobody_waits_for_a_row_on_its_way(own, gate):
     model, opened = gate
     world = decoding(model, 4)
     world.join("other", prompt_of(7))
-    world.step({0: (1, PARTING), 1: (1, PARTING), 2: (1, PARTING), 3: (1, PARTING), "other": (9, FIRST)})
-    assert world.step({}, moves=True).arrived == []  # it waits for the first layer's, and they go on to the second
+    world.step({0: (1, PARKING), 1: (1, PARKING), 2: (1, PARKING), 3: (1, PARKING), "other": (9, FIRST)})
+    assert world.step({}, joins=True).arrived == []  # it waits for the first layer's, and they go on to the second
     for _ in range(LAYERS):
-        computed = world.step({"other": (1, FIRST)}, moves=True)
+        computed = world.step({"other": (1, FIRST)}, joins=True)
         assert (len(computed.logits), computed.arrived) == (1, [])
     world.leave(0)
-    world.step({"other": (1, FIRST)}, moves=True)
+    world.step({"other": (1, FIRST)}, joins=True)
     world.leave(2)
     opened.set()
-    assert world.steps.step(Work([], called_off=world.called_off, moves=False)).arrived == []
+    assert world.steps.step(Work([], called_off=world.called_off, joins=False)).arrived == []
     world.called_off = []
     numbers = [world.at[name].parked for name in (1, 3)]
     arrived = []
     for _ in range(LAYERS - 1):
-        arrived += world.step({}, moves=True).arrived
+        arrived += world.step({}, joins=True).arrived
     assert arrived == numbers
     assert len(all_right(own, world)) == 3
 
 
 def test_rows_stay_where_they_are_unless_they_move(own):
     world = decoding(hybrid(own), 3)
-    world.step({0: (1, PARTING), 1: (1, FIRST)})
+    world.step({0: (1, PARKING), 1: (1, FIRST)})
     for _ in range(2 * LAYERS):
         assert world.step({1: (1, FIRST), 2: (1, SECOND)}).arrived == []
-    arrived = [world.step({}, moves=True).arrived for _ in range(LAYERS)]
+    arrived = [world.step({}, joins=True).arrived for _ in range(LAYERS)]
     assert arrived == [[]] * (LAYERS - 1) + [[1]]
-    assert world.step({}, moves=True).arrived == []
+    assert world.step({}, joins=True).arrived == []
     assert len(all_right(own, world)) == 3
 
 
-@pytest.mark.parametrize("role", [FIRST, SECOND, PARTING])
+@pytest.mark.parametrize("role", [FIRST, SECOND, PARKING])
 def test_an_error_in_the_hosts_thread_is_the_steps(own, monkeypatch, role):
     model = hybrid(own)
     world = decoding(model, 2)
-    world.step({0: (1, PARTING)})
+    world.step({0: (1, PARKING)})
 
     def fails(*_):
         raise MemoryError("none is left")
 
     with monkeypatch.context() as patch:
         patch.setattr(model.host_attention[0], "attend", fails)
-        if role == PARTING:  # the next step meets it
-            world.step({1: (1, role)}, moves=True)
+        if role == PARKING:  # the next step meets it
+            world.step({1: (1, role)}, joins=True)
         with pytest.raises(MemoryError, match="none is left"):
-            world.step({} if role == PARTING else {1: (1, role)}, moves=True)
+            world.step({} if role == PARKING else {1: (1, role)}, joins=True)
     world.at[0].parked = world.at[1].parked = None
     world.leave(0)
     world.leave(1)
-    assert world.steps.step(Work([], called_off=[1, 2], moves=True)).arrived == []
+    assert world.steps.step(Work([], called_off=[1, 2], joins=True)).arrived == []
     world.join("next", prompt_of(9), on_host=True)
     for _ in range(3):
         world.step({"next": (9, FIRST)})
@@ -180,7 +180,7 @@ def test_an_error_in_the_hosts_thread_is_the_steps(own, monkeypatch, role):
 def test_the_host_says_how_long_it_computed(own):
     world = decoding(hybrid(own), 2)
     assert world.step({0: (1, FIRST), 1: (1, SECOND)}).host_s > 0
-    world.swap(0)
+    world.move(0)
     world.leave(1)
     assert world.step({0: (1, FIRST)}).host_s == 0
 

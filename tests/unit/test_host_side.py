@@ -6,7 +6,7 @@ import pytest
 
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, ASYNCHRONOUS, PIPELINED
-from deployments.generation.scheduling.rows import PARTING, Generation
+from deployments.generation.scheduling.rows import PARKING, Generation
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepTime
 
@@ -30,7 +30,7 @@ def offered(schedule, now, count, **how):
 
 
 def run(schedule, now, steps=1, arrive=True):
-    """Steps that take as long as planned; every second one lets all arrive that are on their way."""
+    """Steps that take as long as planned; every second one lets all arrive that are parked."""
     copied = []
     for _ in range(steps):
         before = dict(schedule.host.parked)
@@ -40,7 +40,7 @@ def run(schedule, now, steps=1, arrive=True):
         now += max(schedule.planned_s, 0.01)
         host_s = schedule.host.plan.host_s
         schedule.ended(now, schedule.planned_s, arrived=list(before) if arrive else (), host_s=host_s)
-        if not parts and not schedule.moves:
+        if not parts and not schedule.joins:
             break
     return now, copied
 
@@ -128,13 +128,13 @@ def test_bulk_sets_out_beside_a_busy_accelerator_and_arrives_later():
         parts = schedule.next_step(now)
         schedule.copies()
         modes.add(schedule.mode)
-        parted = [part.row.parked for part in parts if part.batch == PARTING]
-        assert all(number in schedule.host.parked for number in parted)
-        arrived = [at for at in schedule.host.parked if at not in parted][: number % 3]
+        parked = [part.row.parked for part in parts if part.batch == PARKING]
+        assert all(number in schedule.host.parked for number in parked)
+        arrived = [at for at in schedule.host.parked if at not in parked][: number % 3]
         now += schedule.planned_s
         schedule.ended(now, schedule.planned_s, arrived=arrived)
     assert ASYNCHRONOUS in modes
-    assert schedule.moves
+    assert schedule.joins
     assert schedule.host.tokens > 20
     assert all(one.rows for one in there)
     gone = next(iter(schedule.host.parked.values())).generation

@@ -50,10 +50,10 @@ def test_a_step_lasts(work: HybridWork, seconds: float, host_s: float) -> None:
     assert not found.arrived
 
 
-def test_a_row_that_set_out_goes_on_by_one_layer_in_each_step_that_moves() -> None:
+def test_a_parked_row_passes_one_layer_in_each_step_that_it_joins() -> None:
     device, alone = HybridDevice(TIMES, HOST), HybridWork(rows(own=100))
     found, now = [], 0.0
-    for work in (alone._replace(parting=[(7, 100)]), alone, *3 * [alone._replace(moves=True)]):
+    for work in (alone._replace(parking=[(7, 100)]), alone, *3 * [alone._replace(joins=True)]):
         found.append(device.step(now, work))
         now += found[-1].seconds
     assert [step.seconds for step in found] == pytest.approx([2.2] * 5)  # nobody waits for it
@@ -63,9 +63,9 @@ def test_a_row_that_set_out_goes_on_by_one_layer_in_each_step_that_moves() -> No
 
 
 def test_a_row_whose_attention_has_not_ended_is_left_where_it_is() -> None:
-    device, alone = HybridDevice(TIMES, HOST), HybridWork(rows(own=100), moves=True)
+    device, alone = HybridDevice(TIMES, HOST), HybridWork(rows(own=100), joins=True)
     found, now = [], 0.0
-    for work in (alone._replace(parting=[(7, 400)]), *5 * [alone]):
+    for work in (alone._replace(parking=[(7, 400)]), *5 * [alone]):
         found.append(device.step(now, work))
         now += found[-1].seconds
     # the host ends at 4.25; the third step, from 4.4 on, takes the row along at 4.75; then the host until 9.75; the
@@ -74,17 +74,17 @@ def test_a_row_whose_attention_has_not_ended_is_left_where_it_is() -> None:
 
 
 def test_rows_on_their_way_join_where_each_of_them_is() -> None:
-    device, alone = HybridDevice(TIMES, HOST), HybridWork(rows(own=100), moves=True)
+    device, alone = HybridDevice(TIMES, HOST), HybridWork(rows(own=100), joins=True)
     found, now = [], 0.0
-    for parting in ([(1, 10)], [(2, 10)], [(3, 10), (4, 10)], [], []):
-        found.append(device.step(now, alone._replace(parting=parting)))
+    for parking in ([(1, 10)], [(2, 10)], [(3, 10), (4, 10)], [], []):
+        found.append(device.step(now, alone._replace(parking=parking)))
         now += found[-1].seconds
     assert [step.arrived for step in found] == [[], [], [1], [2], [3, 4]]
 
 
 def test_with_nothing_else_to_do_the_accelerator_waits_for_the_host() -> None:
     device, steps, now = HybridDevice(TIMES, HOST), [], 0.0
-    for work in (HybridWork(parting=[(7, 100)]), HybridWork(moves=True), HybridWork(moves=True)):
+    for work in (HybridWork(parking=[(7, 100)]), HybridWork(joins=True), HybridWork(joins=True)):
         steps.append(device.step(now, work))
         now += steps[-1].seconds
     assert [step.seconds for step in steps] == pytest.approx([0.25, 1.0 + 1.0, 1.0 + 0.75])
@@ -93,9 +93,9 @@ def test_with_nothing_else_to_do_the_accelerator_waits_for_the_host() -> None:
 
 def test_a_row_that_nobody_wants_never_arrives() -> None:
     device = HybridDevice(TIMES, HOST)
-    now = device.step(0.0, HybridWork(rows(own=100), parting=[(7, 10), (8, 10)])).seconds
+    now = device.step(0.0, HybridWork(rows(own=100), parking=[(7, 10), (8, 10)])).seconds
     arrived = []
-    for work in (HybridWork(rows(own=100), moves=True, called_off=[7]), *2 * [HybridWork(rows(own=100), moves=True)]):
+    for work in (HybridWork(rows(own=100), joins=True, called_off=[7]), *2 * [HybridWork(rows(own=100), joins=True)]):
         step = device.step(now, work)
         now += step.seconds
         arrived += step.arrived

@@ -91,11 +91,11 @@ def test_the_plan_is_the_best_of_those_allowed(planner, load, rows, urgent, park
     assert plan.alone_s == pytest.approx(alone_s)
     assert plan.seconds <= max(within_s, alone_s) + TINY
     assert plan.mode == ACCELERATOR or plan.mode in modes or parked
-    assert all(rows[at].patient for at in plan.parting)
+    assert all(rows[at].patient for at in plan.parking)
     taken = [*plan.first, *plan.second]
     if taken:
         assert plan.mode == PIPELINED
-        assert not plan.parting
+        assert not plan.parking
         host0_s, host1_s = true_batches(planner, load, rows, plan.first, plan.second)[3:]
         assert plan.host_s == pytest.approx(host0_s + host1_s)
     if urgent == 0:  # no plan is worse than the accelerator alone
@@ -128,7 +128,7 @@ def test_rows_that_read_more_than_hides_anywhere_are_left_out():
 
 def test_patient_rows_are_parked_where_many_wait_and_few_are_not():
     many = planner(ratio=8).choose(full(), [HostRow(400, patient=True)] * 100)
-    assert (many.mode, list(many.parting)) == (ASYNCHRONOUS, [0, 1, 2])  # as many as arrive in a step
+    assert (many.mode, list(many.parking)) == (ASYNCHRONOUS, [0, 1, 2])  # as many as arrive in a step
     assert many.rate == pytest.approx((10 + 2.5) / 0.08)  # the host's share of a step: 0.08 s of 8 x 0.004 s a token
     few = planner(ratio=8).choose(full(), [HostRow(400, patient=True)] * 3)
     assert few.mode == PIPELINED
@@ -137,7 +137,7 @@ def test_patient_rows_are_parked_where_many_wait_and_few_are_not():
 
 def test_what_is_on_its_way_goes_on_beside_the_accelerator():
     found = planner().choose(full(), [], parked=5)
-    assert (found.mode, found.parting) == (ASYNCHRONOUS, range(0))
+    assert (found.mode, found.parking) == (ASYNCHRONOUS, range(0))
     assert planner().choose(StepLoad(), [], parked=5).mode == ASYNCHRONOUS
     assert planner().choose(StepLoad(), []).mode == ACCELERATOR
 

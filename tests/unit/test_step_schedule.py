@@ -143,9 +143,9 @@ def test_where_answers_are_short_more_are_admitted_than_the_longest_would_fit():
     assert schedule.room._trust < 0.5
 
 
-def stepped(schedule, now, live, ends, removes, on_their_way=0):
+def stepped(schedule, now, live, ends, removes, parked_still=0):
     """A step, with rows that end in it, and a generation that is removed while it runs. Of the parked rows all arrive
-    but those so many that set out last.
+    but the last so many.
     """
     before = {id(row): (row.computed, row.length) for one in live for row in one.rows}
     parked = {} if schedule.host is None else dict(schedule.host.parked)
@@ -164,7 +164,7 @@ def stepped(schedule, now, live, ends, removes, on_their_way=0):
     if removes and live:
         schedule.remove(now, live[0])
     wanted = [part.row for part in parts if part.wanted and part.row in part.row.generation.rows]
-    arrived = list(parked)[: max(0, len(parked) - on_their_way)]
+    arrived = list(parked)[: max(0, len(parked) - parked_still)]
     schedule.ended(now + 0.03, 0.03, [wanted[at % len(wanted)] for at in ends if wanted], arrived=arrived, host_s=0.01)
     return now + 0.03
 

@@ -44,7 +44,7 @@ def answer_to(ids, tokens, ends=()):
 
 
 class HostedSteps(EmulatedSteps):
-    """With a second cache. Rows that set out pass a layer in each step that moves them."""
+    """With a second cache. Parked rows pass a layer in each step that they join."""
 
     def __init__(self, model, blocks, vocabulary, *, host, host_blocks, sleep):
         super().__init__(model, blocks, vocabulary, sleep=sleep)
@@ -61,16 +61,16 @@ class HostedSteps(EmulatedSteps):
             source, target = (self.there if one else self for one in (copy.from_host, copy.to_host))
             target._cache[copy.target] = source._cache[copy.source]
         arrived = []
-        if work.moves:
+        if work.joins:
             for number, (chunk, left) in list(self.way.items()):
                 self.way[number] = chunk, left - 1
                 if left == 1:
                     del self.way[number]
                     arrived.append((number, chunk))
         chunks = [*work.chunks, *work.second]
-        for chunk in [*chunks, *(chunk for _, chunk in work.parting)]:
+        for chunk in [*chunks, *(chunk for _, chunk in work.parking)]:
             self.side(chunk)._write(chunk)
-        for number, chunk in work.parting:
+        for number, chunk in work.parking:
             self.way[number] = chunk, self.layers
         wanted = [*(chunk for chunk in chunks if chunk.wanted), *(chunk for _, chunk in arrived)]
         logits = np.zeros((len(wanted), self._vocabulary), np.float32)
@@ -751,7 +751,7 @@ def test_a_host_s_time_in_the_settings_is_in_force_until_it_is_withdrawn():
 
 
 def tokens_of(work):
-    return sum(len(chunk.ids) for chunk in [*work.chunks, *work.second, *(chunk for _, chunk in work.parting)])
+    return sum(len(chunk.ids) for chunk in [*work.chunks, *work.second, *(chunk for _, chunk in work.parking)])
 
 
 HOSTS = st.one_of(st.none(), st.tuples(st.sampled_from([QUICK, SLOW]), st.sampled_from([8, 64])))

@@ -156,7 +156,7 @@ class CausalBatch:
         self._lay_out()
 
     def send(self, layer: int, qkv: torch.Tensor) -> None:
-        """Turn query and key of [tokens, heads + 2 groups, size]; those of the host's rows are on their way to it."""
+        """Turn query and key of [tokens, heads + 2 groups, size]; those of the host's rows are sent to it."""
         self._qkv, self._arriving = qkv, []
         if self._own is not None:
             self._model.attention[layer].put(qkv[self._own.at], self._own.layout)
@@ -248,7 +248,7 @@ class _Host:
 
 
 class _Copies:
-    """Blocks on their way within the caches and between them, layer by layer, so that a layer waits for its own alone:
+    """Copies of blocks, within the caches and between them, layer by layer, so that a layer waits for its own alone:
     on CUDA on a stream of their own, elsewhere at once.
     """
 

@@ -6,10 +6,10 @@ another may use the accelerator. There are two ways to hide the host's attention
 
 - Two batches take turns (NEO, arXiv:2411.01142, Section 3.2): while the host computes for one, the accelerator computes
   the other. The accelerator's order is begin 0, begin 1, end 0, begin 0, end 1, begin 1, ...
-- A row that has *set out* goes alone (APEX, arXiv:2506.03296, Section 3.2, asynchronous overlap). It is parked in a
-  layer while the host computes its attention there, and nobody waits for it. The first batch of a later step takes it
-  along: from behind the attention of this layer to that of the next one, where it is parked again. Its token takes as
-  many steps as the model has layers, or more.
+- A row *parks* in a layer while the host computes its attention there, and nobody waits for it (APEX, arXiv:2506.03296,
+  Section 3.2, asynchronous overlap). It *joins* the first batch of a later step: from behind the attention of this
+  layer to that of the next one, where it parks again. Behind the last layer it *arrives*: its token takes as many
+  steps as the model has layers, or more.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Stages(Protocol[B]):
 
 @dataclass(slots=True, eq=False)
 class _Parked(Generic[B]):
-    """Rows that set out together. They stay together."""
+    """Rows that parked in the same step. They stay together."""
 
     numbers: list[int]
     batch: B
@@ -79,8 +79,8 @@ class _Parked(Generic[B]):
 
 
 class HybridSteps(Generic[B]):
-    """`chunk.Steps` of such stages. After a step that failed nothing is parked any more: who had set out, and has not
-    arrived, must be computed anew.
+    """`chunk.Steps` of such stages. After a step that failed nothing is parked any more: rows that have not arrived are
+    to be computed anew.
     """
 
     def __init__(self, stages: Stages[B]) -> None:
@@ -90,7 +90,7 @@ class HybridSteps(Generic[B]):
         self._count = 0
 
     def step(self, work: Work) -> Computed:
-        """See `chunk.Steps`. A parting chunk's token is always wanted."""
+        """See `chunk.Steps`. The token of a row that parks is always wanted."""
         self._count += 1
         self._arrived = []
         before_s = self._stages.host_s()
@@ -106,21 +106,21 @@ class HybridSteps(Generic[B]):
     def _compute(self, work: Work) -> Logits:
         stages = self._stages
         stages.copy(work.copies)
-        if work.moves and self._parked and not (work.chunks or work.second or work.parting):
+        if work.joins and self._parked and not (work.chunks or work.second or work.parking):
             stages.wait([parked.batch for parked in self._parked])
         first, second = ([stages.batch(chunks)] if chunks else [] for chunks in (work.chunks, work.second))
-        walks = [self._walk(first, work.parting, moves=work.moves), self._walk(second)]
+        walks = [self._walk(first, work.parking, joins=work.joins), self._walk(second)]
         while walks:
             walks = [walk for walk in walks if next(walk, False)]
         return stages.logits([*first, *second, *(parked.batch for parked in self._arrived)])
 
     def _walk(
-        self, batch: Sequence[B], parting: Sequence[tuple[int, Chunk]] = (), *, moves: bool = False
+        self, batch: Sequence[B], parking: Sequence[tuple[int, Chunk]] = (), *, joins: bool = False
     ) -> Iterator[bool]:
         """The way of one batch, or none, and of those whom it takes along; yields where another may go on."""
         beside: list[_Parked[B]] = []
-        if parting:
-            numbers, chunks = zip(*parting, strict=True)
+        if parking:
+            numbers, chunks = zip(*parking, strict=True)
             beside.append(_Parked(list(numbers), self._stages.batch(chunks)))
         for layer in range(self._stages.layers):
             if together := [*batch, *(parked.batch for parked in beside)]:
@@ -129,7 +129,7 @@ class HybridSteps(Generic[B]):
                 parked.layer, parked.since = layer, self._count
             self._parked += beside
             yield True
-            beside = self._joining(layer) if moves else []
+            beside = self._joining(layer) if joins else []
             if together := [*batch, *(parked.batch for parked in beside)]:
                 self._stages.end(layer, together)
         self._arrived += beside

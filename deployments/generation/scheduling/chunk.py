@@ -42,27 +42,29 @@ class Chunk:
 
 
 class Work(NamedTuple):
-    """One step: `copies`, in their order, then `chunks`, no two of one sequence.
+    """One step: `copies`, in their order, then `chunks`, no two of one sequence. The rest is for a host that holds a
+    part of the cache.
 
-    Where the host holds a part of the cache: `second` are chunks of one token, on the host, that take turns with the
-    others at the accelerator, layer by layer (NEO, arXiv:2411.01142, Section 3.2). `parting` are such chunks, too. Each
-    of them sets out under a number, and joins a layer of a later step when its attention is done (APEX,
-    arXiv:2506.03296, Section 3.2), if that step `moves` those that have set out. `called_off`: numbers of such that
-    nobody wants any more; their blocks may be others' in this step.
+    `second`: host rows, chunks of one token, that take turns with `chunks` at the accelerator, layer by layer (NEO,
+    arXiv:2411.01142, Section 3.2).
+    `parking`: host rows that park in this step, each under a number. The host computes their attention of one layer,
+    and nobody waits for it. A later step that `joins` takes along those whose attention is done, up to the attention
+    of the next layer, where they are parked again (APEX, arXiv:2506.03296, Section 3.2).
+    `called_off`: numbers of parked rows that nobody wants any more; their blocks may be others' in this step.
     """
 
     chunks: Sequence[Chunk]
     copies: Sequence[Copy] = ()
     second: Sequence[Chunk] = ()
-    parting: Sequence[tuple[int, Chunk]] = ()
+    parking: Sequence[tuple[int, Chunk]] = ()
     called_off: Sequence[int] = ()
-    moves: bool = False
+    joins: bool = False
 
 
 class Computed(NamedTuple):
-    """What a step gave. `logits`: of the next token, of each of `chunks` that is wanted, then of each of `second`, then
-    of each that has `arrived`, by its number; [those, vocabulary], valid until the next step. `host_s`: seconds that
-    the host computed attention meanwhile.
+    """What a step gave. `logits`: of the next token, [rows, vocabulary], valid until the next step. Its rows are the
+    `chunks` that are wanted, then those of `second`, then the parked rows that have `arrived`: their numbers. `host_s`:
+    seconds that the host computed attention meanwhile.
     """
 
     logits: Logits
@@ -74,7 +76,7 @@ class Steps(Protocol):
     """Computes steps: a model, or an emulated device. Called in the engine's thread."""
 
     def step(self, work: Work) -> Computed:
-        """Copy, then compute. With nothing but parked rows that move it waits until one of them can."""
+        """Copy, then compute. With nothing but parked rows that join it waits until one of them can."""
 
 
 def load_of(chunks: Sequence[Chunk]) -> StepLoad:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.hybrid_plan import HostRow
-from deployments.generation.scheduling.rows import FIRST, PARTING, SECOND, Generation, Part, Row
+from deployments.generation.scheduling.rows import FIRST, PARKING, SECOND, Generation, Part, Row
 from deployments.generation.scheduling.step_time import StepLoad, StepTime
 
 if TYPE_CHECKING:
@@ -100,9 +100,9 @@ class ComposedStep:
             parked=len(host.parked),
             modes=self._policy.modes,
         )
-        for batch, numbers in ((FIRST, plan.first), (SECOND, plan.second), (PARTING, plan.parting)):
+        for batch, numbers in ((FIRST, plan.first), (SECOND, plan.second), (PARKING, plan.parking)):
             self.parts += [Part(there[at], there[at].computed, 1, True, batch) for at in numbers]
-        for at in plan.parting:
+        for at in plan.parking:
             host.park(there[at])
         return plan.seconds if self.parts else 0.0
 

@@ -35,7 +35,7 @@ class HostState(NamedTuple):
     free_blocks: int  # that nobody may need
     blocks: int
     rows: int  # that run, wherever their attention is
-    parked: int  # of these, those on their way
+    parked: int  # of these
     steps: Sequence[int]
     tokens: int
     moved: Sequence[int]
@@ -131,10 +131,10 @@ class Host:
                 self.moved = self.moved[0], self.moved[1] + 1
         return copies
 
-    # --- rows that are on their way -----------------------------------------------------------------------------------
+    # --- parked rows --------------------------------------------------------------------------------------------------
 
     def park(self, row: Row) -> None:
-        """It sets out for its next token."""
+        """Its next token comes in a later step."""
         self._numbers += 1
         row.parked, row.coming = self._numbers, 1
         self.parked[self._numbers] = row
@@ -154,7 +154,7 @@ class Host:
             row.parked = None
 
     def called_off(self) -> list[int]:
-        """Numbers of such, since the last step."""
+        """Numbers of rows that were parked and are wanted no more, since the last step."""
         numbers, self._called_off = self._called_off, []
         return numbers
 
@@ -201,7 +201,7 @@ class Host:
 
 
 def _whole(rows: Sequence[Row], *, on_host: bool) -> Iterator[Generation]:
-    """Their generations that may move: on that side, with no row on its way."""
+    """Their generations that may move: on that side, with no row parked."""
     for generation in {id(row.generation): row.generation for row in rows}.values():
         if generation.on_host is on_host and generation.rows and not any(row.parked for row in generation.rows):
             yield generation

@@ -9,7 +9,7 @@ host rows in each.
     one batch     T = T_l0 + max(T_ga0, T_ca0): host rows hide behind the accelerator's attention
     two batches   T = max(T_l0, T_ca1) + max(T_l1 + T_ga0, T_ca0): while one's attention is at the host, the other is at
                   the accelerator, which reads the weights twice (NEO, arXiv:2411.01142, Section 3.2)
-    parked        T = T_l0 + T_ga0: a host row's attention joins a later step, when it is done. The accelerator never
+    parked        T = T_l0 + T_ga0: a host row joins a later step when its attention is done. The accelerator never
                   waits for it; a token takes a step for each layer, at least (APEX, arXiv:2506.03296, Section 3.2)
 
 Host rows take part as long as the host is not in the way (NEO's two inequalities): T_ca1 <= T_l0 and
@@ -43,7 +43,7 @@ class HostRow(NamedTuple):
 
 
 class HybridPlan(NamedTuple):
-    """`first`, `second` and `parting`: numbers of host rows. `seconds`: that the step takes, `alone_s` without them;
+    """`first`, `second` and `parking`: numbers of host rows. `seconds`: that the step takes, `alone_s` without them;
     `worth`: tokens that its load counts as; `rate`: tokens a second, with the host's. `host_s`: of the attention of
     `first` and `second`.
     """
@@ -55,7 +55,7 @@ class HybridPlan(NamedTuple):
     alone_s: float
     first: Sequence[int] = ()
     second: Sequence[int] = ()
-    parting: Sequence[int] = ()
+    parking: Sequence[int] = ()
     host_s: float = 0.0
 
 
@@ -93,7 +93,7 @@ class HybridPlanner:
         modes: Collection[str] = MODES,
     ) -> HybridPlan:
         """The best plan of a step that has this `load` on the accelerator. `rows` come in the order of preference;
-        `parked` more are on their way already. What takes more than `within_s` is left out while the accelerator has
+        `parked` more are parked already. What takes more than `within_s` is left out while the accelerator has
         work of its own, and what is none of the `modes`; but not the accelerator alone. With urgent rows a plan that
         has them is taken, if one is left. None is parked beside rows that are not patient: the host is theirs.
         """
@@ -172,7 +172,7 @@ class HybridPlanner:
         return _Batches(linear0_s, linear1_s, attention_s, host0_s, host1_s, first, second)
 
     def _parked(self, load: StepLoad, rows: Sequence[HostRow], parked: int, worth: float) -> list[HybridPlan]:
-        """As many set out as arrive in a step, so that they spread over the layers and the host always has some. Each
+        """As many park as arrive in a step, so that they spread over the layers and the host always has some. Each
         passes a layer in a step, as far as the host keeps up.
         """
         if not rows and not parked:
@@ -182,7 +182,7 @@ class HybridPlanner:
         alone_s = self.step.seconds(load)
         most = alone_s / each_s if each_s else math.inf
         arrive = min(most, (parked + len(rows)) / self.host.layers)
-        parting = range(min(len(rows), math.ceil(arrive)))
+        parking = range(min(len(rows), math.ceil(arrive)))
         seconds = self.step.seconds(load._replace(rows=load.rows + arrive))
         rate = (worth + arrive) / seconds
-        return [HybridPlan(ASYNCHRONOUS, seconds, rate, worth, alone_s, parting=parting)]
+        return [HybridPlan(ASYNCHRONOUS, seconds, rate, worth, alone_s, parking=parking)]

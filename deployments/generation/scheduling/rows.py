@@ -12,8 +12,8 @@ from deployments.queueing.shares import Tenant
 @dataclass(slots=True, eq=False)
 class Row:
     """One answer in the cache. `computed`: tokens whose keys and values are there; `length`: the prompt's tokens and
-    those that were picked. `coming`: tokens that the running step computes. `parked`: the number under which it has set
-    out for its next token, which comes in some later step (`hybrid_plan`).
+    those that were picked. `coming`: tokens that the running step computes. `parked`: its number while its
+    next token takes several steps (`hybrid_plan`).
     """
 
     generation: Generation
@@ -84,13 +84,13 @@ class Generation:
 Batch = Literal[0, 1, 2]
 FIRST: Batch = 0
 SECOND: Batch = 1
-PARTING: Batch = 2
+PARKING: Batch = 2
 
 
 class Part(NamedTuple):
     """Of a step: the `tokens` of a row that come behind its first `start`. `wanted`: they are followed by a token that
     is to be picked from their logits; at the end of a prompt, one for each answer of the generation. Host rows may be
-    in the step's second batch, or set out in it (`hybrid_plan`).
+    in the step's second batch, or park in it (`hybrid_plan`).
     """
 
     row: Row

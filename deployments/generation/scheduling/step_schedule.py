@@ -4,7 +4,7 @@ Pure: it imports neither ray nor torch and reads no clock; the time is an argume
 replica, and one thread calls all its methods, in this order:
 
     offer, remove, state    at any time, also while a step runs
-    next_step, copies       while none runs: what the next one computes; with a host also `called_off`, `moves`
+    next_step, copies       while none runs: what the next one computes; with a host also `called_off`, `joins`
     ended                   when it has run, before the next `next_step`
     follow                  at any time: another model of its steps
     clear                   where one of the others has raised: all of it is forgotten
@@ -34,7 +34,7 @@ are computed behind all others, in steps that they make no longer than `bulk_sha
 
 With a `host` a generation is on the accelerator or on the host, in each with all its rows (`host_side`). Host rows are
 in those steps in which they yield most (`hybrid_plan`), and in those that their pace asks for. Those of bulk
-generations may set out in one step and arrive in a later one.
+generations may park in one step and arrive in a later one.
 
 A step lasts as long as the row with the least slack allows, at most `longest_step_s`. It holds all rows, and chunks of
 prompts for the rest of that time. A step that ends a prompt is over by the time its first token is due.
@@ -58,7 +58,7 @@ from deployments.generation.scheduling.composed_step import ComposedStep, by_pac
 from deployments.generation.scheduling.host_side import Host, HostState
 from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, MODES, PIPELINED
 from deployments.generation.scheduling.long_prompts import LongPrompts
-from deployments.generation.scheduling.rows import PARTING, Generation, Part, Row
+from deployments.generation.scheduling.rows import PARKING, Generation, Part, Row
 from deployments.generation.scheduling.step_forecast import NO_HOST, Forecast, HostShare, Outlook, Pace, Prompt
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 from deployments.queueing.learning import Learning
@@ -404,12 +404,12 @@ class StepSchedule:
         return ACCELERATOR if plan is None else plan.mode
 
     @property
-    def moves(self) -> bool:
-        """Rows that have set out go on in the step, though it may have nothing else to do."""
+    def joins(self) -> bool:
+        """Parked rows join the step, though it may have nothing else to do."""
         return self.host is not None and bool(self.host.parked) and self.mode != PIPELINED
 
     def called_off(self) -> list[int]:
-        """Numbers of rows that were on their way and that nobody wants any more."""
+        """Numbers of rows that were parked and that nobody wants any more."""
         return [] if self.host is None else self.host.called_off()
 
     def ended(
@@ -434,7 +434,7 @@ class StepSchedule:
                 self._goes_on(row, 1)
             self.host.ended(seconds, host_s, len(rows), whole=whole)
         for row, _, tokens, wanted, batch in self._step:
-            if batch == PARTING:
+            if batch == PARKING:
                 continue
             row.coming = 0
             if row not in row.generation.rows:  # removed meanwhile
