@@ -387,9 +387,8 @@ class Stepper:
         )
         drawn = [_drawn(part) for part in parts if part.wanted and part.batch != PARKING]
         parked = {number: _drawn(part) for number, part in self._parked.items()}
-        return Step(
-            parts, StepWork(work, drawn, parked), now, self.schedule.planned_s
-        )  # without what was learned, so that drift is seen
+        planned_s = self.schedule.planned_s  # without what was learned, so that drift is seen
+        return Step(parts, StepWork(work, drawn, parked), now, planned_s)
 
     def _begin(self, step: Step) -> None:
         def ended(found: Found | BaseException) -> None:

@@ -1,9 +1,9 @@
-"""The room in the cache of one device: which generations it holds, and which row gets blocks now. Pure.
+"""The room in one cache, a device's or its host's: which generations it holds, and which row gets blocks now. Pure.
 
 All that are admitted may together need more blocks than there are, as far as what has been learned of the lengths of
 answers (`answer_lengths`) says that they will not. A row gets a block only if all can still end with the rest (`take`).
-Else it waits for a step, and what was learned is trusted less for a while. Nothing is pushed out, nothing computed
-twice.
+Else it waits for a step, and what was learned is trusted less for a while; beside a host its generation moves to the
+host's cache, if there is room (`host_side`). Nobody is pushed out for others, nothing is computed twice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a step computes of one sequence, and who computes it. Pure."""
+"""What a schedule asks of an engine, step by step, and what it gets: the interface between the two. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ Logits = npt.NDArray[np.float32]
 
 
 class Copy(NamedTuple):
-    """A block of the cache that is to be copied before a step: within a cache, or from or to the host's."""
+    """A block that is to be copied before a step, in all layers: from block `source` of the accelerator's cache, or of
+    the host's (`from_host`), to block `target` of the accelerator's or of the host's (`to_host`).
+    """
 
     source: int
     target: int

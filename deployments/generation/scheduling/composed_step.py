@@ -20,7 +20,9 @@ _URGENT = 5.0  # steps of the accelerator alone: a host row that is due before t
 
 
 class ComposedStep:
-    """A step that is being composed. `slow`: how many times as long as planned it may take."""
+    """A step that is being composed, by calling the methods in this order. `slow`: how many times as long as planned it
+    may take; `take`: see `CacheRoom.take`. Afterwards `parts` are its parts, and `load` is that of the accelerator.
+    """
 
     def __init__(
         self, model: StepTime, policy: StepPolicy, slow: float, now: float, take: Callable[[Row, int], bool]
@@ -35,8 +37,8 @@ class ComposedStep:
         self._host_slack_s = math.inf  # of these, the least
 
     def add_rows(self, rows: Sequence[Row], on_host: Sequence[Row] = ()) -> None:
-        """All that have the blocks for it. The one with the least slack bounds the step, also of those on the host that
-        may join later (`add_host_rows`). To these a place is left, and time for the weights to be read once more.
+        """All that get the blocks for it. The one with the least slack bounds the step. So do the rows `on_host`, which
+        `add_host_rows` may add: a place is left for each with a pace, and time for the weights to be read once more.
         """
         added = [row for row in rows if self._add_row(row)]
         self._slacks_s = [(by_pace(row)[1] - self._now) / self._slow for row in added]
@@ -45,9 +47,8 @@ class ComposedStep:
         self._host_slack_s = (min(paced, default=math.inf) - self._now) / self._slow
         self._room -= len(paced)
         left_s = min([self._most_s, self._host_slack_s, *self._slacks_s]) - (self._model.beta_s if paced else 0.0)
-        self._most_s = max(
-            left_s, (1 + _LEAST_CHUNKS) * self._model.seconds(self.load)
-        )  # late or not, chunks have some
+        least_s = (1 + _LEAST_CHUNKS) * self._model.seconds(self.load)  # late or not, chunks have some
+        self._most_s = max(left_s, least_s)
 
     def add_chunks(self, generations: Iterable[Generation]) -> None:
         """As many of their tokens as there is room for."""
@@ -83,7 +84,9 @@ class ComposedStep:
                 self._add_row(row)
 
     def add_host_rows(self, host: Host) -> float:
-        """Those that the plan takes; the seconds that the step takes with them, 0 where nobody knows."""
+        """Those rows `on_host` that the plan takes. Returns the seconds that the step takes with them; 0 where it has
+        nothing but rows that are parked already, which nobody predicts.
+        """
         alone_s = self._model.seconds(self.load)
         urgent_at = self._now + _URGENT * self._slow * alone_s
         self._room += sum(not is_bulk for is_bulk, _, _, _ in self._on_host)

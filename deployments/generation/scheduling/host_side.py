@@ -1,8 +1,12 @@
 """The host's part of a replica's cache: which answers it holds, which move, and what they may count on. Pure.
 
 A generation lies in the accelerator's cache or in the host's, never in both. It is admitted to the accelerator if there
-is room, else to the host. It moves to the host where it would have to wait for a block, and back where the accelerator
-has room that nobody asks for, to 95 % of its blocks (NEO's second step, arXiv:2411.01142, Section 3.2, and its code).
+is room, else to the host. It moves, with all its blocks,
+
+    to the host          where it would have to wait for a block of the accelerator's cache
+    to the accelerator   where this has room that nobody asks for, to 95 % of its blocks
+
+(NEO's second step, arXiv:2411.01142, Section 3.2; the 95 % are in its code).
 """
 
 from __future__ import annotations
@@ -81,11 +85,11 @@ class Host:
         return HybridPlanner(step, self.time, self.learning.factor)
 
     def share(self, step: StepTime, factor: float, rows: Iterable[tuple[bool, int]]) -> HostShare:
-        """What a forecast counts for answers on the host: these `rows`, (on the host, tokens that it reads), run.
+        """What a forecast counts for answers on the host, while these `rows` run: (on the host?, tokens that it reads).
         `factor`: how slow the accelerator is now.
 
-        Two batches, and all of a step's time at the host, if these yield more tokens a second; else one batch, whose
-        host rows have the time of the accelerator's attention only.
+        One batch gives the host the time of the accelerator's attention, two batches give it all of a step's time: the
+        one that yields more tokens a second is counted on.
         """
         load, tokens, count = StepLoad(), 0, 0
         for on_host, length in rows:

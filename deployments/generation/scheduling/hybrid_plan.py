@@ -1,9 +1,14 @@
-"""Which answers whose cache the host holds take part in a step, and how: the decision of one step. Pure.
+"""Which host rows take part in a step, and how: the decision of one step. Pure.
 
-The accelerator computes a step's linear layers and the attention to its own cache. The host computes the attention of
-its *host rows*. Times are sums over all layers, as `StepTime` and `HostTime` have them: T_l0 and T_ga0 of the first
-batch (prompts, the accelerator's rows, some host rows), T_l1 of the second (other host rows), T_ca0 and T_ca1 of the
-host rows in each.
+The accelerator computes a step's linear layers, and the attention to its own cache. The host computes the attention of
+its *host rows*. Times are seconds, summed over all layers, as `StepTime` and `HostTime` have them:
+
+    T_l0, T_l1    linear layers of the first batch (prompts, the accelerator's rows, some host rows) and of the second
+                  (other host rows)
+    T_ga0         attention of the accelerator, all in the first batch
+    T_ca0, T_ca1  attention of the host, for the host rows of each batch
+
+A step T has one of these forms:
 
     alone         T = T_l0 + T_ga0: no host row takes part
     one batch     T = T_l0 + max(T_ga0, T_ca0): host rows hide behind the accelerator's attention
@@ -12,10 +17,12 @@ host rows in each.
     parked        T = T_l0 + T_ga0: a host row joins a later step when its attention is done. The accelerator never
                   waits for it; a token takes a step for each layer, at least (APEX, arXiv:2506.03296, Section 3.2)
 
-Host rows take part as long as the host is not in the way (NEO's two inequalities): T_ca1 <= T_l0 and
-T_ca0 <= T_l1 + T_ga0; in one batch the second, without T_l1. Of these plans the one is taken that yields most tokens a
-second. What the first batch has anyway, prompts too, counts as the tokens that the accelerator's rows alone would get
-in the time that it takes.
+Host rows take part as long as the accelerator does not wait for the host (NEO's two inequalities): T_ca1 <= T_l0 and
+T_ca0 <= T_l1 + T_ga0; in one batch the second, without T_l1. Of these plans the one with most tokens a second is taken.
+The accelerator's own work counts as `worth` tokens, prompts too: as many as its rows alone would get in the time that
+this work takes.
+
+`overlap` has APEX's equations for a whole device, which a calibration shows; no step is planned by them.
 
 NEO's fifth step, which drops prompts bound for the host while the inequalities hold, is left out: a prompt's first
 token has its deadline, and those without one are computed behind all others anyway. Taken by its words it would drop
@@ -35,7 +42,7 @@ ACCELERATOR, PIPELINED, ASYNCHRONOUS = MODES = ("accelerator", "pipelined", "asy
 
 
 class HostRow(NamedTuple):
-    """One that could take part. `tokens`: that it reads; `urgent`: it has to; `patient`: it may be parked."""
+    """A row that could take part. `tokens`: that it reads; `urgent`: it has to take part; `patient`: it may park."""
 
     tokens: int
     urgent: bool = False
@@ -43,9 +50,9 @@ class HostRow(NamedTuple):
 
 
 class HybridPlan(NamedTuple):
-    """`first`, `second` and `parking`: numbers of host rows. `seconds`: that the step takes, `alone_s` without them;
-    `worth`: tokens that its load counts as; `rate`: tokens a second, with the host's. `host_s`: of the attention of
-    `first` and `second`.
+    """`mode`: one of `MODES`. `seconds`: that the step takes, T; `alone_s`: without host rows. `worth`: tokens that the
+    accelerator's own work counts as; `rate`: tokens a second, those of host rows among them. `first`, `second` and
+    `parking`: places of host rows in the sequence that was given. `host_s`: T_ca0 + T_ca1.
     """
 
     mode: str
@@ -60,7 +67,7 @@ class HybridPlan(NamedTuple):
 
 
 class _Batches(NamedTuple):
-    """T_l0, T_l1, T_ga0, T_ca0, T_ca1, and who is in which batch."""
+    """T_l0, T_l1, T_ga0, T_ca0, T_ca1, and which host rows are in which batch."""
 
     linear0_s: float
     linear1_s: float
@@ -72,12 +79,13 @@ class _Batches(NamedTuple):
 
     @property
     def seconds(self) -> float:
+        """T of two batches; of one, where the second is empty."""
         return max(self.linear0_s, self.host1_s) + max(self.linear1_s + self.attention0_s, self.host0_s)
 
 
 @dataclass(frozen=True, slots=True)
 class HybridPlanner:
-    """`slow`: how many times as long as by `host` its attention takes now."""
+    """`slow`: how many times as long as `host` says its attention takes now."""
 
     step: StepTime
     host: HostTime
@@ -92,10 +100,12 @@ class HybridPlanner:
         parked: int = 0,
         modes: Collection[str] = MODES,
     ) -> HybridPlan:
-        """The best plan of a step that has this `load` on the accelerator. `rows` come in the order of preference;
-        `parked` more are parked already. What takes more than `within_s` is left out while the accelerator has
-        work of its own, and what is none of the `modes`; but not the accelerator alone. With urgent rows a plan that
-        has them is taken, if one is left. None is parked beside rows that are not patient: the host is theirs.
+        """The plan with most tokens a second of a step that has this `load` on the accelerator, and may have these host
+        rows, the preferred ones first. `parked` rows more are parked already.
+
+        The accelerator alone is always a plan, unless urgent rows can take part. Others must be of one of the `modes`
+        and, while the accelerator has work of its own, take no longer than `within_s`. No row parks while one is there
+        that is not patient: the host computes for that one.
         """
         alone_s = self.step.seconds(load)
         worth = alone_s / self._token_s(load) if load != StepLoad() else 0.0
@@ -123,7 +133,7 @@ class HybridPlanner:
         return self.step.seconds(StepLoad(load.rows, load.kv_tokens)) / max(1.0, load.rows)
 
     def one_batch(self, load: StepLoad, rows: Sequence[HostRow]) -> _Batches:
-        """Those whose attention hides behind the accelerator's, and the urgent ones."""
+        """Those rows whose attention hides behind the accelerator's, T_ca0 <= T_ga0, and the urgent ones."""
         attention_s, host_s, first = self.step.attention_s(load), 0.0, []
         for number, (tokens, urgent, _) in enumerate(rows):
             cost_s = self.slow * self.host.seconds(1, tokens)
@@ -134,8 +144,8 @@ class HybridPlanner:
         return _Batches(linear_s, 0.0, attention_s, host_s, 0.0, first, ())
 
     def two_batches(self, load: StepLoad, rows: Sequence[HostRow]) -> _Batches:
-        """NEO's fourth step: each into the batch that has more room for it, by the two inequalities, or into none; but
-        the urgent ones, and the first two where the accelerator has nothing else to do.
+        """NEO's fourth step: each row goes into the batch that has more room for it by the two inequalities, or into
+        none. Urgent rows always go into one, and so do the first two where the accelerator has no work of its own.
         """
         step, knee, row_s = self.step, self.step.knee, self.step.row_s
         each_s, token_s = self.slow * self.host.row_s, self.slow * self.host.kv_token_s

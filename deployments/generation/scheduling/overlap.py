@@ -2,9 +2,12 @@
 (arXiv:2506.03296, Section 3.2), on measured times. Pure.
 
 Of a step that continues answers and computes no prompt: `t_gl` and `t_ga` are the accelerator's seconds for the linear
-layers and for the attention, `n_g` and `n_c` the answers a second whose attention the accelerator and the host can
-compute. The model takes the linear layers of a second batch to cost as much as those of the first, and moving data
-between the two to cost nothing.
+layers and for the attention, T_gl and T_ga of the paper; `n_g` and `n_c` (N_G, N_C) are the answers a second whose
+attention the accelerator and the host can compute. Numbers in brackets are the paper's equations. The model takes the
+linear layers of a second batch to cost as much as those of the first, and data to go between the two for nothing.
+
+It says of a device whether its host pays. What the host does in one step is decided by `hybrid_plan`, by that step's
+own load.
 
 Section 3.2 says that n_g / n_c "must generally be less than ~7.5" where t_ga / t_gl is between 0.5 and 1.5. That is the
 bound's largest value there, at 0.5; it is 5.83 at 1.41, the least of all. Algorithm 1 divides what a step with prompts

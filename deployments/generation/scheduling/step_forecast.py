@@ -13,6 +13,10 @@ Each step gives each running answer a token. So the work until t is
 
 An answer whose prompt still waits takes part from the step after its first token is predicted. Nobody knows when an
 answer ends before it has all that it may get, so each is taken to get all.
+
+Answers on the host (`HostShare`) are taken to be in each step, too. The host computes their attention beside the
+accelerator, so the work until t takes as long as the longer of the two needs for its own. Where two batches are taken
+to yield more, each step reads the weights twice.
 """
 
 from __future__ import annotations
@@ -76,8 +80,9 @@ class Prompt(NamedTuple):
 
 
 class HostShare(NamedTuple):
-    """What answers on the host take of the time of steps: `row_s` a token and `kv_token_s` each that it reads, beside
-    the accelerator's work. `twice`: while there are such, a step reads the weights twice.
+    """What answers on the host take of the time of steps, beside the accelerator's work: `row_s` seconds for each of
+    their tokens, and `kv_token_s` for each token that it reads (`Host.share`). `twice`: while there are such answers, a
+    step reads the weights twice.
     """
 
     row_s: float

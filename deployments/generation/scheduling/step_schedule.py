@@ -15,7 +15,8 @@ tokens they hold. A generation goes through these states:
     waits       Its prompt is computed in chunks by its first row, the earliest due first. The last chunk's logits give
                 the first token of each answer. The other rows then share the blocks that the prompt fills, and get a
                 copy of the last one where the prompt fills it in part.
-    runs        Each of its rows is in every step, and gets a token of it; but for those that wait for a block.
+    runs        Each of its rows is in every step, and gets a token of it; but for those that wait for a block, bulk
+                that has no room in the step, and host rows (below).
     ended       None of its rows is left. A row ends when it has all tokens that it may get, when `ended` names it, or
                 when `remove` is called. Its blocks are free then.
 
@@ -32,12 +33,13 @@ that have not had their share.
 Bulk generations have no pace and no deadline. They are admitted while they take at most `bulk_share` of the blocks, and
 are computed behind all others, in steps that they make no longer than `bulk_share` of the longest.
 
-With a `host` a generation is on the accelerator or on the host, in each with all its rows (`host_side`). Host rows are
-in those steps in which they yield most (`hybrid_plan`), and in those that their pace asks for. Those of bulk
-generations may park in one step and arrive in a later one.
+With a `host` each generation is on the accelerator or on the host, with all its rows, and may move between two steps
+(`host_side`). A host row is in the steps in which it yields most (`hybrid_plan`) and in those that its pace asks for.
+One of a bulk generation may park in a step, and get its token in a later one; it is in no other step meanwhile.
 
-A step lasts as long as the row with the least slack allows, at most `longest_step_s`. It holds all rows, and chunks of
-prompts for the rest of that time. A step that ends a prompt is over by the time its first token is due.
+A step lasts as long as the row with the least slack allows, at most `longest_step_s`. It holds all rows of the
+accelerator, chunks of prompts for the rest of that time, and host rows beside them. A step that ends a prompt is over
+by the time its first token is due.
 
 The factor is learned from all steps. The margin of admission is learned from the time of steps in a row, that of a step
 from single steps: what scatters evens out over several.

@@ -1,4 +1,6 @@
-"""What one step takes a device: by the answers it continues, the cache they read, and the prompts it computes. Pure."""
+"""What one step takes a device, by the answers it continues, the cache they read, and the prompts it computes; and what
+the attention takes its host. Pure.
+"""
 
 from __future__ import annotations
 
@@ -59,14 +61,14 @@ class StepTime:
         return self.linear_s(load) + self.attention_s(load)
 
     def linear_s(self, load: StepLoad) -> float:
-        """Of it, all but the attention: T_l of NEO and APEX, over all layers."""
+        """Of it, all but the attention, over all layers: T_l of NEO (arXiv:2411.01142), T_gl of APEX (2506.03296)."""
         spare = self.knee - load.rows
         row_s = self.row_s * -spare if spare < 0 else 0.0
         prompt_s = self.prompt_token_s * max(0.0, load.prompt_tokens - max(0.0, spare))
         return self.beta_s + row_s + prompt_s
 
     def attention_s(self, load: StepLoad) -> float:
-        """Of it, the attention: T_ga."""
+        """Of it, the attention, over all layers: T_ga of both papers."""
         return self.kv_token_s * load.kv_tokens + self.pair_s * load.pairs
 
     def most_tokens(self, load: StepLoad, start: int, tokens: int, within_s: float) -> int:
@@ -132,9 +134,9 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class HostTime:
-    """What a host's processors take for the attention of answers whose keys and values they hold, T_ca: `row_s` an
-    answer, and `kv_token_s` each token that it reads, over all `layers`. `copy_token_s`: for a token's keys and values
-    to get from one memory to the other. No number is negative.
+    """What a host's processors take for the attention of answers whose keys and values they hold (T_ca of NEO):
+    `row_s` seconds an answer and `kv_token_s` for each token that it reads, over all `layers`. `copy_token_s`:
+    seconds to copy a token's keys and values, of all layers, from one memory to the other. No number is negative.
     """
 
     row_s: float
