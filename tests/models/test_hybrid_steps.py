@@ -157,6 +157,7 @@ def test_an_error_in_the_hosts_thread_is_the_steps(own, monkeypatch, role):
     model = hybrid(own)
     world = decoding(model, 2)
     world.step({0: (1, PARKING)})
+    world.steps._stages._host._thread.submit(int).result()  # it has computed that row's attention
 
     def fails(*_):
         raise MemoryError("none is left")
