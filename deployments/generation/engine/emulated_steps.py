@@ -3,75 +3,172 @@
 A token follows from all tokens before it by a rule that a test can compute (`following`). The device reads those tokens
 from a cache of its own, block by block, as a model reads keys and values: an answer whose blocks were mixed up, lost or
 written by another goes on with a wrong token.
+
+Where a host is beside it, steps go layer by layer through the same `HybridSteps` as a model's. Accelerator and host
+each do one thing after another, and are known by when they will have done all that they were told so far. The engine's
+thread sleeps where a real one waits for them: what it does not wait for goes on beside it. Times are reckoned from the
+ends of what was waited for, so that a sleep that lasts too long adds up to nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from deployments.generation.engine.hybrid_steps import HybridSteps
 from deployments.generation.scheduling.blocks import BLOCK, blocks_of
-from deployments.generation.scheduling.chunk import Chunk, Computed, Work, load_of
-from deployments.generation.scheduling.step_time import StepTime
+from deployments.generation.scheduling.chunk import Chunk, Computed, Copy, Logits, Work, load_of
+from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 
 _SURE = 100.0  # a logit beside which all others are nothing, whatever the temperature
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that all its powers differ
+_BEFORE = 0.25  # of a layer's linear work, what comes before its attention
 
 
+@dataclass(eq=False)
 class EmulatedSteps:
-    """Of a device with `blocks` blocks of cache whose steps take as long as `model` says, slept for real.
+    """Of a device with `blocks` blocks of cache whose steps take as long as `model` says, slept for real; and, with
+    `host`, of one whose host has `host_blocks` more, and takes as long as it says.
 
-    `noise`: standard deviation of a step's time, as a share of it.
+    `noise`: standard deviation of a step's time, as a share of it. `sleep` and `clock` are those of virtual time, where
+    a test has such.
     """
 
-    def __init__(
-        self,
-        model: StepTime,
-        blocks: int,
-        vocabulary: int,
-        *,
-        noise: float = 0.0,
-        seed: int = 0,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self.model = model
-        self._cache = np.zeros((blocks, BLOCK), np.uint64)
-        self._logits = np.zeros((0, vocabulary), np.float32)
-        self._vocabulary = vocabulary
-        self._noise, self._random, self._sleep = noise, np.random.default_rng(seed), sleep
+    model: StepTime
+    blocks: int
+    vocabulary: int
+    noise: float = field(default=0.0, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    host: HostTime | None = field(default=None, kw_only=True)
+    host_blocks: int = field(default=0, kw_only=True)
+    sleep: Callable[[float], None] = field(default=time.sleep, kw_only=True)
+    clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._steps = HybridSteps(_Stages(self))
 
     def step(self, work: Work) -> Computed:
         """See `chunk.Steps`."""
-        began = time.monotonic()
-        chunks = work.chunks
-        for copy in work.copies:
-            self._cache[copy.target] = self._cache[copy.source]
-        for chunk in chunks:
-            self._write(chunk)
-        wanted = [chunk for chunk in chunks if chunk.wanted]
+        return self._steps.step(work)
+
+
+class _Rows:
+    """`hybrid_steps.Batch`."""
+
+    ready_at = 0.0  # when the host will have computed its rows' attention in the layer that was begun
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self.chunks = list(chunks)
+        self._sum_up()
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self.chunks = [self.chunks[row] for row in rows]
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        self.load = load_of(self.chunks)
+        own = [chunk for chunk in self.chunks if not chunk.on_host or len(chunk.ids) > 1]
+        self.own = load_of(own)  # of it, what the accelerator attends
+        self.hosts = load_of([chunk for chunk in self.chunks if chunk.on_host and len(chunk.ids) == 1])
+
+
+class _Stages:
+    """`hybrid_steps.Stages`."""
+
+    def __init__(self, of: EmulatedSteps) -> None:
+        self._of, self._host = of, of.host or HostTime(0.0, 0.0)
+        self._caches = tuple(np.zeros((count, BLOCK), np.uint64) for count in (of.blocks, of.host_blocks))
+        self._logits = np.zeros((0, of.vocabulary), np.float32)
+        self._random, self._slow = np.random.default_rng(of.seed), 1.0
+        self._now = 0.0  # of the engine's thread
+        self._free_at = self._host_free_at = 0.0  # when accelerator and host will have done all that they were told
+        self._begun_at = 0.0  # when the accelerator will have got to the attention of what was begun last
+        self._host_s = 0.0  # that the host was told to compute
+
+    @property
+    def layers(self) -> int:
+        return self._host.layers
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        if self._of.noise:
+            self._slow = max(0.0, 1 + self._of.noise * float(self._random.standard_normal()))
+        self._now = self._free_at = self._begun_at = max(self._now, self._of.clock())
+        for source, target, from_host, to_host in copies:
+            self._caches[to_host][target] = self._caches[from_host][source]
+            if from_host != to_host:
+                self._compute(self._host.copy_token_s * BLOCK)
+
+    def batch(self, chunks: Sequence[Chunk]) -> _Rows:
+        return _Rows(chunks)
+
+    def begin(self, layer: int, batches: Sequence[_Rows]) -> None:
+        if not layer:
+            for batch in batches:
+                for chunk in batch.chunks:
+                    self._write(chunk)
+        self._compute(_BEFORE * self._linear_s(batches))
+        self._begun_at = self._free_at
+        for batch in batches:
+            if batch.hosts.rows:
+                seconds = self._slow * self._host.seconds(batch.hosts.rows, batch.hosts.kv_tokens) / self.layers
+                batch.ready_at = self._host_free_at = max(self._host_free_at, self._begun_at) + seconds
+                self._host_s += seconds
+        self._compute(self._of.model.attention_s(_sum(batch.own for batch in batches)) / self.layers)
+
+    def end(self, layer: int, batches: Sequence[_Rows]) -> None:  # noqa: ARG002 - a model asks for it
+        self._wait_until(max(batch.ready_at for batch in batches))
+        self._compute((1 - _BEFORE) * self._linear_s(batches))
+
+    def ready(self, batches: Sequence[_Rows]) -> Sequence[_Rows]:
+        self._wait_until(self._begun_at)
+        return [batch for batch in batches if batch.ready_at <= self._now]
+
+    def wait(self, batches: Sequence[_Rows]) -> None:
+        self._wait_until(min(batch.ready_at for batch in batches))
+
+    def logits(self, batches: Sequence[_Rows]) -> Logits:
+        wanted = [chunk for batch in batches for chunk in batch.chunks if chunk.wanted]
         if len(self._logits) < len(wanted):
-            self._logits = np.zeros((len(wanted), self._vocabulary), np.float32)
+            self._logits = np.zeros((len(wanted), self._of.vocabulary), np.float32)
         logits = self._logits[: len(wanted)]
         logits[:] = 0.0
         for row, chunk in zip(logits, wanted, strict=True):
             row[self._next(chunk)] = _SURE
-        seconds = self.model.seconds(load_of(chunks))
-        if self._noise:
-            seconds *= max(0.0, 1 + self._noise * float(self._random.standard_normal()))
-        if (left_s := seconds - (time.monotonic() - began)) > 0:
-            self._sleep(left_s)
-        return Computed(logits)
+        self._wait_until(self._free_at)
+        return logits
+
+    def host_s(self) -> float:
+        return self._host_s - max(0.0, self._host_free_at - self._now)
+
+    def _linear_s(self, batches: Sequence[_Rows]) -> float:
+        """In one layer."""
+        return self._of.model.linear_s(_sum(batch.load for batch in batches)) / self.layers
+
+    def _compute(self, seconds: float) -> None:
+        """The accelerator is told."""
+        self._free_at = max(self._free_at, self._now) + self._slow * seconds
+
+    def _wait_until(self, then: float) -> None:
+        """Here, in the engine's thread."""
+        self._now = max(self._now, then)
+        if (left_s := self._now - self._of.clock()) > 0:
+            self._of.sleep(left_s)
 
     def _write(self, chunk: Chunk) -> None:
         positions = np.arange(chunk.start, chunk.end)
         blocks = np.array(chunk.table, np.intp)[positions // BLOCK]
-        self._cache[blocks, positions % BLOCK] = chunk.ids
+        self._caches[chunk.on_host][blocks, positions % BLOCK] = chunk.ids
 
     def _next(self, chunk: Chunk) -> int:
         table = list(chunk.table[: blocks_of(chunk.end)])
-        return following(self._cache[table].reshape(-1)[: chunk.end], self._vocabulary)
+        return following(self._caches[chunk.on_host][table].reshape(-1)[: chunk.end], self._of.vocabulary)
+
+
+def _sum(loads: Iterable[StepLoad]) -> StepLoad:
+    return StepLoad(*(sum(parts) for parts in zip(*loads, strict=True)))
 
 
 def following(ids: Sequence[int] | np.ndarray, vocabulary: int) -> int:

@@ -1,0 +1,197 @@
+"""The emulated device: tokens in any work, with parked rows and moves; and what its steps take in virtual time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hybrid_worlds import EVENTS, World
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.simulation.hybrid_device import HybridDevice, HybridWork, SubBatch
+from deployments.generation.engine.emulated_steps import EmulatedSteps, following
+from deployments.generation.scheduling.blocks import BLOCK
+from deployments.generation.scheduling.chunk import Chunk, Copy, Work, load_of
+from deployments.generation.scheduling.step_time import HostTime, StepTime
+
+MODEL = StepTime(0.02, 0.0005, 1e-6, 0.0005, 1e-8, 4)
+HOST = HostTime(1e-4, 8e-6, 1e-6, layers=4)
+VOCABULARY = 97
+
+
+class Emulated(EmulatedSteps):
+    """In virtual time."""
+
+    layers = HOST.layers
+
+    def __init__(self, host=HOST, **more):
+        self.now, self.slept = 0.0, []
+        super().__init__(MODEL, 8, VOCABULARY, host=host, host_blocks=8, sleep=self.on, clock=lambda: self.now, **more)
+
+    def on(self, seconds):
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def seconds(self, work):
+        began = self.now
+        self.step(work)
+        return self.now - began
+
+
+def prompt_of(length, seed):
+    return np.random.default_rng([length, seed]).integers(5, VOCABULARY, length).tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(EVENTS)
+def test_in_any_work_each_token_follows_from_all_before_it(events):
+    for ids, prompt in World(Emulated(), 6, 8).run(events, prompt_of):
+        for at in range(prompt, len(ids)):
+            assert ids[at] == following(ids[:at], VOCABULARY)
+
+
+def rows(count, tokens, *, on_host=False):
+    return [Chunk(np.zeros(1, np.int32), tokens - 1, (0,) * 99, on_host=on_host) for _ in range(count)]
+
+
+def prompt(tokens, *, on_host=False):
+    return [Chunk(np.zeros(tokens, np.int32), 0, (0,) * 99, wanted=False, on_host=on_host)]
+
+
+def host_s(chunks, host=HOST):
+    load = load_of(chunks)
+    return host.seconds(load.rows, load.kv_tokens)
+
+
+WORKS = {
+    "one row": rows(1, 100),
+    "rows and a prompt": rows(9, 700) + prompt(300),
+    "a host's prompt": rows(2, 50) + prompt(90, on_host=True),
+}
+
+
+@pytest.mark.parametrize("host", [None, HOST])
+@pytest.mark.parametrize("chunks", [name for name in WORKS if "host" not in name])
+def test_alone_a_step_takes_what_the_table_says_in_one_sleep(chunks, host):
+    device = Emulated(host)
+    assert device.seconds(Work(WORKS[chunks])) == pytest.approx(MODEL.seconds(load_of(WORKS[chunks])))
+    assert len(device.slept) == 1
+
+
+@pytest.mark.parametrize("chunks", WORKS.values(), ids=WORKS)
+@pytest.mark.parametrize(("at_host", "tokens"), [(1, 90), (3, 800), (12, 2000)])
+def test_one_batch_hides_host_rows_behind_the_accelerators_attention(chunks, at_host, tokens):
+    """T = T_l0 + max(T_ga0, T_ca0)."""
+    first = chunks + rows(at_host, tokens, on_host=True)
+    wanted = MODEL.linear_s(load_of(first)) + max(MODEL.attention_s(load_of(chunks)), host_s(first[len(chunks) :]))
+    assert Emulated().seconds(Work(first)) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("layers", [4, 32])
+@pytest.mark.parametrize(("host0", "host1"), [(0, 10), (2, 3), (4, 4), (9, 2), (1, 20)])
+@pytest.mark.parametrize("tokens", [400, 3000])
+def test_two_batches_take_neos_time(layers, host0, host1, tokens):
+    """T = max(T_l0, T_ca1) + max(T_l1 + T_ga0, T_ca0), but for one layer's part at the ends, where it keeps to both
+    inequalities; and where it does not, never longer.
+    """
+    host = HostTime(HOST.row_s, HOST.kv_token_s, layers=layers)
+    chunks = rows(30, 700)
+    zero, second = rows(host0, tokens, on_host=True), rows(host1, tokens, on_host=True)
+    linear0_s, linear1_s = MODEL.linear_s(load_of(chunks + zero)), MODEL.linear_s(load_of(second))
+    attention_s, host0_s, host1_s = MODEL.attention_s(load_of(chunks)), host_s(zero, host), host_s(second, host)
+    formula = max(linear0_s, host1_s) + max(linear1_s + attention_s, host0_s)
+    took = Emulated(host).seconds(Work(chunks + zero, second=second))
+    if host1_s <= linear0_s and host0_s <= linear1_s + attention_s:
+        assert took == pytest.approx(formula, rel=0.5 / layers)
+    assert took >= max(linear0_s + attention_s + linear1_s, host0_s + host1_s) - 1e-9
+    assert took <= formula * (1 + 1 / layers)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(1, 5000), max_size=20),
+    st.integers(0, 300),
+    st.lists(st.integers(1, 5000), max_size=20),
+    st.lists(st.integers(1, 5000), max_size=20),
+)
+def test_it_agrees_with_the_benchmarks_device(own, piece, zero, second):
+    """Which is written without this one's code, and has no engine."""
+    chunks = [chunk for tokens in own for chunk in rows(1, tokens)] + (prompt(piece) if piece else [])
+    zero, second = ([chunk for tokens in of for chunk in rows(1, tokens, on_host=True)] for of in (zero, second))
+    batches = []
+    for some in (chunks + zero, second):
+        batch = SubBatch()
+        for chunk in some:
+            batch = batch.with_piece(chunk.start, len(chunk.ids), on_host=chunk.on_host)
+        batches.append(batch)
+    theirs = HybridDevice(MODEL, HOST).step(0.0, HybridWork(*batches))
+    device = Emulated()
+    ours = device.step(Work(chunks + zero, second=second))
+    assert device.now == pytest.approx(theirs.seconds)
+    assert ours.host_s == pytest.approx(theirs.host_s)
+
+
+def test_nobody_waits_for_parked_rows():
+    """A step takes what its batch takes, with those that it takes along."""
+    device, chunks = Emulated(), rows(20, 700)
+    slow, quick = rows(1, 9000, on_host=True), rows(2, 100, on_host=True)
+    alone = MODEL.seconds(load_of(chunks))
+    linear = MODEL.linear_s(load_of(rows(22, 1))) - MODEL.linear_s(load_of(rows(20, 1)))
+    parking = list(enumerate(quick))
+    # the first layer's work before its attention, then all that lies between
+    assert device.seconds(Work(chunks, parking=parking)) == pytest.approx(alone + linear / 16)
+    for _ in range(3):
+        assert device.seconds(Work(chunks, joins=True)) == pytest.approx(alone + linear / 4)
+    assert device.seconds(Work(chunks)) == pytest.approx(alone)
+    arrived = device.step(Work(chunks, joins=True)).arrived
+    assert arrived == [0, 1]
+    device.step(Work(chunks, parking=[(2, slow[0])]))
+    quiet = [device.step(Work(rows(1, 10), joins=True)).arrived for _ in range(2)]
+    assert quiet == [[], []]
+
+
+def test_with_nothing_else_to_do_it_waits_for_the_first_row():
+    device = Emulated()
+    row = rows(1, 4000, on_host=True)
+    device.step(Work([], parking=[(7, row[0])], joins=True))
+    for layer in range(HOST.layers):
+        assert device.step(Work([], joins=True)).arrived == ([7] if layer == HOST.layers - 1 else [])
+    each_s = MODEL.linear_s(load_of(row)) + host_s(row)  # of each layer alone: nothing overlaps
+    assert device.now == pytest.approx(each_s)
+    assert sum(device.slept) == pytest.approx(device.now)
+
+
+def test_a_block_takes_its_time_to_the_other_memory():
+    device, chunks = Emulated(), rows(1, 100)
+    copies = [Copy(0, 1), Copy(0, 2, to_host=True), Copy(1, 3, from_host=True)]
+    assert device.seconds(Work(chunks, copies)) == pytest.approx(
+        MODEL.seconds(load_of(chunks)) + 2 * BLOCK * HOST.copy_token_s
+    )
+
+
+def test_it_says_how_long_the_host_computed():
+    device, chunks, at_host = Emulated(), rows(1, 100), rows(3, 900, on_host=True)
+    assert device.step(Work(chunks + at_host)).host_s == pytest.approx(host_s(at_host))
+    assert device.step(Work(chunks)).host_s == 0
+    device = Emulated(HostTime(HOST.row_s, 1.0, layers=4))  # longer than the steps
+    parking = list(enumerate(rows(1, 100, on_host=True)))
+    first = device.step(Work(chunks, parking=parking)).host_s
+    assert first == pytest.approx(MODEL.seconds(load_of(chunks)) - MODEL.linear_s(load_of(chunks)) / 16, rel=0.01)
+    assert device.step(Work(chunks)).host_s == pytest.approx(MODEL.seconds(load_of(chunks)))
+
+
+def test_what_sleeps_too_long_does_not_add_up():
+    device = Emulated()
+    device.sleep = lambda seconds: device.on(seconds + 1e-3)
+    first, second = rows(20, 700) + rows(3, 900, on_host=True), rows(3, 900, on_host=True)
+    took = device.seconds(Work(first, second=second))
+    waits = len(device.slept)
+    assert waits > HOST.layers
+    assert took == pytest.approx(Emulated().seconds(Work(first, second=second)), abs=1.1e-3)
+
+
+def test_noise_is_the_steps_own():
+    device, work = Emulated(noise=0.1, seed=3), Work(rows(1, 100))
+    took = [device.seconds(work) / MODEL.seconds(load_of(work.chunks)) for _ in range(200)]
+    assert np.mean(took) == pytest.approx(1, abs=0.03)
+    assert np.std(took) == pytest.approx(0.1, abs=0.02)
