@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from deployments.generation.scheduling.cache_room import CacheRoom
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, ASYNCHRONOUS, PIPELINED
-from deployments.generation.scheduling.rows import PARKING, Generation
+from deployments.generation.scheduling.rows import PARKING, Generation, Row
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepTime
 
@@ -116,6 +117,50 @@ def test_who_would_wait_for_a_block_goes_to_the_host_instead():
     assert not any(one.rows for one in found)
     assert any(copy.to_host for copy in copies)
     assert schedule.host.moved[1] > 0
+
+
+@pytest.mark.parametrize("blocks", [24, 40])
+def test_nobody_goes_to_the_host_and_comes_back_in_one_step(blocks):
+    schedule = schedule_of(blocks=blocks, host_blocks=400)
+    for _ in range(5000):
+        schedule.room.lengths.ended(2, 500)
+    now, found, to_host = 0.0, [], 0
+    while not found or not found[-1].on_host:
+        found += offered(schedule, now, 1, prompt=10, most=500)
+    while any(one.rows for one in found):
+        now, copies = run(schedule, now)
+        to_host += any(copy.to_host for copy in copies)
+        assert len({(copy.from_host, copy.to_host) for copy in copies}) <= 1
+    assert to_host
+
+
+def test_who_may_need_more_than_the_accelerators_cache_is_for_the_host_whatever_was_learned():
+    schedule = schedule_of(blocks=24, host_blocks=60)
+    for number in range(5000):
+        schedule.room.lengths.ended(32 * number % 700, 4000)
+    found = offered(schedule, 0.0, 1, prompt=100, most=3600)
+    assert [one.most_blocks > 24 for one in found] == [True]
+    found += offered(schedule, 0.0, 20, prompt=300, most=300)
+    run(schedule, 0.0, 10)
+    assert found[0].first_at is not None
+    assert schedule.room.stalls == 0
+
+
+def test_nobody_comes_where_all_would_wait_for_ever():
+    """All who are here hold two of three blocks each. It would take the last ones, and may need more itself."""
+    here, there = CacheRoom(100), CacheRoom(100)
+    for number in range(5000):
+        here.lengths.ended(128 + 32 * (number % 2), 4000)
+    many, other = [Generation(100, 283, 9.0, 0.1) for _ in range(47)], Generation(600, 500, 9.0, 0.1)
+    for room, generation in [*((here, one) for one in many), (there, other)]:
+        room.admit(generation)
+        generation.rows = [Row(generation, 0, length=generation.prompt_tokens + 124)]
+        assert room.take(generation.rows[0], generation.rows[0].length)
+        generation.first_at = 0.0
+    assert here.fits(other, (), 1.0)
+    assert not here.may_come(other, 1.0)
+    here.end(many[0].rows.pop(), cut_off=True)
+    assert here.may_come(other, 1.0)
 
 
 def test_bulk_sets_out_beside_a_busy_accelerator_and_arrives_later():

@@ -38,6 +38,8 @@ class CacheRoom:
     def fits(self, generation: Generation, kept: Sequence[Generation], bulk_share: float) -> bool:
         """Its blocks will be free, and those of the ones that room is `kept` for. Bulk takes `bulk_share` at most."""
         blocks = sum(one.most_blocks for one in (generation, *kept))
+        if generation.most_blocks > self.block_count:  # only the other cache can hold it
+            return False
         if generation.bulk and self._reserved_bulk + generation.most_blocks > bulk_share * self.block_count:
             return False
         most = self.reserved + blocks
@@ -93,20 +95,18 @@ class CacheRoom:
         """
         if not blocks or self.reserved <= self.block_count:
             return True
-        free = self._blocks.free - blocks
-        if free < 0:
-            return False
         held = [one.held_blocks + (blocks if one is generation else 0) for one in self._admitted]
-        for need, has in sorted((one.needed_blocks - has, has) for one, has in zip(self._admitted, held, strict=True)):
-            if need > free:
-                return False
-            free += has
-        return True
+        return _all_can_end(self._blocks.free - blocks, self._admitted, held)
 
     def may_come(self, generation: Generation, bulk_share: float, left: float = 0.0) -> bool:
-        """It would be admitted here, and what it holds in the other cache leaves this share of the blocks free."""
+        """It would be admitted here, what it holds in the other cache leaves this share of the blocks free, and all can
+        still end with the rest.
+        """
         free = self._blocks.free - generation.held_blocks
-        return free >= left * self.block_count and self.fits(generation, (), bulk_share)
+        if free < left * self.block_count or not self.fits(generation, (), bulk_share):
+            return False
+        every = [*self._admitted, generation]
+        return _all_can_end(free, every, [one.held_blocks for one in every])
 
     def come(self, generation: Generation, there: CacheRoom) -> dict[int, int]:
         """It moves here from the other cache, with the blocks that it holds: {its block there: its block here}."""
@@ -147,3 +147,12 @@ class CacheRoom:
         """Nothing is admitted any more."""
         self._blocks, self._admitted = Blocks(self.block_count), []
         self.reserved = self._reserved_bulk = 0
+
+
+def _all_can_end(free: int, generations: Sequence[Generation], held: Sequence[int]) -> bool:
+    """One after another, with so many blocks `free` and `held` by each."""
+    for need, has in sorted((one.needed_blocks - has, has) for one, has in zip(generations, held, strict=True)):
+        if need > free:
+            return False
+        free += has
+    return free >= 0

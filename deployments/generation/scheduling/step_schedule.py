@@ -383,8 +383,9 @@ class StepSchedule:
     def _move(self, now: float, host: Host) -> float:
         """Generations between the caches; the seconds that it takes."""
         before = len(self._copies)
+        waited = any(not row.generation.on_host for row in self._stalled)
         self._copies += host.take(self._stalled, self.room, self.policy.bulk_share)
-        if not self._crowded:
+        if not (self._crowded or waited):
             longest_s = self.policy.longest_step_s
             ordered = sorted(self._running, key=by_pace)
             waits = any(not one.bulk for one in self._waiting)
