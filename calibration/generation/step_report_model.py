@@ -30,7 +30,7 @@ class StepReport(Part):
     cached: int
     chunks: list[tuple[int, int]]  # tokens before, tokens
     host_rows: int = 0
-    swapped: int = 0
+    copied: int = 0
     seconds: list[float]
     host_seconds: list[float] = Field(default_factory=list)
     predicted_s: float

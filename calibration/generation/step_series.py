@@ -18,8 +18,8 @@ _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _FEW_ROWS = (1, 4, 16, 64, 256)
 _TOKENS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _FEW_TOKENS = (16, 64, 256, 1024)
-_SWAPPED = (0, 2, 8, 32, 128)  # blocks
-_SWAPS = "blocks to the host and back"
+_COPIED = (0, 2, 8, 32, 128)  # blocks
+_COPIES = "blocks to the host and back"
 _NEAR, _MIDDLE, _FAR = 64, 1024, 4096  # tokens in the cache, where the model takes so many
 _FEWEST = 8  # steps, of which six numbers are to be found
 _WORST_MEDIAN = 0.15  # error of a fit that is written; beyond it promises would hold by luck
@@ -61,7 +61,7 @@ def all_series(room: StepRoom) -> dict[str, list[PlannedStep]]:
             found[f"the host's answers behind {tokens} tokens"] = [
                 PlannedStep(0, tokens, host_rows=rows) for rows in _FEW_ROWS
             ]
-        found[_SWAPS] = [PlannedStep(1, near, swapped=blocks) for blocks in _SWAPPED]
+        found[_COPIES] = [PlannedStep(1, near, copied=blocks) for blocks in _COPIED]
     return {name: [step for step in steps if step.fits(*room)] for name, steps in found.items()}
 
 
@@ -117,8 +117,8 @@ class StepFit:
         """
         time = StepTime.fit((one.step.load, one.median_s) for one in measured if not one.step.asks_host)
         attention = [(one.step.host_load, median(one.host_seconds)) for one in measured if one.step.host_rows]
-        swaps = [one for one in measured if one.series == _SWAPS]
-        copies = [(one.step.copied_tokens, one.median_s - swaps[0].median_s) for one in swaps]
+        copying = [one for one in measured if one.series == _COPIES]
+        copies = [(one.step.copied_tokens, one.median_s - copying[0].median_s) for one in copying]
         host = HostTime.fit(attention, copies, layers) if attention else None
         return cls(StepTime(*_written(time)), measured, None if host is None else HostTime(*_written(host)))
 

@@ -25,20 +25,20 @@ _WARM_UP_STEPS = (  # rows, tokens that each has in the cache, tokens of a promp
     (0, 0, 1024), (32, 1024, 0), (64, 64, 0), (16, 256, 512),
 )  # fmt: skip
 _HOST_STEPS = ((1, 32), (8, 512), (1, 1024), (8, 64), (32, 128), (4, 2048), (32, 1024))  # rows, tokens of each
-_SWAPPED = (0, 2, 8, 32)  # blocks
+_COPIED = (0, 2, 8, 32)  # blocks
 
 
 class PlannedStep(NamedTuple):
     """`rows` answers get one token more, each behind `cached` tokens; and of each of the `chunks`, (start, tokens),
-    so many tokens of a prompt are computed, behind its first `start`. Beside them come as many `host_rows` whose keys
-    and values the host holds. So many blocks are `swapped` before: to the host, and back.
+    so many tokens of a prompt are computed, behind its first `start`. `host_rows` are more such answers, whose keys and
+    values the host holds. So many blocks are `copied` before the step to the host, and as many back.
     """
 
     rows: int = 0
     cached: int = 0
     chunks: Sequence[tuple[int, int]] = ()
     host_rows: int = 0
-    swapped: int = 0
+    copied: int = 0
 
     @property
     def load(self) -> StepLoad:
@@ -54,7 +54,7 @@ class PlannedStep(NamedTuple):
 
     @property
     def copied_tokens(self) -> int:
-        return 2 * BLOCK * self.swapped
+        return 2 * BLOCK * self.copied
 
     @property
     def tokens(self) -> int:
@@ -62,7 +62,7 @@ class PlannedStep(NamedTuple):
 
     @property
     def asks_host(self) -> bool:
-        return bool(self.host_rows or self.swapped)
+        return bool(self.host_rows or self.copied)
 
     def seconds(self, step: StepTime, host: HostTime | None) -> float:
         """That it takes by these times. The host computes while the accelerator does."""
@@ -77,7 +77,7 @@ class PlannedStep(NamedTuple):
         longest = max([*ends, self.cached + 1 if self.rows or self.host_rows else 0])
         each = blocks_of(self.cached + 1)
         taken = self.rows * each + sum(map(blocks_of, ends))
-        here, there = max(taken, self.swapped), max(self.host_rows * each, self.swapped)
+        here, there = max(taken, self.copied), max(self.host_rows * each, self.copied)
         return here <= blocks and there <= host_blocks and self.tokens <= step_tokens and longest <= context
 
     def work(self, blocks: int, card: GenerationCard, host_blocks: int = 0) -> StepWork:
@@ -96,8 +96,8 @@ class PlannedStep(NamedTuple):
                 taken += count
                 ids = random.integers(0, card.model.vocab_size, tokens).astype(np.int32)
                 chunks.append(Chunk(ids, start, table, on_host=on_host))
-        copies = [Copy(block, block, to_host=True) for block in range(self.swapped)]
-        copies += [Copy(block, block, from_host=True) for block in range(self.swapped)]
+        copies = [Copy(block, block, to_host=True) for block in range(self.copied)]
+        copies += [Copy(block, block, from_host=True) for block in range(self.copied)]
         return StepWork(Work(chunks, copies), [Drawn([Sampler(card.defaults)], None) for _ in chunks])
 
 
@@ -131,10 +131,10 @@ def measure_host(engine: StepEngine, card: GenerationCard) -> HostTime | None:
         attention.append((planned.host_load, min(_seconds(engine.steps, work)[1] for _ in range(2))))
         if time.monotonic() > ends and len(attention) >= _FEWEST_STEPS:
             break
-    swaps = [PlannedStep(1, swapped=count) for count in _SWAPPED if count <= min(engine.blocks, engine.host_blocks)]
-    works = [one.work(engine.blocks, card) for one in swaps]
+    copying = [PlannedStep(1, copied=count) for count in _COPIED if count <= min(engine.blocks, engine.host_blocks)]
+    works = [one.work(engine.blocks, card) for one in copying]
     without_s, *took_s = (min(_seconds(engine.steps, work)[0] for _ in range(3)) for work in works)
-    copies = [(one.copied_tokens, with_s - without_s) for one, with_s in zip(swaps[1:], took_s, strict=True)]
+    copies = [(one.copied_tokens, with_s - without_s) for one, with_s in zip(copying[1:], took_s, strict=True)]
     return HostTime.fit(attention, copies, engine.layers)
 
 

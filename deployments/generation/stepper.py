@@ -149,12 +149,15 @@ Compute = Callable[[StepWork, Ended], None]
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """The one that runs. `timed`: it is nobody's; the seconds that it takes."""
+    """The one that runs. `parked`: rows whose token may come of it, by their numbers. `timed`: it is nobody's; the
+    seconds that it takes.
+    """
 
     parts: Sequence[Part]
     work: StepWork
     began: float
     planned_s: float
+    parked: Mapping[int, Part] = field(default_factory=dict)
     timed: asyncio.Future[Timed] | None = None
 
 
@@ -178,7 +181,6 @@ class Stepper:
         self._sessions: dict[Connection, RouterSession] = {}
         self._step: Step | None = None
         self._stopped: list[Row] = []  # rows that are to end with the step that runs
-        self._parked: dict[int, Part] = {}  # parked rows, by their numbers
         self._flushing = False
         self._opens_at: float | None = None  # while nothing is admitted: when something is again, at the latest
         self._idle = asyncio.Event()
@@ -258,7 +260,7 @@ class Stepper:
 
     async def _time(self, work: StepWork) -> Timed:
         timed: asyncio.Future[Timed] = asyncio.get_running_loop().create_future()
-        self._step = Step((), work, self._now(), 0.0, timed)
+        self._step = Step((), work, self._now(), 0.0, timed=timed)
         contextvars.Context().run(self._begin, self._step)
         return await timed
 
@@ -372,23 +374,19 @@ class Stepper:
         parts = self.schedule.next_step(now)
         if not parts and not self.schedule.joins:
             return None
-        called_off = self.schedule.called_off()
-        for number in called_off:
-            self._parked.pop(number, None)
-        parking = {part.row.parked: part for part in parts if part.row.parked is not None}
-        self._parked |= parking
         work = Work(
             [_chunk(part) for part in parts if part.batch == FIRST],
             self.schedule.copies(),
             [_chunk(part) for part in parts if part.batch == SECOND],
-            [(number, _chunk(part)) for number, part in parking.items()],
-            called_off,
+            [(part.row.parked, _chunk(part)) for part in parts if part.row.parked is not None],
+            self.schedule.called_off(),
             self.schedule.joins,
         )
+        parked = {number: Part(row, row.computed, 1, True, PARKING) for number, row in self.schedule.parked.items()}
         drawn = [_drawn(part) for part in parts if part.wanted and part.batch != PARKING]
-        parked = {number: _drawn(part) for number, part in self._parked.items()}
+        drawn_parked = {number: _drawn(part) for number, part in parked.items()}
         planned_s = self.schedule.planned_s  # without what was learned, so that drift is seen
-        return Step(parts, StepWork(work, drawn, parked), now, planned_s)
+        return Step(parts, StepWork(work, drawn, drawn_parked), now, planned_s, parked)
 
     def _begin(self, step: Step) -> None:
         def ended(found: Found | BaseException) -> None:
@@ -429,7 +427,7 @@ class Stepper:
             if isinstance(found, BaseException):
                 raise found  # noqa: TRY301 - as what fails here, it ends what has begun
             whole, numbers, host_s = True, found.arrived, found.host_s
-            arrived = [self._parked.pop(number) for number in numbers]
+            arrived = [step.parked[number] for number in numbers]
             wanted = [part for part in step.parts if part.wanted and part.batch != PARKING]
             for part, picked in zip([*wanted, *arrived], found.picked, strict=True):
                 finished += self._picked(part, picked)

@@ -47,7 +47,7 @@ class PlannedLoad(Fields):
     """Of prompts, each [start, tokens]: so many tokens behind the first `start`."""
     host_rows: Count = 0
     """More such answers, whose keys and values the host holds."""
-    swapped: Count = 0
+    copied: Count = 0
     """Blocks that are copied to the host and back before."""
 
     @property
@@ -56,7 +56,7 @@ class PlannedLoad(Fields):
         if not (self.rows or self.host_rows or self.chunks):
             raise InvalidInput("a load must have rows or chunks", param="loads")
         chunks = tuple((start, tokens) for start, tokens in self.chunks)
-        return PlannedStep(self.rows, self.cached, chunks, self.host_rows, self.swapped)
+        return PlannedStep(self.rows, self.cached, chunks, self.host_rows, self.copied)
 
 
 class StepsRequest(Fields):

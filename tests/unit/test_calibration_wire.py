@@ -94,7 +94,7 @@ def test_a_planned_step_is_asked_for_until_it_is_answered(monkeypatch, replies, 
         assert head.startswith("POST /at/calibration/steps HTTP/1.1")
         assert "x-windve-trial: secret" in head
         assert "authorization: Bearer key" in head
-        load = {"rows": 4, "cached": 256, "chunks": [[0, 512]], "host_rows": 0, "swapped": 0}
+        load = {"rows": 4, "cached": 256, "chunks": [[0, 512]], "host_rows": 0, "copied": 0}
         assert body == {"pool": "cpu", "times": 3, "loads": [load]}
 
 

@@ -720,7 +720,7 @@ def test_planned_steps(api, world):
     assert world.asked == [(Trial("secret", {}), "cpu", steps, 2)]
     assert steps[1].load == StepLoad().with_chunk(0, 512).with_row(8)
     post(api, STEPS, {"pool": "cpu", "loads": [{"rows": 1}]})
-    post(api, STEPS, {"pool": "cpu", "loads": [{"host_rows": 3, "cached": 9, "swapped": 2}]})
+    post(api, STEPS, {"pool": "cpu", "loads": [{"host_rows": 3, "cached": 9, "copied": 2}]})
     assert [one[2] for one in world.asked[1:]] == [[PlannedStep(1)], [PlannedStep(0, 9, (), 3, 2)]]
     assert world.asked[1] == (None, "cpu", [PlannedStep(1)], 3)
     world.refuses = Unavailable("what this replica had admitted has not ended")

@@ -94,7 +94,7 @@ def test_it_comes_back_when_nobody_else_wants_the_accelerator():
     assert [one.on_host for one in found[4:]].count(True) == 1  # the last 5 % of the accelerator's blocks stay free
     assert len(copied) == blocks
     assert all(copy.from_host and not copy.to_host for copy in copied)
-    assert schedule.host.moved == (1, 0)
+    assert schedule.host.moved == [1, 0]
     now, _ = run(schedule, now, 80)
     assert not any(one.rows for one in found)
 
@@ -158,9 +158,9 @@ def test_nobody_comes_where_all_would_wait_for_ever():
         assert room.take(generation.rows[0], generation.rows[0].length)
         generation.first_at = 0.0
     assert here.fits(other, (), 1.0)
-    assert not here.may_come(other, 1.0)
+    assert not here.may_move_in(other, 1.0)
     here.end(many[0].rows.pop(), cut_off=True)
-    assert here.may_come(other, 1.0)
+    assert here.may_move_in(other, 1.0)
 
 
 def test_bulk_sets_out_beside_a_busy_accelerator_and_arrives_later():

@@ -77,7 +77,7 @@ class Device:
 def test_series_grow_and_fit(room):
     for steps in all_series(room).values():
         assert all(step.fits(*room) for step in steps)
-        sizes = [(step.tokens, step.swapped) for step in steps]
+        sizes = [(step.tokens, step.copied) for step in steps]
         assert sizes == sorted(set(sizes))
 
 
@@ -123,7 +123,7 @@ def test_a_hosts_times_are_found_beside_the_accelerators(seed):
     assert fit.host.copy_token_s == pytest.approx(HOST.copy_token_s, rel=0.25)
     load = StepLoad(24, 24 * 300).with_chunk(0, 100)
     assert fit.time.seconds(load) == pytest.approx(truth.seconds(load), rel=0.06)
-    both = PlannedStep(8, 999, host_rows=8, swapped=4)
+    both = PlannedStep(8, 999, host_rows=8, copied=4)
     hidden_s = truth.linear_s(StepLoad(16)) + HOST.seconds(8, 8000) + 1024 * HOST.copy_token_s
     assert both.seconds(truth, HOST) == pytest.approx(hidden_s)
 

@@ -98,9 +98,9 @@ class CacheRoom:
         held = [one.held_blocks + (blocks if one is generation else 0) for one in self._admitted]
         return _all_can_end(self._blocks.free - blocks, self._admitted, held)
 
-    def may_come(self, generation: Generation, bulk_share: float, left: float = 0.0) -> bool:
-        """It would be admitted here, what it holds in the other cache leaves this share of the blocks free, and all can
-        still end with the rest.
+    def may_move_in(self, generation: Generation, bulk_share: float, left: float = 0.0) -> bool:
+        """It would be admitted here, its blocks leave `left`, a share of all that are here, free, and all can still end
+        with the rest.
         """
         free = self._blocks.free - generation.held_blocks
         if free < left * self.block_count or not self.fits(generation, (), bulk_share):
@@ -108,8 +108,8 @@ class CacheRoom:
         every = [*self._admitted, generation]
         return _all_can_end(free, every, [one.held_blocks for one in every])
 
-    def come(self, generation: Generation, there: CacheRoom) -> dict[int, int]:
-        """It moves here from the other cache, with the blocks that it holds: {its block there: its block here}."""
+    def move_in(self, generation: Generation, there: CacheRoom) -> dict[int, int]:
+        """It moves here from the cache `there`, with all its blocks. Returns {its block there: its block here}."""
         ours = self._blocks.hold([row.table for row in generation.rows])
         blocks = generation.needed_blocks
         for row in generation.rows:

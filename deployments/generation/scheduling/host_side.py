@@ -66,7 +66,7 @@ class Host:
     room: CacheRoom = field(init=False)
     steps: dict[str, int] = field(default_factory=lambda: dict.fromkeys(MODES, 0))
     tokens: int = 0
-    moved: tuple[int, int] = (0, 0)
+    moved: list[int] = field(default_factory=lambda: [0, 0])
     gained: float = 0.0
     alone: float = 0.0
     plan: HybridPlan | None = None  # of the step that runs
@@ -111,29 +111,33 @@ class Host:
 
     # --- moves between the caches -------------------------------------------------------------------------------------
 
-    def bring(self, rows: Sequence[Row], room: CacheRoom, bulk_share: float, within_s: float) -> list[Copy]:
-        """To the accelerator's `room`: those of these that fit, as far as the copies take no longer than that."""
+    def to_accelerator(self, rows: Sequence[Row], room: CacheRoom, bulk_share: float, within_s: float) -> list[Copy]:
+        """Move the generations of these rows to the accelerator's `room`, the first ones first: those that fit, as long
+        as the copies take no longer than `within_s`.
+        """
         copies: list[Copy] = []
         for generation in _whole(rows, on_host=True):
-            blocks = generation.held_blocks
-            in_time = (len(copies) + blocks) * BLOCK * self.time.copy_token_s <= within_s
-            if in_time and room.may_come(generation, bulk_share, 1 - _FILLED):
-                moved = room.come(generation, self.room)
-                copies += [Copy(source, target, from_host=True) for source, target in moved.items()]
-                generation.on_host = False
-                self.moved = self.moved[0] + 1, self.moved[1]
+            blocks = len(copies) + generation.held_blocks
+            in_time = blocks * BLOCK * self.time.copy_token_s <= within_s
+            if in_time and room.may_move_in(generation, bulk_share, 1 - _FILLED):
+                copies += self._move(generation, self.room, room)
         return copies
 
-    def take(self, rows: Sequence[Row], room: CacheRoom, bulk_share: float) -> list[Copy]:
-        """These had to wait for a block in the accelerator's `room`: to the host, where they fit."""
+    def to_host(self, rows: Sequence[Row], room: CacheRoom, bulk_share: float) -> list[Copy]:
+        """Move the generations of these rows, which had to wait for a block in the accelerator's `room`, to the host:
+        those that fit.
+        """
         copies: list[Copy] = []
         for generation in _whole(rows, on_host=False):
-            if self.room.may_come(generation, bulk_share):
-                moved = self.room.come(generation, room)
-                copies += [Copy(source, target, to_host=True) for source, target in moved.items()]
-                generation.on_host = True
-                self.moved = self.moved[0], self.moved[1] + 1
+            if self.room.may_move_in(generation, bulk_share):
+                copies += self._move(generation, room, self.room)
         return copies
+
+    def _move(self, generation: Generation, source: CacheRoom, target: CacheRoom) -> list[Copy]:
+        blocks = target.move_in(generation, source)
+        generation.on_host = to_host = target is self.room
+        self.moved[to_host] += 1
+        return [Copy(*pair, from_host=not to_host, to_host=to_host) for pair in blocks.items()]
 
     # --- parked rows --------------------------------------------------------------------------------------------------
 
@@ -175,7 +179,7 @@ class Host:
         """So many `rows` of it run."""
         return HostState(
             max(0, self.block_count - self.room.reserved), self.block_count, rows, len(self.parked),
-            tuple(self.steps[mode] for mode in MODES), self.tokens, self.moved,
+            tuple(self.steps[mode] for mode in MODES), self.tokens, tuple(self.moved),
             round(self.gained, 1), round(self.alone, 1), round(self.learning.factor, 4),
         )  # fmt: skip
 

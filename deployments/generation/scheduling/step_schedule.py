@@ -49,7 +49,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -71,7 +71,7 @@ _IN_A_ROW = 0.1  # of `ttft_s`: so long are the steps in a row that the margin i
 _FIRST_PROBE, _LAST_PROBE = 1.0, 8.0  # times `ttft_s` that a device rests before it tries whether it is still slow
 _AVERAGED = 0.05  # of the way to the latest one: means of prompts and answers
 _MOST_KEPT = 8  # generations that room is kept for at once
-_MOVES = 0.1  # of the longest step: what coming back from the host takes at most, but where all have slack for more
+_COPIES = 0.1  # of the longest step: what moves to the accelerator take at most, but where all have slack for more
 _HELPED = 0.7  # of the time to its first token: who needs more of an idle device gets no help
 
 
@@ -381,17 +381,17 @@ class StepSchedule:
         return taken
 
     def _move(self, now: float, host: Host) -> float:
-        """Generations between the caches; the seconds that it takes."""
+        """Move generations between the caches; the seconds that it takes."""
         before = len(self._copies)
         waited = any(not row.generation.on_host for row in self._stalled)
-        self._copies += host.take(self._stalled, self.room, self.policy.bulk_share)
+        self._copies += host.to_host(self._stalled, self.room, self.policy.bulk_share)
         if not (self._crowded or waited):
             longest_s = self.policy.longest_step_s
             ordered = sorted(self._running, key=by_pace)
             waits = any(not one.bulk for one in self._waiting)
             slack_s = by_pace(ordered[0])[1] - now - longest_s if ordered and not waits else 0.0
-            within_s = min(longest_s, max(_MOVES * longest_s, slack_s))
-            self._copies += host.bring(ordered, self.room, self.policy.bulk_share, within_s)
+            within_s = min(longest_s, max(_COPIES * longest_s, slack_s))
+            self._copies += host.to_accelerator(ordered, self.room, self.policy.bulk_share, within_s)
         self._stalled, self._crowded = [], False
         return (len(self._copies) - before) * BLOCK * host.time.copy_token_s
 
@@ -410,6 +410,11 @@ class StepSchedule:
     def joins(self) -> bool:
         """Parked rows join the step, though it may have nothing else to do."""
         return self.host is not None and bool(self.host.parked) and self.mode != PIPELINED
+
+    @property
+    def parked(self) -> Mapping[int, Row]:
+        """Rows that are parked, by their numbers."""
+        return {} if self.host is None else self.host.parked
 
     def called_off(self) -> list[int]:
         """Numbers of rows that were parked and that nobody wants any more."""
