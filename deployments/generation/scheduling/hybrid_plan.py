@@ -104,7 +104,8 @@ class HybridPlanner:
         rows, the preferred ones first. `parked` rows more are parked already.
 
         The accelerator alone is always a plan, unless urgent rows can take part. Others must be of one of the `modes`
-        and, while the accelerator has work of its own, take no longer than `within_s`. No row parks while one is there
+        and, while the accelerator has work of its own, take no longer than `within_s`. Where that is too little for all
+        urgent rows, half of them take part, or half of these, those that are due first. No row parks while one is there
         that is not patient: the host computes for that one.
         """
         alone_s = self.step.seconds(load)
@@ -119,11 +120,13 @@ class HybridPlanner:
                 rate = (worth + tokens) / found.seconds
                 batches = (found.first, found.second)
                 plans.append(HybridPlan(PIPELINED, found.seconds, rate, worth, alone_s, *batches, host_s=host_s))
-        urgent = bool(plans) and any(row.urgent for row in rows)
+        urgent = sum(row.urgent for row in rows) if plans else 0
         if ASYNCHRONOUS in modes and load != StepLoad() and all(row.patient for row in rows):
             plans += self._parked(load, rows, parked, worth)
         if load != StepLoad():
             plans = [plan for plan in plans if plan.seconds <= max(within_s, alone_s)]
+        if urgent > 1 and not plans:
+            return self.choose(load, rows[: urgent // 2], within_s=within_s, parked=parked, modes=modes)
         if not urgent or not plans:
             plans.append(alone)
         return max(plans, key=lambda plan: plan.rate)
