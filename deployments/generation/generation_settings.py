@@ -101,7 +101,7 @@ class _Generates(PoolPlace):
     """What both pools of an application that generates have."""
 
     # Of the cache, each of 128 tokens; auto: as many as the memory holds that the weights leave, half of a machine's
-    # and 16 GiB at most, 85 % of an accelerator's; emulated: those of the device that is named, or 1024.
+    # and 32 of the model's longest texts at most, 85 % of an accelerator's; emulated: of the named device, or 1024.
     blocks: Auto | PositiveInt = "auto"
     step_tokens: PositiveInt = 2048  # most in one step: bounds memory, and how long others wait for a long prompt
     emulated: EmulatedTimes | None = None

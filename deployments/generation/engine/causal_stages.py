@@ -27,9 +27,10 @@ _CPU = torch.device("cpu")
 class CausalStages:
     """`hybrid_steps.Stages` of a model that has a cache in the host's memory.
 
-    On CUDA this thread only says what is to be computed, and waits where it needs the numbers itself: the queries, keys
-    and values of the host's rows. What the host keeps is written by this thread alone, so that attention that nobody
-    wants any more harms nobody. Blocks go from cache to cache on a stream of their own.
+    The engine's thread calls all methods. On CUDA it tells the accelerator what to compute, and waits only for numbers
+    that it needs itself: the queries, keys and values of the host's rows. It alone writes into the host's cache; the
+    host's thread only reads there, so attention that nobody wants any more does no harm. Blocks are copied from cache
+    to cache on a CUDA stream of their own.
     """
 
     def __init__(self, model: CausalModel, cores: Sequence[int] = ()) -> None:
@@ -102,12 +103,13 @@ class CausalStages:
 
 
 class CausalBatch:
-    """`hybrid_steps.Batch`: chunks of three kinds, each with its place among the tokens: those of the accelerator's
-    cache, longer ones of the host's, and rows of one token of the host's, whose attention the host computes.
+    """`hybrid_steps.Batch`. `x`, [tokens, width], has the tokens of three kinds of chunks, one kind behind the other:
+    `_own` of the accelerator's cache; `_long`, chunks of several tokens whose cache the host has, but whose attention
+    the accelerator computes; `_ones`, host rows: one token each, whose attention the host computes.
     """
 
-    attention: Future[torch.Tensor]  # of the last, in the layer that was begun
-    _qkv: torch.Tensor  # there, [tokens, heads + 2 groups, size]
+    attention: Future[torch.Tensor]  # of `_ones`, in the layer that was begun: [rows, heads * size]
+    _qkv: torch.Tensor  # in that layer, [tokens, heads + 2 groups, size]
     _arriving: list[tuple[_Part, torch.Tensor]]  # of it, what the host gets
 
     def __init__(self, model: CausalModel, chunks: Sequence[Chunk]) -> None:
@@ -142,7 +144,7 @@ class CausalBatch:
         return self._long is not None or self._ones is not None
 
     def rows(self, is_last: bool) -> int:
-        """Behind that layer."""
+        """How many there are behind that layer."""
         return len(self._last) if is_last else len(self.x)
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -185,8 +187,8 @@ class CausalBatch:
         del self._qkv
 
     def behind(self, is_last: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """The attention [tokens, heads * size], waited for, and x; behind the last layer of those tokens alone that
-        are wanted, in the order of the chunks.
+        """The attention, [tokens, heads * size], which is waited for, and `x`. In the last layer only those of the
+        tokens whose logits are wanted, in the order of the chunks.
         """
         mixed = self._mixed
         if self._ones is not None:
@@ -194,13 +196,13 @@ class CausalBatch:
             found = found if self._kept is None else found[self._kept]
             mixed = [*mixed, found.to(self.x.device, non_blocking=True)]
         self._mixed = []
-        both = _joined(mixed), self.x
-        return (both[0][self._last], both[1][self._last]) if is_last else both
+        attended = _joined(mixed)
+        return (attended[self._last], self.x[self._last]) if is_last else (attended, self.x)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Chunks that follow one another in a batch, of one cache."""
+    """The chunks of one kind in a batch; `at`: where their tokens are in it."""
 
     layout: StepLayout  # at the accelerator
     stored: StepLayout  # where the cache is

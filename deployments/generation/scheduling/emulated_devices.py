@@ -19,7 +19,9 @@ _FOR_BLOCKS = 0.85  # of the memory that the weights leave, as at a real device
 
 
 class _Model(NamedTuple):
-    """`width`: of its layers; `kv_width`: of a token's keys in one layer, and of its values."""
+    """`weights`: how many numbers. `width`: numbers of a token between two layers; `kv_width`: of its keys in one
+    layer, and as many of its values.
+    """
 
     weights: float
     layers: int
@@ -43,8 +45,8 @@ _LLAMA_3_1_8B = _Model(8.03e9, 32, 4096, 1024)
 
 @dataclass(frozen=True, slots=True)
 class EmulatedAccelerator:
-    """`memory_gb` and its `gb_s`; `tflops` with numbers of two bytes; the link to the host's memory, one way; and what
-    the host's memory streams.
+    """With one model. `memory_gb`: GB; `gb_s`: GB/s that this memory streams; `tflops`: with numbers of two bytes;
+    `link_gb_s`: GB/s to the host's memory, one way; `host_gb_s`: GB/s that the host's memory streams.
     """
 
     model: _Model

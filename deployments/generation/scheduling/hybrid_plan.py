@@ -18,7 +18,8 @@ A step T has one of these forms:
                   waits for it; a token takes a step for each layer, at least (APEX, arXiv:2506.03296, Section 3.2)
 
 Host rows take part as long as the accelerator does not wait for the host (NEO's two inequalities): T_ca1 <= T_l0 and
-T_ca0 <= T_l1 + T_ga0; in one batch the second, without T_l1. Of these plans the one with most tokens a second is taken.
+T_ca0 <= T_l1 + T_ga0; in one batch the second, without T_l1. Urgent rows take part all the same. Of these plans the one
+with most tokens a second is taken.
 The accelerator's own work counts as `worth` tokens, prompts too: as many as its rows alone would get in the time that
 this work takes.
 
