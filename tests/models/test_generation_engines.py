@@ -14,8 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 from deployments.errors import SettingsError
 from deployments.generation.engine.generation_engines import create_step_engine
 from deployments.generation.generation_settings import GeneratingAccelerator, GeneratingCpu
-from deployments.generation.planned_steps import measure, measure_host
+from deployments.generation.planned_steps import PlannedStep, measure, measure_host
 from deployments.generation.scheduling.blocks import BLOCK
+from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.stepper import Stepper
@@ -148,3 +149,17 @@ def test_a_model_that_cannot_generate_is_refused_by_name(tmp_path):
     _, card = saved(tmp_path, MistralForCausalLM, MistralConfig, sliding_window=64)
     with pytest.raises(SettingsError, match=r"args\.model\.id: mistral"):
         create_step_engine(card, settings(), "cpu", 1)
+
+
+def test_a_device_that_is_emulated_by_its_name_has_its_host(tmp_path):
+    _, card = saved(tmp_path, *FAMILIES["llama"][:2])
+    named = {"engine": "emulated", "emulated": {"device": "neo-t4-llama-2-7b", "beta_s": 0.001}}
+    known = EMULATED_ACCELERATORS["neo-t4-llama-2-7b"]
+    engine = create_step_engine(card, GeneratingAccelerator.model_validate({**named, "host_blocks": 9}), "emulated", 1)
+    assert (engine.blocks, engine.host_blocks, engine.model.beta_s) == (known.blocks, 9, 0.001)
+    assert measure_host(engine, card) == known.host_time
+    found = engine.steps.step(PlannedStep(cached=200, host_rows=2, copied=1).work(known.blocks, card, 9).work)
+    assert found.logits.shape == (2, VOCABULARY)
+    assert found.host_s == pytest.approx(known.host_time.seconds(2, 402))
+    alone = create_step_engine(card, GeneratingAccelerator.model_validate(named), "emulated", 1)
+    assert (alone.host_blocks, measure_host(alone, card)) == (0, None)

@@ -19,7 +19,7 @@ FOLDER = Path(serve_app.__file__).parent
 EMULATED = {"engine": "emulated", "emulated": {"beta_s": 0.02}}
 
 
-@pytest.mark.parametrize("name", ["generation.yaml", "generation_rehearsal.yaml"])
+@pytest.mark.parametrize("name", ["generation.yaml", "generation_rehearsal.yaml", "hybrid_rehearsal.yaml"])
 def test_shipped_configs_are_good(name):
     (args,) = args_of(load_config(FOLDER / name)).values()
     assert isinstance(args, GenerationArgs)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.scheduling.overlap import (
     Overlap,
     alone_rate,
@@ -73,3 +76,17 @@ def test_a_verdict_on_measured_times():
 )
 def test_there_is_no_verdict_where_there_is_nothing_to_compare(model, host, blocks):
     assert Overlap.of(model, host, blocks, 1000) is None
+
+
+def test_the_documented_table_is_what_the_equations_say():
+    text = (Path(__file__).parents[2] / "docs" / "generation.md").read_text(encoding="utf-8")
+    rows = [
+        re.split(r" *\| *", line.strip("| \n")) for line in re.findall(r"^\| `[a-z].*-llama-.*$", text, re.MULTILINE)
+    ]
+    assert [row[0].strip("`") for row in rows] == list(EMULATED_ACCELERATORS)
+    for row, device in zip(rows, EMULATED_ACCELERATORS.values(), strict=True):
+        found = Overlap.of(device.step_time, device.host_time, device.blocks, 1024)
+        rates = [f"{rate:.0f}" for rate in (found.alone_rate, found.pipelined_rate, found.asynchronous_rate)]
+        sides = [f"{found.ratio:.1f}", f"{found.largest_ratio:.1f}", "yes" if found.pays else "no"]
+        assert row[1:] == [str(device.blocks), *sides, *rates]
+        assert 16 <= found.asynchronous_blocks / found.pipelined_blocks < 19

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from deployments.engines.torch_engine import import_torch, open_device
 from deployments.errors import SettingsError
 from deployments.generation.engine.emulated_steps import EmulatedSteps
-from deployments.generation.generation_settings import GeneratingAccelerator, GeneratingCpu
+from deployments.generation.generation_settings import EmulatedWithHost, GeneratingAccelerator, GeneratingCpu
 from deployments.generation.scheduling.blocks import BLOCK, blocks_of
 from deployments.generation.scheduling.chunk import Chunk, Computed, Steps, Work
 from deployments.generation.scheduling.step_time import HostTime, StepTime
@@ -54,11 +54,15 @@ def create_step_engine(
     """
     if settings.emulated is None:
         return _Loaded(card, settings, device, threads, host_cores).engine()
-    times = settings.emulated
+    times, host_blocks = settings.emulated, _host_blocks(settings)
+    given = times.host if isinstance(times, EmulatedWithHost) and host_blocks else None
+    host = None if given is None else given.host_time
     blocks = times.blocks if settings.blocks == "auto" else settings.blocks
     model, vocabulary = times.step_time, card.model.vocab_size
     return StepEngine(
-        EmulatedSteps(model, blocks, vocabulary, noise=times.noise, seed=times.seed),
+        EmulatedSteps(
+            model, blocks, vocabulary, noise=times.noise, seed=times.seed, host=host, host_blocks=host_blocks
+        ),
         blocks,
         engine="emulated",
         device=f"emulated (a step {times.beta_s} s, a row {times.row_s} s)",
@@ -67,6 +71,8 @@ def create_step_engine(
         why="accelerator and CPU are emulated: the tokens mean nothing",
         probe=lambda: None,
         model=model,
+        host_blocks=host_blocks,
+        host=host,
     )
 
 
