@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -24,6 +25,8 @@ from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet
 from benchmarks.simulation.hybrid_device import HybridDevice
 from benchmarks.simulation.step_world import Arrival, StepDevice, StepWorld
+from benchmarks.simulation.true_device import TrueDevice
+from deployments.generation.engine.emulated_steps import EmulatedSteps
 from deployments.generation.scheduling.blocks import BLOCK, blocks_of
 from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.scheduling.host_side import Host
@@ -34,7 +37,7 @@ from deployments.generation.scheduling.step_time import HostTime, StepTime
 
 RATIOS, SPLITS = (2, 4, 8, 16), (0.5, 1.0, 2.0)  # N_G / N_C; T_gl / T_ga
 ORDINARY, BULK = "ordinary", "bulk"
-KINDS = {ORDINARY: (PIPELINED,), BULK: (PIPELINED, ASYNCHRONOUS)}  # of generations, and the modes that their rows have
+KINDS = {ORDINARY: (PIPELINED,), BULK: (PIPELINED, ASYNCHRONOUS)}  # of generations, and what their host rows may be
 CHOSEN, MODEL, TWO_BATCHES = "as chosen", "model", "two batches"
 NOISE = 0.03
 _SAME = 0.98
@@ -74,8 +77,8 @@ class Span(NamedTuple):
 
 
 LENGTHS = Lengths((448, 576), (64, 192))
-_SPAN, _QUICK_SPAN = Span(90.0, 90.0), Span(20.0, 20.0)
-_PAPERS_SPAN = Span(600.0, 200.0)  # the host's memory is large there: its prompts take minutes
+_SPAN, _QUICK_SPAN = Span(60.0, 60.0), Span(20.0, 20.0)
+_PAPERS_SPAN = Span(1200.0, 300.0)  # a large host's cache fills for minutes
 
 
 class Point(NamedTuple):
@@ -95,7 +98,8 @@ class Point(NamedTuple):
 
 class Paper(NamedTuple):
     """A machine of a paper (`EMULATED_ACCELERATORS`), and generations like its own: prompts of so many tokens.
-    `host_gb`: of the host's memory, for its cache. `cache`: of the accelerator's, the share that is left to it.
+    `host_gb`: of the host's memory, for its cache. `cache`: the share of its cache that the accelerator has; `quick`:
+    times as fast the host's memory is.
     """
 
     machine: str
@@ -104,42 +108,79 @@ class Paper(NamedTuple):
     host_gb: float
     gain: str
     cache: float = 1.0
+    quick: float = 1.0
+
+    @property
+    def name(self) -> str:
+        cache = f", {self.cache:.0%} of the cache" if self.cache != 1 else ""
+        return f"{self.machine}{cache}" + (f", a host {self.quick:g} x as fast" if self.quick != 1 else "")
 
     def on(self) -> Machine:
         device = EMULATED_ACCELERATORS[self.machine]
         blocks = round(self.host_gb * 1e9 / (BLOCK * device.model.kv_bytes))
-        return Machine(device.step_time, device.host_time, round(self.cache * device.blocks), blocks)
+        host = replace(device.host_time, kv_token_s=device.host_time.kv_token_s / self.quick)
+        return Machine(device.step_time, host, round(self.cache * device.blocks), blocks)
 
 
 _T4 = Paper("neo-t4-llama-2-7b", ORDINARY, 350, 40, "NEO: up to 7.5 x")
+_A10G = Paper("neo-a10g-llama-3.1-8b", ORDINARY, 1000, 40, "NEO: up to 1.26 x")  # g5.4xlarge
 PAPERS = (
     _T4,
     _T4._replace(cache=0.25),
-    Paper("neo-a10g-llama-3.1-8b", ORDINARY, 1000, 40, "NEO: up to 1.26 x"),
+    _A10G,
+    _A10G._replace(quick=2, gain="NEO: up to 1.30 x (g5.8xlarge)"),
+    _A10G._replace(quick=4, gain="NEO: up to 1.79 x (g5.16xlarge)"),
     Paper("apex-t4-llama-2-7b", BULK, 350, 120, "APEX: up to 1.96 x (vLLM)"),
     Paper("apex-a10-llama-3.1-8b", BULK, 1000, 160, "APEX: 1.11 to 1.89 x (vLLM)"),
 )
-_OUTPUTS, _QUICK_OUTPUTS = (50, 100, 200, 400, 600), (100, 400)
+TRUE = ((Point(2, 1.0), ORDINARY), (Point(8, 0.5), BULK))  # at true speed
+_TRUE_SPAN, _FEW_BLOCKS, _VOCABULARY = Span(30.0, 60.0), 1024, 1000  # blocks at the host, so that it is full soon
+_KV_TOKENS = 28_000
+_OUTPUT = 200  # tokens of an answer
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------
 
 
 def run(bench: Bench) -> None:
-    span, outputs = (_QUICK_SPAN, _QUICK_OUTPUTS) if bench.quick else (_SPAN, _OUTPUTS)
-    with bench.steps(2 + len(SPLITS) * len(RATIOS) + len(PAPERS) * len(outputs)) as step:
-        step(f"the plan of a step with {SEQUENCES} sequences")
-        _costs(bench)
-        step("a full cache")
-        kv_tokens = served(Point(1, 1).machine(1e5), LENGTHS, span, hybrid=False)["kv_tokens"]
+    """Each piece on its own with `--only` and `--add`: plan, points, true, papers, or a paper's machine."""
+    for piece, measure in {"plan": _costs, "points": _all_points, "true": _true_speed}.items():
+        if bench.wants(piece):
+            measure(bench)
+    _all_papers(bench)
+
+
+def _all_points(bench: Bench) -> None:
+    span = _QUICK_SPAN if bench.quick else _SPAN
+    kv_tokens = served(Point(1, 1).machine(1e5), LENGTHS, span, hybrid=False)["kv_tokens"]
+    with bench.steps(len(SPLITS) * len(RATIOS)) as step:
         for split in SPLITS:
             for ratio in RATIOS:
                 step(f"T_gl / T_ga {split:g}, N_G / N_C {ratio}")
                 _point(bench, Point(ratio, split), kv_tokens, span)
-        for paper in PAPERS:
-            for output in outputs:
-                step(f"{paper.machine}, answers of {output} tokens")
-                _paper(bench, paper, output, span if bench.quick else _PAPERS_SPAN)
+
+
+def _all_papers(bench: Bench) -> None:
+    wanted = [paper for paper in PAPERS if bench.wants("papers") or bench.wants(paper.machine)]
+    with bench.steps(len(wanted)) as step:
+        for paper in wanted:
+            step(paper.name)
+            _paper(bench, paper, _QUICK_SPAN if bench.quick else _PAPERS_SPAN)
+
+
+def _true_speed(bench: Bench) -> None:
+    """With the arrivals of virtual time."""
+    span = _QUICK_SPAN if bench.quick else _TRUE_SPAN
+    with bench.steps(len(TRUE)) as step:
+        for point, kind in TRUE:
+            step(f"{kind}, T_gl / T_ga {point.split:g}, N_G / N_C {point.ratio}, at true speed")
+            machine = point.machine(_KV_TOKENS)._replace(host_blocks=_FEW_BLOCKS)
+            virtual = served(machine, LENGTHS, span, kind)
+            with bench.turn():
+                true = bench.measure(partial(served, machine, LENGTHS, span, kind, true=True))
+            about = {"what": "true", "kind": kind, **point._asdict()}
+            shown = f"{true['tokens_s']:.0f} tokens/s, {virtual['tokens_s']:.0f} in virtual time"
+            bench.sample(about, {**true, "virtual": virtual}, shown)
 
 
 def _costs(bench: Bench) -> None:
@@ -157,20 +198,22 @@ def _costs(bench: Bench) -> None:
 
 def _point(bench: Bench, point: Point, kv_tokens: float, span: Span) -> None:
     machine = point.machine(kv_tokens)
-    for kind, modes in KINDS.items():
+    for kind in KINDS:
         found = {ACCELERATOR: served(machine, LENGTHS, span, kind, hybrid=False)}
-        found |= {mode: served(machine, LENGTHS, span, kind, (mode,)) for mode in modes}
         found[CHOSEN] = served(machine, LENGTHS, span, kind)
+        found |= {mode: served(machine, LENGTHS, span, kind, (mode,)) for mode in _forced(kind)}
         found[MODEL] = modelled(machine, LENGTHS, found[ACCELERATOR])
-        shown = ", ".join(f"{name} {gain(found, name):.2f} of {model(found, name):.2f}" for name in (*modes, CHOSEN))
-        bench.sample({"what": "point", "kind": kind, **point._asdict()}, found, shown)
+        about = {"what": "point", "kind": kind, **point._asdict()}
+        shown = ", ".join(
+            f"{name} {gain(found, name):.2f} of {model(about | found, name):.2f}" for name in found if name != MODEL
+        )
+        bench.sample(about, found, shown)
 
 
-def _paper(bench: Bench, paper: Paper, output: int, span: Span) -> None:
-    machine, lengths = paper.on(), Lengths.about(paper.prompt, output)
+def _paper(bench: Bench, paper: Paper, span: Span) -> None:
+    machine, lengths = paper.on(), Lengths.about(paper.prompt, _OUTPUT)
     found = {name: served(machine, lengths, span, paper.kind, hybrid=name == CHOSEN) for name in (ACCELERATOR, CHOSEN)}
-    about = {"what": "paper", "machine": paper.machine, "cache": paper.cache, "output": output}
-    bench.sample(about, found, f"{gain(found, CHOSEN):.2f}")
+    bench.sample({"what": "paper", "machine": paper.name}, found, f"{gain(found, CHOSEN):.2f}")
 
 
 def served(
@@ -181,13 +224,18 @@ def served(
     modes: tuple[str, ...] = MODES,
     *,
     hybrid: bool = True,
-    noise: float = NOISE,
+    true: bool = False,
 ) -> dict[str, Any]:
-    """What it gives where the host's rows may take part in these modes."""
-    host = Host(machine.host, machine.host_blocks) if hybrid else None
+    """What it gives where the host's rows may take part in these modes. `true`: at true speed, by an engine whose
+    accelerator and host sleep.
+    """
+    times, own, blocks, host_blocks = machine
     policy = replace(_WIDE, modes=modes)
-    schedule = StepSchedule(machine.times, policy, machine.blocks, host=host)
-    device = StepDevice("hybrid", machine.times, schedule, noise, hybrid=HybridDevice(machine.times, machine.host))
+    schedule = StepSchedule(times, policy, blocks, host=Host(own, host_blocks) if hybrid else None)
+    device = StepDevice("hybrid", times, schedule, NOISE, hybrid=HybridDevice(times, own))
+    if true:
+        steps = EmulatedSteps(times, blocks, _VOCABULARY, host=own, host_blocks=host_blocks, noise=NOISE)
+        device = TrueDevice("hybrid", times, schedule, steps=steps)
     return measured(StepWorld([device], policy), backlog(lengths, kind), span)
 
 
@@ -254,14 +302,14 @@ def gain(one: Mapping[str, Any], name: str) -> float:
 
 
 def model(one: Mapping[str, Any], name: str) -> float:
-    """The same by the model: as chosen, the best of the modes that were measured."""
+    """The same by the model: as chosen, the best of the modes."""
     rates = one[MODEL]
-    best = max(rates[mode] for mode in MODES if mode in one) if name == CHOSEN else rates[name]
+    best = max(rates[mode] for mode in (ACCELERATOR, *KINDS[one["kind"]])) if name == CHOSEN else rates[name]
     return float(best / rates[ACCELERATOR])
 
 
 def right(one: Mapping[str, Any]) -> bool:
-    """What was chosen gives as much as the best of all."""
+    """What was chosen gives as much as the best of all that was measured."""
     return gain(one, CHOSEN) >= _SAME * max(gain(one, mode) for mode in MODES if mode in one)
 
 
@@ -269,27 +317,40 @@ def _points(found: Found, kind: str) -> list[dict[str, Any]]:
     return [one for one in found["samples"] if one["what"] == "point" and one["kind"] == kind]
 
 
-def _outputs(found: Found, paper: Paper) -> list[dict[str, Any]]:
-    wanted = {"what": "paper", "machine": paper.machine, "cache": paper.cache}.items()
-    return [one for one in found["samples"] if wanted <= one.items()]
+def _of(found: Found, paper: Paper) -> dict[str, Any] | None:
+    """The sample of it."""
+    some = (one for one in found["samples"] if one["what"] == "paper" and one["machine"] == paper.name)
+    return next(some, None)
 
 
 def sheets(found: Found) -> list[Sheet]:
-    return [*(_table(found, kind) for kind in KINDS), _papers(found), _cost_sheet(found)]
+    return [*(_table(found, kind) for kind in KINDS), _true_sheet(found), _papers(found), _cost_sheet(found)]
 
 
 def _table(found: Found, kind: str) -> Sheet:
     rows = []
     for one in _points(found, kind):
-        cells = [f"{gain(one, name):.2f} ({model(one, name):.2f})" for name in (*KINDS[kind], CHOSEN)]
+        cells = [f"{gain(one, name):.2f} ({model(one, name):.2f})" for name in (CHOSEN, *_forced(kind))]
         rows.append([
             f"{one['split']:g}", f"{one['ratio']:g}", f"{one[ACCELERATOR]['tokens_s']:.0f}", *cells,
             f"{gain(one, CHOSEN) / model(one, CHOSEN):.2f}", _steps(one[CHOSEN]), f"{one[CHOSEN]['host']:.0%}",
             "yes" if one[MODEL][TWO_BATCHES] > one[MODEL][ACCELERATOR] else "no",
         ])  # fmt: skip
-    head = ["T_gl / T_ga", "N_G / N_C", "accelerator only, tokens/s", *(f"{mode} only" for mode in KINDS[kind]), CHOSEN]
-    head += ["of the model's best", "steps", "the host works", "two batches pay by (6)"]
+    head = [
+        "T_gl / T_ga",
+        "N_G / N_C",
+        "accelerator only, tokens/s",
+        CHOSEN,
+        *(f"{mode} only" for mode in _forced(kind)),
+    ]
+    head += ["as chosen, of the model's best", "steps", "the host works", "two batches pay by (6)"]
     return Sheet(f"Gain of {kind} generations (by the model)", head, rows)
+
+
+def _forced(kind: str) -> tuple[str, ...]:
+    """Modes that were measured alone: where there is but one, it is what was chosen or the accelerator only."""
+    modes = KINDS[kind]
+    return modes if len(modes) > 1 else ()
 
 
 def _steps(told: Mapping[str, Any]) -> str:
@@ -299,15 +360,33 @@ def _steps(told: Mapping[str, Any]) -> str:
 def _papers(found: Found) -> Sheet:
     rows = []
     for paper in PAPERS:
-        name = paper.machine if paper.cache == 1 else f"{paper.machine}, {paper.cache:.0%} of the cache"
-        for one in _outputs(found, paper):
+        if one := _of(found, paper):
             alone, chosen = one[ACCELERATOR], one[CHOSEN]
             rows.append([
-                name, str(paper.prompt), str(one["output"]), f"{alone['rows']:.1f}", f"{alone['tokens_s']:.0f}",
-                f"{chosen['tokens_s']:.0f}", f"{gain(one, CHOSEN):.2f}", _steps(chosen), paper.gain,
+                paper.name, paper.kind, str(paper.prompt), f"{alone['rows']:.1f}", f"{alone['tokens_s']:.0f}",
+                f"{chosen['tokens_s']:.0f}", f"{gain(one, CHOSEN):.2f}", paper.gain, _steps(chosen),
+                f"{chosen['host']:.0%}",
             ])  # fmt: skip
-    head = ["emulated machine", "prompt", "answer", "answers at once, alone", "alone, tokens/s", CHOSEN, "gain"]
-    return Sheet("Beside the papers, by data sheets", [*head, "steps", "in the paper"], rows)
+    head = ["emulated machine", "generations", "prompt", "answers at once, alone", "alone, tokens/s", CHOSEN, "gain"]
+    title = f"Beside the papers, by data sheets; answers of {_OUTPUT} tokens"
+    return Sheet(title, [*head, "in the paper", "steps", "the host works"], rows)
+
+
+def _trues(found: Found) -> list[dict[str, Any]]:
+    return [one for one in found["samples"] if one["what"] == "true"]
+
+
+def _true_sheet(found: Found) -> Sheet:
+    rows = []
+    for one in _trues(found):
+        virtual = one["virtual"]
+        rows.append([
+            one["kind"], f"{one['split']:g}", f"{one['ratio']:g}", _steps(one), f"{1000 * one['step_s']:.0f}",
+            f"{one['host']:.0%}", f"{one['tokens_s']:.0f}", f"{virtual['tokens_s']:.0f}",
+            f"{one['tokens_s'] / virtual['tokens_s']:.3f}",
+        ])  # fmt: skip
+    head = ["generations", "T_gl / T_ga", "N_G / N_C", "steps", "a step, ms", "the host works", "tokens/s"]
+    return Sheet("At true speed: accelerator and host sleep", [*head, "in virtual time", "of it"], rows)
 
 
 def _cost_sheet(found: Found) -> Sheet:
@@ -328,9 +407,11 @@ def goals(found: Found) -> list[Goal]:
     shown.append(Goal("beside accelerator only, where two batches do not pay by (6), the least", _SAME, least))
     count = len(RATIOS) * len(SPLITS) * len(KINDS)
     shown.append(Goal("points where no mode gives more than what was chosen", count, sum(map(right, every)), "points"))
-    for paper in PAPERS[::2]:
-        most = max((gain(one, CHOSEN) for one in _outputs(found, paper)), default=None)
-        shown.append(Goal(f"{paper.machine}, the largest gain", 1.0, most))
+    apart = [100 * abs(one["tokens_s"] / one["virtual"]["tokens_s"] - 1) for one in _trues(found)]
+    shown.append(Goal("true speed apart from virtual time", 5, max(apart, default=None), "%", at_most=True))
+    for paper in PAPERS:
+        one = _of(found, paper)
+        shown.append(Goal(f"{paper.name}: gain", 1.0, gain(one, CHOSEN) if one else None))
     took_us = median(found, "p50_us", what="cost", of="plan")
     return [*shown, Goal(f"the plan of a step, {SEQUENCES} sequences, p50", 200, took_us, "us", at_most=True)]
 
@@ -347,7 +428,8 @@ def plot(found: Found) -> Figure:
             for mode in KINDS[kind]:
                 label = f"{mode} (dotted: by the model)"
                 axes.plot(ratios, [model(one, mode) for one in some], ":", color=colours[mode])
-                axes.plot(ratios, [gain(one, mode) for one in some], "o-", color=colours[mode], ms=4, label=label)
+                name = mode if _forced(kind) else CHOSEN
+                axes.plot(ratios, [gain(one, name) for one in some], "o-", color=colours[mode], ms=4, label=label)
             chosen = [gain(one, CHOSEN) for one in some]
             axes.plot(ratios, chosen, "o", color="0.2", ms=10, fillstyle="none", label=CHOSEN)
             axes.set_xscale("log", base=2)

@@ -127,30 +127,29 @@ class StepDevice:
         self.runs, self.mode = bool(self.step) or self.schedule.joins, self.schedule.mode
         if not self.runs:
             return None
-        slow = self.slow(now) * max(0.5, 1 + self._draw.gauss(0, self.noise))
-        if self.hybrid is None:
-            return now + slow * self.times.seconds(self.schedule.load)
         self.work = self._work(copies)
-        self.came = self.hybrid.step(now, self.work, slow)
+        self.came = self._run(now, copies)
         return now + self.came.seconds
 
     def _work(self, copies: Sequence[Copy]) -> HybridWork:
-        called_off, parking, batches = self.sets_out(), [], [SubBatch(), SubBatch()]
+        """What the step computes. The rows that park in it are remembered."""
+        called_off, parking, batches = self.schedule.called_off(), [], [SubBatch(), SubBatch()]
+        for number in called_off:
+            del self.parked[number]
         for row, start, tokens, _, batch in self.step:
             if row.parked is not None:
                 parking.append((row.parked, start + 1))
+                self.parked[row.parked] = row
             else:
                 batches[batch] = batches[batch].with_piece(start, tokens, on_host=row.generation.on_host)
         copied = BLOCK * sum(copy.from_host != copy.to_host for copy in copies)
         return HybridWork(batches[0], batches[1], parking, called_off, self.schedule.joins, copied)
 
-    def sets_out(self) -> Sequence[int]:
-        """Remember the rows that park in this step; the numbers of those that nobody wants any more."""
-        called_off = self.schedule.called_off()
-        for number in called_off:
-            del self.parked[number]
-        self.parked |= {row.parked: row for row, *_ in self.step if row.parked is not None}
-        return called_off
+    def _run(self, now: float, copies: Sequence[Copy]) -> HybridStep:  # noqa: ARG002 - for one that copies them
+        slow = self.slow(now) * max(0.5, 1 + self._draw.gauss(0, self.noise))
+        if self.hybrid is None:
+            return HybridStep(slow * self.times.seconds(self.schedule.load), (), 0.0)
+        return self.hybrid.step(now, self.work, slow)
 
     def picked(self) -> list[Row]:
         """Those that a token has come of, of the step that has run; for a prompt that ended its first row."""
