@@ -210,6 +210,25 @@ def test_the_host_is_known_to_be_slow_after_a_few_steps_and_tried_again_later():
     assert schedule.host.steps[ACCELERATOR] >= 1000
 
 
+@pytest.mark.parametrize("factor", [0.25, 0.5, 1.0, 2.0])
+def test_nobody_waits_for_the_host_however_quick_the_accelerator_is(factor):
+    policy = StepPolicy(ttft_s=2.0, tpot_s=0.1, bulk_share=1.0, modes=frozenset({PIPELINED}))
+    schedule = schedule_of(blocks=24, host_blocks=4 * 60, policy=policy)
+    offered(schedule, 0.0, 6, most=100)
+    assert any(one.on_host for one in offered(schedule, 0.0, 40, most=100, bulk=True))
+    now, shares = 0.0, []
+    for _ in range(40):
+        schedule.learning.factor = factor
+        schedule.next_step(now)
+        schedule.copies()
+        now += factor * schedule.planned_s
+        if schedule.load.rows and schedule.mode == PIPELINED:
+            shares.append(schedule.host.plan.host_s / (factor * schedule.host.plan.seconds))
+        schedule.ended(now, factor * schedule.planned_s, host_s=schedule.host.plan.host_s)
+    assert shares
+    assert max(shares) <= 1.001
+
+
 @pytest.mark.parametrize("modes", [{PIPELINED}, {ASYNCHRONOUS}, set()])
 def test_modes_that_are_not_allowed_are_not_used(modes):
     policy = StepPolicy(ttft_s=2.0, tpot_s=0.1, bulk_share=1.0, modes=frozenset(modes))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.hybrid_plan import HostRow
+from deployments.generation.scheduling.hybrid_plan import HostRow, HybridPlanner
 from deployments.generation.scheduling.rows import FIRST, PARKING, SECOND, Generation, Part, Row
 from deployments.generation.scheduling.step_time import StepLoad, StepTime
 
@@ -83,7 +83,7 @@ class ComposedStep:
             if self._room and fits:
                 self._add_row(row)
 
-    def add_host_rows(self, host: Host) -> float:
+    def add_host_rows(self, host: Host, planner: HybridPlanner) -> float:
         """Those rows `on_host` that the plan takes. Returns the seconds that the step takes with them; 0 where it has
         nothing but rows that are parked already, which nobody predicts.
         """
@@ -96,7 +96,7 @@ class ComposedStep:
                 there.append(row)
                 offered.append(HostRow(row.length, due < urgent_at, is_bulk))
         slacks_s = [slack_s for slack_s in self._slacks_s if slack_s >= alone_s]  # the others are late in any case
-        plan = host.plan = host.planner(self._model).choose(
+        plan = host.plan = planner.choose(
             self.load,
             offered,
             within_s=min([self._policy.longest_step_s / self._slow, *slacks_s]),

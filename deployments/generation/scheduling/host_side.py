@@ -80,9 +80,9 @@ class Host:
 
     # --- what answers may count on ------------------------------------------------------------------------------------
 
-    def planner(self, step: StepTime) -> HybridPlanner:
-        """`step`: of the accelerator, and as slow as it is now."""
-        return HybridPlanner(step, self.time, self.learning.factor)
+    def planner(self, step: StepTime, factor: float = 1.0) -> HybridPlanner:
+        """`step`: of the accelerator, which takes `factor` times as long now; plans are in its seconds."""
+        return HybridPlanner(step, self.time, self.learning.factor / factor)
 
     def share(self, step: StepTime, factor: float, rows: Iterable[tuple[bool, int]]) -> HostShare:
         """What a forecast counts for answers on the host, while these `rows` run: (on the host?, tokens that it reads).
@@ -203,7 +203,7 @@ class Host:
             self.alone += alone
             self.gained += tokens + plan.worth - alone
         if plan.host_s and host_s:
-            self.learning.worked(plan.host_s / self.learning.factor, host_s, least_s=_LEAST_LEARNED_S)
+            self.learning.worked(plan.host_s, host_s, least_s=_LEAST_LEARNED_S)
         elif not plan.host_s:
             self.learning.factor += _FORGOTTEN * (1 - self.learning.factor)
 

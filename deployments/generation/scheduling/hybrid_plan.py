@@ -53,7 +53,8 @@ class HostRow(NamedTuple):
 class HybridPlan(NamedTuple):
     """`mode`: one of `MODES`. `seconds`: that the step takes, T; `alone_s`: without host rows. `worth`: tokens that the
     accelerator's own work counts as; `rate`: tokens a second, those of host rows among them. `first`, `second` and
-    `parking`: places of host rows in the sequence that was given. `host_s`: T_ca0 + T_ca1.
+    `parking`: places of host rows in the sequence that was given. `host_s`: T_ca0 + T_ca1 by
+    `HostTime` alone.
     """
 
     mode: str
@@ -86,7 +87,7 @@ class _Batches(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HybridPlanner:
-    """`slow`: how many times as long as `host` says its attention takes now."""
+    """`slow`: how many times as long as `host` says its attention takes, while steps take as long as `step` says."""
 
     step: StepTime
     host: HostTime
@@ -115,7 +116,8 @@ class HybridPlanner:
         plans = []
         if rows and PIPELINED in modes:
             for found in (self.one_batch(load, rows), self.two_batches(load, rows)):
-                tokens, host_s = len(found.first) + len(found.second), found.host0_s + found.host1_s
+                tokens = len(found.first) + len(found.second)
+                host_s = (found.host0_s + found.host1_s) / self.slow
                 if not tokens:
                     continue
                 rate = (worth + tokens) / found.seconds

@@ -365,7 +365,9 @@ class StepSchedule:
         self.load, self._began = composed.load, now
         self.planned_s = self.model.seconds(composed.load)
         if self.host is not None:
-            self.planned_s = copied_s + composed.add_host_rows(self.host)
+            factor = self.learning.factor
+            planned_s = composed.add_host_rows(self.host, self.host.planner(self.model, factor))
+            self.planned_s = planned_s and planned_s + copied_s / factor
         for row, _, tokens, _, _ in composed.parts:
             row.coming = tokens
         self._step = composed.parts
