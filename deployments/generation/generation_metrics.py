@@ -318,7 +318,7 @@ class _HostMetrics:
         self._moved = count("moved_generations", "Generations that moved between the caches", "to")
         self._tokens = count("host_tokens", "Tokens of answers whose attention the host computed")
         self._hybrid = count(
-            "hybrid_tokens", "Tokens that accelerator and host made; prompts as the answers' tokens in their time"
+            "hybrid_tokens", "Tokens that accelerator and host made; a prompt counts as the answers' tokens of its time"
         )
         self._alone = count(
             "alone_tokens", "What the accelerator alone would have made in the same time, counted likewise"
