@@ -171,7 +171,9 @@ class Service:
         for sample in (sample for family in families for sample in family.samples):
             if sample.name.startswith("ray_windve_"):
                 tags = {
-                    tag: sample.labels[tag] for tag in sorted(sample.labels) if tag in {"pool", "outcome", "le", "key"}
+                    tag: sample.labels[tag]
+                    for tag in sorted(sample.labels)
+                    if tag in {"pool", "outcome", "le", "key", "mode"}
                 }
                 found[sample.name.removeprefix("ray_windve_"), tuple(tags.items())] += sample.value
         return found
