@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -114,7 +114,7 @@ class StepDevice:
     work: HybridWork = field(default_factory=HybridWork)  # of the step that runs, or ran last
     came: HybridStep = field(default_factory=lambda: HybridStep(0.0, (), 0.0))  # of it
     mode: str = ""  # its mode
-    parked: dict[int, Row] = field(default_factory=dict)  # by their numbers
+    parked: Mapping[int, Row] = field(default_factory=dict)  # rows whose token may come of it, by their numbers
     _draw: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -132,18 +132,16 @@ class StepDevice:
         return now + self.came.seconds
 
     def _work(self, copies: Sequence[Copy]) -> HybridWork:
-        """What the step computes. The rows that park in it are remembered."""
-        called_off, parking, batches = self.schedule.called_off(), [], [SubBatch(), SubBatch()]
-        for number in called_off:
-            del self.parked[number]
+        """What the step computes."""
+        self.parked = dict(self.schedule.parked)
+        parking, batches = [], [SubBatch(), SubBatch()]
         for row, start, tokens, _, batch in self.step:
             if row.parked is not None:
                 parking.append((row.parked, start + 1))
-                self.parked[row.parked] = row
             else:
                 batches[batch] = batches[batch].with_piece(start, tokens, on_host=row.generation.on_host)
         copied = BLOCK * sum(copy.from_host != copy.to_host for copy in copies)
-        return HybridWork(batches[0], batches[1], parking, called_off, self.schedule.joins, copied)
+        return HybridWork(batches[0], batches[1], parking, self.schedule.called_off(), self.schedule.joins, copied)
 
     def _run(self, now: float, copies: Sequence[Copy]) -> HybridStep:  # noqa: ARG002 - for one that copies them
         slow = self.slow(now) * max(0.5, 1 + self._draw.gauss(0, self.noise))
@@ -154,7 +152,7 @@ class StepDevice:
     def picked(self) -> list[Row]:
         """Those that a token has come of, of the step that has run; for a prompt that ended its first row."""
         rows = [part.row for part in self.step if part.wanted and part.batch != PARKING]
-        return rows + [self.parked.pop(number) for number in self.came.arrived]
+        return rows + [self.parked[number] for number in self.came.arrived]
 
     def ended(self, now: float, finished: Sequence[Row]) -> None:
         """The step has run."""

@@ -42,7 +42,7 @@ def test_whatever_is_admitted_gets_all_of_its_tokens(
     one = device(HostTime(1e-4, kv_token_s, 1e-5, layers), blocks, 60)
     sent = StepWorld([one], POLICY).run(come)
     assert all(each.counts == dict(enumerate(each.arrival.tokens)) for each in sent if each.device)
-    assert not one.parked
+    assert not one.schedule.parked
     state = one.schedule.state(0.0)
     assert (state.rows, state.waiting) == (0, 0)
     assert one.schedule.host is not None

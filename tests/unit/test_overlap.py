@@ -12,13 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
-from deployments.generation.scheduling.overlap import (
-    Overlap,
-    alone_rate,
-    asynchronous_rate,
-    largest_ratio,
-    pipelined_rate,
-)
+from deployments.generation.scheduling.overlap import Overlap, largest_ratio
 from deployments.generation.scheduling.step_time import HostTime, StepTime
 
 POSITIVE = st.fractions(min_value=Fraction(1, 1000), max_value=1000, max_denominator=1000)
@@ -26,18 +20,16 @@ POSITIVE = st.fractions(min_value=Fraction(1, 1000), max_value=1000, max_denomin
 
 @given(n_g=POSITIVE, n_c=POSITIVE, t_gl=POSITIVE, t_ga=POSITIVE)
 def test_6_holds_exactly_where_5_does(n_g, n_c, t_gl, t_ga):
-    gains = pipelined_rate(n_g, n_c, t_gl, t_ga) - alone_rate(n_g, t_gl, t_ga)
-    spare = largest_ratio(t_gl, t_ga) - n_g / n_c
-    assert (gains > 0) == (spare > 0)
-    assert (gains == 0) == (spare == 0)
+    found = Overlap(1000, t_gl, t_ga, n_g, n_c, 32)
+    assert found.pays == (found.pipelined_rate > found.alone_rate)
+    assert (found.ratio == found.largest_ratio) == (found.pipelined_rate == found.alone_rate)
 
 
 @given(n_g=POSITIVE, t_gl=POSITIVE, t_ga=POSITIVE)
 def test_at_the_bound_of_6_both_are_as_good_and_joining_late_is_never_worse(n_g, t_gl, t_ga):
-    n_c = n_g / largest_ratio(t_gl, t_ga)
-    alone = alone_rate(n_g, t_gl, t_ga)
-    assert pipelined_rate(n_g, n_c, t_gl, t_ga) == alone
-    assert asynchronous_rate(n_g, n_c, t_gl, t_ga) == alone + n_c
+    found = Overlap(1000, t_gl, t_ga, n_g, n_g / largest_ratio(t_gl, t_ga), 32)
+    assert found.pipelined_rate == found.alone_rate
+    assert found.asynchronous_rate == found.alone_rate + found.n_c
 
 
 @pytest.mark.parametrize(("attention", "bound"), [(0.5, 7.5), (math.sqrt(2), 2 * math.sqrt(2) + 3), (1.5, 5.8333)])

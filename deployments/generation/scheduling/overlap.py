@@ -33,24 +33,6 @@ def pipelined_s(t_gl: float, t_ga: float) -> float:
     return 2 * t_gl + t_ga
 
 
-def alone_rate(n_g: float, t_gl: float, t_ga: float) -> float:
-    """The right side of (5): tokens a second of the accelerator alone."""
-    return n_g * t_ga / alone_s(t_gl, t_ga)
-
-
-def pipelined_rate(n_g: float, n_c: float, t_gl: float, t_ga: float) -> float:
-    """The left side of (5): tokens a second of both, where the host never waits; by (3) and (4)."""
-    took_s = pipelined_s(t_gl, t_ga)
-    return (n_g * t_ga + n_c * took_s) / took_s
-
-
-def asynchronous_rate(n_g: float, n_c: float, t_gl: float, t_ga: float) -> float:
-    """Of one batch, which the host's answers join when they are ready (Section 3.3; no equation of the paper): the
-    accelerator's own, and all that the host computes. It is never less than either rate of (5).
-    """
-    return alone_rate(n_g, t_gl, t_ga) + n_c
-
-
 def largest_ratio(t_gl: float, t_ga: float) -> float:
     """The right side of (6): two batches that take turns pay where n_g / n_c is less. It is 2 sqrt(2) + 3 or more."""
     return 2 * t_gl / t_ga + 3 + t_ga / t_gl
@@ -97,15 +79,21 @@ class Overlap:
 
     @property
     def alone_rate(self) -> float:
-        return alone_rate(self.n_g, self.t_gl, self.t_ga)
+        """The right side of (5): tokens a second of the accelerator alone."""
+        return self.n_g * self.t_ga / alone_s(self.t_gl, self.t_ga)
 
     @property
     def pipelined_rate(self) -> float:
-        return pipelined_rate(self.n_g, self.n_c, self.t_gl, self.t_ga)
+        """The left side of (5): tokens a second of both, where the host never waits; by (3) and (4)."""
+        took_s = pipelined_s(self.t_gl, self.t_ga)
+        return (self.n_g * self.t_ga + self.n_c * took_s) / took_s
 
     @property
     def asynchronous_rate(self) -> float:
-        return asynchronous_rate(self.n_g, self.n_c, self.t_gl, self.t_ga)
+        """Of one batch, which the host's answers join when they are ready (Section 3.3; no equation of the paper): the
+        accelerator's own, and all that the host computes. It is never less than either rate of (5).
+        """
+        return self.alone_rate + self.n_c
 
     @property
     def pipelined_blocks(self) -> int:
