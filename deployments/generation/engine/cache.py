@@ -32,7 +32,7 @@ class Cache:
             native.empty(shape, place.dtype) if on_cpu else torch.empty(shape, device=place.device, dtype=place.dtype)
         )
         self.tensor = empty.zero_()
-        if pinned and blocks:  # where it lies: torch's own pinned memory takes the next power of two bytes
+        if pinned and blocks:  # pinned where it lies: torch's own pinned memory takes the next power of two bytes
             runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             torch.cuda.check_error(runtime.cudaHostRegister(self.tensor.data_ptr(), self.tensor.nbytes, 0))
         self._kernel = decode_kernel(heads, place)

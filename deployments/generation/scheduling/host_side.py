@@ -32,8 +32,8 @@ _USED = 0.9  # of the host's time that is counted on: answers do not fill two ba
 
 
 class HostState(NamedTuple):
-    """What others are told of it. Since the start: `steps` in each of `MODES`, `tokens` of host rows, `moved`
-    generations (to the accelerator, to the host), `gained` and `alone`: see `Host`.
+    """What others are told of a host. Since the start, as `Host` counts them: `steps` in each of `MODES`, `tokens`,
+    `moved`, `gained` and `alone`. `factor`: how slow its attention is now against its model.
     """
 
     free_blocks: int  # that nobody may need
@@ -56,8 +56,9 @@ class HostState(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Host:
     """`time`: of its attention; `block_count`: of its cache. Since the start: `steps` in each mode, `tokens` of host
-    rows, `moved` generations (to the accelerator, to the host), and `gained`: tokens more than the `alone` that the
-    accelerator would have made without it meanwhile. Prompts count as `hybrid_plan` has it.
+    rows, `moved` generations (to the accelerator, to the host), `alone`: tokens that the accelerator would have made
+    without it in the same time, and `gained`: tokens that both made beyond these. Prompts count as `worth` in
+    `hybrid_plan`.
     """
 
     time: HostTime
@@ -70,8 +71,8 @@ class Host:
     gained: float = 0.0
     alone: float = 0.0
     plan: HybridPlan | None = None  # of the step that runs
+    parked: dict[int, Row] = field(default_factory=dict)  # by their numbers
     _pace: float = 1.0  # what steps take without the host, as a share of what they should
-    parked: dict[int, Row] = field(default_factory=dict)
     _called_off: list[int] = field(default_factory=list)
     _numbers: int = 0
 
@@ -88,8 +89,8 @@ class Host:
         """What a forecast counts for answers on the host, while these `rows` run: (on the host?, tokens that it reads).
         `factor`: how slow the accelerator is now.
 
-        One batch gives the host the time of the accelerator's attention, two batches give it all of a step's time: the
-        one that yields more tokens a second is counted on.
+        In one batch the host has the time of the accelerator's attention; in two it has all of a step's time, which is
+        2 T_l + T_ga then (APEX's (2), see `overlap`). The one that yields more tokens a second is counted on.
         """
         load, tokens, count = StepLoad(), 0, 0
         for on_host, length in rows:
@@ -186,8 +187,8 @@ class Host:
     # --- what steps teach ---------------------------------------------------------------------------------------------
 
     def ended(self, seconds: float, host_s: float, arrived: int, *, whole: bool = True) -> None:
-        """The step that was planned ran in `seconds`, of which the host was at work for `host_s`. One that failed, not
-        `whole`, counts for nothing.
+        """The step that was planned ran in `seconds`, in which the host computed attention for `host_s`, and `arrived`
+        parked rows got their token. One that failed, not `whole`, counts for nothing.
         """
         plan, self.plan = self.plan, None
         if plan is None or not whole:

@@ -53,8 +53,8 @@ class HostRow(NamedTuple):
 class HybridPlan(NamedTuple):
     """`mode`: one of `MODES`. `seconds`: that the step takes, T; `alone_s`: without host rows. `worth`: tokens that the
     accelerator's own work counts as; `rate`: tokens a second, those of host rows among them. `first`, `second` and
-    `parking`: places of host rows in the sequence that was given. `host_s`: T_ca0 + T_ca1 by
-    `HostTime` alone.
+    `parking`: places of host rows in the sequence that was given. `host_s`: T_ca0 + T_ca1 as
+    `HostTime` says, not as slow as the host is now.
     """
 
     mode: str

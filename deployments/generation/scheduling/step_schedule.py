@@ -4,7 +4,8 @@ Pure: it imports neither ray nor torch and reads no clock; the time is an argume
 replica, and one thread calls all its methods, in this order:
 
     offer, remove, state    at any time, also while a step runs
-    next_step, copies       while none runs: what the next one computes; with a host also `called_off`, `joins`
+    next_step, copies       while none runs: what the next one computes; with a host also `mode`, `joins`, `parked`,
+                            `called_off`
     ended                   when it has run, before the next `next_step`
     follow                  at any time: another model of its steps
     clear                   where one of the others has raised: all of it is forgotten
