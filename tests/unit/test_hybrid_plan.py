@@ -99,7 +99,7 @@ def test_the_plan_is_the_best_of_those_allowed(planner, load, rows, urgent, park
     assert plan.alone_s == pytest.approx(alone_s)
     assert plan.seconds <= max(within_s, alone_s) + TINY
     assert plan.mode == ACCELERATOR or plan.mode in modes or parked
-    assert all(rows[at].patient for at in plan.parking)
+    assert all(rows[at].bulk for at in plan.parking)
     taken = [*plan.first, *plan.second]
     if taken:
         assert plan.mode == PIPELINED
@@ -135,10 +135,10 @@ def test_rows_that_read_more_than_hides_anywhere_are_left_out():
 
 
 def test_patient_rows_are_parked_where_many_wait_and_few_are_not():
-    many = planner(ratio=8).choose(full(), [HostRow(400, patient=True)] * 100)
+    many = planner(ratio=8).choose(full(), [HostRow(400, bulk=True)] * 100)
     assert (many.mode, list(many.parking)) == (ASYNCHRONOUS, [0, 1, 2])  # as many as arrive in a step
     assert many.rate == pytest.approx((10 + 2.5) / 0.08)  # the host's share of a step: 0.08 s of 8 x 0.004 s a token
-    few = planner(ratio=8).choose(full(), [HostRow(400, patient=True)] * 3)
+    few = planner(ratio=8).choose(full(), [HostRow(400, bulk=True)] * 3)
     assert few.mode == PIPELINED
     assert len(few.first) == 1
 
@@ -181,5 +181,5 @@ def test_nothing_but_the_host_has_work_and_it_goes_on_though_it_is_late():
 
 
 def test_none_is_parked_beside_rows_that_have_a_pace():
-    rows = [HostRow(400), *[HostRow(400, patient=True)] * 100]
+    rows = [HostRow(400), *[HostRow(400, bulk=True)] * 100]
     assert planner(ratio=8).choose(full(), rows).mode == PIPELINED

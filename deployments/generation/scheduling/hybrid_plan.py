@@ -43,11 +43,11 @@ ACCELERATOR, PIPELINED, ASYNCHRONOUS = MODES = ("accelerator", "pipelined", "asy
 
 
 class HostRow(NamedTuple):
-    """A row that could take part. `tokens`: that it reads; `urgent`: it has to take part; `patient`: it may park."""
+    """A row that could take part. `tokens`: that it reads; `urgent`: it has to take part; `bulk`: it may park."""
 
     tokens: int
     urgent: bool = False
-    patient: bool = False
+    bulk: bool = False
 
 
 class HybridPlan(NamedTuple):
@@ -108,7 +108,7 @@ class HybridPlanner:
         The accelerator alone is always a plan, unless urgent rows can take part. Others must be of one of the `modes`
         and, while the accelerator has work of its own, take no longer than `within_s`. Where that is too little for all
         urgent rows, half of them take part, or half of these, those that are due first. No row parks while one is there
-        that is not patient: the host computes for that one.
+        that is not bulk: the host computes for that one.
         """
         alone_s = self.step.seconds(load)
         worth = alone_s / self._token_s(load) if load != StepLoad() else 0.0
@@ -124,7 +124,7 @@ class HybridPlanner:
                 batches = (found.first, found.second)
                 plans.append(HybridPlan(PIPELINED, found.seconds, rate, worth, alone_s, *batches, host_s=host_s))
         urgent = sum(row.urgent for row in rows) if plans else 0
-        if ASYNCHRONOUS in modes and load != StepLoad() and all(row.patient for row in rows):
+        if ASYNCHRONOUS in modes and load != StepLoad() and all(row.bulk for row in rows):
             plans += self._parked(load, rows, parked, worth)
         if load != StepLoad():
             plans = [plan for plan in plans if plan.seconds <= max(within_s, alone_s)]
