@@ -242,8 +242,10 @@ def test_modes_that_are_not_allowed_are_not_used(modes):
 
 def test_a_host_that_takes_no_time_is_no_problem():
     host = Host(HostTime(0.0, 0.0, 0.0, 32), 100)
-    assert not host.share(StepTime(0.04, 0.0, 0.0, 0.0, 0.0, 64), 1.0, []).twice
-    assert host.share(StepTime(0.04, 0.0, 1e-6, 0.0, 0.0, 64), 1.0, [(False, 400), (True, 400)]).kv_token_s == 0.0
+    for kv_token_s, rows in ((0.0, []), (1e-6, [(False, 400), (True, 400)])):
+        shares = host.shares(StepTime(0.04, 0.0, kv_token_s, 0.0, 0.0, 64), 1.0, rows)
+        assert [share.twice for share in shares] == [False]
+        assert shares[0].kv_token_s == 0.0
 
 
 def test_routers_are_told_of_room_on_the_host():

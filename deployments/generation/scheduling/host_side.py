@@ -85,12 +85,16 @@ class Host:
         """`step`: of the accelerator, which takes `factor` times as long now; plans are in its seconds."""
         return HybridPlanner(step, self.time, self.learning.factor / factor)
 
-    def share(self, step: StepTime, factor: float, rows: Iterable[tuple[bool, int]]) -> HostShare:
-        """What a forecast counts for answers on the host, while these `rows` run: (on the host?, tokens that it reads).
-        `factor`: how slow the accelerator is now.
+    def shares(
+        self, step: StepTime, factor: float, rows: Iterable[tuple[bool, int]], row_blocks: int = 1
+    ) -> list[HostShare]:
+        """What a forecast may count for answers on the host, while these `rows` run: (on the host?, tokens that it
+        reads); promises that hold by one of these will be kept. `factor`: how slow the accelerator is now.
 
         In one batch the host has the time of the accelerator's attention; in two it has all of a step's time, which is
-        2 T_l + T_ga then (APEX's (2), see `overlap`). The one that yields more tokens a second is counted on.
+        2 T_l + T_ga then (APEX's (2), see `overlap`). Two are counted on only if they yield more tokens a second once
+        the host is full of answers of `row_blocks` blocks: a few such answers would never pay for reading the weights
+        twice, and so would never become many.
         """
         load, tokens, count = StepLoad(), 0, 0
         for on_host, length in rows:
@@ -98,17 +102,19 @@ class Host:
                 tokens, count = tokens + length, count + 1
             else:
                 load = load.with_row(length)
+        most = count + max(0, self.block_count - self.room.reserved) // row_blocks
         slow = self.learning.factor / factor
         each_s = slow * self.time.seconds(1, tokens / max(1, count))
         linear_s, attention_s = step.linear_s(load), step.attention_s(load)
-        rates = []
-        for seconds, hidden_s in ((linear_s + attention_s, attention_s), (2 * linear_s + attention_s,) * 2):
-            fits = count if count * each_s <= _USED * hidden_s else _USED * hidden_s / each_s
-            rates.append((load.rows + fits) / seconds)
-        twice = rates[1] > rates[0]
-        used = _USED if twice else _USED * attention_s / (linear_s + attention_s)
-        stretched = slow / max(used, 1e-3)
-        return HostShare(stretched * self.time.row_s, stretched * self.time.kv_token_s, twice=twice)
+        found, best = [], 0.0
+        for twice, hidden_s in ((False, attention_s), (True, 2 * linear_s + attention_s)):
+            seconds = (1 + twice) * linear_s + attention_s
+            fits = most if most * each_s <= _USED * hidden_s else _USED * hidden_s / each_s
+            if (rate := (load.rows + fits) / seconds) > best:
+                stretched = slow / max(_USED * hidden_s / seconds, 1e-3)
+                found.append(HostShare(stretched * self.time.row_s, stretched * self.time.kv_token_s, twice=twice))
+                best = rate
+        return found
 
     # --- moves between the caches -------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from deployments.generation.scheduling.blocks import BLOCK
@@ -295,25 +295,28 @@ class StepSchedule:
             insort(waiting, one, key=_order)
         slow = self.learning.factor * (1 + self.learning.margin)
         prompts = [_prompt(one, one.due - now) for one in waiting]
-        outlook = Forecast(
+        forecast = Forecast(
             self.model,
             slow,
             self._until_free(now),
             self.policy.longest_step_s,
             self._paces(now),
             [prompt for prompt in prompts if prompt.tokens],
-            self._host_share(generation),
-        ).look()
+        )
+        for share in self._host_shares(generation):
+            outlook = replace(forecast, host=share).look()
+            if outlook.kept:
+                break
         at = waiting.index(generation) - sum(not prompt.tokens for prompt in prompts[: waiting.index(generation)])
         return Outlook(outlook.first_s[at:], outlook.kept)
 
-    def _host_share(self, generation: Generation) -> HostShare:
+    def _host_shares(self, generation: Generation) -> Sequence[HostShare]:
         """With it among those that run."""
-        if self.host is None:
-            return NO_HOST
+        if self.host is None or not (generation.on_host or self.host.room.reserved):
+            return [NO_HOST]
         rows = [(row.generation.on_host, row.length) for row in self._running]
         rows += [(generation.on_host, generation.prompt_tokens)] * generation.answers
-        return self.host.share(self.model, self.learning.factor, rows)
+        return self.host.shares(self.model, self.learning.factor, rows, max(1, generation.row_blocks))
 
     def _paces(self, now: float) -> list[Pace]:
         """Of the rows that run, and of those whose prompt the running step ends."""
