@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from packed_models import build as build_transformers
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from deployments.errors import SettingsError
-from deployments.generation.engine.generation_engines import create_step_engine
+from deployments.generation.engine.generation_engines import _Loaded, create_step_engine
 from deployments.generation.generation_settings import GeneratingAccelerator, GeneratingCpu
 from deployments.generation.planned_steps import PlannedStep, measure, measure_host
 from deployments.generation.scheduling.blocks import BLOCK
@@ -163,3 +164,11 @@ def test_a_device_that_is_emulated_by_its_name_has_its_host(tmp_path):
     assert found.host_s == pytest.approx(known.host_time.seconds(2, 402))
     alone = create_step_engine(card, GeneratingAccelerator.model_validate(named), "emulated", 1)
     assert (alone.host_blocks, measure_host(alone, card)) == (0, None)
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [((7, 5), "float16"), ((8, 0), "bfloat16")])
+def test_a_gpu_without_bfloat16_computes_in_float16(capability, dtype):
+    loaded = object.__new__(_Loaded)
+    loaded._device = SimpleNamespace(type="cuda")
+    loaded._torch = SimpleNamespace(cuda=SimpleNamespace(get_device_capability=lambda _: capability))
+    assert loaded._quick_dtype()[0] == dtype

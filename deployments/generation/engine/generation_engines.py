@@ -147,6 +147,8 @@ class _Loaded:
     def _quick_dtype(self) -> tuple[str, str]:
         if self._device.type == "cpu":
             return quick_cpu_dtype()
+        if self._device.type == "cuda" and self._torch.cuda.get_device_capability(self._device) < (8, 0):
+            return "float16", "as accelerators compute quickest that have no bfloat16"
         return "bfloat16", "as accelerators compute quickest"
 
     def _check_host(self, block_bytes: int, own_bytes: int) -> None:
