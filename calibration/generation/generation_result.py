@@ -93,7 +93,8 @@ class GenerationResult:
             return []
         mean = options.prompt_tokens + options.answer_tokens // 2
         contexts = dict.fromkeys([mean, *_CONTEXTS])
-        found = [Overlap.of(fit.time, fit.host, self.room(pool).blocks, context) for context in contexts]
+        room = self.room(pool)
+        found = [Overlap.of(fit.time, fit.host, room.blocks, context, fit.kv_token_s) for context in contexts]
         return [one for one in found if one is not None and one.context <= self.info["max_input_length"]]
 
     def report(self, problem: str | None, written: WrittenReport) -> GenerationReport:

@@ -10,8 +10,11 @@ from dataclasses import asdict, astuple, dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from calibration.service.application import CalibrationFailed
 from deployments.generation.planned_steps import PlannedStep
+from deployments.generation.scheduling.blocks import blocks_of
 from deployments.generation.scheduling.step_time import HostTime, StepTime
 
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -41,15 +44,18 @@ class StepRoom(NamedTuple):
 
 def all_series(room: StepRoom) -> dict[str, list[PlannedStep]]:
     """By what they show: answers alone, prompts alone, each behind more and more of a context, and both together; then
-    answers whose attention the host computes, and what it takes to get there.
+    answers whose attention the host computes, and what it takes to get there. With a host as many answers as fill the
+    cache with long texts are measured behind short ones, too: so the attention shows in all series alike.
     """
     near, middle, far = (
         min(tokens, room.context * share // 8) for tokens, share in ((_NEAR, 2), (_MIDDLE, 4), (_FAR, 6))
     )
+    full = {max(1, min(_ROWS[-1], room.blocks // blocks_of(far + 1)))} if room.host_blocks else set[int]()
+    few_rows = sorted({*_FEW_ROWS, *full})
     found = {
-        "answers": [PlannedStep(rows, near) for rows in _ROWS],
-        f"answers behind {middle} tokens": [PlannedStep(rows, middle) for rows in _FEW_ROWS],
-        f"answers behind {far} tokens": [PlannedStep(rows, far) for rows in _FEW_ROWS],
+        "answers": [PlannedStep(rows, near) for rows in sorted({*_ROWS, *full})],
+        f"answers behind {middle} tokens": [PlannedStep(rows, middle) for rows in few_rows],
+        f"answers behind {far} tokens": [PlannedStep(rows, far) for rows in few_rows],
         "prompts": [PlannedStep(chunks=((0, tokens),)) for tokens in _TOKENS],
         f"prompts behind {middle} tokens": [PlannedStep(chunks=((middle, tokens),)) for tokens in _FEW_TOKENS],
         f"prompts behind {far} tokens": [PlannedStep(chunks=((far, tokens),)) for tokens in _FEW_TOKENS],
@@ -125,6 +131,21 @@ class StepFit:
     def seconds(self, step: PlannedStep) -> float:
         """As predicted."""
         return step.seconds(self.time, self.host)
+
+    @property
+    def kv_token_s(self) -> float:
+        """Of the accelerator's attention alone, for each token that is read: by how much steps with as many answers
+        differ. What a row costs besides, as the picking of its token, is not in it; in that of `time` it may be.
+        """
+        groups: dict[int, list[tuple[float, float]]] = {}
+        for one in self.measured:
+            if one.step.rows and not (one.step.chunks or one.step.asks_host):
+                groups.setdefault(one.step.rows, []).append((one.step.load.kv_tokens, one.median_s))
+        shared = above = 0.0
+        for group in groups.values():
+            tokens, seconds = (np.array(values) - np.mean(values) for values in zip(*group, strict=True))
+            shared, above = shared + float(tokens @ tokens), above + float(tokens @ seconds)
+        return max(0.0, above / shared) if shared else self.time.kv_token_s
 
     @property
     def errors(self) -> list[float]:

@@ -33,6 +33,7 @@ from calibration.service.serve_config import GENERATION
 from deployments.errors import SettingsError
 from deployments.generation.generation_settings import StepTimeSettings
 from deployments.generation.planned_steps import PlannedStep
+from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.scheduling.overlap import Overlap
 from deployments.generation.scheduling.step_schedule import StepPolicy
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
@@ -322,6 +323,24 @@ def test_a_run_says_whether_the_host_pays(calibrate, tmp_path):
     said = "two batches pay:" if truth.pays else "two batches do not pay:"
     for text in (page.read_text(), " ".join(console.file.getvalue().split())):
         assert f"At 208 tokens {said}" in text.replace("&lt;", "<")
+
+
+def test_what_rows_cost_besides_is_not_taken_for_attention():
+    """Where few rows fit into the cache they are all below the knee, and a fit knows no other cause than attention."""
+    device = EMULATED_ACCELERATORS["neo-t4-llama-2-7b"]
+    room = StepRoom(device.blocks, 2048, 256, 400)
+
+    class Picks(Device):
+        async def ask(self, step):
+            seconds, host_seconds = await super().ask(step)
+            return tuple(took_s + 0.0005 * (step.rows + step.host_rows) for took_s in seconds), host_seconds
+
+    fit = StepFit.of(Picks(device.step_time, 0.005, room, host=device.host_time).measured(0.5), 32)
+    assert fit.time.kv_token_s > 2 * device.step_time.kv_token_s
+    assert fit.kv_token_s == pytest.approx(device.step_time.kv_token_s, rel=0.15)
+    found = Overlap.of(fit.time, fit.host, room.blocks, 256, fit.kv_token_s)
+    truth = Overlap.of(device.step_time, device.host_time, room.blocks, 256)
+    assert found.ratio == pytest.approx(truth.ratio, rel=0.15)
 
 
 def test_an_estimate_tries_nothing(calibrate):

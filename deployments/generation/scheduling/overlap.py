@@ -52,13 +52,17 @@ class Overlap:
     layers: int
 
     @classmethod
-    def of(cls, model: StepTime, host: HostTime, blocks: int, context: int) -> Overlap | None:
-        """With so many blocks of the accelerator's cache. None where there is nothing to compare: not one such answer
-        has room, or one of the four times is zero.
+    def of(
+        cls, model: StepTime, host: HostTime, blocks: int, context: int, kv_token_s: float | None = None
+    ) -> Overlap | None:
+        """With so many blocks of the accelerator's cache. `kv_token_s`: of its attention alone, where the model's has
+        more in it. None where there is nothing to compare: not one such answer has room, or one of the four times is
+        zero.
         """
         rows = blocks // blocks_of(context)
         load = StepLoad(rows, rows * context)
-        t_gl, t_ga, host_s = model.linear_s(load), model.attention_s(load), host.seconds(1, context)
+        t_ga = load.kv_tokens * (model.kv_token_s if kv_token_s is None else kv_token_s)
+        t_gl, host_s = model.seconds(load) - t_ga, host.seconds(1, context)
         if not min(rows, t_gl, t_ga, host_s) > 0:
             return None
         return cls(context, t_gl, t_ga, rows / t_ga, 1 / host_s, host.layers)
