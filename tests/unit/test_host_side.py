@@ -189,6 +189,39 @@ def test_bulk_sets_out_beside_a_busy_accelerator_and_arrives_later():
     assert schedule.called_off() == numbers
 
 
+def test_parked_rows_go_on_beside_answers_that_the_host_always_has():
+    schedule = schedule_of(blocks=17, host_blocks=4 * 200)
+    offered(schedule, 0.0, 4, prompt=300, most=200)
+    offered(schedule, 0.0, 60, bulk=True, most=100)
+    now, passed = 0.0, {}  # layers, by the numbers of parked rows
+
+    def step(now):
+        schedule._crowded = True  # the accelerator has no room
+        schedule.next_step(now)
+        schedule.copies()
+        for number in schedule.host.parked if schedule.joins else ():
+            passed[number] = passed.get(number, 0) + 1
+        arrived = [number for number in schedule.host.parked if passed.get(number, 0) > QUICK.layers]
+        now += max(0.003, schedule.planned_s)
+        schedule.ended(now, max(0.003, schedule.planned_s), arrived=arrived, host_s=schedule.host.plan.host_s)
+        return now
+
+    for _ in range(20):
+        now = step(now)
+    first = dict(schedule.host.parked)
+    paced = []
+    for _ in range(160):
+        paced = [one for one in paced if one.rows]
+        paced += offered(schedule, now, 6 - len(paced), prompt=300, most=60)
+        now = step(now)
+    assert len(first) > 20
+    assert not any(schedule.host.parked.get(number) is row for number, row in first.items())
+    assert schedule.host.steps[PIPELINED] > 100
+    schedule.host._passed = 10**6
+    schedule.clear()
+    assert PIPELINED in schedule.host.modes(POLICY.modes, urgent=False)  # nobody is parked any more
+
+
 def test_the_host_is_known_to_be_slow_after_a_few_steps_and_tried_again_later():
     schedule = schedule_of()
     offered(schedule, 0.0, 6, most=100)

@@ -101,7 +101,7 @@ class ComposedStep:
             offered,
             within_s=min([self._policy.longest_step_s / self._slow, *slacks_s]),
             parked=len(host.parked),
-            modes=self._policy.modes,
+            modes=host.modes(self._policy.modes, urgent=any(row.urgent for row in offered)),
         )
         for batch, numbers in ((FIRST, plan.first), (SECOND, plan.second), (PARKING, plan.parking)):
             self.parts += [Part(there[at], there[at].computed, 1, True, batch) for at in numbers]

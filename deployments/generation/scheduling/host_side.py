@@ -18,7 +18,7 @@ from typing import NamedTuple
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.cache_room import CacheRoom
 from deployments.generation.scheduling.chunk import Copy
-from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, MODES, HybridPlan, HybridPlanner
+from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, MODES, PIPELINED, HybridPlan, HybridPlanner
 from deployments.generation.scheduling.rows import Generation, Row
 from deployments.generation.scheduling.step_forecast import HostShare
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
@@ -28,6 +28,7 @@ _FILLED = 0.95  # of the accelerator's blocks: what comes back leaves the rest t
 _LEAST_LEARNED_S = 0.02  # of the host's attention: what its pace is learned from
 _FORGOTTEN = 0.002  # of what was learned, by each step without the host: it may be quick again
 _AVERAGED = 0.05  # of the way to the latest one
+_PASSED = 4  # pipelined steps in a row, which parked rows join none of, while no other row is urgent
 _USED = 0.9  # of the host's time that is counted on: answers do not fill two batches without a gap
 
 
@@ -72,6 +73,7 @@ class Host:
     alone: float = 0.0
     plan: HybridPlan | None = None  # of the step that runs
     parked: dict[int, Row] = field(default_factory=dict)  # by their numbers
+    _passed: int = 0  # steps since parked rows could join one
     _pace: float = 1.0  # what steps take without the host, as a share of what they should
     _called_off: list[int] = field(default_factory=list)
     _numbers: int = 0
@@ -190,6 +192,12 @@ class Host:
             round(self.gained, 1), round(self.alone, 1), round(self.learning.factor, 4),
         )  # fmt: skip
 
+    def modes(self, allowed: Collection[str], *, urgent: bool) -> Collection[str]:
+        """Of those `allowed`, the modes that the next step may have: now and then one that parked rows join."""
+        if self._passed < _PASSED or urgent or not self.parked:
+            return allowed
+        return [mode for mode in allowed if mode != PIPELINED]
+
     # --- what steps teach ---------------------------------------------------------------------------------------------
 
     def ended(self, seconds: float, host_s: float, arrived: int, *, whole: bool = True) -> None:
@@ -197,6 +205,7 @@ class Host:
         parked rows got their token. One that failed, not `whole`, counts for nothing.
         """
         plan, self.plan = self.plan, None
+        self._passed = self._passed + 1 if self.parked and plan and plan.mode == PIPELINED else 0
         if plan is None or not whole:
             return
         self.steps[plan.mode] += 1
