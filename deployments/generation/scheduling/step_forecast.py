@@ -15,8 +15,8 @@ An answer whose prompt still waits takes part from the step after its first toke
 answer ends before it has all that it may get, so each is taken to get all.
 
 Answers on the host (`HostShare`) are taken to be in each step, too. The host computes their attention beside the
-accelerator, so the work until t takes as long as the longer of the two needs for its own. Where two batches are taken
-to yield more, each step reads the weights twice.
+accelerator, so the work until t takes as long as the longer of the two needs for its own. With two batches each step
+reads the weights twice. `StepSchedule` looks with one batch and with two, and goes by the first that keeps all.
 """
 
 from __future__ import annotations
