@@ -6,7 +6,7 @@ import pytest
 
 from deployments.generation.scheduling.cache_room import CacheRoom
 from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, ASYNCHRONOUS, PIPELINED
+from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, ASYNCHRONOUS, PIPELINED, HybridPlan
 from deployments.generation.scheduling.rows import PARKING, Generation, Row
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepTime
@@ -220,6 +220,17 @@ def test_parked_rows_go_on_beside_answers_that_the_host_always_has():
     schedule.host._passed = 10**6
     schedule.clear()
     assert PIPELINED in schedule.host.modes(POLICY.modes, urgent=False)  # nobody is parked any more
+
+
+def test_what_the_host_still_computes_for_parked_rows_does_not_make_it_slow():
+    host = Host(QUICK, 64)
+    host.park(Row(ask(0.0), 0))
+    factors = []
+    for _ in range(2):
+        host.plan = HybridPlan(PIPELINED, 0.1, 10.0, 1.0, 0.05, first=(0,), host_s=0.05)
+        host.ended(0.1, 0.08, 0)
+        factors.append(host.learning.factor)
+    assert factors == [1.0, 1.5]
 
 
 def test_the_host_is_known_to_be_slow_after_a_few_steps_and_tried_again_later():

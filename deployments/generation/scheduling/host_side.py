@@ -218,7 +218,7 @@ class Host:
             alone = plan.worth * seconds / (self._pace * plan.alone_s)
             self.alone += alone
             self.gained += tokens + plan.worth - alone
-        if plan.host_s and host_s:
+        if plan.host_s and host_s and self._passed != 1:  # the first one has what parked rows still wait for in it
             self.learning.worked(plan.host_s, host_s, least_s=_LEAST_LEARNED_S)
         elif not plan.host_s:
             self.learning.factor += _FORGOTTEN * (1 - self.learning.factor)
