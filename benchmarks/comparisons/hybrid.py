@@ -402,6 +402,8 @@ def goals(found: Found) -> list[Goal]:
         every += points
         least = min((gain(one, CHOSEN) / model(one, CHOSEN) for one in points), default=None)
         shown.append(Goal(f"gain beside the model's best, {kind}, the least", 0.95, least))
+        least = min(((gain(one, CHOSEN) - 1) / (model(one, CHOSEN) - 1) for one in points), default=None)
+        shown.append(Goal(f"of it, what is won over accelerator only, {kind}, the least", 0.95, least))
     some = [one for one in every if one["kind"] == ORDINARY and one[MODEL][TWO_BATCHES] <= one[MODEL][ACCELERATOR]]
     least = min((gain(one, CHOSEN) for one in some), default=None)
     shown.append(Goal("beside accelerator only, where two batches do not pay by (6), the least", _SAME, least))
