@@ -328,3 +328,25 @@ def test_a_step_that_failed_counts_for_nothing():
     counted = schedule.host.tokens, schedule.host.gained, dict(schedule.host.steps)
     schedule.ended(now + 1, 1.0, whole=False, host_s=1.0)
     assert counted == (schedule.host.tokens, schedule.host.gained, dict(schedule.host.steps))
+
+
+def test_steps_that_take_no_time_are_no_problem():
+    schedule = StepSchedule(StepTime(0.0, 0.0, 0.0, 0.0, 0.0), POLICY, 8, host=Host(QUICK, 64))
+    found, now = offered(schedule, 0.0, 5) + offered(schedule, 0.0, 3, bulk=True), 0.0
+    assert any(one.on_host for one in found)
+    schedule.state(0.0)
+    for _ in range(60):
+        now, _ = run(schedule, now)
+    assert not any(one.rows for one in found)
+
+
+def test_another_model_beside_a_step_of_the_host_teaches_nothing():
+    schedule = schedule_of()
+    offered(schedule, 0.0, 6)
+    now, _ = run(schedule, 0.0, 4)
+    while not (parts := schedule.next_step(now)) or schedule.mode != PIPELINED:
+        now += 0.1
+        schedule.ended(now, schedule.planned_s if parts else 0.0)
+    schedule.follow(StepTime(0.01, 0.0, 4e-6, 1e-5, 0.0, 128), QUICK, calibrated=True)
+    schedule.ended(now + 0.1, 0.1, host_s=0.01)
+    assert schedule.learning.factor == 1.0

@@ -34,7 +34,7 @@ def full(rows=10, tokens=400):
 TIMES = st.floats(0, 0.1)
 PLANNERS = st.builds(
     lambda beta, row, kv, prompt, pair, knee, host_row, host_kv, slow: HybridPlanner(
-        StepTime(1e-4 + beta, row / 100, kv / 1e4, prompt / 100, pair / 1e6, knee),
+        StepTime(beta, row / 100, kv / 1e4, prompt / 100, pair / 1e6, knee),
         HostTime(host_row / 100, host_kv / 1e4, 0.0, LAYERS),
         slow,
     ),
@@ -69,7 +69,9 @@ def test_both_inequalities_hold(planner, load, rows):
     if load != StepLoad():
         assert host1_s <= linear0_s + TINY
         assert host0_s <= linear1_s + attention0_s + TINY
-        assert found.seconds == pytest.approx(linear0_s + linear1_s + attention0_s)  # nobody waits for the host
+        assert found.seconds == pytest.approx(
+            linear0_s + linear1_s + attention0_s, abs=2e-9
+        )  # nobody waits for the host
         costs = [planner.slow * planner.host.seconds(1, row.tokens) for row in rows]
         first_room_s = max(planner.step.linear_s(load), attention0_s)
         assert bool(found.first or found.second) == any(cost_s <= first_room_s for cost_s in costs)
@@ -87,7 +89,7 @@ def test_where_there_is_no_time_for_all_urgent_rows_those_that_are_due_first_tak
 def test_in_one_batch_the_host_hides_behind_the_accelerators_attention(planner, load, rows):
     found = planner.one_batch(load, rows)
     assert found.host0_s <= found.attention0_s + TINY
-    assert found.seconds == pytest.approx(found.linear0_s + found.attention0_s)
+    assert found.seconds == pytest.approx(found.linear0_s + found.attention0_s, abs=2e-9)
     assert not found.second
 
 
@@ -95,8 +97,8 @@ def test_in_one_batch_the_host_hides_behind_the_accelerators_attention(planner, 
 def test_the_plan_is_the_best_of_those_allowed(planner, load, rows, urgent, parked, within_s, modes):
     rows = [row._replace(urgent=number < urgent) for number, row in enumerate(rows)]
     plan = planner.choose(load, rows, within_s=within_s, parked=parked, modes=modes)
-    alone_s = planner.step.seconds(load)
-    assert plan.alone_s == pytest.approx(alone_s)
+    alone_s = max(1e-9, planner.step.seconds(load))
+    assert plan.alone_s == pytest.approx(alone_s, abs=2e-9)
     assert plan.seconds <= max(within_s, alone_s) + TINY
     assert plan.mode == ACCELERATOR or plan.mode in modes or parked
     assert all(rows[at].bulk for at in plan.parking)

@@ -34,7 +34,7 @@ class ComposedStep:
         self._room = policy.step_tokens
         self._slacks_s: list[float] = []  # until tokens are due: of the accelerator's rows, and first ones of the step
         self._on_host: list[tuple[bool, float, int, Row]] = []  # rows by their pace (`by_pace`)
-        self._host_slack_s = math.inf  # of these, the least
+        self._host_slack_s = math.inf  # of these, the least; but of those that are late already
 
     def add_rows(self, rows: Sequence[Row], on_host: Sequence[Row] = ()) -> None:
         """All that get the blocks for it. The one with the least slack bounds the step. So do the rows `on_host`, which
@@ -44,7 +44,8 @@ class ComposedStep:
         self._slacks_s = [(by_pace(row)[1] - self._now) / self._slow for row in added]
         self._on_host = sorted((*by_pace(row), number, row) for number, row in enumerate(on_host))
         paced = [due for is_bulk, due, _, _ in self._on_host if not is_bulk]
-        self._host_slack_s = (min(paced, default=math.inf) - self._now) / self._slow
+        in_time = (due for due in paced if due > self._now)
+        self._host_slack_s = (min(in_time, default=math.inf) - self._now) / self._slow
         self._room -= len(paced)
         left_s = min([self._most_s, self._host_slack_s, *self._slacks_s]) - (self._model.beta_s if paced else 0.0)
         least_s = (1 + _LEAST_CHUNKS) * self._model.seconds(self.load)  # late or not, chunks have some

@@ -108,9 +108,9 @@ class Host:
         slow = self.learning.factor / factor
         each_s = slow * self.time.seconds(1, tokens / max(1, count))
         linear_s, attention_s = step.linear_s(load), step.attention_s(load)
-        found, best = [], 0.0
+        found, best = [], -1.0
         for twice, hidden_s in ((False, attention_s), (True, 2 * linear_s + attention_s)):
-            seconds = (1 + twice) * linear_s + attention_s
+            seconds = max(1e-9, (1 + twice) * linear_s + attention_s)
             fits = most if most * each_s <= _USED * hidden_s else _USED * hidden_s / each_s
             if (rate := (load.rows + fits) / seconds) > best:
                 stretched = slow / max(_USED * hidden_s / seconds, 1e-3)

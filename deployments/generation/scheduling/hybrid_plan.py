@@ -40,6 +40,7 @@ from typing import NamedTuple
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 
 ACCELERATOR, PIPELINED, ASYNCHRONOUS = MODES = ("accelerator", "pipelined", "asynchronous")
+_LEAST_S = 1e-9  # of a step: a model may say that one takes no time
 
 
 class HostRow(NamedTuple):
@@ -82,7 +83,8 @@ class _Batches(NamedTuple):
     @property
     def seconds(self) -> float:
         """T of two batches; of one, where the second is empty."""
-        return max(self.linear0_s, self.host1_s) + max(self.linear1_s + self.attention0_s, self.host0_s)
+        found = max(self.linear0_s, self.host1_s) + max(self.linear1_s + self.attention0_s, self.host0_s)
+        return max(_LEAST_S, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class HybridPlanner:
         urgent rows, half of them take part, or half of these, those that are due first. No row parks while one is there
         that is not bulk: the host computes for that one.
         """
-        alone_s = self.step.seconds(load)
+        alone_s = self._seconds(load)
         worth = alone_s / self._token_s(load) if load != StepLoad() else 0.0
         alone = HybridPlan(ASYNCHRONOUS if parked else ACCELERATOR, alone_s, worth / alone_s, worth, alone_s)
         plans = []
@@ -134,9 +136,12 @@ class HybridPlanner:
             plans.append(alone)
         return max(plans, key=lambda plan: plan.rate)
 
+    def _seconds(self, load: StepLoad) -> float:
+        return max(_LEAST_S, self.step.seconds(load))
+
     def _token_s(self, load: StepLoad) -> float:
         """What a token takes the accelerator, among the rows that it has."""
-        return self.step.seconds(StepLoad(load.rows, load.kv_tokens)) / max(1.0, load.rows)
+        return self._seconds(StepLoad(load.rows, load.kv_tokens)) / max(1.0, load.rows)
 
     def one_batch(self, load: StepLoad, rows: Sequence[HostRow]) -> _Batches:
         """Those rows whose attention hides behind the accelerator's, T_ca0 <= T_ga0, and the urgent ones."""
@@ -195,10 +200,10 @@ class HybridPlanner:
             return []
         tokens = sum(row.tokens for row in rows) / len(rows) if rows else 1.0
         each_s = self.slow * self.host.seconds(1, tokens)
-        alone_s = self.step.seconds(load)
+        alone_s = self._seconds(load)
         most = alone_s / each_s if each_s else math.inf
         arrive = min(most, (parked + len(rows)) / self.host.layers)
         parking = range(min(len(rows), math.ceil(arrive)))
-        seconds = self.step.seconds(load._replace(rows=load.rows + arrive))
+        seconds = self._seconds(load._replace(rows=load.rows + arrive))
         rate = (worth + arrive) / seconds
         return [HybridPlan(ASYNCHRONOUS, seconds, rate, worth, alone_s, parking=parking)]

@@ -480,14 +480,15 @@ class StepSchedule:
 
     def follow(self, model: StepTime, host: HostTime | None = None, *, calibrated: bool) -> None:
         """Plan by this model, and this time of the `host`, if it is told. What was learned of another one is forgotten;
-        the step that runs is planned anew. `calibrated`: the margin is narrower until it is learned.
+        the step that runs is planned anew, and teaches nothing if the host has a part in it. `calibrated`: the margin
+        is narrower until it is learned.
         """
         if self.host is not None and host is not None and host != self.host.time:
             self.host.time, self.host.learning = host, Learning(calibrated)
         if (model, calibrated) != (self.model, self.learning.calibrated):
             self.model, self.learning, self.scatter = model, Learning(calibrated), Learning(calibrated)
             self._in_a_row, self._probe_after = (0.0, 0.0, 1.0), _FIRST_PROBE
-            self.planned_s = model.seconds(self.load)
+            self.planned_s = 0.0 if self.mode == PIPELINED else model.seconds(self.load)
 
     def clear(self) -> None:
         """Nothing waits, runs or is reserved any more, and no step runs."""
