@@ -121,15 +121,17 @@ class Host:
     # --- moves between the caches -------------------------------------------------------------------------------------
 
     def to_accelerator(self, rows: Sequence[Row], room: CacheRoom, bulk_share: float, within_s: float) -> list[Copy]:
-        """Move the generations of these rows to the accelerator's `room`, the first ones first: those that fit, as long
-        as the copies take no longer than `within_s`.
+        """Move the generations of these rows to the accelerator's `room`, the first ones first, up to one that does not
+        fit: those whose copies take no longer than `within_s`, all together.
         """
         copies: list[Copy] = []
         for generation in _whole(rows, on_host=True):
             blocks = len(copies) + generation.held_blocks
-            in_time = blocks * BLOCK * self.time.copy_token_s <= within_s
-            if in_time and room.may_move_in(generation, bulk_share, 1 - _FILLED):
-                copies += self._move(generation, self.room, room)
+            if blocks * BLOCK * self.time.copy_token_s > within_s:
+                continue
+            if not room.may_move_in(generation, bulk_share, 1 - _FILLED):
+                break  # to look at each of them would take longer than a plan
+            copies += self._move(generation, self.room, room)
         return copies
 
     def to_host(self, rows: Sequence[Row], room: CacheRoom, bulk_share: float) -> list[Copy]:
