@@ -84,9 +84,25 @@ class ComposedStep:
             if self._room and fits:
                 self._add_row(row)
 
-    def add_host_rows(self, host: Host, planner: HybridPlanner) -> float:
-        """Those rows `on_host` that the plan takes. Returns the seconds that the step takes with them; 0 where it has
-        nothing but rows that are parked already, which nobody predicts.
+    def _prompts_slack_s(self, waiting: Iterable[Generation]) -> float:
+        """The most that the step may take, so that the prompts of these still end by their deadlines."""
+        model, parts = self._model, {id(row): tokens for row, _, tokens, _, _ in self.parts}
+        rows_s = model.seconds(StepLoad(self.load.rows, self.load.kv_tokens))
+        share = max(_LEAST_CHUNKS, 1 - rows_s * self._slow / self._policy.longest_step_s)  # of a step, for chunks
+        least_s, work_s = math.inf, 0.0
+        for generation in waiting:
+            row = generation.rows[0]
+            done = row.computed + parts.get(id(row), 0)
+            left = generation.prompt_tokens - done
+            if left and not generation.bulk:
+                work_s += model.prompt_token_s * left + model.pair_s * left * (done + left / 2)
+                least_s = min(least_s, (generation.due - self._now) / self._slow - rows_s - work_s / share)
+        return least_s
+
+    def add_host_rows(self, host: Host, planner: HybridPlanner, waiting: Iterable[Generation]) -> float:
+        """Those rows `on_host` that the plan takes, which leaves the prompts of those `waiting` in time. Returns the
+        seconds that the step takes with them; 0 where it has nothing but rows that are parked already, which nobody
+        predicts.
         """
         alone_s = self._model.seconds(self.load)
         urgent_at = self._now + _URGENT * self._slow * alone_s
@@ -100,7 +116,7 @@ class ComposedStep:
         plan = host.plan = planner.choose(
             self.load,
             offered,
-            within_s=min([self._policy.longest_step_s / self._slow, *slacks_s]),
+            within_s=min([self._policy.longest_step_s / self._slow, self._prompts_slack_s(waiting), *slacks_s]),
             parked=len(host.parked),
             modes=host.modes(self._policy.modes, urgent=any(row.urgent for row in offered)),
         )

@@ -18,10 +18,9 @@ A step T has one of these forms:
                   waits for it; a token takes a step for each layer, at least (APEX, arXiv:2506.03296, Section 3.2)
 
 Host rows take part as long as the accelerator does not wait for the host (NEO's two inequalities): T_ca1 <= T_l0 and
-T_ca0 <= T_l1 + T_ga0; in one batch the second, without T_l1. Urgent rows take part all the same. Of these plans the one
-with most tokens a second is taken.
-The accelerator's own work counts as `worth` tokens, prompts too: as many as its rows alone would get in the time that
-this work takes.
+T_ca0 <= T_l1 + T_ga0; in one batch the second, without T_l1. The plan that most rows take part in which are due soon is
+taken, and of those the one with most tokens a second. The accelerator's own work counts as `worth` tokens, prompts too:
+as many as its rows alone would get in the time that this work takes.
 
 `overlap` has APEX's equations for a whole device, which a calibration shows; no step is planned by them.
 
@@ -44,7 +43,7 @@ _LEAST_S = 1e-9  # of a step: a model may say that one takes no time
 
 
 class HostRow(NamedTuple):
-    """A row that could take part. `tokens`: that it reads; `urgent`: it has to take part; `bulk`: it may park."""
+    """A row that could take part. `tokens`: that it reads; `urgent`: it is due soon; `bulk`: it may park."""
 
     tokens: int
     urgent: bool = False
@@ -104,18 +103,17 @@ class HybridPlanner:
         parked: int = 0,
         modes: Collection[str] = MODES,
     ) -> HybridPlan:
-        """The plan with most tokens a second of a step that has this `load` on the accelerator, and may have these host
-        rows, the preferred ones first. `parked` rows more are parked already.
+        """The plan of a step that has this `load` on the accelerator, and may have these host rows, those that are due
+        first before the others. `parked` rows more are parked already. The plan with most urgent rows is taken, and of
+        those the one with most tokens a second.
 
-        The accelerator alone is always a plan, unless urgent rows can take part. Others must be of one of the `modes`
-        and, while the accelerator has work of its own, take no longer than `within_s`. Where that is too little for all
-        urgent rows, half of them take part, or half of these, those that are due first. No row parks while one is there
-        that is not bulk: the host computes for that one.
+        The accelerator alone is always a plan. Others must be of one of the `modes` and, while the accelerator has work
+        of its own, take no longer than `within_s`. No row parks while one is there that is not bulk: the host computes
+        for that one.
         """
         alone_s = self._seconds(load)
         worth = alone_s / self._token_s(load) if load != StepLoad() else 0.0
-        alone = HybridPlan(ASYNCHRONOUS if parked else ACCELERATOR, alone_s, worth / alone_s, worth, alone_s)
-        plans = []
+        plans = [HybridPlan(ASYNCHRONOUS if parked else ACCELERATOR, alone_s, worth / alone_s, worth, alone_s)]
         if rows and PIPELINED in modes:
             for found in (self.one_batch(load, rows), self.two_batches(load, rows)):
                 tokens = len(found.first) + len(found.second)
@@ -125,16 +123,11 @@ class HybridPlanner:
                 rate = (worth + tokens) / found.seconds
                 batches = (found.first, found.second)
                 plans.append(HybridPlan(PIPELINED, found.seconds, rate, worth, alone_s, *batches, host_s=host_s))
-        urgent = sum(row.urgent for row in rows) if plans else 0
         if ASYNCHRONOUS in modes and load != StepLoad() and all(row.bulk for row in rows):
             plans += self._parked(load, rows, parked, worth)
         if load != StepLoad():
             plans = [plan for plan in plans if plan.seconds <= max(within_s, alone_s)]
-        if urgent > 1 and not plans:
-            return self.choose(load, rows[: urgent // 2], within_s=within_s, parked=parked, modes=modes)
-        if not urgent or not plans:
-            plans.append(alone)
-        return max(plans, key=lambda plan: plan.rate)
+        return max(plans, key=lambda plan: (sum(rows[at].urgent for at in (*plan.first, *plan.second)), plan.rate))
 
     def _seconds(self, load: StepLoad) -> float:
         return max(_LEAST_S, self.step.seconds(load))
@@ -144,11 +137,11 @@ class HybridPlanner:
         return self._seconds(StepLoad(load.rows, load.kv_tokens)) / max(1.0, load.rows)
 
     def one_batch(self, load: StepLoad, rows: Sequence[HostRow]) -> _Batches:
-        """Those rows whose attention hides behind the accelerator's, T_ca0 <= T_ga0, and the urgent ones."""
+        """Those rows whose attention hides behind the accelerator's, T_ca0 <= T_ga0, and the first if it is urgent."""
         attention_s, host_s, first = self.step.attention_s(load), 0.0, []
         for number, (tokens, urgent, _) in enumerate(rows):
             cost_s = self.slow * self.host.seconds(1, tokens)
-            if urgent or host_s + cost_s <= attention_s:
+            if (urgent and not number) or host_s + cost_s <= attention_s:
                 first.append(number)
                 host_s += cost_s
         linear_s = self.step.linear_s(load._replace(rows=load.rows + len(first)))
@@ -156,7 +149,11 @@ class HybridPlanner:
 
     def two_batches(self, load: StepLoad, rows: Sequence[HostRow]) -> _Batches:
         """NEO's fourth step: each row goes into the batch that has more room for it by the two inequalities, or into
-        none. Urgent rows always go into one, and so do the first two where the accelerator has no work of its own.
+        none. The first row goes into one if it is urgent, and so do the first two where the accelerator has no work of
+        its own.
+
+        Urgent rows as such have no right to more: the host is at work all the time, and to let it be in the way gives
+        it no more of that. The accelerator's rows would wait, and all of the host's come due together ever after.
         """
         step, knee, row_s = self.step, self.step.knee, self.step.row_s
         each_s, token_s = self.slow * self.host.row_s, self.slow * self.host.kv_token_s
@@ -171,11 +168,11 @@ class HybridPlanner:
         for number, (tokens, urgent, _) in enumerate(rows):
             cost_s = each_s + token_s * tokens
             room0_s, room1_s = linear1_s + attention_s - host0_s, linear0_s - host1_s
-            if urgent or (idle and number < 2):
+            if (urgent and not number) or (idle and number < 2):
                 pass
             elif cost_s > room0_s and cost_s > room1_s:
                 if least_s > room0_s and least_s > room1_s:
-                    break  # nor does any other fit, but those that have to, which come first
+                    break  # nor does any other fit
                 continue
             if room1_s >= room0_s and not (idle and not number):
                 linear1_s = (linear1_s or step.beta_s) + (row_s if len(second) >= knee else 0.0)

@@ -370,7 +370,7 @@ class StepSchedule:
         self.planned_s = self.model.seconds(composed.load)
         if self.host is not None:
             factor = self.learning.factor
-            planned_s = composed.add_host_rows(self.host, self.host.planner(self.model, factor))
+            planned_s = composed.add_host_rows(self.host, self.host.planner(self.model, factor), self._waiting)
             self.planned_s = planned_s and planned_s + copied_s / factor
         for row, _, tokens, _, _ in composed.parts:
             row.coming = tokens
