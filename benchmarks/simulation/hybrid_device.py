@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from deployments.generation.scheduling.chunk import Busy
 from deployments.generation.scheduling.step_time import HostTime, StepLoad
 
 
@@ -54,11 +55,11 @@ class HybridWork(NamedTuple):
 
 
 class HybridStep(NamedTuple):
-    """What came of it: seconds, rows whose token is there, and seconds that the host worked meanwhile."""
+    """What came of it: seconds, rows whose token is there, and who worked meanwhile."""
 
     seconds: float
     arrived: Sequence[int]
-    host_s: float
+    busy: Busy
 
 
 @dataclass(slots=True)
@@ -93,7 +94,7 @@ class HybridDevice:
         clock = self._begin(now, work)
         attended = [clock, clock]  # by the host: of each batch in the layer before
         arrived: list[int] = []
-        layers = self.host.layers
+        layers, computed_s = self.host.layers, 0.0
         for stage in range(layers + 1):
             share = (stage > 0) * (1 - self.opening) + (stage < layers) * self.opening
             for which, batch in enumerate((work.first, work.second)):
@@ -104,7 +105,8 @@ class HybridDevice:
                     load = load.with_row(kv_tokens)
                 if load == StepLoad():
                     continue
-                clock += slow * share * self.times.linear_s(load) / layers
+                linear_s = slow * share * self.times.linear_s(load) / layers
+                clock, computed_s = clock + linear_s, computed_s + linear_s
                 if stage == layers:
                     arrived += [number for number, _ in guests]
                     continue
@@ -113,10 +115,11 @@ class HybridDevice:
                 if guests:
                     ready = self._attend(clock, len(guests), sum(kv_tokens for _, kv_tokens in guests))
                     self._parked |= {number: _Parked(stage, kv, ready, self._steps) for number, kv in guests}
-                clock += slow * self.times.attention_s(batch.own) / layers
+                attention_s = slow * self.times.attention_s(batch.own) / layers
+                clock, computed_s = clock + attention_s, computed_s + attention_s
         for number in arrived:
             del self._parked[number]
-        return HybridStep(clock - now, arrived, self._worked(now, clock))
+        return HybridStep(clock - now, arrived, Busy(computed_s, self._worked(now, clock)))
 
     def _begin(self, now: float, work: HybridWork) -> float:
         """When the first stage begins."""

@@ -33,5 +33,5 @@ class TrueDevice(StepDevice):
             else:
                 batches[batch].append(chunk)
         work = Work(batches[0], copies, batches[1], parking, self.work.called_off, self.work.joins)
-        _, arrived, host_s = self.steps.step(work)
-        return HybridStep(time.monotonic() - self._origin - now, arrived, host_s)
+        _, arrived, busy = self.steps.step(work)
+        return HybridStep(time.monotonic() - self._origin - now, arrived, busy)

@@ -22,7 +22,7 @@ import numpy as np
 
 from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.asked import Finish, Picked
-from deployments.generation.scheduling.chunk import Chunk, Logits, Steps, Work
+from deployments.generation.scheduling.chunk import IDLE, Busy, Chunk, Logits, Steps, Work
 from deployments.generation.scheduling.rows import FIRST, PARKING, SECOND, Generation, Part, Row
 from deployments.generation.scheduling.step_schedule import StepSchedule, StepState
 from deployments.generation.scheduling.step_time import HostTime, StepTime
@@ -121,17 +121,17 @@ class StepWork(NamedTuple):
         computed = engine.step(self.work)
         drawn = [*self.drawn, *(self.parked[number] for number in computed.arrived)]
         picked = [_pick(row, one) for row, one in zip(computed.logits, drawn, strict=True)]
-        return Found(picked, computed.arrived, computed.host_s)
+        return Found(picked, computed.arrived, computed.busy)
 
 
 class Found(NamedTuple):
     """`picked`: of each chunk that is wanted, then of each row that `arrived`, the tokens of its answers; None where
-    the logits are no numbers. `host_s`: see `chunk.Computed`.
+    the logits are no numbers. `busy`: see `chunk.Computed`.
     """
 
     picked: Sequence[list[Picked] | None]
     arrived: Sequence[int] = ()
-    host_s: float = 0.0
+    busy: Busy = IDLE
 
 
 class Timed(NamedTuple):
@@ -415,18 +415,18 @@ class Stepper:
         if isinstance(found, BaseException):
             timed.set_exception(EngineFailed(self._on_failure(found)))
         else:
-            timed.set_result(Timed(self._now() - step.began, found.host_s))
+            timed.set_result(Timed(self._now() - step.began, found.busy.host_s))
 
     def _account(self, step: Step, found: Found | BaseException) -> None:
         """Tokens to Routers, rows that have ended, and what the step teaches."""
         now = self._now()
         finished: list[Row] = []
-        whole, arrived, host_s = False, list[Part](), 0.0
+        whole, arrived, busy = False, list[Part](), IDLE
         numbers: Sequence[int] = ()
         try:
             if isinstance(found, BaseException):
                 raise found  # noqa: TRY301 - as what fails here, it ends what has begun
-            whole, numbers, host_s = True, found.arrived, found.host_s
+            whole, numbers, busy = True, found.arrived, found.busy
             arrived = [step.parked[number] for number in numbers]
             wanted = [part for part in step.parts if part.wanted and part.batch != PARKING]
             for part, picked in zip([*wanted, *arrived], found.picked, strict=True):
@@ -436,7 +436,7 @@ class Stepper:
         except BaseException as error:  # noqa: BLE001
             self._fail(self._begun(step), self._on_failure(error))
         ends = [*finished, *self._stopped]
-        self.schedule.ended(now, now - step.began, ends, whole=whole, arrived=numbers, host_s=host_s)
+        self.schedule.ended(now, now - step.began, ends, whole=whole, arrived=numbers, busy=busy)
         for row in [*(part.row for part in [*step.parts, *arrived]), *self._stopped]:
             if not row.generation.rows:
                 row.generation.item.session.generations.pop(row.generation.item.offer.number, None)

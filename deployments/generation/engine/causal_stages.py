@@ -16,7 +16,7 @@ from deployments.engines.packed.tensors import Place
 from deployments.generation.engine.cache import CachedAttention
 from deployments.generation.engine.causal_model import CausalModel
 from deployments.generation.engine.step import StepLayout
-from deployments.generation.scheduling.chunk import Chunk, Copy, Logits
+from deployments.generation.scheduling.chunk import Busy, Chunk, Copy, Logits
 from deployments.hardware.affinity import pin_thread
 
 logger = logging.getLogger("ray.serve")
@@ -38,6 +38,7 @@ class CausalStages:
         self._model = model
         self._host = _Host(cores)
         self._copies = _Copies(model)
+        self._work = _DeviceWork() if model.place.device.type == "cuda" else _Work()
         self._arrived: torch.cuda.Event | None = None  # what the last `begin` had to bring to the host
         if model.place.device.type == "cuda":
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -58,6 +59,7 @@ class CausalStages:
     def begin(self, layer: int, batches: Sequence[CausalBatch]) -> None:
         on_host = any(batch.on_host for batch in batches)
         self._copies.wait(layer, here=on_host)
+        self._work.begin()
         qkv = self._model.layers[layer].before(_joined([batch.x for batch in batches]))
         for batch, own in zip(batches, torch.split(qkv, [len(batch.x) for batch in batches]), strict=True):
             batch.send(layer, own)
@@ -67,6 +69,7 @@ class CausalStages:
             self._arrived.record()
         for batch in batches:
             batch.attend(layer)
+        self._work.end()
         if self._arrived is not None and on_host:
             self._arrived.synchronize()  # while the accelerator computes its attention
             self._hand_over(layer, batches)
@@ -79,8 +82,10 @@ class CausalStages:
     def end(self, layer: int, batches: Sequence[CausalBatch]) -> None:
         is_last = layer == self.layers - 1
         mixed, x = (_joined(parts) for parts in zip(*(batch.behind(is_last) for batch in batches), strict=True))
+        self._work.begin()
         if len(x):
             x = self._model.layers[layer].after(mixed, x)
+        self._work.end()
         for batch, own in zip(batches, torch.split(x, [batch.rows(is_last) for batch in batches]), strict=True):
             batch.x = own if batch is batches[0] else own.clone()  # one that parks keeps no others alive
 
@@ -98,8 +103,8 @@ class CausalStages:
         found = self._model.head(x).cpu() if len(x) else torch.empty(0, self._model.vocabulary)
         return found.numpy()
 
-    def host_s(self) -> float:
-        return self._host.seconds
+    def busy(self) -> Busy:
+        return Busy(self._work.seconds(), self._host.seconds)
 
 
 class CausalBatch:
@@ -247,6 +252,48 @@ class _Host:
             return attention.attend(qkv, layout)
         finally:
             self.seconds += time.perf_counter() - began
+
+
+class _Work:
+    """Seconds of pieces of work, one behind the other, which are done when they end."""
+
+    def __init__(self) -> None:
+        self._seconds, self._began = 0.0, 0.0
+
+    def begin(self) -> None:
+        self._began = time.perf_counter()
+
+    def end(self) -> None:
+        self._seconds += time.perf_counter() - self._began
+
+    def seconds(self) -> float:
+        return self._seconds
+
+
+class _DeviceWork(_Work):
+    """The same where the CUDA device is told of them, and does them later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def begin(self) -> None:
+        self._pieces.append((_timed(), _timed()))
+        self._pieces[-1][0].record()
+
+    def end(self) -> None:
+        self._pieces[-1][1].record()
+
+    def seconds(self) -> float:
+        """Of those that are done."""
+        done = [(began, ended) for began, ended in self._pieces if ended.query()]  # type: ignore[no-untyped-call]
+        self._pieces = self._pieces[len(done) :]  # they end in their order
+        self._seconds += sum(began.elapsed_time(ended) for began, ended in done) / 1000
+        return self._seconds
+
+
+def _timed() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 class _Copies:

@@ -20,7 +20,7 @@ import numpy as np
 
 from deployments.generation.engine.hybrid_steps import HybridSteps
 from deployments.generation.scheduling.blocks import BLOCK, blocks_of
-from deployments.generation.scheduling.chunk import Chunk, Computed, Copy, Logits, Work, load_of
+from deployments.generation.scheduling.chunk import Busy, Chunk, Computed, Copy, Logits, Work, load_of
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 
 _SURE = 100.0  # a logit beside which all others are nothing, whatever the temperature
@@ -86,7 +86,8 @@ class _Stages:
         self._now = 0.0  # of the engine's thread
         self._free_at = self._host_free_at = 0.0  # when accelerator and host will have done all that they were told
         self._begun_at = 0.0  # when the accelerator will have got to the attention of what was begun last
-        self._host_s = 0.0  # that the host was told to compute
+        self._told_s = 0.0  # that the accelerator was told to compute
+        self._host_s = 0.0  # the host
 
     @property
     def layers(self) -> int:
@@ -99,7 +100,7 @@ class _Stages:
         for source, target, from_host, to_host in copies:
             self._caches[to_host][target] = self._caches[from_host][source]
             if from_host != to_host:
-                self._compute(self._host.copy_token_s * BLOCK)
+                self._free_at += self._slow * self._host.copy_token_s * BLOCK
 
     def batch(self, chunks: Sequence[Chunk]) -> _Rows:
         return _Rows(chunks)
@@ -140,8 +141,8 @@ class _Stages:
         self._wait_until(self._free_at)
         return logits
 
-    def host_s(self) -> float:
-        return self._host_s - max(0.0, self._host_free_at - self._now)
+    def busy(self) -> Busy:
+        return Busy(self._told_s, self._host_s - max(0.0, self._host_free_at - self._now))
 
     def _linear_s(self, batches: Sequence[_Rows]) -> float:
         """In one layer."""
@@ -150,6 +151,7 @@ class _Stages:
     def _compute(self, seconds: float) -> None:
         """The accelerator is told."""
         self._free_at = max(self._free_at, self._now) + self._slow * seconds
+        self._told_s += self._slow * seconds
 
     def _wait_until(self, then: float) -> None:
         """Here, in the engine's thread."""

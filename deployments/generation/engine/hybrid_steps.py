@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from deployments.generation.scheduling.chunk import Chunk, Computed, Copy, Logits, Work
+from deployments.generation.scheduling.chunk import Busy, Chunk, Computed, Copy, Logits, Work
 
 
 class Batch(Protocol):
@@ -63,8 +63,8 @@ class Stages(Protocol[B]):
         """Behind the last layer, float32 [wanted chunks of each in turn, vocabulary]."""
         ...
 
-    def host_s(self) -> float:
-        """Seconds that the host has computed attention so far."""
+    def busy(self) -> Busy:
+        """So far. What an accelerator still computes may come later."""
         ...
 
 
@@ -93,7 +93,7 @@ class HybridSteps(Generic[B]):
         """See `chunk.Steps`. The token of a row that parks is always wanted."""
         self._count += 1
         self._arrived = []
-        before_s = self._stages.host_s()
+        before = self._stages.busy()
         try:
             self._call_off(work.called_off)
             logits = self._compute(work)
@@ -101,7 +101,8 @@ class HybridSteps(Generic[B]):
             self._call_off([number for parked in self._parked for number in parked.numbers])
             raise
         arrived = [number for parked in self._arrived for number in parked.numbers]
-        return Computed(logits, arrived, self._stages.host_s() - before_s)
+        busy = (now - then for now, then in zip(self._stages.busy(), before, strict=True))
+        return Computed(logits, arrived, Busy(*busy))
 
     def _compute(self, work: Work) -> Logits:
         stages = self._stages

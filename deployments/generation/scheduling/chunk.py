@@ -63,15 +63,27 @@ class Work(NamedTuple):
     joins: bool = False
 
 
+class Busy(NamedTuple):
+    """Seconds: that the accelerator computed layers, without what it waited and what it copied between the caches; and
+    that the host computed attention. Of a device without a host nobody asks, they are 0.
+    """
+
+    accelerator_s: float = 0.0
+    host_s: float = 0.0
+
+
+IDLE = Busy()
+
+
 class Computed(NamedTuple):
     """What a step gave. `logits`: of the next token, [rows, vocabulary], valid until the next step. Its rows are the
-    `chunks` that are wanted, then those of `second`, then the parked rows that have `arrived`: their numbers. `host_s`:
-    seconds that the host computed attention meanwhile.
+    `chunks` that are wanted, then those of `second`, then the parked rows that have `arrived`: their numbers. `busy`:
+    who worked meanwhile.
     """
 
     logits: Logits
     arrived: Sequence[int] = ()
-    host_s: float = 0.0
+    busy: Busy = IDLE
 
 
 class Steps(Protocol):

@@ -53,8 +53,8 @@ class HostRow(NamedTuple):
 class HybridPlan(NamedTuple):
     """`mode`: one of `MODES`. `seconds`: that the step takes, T; `alone_s`: without host rows. `worth`: tokens that the
     accelerator's own work counts as; `rate`: tokens a second, those of host rows among them. `first`, `second` and
-    `parking`: places of host rows in the sequence that was given. `host_s`: T_ca0 + T_ca1 as
-    `HostTime` says, not as slow as the host is now.
+    `parking`: places of host rows in the sequence that was given. `accelerator_s`: T_l0 + T_l1 + T_ga0. `host_s`:
+    T_ca0 + T_ca1 as `HostTime` says, not as slow as the host is now.
     """
 
     mode: str
@@ -62,6 +62,7 @@ class HybridPlan(NamedTuple):
     rate: float
     worth: float
     alone_s: float
+    accelerator_s: float
     first: Sequence[int] = ()
     second: Sequence[int] = ()
     parking: Sequence[int] = ()
@@ -78,6 +79,10 @@ class _Batches(NamedTuple):
     host1_s: float
     first: Sequence[int]
     second: Sequence[int]
+
+    @property
+    def accelerator_s(self) -> float:
+        return max(_LEAST_S, self.linear0_s + self.linear1_s + self.attention0_s)
 
     @property
     def seconds(self) -> float:
@@ -113,7 +118,7 @@ class HybridPlanner:
         """
         alone_s = self._seconds(load)
         worth = alone_s / self._token_s(load) if load != StepLoad() else 0.0
-        plans = [HybridPlan(ASYNCHRONOUS if parked else ACCELERATOR, alone_s, worth / alone_s, worth, alone_s)]
+        plans = [HybridPlan(ASYNCHRONOUS if parked else ACCELERATOR, alone_s, worth / alone_s, worth, alone_s, alone_s)]
         if rows and PIPELINED in modes:
             for found in (self.one_batch(load, rows), self.two_batches(load, rows)):
                 tokens = len(found.first) + len(found.second)
@@ -121,8 +126,8 @@ class HybridPlanner:
                 if not tokens:
                     continue
                 rate = (worth + tokens) / found.seconds
-                batches = (found.first, found.second)
-                plans.append(HybridPlan(PIPELINED, found.seconds, rate, worth, alone_s, *batches, host_s=host_s))
+                told = (found.seconds, rate, worth, alone_s, found.accelerator_s, found.first, found.second)
+                plans.append(HybridPlan(PIPELINED, *told, host_s=host_s))
         if ASYNCHRONOUS in modes and load != StepLoad() and all(row.bulk for row in rows):
             plans += self._parked(load, rows, parked, worth)
         if load != StepLoad():
@@ -203,4 +208,4 @@ class HybridPlanner:
         parking = range(min(len(rows), math.ceil(arrive)))
         seconds = self._seconds(load._replace(rows=load.rows + arrive))
         rate = (worth + arrive) / seconds
-        return [HybridPlan(ASYNCHRONOUS, seconds, rate, worth, alone_s, parking=parking)]
+        return [HybridPlan(ASYNCHRONOUS, seconds, rate, worth, alone_s, seconds, parking=parking)]

@@ -56,7 +56,7 @@ from typing import NamedTuple
 
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.cache_room import CacheRoom
-from deployments.generation.scheduling.chunk import Copy
+from deployments.generation.scheduling.chunk import IDLE, Busy, Copy
 from deployments.generation.scheduling.composed_step import ComposedStep, by_pace
 from deployments.generation.scheduling.host_side import Host, HostState
 from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, MODES, PIPELINED
@@ -316,7 +316,7 @@ class StepSchedule:
             return [NO_HOST]
         rows = [(row.generation.on_host, row.length) for row in self._running]
         rows += [(generation.on_host, generation.prompt_tokens)] * generation.answers
-        return self.host.shares(self.model, self.learning.factor, rows, max(1, generation.row_blocks))
+        return self.host.shares(self.model, rows, max(1, generation.row_blocks))
 
     def _paces(self, now: float) -> list[Pace]:
         """Of the rows that run, and of those whose prompt the running step ends."""
@@ -369,9 +369,8 @@ class StepSchedule:
         self.load, self._began = composed.load, now
         self.planned_s = self.model.seconds(composed.load)
         if self.host is not None:
-            factor = self.learning.factor
-            planned_s = composed.add_host_rows(self.host, self.host.planner(self.model, factor), self._waiting)
-            self.planned_s = planned_s and planned_s + copied_s / factor
+            planned_s = composed.add_host_rows(self.host, self.host.planner(self.model), self._waiting)
+            self.planned_s = planned_s and planned_s + copied_s / self.learning.factor
         for row, _, tokens, _, _ in composed.parts:
             row.coming = tokens
         self._step = composed.parts
@@ -434,10 +433,10 @@ class StepSchedule:
         *,
         whole: bool = True,
         arrived: Collection[int] = (),
-        host_s: float = 0.0,
+        busy: Busy = IDLE,
     ) -> None:
         """The step ran in `seconds`. Each row that was wanted has one token more, those with the numbers `arrived`,
-        too; the `finished` ones have ended. The host was at work for `host_s`. A step that failed, not `whole`, teaches
+        too; the `finished` ones have ended. `busy`: who worked meanwhile. A step that failed, not `whole`, teaches
         nothing.
         """
         if whole and self.planned_s > 0:
@@ -446,7 +445,7 @@ class StepSchedule:
             rows = self.host.arrive(arrived)
             for row in rows:
                 self._goes_on(row, 1)
-            self.host.ended(seconds, host_s, len(rows), whole=whole)
+            self.host.ended(seconds, busy, len(rows), whole=whole)
         for row, _, tokens, wanted, batch in self._step:
             if batch == PARKING:
                 continue
@@ -488,6 +487,8 @@ class StepSchedule:
         if (model, calibrated) != (self.model, self.learning.calibrated):
             self.model, self.learning, self.scatter = model, Learning(calibrated), Learning(calibrated)
             self._in_a_row, self._probe_after = (0.0, 0.0, 1.0), _FIRST_PROBE
+            if self.host is not None:
+                self.host.accelerator_pace = 1.0
             self.planned_s = 0.0 if self.mode == PIPELINED else model.seconds(self.load)
 
     def clear(self) -> None:
