@@ -120,16 +120,20 @@ class StepDevice:
     def __post_init__(self) -> None:
         self._draw = random.Random(self.seed)  # noqa: S311 - a simulation
 
-    def start(self, now: float) -> float | None:
-        """Begins a step and says when it ends; None where there is nothing to do."""
+    def start(self, now: float) -> bool:
+        """Begins a step, if there is something to do."""
         self.step, self.began = self.schedule.next_step(now), now
         copies = self.schedule.copies()
         self.runs, self.mode = bool(self.step) or self.schedule.joins, self.schedule.mode
-        if not self.runs:
-            return None
-        self.work = self._work(copies)
-        self.came = self._run(now, copies)
-        return now + self.came.seconds
+        if self.runs:
+            self.work = self._work(copies)
+            self._begin(copies)
+        return self.runs
+
+    def ends(self) -> float:
+        """When the step that runs does."""
+        self.came = self._run()
+        return self.began + self.came.seconds
 
     def _work(self, copies: Sequence[Copy]) -> HybridWork:
         """What the step computes."""
@@ -143,11 +147,14 @@ class StepDevice:
         copied = BLOCK * sum(copy.from_host != copy.to_host for copy in copies)
         return HybridWork(batches[0], batches[1], parking, self.schedule.called_off(), self.schedule.joins, copied)
 
-    def _run(self, now: float, copies: Sequence[Copy]) -> HybridStep:  # noqa: ARG002 - for one that copies them
-        slow = self.slow(now) * max(0.5, 1 + self._draw.gauss(0, self.noise))
+    def _begin(self, copies: Sequence[Copy]) -> None:
+        """For a device that really runs."""
+
+    def _run(self) -> HybridStep:
+        slow = self.slow(self.began) * max(0.5, 1 + self._draw.gauss(0, self.noise))
         if self.hybrid is None:
             return HybridStep(slow * self.times.seconds(self.schedule.load), (), IDLE)
-        return self.hybrid.step(now, self.work, slow)
+        return self.hybrid.step(self.began, self.work, slow)
 
     def picked(self) -> list[Row]:
         """Those that a token has come of, of the step that has run; for a prompt that ended its first row."""
@@ -217,16 +224,18 @@ class StepWorld:
         return self.sent
 
     def saturated(self, backlog: Iterator[Arrival]) -> Iterator[None]:
-        """One step after another, for ever: the first device is always offered the next one until it refuses."""
-        (device, *_), waits = self.devices, next(backlog)
+        """One step after another, for ever: while one runs, the first device is offered the next ones until it refuses
+        one, which is offered again.
+        """
+        device, waits = self.devices[0], next(backlog)
         while True:
+            runs = device.start(self.now)
             while device.schedule.offer(self.now, self._sent(waits).generation):
                 waits = next(backlog)
-            ends = device.start(self.now)
-            assert ends is not None, "there is always work"
-            self.now = ends
-            self._ended(device)
-            yield
+            if runs:
+                self.now = device.ends()
+                self._ended(device)
+                yield
 
     def _sent(self, arrival: Arrival) -> Sent:
         policy = self.policy
@@ -253,9 +262,9 @@ class StepWorld:
                 break
 
     def _start(self, number: int) -> None:
-        ends = self.devices[number].start(self.now)
-        if ends is not None:
-            heapq.heappush(self._events, (ends, 0, number))
+        device = self.devices[number]
+        if device.start(self.now):
+            heapq.heappush(self._events, (device.ends(), 0, number))
 
     def _ended(self, device: StepDevice) -> None:
         finished: list[Row] = []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -15,14 +17,16 @@ from deployments.generation.scheduling.chunk import Chunk, Copy, Steps, Work
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TrueDevice(StepDevice):
-    """`steps`: the engine. What it computes does not matter, only when: all tokens are the same one. What the schedule
-    takes, and the world, comes between two steps.
+    """`steps`: the engine, in a thread of its own. What it computes does not matter, only when: all tokens are the same
+    one. What the schedule takes between two steps, and the world, counts.
     """
 
     steps: Steps
+    _thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1))
     _origin: float = field(default_factory=time.monotonic)
+    _runs: Future[HybridStep] = field(init=False)
 
-    def _run(self, now: float, copies: Sequence[Copy]) -> HybridStep:
+    def _begin(self, copies: Sequence[Copy]) -> None:
         batches: list[list[Chunk]] = [[], []]
         parking = []
         for row, start, tokens, wanted, batch in self.step:
@@ -33,5 +37,11 @@ class TrueDevice(StepDevice):
             else:
                 batches[batch].append(chunk)
         work = Work(batches[0], copies, batches[1], parking, self.work.called_off, self.work.joins)
+        self._runs = self._thread.submit(self._compute, work)
+
+    def _compute(self, work: Work) -> HybridStep:
         _, arrived, busy = self.steps.step(work)
-        return HybridStep(time.monotonic() - self._origin - now, arrived, busy)
+        return HybridStep(time.monotonic() - self._origin - self.began, arrived, busy)
+
+    def _run(self) -> HybridStep:
+        return self._runs.result()

@@ -62,10 +62,12 @@ class _Rows:
 
     def __init__(self, chunks: Sequence[Chunk]) -> None:
         self.chunks = list(chunks)
+        self.following: list[int] = []  # the token that comes next, of each chunk that is wanted
         self._sum_up()
 
     def keep(self, rows: Sequence[int]) -> None:
         self.chunks = [self.chunks[row] for row in rows]
+        self.following = [self.following[row] for row in rows]
         self._sum_up()
 
     def _sum_up(self) -> None:
@@ -110,6 +112,8 @@ class _Stages:
             for batch in batches:
                 for chunk in batch.chunks:
                     self._write(chunk)
+                # The cache is read here, while the accelerator works, and not at the end, when all wait for the tokens.
+                batch.following = [self._next(chunk) for chunk in batch.chunks if chunk.wanted]
         self._compute(_BEFORE * self._linear_s(batches))
         self._begun_at = self._free_at
         for batch in batches:
@@ -131,13 +135,12 @@ class _Stages:
         self._wait_until(min(batch.ready_at for batch in batches))
 
     def logits(self, batches: Sequence[_Rows]) -> Logits:
-        wanted = [chunk for batch in batches for chunk in batch.chunks if chunk.wanted]
-        if len(self._logits) < len(wanted):
-            self._logits = np.zeros((len(wanted), self._of.vocabulary), np.float32)
-        logits = self._logits[: len(wanted)]
+        tokens = [token for batch in batches for token in batch.following]
+        if len(self._logits) < len(tokens):
+            self._logits = np.zeros((len(tokens), self._of.vocabulary), np.float32)
+        logits = self._logits[: len(tokens)]
         logits[:] = 0.0
-        for row, chunk in zip(logits, wanted, strict=True):
-            row[self._next(chunk)] = _SURE
+        logits[range(len(tokens)), tokens] = _SURE
         self._wait_until(self._free_at)
         return logits
 
