@@ -1,8 +1,8 @@
 """`python -m benchmarks.costs.decode_attention`: how quickly a step's attention reads the cache on a CPU.
 
 32 answers of 100 to 2,048 tokens go on by one token each. Prints JSON, GB/s of keys and values read, for two models'
-heads in bfloat16 and float32: by torch's operations, by each form of the kernel, and a plain sum over the same memory.
-The ways take turns; the medians of their turns are told.
+heads in bfloat16, float16 and float32: by torch's operations, by each form of the kernel, and a plain sum over the same
+memory. The ways take turns; the medians of their turns are told.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main() -> None:
     found = {
         f"{name}, {str(dtype).removeprefix('torch.')}": measure(heads, layers, Place(torch.device("cpu"), dtype))
         for name, (heads, layers) in _MODELS.items()
-        for dtype in (torch.bfloat16, torch.float32)
+        for dtype in (torch.bfloat16, torch.float16, torch.float32)
     }
     print(json.dumps({"threads": torch.get_num_threads(), "GB/s": found}, indent=1))
 

@@ -18,7 +18,11 @@ from deployments.generation.scheduling.blocks import BLOCK, blocks_of
 from deployments.generation.scheduling.chunk import Chunk
 
 CPU = EXACT.device
-NEAR = {torch.float32: 1e-5, torch.bfloat16: 1 / 512}  # bfloat16 rounds what comes out, and AMX the weights of values
+NEAR = {  # bfloat16 and float16 round what comes out, AMX the weights of values too
+    torch.float32: 1e-5,
+    torch.bfloat16: 1 / 512,
+    torch.float16: 1 / 2048,
+}
 built = pytest.mark.skipif(not forms(), reason="not built: python setup.py build_ext --inplace")
 
 
@@ -55,7 +59,7 @@ def exact(heads, layout, q, keys, values):
     groups=st.integers(1, 4),
     shared=st.integers(1, 9),
     lengths=st.lists(st.integers(1, 1000), min_size=1, max_size=5),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    dtype=st.sampled_from(list(NEAR)),
     spread=st.sampled_from([0.1, 1.0, 20.0]),
     seed=st.integers(0, 2**20),
 )
@@ -69,6 +73,27 @@ def test_each_form_is_float64s(form, size, groups, shared, lengths, dtype, sprea
     wanted = exact(heads, layout, q, keys, values)
     largest = values.double().abs().max() + wanted.abs().max()
     assert (mixed.double() - wanted).abs().max() <= NEAR[dtype] * largest * max(1, spread / 4)
+
+
+@built
+@pytest.mark.parametrize("form", forms())
+def test_all_numbers_of_float16_are_read_and_written_as_torchs(form):
+    """A query of zeros weighs tokens the same: what comes out is their mean in float32, rounded. Means of a number and
+    the next one lie between both, half of them at the same distance from both.
+    """
+    numbers, heads = torch.arange(2**16), Heads(1, 1, 256)
+    layout = StepLayout.of_chunks([Chunk(np.zeros(1, np.int32), 3, (at,)) for at in range(256)], EXACT)
+    keys, values = torch.zeros(2, 256, 1, BLOCK, 256, dtype=torch.float16)
+    query, mixed = torch.zeros(256, 1, 256, dtype=torch.float16), torch.empty(256, 256, dtype=torch.float16)
+    smallest_normal = torch.full_like(numbers, 1 << 10)
+    for other in (numbers + 1, smallest_normal):
+        for count in range(4):
+            tokens = [numbers] * (4 - count) + [other] * count
+            halves = [of.to(torch.int16).view(torch.float16).view(256, 256) for of in tokens]
+            values[:, 0, :4] = torch.stack(halves, 1)
+            DecodeKernel(form, heads).attend(query, keys, values, layout.decoding, mixed)
+            wanted = (sum(of.float() for of in halves) / 4).half()
+            torch.testing.assert_close(mixed, wanted, atol=0, rtol=0, equal_nan=True)
 
 
 @built
@@ -130,6 +155,7 @@ def test_a_step_of_both_kinds_is_torchs(dtype):
 
 def test_torch_computes_what_the_kernel_does_not():
     assert decode_kernel(Heads(4, 2, 24), EXACT) is None
-    assert decode_kernel(Heads(4, 2, 64), Place(CPU, torch.float16)) is None
+    assert decode_kernel(Heads(4, 2, 64), Place(CPU, torch.float64)) is None
     assert decode_kernel(Heads(4, 2, 64), Place(torch.device("cuda"), torch.float32)) is None
-    assert (decode_kernel(Heads(4, 2, 64), EXACT) is not None) == bool(forms())
+    for dtype in NEAR:
+        assert (decode_kernel(Heads(4, 2, 64), Place(CPU, dtype)) is not None) == bool(forms())

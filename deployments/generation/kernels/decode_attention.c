@@ -16,7 +16,7 @@ struct attention {
     const int64_t *lengths;   /* of the sequences: tokens in the cache, at least 1 */
     const int64_t *tables;    /* [sequences, table_stride]: their blocks */
     int64_t query_stride, table_stride, sequences, groups, heads, size; /* heads: of one group */
-    int64_t is_bfloat16;      /* all numbers; else float32 */
+    int64_t dtype;            /* of all numbers */
     int64_t next;             /* the next pair of sequence and group that a thread takes; 0 at first */
     int64_t failed;           /* no memory */
 };
@@ -47,6 +47,7 @@ static inline int64_t start_of(const struct attention *at, int64_t sequence, int
 #undef EACH
 #define FORM avx2
 #define TARGET TARGET_AVX2
+#define CONVERTS
 #define LANES 8
 #define EACH(f, s) f(0, s), f(1, s), f(2, s), f(3, s), f(4, s), f(5, s), f(6, s), f(7, s)
 #include "decode_attention.c"
@@ -109,10 +110,10 @@ INLINE VECTOR NAME(sums)(VECTOR *of) {
 
 /* Numbers of the cache or of queries as float32: where they are, or put into `buffer`. */
 INLINE const float *NAME(floats)(const struct attention *at, const void *from, int64_t start, int64_t count, float *buffer) {
-    if (!at->is_bfloat16)
+    if (at->dtype == FLOAT32)
         return (const float *)from + start;
     for (int64_t i = 0; i < count; i += LANES)
-        AT(buffer + i) = NAME(read)(from, start + i, 1);
+        AT(buffer + i) = NAME(read)(from, start + i, at->dtype == FLOAT16 ? FLOAT16 : BFLOAT16);
     return buffer;
 }
 
@@ -189,7 +190,7 @@ struct NAME(memory) { /* of a thread */
 /* Where all is bfloat16: products of up to 16 heads at once by AMX, whose tiles are 16 rows of 64 bytes. The left matrix
  * lies as it is; of the right one each two rows are interleaved, so that a pair of its numbers is 4 bytes.
  */
-static int for_tiles(const struct attention *at) { return at->is_bfloat16 && at->size % 32 == 0; }
+static int for_tiles(const struct attention *at) { return at->dtype == BFLOAT16 && at->size % 32 == 0; }
 
 struct ahead { /* what the next piece reads: its keys, then its values */
     const uint16_t *keys, *values;
@@ -282,7 +283,7 @@ static TARGET void NAME(piece)(const struct attention *at, struct NAME(memory) *
         return;
     }
 #endif
-    int64_t size = at->size, width = at->is_bfloat16 ? 2 : 4;
+    int64_t size = at->size, width = at->dtype == FLOAT32 ? 4 : 2;
     for (int64_t t = 0; t < tokens; t += LANES) {
         const char *values = (const char *)at->values + (start + t * size) * width;
         const char *further = (const char *)at->keys + (next + t * size) * width;
@@ -323,7 +324,7 @@ static TARGET void NAME(pair)(const struct attention *at, struct NAME(memory) *o
     }
     int64_t out = (at->tokens[sequence] * at->groups + group) * numbers;
     for (int64_t i = 0; i < numbers; i += LANES)
-        NAME(write)(at->mixed, out + i, READ(of->sums + i) / of->totals[i / size], at->is_bfloat16);
+        NAME(write)(at->mixed, out + i, READ(of->sums + i) / of->totals[i / size], at->dtype);
 }
 
 /* Compute pairs of sequence and group until none is left. Any number of threads may do so at once, on the same struct. */

@@ -18,7 +18,6 @@ from deployments.generation.kernels import native
 from deployments.generation.scheduling.chunk import Chunk
 
 _NAME = "decode_attention"
-_DTYPES = (torch.float32, torch.bfloat16)
 _SIZES = 16  # a head's size is a multiple of it
 
 
@@ -28,7 +27,7 @@ class _Attention(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("queries", "keys", "values", "mixed", "tokens", "lengths", "tables")),
         *((name, ctypes.c_int64) for name in ("query_stride", "table_stride", "sequences", "groups", "heads", "size")),
-        *((name, ctypes.c_int64) for name in ("is_bfloat16", "next", "failed")),
+        *((name, ctypes.c_int64) for name in ("dtype", "next", "failed")),
     )
 
 
@@ -69,7 +68,7 @@ class DecodeKernel:
         tensors = (tensor.data_ptr() for tensor in (q, keys, values, mixed))
         arrays = (array.ctypes.data for array in (rows.tokens, rows.lengths, rows.tables))
         shape = (len(rows.tokens), heads.groups, heads.heads // heads.groups, heads.size)
-        work = _Attention(*tensors, *arrays, q.stride(0), rows.tables.shape[1], *shape, q.dtype == torch.bfloat16)
+        work = _Attention(*tensors, *arrays, q.stride(0), rows.tables.shape[1], *shape, native.DTYPES[q.dtype])
         native.on_threads()(self._run, ctypes.byref(work), min(torch.get_num_threads(), shape[0] * shape[1]))
         if work.failed:
             raise MemoryError("there is no memory for attention: give the replica more, or its cache fewer blocks")
@@ -82,6 +81,6 @@ def forms() -> list[str]:
 
 def decode_kernel(heads: Heads, place: Place) -> DecodeKernel | None:
     """None where torch's own operations are used: on other devices, for other sizes and dtypes, or not built."""
-    if place.device.type != "cpu" or place.dtype not in _DTYPES or heads.size % _SIZES:
+    if place.device.type != "cpu" or place.dtype not in native.DTYPES or heads.size % _SIZES:
         return None
     return DecodeKernel(forms()[0], heads) if forms() else None

@@ -26,8 +26,8 @@ struct product {
     void *y;               /* out: [rows, outputs] */
     int64_t rows, width, outputs, x_stride;
     int64_t is_gated;
-    int64_t is_bfloat16;   /* x and weights; else float32. Sums are float32 */
-    int64_t gives_bfloat16; /* residual and y; else float32 */
+    int64_t dtype;         /* of x and weights: FLOAT32 or BFLOAT16. Sums are float32 */
+    int64_t given;         /* the same of residual and y */
     int64_t blocks, share; /* all; those that a thread takes at once */
     int64_t next;          /* the next that is taken; 0 at first */
 };
@@ -35,6 +35,7 @@ struct product {
 #if defined(__x86_64__)
 #define FORM avx2
 #define TARGET TARGET_AVX2
+#define CONVERTS
 #define LANES 8
 #define ROWS 3 /* at once, whose sums stay in registers */
 #include "decode_products.c"
@@ -108,15 +109,15 @@ INLINE void NAME(finish)(const struct product *at, float *sums, int64_t row, int
         for (; done + LANES <= wanted; done += LANES) {
             VECTOR numbers = of[done / LANES];
             if (at->residual != NULL)
-                numbers += NAME(read)(at->residual, out + done, at->gives_bfloat16);
-            NAME(write)(at->y, out + done, numbers, at->gives_bfloat16);
+                numbers += NAME(read)(at->residual, out + done, at->given);
+            NAME(write)(at->y, out + done, numbers, at->given);
         }
         if (done < wanted) { /* the last block's last columns */
-            int64_t width = at->gives_bfloat16 ? 2 : 4, bytes = (wanted - done) * width;
+            int64_t width = at->given == FLOAT32 ? 4 : 2, bytes = (wanted - done) * width;
             char rest[LANES * 4] = {0}, y[LANES * 4];
             if (at->residual != NULL)
                 memcpy(rest, (const char *)at->residual + (out + done) * width, bytes);
-            NAME(write)(y, 0, of[done / LANES] + NAME(read)(rest, 0, at->gives_bfloat16), at->gives_bfloat16);
+            NAME(write)(y, 0, of[done / LANES] + NAME(read)(rest, 0, at->given), at->given);
             memcpy((char *)at->y + (out + done) * width, y, bytes);
         }
     }
@@ -180,7 +181,7 @@ INLINE void NAME(multiply_some)(const struct product *at, int64_t row, int64_t b
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < VECTORS; v++) found[r][v] = (VECTOR){0};
     int64_t stride = at->x_stride;
-    if (at->is_bfloat16) { /* two numbers of a row, and of each output, at a time */
+    if (at->dtype == BFLOAT16) { /* two numbers of a row, and of each output, at a time */
         const uint16_t *x = (const uint16_t *)at->x + row * stride;
         const uint16_t *weights = (const uint16_t *)at->weights + block * at->width * COLUMNS;
         for (int64_t k = 0; k < at->width; k += 2, weights += 2 * COLUMNS) {

@@ -21,7 +21,7 @@ struct norm {
     const float *weight; /* [size] */
     void *y;             /* out: [rows, size] */
     int64_t rows, size, x_stride;
-    int64_t is_bfloat16; /* x and y; else float32 */
+    int64_t dtype;       /* of x and y: FLOAT32 or BFLOAT16 */
     int64_t next;        /* the next row that a thread takes; 0 at first */
     float eps;           /* added to the mean square */
 };
@@ -33,16 +33,16 @@ struct turn {
     void *keys, *values;            /* out: [blocks, groups, BLOCK, size] */
     const int64_t *slots;           /* [2, tokens]: block, and place in it, of each token's keys and values */
     int64_t tokens, heads, groups, size;
-    int64_t is_bfloat16; /* qkv, angles, keys and values; else float32 */
-    int64_t next;        /* the next token that a thread takes; 0 at first */
+    int64_t dtype; /* of qkv, angles, keys and values: FLOAT32 or BFLOAT16 */
+    int64_t next;  /* the next token that a thread takes; 0 at first */
     float eps;
 };
 
 INLINE void normalise(const void *x, int64_t from, const float *weight, void *y, int64_t to, int64_t size, float eps,
-                      int is_bfloat16) {
+                      enum dtype dtype) {
     VECTOR squares = {0};
     for (int64_t i = 0; i < size; i += LANES) {
-        VECTOR numbers = NAME(read)(x, from + i, is_bfloat16);
+        VECTOR numbers = NAME(read)(x, from + i, dtype);
         squares += numbers * numbers;
     }
     float sum = 0;
@@ -50,27 +50,27 @@ INLINE void normalise(const void *x, int64_t from, const float *weight, void *y,
         sum += squares[i];
     float factor = 1 / sqrtf(sum / size + eps);
     for (int64_t i = 0; i < size; i += LANES)
-        NAME(write)(y, to + i, NAME(read)(x, from + i, is_bfloat16) * factor * NAME(read)(weight, i, 0), is_bfloat16);
+        NAME(write)(y, to + i, NAME(read)(x, from + i, dtype) * factor * NAME(read)(weight, i, FLOAT32), dtype);
 }
 
 /* The numbers i and i + size / 2 of a head are turned by the same angle. */
-INLINE void rotate(void *head, int64_t start, const void *angles, int64_t angle, int64_t size, int is_bfloat16) {
+INLINE void rotate(void *head, int64_t start, const void *angles, int64_t angle, int64_t size, enum dtype dtype) {
     for (int64_t i = 0; i < size / 2; i += LANES) {
-        VECTOR cos = NAME(read)(angles, angle + i, is_bfloat16), sin = NAME(read)(angles, angle + size / 2 + i, is_bfloat16);
-        VECTOR first = NAME(read)(head, start + i, is_bfloat16), second = NAME(read)(head, start + size / 2 + i, is_bfloat16);
-        NAME(write)(head, start + i, first * cos - second * sin, is_bfloat16);
-        NAME(write)(head, start + size / 2 + i, second * cos + first * sin, is_bfloat16);
+        VECTOR cos = NAME(read)(angles, angle + i, dtype), sin = NAME(read)(angles, angle + size / 2 + i, dtype);
+        VECTOR first = NAME(read)(head, start + i, dtype), second = NAME(read)(head, start + size / 2 + i, dtype);
+        NAME(write)(head, start + i, first * cos - second * sin, dtype);
+        NAME(write)(head, start + size / 2 + i, second * cos + first * sin, dtype);
     }
 }
 
-INLINE void turn_token(const struct turn *at, int64_t token, int is_bfloat16) {
-    int64_t size = at->size, width = is_bfloat16 ? 2 : 4, turned = at->heads + at->groups;
+INLINE void turn_token(const struct turn *at, int64_t token, enum dtype dtype) {
+    int64_t size = at->size, width = dtype == FLOAT32 ? 4 : 2, turned = at->heads + at->groups;
     int64_t start = token * (turned + at->groups) * size;
     for (int64_t h = 0; h < turned; h++) {
         if (at->weight != NULL)
             normalise(at->qkv, start + h * size, at->weight + h * size, at->qkv, start + h * size, size, at->eps,
-                      is_bfloat16);
-        rotate(at->qkv, start + h * size, at->angles, token * size, size, is_bfloat16);
+                      dtype);
+        rotate(at->qkv, start + h * size, at->angles, token * size, size, dtype);
     }
     for (int64_t g = 0; g < at->groups; g++) {
         const char *key = (const char *)at->qkv + (start + (at->heads + g) * size) * width;
@@ -86,18 +86,18 @@ FORMS void decode_rows_norm(struct norm *at) {
     int64_t first;
     while ((first = __atomic_fetch_add(&at->next, SHARE, __ATOMIC_RELAXED)) < at->rows)
         for (int64_t row = first; row < least(first + SHARE, at->rows); row++)
-            if (at->is_bfloat16)
-                normalise(at->x, row * at->x_stride, at->weight, at->y, row * at->size, at->size, at->eps, 1);
+            if (at->dtype == BFLOAT16)
+                normalise(at->x, row * at->x_stride, at->weight, at->y, row * at->size, at->size, at->eps, BFLOAT16);
             else
-                normalise(at->x, row * at->x_stride, at->weight, at->y, row * at->size, at->size, at->eps, 0);
+                normalise(at->x, row * at->x_stride, at->weight, at->y, row * at->size, at->size, at->eps, FLOAT32);
 }
 
 FORMS void decode_rows_turn(struct turn *at) {
     int64_t first;
     while ((first = __atomic_fetch_add(&at->next, SHARE, __ATOMIC_RELAXED)) < at->tokens)
         for (int64_t token = first; token < least(first + SHARE, at->tokens); token++)
-            if (at->is_bfloat16)
-                turn_token(at, token, 1);
+            if (at->dtype == BFLOAT16)
+                turn_token(at, token, BFLOAT16);
             else
-                turn_token(at, token, 0);
+                turn_token(at, token, FLOAT32);
 }

@@ -17,6 +17,7 @@ import torch
 logger = logging.getLogger("ray.serve")
 
 _HUGE = 2**21  # bytes
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in vectors.h
 
 
 @functools.cache

@@ -40,7 +40,7 @@ class _Product(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weights", "bias", "residual", "y")),
         *((name, ctypes.c_int64) for name in ("rows", "width", "outputs", "x_stride", "is_gated")),
-        *((name, ctypes.c_int64) for name in ("is_bfloat16", "gives_bfloat16")),
+        *((name, ctypes.c_int64) for name in ("dtype", "given")),
         *((name, ctypes.c_int64) for name in ("blocks", "share", "next")),
     )
 
@@ -111,8 +111,8 @@ class PackedDense:
             self._outputs,
             x.stride(0),
             self._gated,
-            self._dtype == torch.bfloat16,
-            y.dtype == torch.bfloat16,
+            native.DTYPES[self._dtype],
+            native.DTYPES[y.dtype],
             blocks,
             max(1, min(self._most, blocks // (threads * _SHARES))),
         )

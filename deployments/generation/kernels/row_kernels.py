@@ -24,7 +24,7 @@ class _Norm(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weight", "y")),
-        *((name, ctypes.c_int64) for name in ("rows", "size", "x_stride", "is_bfloat16", "next")),
+        *((name, ctypes.c_int64) for name in ("rows", "size", "x_stride", "dtype", "next")),
         ("eps", ctypes.c_float),
     )
 
@@ -34,7 +34,7 @@ class _Turn(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("qkv", "angles", "weight", "keys", "values", "slots")),
-        *((name, ctypes.c_int64) for name in ("tokens", "heads", "groups", "size", "is_bfloat16", "next")),
+        *((name, ctypes.c_int64) for name in ("tokens", "heads", "groups", "size", "dtype", "next")),
         ("eps", ctypes.c_float),
     )
 
@@ -49,7 +49,7 @@ class NormKernel:
         x = x if x.stride(1) == 1 else x.contiguous()
         y = torch.empty(x.shape, dtype=x.dtype)
         pointers = (x.data_ptr(), self._weight.data_ptr(), y.data_ptr())
-        work = _Norm(*pointers, *x.shape, x.stride(0), x.dtype == torch.bfloat16, 0, self._eps)
+        work = _Norm(*pointers, *x.shape, x.stride(0), native.DTYPES[x.dtype], 0, self._eps)
         _on_threads(self._run, work, len(x))
         return y
 
@@ -78,7 +78,7 @@ class TurnKernel:
         work = _Turn(
             *(None if tensor is None else tensor.data_ptr() for tensor in tensors),
             *(tokens, heads.heads, heads.groups, heads.size),
-            *(qkv.dtype == torch.bfloat16, 0, self._eps),
+            *(native.DTYPES[qkv.dtype], 0, self._eps),
         )
         _on_threads(self._run, work, tokens)
 

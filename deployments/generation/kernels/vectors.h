@@ -1,6 +1,7 @@
 /* What the kernels share. A file that has forms includes itself once for each of them, and this header at its beginning:
  * first without a form, then with FORM (its name), LANES (of a vector) and TARGET (what the compiler may use of the
- * processor). NAME(f) is f's name in the form, VECTOR its vector of float32.
+ * processor), and CONVERTS if it has instructions for float16. NAME(f) is f's name in the form, VECTOR its vector of
+ * float32.
  */
 #ifndef FORM
 
@@ -10,15 +11,15 @@
 #include <string.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
-#define TARGET_AVX2 __attribute__((target("avx2,fma")))
+#define TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define TARGET_AVX512 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
 #define TARGET_BFLOAT16 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 #define TARGET_AMX                                                                                                     \
     __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,amx-tile,amx-bf16")))
 #if defined(__linux__) && (__GNUC__ >= 11 || __clang_major__ >= 12)
 #define HAS_AMX /* the compiler has, and AVX512_BF16 */
-#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -38,24 +39,27 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
+enum dtype { FLOAT32, BFLOAT16, FLOAT16 }; /* of numbers in memory; native.py has the same order */
+
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 #if defined(__x86_64__)
 /* What this processor and this process may use: 0 none of the forms, 1 AVX2, 2 AVX-512, 3 and its bfloat16, 4 AMX. */
 __attribute__((unused)) static int best_form(void) {
+    unsigned a, b, c, d;
     __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__get_cpuid(1, &a, &b, &c, &d) ||
+        !(c & bit_F16C))
         return 0;
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
         return 1;
 #ifdef HAS_AMX
     /* AMX-BF16, AMX-TILE; ARCH_REQ_XCOMP_PERM: Linux has to allow a process the tiles, whose state is large */
-    enum { BFLOAT16 = 1 << 22, TILE = 1 << 24, REQUEST = 0x1023, TILE_DATA = 18 };
-    unsigned a, b, c, d;
+    enum { PRODUCTS = 1 << 22, TILE = 1 << 24, REQUEST = 0x1023, TILE_DATA = 18 };
     if (!__builtin_cpu_supports("avx512bf16"))
         return 2;
-    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & BFLOAT16) && (d & TILE) &&
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & PRODUCTS) && (d & TILE) &&
         syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0)
         return 4;
     return 3;
@@ -83,16 +87,54 @@ typedef uint16_t NAME(halves) __attribute__((vector_size(LANES * 2), aligned(2),
 
 INLINE BITS NAME(pick)(BITS which, BITS a, BITS b) { return (which & a) | (~which & b); } /* a where all bits are set */
 
-/* LANES numbers of float32 or bfloat16 from number `start` on, as float32, and back: to nearest, ties to even. */
-INLINE VECTOR NAME(read)(const void *from, int64_t start, int is_bfloat16) {
-    if (!is_bfloat16)
+/* LANES numbers of float16 as float32. By the bits too a NaN becomes a quiet one, as the instructions make it. */
+INLINE VECTOR NAME(read_halves)(const void *from) {
+#if defined(CONVERTS) && LANES == 16
+    return (VECTOR)_mm512_cvtph_ps(_mm256_loadu_si256(from));
+#elif defined(CONVERTS)
+    return (VECTOR)_mm256_cvtph_ps(_mm_loadu_si128(from));
+#else
+    BITS half = __builtin_convertvector(*(const NAME(halves) *)from, BITS), absolute = half & 0x7fff;
+    BITS bits = (absolute << 13) + (112u << 23); /* the exponent's bias: 127, and of a half 15 */
+    BITS small = (BITS)((VECTOR)(absolute + (126u << 23)) - 0.5f); /* so many 2^-24: the last places of 0.5 */
+    bits = NAME(pick)((BITS)(absolute < 0x400), small, bits);
+    bits += (BITS)(absolute >= 0x7c00) & (112u << 23); /* no numbers */
+    bits |= (BITS)(absolute > 0x7c00) & 0x400000;
+    return (VECTOR)(bits | (half & 0x8000) << 16);
+#endif
+}
+
+INLINE void NAME(write_halves)(void *to, VECTOR numbers) {
+#if defined(CONVERTS) && LANES == 16
+    _mm256_storeu_si256(to, _mm512_cvtps_ph((__m512)numbers, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(CONVERTS)
+    _mm_storeu_si128(to, _mm256_cvtps_ph((__m256)numbers, _MM_FROUND_TO_NEAREST_INT));
+#else
+    BITS bits = (BITS)numbers, absolute = bits & 0x7fffffff;
+    BITS half = (absolute - (112u << 23) + 0xfff + ((absolute >> 13) & 1)) >> 13;
+    half = NAME(pick)((BITS)(absolute < 113u << 23), (BITS)((VECTOR)absolute + 0.5f) - (126u << 23), half);
+    half = NAME(pick)((BITS)(absolute >= 143u << 23), (BITS){0} + 0x7c00, half);
+    half = NAME(pick)((BITS)(absolute > 0x7f800000), ((absolute >> 13) & 0x3ff) | 0x7e00, half);
+    *(NAME(halves) *)to = __builtin_convertvector(half | (bits >> 16 & 0x8000), NAME(halves));
+#endif
+}
+
+/* LANES numbers from number `start` on as float32, and back: to nearest, ties to even. */
+INLINE VECTOR NAME(read)(const void *from, int64_t start, enum dtype dtype) {
+    if (dtype == FLOAT32)
         return READ((const float *)from + start);
+    if (dtype == FLOAT16)
+        return NAME(read_halves)((const uint16_t *)from + start);
     return (VECTOR)(__builtin_convertvector(*(const NAME(halves) *)((const uint16_t *)from + start), BITS) << 16);
 }
 
-INLINE void NAME(write)(void *to, int64_t start, VECTOR numbers, int is_bfloat16) {
-    if (!is_bfloat16) {
+INLINE void NAME(write)(void *to, int64_t start, VECTOR numbers, enum dtype dtype) {
+    if (dtype == FLOAT32) {
         AT((float *)to + start) = numbers;
+        return;
+    }
+    if (dtype == FLOAT16) {
+        NAME(write_halves)((uint16_t *)to + start, numbers);
         return;
     }
     BITS bits = (BITS)numbers, nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
