@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tiny_tokenizers import qwen
 
-from deployments.generation.asked import Picked, Piece
+from deployments.generation.asked import Piece
 from deployments.generation.text.generation_card import GenerationCard
-from deployments.generation.text.sampling import Sampling
+from deployments.generation.text.sampling import Picked, Sampling
 from deployments.generation.text.text_stream import TextStream
 from deployments.models.model_files import ModelCard
 from deployments.models.tokenizer_files import read_tokenizer

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from deployments.generation.generation_record import GenerationRecord
 from deployments.generation.text.generation_card import GenerationCard
-from deployments.generation.text.sampling import Sampling
+from deployments.generation.text.sampling import Picked, Sampling
 from deployments.queueing.quota import Client
 
 if TYPE_CHECKING:
@@ -55,17 +55,6 @@ class Asked:
     received: float | None = None
     let_in: bool = False
     record: GenerationRecord | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Picked:
-    """One token. `logprob`: the natural logarithm of how likely it was, before temperature, top_k and top_p
-    (`sampling.log_shares`). `alternatives`: (token, its logprob) of the likeliest, the likeliest first.
-    """
-
-    id: int
-    logprob: float | None = None
-    alternatives: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from deployments.errors import (
     Unavailable,
     WindveError,
 )
-from deployments.generation.asked import Asked, Finish, Picked, Piece
+from deployments.generation.asked import Asked, Finish, Piece
 from deployments.generation.generation_metrics import GenerationMetrics, Promise, Streamed
 from deployments.generation.generation_metrics import GenerationPool as PoolFigures
 from deployments.generation.generation_pool import GenerationLink, GenerationPool
@@ -39,6 +39,7 @@ from deployments.generation.generation_record import Outcome
 from deployments.generation.generation_settings import GenerationConfig, GenerationSettings
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.text.generation_card import GenerationCard, read_generation_card
+from deployments.generation.text.sampling import Picked
 from deployments.generation.text.text_stream import TextStream
 from deployments.generation.token_channel import Streaming
 from deployments.generation.token_frames import GenerationOffer, NewToken, RefusedOffer

@@ -21,12 +21,12 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from deployments.errors import EngineFailed, Unavailable
-from deployments.generation.asked import Finish, Picked
-from deployments.generation.scheduling.chunk import IDLE, Busy, Chunk, Logits, Steps, Work
+from deployments.generation.asked import Finish
+from deployments.generation.scheduling.chunk import IDLE, Busy, Chunk, Steps, Work
 from deployments.generation.scheduling.rows import FIRST, PARKING, SECOND, Generation, Part, Row
 from deployments.generation.scheduling.step_schedule import StepSchedule, StepState
 from deployments.generation.scheduling.step_time import HostTime, StepTime
-from deployments.generation.text.sampling import Sampler, log_shares
+from deployments.generation.text.sampling import Drawn, Picked, Sampler, pick
 from deployments.generation.token_frames import (
     GenerationOffer,
     GenerationOffers,
@@ -102,13 +102,6 @@ class RouterSession:
     asks: bool = False  # it waits for a report
 
 
-class Drawn(NamedTuple):
-    """How the next token of a chunk is picked: once for each of these answers; with so many alternatives."""
-
-    samplers: Sequence[Sampler]
-    logprobs: int | None
-
-
 class StepWork(NamedTuple):
     """What the engine computes in one step. `drawn`: of chunks that are wanted; `parked`: of rows that may arrive."""
 
@@ -120,7 +113,11 @@ class StepWork(NamedTuple):
         """In the engine's thread."""
         computed = engine.step(self.work)
         drawn = [*self.drawn, *(self.parked[number] for number in computed.arrived)]
-        picked = [_pick(row, one) for row, one in zip(computed.logits, drawn, strict=True)]
+        logits = computed.logits
+        if isinstance(logits, np.ndarray):
+            picked = [pick(row, one) for row, one in zip(logits, drawn, strict=True)]
+        else:
+            picked = logits.pick(drawn)
         return Found(picked, computed.arrived, computed.busy)
 
 
@@ -528,18 +525,3 @@ def _drawn(part: Part) -> Drawn:
     ends_prompt = part.start < len(offered.offer.ids)
     answers = offered.answers if ends_prompt else [offered.answers[part.row.number]]
     return Drawn([answer.sampler for answer in answers], offered.offer.logprobs)
-
-
-def _pick(logits: Logits, drawn: Drawn) -> list[Picked] | None:
-    """One token for each sampler. `logits`: float32 [vocabulary]."""
-    if not np.isfinite(logits.max()):
-        return None
-    tokens = [sampler.pick(logits) for sampler in drawn.samplers]
-    if drawn.logprobs is None:
-        return [Picked(token) for token in tokens]
-    known = log_shares(logits)
-    count = min(drawn.logprobs, len(known))
-    best = np.argpartition(-known, count - 1)[:count] if count else np.zeros(0, np.intp)
-    best = best[np.argsort(-known[best], kind="stable")]
-    others = tuple(zip(best.tolist(), known[best].tolist(), strict=True))
-    return [Picked(token, float(known[token]), others) for token in tokens]

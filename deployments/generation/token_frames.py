@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from deployments.generation.asked import Finish, Ids, Picked
+from deployments.generation.asked import Finish, Ids
 from deployments.generation.scheduling.host_side import HostState
 from deployments.generation.scheduling.step_schedule import StepState
-from deployments.generation.text.sampling import Sampling
+from deployments.generation.text.sampling import Picked, Sampling
 from deployments.queueing.shares import Tenant
 from deployments.transport.frames import frame_of, head_of, plain_tenant, tenant_of
 

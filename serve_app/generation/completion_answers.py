@@ -16,7 +16,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from tokenizers import Tokenizer
 
-from deployments.generation.asked import Picked, Piece
+from deployments.generation.asked import Piece
+from deployments.generation.text.sampling import Picked
 from serve_app.generation.event_stream import DONE, event
 
 _ONE_BYTE = re.compile("<0x([0-9A-F]{2})>")

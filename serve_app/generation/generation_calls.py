@@ -15,8 +15,9 @@ from google.protobuf.message import Message
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.errors import EmptyInput, InvalidInput, WindveError
-from deployments.generation.asked import Asked, Picked, Piece
+from deployments.generation.asked import Asked, Piece
 from deployments.generation.generation_router import GenerationRouter
+from deployments.generation.text.sampling import Picked
 from serve_app.access_log import Followed
 from serve_app.api_keys import ApiKeys
 from serve_app.generation.asking import Asking

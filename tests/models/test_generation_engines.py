@@ -13,16 +13,19 @@ from packed_models import build as build_transformers
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from deployments.errors import SettingsError
+from deployments.generation.engine import causal_stages, device_sampling
+from deployments.generation.engine.device_sampling import DeviceLogits
 from deployments.generation.engine.generation_engines import _Loaded, create_step_engine
 from deployments.generation.generation_settings import GeneratingAccelerator, GeneratingCpu
 from deployments.generation.planned_steps import PlannedStep, measure, measure_host
 from deployments.generation.scheduling.blocks import BLOCK
+from deployments.generation.scheduling.chunk import Chunk, Work
 from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
-from deployments.generation.stepper import Stepper
+from deployments.generation.stepper import Stepper, StepWork
 from deployments.generation.text.generation_card import read_generation_card
-from deployments.generation.text.sampling import Sampling
+from deployments.generation.text.sampling import Drawn, Sampler, Sampling
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers
 from deployments.settings import ModelSettings
 
@@ -124,6 +127,38 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path, family, place):
         assert (logits.amax(1) - picked <= NEAR).all()
 
 
+@pytest.mark.parametrize("place", [settings(), with_host()], ids=["alone", "with a host"])
+def test_tokens_that_are_drawn_on_the_device_are_the_same(tmp_path, monkeypatch, place):
+    _, card = saved(tmp_path, *FAMILIES["llama"][:2])
+    sampled = [Sampling(0.0), Sampling(1.0, seed=1), Sampling(2.0, 20, 0.9, 2), Sampling(0.8, 0, 0.7, 3)]
+
+    def answers(engine):
+        samplers = [Sampler(asked) for asked in sampled]
+        texts = [np.arange(5 + 3 * row, dtype=np.int32) for row in range(len(sampled))]
+        starts, found = [0] * len(texts), []
+        for _ in range(12):
+            chunks = [
+                Chunk(text[start:], start, [row], on_host=engine.host_blocks > 0 and row % 2 == 1)
+                for row, (text, start) in enumerate(zip(texts, starts, strict=True))
+            ]
+            work = Work([chunk for chunk in chunks if not chunk.on_host], second=[c for c in chunks if c.on_host])
+            order = sorted(range(len(chunks)), key=lambda row: chunks[row].on_host)
+            drawn = [Drawn([samplers[row]], 3 if row else None) for row in order]
+            starts = [len(text) for text in texts]
+            for row, picked in zip(order, StepWork(work, drawn).run(engine.steps).picked, strict=True):
+                found.append([picked[0].id, *(token for token, _ in picked[0].alternatives)])
+                texts[row] = np.append(texts[row], np.int32(picked[0].id))
+        return found
+
+    here = answers(create_step_engine(card, place, "cpu", 1))
+    for module in (device_sampling, causal_stages):
+        monkeypatch.setattr(module, "logits_of", lambda _: DeviceLogits)
+    engine = create_step_engine(card, place, "cpu", 1)
+    assert answers(engine) == here
+    one = Work([Chunk(np.zeros(3, np.int32), 0, [0])])
+    assert isinstance(engine.steps.step(one).logits, DeviceLogits)
+
+
 def test_the_cache_fills_what_memory_is_left_and_says_where_it_is_too_small(tmp_path, monkeypatch):
     _, card = saved(tmp_path, *FAMILIES["llama"][:2])
     block_bytes = 2 * 2 * 2 * 8 * BLOCK * 4  # keys and values, layers, heads, numbers of each, tokens, float32
@@ -161,7 +196,7 @@ def test_a_device_that_is_emulated_by_its_name_has_its_host(tmp_path):
     assert measure_host(engine, card) == known.host_time
     found = engine.steps.step(PlannedStep(cached=200, host_rows=2, copied=1).work(known.blocks, card, 9).work)
     assert found.logits.shape == (2, VOCABULARY)
-    assert found.host_s == pytest.approx(known.host_time.seconds(2, 402))
+    assert found.busy.host_s == pytest.approx(known.host_time.seconds(2, 402))
     alone = create_step_engine(card, GeneratingAccelerator.model_validate(named), "emulated", 1)
     assert (alone.host_blocks, measure_host(alone, card)) == (0, None)
 

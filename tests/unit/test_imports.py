@@ -32,6 +32,7 @@ ORDER = (  # from the top
     "deployments.generation.text",
     "deployments.generation.generation_settings",
     "deployments.generation.scheduling",
+    "deployments.generation.text.sampling",
     "deployments.router",
     "deployments.embedder",
     "deployments.runner",

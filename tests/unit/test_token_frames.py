@@ -7,10 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from deployments.generation.asked import Picked
 from deployments.generation.scheduling.host_side import HostState
 from deployments.generation.scheduling.step_schedule import StepState
-from deployments.generation.text.sampling import Sampling
+from deployments.generation.text.sampling import Picked, Sampling
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers, NewToken, RefusedOffer, TokenReport
 from deployments.queueing.shares import Tenant
 

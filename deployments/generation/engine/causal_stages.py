@@ -15,8 +15,9 @@ import torch
 from deployments.engines.packed.tensors import Place
 from deployments.generation.engine.cache import CachedAttention
 from deployments.generation.engine.causal_model import CausalModel
+from deployments.generation.engine.device_sampling import logits_of
 from deployments.generation.engine.step import StepLayout
-from deployments.generation.scheduling.chunk import Busy, Chunk, Copy, Logits
+from deployments.generation.scheduling.chunk import Busy, Chunk, Copy, Logits, LogitsThere
 from deployments.hardware.affinity import pin_thread
 
 logger = logging.getLogger("ray.serve")
@@ -35,7 +36,7 @@ class CausalStages:
 
     def __init__(self, model: CausalModel, cores: Sequence[int] = ()) -> None:
         """`cores`: to which the host's attention is bound, a thread each; else it has as many threads as torch."""
-        self._model = model
+        self._model, self._logits = model, logits_of(model.place.device)
         self._host = _Host(cores)
         self._copies = _Copies(model)
         self._work = _DeviceWork() if model.place.device.type == "cuda" else _Work()
@@ -98,10 +99,9 @@ class CausalStages:
         wait_for([batch.attention for batch in batches], return_when=FIRST_COMPLETED)
 
     @torch.inference_mode()
-    def logits(self, batches: Sequence[CausalBatch]) -> Logits:
+    def logits(self, batches: Sequence[CausalBatch]) -> Logits | LogitsThere:
         x = torch.cat([batch.x for batch in batches]) if batches else torch.empty(0)
-        found = self._model.head(x).cpu() if len(x) else torch.empty(0, self._model.vocabulary)
-        return found.numpy()
+        return self._logits(self._model.head(x) if len(x) else torch.empty(0, self._model.vocabulary))
 
     def busy(self) -> Busy:
         return Busy(self._work.seconds(), self._host.seconds)
@@ -276,19 +276,22 @@ class _DeviceWork(_Work):
     def __init__(self) -> None:
         super().__init__()
         self._pieces: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._begun = _timed()
 
     def begin(self) -> None:
-        self._pieces.append((_timed(), _timed()))
-        self._pieces[-1][0].record()
+        self._begun = _timed()
+        self._begun.record()
 
     def end(self) -> None:
+        self._pieces.append((self._begun, _timed()))
         self._pieces[-1][1].record()
 
     def seconds(self) -> float:
-        """Of those that are done."""
-        done = [(began, ended) for began, ended in self._pieces if ended.query()]  # type: ignore[no-untyped-call]
-        self._pieces = self._pieces[len(done) :]  # they end in their order
-        self._seconds += sum(began.elapsed_time(ended) for began, ended in done) / 1000
+        """Of all, which it waits for."""
+        if self._pieces:
+            self._pieces[-1][1].synchronize()  # they end in their order
+        self._seconds += sum(began.elapsed_time(ended) for began, ended in self._pieces) / 1000
+        self._pieces = []
         return self._seconds
 
 

@@ -12,7 +12,7 @@ from deployments.errors import SettingsError
 from deployments.generation.engine.emulated_steps import EmulatedSteps
 from deployments.generation.generation_settings import EmulatedWithHost, GeneratingAccelerator, GeneratingCpu
 from deployments.generation.scheduling.blocks import BLOCK, blocks_of
-from deployments.generation.scheduling.chunk import Chunk, Computed, Steps, Work
+from deployments.generation.scheduling.chunk import Chunk, Computed, Logits, LogitsThere, Steps, Work
 from deployments.generation.scheduling.step_time import HostTime, StepTime
 from deployments.generation.text.generation_card import GenerationCard
 from deployments.hardware.device_detector import quick_cpu_dtype
@@ -91,15 +91,16 @@ class _Causal(Protocol):
 class ModelSteps:
     """A causal model's steps as `chunk.Steps` has them."""
 
-    def __init__(self, model: _Causal) -> None:
-        self._model = model
+    def __init__(self, model: _Causal, logits: Callable[[Any], Logits | LogitsThere]) -> None:
+        """`logits`: `device_sampling.logits_of` its device."""
+        self._model, self._logits = model, logits
 
     def step(self, work: Work) -> Computed:
         """See `chunk.Steps`."""
         cache = self._model.cache.tensor
         for copy in work.copies:
             cache[:, :, copy.target] = cache[:, :, copy.source]
-        return Computed(self._model.step(work.chunks).cpu().numpy())
+        return Computed(self._logits(self._model.step(work.chunks)))
 
 
 class _Loaded:
@@ -120,6 +121,7 @@ class _Loaded:
         from deployments.engines.packed.tensors import MissingWeight, Place, Weights
         from deployments.generation.engine.causal_model import CausalModel, unsupported
         from deployments.generation.engine.causal_stages import CausalStages
+        from deployments.generation.engine.device_sampling import logits_of
         from deployments.generation.engine.hybrid_steps import HybridSteps
 
         config = read_config(self._card.model)
@@ -138,7 +140,8 @@ class _Loaded:
             raise SettingsError("args.model.id", f"{self._card.name}'s files lack the weight {error.args[0]}") from None
         cores = f", {self._threads} threads" if self._device.type == "cpu" else ""
         named = f"torch {self._torch.__version__} on {self._device}{cores}"
-        steps = HybridSteps(CausalStages(model, self._host_cores)) if host_blocks else ModelSteps(model)
+        stages = CausalStages(model, self._host_cores) if host_blocks else None
+        steps = ModelSteps(model, logits_of(self._device)) if stages is None else HybridSteps(stages)
         return StepEngine(
             steps, blocks, "torch", named, dtype, emulated=False, why=why, probe=self._probe, host_blocks=host_blocks,
             layers=config.num_hidden_layers,

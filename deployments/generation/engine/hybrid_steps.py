@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from deployments.generation.scheduling.chunk import Busy, Chunk, Computed, Copy, Logits, Work
+from deployments.generation.scheduling.chunk import Busy, Chunk, Computed, Copy, Logits, LogitsThere, Work
 
 
 class Batch(Protocol):
@@ -59,12 +59,12 @@ class Stages(Protocol[B]):
     def wait(self, batches: Sequence[B]) -> None:
         """Until the first of them is ready."""
 
-    def logits(self, batches: Sequence[B]) -> Logits:
+    def logits(self, batches: Sequence[B]) -> Logits | LogitsThere:
         """Behind the last layer, float32 [wanted chunks of each in turn, vocabulary]."""
         ...
 
     def busy(self) -> Busy:
-        """So far. What an accelerator still computes may come later."""
+        """With all that was begun so far, which it waits for."""
         ...
 
 
@@ -104,7 +104,7 @@ class HybridSteps(Generic[B]):
         busy = (now - then for now, then in zip(self._stages.busy(), before, strict=True))
         return Computed(logits, arrived, Busy(*busy))
 
-    def _compute(self, work: Work) -> Logits:
+    def _compute(self, work: Work) -> Logits | LogitsThere:
         stages = self._stages
         stages.copy(work.copies)
         if work.joins and self._parked and not (work.chunks or work.second or work.parking):

@@ -10,8 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.generation.scheduling.step_time import StepLoad
+from deployments.generation.text.sampling import Drawn, Picked
 
 Logits = npt.NDArray[np.float32]
+
+
+class LogitsThere(Protocol):
+    """Logits that stay on the accelerator: tokens are drawn there, and only these come back."""
+
+    def pick(self, drawn: Sequence[Drawn]) -> list[list[Picked] | None]:
+        """As `sampling.pick`, of each row."""
+        ...
 
 
 class Copy(NamedTuple):
@@ -76,12 +85,12 @@ IDLE = Busy()
 
 
 class Computed(NamedTuple):
-    """What a step gave. `logits`: of the next token, [rows, vocabulary], valid until the next step. Its rows are the
+    """What a step gave. `logits`: of the next token, [rows, vocabulary], valid until the next step. The rows are the
     `chunks` that are wanted, then those of `second`, then the parked rows that have `arrived`: their numbers. `busy`:
     who worked meanwhile.
     """
 
-    logits: Logits
+    logits: Logits | LogitsThere
     arrived: Sequence[int] = ()
     busy: Busy = IDLE
 

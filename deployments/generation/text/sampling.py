@@ -6,12 +6,14 @@ fewest of them that are as likely as `top_p` together. A temperature of 0 is the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-_LIKELIEST = 1024  # are sorted first: of 150,000 words that takes a tenth of the time of all
+LIKELIEST = 1024  # are sorted first: of 150,000 words that takes a tenth of the time of all
 
 Numbers = npt.NDArray[np.float32]
 
@@ -31,17 +33,52 @@ class Sampler:
 
     def __init__(self, sampling: Sampling, number: int = 0) -> None:
         """`number`: of the answer, where a request asks for several."""
-        self._asked = sampling
+        self.asked = sampling
         self._random = np.random.default_rng(None if sampling.seed is None else [abs(sampling.seed), number])
 
     def pick(self, logits: Numbers) -> int:
         """The next token. `logits`: float32 [vocabulary]."""
-        if self._asked.temperature == 0:
+        if self.asked.temperature == 0:
             return int(logits.argmax())
-        tokens, shares = candidates(logits, self._asked)
+        tokens, shares = candidates(logits, self.asked)
         upto = np.cumsum(shares)
-        found = np.searchsorted(upto, self._random.random() * upto[-1], side="right")
+        found = np.searchsorted(upto, self.random() * upto[-1], side="right")
         return int(tokens[min(int(found), len(tokens) - 1)])
+
+    def random(self) -> float:
+        """The next of its random numbers, in [0, 1): each token takes one, unless the temperature is 0."""
+        return self._random.random()
+
+
+class Drawn(NamedTuple):
+    """How the next token of a row of logits is picked: once for each of these answers; with so many alternatives."""
+
+    samplers: Sequence[Sampler]
+    logprobs: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Picked:
+    """One token. `logprob`: the natural logarithm of how likely it was, before temperature, top_k and top_p
+    (`log_shares`). `alternatives`: (token, its logprob) of the likeliest, the likeliest first.
+    """
+
+    id: int
+    logprob: float | None = None
+    alternatives: tuple[tuple[int, float], ...] = ()
+
+
+def pick(logits: Numbers, drawn: Drawn) -> list[Picked] | None:
+    """One token for each sampler; None where the logits, float32 [vocabulary], are no numbers."""
+    if not np.isfinite(logits.max()):
+        return None
+    tokens = [sampler.pick(logits) for sampler in drawn.samplers]
+    if drawn.logprobs is None:
+        return [Picked(token) for token in tokens]
+    known = log_shares(logits)
+    best = _likeliest(logits, drawn.logprobs)
+    others = tuple(zip(best.tolist(), known[best].tolist(), strict=True))
+    return [Picked(token, float(known[token]), others) for token in tokens]
 
 
 def candidates(logits: Numbers, asked: Sampling) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.float64]]:
@@ -51,16 +88,16 @@ def candidates(logits: Numbers, asked: Sampling) -> tuple[npt.NDArray[np.intp], 
     if not 0 < asked.top_k < len(shares) and asked.top_p >= 1:
         return np.arange(len(shares)), shares
     most = asked.top_k if 0 < asked.top_k < len(shares) else len(shares)
-    sorted_tokens = _likeliest(shares, min(most, _LIKELIEST))
+    sorted_tokens = _likeliest(logits, min(most, LIKELIEST))
     whole = shares.sum() if most == len(shares) else _likeliest_sum(shares, most)
     if asked.top_p < 1:
         found = _enough(shares[sorted_tokens], asked.top_p * whole)
-        if found is None and most > _LIKELIEST:
-            sorted_tokens = _likeliest(shares, most)
+        if found is None and most > LIKELIEST:
+            sorted_tokens = _likeliest(logits, most)
             found = _enough(shares[sorted_tokens], asked.top_p * whole)
         sorted_tokens = sorted_tokens[:found]
-    elif most > _LIKELIEST:
-        sorted_tokens = _likeliest(shares, most)
+    elif most > LIKELIEST:
+        sorted_tokens = _likeliest(logits, most)
     return sorted_tokens, shares[sorted_tokens]
 
 
@@ -71,10 +108,14 @@ def log_shares(logits: Numbers) -> Numbers:
     return found
 
 
-def _likeliest(shares: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.intp]:
-    """So many tokens, the likeliest first; of two alike the one that comes first in the vocabulary."""
-    some = np.arange(len(shares)) if count >= len(shares) else np.sort(np.argpartition(-shares, count - 1)[:count])
-    return some[np.argsort(-shares[some], kind="stable")]
+def _likeliest(logits: Numbers, count: int) -> npt.NDArray[np.intp]:
+    """So many tokens, or all, the likeliest first; of two alike the one that comes first in the vocabulary."""
+    if count == 0:
+        return np.zeros(0, np.intp)
+    least = np.partition(logits, -count)[-count] if count < len(logits) else -np.inf
+    above = np.flatnonzero(logits > least)
+    some = np.sort(np.concatenate([above, np.flatnonzero(logits == least)[: max(0, count - len(above))]]))
+    return some[np.argsort(-logits[some], kind="stable")]
 
 
 def _likeliest_sum(shares: npt.NDArray[np.float64], count: int) -> float:

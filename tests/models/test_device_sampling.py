@@ -1,0 +1,154 @@
+"""Tokens drawn on the device beside those drawn in numpy; torch's CPU stands in for an accelerator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
+
+from deployments.generation.engine import device_sampling
+from deployments.generation.engine.device_sampling import DeviceLogits, logits_of
+from deployments.generation.text.sampling import Drawn, Sampler, Sampling, pick
+
+KINDS = ("plain", "plain", "alike", "level", "masked", "nan", "-inf", "inf")
+TEMPERATURES = (0.0, 5e-324, 1e-30, 0.3, 1.0, 1.0, 50.0, 1e9, 1e300)
+TOP_K, TOP_P = (0, 0, 1, 7, 1024, 1100, 10_000), (1e-6, 0.05, 0.5, 0.95, 0.9999, 1.0, 1.0)
+
+
+def some_rows(random, count):
+    """(kind, what is asked for, answers, logprobs) each."""
+    for _ in range(count):
+        temperature, top_k, top_p = (random.choice(of).item() for of in (TEMPERATURES, TOP_K, TOP_P))
+        asked = Sampling(temperature, top_k, top_p, int(random.integers(1000)))
+        named = int(random.choice([-1, -1, 0, 1, 5, 20]))
+        yield str(random.choice(KINDS)), asked, int(random.integers(1, 4)), None if named < 0 else named
+
+
+def row_of(kind, random, words):
+    row = (random.standard_normal(words) * random.choice([0.01, 3.0, 30.0])).astype(np.float32)
+    if kind == "alike":  # as of a head in bfloat16
+        row = torch.from_numpy(row).bfloat16().float().numpy()
+    elif kind == "level":
+        row[:] = row[0]
+    elif kind == "masked":
+        row[random.random(words) < 0.9] = -np.inf
+        row[random.integers(words)] = 1.0
+    elif kind == "nan":
+        row[random.integers(words)] = np.nan
+    elif kind != "plain":
+        row[random.integers(words) if kind == "inf" else slice(None)] = float(kind)
+    return row
+
+
+def drawn_of(rows):
+    return [Drawn([Sampler(asked, answer) for answer in range(answers)], named) for _, asked, answers, named in rows]
+
+
+def ids(picked):
+    return [[one.id, *(token for token, _ in one.alternatives)] for one in picked]
+
+
+def logprobs(picked):
+    return [[one.logprob, *(known for _, known in one.alternatives)] for one in picked]
+
+
+@pytest.mark.parametrize("at_once", [2**22, 5000])
+def test_tokens_are_those_of_numpy(monkeypatch, at_once):
+    monkeypatch.setattr(device_sampling, "_AT_ONCE", at_once)
+
+    @settings(max_examples=100, deadline=None)
+    @given(words=st.sampled_from([1, 3, 50, 1500, 4000]), seed=st.integers(0, 2**32), count=st.integers(1, 40))
+    def run(words, seed, count):
+        random = np.random.default_rng(seed)
+        rows = list(some_rows(random, count))
+        logits = np.stack([row_of(kind, random, words) for kind, *_ in rows])
+        here, there = drawn_of(rows), drawn_of(rows)
+        found = DeviceLogits(torch.from_numpy(logits)).pick(there)
+        for (kind, *_), row, one, other, picked in zip(rows, logits, here, there, found, strict=True):
+            wanted = pick(row, one)
+            assert (picked is None) == (wanted is None) == (kind in {"nan", "-inf", "inf"})
+            if wanted is not None:
+                assert ids(picked) == ids(wanted)
+                if one.logprobs is None:
+                    assert picked == wanted
+                else:
+                    np.testing.assert_allclose(logprobs(picked), logprobs(wanted), rtol=1e-5, atol=1e-5)
+                assert [each.random() for each in one.samplers] == [each.random() for each in other.samplers]
+
+    run()
+
+
+def test_float32_draws_no_word_that_cannot_come():
+    """A random number next to 1 becomes 1 there."""
+
+    class Last(Sampler):
+        def random(self):
+            return 1 - 2**-53
+
+    logits = np.full((3, 3000), -np.inf, np.float32)
+    logits[:, 5:900] = np.random.default_rng(0).standard_normal(895) * 3
+    drawn = [Drawn([Last(Sampling(top_k=top_k))], None) for top_k in (0, 2000, 3)]
+    all_, many, few = DeviceLogits(torch.from_numpy(logits), torch.float32).pick(drawn)
+    assert np.isfinite(logits[0, [all_[0].id, many[0].id]]).all()
+    assert few[0].id == np.argsort(-logits[2], kind="stable")[2]
+
+
+def test_float32_draws_these_as_float64_does():
+    logits = np.random.default_rng(0).standard_normal((60, 3000)).astype(np.float32) * 3
+    asked = [Sampling(seed=1), Sampling(0.5, 1500, 1.0, 2), Sampling(1.5, 0, 0.99, 3)] * 20
+    here, there = ([Drawn([Sampler(one)], 4) for one in asked] for _ in range(2))
+    found = DeviceLogits(torch.from_numpy(logits), torch.float32).pick(there)
+    wanted = [pick(row, drawn) for row, drawn in zip(logits, here, strict=True)]
+    assert [ids(one) for one in found] == [ids(one) for one in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(logprobs(one), logprobs(other), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("asked", [Sampling(0.0), Sampling(), Sampling(top_k=50, top_p=0.9)], ids=str)
+def test_nothing_waits_for_the_device_before_the_copy_to_the_host(asked):
+    """Fake tensors have no numbers: whoever asks for one fails."""
+    with FakeTensorMode():
+        logits = DeviceLogits(torch.zeros(2, 5000))
+        draws = [device_sampling._Draw.of(row, Sampler(asked), 5, 5000) for row in range(2)]
+        part = logits._part(draws, draws[0].kind(5000)[0], 1024, 5)
+        assert part.shape == (2, 14)
+        with pytest.raises(RuntimeError):
+            logits.pick([Drawn([Sampler(asked)], 5)] * 2)
+
+
+def test_all_words_are_sorted_only_where_the_likeliest_are_too_few(monkeypatch):
+    counts, likeliest = [], device_sampling._likeliest
+
+    def counted(logits, count):
+        counts.append((len(logits), count))
+        return likeliest(logits, count)
+
+    monkeypatch.setattr(device_sampling, "_likeliest", counted)
+    logits = DeviceLogits(torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)) * 3)
+    few, many = Sampling(top_p=0.9), Sampling(9.0, top_p=0.9)
+    logits.pick([Drawn([Sampler(asked)], None) for asked in (few, many, few)])
+    assert counts == [(3, 1024), (1, 5000)]
+
+
+def test_rows_and_how_to_draw_from_them_are_as_many():
+    with pytest.raises(ValueError, match="2 rows of logits, and how to draw from 1"):
+        DeviceLogits(torch.zeros(2, 9)).pick([Drawn([Sampler(Sampling())], None)])
+
+
+def test_a_device_is_trusted_that_draws_as_numpy_does(monkeypatch, caplog):
+    cpu, logits = torch.device("cpu"), torch.randn(2, 9)
+    assert device_sampling._problem(cpu) is None
+    assert logits_of(cpu)(logits).tolist() == logits.tolist()
+    assert logits_of(torch.device("meta"))(logits).tolist() == logits.tolist()  # it has no numbers
+    assert "not drawn on meta but by the host" in caplog.text
+    monkeypatch.setattr(device_sampling, "_problem", lambda _: None)
+    assert isinstance(logits_of(torch.device("meta"))(logits), DeviceLogits)
+
+
+def test_a_device_that_draws_others_is_found_out(monkeypatch):
+    largest = torch.Tensor.max
+    monkeypatch.setattr(torch.Tensor, "max", lambda of, *given, **more: largest(-of, *given, **more))
+    assert device_sampling._problem(torch.device("cpu")) == "it draws other tokens"
