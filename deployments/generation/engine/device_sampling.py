@@ -142,43 +142,55 @@ class DeviceLogits:
         largest, tokens = logits.max(1, keepdim=True)
         finite = largest.isfinite()
         short = torch.zeros_like(finite)
-        if way != _ARGMAX:
-            drawn, short = self._draw(logits, largest, asked, way, count)
-            tokens = torch.where(drawn < 0, tokens, drawn)
-        named = []
-        if draws[0].logprobs is not None:
-            known = _log_shares(logits, largest, self._floats)
+        named = draws[0].logprobs is not None
+        if way == _SORTED or (named and others):
             best, ids = _likeliest(logits, max(count, others))
-            named = [known.gather(1, tokens), ids[:, :others], known.gather(1, ids[:, :others])]
-            if others and best.shape[1] < known.shape[1]:
-                short = short | (best[:, others - 1 : others] == best[:, -1:])  # which of them come first?
-        found = torch.cat([one.to(self._floats) for one in (finite, short, tokens, *named)], 1)
+        if way == _ALL:
+            tokens = self._of_all(logits, largest, asked, tokens)
+        elif way == _SORTED:
+            tokens, short = self._of_sorted(logits, largest, asked, best, ids)
+        known = []
+        if named:
+            every = _log_shares(logits, largest, self._floats)
+            known = [every.gather(1, tokens)]
+            if others:
+                known += [ids[:, :others], every.gather(1, ids[:, :others])]
+                if best.shape[1] < every.shape[1]:
+                    short = short | (best[:, others - 1 : others] == best[:, -1:])  # which of them come first?
+        found = torch.cat([one.to(self._floats) for one in (finite, short, tokens, *known)], 1)
         return functional.pad(found, (0, _NAMED + 2 * others - found.shape[1]))
 
-    def _draw(
-        self, logits: torch.Tensor, largest: torch.Tensor, asked: torch.Tensor, way: int, count: int
+    def _shares(self, logits: torch.Tensor, largest: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
+        """[draws, vocabulary], the largest 1."""
+        temperature = asked[:, 1:2].clamp(min=torch.finfo(self._floats).tiny)  # float32 has no smaller one
+        return logits.sub(largest.to(self._floats)).div_(temperature).exp_()
+
+    def _of_all(
+        self, logits: torch.Tensor, largest: torch.Tensor, asked: torch.Tensor, likeliest: torch.Tensor
+    ) -> torch.Tensor:
+        """A token of each line, from the whole vocabulary."""
+        shares = self._shares(logits, largest, asked)
+        upto = shares.cumsum(1)
+        found = torch.searchsorted(upto, asked[:, 4:5] * upto[:, -1:], right=True).clamp_(max=upto.shape[1] - 1)
+        return torch.where(shares.gather(1, found) > 0, found, likeliest)
+
+    def _of_sorted(
+        self, logits: torch.Tensor, largest: torch.Tensor, asked: torch.Tensor, best: torch.Tensor, ids: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each line a token, -1 for the likeliest; and whether `count` sorted tokens were too few to know it."""
-        temperature, most, top_p, random = (asked[:, at : at + 1] for at in range(1, 5))
-        least = torch.finfo(self._floats).tiny  # float32 has no smaller temperature
-        shares = logits.sub(largest.to(self._floats)).div_(temperature.clamp(min=least)).exp_()
-        if way == _ALL:
-            upto = shares.cumsum(1)
-            found = torch.searchsorted(upto, random * upto[:, -1:], right=True).clamp_(max=upto.shape[1] - 1)
-            return torch.where(shares.gather(1, found) > 0, found, -1), torch.zeros_like(largest, dtype=torch.bool)
-        best, ids = _likeliest(logits, count)
-        shares_of = shares.gather(1, ids)
-        count, upto, most = best.shape[1], shares_of.cumsum(1), most.long()
-        whole = torch.where(most < shares.shape[1], upto.gather(1, most.clamp(max=count) - 1), shares.sum(1, True))
-        enough = torch.minimum(torch.searchsorted(upto, top_p * whole) + 1, most)
-        used = torch.where(top_p < 1, enough, most)
-        last = used.clamp(max=count) - 1
+        """A token of each line, from its likeliest, `best`; and whether these are too few to know it."""
+        all_shares = self._shares(logits, largest, asked)
+        shares = all_shares.gather(1, ids)
+        most, top_p, random = asked[:, 2:3].long(), asked[:, 3:4], asked[:, 4:5]
+        count, words, upto = ids.shape[1], logits.shape[1], shares.cumsum(1)
+        whole = torch.where(most < words, upto.gather(1, most.clamp(max=count) - 1), all_shares.sum(1, True))
+        enough = torch.searchsorted(upto, top_p * whole) + 1
+        last = torch.where(top_p < 1, enough, most).minimum(most).clamp(max=count) - 1
         found = torch.searchsorted(upto, random * upto.gather(1, last), right=True).minimum(last)
-        short = torch.zeros_like(largest, dtype=torch.bool)
-        if count < shares.shape[1]:
-            alike = (best.gather(1, last) == best[:, -1:]) & (shares_of[:, -1:] > 0)  # which of them come first?
-            short = alike | ((most > count) & (most < shares.shape[1]))
-        return torch.where(shares_of.gather(1, found) > 0, ids.gather(1, found), -1), short
+        tokens = torch.where(shares.gather(1, found) > 0, ids.gather(1, found), ids[:, :1])
+        if count == words:
+            return tokens, torch.zeros_like(most, dtype=torch.bool)
+        alike = (best.gather(1, last) == best[:, -1:]) & (shares[:, -1:] > 0)  # which of them come first?
+        return tokens, alike | ((most > count) & (most < words))
 
 
 def _likeliest(logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
