@@ -12,6 +12,7 @@ import asyncio
 import contextvars
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -39,6 +40,7 @@ from deployments.transport.channel import Frames
 logger = logging.getLogger("ray.serve")
 
 _MOST_UNSENT = 2**24  # bytes that wait for a Router that does not read: it is given up
+_READS_S = 0.005  # of offers at once: with hundreds that wait each takes long, and steps and Routers go on between
 _SOONER_S = 0.02  # a Router that was told when there is room is told again if there is room so much before
 _DRAINS_S = 10.0  # in which what is admitted is to end before planned steps
 _TIMED_S = 5.0  # after which no further planned step begins
@@ -97,9 +99,21 @@ class RouterSession:
     name: str = ""  # the Router's replica id, from its settings
     seen: int = 0  # frames that were read
     generations: dict[int, Generation] = field(default_factory=dict)
+    called_off: set[int] = field(default_factory=set)  # numbers of offers, by frames that have not been read
     outbox: TokenReport | None = None  # sent at the end of this turn of the event loop
     reported_opens_at: float = 0.0  # by the last report: when there is room again, on the stepper's clock
     asks: bool = False  # it waits for a report
+    gone: bool = False  # nobody reads its frames any more
+
+
+@dataclass(slots=True, eq=False)
+class Received:
+    """A frame of a Router's that came at `at`; `left`: its offers that nobody has decided on, None before any is."""
+
+    session: RouterSession
+    frame: GenerationOffers
+    at: float
+    left: deque[GenerationOffer] | None = None
 
 
 class StepWork(NamedTuple):
@@ -178,6 +192,7 @@ class Stepper:
         self._sessions: dict[Connection, RouterSession] = {}
         self._step: Step | None = None
         self._stopped: list[Row] = []  # rows that are to end with the step that runs
+        self._received: deque[Received] = deque()  # frames that have not been read to their end
         self._flushing = False
         self._opens_at: float | None = None  # while nothing is admitted: when something is again, at the latest
         self._idle = asyncio.Event()
@@ -203,8 +218,8 @@ class Stepper:
         return 0.0 if self._opens_at is None else max(_SOONER_S, self._opens_at - self._now())
 
     async def drained(self) -> None:
-        """Until all that was admitted has ended, and no step runs."""
-        while self.in_flight or self._step is not None:
+        """Until all that came is decided on, all that was admitted has ended, and no step runs."""
+        while self._received or self.in_flight or self._step is not None:
             self._idle.clear()
             await self._idle.wait()
 
@@ -264,28 +279,64 @@ class Stepper:
     # --- what Routers say ---------------------------------------------------------------------------------------------
 
     def receive(self, connection: Connection, offers: GenerationOffers) -> None:
-        """One frame of a Router."""
-        now = self._now()
+        """One frame of a Router. Frames are read one after the other, a few milliseconds at once; whoever asks is told
+        meanwhile what the replica is like.
+        """
         session = self._sessions.setdefault(connection, RouterSession(connection))
-        session.seen += 1
-        if offers.settings is not None:
-            self._configure(session, offers.settings)
-        called_off = set(offers.called_off)
-        self._drop(session.generations.get(number) for number in called_off)
-        for number, answer in offers.stopped:
-            self._stop(session.generations.get(number), answer)
-        for offer in offers.offers:
-            if offer.number not in called_off:  # offered and called off in one turn
-                self._take(session, offer, now)
+        session.called_off.update(offers.called_off)
         if offers.asks:
             session.asks = True
             self._send_soon()
+        self._received.append(Received(session, offers, self._now()))
+        if len(self._received) == 1:  # else somebody reads
+            self._read()
+
+    def _read(self) -> None:
+        ends = time.perf_counter() + _READS_S
+        while self._received:
+            received = self._received[0]
+            session = received.session
+            try:
+                done = session.gone or self._read_some(received, ends)
+            except Exception:
+                logger.exception("a Router's frame cannot be read: its connection is closed")
+                self.gone(session.connection)
+                session.connection.hang_up()
+                done = True
+            if done:
+                self._received.popleft()
+            if time.perf_counter() > ends:
+                break
+        if self._received:
+            asyncio.get_running_loop().call_soon(self._read, context=contextvars.Context())
+        self._idle.set()
         self._look()
+
+    def _read_some(self, received: Received, ends: float) -> bool:
+        """As much as there is time for; whether that is the whole."""
+        session, frame = received.session, received.frame
+        if received.left is None:
+            received.left = deque(frame.offers)
+            if frame.settings is not None:
+                self._configure(session, frame.settings)
+            self._drop(session.generations.get(number) for number in frame.called_off)
+            for number, answer in frame.stopped:
+                self._stop(session.generations.get(number), answer)
+        while received.left:
+            offer = received.left.popleft()
+            if offer.number not in session.called_off:  # before anybody decided on it
+                self._take(session, offer, received.at)
+            if received.left and time.perf_counter() > ends:
+                return False
+        session.called_off.difference_update(frame.called_off)
+        session.seen += 1
+        return True
 
     def gone(self, connection: Connection) -> None:
         """A Router's connection has ended: nobody waits for its generations."""
         session = self._sessions.pop(connection, None)
         if session is not None:
+            session.gone = True
             self._drop(list(session.generations.values()), cut_off=True)
 
     def _configure(self, session: RouterSession, settings: dict[str, object]) -> None:
@@ -305,12 +356,14 @@ class Stepper:
         )
         self._send_soon()
 
-    def _take(self, session: RouterSession, offer: GenerationOffer, now: float) -> None:
+    def _take(self, session: RouterSession, offer: GenerationOffer, came_at: float) -> None:
+        now = self._now()
+        left_s = offer.left_s - (now - came_at)
         answers = [Answer(Sampler(offer.sampling, number)) for number in range(offer.answers)]
         generation = Generation(
             len(offer.ids),
             offer.most_tokens,
-            now + offer.left_s,
+            now + left_s,
             offer.tpot_s,
             offer.answers,
             offer.bulk,

@@ -363,6 +363,61 @@ def test_more_than_there_is_room_for_is_refused_and_room_is_told():
     run(main())
 
 
+def many(first, count):
+    """Offers of so many, the first with this number."""
+    sampling = Sampling(0.0)
+    return [GenerationOffer(first + at, 2.0, np.array([at], np.int32), 4, sampling, tpot_s=0.1) for at in range(count)]
+
+
+def test_while_hundreds_of_offers_are_looked_at_steps_run_and_routers_are_told(monkeypatch):
+    monkeypatch.setattr("deployments.generation.stepper._READS_S", 0.0)  # one offer in each turn of the loop
+
+    async def main():
+        stepper, device = world()
+        router, other = Router(stepper, "a"), Router(stepper, "b")
+        await asyncio.sleep(0)
+        offered = []
+        offer = stepper.schedule.offer
+        monkeypatch.setattr(type(stepper.schedule), "offer", lambda _, *what: offered.append(what[1]) or offer(*what))
+        router.tell(offers=many(1, 40))
+        router.tell(called_off=[3, 30], asks=True)
+        late, lost = other.ask([1]), Router(stepper, "c")
+        lost.tell(offers=many(1, 5))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert device.works
+        assert 1 < len(offered) < 30
+        assert 1 in router.admitted
+        assert late not in other.admitted  # behind those that came before
+        seen = [report.seen for report in router.frames]
+        assert seen[-1] == 1  # the settings: all further ones wait
+        stepper.gone(lost)
+        await stepper.drained()
+        assert len(offered) == 40 - 2 + 1
+        assert router.admitted == set(range(1, 41)) - {3, 30}
+        assert late in other.admitted
+        assert (not lost.admitted, router.frames[-1].seen, set(router.finished.values())) == (True, 3, {"length"})
+        assert len(router.finished) == 38
+        assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
+def test_a_frame_that_cannot_be_read_ends_its_connection_alone(monkeypatch):
+    async def main():
+        stepper, _ = world()
+        router, other = Router(stepper, "a"), Router(stepper, "b")
+        ours = other.ask([1, 2])
+        monkeypatch.setattr(stepper, "_stop", lambda *_: 1 / 0)
+        router.tell(offers=many(1, 3), stopped=[(1, 0)])
+        assert (router.hung_up, other.hung_up) == (True, False)
+        await stepper.drained()
+        assert (ours, 0) in other.finished
+        assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
 @pytest.mark.parametrize("how", ["gone", "again", "unread"])
 def test_a_router_that_is_lost_takes_its_generations_along(how):
     async def main():
