@@ -56,7 +56,7 @@ logger = logging.getLogger("ray.serve")
 
 _ASKED = 4  # replicas of a pool for one generation
 _TIMED_S = 60.0  # a replica that takes longer to time planned steps hangs
-_ANSWERS_S = 1.0  # a replica that takes longer to admit or refuse is passed over
+_ANSWERS_S = 1.0  # a replica that neither admits nor refuses nor says anything else is passed over
 _LATER = 0.02  # of `ttft_s`: who comes back the moment that there is room comes too soon
 _SHORTEST_RETRY_S = 0.05
 _UNHURRIED = 0.75  # of the promise is left as it is offered: who refuses it then for ever means it
@@ -315,8 +315,7 @@ class GenerationRouter:
         came = partial(self._came, request, pool, link)
         streaming = link.offer(self._offer(request), self.config.unread_tokens, came)
         try:
-            async with asyncio.timeout(_ANSWERS_S):
-                refused = await streaming.outcome
+            refused = await self._decision(request, link, streaming)
         except (TimeoutError, WindveError) as error:
             logger.info("the %s pool's replica %s did not answer an offer: %r", pool.name, link.view.replica, error)
             link.call_off(streaming)
@@ -325,6 +324,22 @@ class GenerationRouter:
             link.call_off(streaming)
             raise
         return streaming if refused is None else refused
+
+    async def _decision(self, request: Request, link: GenerationLink, streaming: Streaming) -> RefusedOffer | None:
+        """None: it is admitted. While the replica says anything at all it still decides on others, and refuses what it
+        has not come to when the first token is due. Raises TimeoutError, and what its connection ended with.
+        """
+        clock = asyncio.get_running_loop().time
+        while True:
+            since = clock()
+            await asyncio.wait([streaming.outcome], timeout=_ANSWERS_S)
+            if streaming.outcome.done():
+                return streaming.outcome.result()
+            if link.view.heard_at < since:
+                raise TimeoutError(f"nothing for {_ANSWERS_S:g} s")
+            if clock() >= request.due:
+                link.call_off(streaming)
+                return RefusedOffer(streaming.number, opens_s=link.view.opens_s(clock()))
 
     def _admitted(self, request: Request, pool: GenerationPool, link: GenerationLink) -> None:
         if request.link is link:

@@ -85,11 +85,16 @@ class Replica:
         self.connections = []
         self.problem = None
         self.hung = False
+        self.flooded = False  # it comes to decide on nothing new
 
     def receive(self, connection, offers):
         if connection not in self.connections:
             self.connections.append(connection)
-        if not self.hung:
+        if self.flooded:
+            if offers.asks:
+                self.stepper._sessions[connection].asks = True
+                self.stepper._send_soon()
+        elif not self.hung:
             self.stepper.receive(connection, offers)
 
     def compute(self, work, ended):
@@ -476,6 +481,21 @@ def test_what_was_offered_too_late_is_told_to_come_back(monkeypatch):
             with pytest.raises(Busy):
                 await router.begin(asked())
             assert not second.stepper.schedule.steps
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_decides_on_others_all_the_time_is_busy_and_not_lost(monkeypatch):
+    async def main():
+        replica = Replica("a")
+        async with service(monkeypatch, [replica], ttft_s=1.2) as router:
+            replica.flooded = True
+            with pytest.raises(Busy) as refused:
+                await router.begin(asked())
+            assert refused.value.retry_after_s > 0
+            replica.flooded = False
+            assert len(await read(await router.begin(asked()))) == 1
+            await freed(replica)
 
     asyncio.run(main())
 

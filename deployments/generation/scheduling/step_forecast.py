@@ -112,7 +112,7 @@ class Forecast:
         running = _Steps(self, self.paces)
         firsts, _ = running.firsts()
         joined = _Steps(self, [*self.paces, *self._later(firsts, running)])
-        later, sure = joined.firsts()
+        later, sure = joined.firsts(firsts)  # with more answers none comes before
         kept = joined.keeps_firsts(later, sure=sure) and joined.keeps_paces()
         return Outlook(np.maximum(firsts, later), kept)
 
@@ -150,9 +150,14 @@ class _Steps:
         """[m]: n(t), of times [m], for the answers of the first so many `prompts` [m, 1] less one: the others have no
         token before. Steps are no longer than `longest_s`, so there are at least so many.
         """
-        tokens = np.floor((at_s[:, None] - self._due) / self._pace + 1 + _TINY)
+        tokens = at_s[:, None] - self._due  # in place from here on: it is large, and this is what a forecast takes
+        tokens /= self._pace
+        tokens += 1 + _TINY
+        np.floor(tokens, out=tokens)
         counts = (tokens > 0) & (self._ahead < prompts)
-        steps = np.where(counts, self._after + np.minimum(tokens, self._left), 0.0)
+        steps = np.minimum(tokens, self._left, out=tokens)
+        steps += self._after
+        np.copyto(steps, 0.0, where=~counts)
         fewest = np.floor(np.maximum(at_s - self._of.free_s, 0.0) / self._of.longest_s)
         return np.asarray(np.maximum(steps.max(axis=1, initial=0.0), fewest))
 
@@ -160,7 +165,10 @@ class _Steps:
         """[m, k]: when so many steps [m, 1] are done, with the first so many prompts [m, k] computed in them."""
         model = self._of.model
         tokens = np.clip(steps - self._after, 0.0, self._left)  # [m, answers]
-        read = tokens * (self._length + (tokens - 1) / 2)
+        read = tokens - 1
+        read /= 2
+        read += self._length
+        read *= tokens
         here = 1 - self._host
         # Where answers end one after another, those that live longest are the first `knee` of each step.
         below = above = tokens.sum(axis=1, keepdims=True)
@@ -175,9 +183,9 @@ class _Steps:
         planned_s = np.maximum(planned_s, host_s[:, None])
         return np.asarray(self._of.free_s + self._of.slow * planned_s)
 
-    def firsts(self) -> tuple[Numbers, bool]:
-        """[prompts]: when each one's first token is there; and whether it is not later than that."""
-        at_s = self.ends_s(np.ones((len(self._firsts_due), 1)), self._upto)[:, 0]
+    def firsts(self, earliest_s: Numbers | float = 0.0) -> tuple[Numbers, bool]:
+        """[prompts]: when each one's first token is there, not before `earliest_s`; and whether it is not later."""
+        at_s = np.maximum(self.ends_s(np.ones((len(self._firsts_due), 1)), self._upto)[:, 0], earliest_s)
         for _ in range(_ROUNDS):
             later_s = np.maximum(at_s, self._first_by(at_s))
             if (later_s <= at_s + _TINY).all():
