@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.costs.plan_cost import SEQUENCES, plan_us, step_us
+from benchmarks.costs.plan_cost import SEQUENCES, pause_us, plan_us, step_us
 from benchmarks.kit.bench import Bench, Found, median
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet
@@ -189,6 +189,8 @@ def _costs(bench: Bench) -> None:
         "plan": lambda: plan_us(plans),
         "step with a host": lambda: step_us(plans // 5, hybrid=True),
         "step without": lambda: step_us(plans // 5, hybrid=False),
+        "pause with a host": lambda: pause_us(plans // 5, hybrid=True),
+        "pause without": lambda: pause_us(plans // 5, hybrid=False),
     }
     for what, call in calls.items():
         with bench.turn():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter_ns
 
@@ -13,6 +16,10 @@ from deployments.generation.scheduling.hybrid_plan import HostRow
 from deployments.generation.scheduling.rows import Generation
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
+from deployments.generation.stepper import Ended, Found, Stepper, StepWork
+from deployments.generation.text.sampling import Picked, Sampling
+from deployments.generation.token_frames import GenerationOffer, GenerationOffers
+from deployments.transport.channel import Frames
 
 SEQUENCES = 256
 _HERE = SEQUENCES // 4  # on the accelerator; the others are on the host
@@ -20,6 +27,7 @@ _PROMPT, _ANSWER, _BLOCKS = 512, 512, 8  # tokens, and blocks that hold both
 _TIMES = StepTime(0.04, 4e-5, 1.4e-6, 0.0, 0.0, 1024)
 _HOST = HostTime(1e-6, 2e-7, 1e-5, 32)  # so fast that there is room for each of its rows: each is looked at
 _STEP_S = 0.1
+_ENGINE_S = 0.01  # of a step, slept, while frames to Routers go out
 
 
 def plan_us(plans: int) -> dict[str, float]:
@@ -31,9 +39,7 @@ def plan_us(plans: int) -> dict[str, float]:
 
 def step_us(steps: int, *, hybrid: bool) -> dict[str, float]:
     """Of one `StepSchedule.next_step`, all in: with the host's rows, or with as many on the accelerator."""
-    host = Host(_HOST, (SEQUENCES - _HERE) * _BLOCKS) if hybrid else None
-    schedule = StepSchedule(_TIMES, StepPolicy(1e4, 100.0), (_HERE if hybrid else SEQUENCES) * _BLOCKS, host=host)
-    now, found = 0.0, list[float]()
+    schedule, now, found = _schedule(hybrid=hybrid), 0.0, list[float]()
     for _ in range(SEQUENCES):
         assert schedule.offer(now, Generation(_PROMPT, _ANSWER, now + 1e4, 100.0)), "there is room"
     while len(found) < steps:
@@ -43,6 +49,57 @@ def step_us(steps: int, *, hybrid: bool) -> dict[str, float]:
         schedule.ended(now, _STEP_S)
         found += [] if begins else [took_us]
     return _quantiles(found)
+
+
+def pause_us(steps: int, *, hybrid: bool) -> dict[str, float]:
+    """Of an engine, from the end of a step to the begin of the next one: the `Stepper` accounts for the one, composes
+    the other, and two threads wake each other. The engine computes nothing for as long as that takes.
+    """
+    return _quantiles(asyncio.run(_pauses_us(steps, _schedule(hybrid=hybrid))))
+
+
+async def _pauses_us(steps: int, schedule: StepSchedule) -> list[float]:
+    loop, engine, found = asyncio.get_running_loop(), ThreadPoolExecutor(1), list[float]()
+    ended_at, enough = 0, asyncio.Event()
+
+    def step(work: StepWork, ended: Ended) -> None:
+        nonlocal ended_at
+        if ended_at and not any(len(chunk.ids) > 1 for chunk in work.work.chunks):
+            found.append((perf_counter_ns() - ended_at) / 1000)
+        time.sleep(_ENGINE_S)
+        came = Found([[Picked(1)] * len(drawn.samplers) for drawn in work.drawn])
+        ended_at = perf_counter_ns()
+        loop.call_soon_threadsafe(ended, came)
+        if len(found) >= steps:
+            loop.call_soon_threadsafe(enough.set)
+
+    def compute(work: StepWork, ended: Ended) -> None:
+        engine.submit(step, work, ended)
+
+    stepper = Stepper(schedule, compute)
+    ids, sampling = np.ones(_PROMPT, np.int32), Sampling(0.0)
+    offers = [GenerationOffer(number, 1e4, ids, _ANSWER, sampling, tpot_s=100.0) for number in range(SEQUENCES)]
+    settings = {"router": "", "ttft_s": 1e4, "tpot_s": 100.0, "bulk_share": 0.5, "model": None, "host": None}
+    stepper.receive(_Router(), GenerationOffers(settings=settings, offers=offers))
+    await enough.wait()
+    engine.shutdown(cancel_futures=True)
+    return found
+
+
+class _Router:
+    """`stepper.Connection`: what it is sent is made, and thrown away."""
+
+    unsent = 0
+
+    def send(self, report: Frames) -> None:
+        report.encode()
+
+    def hang_up(self) -> None: ...
+
+
+def _schedule(*, hybrid: bool) -> StepSchedule:
+    host = Host(_HOST, (SEQUENCES - _HERE) * _BLOCKS) if hybrid else None
+    return StepSchedule(_TIMES, StepPolicy(1e4, 100.0), (_HERE if hybrid else SEQUENCES) * _BLOCKS, host=host)
 
 
 def _took_us(call: Callable[[], object]) -> float:
