@@ -260,7 +260,7 @@ def measured(world: StepWorld, arrivals: Iterator[Arrival], span: Span) -> dict[
             continue
         own = device.work.first.own
         modes[device.mode] += 1
-        sums += own.rows, own.kv_tokens, device.came.busy.host_s
+        sums += own.rows, own.kv_tokens, device.came.compute_s.host_s
         if world.now >= span.warm_s + span.seconds:
             break
     seconds, steps = world.now - since[0], modes.total()

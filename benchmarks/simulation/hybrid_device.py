@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from deployments.generation.scheduling.chunk import Busy
+from deployments.generation.scheduling.chunk import ComputeSeconds
 from deployments.generation.scheduling.step_time import HostTime, StepLoad
 
 
@@ -55,11 +55,11 @@ class HybridWork(NamedTuple):
 
 
 class HybridStep(NamedTuple):
-    """What came of it: seconds, rows whose token is there, and who worked meanwhile."""
+    """What came of it: seconds that it took, rows whose token is there, and how long each side computed."""
 
     seconds: float
     arrived: Sequence[int]
-    busy: Busy
+    compute_s: ComputeSeconds
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class HybridDevice:
                 clock, computed_s = clock + attention_s, computed_s + attention_s
         for number in arrived:
             del self._parked[number]
-        return HybridStep(clock - now, arrived, Busy(computed_s, self._worked(now, clock)))
+        return HybridStep(clock - now, arrived, ComputeSeconds(computed_s, self._worked(now, clock)))
 
     def _begin(self, now: float, work: HybridWork) -> float:
         """When the first stage begins."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.simulation.hybrid_device import HybridDevice, HybridStep, HybridWork, SubBatch
 from deployments.generation.scheduling.blocks import BLOCK
-from deployments.generation.scheduling.chunk import IDLE, Copy
+from deployments.generation.scheduling.chunk import UNTIMED, Copy
 from deployments.generation.scheduling.rows import PARKING, Generation, Part, Row
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.scheduling.step_time import StepLoad, StepTime
@@ -112,7 +112,7 @@ class StepDevice:
     runs: bool = False
     began: float = 0.0
     work: HybridWork = field(default_factory=HybridWork)  # of the step that runs, or ran last
-    came: HybridStep = field(default_factory=lambda: HybridStep(0.0, (), IDLE))  # of it
+    came: HybridStep = field(default_factory=lambda: HybridStep(0.0, (), UNTIMED))  # of it
     mode: str = ""  # its mode
     parked: Mapping[int, Row] = field(default_factory=dict)  # rows whose token may come of it, by their numbers
     _draw: random.Random = field(init=False)
@@ -153,7 +153,7 @@ class StepDevice:
     def _run(self) -> HybridStep:
         slow = self.slow(self.began) * max(0.5, 1 + self._draw.gauss(0, self.noise))
         if self.hybrid is None:
-            return HybridStep(slow * self.times.seconds(self.schedule.load), (), IDLE)
+            return HybridStep(slow * self.times.seconds(self.schedule.load), (), UNTIMED)
         return self.hybrid.step(self.began, self.work, slow)
 
     def picked(self) -> list[Row]:
@@ -164,8 +164,8 @@ class StepDevice:
     def ended(self, now: float, finished: Sequence[Row]) -> None:
         """The step has run."""
         self.step, self.runs = [], False
-        _, arrived, busy = self.came
-        self.schedule.ended(now, now - self.began, finished, arrived=arrived, busy=busy)
+        _, arrived, compute_s = self.came
+        self.schedule.ended(now, now - self.began, finished, arrived=arrived, compute_s=compute_s)
 
 
 @dataclass(slots=True, eq=False)

@@ -142,4 +142,4 @@ def _seconds(steps: Steps, work: StepWork) -> tuple[float, float]:
     """Of the step, and of the host's attention in it."""
     began = time.perf_counter()
     found = work.run(steps)
-    return time.perf_counter() - began, found.busy.host_s
+    return time.perf_counter() - began, found.compute_s.host_s

@@ -23,7 +23,7 @@ import numpy as np
 
 from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.asked import Finish
-from deployments.generation.scheduling.chunk import IDLE, Busy, Chunk, Steps, Work
+from deployments.generation.scheduling.chunk import UNTIMED, Chunk, ComputeSeconds, Steps, Work
 from deployments.generation.scheduling.rows import FIRST, PARKING, SECOND, Generation, Part, Row
 from deployments.generation.scheduling.step_schedule import StepSchedule, StepState
 from deployments.generation.scheduling.step_time import HostTime, StepTime
@@ -107,13 +107,15 @@ class RouterSession:
 
 
 @dataclass(slots=True, eq=False)
-class Received:
-    """A frame of a Router's that came at `at`; `left`: its offers that nobody has decided on, None before any is."""
+class ReceivedFrame:
+    """A Router's frame that waits to be read. `at`: when it came, on the stepper's clock. `undecided`: its offers that
+    are neither admitted nor refused; None before the first look.
+    """
 
     session: RouterSession
     frame: GenerationOffers
     at: float
-    left: deque[GenerationOffer] | None = None
+    undecided: deque[GenerationOffer] | None = None
 
 
 class StepWork(NamedTuple):
@@ -132,17 +134,17 @@ class StepWork(NamedTuple):
             picked = [pick(row, one) for row, one in zip(logits, drawn, strict=True)]
         else:
             picked = logits.pick(drawn)
-        return Found(picked, computed.arrived, computed.busy)
+        return Found(picked, computed.arrived, computed.compute_s)
 
 
 class Found(NamedTuple):
     """`picked`: of each chunk that is wanted, then of each row that `arrived`, the tokens of its answers; None where
-    the logits are no numbers. `busy`: see `chunk.Computed`.
+    the logits are no numbers. `compute_s`: see `chunk.Computed`.
     """
 
     picked: Sequence[list[Picked] | None]
     arrived: Sequence[int] = ()
-    busy: Busy = IDLE
+    compute_s: ComputeSeconds = UNTIMED
 
 
 class Timed(NamedTuple):
@@ -192,7 +194,7 @@ class Stepper:
         self._sessions: dict[Connection, RouterSession] = {}
         self._step: Step | None = None
         self._stopped: list[Row] = []  # rows that are to end with the step that runs
-        self._received: deque[Received] = deque()  # frames that have not been read to their end
+        self._received: deque[ReceivedFrame] = deque()  # frames that have not been read to their end
         self._flushing = False
         self._opens_at: float | None = None  # while nothing is admitted: when something is again, at the latest
         self._idle = asyncio.Event()
@@ -287,17 +289,17 @@ class Stepper:
         if offers.asks:
             session.asks = True
             self._send_soon()
-        self._received.append(Received(session, offers, self._now()))
-        if len(self._received) == 1:  # else somebody reads
-            self._read()
+        self._received.append(ReceivedFrame(session, offers, self._now()))
+        if len(self._received) == 1:  # else `_read_frames` will come to it
+            self._read_frames()
 
-    def _read(self) -> None:
+    def _read_frames(self) -> None:
         ends = time.perf_counter() + _READS_S
         while self._received:
             received = self._received[0]
             session = received.session
             try:
-                done = session.gone or self._read_some(received, ends)
+                done = session.gone or self._read_frame(received, ends)
             except Exception:
                 logger.exception("a Router's frame cannot be read: its connection is closed")
                 self.gone(session.connection)
@@ -308,25 +310,25 @@ class Stepper:
             if time.perf_counter() > ends:
                 break
         if self._received:
-            asyncio.get_running_loop().call_soon(self._read, context=contextvars.Context())
+            asyncio.get_running_loop().call_soon(self._read_frames, context=contextvars.Context())
         self._idle.set()
         self._look()
 
-    def _read_some(self, received: Received, ends: float) -> bool:
-        """As much as there is time for; whether that is the whole."""
+    def _read_frame(self, received: ReceivedFrame, ends: float) -> bool:
+        """True where it is read to its end; False where time was up before."""
         session, frame = received.session, received.frame
-        if received.left is None:
-            received.left = deque(frame.offers)
+        if received.undecided is None:
+            received.undecided = deque(frame.offers)
             if frame.settings is not None:
                 self._configure(session, frame.settings)
             self._drop(session.generations.get(number) for number in frame.called_off)
             for number, answer in frame.stopped:
                 self._stop(session.generations.get(number), answer)
-        while received.left:
-            offer = received.left.popleft()
+        while received.undecided:
+            offer = received.undecided.popleft()
             if offer.number not in session.called_off:  # before anybody decided on it
                 self._take(session, offer, received.at)
-            if received.left and time.perf_counter() > ends:
+            if received.undecided and time.perf_counter() > ends:
                 return False
         session.called_off.difference_update(frame.called_off)
         session.seen += 1
@@ -465,18 +467,18 @@ class Stepper:
         if isinstance(found, BaseException):
             timed.set_exception(EngineFailed(self._on_failure(found)))
         else:
-            timed.set_result(Timed(self._now() - step.began, found.busy.host_s))
+            timed.set_result(Timed(self._now() - step.began, found.compute_s.host_s))
 
     def _account(self, step: Step, found: Found | BaseException) -> None:
         """Tokens to Routers, rows that have ended, and what the step teaches."""
         now = self._now()
         finished: list[Row] = []
-        whole, arrived, busy = False, list[Part](), IDLE
+        whole, arrived, compute_s = False, list[Part](), UNTIMED
         numbers: Sequence[int] = ()
         try:
             if isinstance(found, BaseException):
                 raise found  # noqa: TRY301 - as what fails here, it ends what has begun
-            whole, numbers, busy = True, found.arrived, found.busy
+            whole, numbers, compute_s = True, found.arrived, found.compute_s
             arrived = [step.parked[number] for number in numbers]
             wanted = [part for part in step.parts if part.wanted and part.batch != PARKING]
             for part, picked in zip([*wanted, *arrived], found.picked, strict=True):
@@ -486,7 +488,7 @@ class Stepper:
         except BaseException as error:  # noqa: BLE001
             self._fail(self._begun(step), self._on_failure(error))
         ends = [*finished, *self._stopped]
-        self.schedule.ended(now, now - step.began, ends, whole=whole, arrived=numbers, busy=busy)
+        self.schedule.ended(now, now - step.began, ends, whole=whole, arrived=numbers, compute_s=compute_s)
         for row in [*(part.row for part in [*step.parts, *arrived]), *self._stopped]:
             if not row.generation.rows:
                 row.generation.item.session.generations.pop(row.generation.item.offer.number, None)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
 from deployments.generation.engine import device_sampling
-from deployments.generation.engine.device_sampling import DeviceLogits, logits_of
+from deployments.generation.engine.device_sampling import TorchLogits, logits_of
 from deployments.generation.text.sampling import Drawn, Sampler, Sampling, pick
 
 KINDS = ("plain", "plain", "alike", "level", "masked", "nan", "-inf", "inf")
@@ -66,7 +66,7 @@ def test_tokens_are_those_of_numpy(monkeypatch, at_once):
         rows = list(some_rows(random, count))
         logits = np.stack([row_of(kind, random, words) for kind, *_ in rows])
         here, there = drawn_of(rows), drawn_of(rows)
-        found = DeviceLogits(torch.from_numpy(logits)).pick(there)
+        found = TorchLogits(torch.from_numpy(logits)).pick(there)
         for (kind, *_), row, one, other, picked in zip(rows, logits, here, there, found, strict=True):
             wanted = pick(row, one)
             assert (picked is None) == (wanted is None) == (kind in {"nan", "-inf", "inf"})
@@ -91,7 +91,7 @@ def test_float32_draws_no_word_that_cannot_come():
     logits = np.full((3, 3000), -np.inf, np.float32)
     logits[:, 5:900] = np.random.default_rng(0).standard_normal(895) * 3
     drawn = [Drawn([Last(Sampling(top_k=top_k))], None) for top_k in (0, 2000, 3)]
-    all_, many, few = DeviceLogits(torch.from_numpy(logits), torch.float32).pick(drawn)
+    all_, many, few = TorchLogits(torch.from_numpy(logits), torch.float32).pick(drawn)
     assert np.isfinite(logits[0, [all_[0].id, many[0].id]]).all()
     assert few[0].id == np.argsort(-logits[2], kind="stable")[2]
 
@@ -100,7 +100,7 @@ def test_float32_draws_these_as_float64_does():
     logits = np.random.default_rng(0).standard_normal((60, 3000)).astype(np.float32) * 3
     asked = [Sampling(seed=1), Sampling(0.5, 1500, 1.0, 2), Sampling(1.5, 0, 0.99, 3)] * 20
     here, there = ([Drawn([Sampler(one)], 4) for one in asked] for _ in range(2))
-    found = DeviceLogits(torch.from_numpy(logits), torch.float32).pick(there)
+    found = TorchLogits(torch.from_numpy(logits), torch.float32).pick(there)
     wanted = [pick(row, drawn) for row, drawn in zip(logits, here, strict=True)]
     assert [ids(one) for one in found] == [ids(one) for one in wanted]
     for one, other in zip(found, wanted, strict=True):
@@ -111,7 +111,7 @@ def test_float32_draws_these_as_float64_does():
 def test_nothing_waits_for_the_device_before_the_copy_to_the_host(asked):
     """Fake tensors have no numbers: whoever asks for one fails."""
     with FakeTensorMode():
-        logits = DeviceLogits(torch.zeros(2, 5000))
+        logits = TorchLogits(torch.zeros(2, 5000))
         draws = [device_sampling._Draw.of(row, Sampler(asked), 5, 5000) for row in range(2)]
         part = logits._part(draws, draws[0].kind(5000)[0], 1024, 5)
         assert part.shape == (2, 14)
@@ -127,7 +127,7 @@ def test_all_words_are_sorted_only_where_the_likeliest_are_too_few(monkeypatch):
         return likeliest(logits, count)
 
     monkeypatch.setattr(device_sampling, "_likeliest", counted)
-    logits = DeviceLogits(torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)) * 3)
+    logits = TorchLogits(torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)) * 3)
     few, many = Sampling(top_p=0.9), Sampling(9.0, top_p=0.9)
     logits.pick([Drawn([Sampler(asked)], None) for asked in (few, many, few)])
     assert counts == [(3, 1024), (1, 5000)]
@@ -135,7 +135,7 @@ def test_all_words_are_sorted_only_where_the_likeliest_are_too_few(monkeypatch):
 
 def test_rows_and_how_to_draw_from_them_are_as_many():
     with pytest.raises(ValueError, match="2 rows of logits, and how to draw from 1"):
-        DeviceLogits(torch.zeros(2, 9)).pick([Drawn([Sampler(Sampling())], None)])
+        TorchLogits(torch.zeros(2, 9)).pick([Drawn([Sampler(Sampling())], None)])
 
 
 def test_a_device_is_trusted_that_draws_as_numpy_does(monkeypatch, caplog):
@@ -145,7 +145,7 @@ def test_a_device_is_trusted_that_draws_as_numpy_does(monkeypatch, caplog):
     assert logits_of(torch.device("meta"))(logits).tolist() == logits.tolist()  # it has no numbers
     assert "not drawn on meta but by the host" in caplog.text
     monkeypatch.setattr(device_sampling, "_problem", lambda _: None)
-    assert isinstance(logits_of(torch.device("meta"))(logits), DeviceLogits)
+    assert isinstance(logits_of(torch.device("meta"))(logits), TorchLogits)
 
 
 def test_a_device_that_draws_others_is_found_out(monkeypatch):

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralFo
 
 from deployments.errors import SettingsError
 from deployments.generation.engine import causal_stages, device_sampling
-from deployments.generation.engine.device_sampling import DeviceLogits
+from deployments.generation.engine.device_sampling import TorchLogits
 from deployments.generation.engine.generation_engines import _Loaded, create_step_engine
 from deployments.generation.generation_settings import GeneratingAccelerator, GeneratingCpu
 from deployments.generation.planned_steps import PlannedStep, measure, measure_host
@@ -152,11 +152,11 @@ def test_tokens_that_are_drawn_on_the_device_are_the_same(tmp_path, monkeypatch,
 
     here = answers(create_step_engine(card, place, "cpu", 1))
     for module in (device_sampling, causal_stages):
-        monkeypatch.setattr(module, "logits_of", lambda _: DeviceLogits)
+        monkeypatch.setattr(module, "logits_of", lambda _: TorchLogits)
     engine = create_step_engine(card, place, "cpu", 1)
     assert answers(engine) == here
     one = Work([Chunk(np.zeros(3, np.int32), 0, [0])])
-    assert isinstance(engine.steps.step(one).logits, DeviceLogits)
+    assert isinstance(engine.steps.step(one).logits, TorchLogits)
 
 
 def test_the_cache_fills_what_memory_is_left_and_says_where_it_is_too_small(tmp_path, monkeypatch):
@@ -196,7 +196,7 @@ def test_a_device_that_is_emulated_by_its_name_has_its_host(tmp_path):
     assert measure_host(engine, card) == known.host_time
     found = engine.steps.step(PlannedStep(cached=200, host_rows=2, copied=1).work(known.blocks, card, 9).work)
     assert found.logits.shape == (2, VOCABULARY)
-    assert found.busy.host_s == pytest.approx(known.host_time.seconds(2, 402))
+    assert found.compute_s.host_s == pytest.approx(known.host_time.seconds(2, 402))
     alone = create_step_engine(card, GeneratingAccelerator.model_validate(named), "emulated", 1)
     assert (alone.host_blocks, measure_host(alone, card)) == (0, None)
 

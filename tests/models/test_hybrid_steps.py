@@ -181,13 +181,13 @@ def test_an_error_in_the_hosts_thread_is_the_steps(own, monkeypatch, role):
 
 def test_it_says_how_long_accelerator_and_host_computed(own):
     world = decoding(hybrid(own), 2)
-    assert world.step({0: (1, FIRST), 1: (1, SECOND)}).busy.host_s > 0
+    assert world.step({0: (1, FIRST), 1: (1, SECOND)}).compute_s.host_s > 0
     world.move(0)
     world.leave(1)
     began = time.perf_counter()
-    busy = world.step({0: (1, FIRST)}).busy
-    assert busy.host_s == 0
-    assert 0 < busy.accelerator_s < time.perf_counter() - began
+    compute_s = world.step({0: (1, FIRST)}).compute_s
+    assert compute_s.host_s == 0
+    assert 0 < compute_s.accelerator_s < time.perf_counter() - began
 
 
 def test_attention_is_bound_to_the_cores_that_it_is_given(own):

@@ -128,7 +128,7 @@ def test_it_agrees_with_the_benchmarks_device(own, piece, zero, second):
     device = Emulated()
     ours = device.step(Work(chunks + zero, second=second))
     assert device.now == pytest.approx(theirs.seconds)
-    assert ours.busy == pytest.approx(theirs.busy)
+    assert ours.compute_s == pytest.approx(theirs.compute_s)
 
 
 def test_nobody_waits_for_parked_rows():
@@ -171,13 +171,13 @@ def test_a_block_takes_its_time_to_the_other_memory():
 
 def test_it_says_how_long_the_host_computed():
     device, chunks, at_host = Emulated(), rows(1, 100), rows(3, 900, on_host=True)
-    assert device.step(Work(chunks + at_host)).busy.host_s == pytest.approx(host_s(at_host))
-    assert device.step(Work(chunks)).busy.host_s == 0
+    assert device.step(Work(chunks + at_host)).compute_s.host_s == pytest.approx(host_s(at_host))
+    assert device.step(Work(chunks)).compute_s.host_s == 0
     device = Emulated(HostTime(HOST.row_s, 1.0, layers=4))  # longer than the steps
     parking = list(enumerate(rows(1, 100, on_host=True)))
-    first = device.step(Work(chunks, parking=parking)).busy.host_s
+    first = device.step(Work(chunks, parking=parking)).compute_s.host_s
     assert first == pytest.approx(MODEL.seconds(load_of(chunks)) - MODEL.linear_s(load_of(chunks)) / 16, rel=0.01)
-    assert device.step(Work(chunks)).busy.host_s == pytest.approx(MODEL.seconds(load_of(chunks)))
+    assert device.step(Work(chunks)).compute_s.host_s == pytest.approx(MODEL.seconds(load_of(chunks)))
 
 
 def test_what_sleeps_too_long_does_not_add_up():

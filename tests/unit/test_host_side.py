@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deployments.generation.scheduling.cache_room import CacheRoom
-from deployments.generation.scheduling.chunk import Busy
+from deployments.generation.scheduling.chunk import ComputeSeconds
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, ASYNCHRONOUS, PIPELINED, HybridPlan
 from deployments.generation.scheduling.rows import PARKING, Generation, Row
@@ -41,7 +41,9 @@ def run(schedule, now, steps=1, arrive=True):
         schedule.called_off()
         now += max(schedule.planned_s, 0.01)
         host_s = schedule.host.plan.host_s
-        schedule.ended(now, schedule.planned_s, arrived=list(before) if arrive else (), busy=Busy(host_s=host_s))
+        schedule.ended(
+            now, schedule.planned_s, arrived=list(before) if arrive else (), compute_s=ComputeSeconds(host_s=host_s)
+        )
         if not parts and not schedule.joins:
             break
     return now, copied
@@ -204,8 +206,8 @@ def test_parked_rows_go_on_beside_answers_that_the_host_always_has():
             passed[number] = passed.get(number, 0) + 1
         arrived = [number for number in schedule.host.parked if passed.get(number, 0) > QUICK.layers]
         now += max(0.003, schedule.planned_s)
-        busy = Busy(host_s=schedule.host.plan.host_s)
-        schedule.ended(now, max(0.003, schedule.planned_s), arrived=arrived, busy=busy)
+        compute_s = ComputeSeconds(host_s=schedule.host.plan.host_s)
+        schedule.ended(now, max(0.003, schedule.planned_s), arrived=arrived, compute_s=compute_s)
         return now
 
     for _ in range(20):
@@ -230,7 +232,7 @@ def test_what_the_host_still_computes_for_parked_rows_does_not_make_it_slow():
     factors = []
     for _ in range(2):
         host.plan = HybridPlan(PIPELINED, 0.1, 10.0, 1.0, 0.05, 0.05, first=(0,), host_s=0.05)
-        host.ended(0.1, Busy(0.05, 0.08), 0)
+        host.ended(0.1, ComputeSeconds(0.05, 0.08), 0)
         factors.append(host.learning.factor)
     assert factors == [1.0, 1.5]
 
@@ -244,14 +246,16 @@ def test_the_host_is_known_to_be_slow_after_a_few_steps_and_tried_again_later():
         schedule.copies()
         now += schedule.planned_s
         host_s = 8 * QUICK.seconds(len(schedule.host.plan.first) + len(schedule.host.plan.second), 520)
-        schedule.ended(now, schedule.planned_s, busy=Busy(host_s=host_s if schedule.mode == PIPELINED else 0.0))
+        schedule.ended(
+            now, schedule.planned_s, compute_s=ComputeSeconds(host_s=host_s if schedule.mode == PIPELINED else 0.0)
+        )
     slow = schedule.host.learning.factor
     assert slow > 2
     schedule.host.clear()
     for _ in range(1000):
         schedule.host.planner(MODEL)
         schedule.host.plan = schedule.host.planner(MODEL).choose(schedule.load, [])
-        schedule.host.ended(0.02, Busy(0.02), 0)
+        schedule.host.ended(0.02, ComputeSeconds(0.02), 0)
     assert schedule.host.learning.factor < 1.5
     assert schedule.host.steps[ACCELERATOR] >= 1000
 
@@ -264,19 +268,21 @@ def test_nobody_waits_for_the_host_however_quick_the_accelerator_is(factor):
     assert any(one.on_host for one in offered(schedule, 0.0, 40, most=100, bulk=True))
     now, shares = 0.0, []
     for _ in range(40):
-        schedule.learning.factor = schedule.host.accelerator_pace = factor
+        schedule.learning.factor = schedule.host.accelerator_factor = factor
         schedule.next_step(now)
         schedule.copies()
         now += factor * schedule.planned_s
         plan = schedule.host.plan
         if schedule.load.rows and schedule.mode == PIPELINED:
             shares.append(plan.host_s / (factor * plan.seconds))
-        schedule.ended(now, factor * schedule.planned_s, busy=Busy(factor * plan.accelerator_s, plan.host_s))
+        schedule.ended(
+            now, factor * schedule.planned_s, compute_s=ComputeSeconds(factor * plan.accelerator_s, plan.host_s)
+        )
     assert shares
     assert max(shares) <= 1.001
 
 
-def test_steps_that_are_too_long_whyever_do_not_give_the_host_more_to_do():
+def test_only_what_the_accelerator_computes_longer_gives_the_host_more_to_do():
     policy = StepPolicy(ttft_s=2.0, tpot_s=0.1, bulk_share=1.0, modes=frozenset({PIPELINED}))
     schedule = schedule_of(blocks=24, host_blocks=4 * 60, policy=policy)
     offered(schedule, 0.0, 46, most=400, bulk=True)
@@ -285,11 +291,11 @@ def test_steps_that_are_too_long_whyever_do_not_give_the_host_more_to_do():
         schedule.next_step(now)
         schedule.copies()
         plan = schedule.host.plan
-        slow = 2.0 if number >= 100 else 1.0  # the accelerator; what is beside it takes half as long as a step, always
+        slow = 2.0 if number >= 100 else 1.0  # the accelerator; what goes on beside it always takes half a step
         seconds = slow * plan.seconds + 0.5 * plan.alone_s
         now += seconds
         rows.append(len(plan.first) + len(plan.second))
-        schedule.ended(now, seconds, busy=Busy(slow * plan.accelerator_s, plan.host_s))
+        schedule.ended(now, seconds, compute_s=ComputeSeconds(slow * plan.accelerator_s, plan.host_s))
     assert max(rows[60:100]) <= max(rows[20:60])
     assert max(rows[180:]) > 1.5 * max(rows[60:100])
 
@@ -347,7 +353,7 @@ def test_a_step_that_failed_counts_for_nothing():
     now, _ = run(schedule, 0.0, 3)
     schedule.next_step(now)
     counted = schedule.host.tokens, schedule.host.gained, dict(schedule.host.steps)
-    schedule.ended(now + 1, 1.0, whole=False, busy=Busy(host_s=1.0))
+    schedule.ended(now + 1, 1.0, whole=False, compute_s=ComputeSeconds(host_s=1.0))
     assert counted == (schedule.host.tokens, schedule.host.gained, dict(schedule.host.steps))
 
 
@@ -369,5 +375,5 @@ def test_another_model_beside_a_step_of_the_host_teaches_nothing():
         now += 0.1
         schedule.ended(now, schedule.planned_s if parts else 0.0)
     schedule.follow(StepTime(0.01, 0.0, 4e-6, 1e-5, 0.0, 128), QUICK, calibrated=True)
-    schedule.ended(now + 0.1, 0.1, busy=Busy(host_s=0.01))
+    schedule.ended(now + 0.1, 0.1, compute_s=ComputeSeconds(host_s=0.01))
     assert schedule.learning.factor == 1.0

@@ -46,8 +46,8 @@ def test_the_host_attends_its_rows_and_nothing_else() -> None:
 )
 def test_a_step_lasts(work: HybridWork, seconds: float, host_s: float) -> None:
     found = HybridDevice(TIMES, HOST).step(5.0, work)
-    assert (found.seconds, found.busy.host_s) == (pytest.approx(seconds), pytest.approx(host_s))
-    assert found.busy.accelerator_s == pytest.approx(
+    assert (found.seconds, found.compute_s.host_s) == (pytest.approx(seconds), pytest.approx(host_s))
+    assert found.compute_s.accelerator_s == pytest.approx(
         sum(
             TIMES.linear_s(batch.all) + TIMES.attention_s(batch.own)
             for batch in (work.first, work.second)
@@ -65,7 +65,7 @@ def test_a_parked_row_passes_one_layer_in_each_step_that_it_joins() -> None:
         now += found[-1].seconds
     assert [step.seconds for step in found] == pytest.approx([2.2] * 5)  # nobody waits for it
     # the host: from 0.25 to 1.25; in the third step from 1.35 on, which begins at 4.4: 0.15 are left to the fourth
-    assert [step.busy.host_s for step in found] == pytest.approx([1.0, 0.0, 0.85, 0.15, 0.0])
+    assert [step.compute_s.host_s for step in found] == pytest.approx([1.0, 0.0, 0.85, 0.15, 0.0])
     assert [step.arrived for step in found] == [[], [], [], [7], []]
 
 

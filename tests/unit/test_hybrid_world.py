@@ -65,4 +65,4 @@ def test_a_host_that_is_as_fast_helps(modes: frozenset[str], mode: str, *, bulk:
     arrivals = iter(lambda: Arrival(0.0, 200, 50, (50,), bulk), None)
     modes_seen = [one.mode for _, _ in zip(world.saturated(arrivals), range(300), strict=False)]
     assert mode in modes_seen
-    assert (one.came.busy.host_s > 0) == (mode != ACCELERATOR)
+    assert (one.came.compute_s.host_s > 0) == (mode != ACCELERATOR)

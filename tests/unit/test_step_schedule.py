@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.generation.scheduling.blocks import BLOCK, Blocks
-from deployments.generation.scheduling.chunk import Busy, Copy
+from deployments.generation.scheduling.chunk import ComputeSeconds, Copy
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.rows import FIRST, Generation
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
@@ -166,7 +166,7 @@ def stepped(schedule, now, live, ends, removes, parked_still=0):
     wanted = [part.row for part in parts if part.wanted and part.row in part.row.generation.rows]
     arrived = list(parked)[: max(0, len(parked) - parked_still)]
     ended = [wanted[at % len(wanted)] for at in ends if wanted]
-    schedule.ended(now + 0.03, 0.03, ended, arrived=arrived, busy=Busy(0.02, 0.01))
+    schedule.ended(now + 0.03, 0.03, ended, arrived=arrived, compute_s=ComputeSeconds(0.02, 0.01))
     return now + 0.03
 
 

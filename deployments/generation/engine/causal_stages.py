@@ -17,7 +17,7 @@ from deployments.generation.engine.cache import CachedAttention
 from deployments.generation.engine.causal_model import CausalModel
 from deployments.generation.engine.device_sampling import logits_of
 from deployments.generation.engine.step import StepLayout
-from deployments.generation.scheduling.chunk import Busy, Chunk, Copy, Logits, LogitsThere
+from deployments.generation.scheduling.chunk import Chunk, ComputeSeconds, Copy, DeviceLogits, Logits
 from deployments.hardware.affinity import pin_thread
 
 logger = logging.getLogger("ray.serve")
@@ -99,12 +99,12 @@ class CausalStages:
         wait_for([batch.attention for batch in batches], return_when=FIRST_COMPLETED)
 
     @torch.inference_mode()
-    def logits(self, batches: Sequence[CausalBatch]) -> Logits | LogitsThere:
+    def logits(self, batches: Sequence[CausalBatch]) -> Logits | DeviceLogits:
         x = torch.cat([batch.x for batch in batches]) if batches else torch.empty(0)
         return self._logits(self._model.head(x) if len(x) else torch.empty(0, self._model.vocabulary))
 
-    def busy(self) -> Busy:
-        return Busy(self._work.seconds(), self._host.seconds)
+    def compute_s(self) -> ComputeSeconds:
+        return ComputeSeconds(self._work.seconds(), self._host.seconds)
 
 
 class CausalBatch:

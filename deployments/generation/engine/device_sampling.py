@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from deployments.generation.scheduling.chunk import Logits, LogitsThere
+from deployments.generation.scheduling.chunk import DeviceLogits, Logits
 from deployments.generation.text.sampling import LIKELIEST, Drawn, Picked, Sampler, Sampling, pick
 
 logger = logging.getLogger("ray.serve")
@@ -27,7 +27,7 @@ _ARGMAX, _ALL, _SORTED = range(3)  # the likeliest; any of the vocabulary, in it
 _FINITE, _SHORT, _TOKEN, _LOGPROB, _NAMED = range(5)  # what comes back of a draw; then the alternatives, their logprobs
 
 
-def logits_of(device: torch.device) -> Callable[[torch.Tensor], Logits | LogitsThere]:
+def logits_of(device: torch.device) -> Callable[[torch.Tensor], Logits | DeviceLogits]:
     """What a step on this device gives of its logits, float32 [rows, vocabulary]: in the host's memory on a CPU, where
     numpy is quicker, and where tokens cannot be drawn on the device.
     """
@@ -38,7 +38,7 @@ def logits_of(device: torch.device) -> Callable[[torch.Tensor], Logits | LogitsT
     except Exception as error:  # noqa: BLE001 - whatever it is, there is another way
         problem = (str(error).strip() or type(error).__name__).splitlines()[0]
     if problem is None:
-        return DeviceLogits
+        return TorchLogits
     logger.warning("Tokens are not drawn on %s but by the host: %s", device, problem)
     return lambda logits: logits.cpu().numpy()
 
@@ -46,7 +46,7 @@ def logits_of(device: torch.device) -> Callable[[torch.Tensor], Logits | LogitsT
 def _problem(device: torch.device) -> str | None:
     rows = np.random.default_rng(1).standard_normal((len(_TRIED), 4 * LIKELIEST)).astype(np.float32) * 3
     found, wanted = ([Drawn([Sampler(asked, answer) for answer in range(4)], 2) for asked in _TRIED] for _ in range(2))
-    there = DeviceLogits(torch.from_numpy(rows).to(device)).pick(found)
+    there = TorchLogits(torch.from_numpy(rows).to(device)).pick(found)
     for one, row, drawn in zip(there, rows, wanted, strict=True):
         if one is None or [_ids(each) for each in one] != [_ids(each) for each in pick(row, drawn) or []]:
             return "it draws other tokens"
@@ -81,8 +81,8 @@ class _Draw(NamedTuple):
         return way if self.temperature else _ARGMAX, self.logprobs is None
 
 
-class DeviceLogits:
-    """`chunk.LogitsThere`: logits, float32 [rows, vocabulary], on their device.
+class TorchLogits:
+    """`chunk.DeviceLogits`: logits, float32 [rows, vocabulary], on their device.
 
     `floats`: in which shares and their sums are computed. float64 as in numpy, where the device has it (CUDA); else
     float32 (NPU), which now and then draws a neighbour of the token that float64 would.

@@ -20,7 +20,7 @@ import numpy as np
 
 from deployments.generation.engine.hybrid_steps import HybridSteps
 from deployments.generation.scheduling.blocks import BLOCK, blocks_of
-from deployments.generation.scheduling.chunk import Busy, Chunk, Computed, Copy, Logits, Work, load_of
+from deployments.generation.scheduling.chunk import Chunk, Computed, ComputeSeconds, Copy, Logits, Work, load_of
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 
 _SURE = 100.0  # a logit beside which all others are nothing, whatever the temperature
@@ -144,8 +144,8 @@ class _Stages:
         self._wait_until(self._free_at)
         return logits
 
-    def busy(self) -> Busy:
-        return Busy(self._told_s, self._host_s - max(0.0, self._host_free_at - self._now))
+    def compute_s(self) -> ComputeSeconds:
+        return ComputeSeconds(self._told_s, self._host_s - max(0.0, self._host_free_at - self._now))
 
     def _linear_s(self, batches: Sequence[_Rows]) -> float:
         """In one layer."""

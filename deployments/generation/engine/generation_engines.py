@@ -12,7 +12,7 @@ from deployments.errors import SettingsError
 from deployments.generation.engine.emulated_steps import EmulatedSteps
 from deployments.generation.generation_settings import EmulatedWithHost, GeneratingAccelerator, GeneratingCpu
 from deployments.generation.scheduling.blocks import BLOCK, blocks_of
-from deployments.generation.scheduling.chunk import Chunk, Computed, Logits, LogitsThere, Steps, Work
+from deployments.generation.scheduling.chunk import Chunk, Computed, DeviceLogits, Logits, Steps, Work
 from deployments.generation.scheduling.step_time import HostTime, StepTime
 from deployments.generation.text.generation_card import GenerationCard
 from deployments.hardware.device_detector import quick_cpu_dtype
@@ -91,7 +91,7 @@ class _Causal(Protocol):
 class ModelSteps:
     """A causal model's steps as `chunk.Steps` has them."""
 
-    def __init__(self, model: _Causal, logits: Callable[[Any], Logits | LogitsThere]) -> None:
+    def __init__(self, model: _Causal, logits: Callable[[Any], Logits | DeviceLogits]) -> None:
         """`logits`: `device_sampling.logits_of` its device."""
         self._model, self._logits = model, logits
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from deployments.generation.scheduling.chunk import Busy, Chunk, Computed, Copy, Logits, LogitsThere, Work
+from deployments.generation.scheduling.chunk import Chunk, Computed, ComputeSeconds, Copy, DeviceLogits, Logits, Work
 
 
 class Batch(Protocol):
@@ -59,11 +59,11 @@ class Stages(Protocol[B]):
     def wait(self, batches: Sequence[B]) -> None:
         """Until the first of them is ready."""
 
-    def logits(self, batches: Sequence[B]) -> Logits | LogitsThere:
+    def logits(self, batches: Sequence[B]) -> Logits | DeviceLogits:
         """Behind the last layer, float32 [wanted chunks of each in turn, vocabulary]."""
         ...
 
-    def busy(self) -> Busy:
+    def compute_s(self) -> ComputeSeconds:
         """With all that was begun so far, which it waits for."""
         ...
 
@@ -93,7 +93,7 @@ class HybridSteps(Generic[B]):
         """See `chunk.Steps`. The token of a row that parks is always wanted."""
         self._count += 1
         self._arrived = []
-        before = self._stages.busy()
+        before = self._stages.compute_s()
         try:
             self._call_off(work.called_off)
             logits = self._compute(work)
@@ -101,10 +101,10 @@ class HybridSteps(Generic[B]):
             self._call_off([number for parked in self._parked for number in parked.numbers])
             raise
         arrived = [number for parked in self._arrived for number in parked.numbers]
-        busy = (now - then for now, then in zip(self._stages.busy(), before, strict=True))
-        return Computed(logits, arrived, Busy(*busy))
+        compute_s = (now - then for now, then in zip(self._stages.compute_s(), before, strict=True))
+        return Computed(logits, arrived, ComputeSeconds(*compute_s))
 
-    def _compute(self, work: Work) -> Logits | LogitsThere:
+    def _compute(self, work: Work) -> Logits | DeviceLogits:
         stages = self._stages
         stages.copy(work.copies)
         if work.joins and self._parked and not (work.chunks or work.second or work.parking):

@@ -15,11 +15,13 @@ from deployments.generation.text.sampling import Drawn, Picked
 Logits = npt.NDArray[np.float32]
 
 
-class LogitsThere(Protocol):
-    """Logits that stay on the accelerator: tokens are drawn there, and only these come back."""
+class DeviceLogits(Protocol):
+    """Logits, float32 [rows, vocabulary], that stay on the accelerator: tokens are drawn there, and only they are
+    copied to the host. `engine.device_sampling` has the one that there is.
+    """
 
     def pick(self, drawn: Sequence[Drawn]) -> list[list[Picked] | None]:
-        """As `sampling.pick`, of each row."""
+        """Of each row what `sampling.pick` gives of it. `drawn`: one for each row, else ValueError."""
         ...
 
 
@@ -72,27 +74,26 @@ class Work(NamedTuple):
     joins: bool = False
 
 
-class Busy(NamedTuple):
-    """Seconds: that the accelerator computed layers, without what it waited and what it copied between the caches; and
-    that the host computed attention. Of a device without a host nobody asks, they are 0.
+class ComputeSeconds(NamedTuple):
+    """How long each of both computed in a step. `accelerator_s`: layers, without waiting for the host and without
+    copies between the caches. `host_s`: attention. Both are 0 where nobody measures them: on a device without a host.
     """
 
     accelerator_s: float = 0.0
     host_s: float = 0.0
 
 
-IDLE = Busy()
+UNTIMED = ComputeSeconds()
 
 
 class Computed(NamedTuple):
     """What a step gave. `logits`: of the next token, [rows, vocabulary], valid until the next step. The rows are the
-    `chunks` that are wanted, then those of `second`, then the parked rows that have `arrived`: their numbers. `busy`:
-    who worked meanwhile.
+    `chunks` that are wanted, then those of `second`, then the parked rows that have `arrived`: their numbers.
     """
 
-    logits: Logits | LogitsThere
+    logits: Logits | DeviceLogits
     arrived: Sequence[int] = ()
-    busy: Busy = IDLE
+    compute_s: ComputeSeconds = UNTIMED
 
 
 class Steps(Protocol):

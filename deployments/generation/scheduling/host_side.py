@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.cache_room import CacheRoom
-from deployments.generation.scheduling.chunk import Busy, Copy
+from deployments.generation.scheduling.chunk import ComputeSeconds, Copy
 from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, MODES, PIPELINED, HybridPlan, HybridPlanner
 from deployments.generation.scheduling.rows import Generation, Row
 from deployments.generation.scheduling.step_forecast import HostShare
@@ -25,10 +25,10 @@ from deployments.generation.scheduling.step_time import HostTime, StepLoad, Step
 from deployments.queueing.learning import Learning
 
 _FILLED = 0.95  # of the accelerator's blocks: what comes back leaves the rest to those that grow
-_LEAST_LEARNED_S = 0.02  # of the host's attention: what its pace is learned from
+_LEAST_LEARNED_S = 0.02  # of the host's attention are summed up before its factor follows
 _FORGOTTEN = 0.002  # of what was learned, by each step without the host: it may be quick again
 _AVERAGED = 0.05  # of the way to the latest one
-_SLOWER = 4.0  # times as slow as it was: a longer step counts no more, it may have been a hiccup
+_SLOWER = 4.0  # times as slow as it was is the most that one step can say: it may have been a hiccup
 _PASSED = 4  # pipelined steps in a row, which parked rows join none of, while no other row is urgent
 _USED = 0.9  # of the host's time that is counted on: answers do not fill two batches without a gap
 
@@ -75,7 +75,7 @@ class Host:
     plan: HybridPlan | None = None  # of the step that runs
     parked: dict[int, Row] = field(default_factory=dict)  # by their numbers
     _passed: int = 0  # steps since parked rows could join one
-    accelerator_pace: float = 1.0  # what the accelerator's own work takes, as a share of what it should
+    accelerator_factor: float = 1.0  # how many times as long as planned the accelerator itself computes
     _called_off: list[int] = field(default_factory=list)
     _numbers: int = 0
 
@@ -85,16 +85,16 @@ class Host:
     # --- what answers may count on ------------------------------------------------------------------------------------
 
     @property
-    def slow(self) -> float:
-        """How many times as slow as it should be its attention is now, beside the accelerator's work. Of that, what it
-        works counts, not what steps take: else a step that was a little too long, whyever, would give the host more to
-        do in the next one, which would be longer still.
+    def relative_factor(self) -> float:
+        """How slow the host is now beside the accelerator: its factor over the accelerator's, since plans are in the
+        seconds of the accelerator's model. The accelerator's own work counts, not what steps take. Else a step that was
+        a little too long for any reason would give the host more to do in the next one, which would be longer still.
         """
-        return self.learning.factor / self.accelerator_pace
+        return self.learning.factor / self.accelerator_factor
 
     def planner(self, step: StepTime) -> HybridPlanner:
-        """`step`: of the accelerator, whose seconds plans are in."""
-        return HybridPlanner(step, self.time, self.slow)
+        """Its plans are in the seconds of `step`, the accelerator's model."""
+        return HybridPlanner(step, self.time, self.relative_factor)
 
     def shares(self, step: StepTime, rows: Iterable[tuple[bool, int]], row_blocks: int = 1) -> list[HostShare]:
         """What a forecast may count for answers on the host, while these `rows` run: (on the host?, tokens that it
@@ -112,7 +112,7 @@ class Host:
             else:
                 load = load.with_row(length)
         most = count + max(0, self.block_count - self.room.reserved) // row_blocks
-        slow = self.slow
+        slow = self.relative_factor
         each_s = slow * self.time.seconds(1, tokens / max(1, count))
         linear_s, attention_s = step.linear_s(load), step.attention_s(load)
         found, best = [], -1.0
@@ -209,8 +209,8 @@ class Host:
 
     # --- what steps teach ---------------------------------------------------------------------------------------------
 
-    def ended(self, seconds: float, busy: Busy, arrived: int, *, whole: bool = True) -> None:
-        """The step that was planned ran in `seconds`, and `arrived` parked rows got their token. One that failed, not
+    def ended(self, seconds: float, compute_s: ComputeSeconds, arrived: int, *, whole: bool = True) -> None:
+        """The planned step ran in `seconds`, and so many parked rows `arrived` with their token. One that failed, not
         `whole`, counts for nothing.
         """
         plan, self.plan = self.plan, None
@@ -220,17 +220,17 @@ class Host:
         self.steps[plan.mode] += 1
         tokens = len(plan.first) + len(plan.second) + arrived
         self.tokens += tokens
-        if busy.accelerator_s:
-            took = min(busy.accelerator_s / plan.accelerator_s, _SLOWER * self.accelerator_pace)
-            self.accelerator_pace += _AVERAGED * (took - self.accelerator_pace)
+        if compute_s.accelerator_s:
+            took = min(compute_s.accelerator_s / plan.accelerator_s, _SLOWER * self.accelerator_factor)
+            self.accelerator_factor += _AVERAGED * (took - self.accelerator_factor)
         if plan.mode == ACCELERATOR:
             self.alone += plan.worth
         else:
-            alone = plan.worth * seconds / (self.accelerator_pace * plan.alone_s)
+            alone = plan.worth * seconds / (self.accelerator_factor * plan.alone_s)
             self.alone += alone
             self.gained += tokens + plan.worth - alone
-        if plan.host_s and busy.host_s and self._passed != 1:  # the first one has what parked rows still wait for in it
-            self.learning.worked(plan.host_s, busy.host_s, least_s=_LEAST_LEARNED_S)
+        if plan.host_s and compute_s.host_s and self._passed != 1:  # the first also has what parked rows wait for
+            self.learning.worked(plan.host_s, compute_s.host_s, least_s=_LEAST_LEARNED_S)
         elif not plan.host_s:
             self.learning.factor += _FORGOTTEN * (1 - self.learning.factor)
 

@@ -56,7 +56,7 @@ from typing import NamedTuple
 
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.cache_room import CacheRoom
-from deployments.generation.scheduling.chunk import IDLE, Busy, Copy
+from deployments.generation.scheduling.chunk import UNTIMED, ComputeSeconds, Copy
 from deployments.generation.scheduling.composed_step import ComposedStep, by_pace
 from deployments.generation.scheduling.host_side import Host, HostState
 from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, MODES, PIPELINED
@@ -433,11 +433,11 @@ class StepSchedule:
         *,
         whole: bool = True,
         arrived: Collection[int] = (),
-        busy: Busy = IDLE,
+        compute_s: ComputeSeconds = UNTIMED,
     ) -> None:
         """The step ran in `seconds`. Each row that was wanted has one token more, those with the numbers `arrived`,
-        too; the `finished` ones have ended. `busy`: who worked meanwhile. A step that failed, not `whole`, teaches
-        nothing.
+        too; the `finished` ones have ended. `compute_s`: see `chunk.Computed`. A step that failed, not `whole`,
+        teaches nothing.
         """
         if whole and self.planned_s > 0:
             self._learn(seconds)
@@ -445,7 +445,7 @@ class StepSchedule:
             rows = self.host.arrive(arrived)
             for row in rows:
                 self._goes_on(row, 1)
-            self.host.ended(seconds, busy, len(rows), whole=whole)
+            self.host.ended(seconds, compute_s, len(rows), whole=whole)
         for row, _, tokens, wanted, batch in self._step:
             if batch == PARKING:
                 continue
@@ -488,7 +488,7 @@ class StepSchedule:
             self.model, self.learning, self.scatter = model, Learning(calibrated), Learning(calibrated)
             self._in_a_row, self._probe_after = (0.0, 0.0, 1.0), _FIRST_PROBE
             if self.host is not None:
-                self.host.accelerator_pace = 1.0
+                self.host.accelerator_factor = 1.0
             self.planned_s = 0.0 if self.mode == PIPELINED else model.seconds(self.load)
 
     def clear(self) -> None:
