@@ -11,13 +11,14 @@ from time import perf_counter_ns
 
 import numpy as np
 
+from deployments.generation.scheduling.chunk import Computed, Work
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.hybrid_plan import HostRow
 from deployments.generation.scheduling.rows import Generation
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
-from deployments.generation.stepper import Ended, Found, Stepper, StepWork
-from deployments.generation.text.sampling import Picked, Sampling
+from deployments.generation.stepper import Stepper, steps_in
+from deployments.generation.text.sampling import Drawn, Picked, Sampling
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers
 from deployments.transport.channel import Frames
 
@@ -59,31 +60,37 @@ def pause_us(steps: int, *, hybrid: bool) -> dict[str, float]:
 
 
 async def _pauses_us(steps: int, schedule: StepSchedule) -> list[float]:
-    loop, engine, found = asyncio.get_running_loop(), ThreadPoolExecutor(1), list[float]()
-    ended_at, enough = 0, asyncio.Event()
-
-    def step(work: StepWork, ended: Ended) -> None:
-        nonlocal ended_at
-        if ended_at and not any(len(chunk.ids) > 1 for chunk in work.work.chunks):
-            found.append((perf_counter_ns() - ended_at) / 1000)
-        time.sleep(_ENGINE_S)
-        came = Found([[Picked(1)] * len(drawn.samplers) for drawn in work.drawn])
-        ended_at = perf_counter_ns()
-        loop.call_soon_threadsafe(ended, came)
-        if len(found) >= steps:
-            loop.call_soon_threadsafe(enough.set)
-
-    def compute(work: StepWork, ended: Ended) -> None:
-        engine.submit(step, work, ended)
-
-    stepper = Stepper(schedule, compute)
+    engine, thread = _Engine(), ThreadPoolExecutor(1)
+    stepper = Stepper(schedule, steps_in(thread, engine))
     ids, sampling = np.ones(_PROMPT, np.int32), Sampling(0.0)
     offers = [GenerationOffer(number, 1e4, ids, _ANSWER, sampling, tpot_s=100.0) for number in range(SEQUENCES)]
     settings = {"router": "", "ttft_s": 1e4, "tpot_s": 100.0, "bulk_share": 0.5, "model": None, "host": None}
-    stepper.receive(_Router(), GenerationOffers(settings=settings, offers=offers))
-    await enough.wait()
-    engine.shutdown(cancel_futures=True)
-    return found
+    router = _Router()
+    stepper.receive(router, GenerationOffers(settings=settings, offers=offers))
+    while len(engine.pauses_us) < steps:  # noqa: ASYNC110 - the steps are those of another thread
+        await asyncio.sleep(_ENGINE_S)
+    stepper.gone(router)
+    await stepper.drained()
+    thread.shutdown()
+    return engine.pauses_us
+
+
+class _Engine:
+    """`chunk.Steps`, and `chunk.LogitsThere`. It keeps the pauses before steps that have no prompts."""
+
+    def __init__(self) -> None:
+        self.pauses_us: list[float] = []
+        self._ended_at = 0
+
+    def step(self, work: Work) -> Computed:
+        if self._ended_at and all(len(chunk.ids) == 1 for chunk in work.chunks):
+            self.pauses_us.append((perf_counter_ns() - self._ended_at) / 1000)
+        time.sleep(_ENGINE_S)
+        return Computed(self)
+
+    def pick(self, drawn: Sequence[Drawn]) -> list[list[Picked] | None]:
+        self._ended_at = perf_counter_ns()
+        return [[Picked(1)] * len(one.samplers) for one in drawn]
 
 
 class _Router:

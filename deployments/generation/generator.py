@@ -18,7 +18,7 @@ from deployments.generation.generation_settings import GenerationSettings
 from deployments.generation.planned_steps import PlannedStep, measure, measure_host
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
-from deployments.generation.stepper import Ended, Found, Stepper, StepWork
+from deployments.generation.stepper import Stepper, steps_in
 from deployments.generation.text.generation_card import GenerationCard, read_generation_card
 from deployments.generation.token_frames import GenerationOffers
 from deployments.hardware.affinity import CpuPart, pin_thread, thread_environment
@@ -67,7 +67,12 @@ class Generator:
         bounds = StepPolicy(_FIRST_POLICY.ttft_s, _FIRST_POLICY.tpot_s, self._settings.step_tokens)
         host = None if self._measured_host is None else Host(self._measured_host, self._engine.host_blocks)
         schedule = StepSchedule(self._measured, bounds, self._engine.blocks, host=host)
-        self._stepper = Stepper(schedule, self._compute, on_step=self._metrics.ran, on_failure=self._failed)
+        self._stepper = Stepper(
+            schedule,
+            steps_in(self._thread, self._engine.steps),
+            on_step=self._metrics.ran,
+            on_failure=self._failed,
+        )
         self._server = Server(self._host, self._stepper.receive, self._stepper.gone, GenerationOffers.decode)
         logger.info(
             "%s ready: %s on %s, %s (%s), %s blocks, %s cores %s",
@@ -161,20 +166,6 @@ class Generator:
         if state.host is not None:
             free, blocks = free + state.host.free_blocks, blocks + state.host.blocks
         return {FILL: max(1 - free / blocks, state.first_s / self._stepper.schedule.policy.ttft_s)}
-
-    def _compute(self, work: StepWork, ended: Ended) -> None:
-        """One step, in the engine's thread; its end is told to the loop."""
-        on_loop = asyncio.get_running_loop().call_soon_threadsafe
-
-        def step() -> None:
-            found: Found | BaseException
-            try:
-                found = work.run(self._engine.steps)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the step's generations are told
-                found = error
-            on_loop(ended, found)
-
-        self._thread.submit(step)
 
     def _failed(self, error: BaseException) -> str:
         self._metrics.failed()

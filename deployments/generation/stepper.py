@@ -14,6 +14,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from types import MappingProxyType
@@ -158,6 +159,26 @@ Ended = Callable[[Found | BaseException], None]
 """Called on the loop as a step ends."""
 Compute = Callable[[StepWork, Ended], None]
 """Begins a step. One begins when the one before has ended."""
+
+
+def steps_in(thread: Executor, engine: Steps) -> Compute:
+    """Steps run in the engine's `thread`, the only one of its executor; their ends are told to the loop."""
+
+    def compute(work: StepWork, ended: Ended) -> None:
+        on_loop = asyncio.get_running_loop().call_soon_threadsafe
+
+        def step() -> None:
+            found: Found | BaseException
+            try:
+                found = work.run(engine)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the step's generations are told
+                found = error
+            on_loop(ended, found)
+
+        thread.submit(step)
+        time.sleep(0)  # gives that thread the interpreter: else it begins only when Routers have been told
+
+    return compute
 
 
 @dataclass(slots=True, eq=False)
