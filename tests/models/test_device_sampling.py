@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
-from deployments.generation.engine import device_sampling
+from deployments.generation.engine import device_draws, device_sampling
 from deployments.generation.engine.device_sampling import TorchLogits, logits_of
 from deployments.generation.text.sampling import Drawn, Sampler, Sampling, pick
 
@@ -112,21 +112,21 @@ def test_nothing_waits_for_the_device_before_the_copy_to_the_host(asked):
     """Fake tensors have no numbers: whoever asks for one fails."""
     with FakeTensorMode():
         logits = TorchLogits(torch.zeros(2, 5000))
-        draws = [device_sampling._Draw.of(row, Sampler(asked), 5, 5000) for row in range(2)]
-        part = logits._part(draws, draws[0].kind(5000)[0], 1024, 5)
-        assert part.shape == (2, 14)
+        draws = [device_draws.Draw.of(row, Sampler(asked), 5, 5000) for row in range(2)]
+        lines = logits._batch_lines(draws, 1024, 5)
+        assert lines.shape == (2, 14)
         with pytest.raises(RuntimeError):
             logits.pick([Drawn([Sampler(asked)], 5)] * 2)
 
 
 def test_all_words_are_sorted_only_where_the_likeliest_are_too_few(monkeypatch):
-    counts, likeliest = [], device_sampling._likeliest
+    counts, likeliest = [], device_sampling.likeliest
 
     def counted(logits, count):
         counts.append((len(logits), count))
         return likeliest(logits, count)
 
-    monkeypatch.setattr(device_sampling, "_likeliest", counted)
+    monkeypatch.setattr(device_sampling, "likeliest", counted)
     logits = TorchLogits(torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)) * 3)
     few, many = Sampling(top_p=0.9), Sampling(9.0, top_p=0.9)
     logits.pick([Drawn([Sampler(asked)], None) for asked in (few, many, few)])
