@@ -327,9 +327,11 @@ class GenerationRouter:
 
     async def _decision(self, request: Request, link: GenerationLink, streaming: Streaming) -> RefusedOffer | None:
         """None: it is admitted. While the replica says anything at all it still decides on others, and refuses what it
-        has not come to when the first token is due. Raises TimeoutError, and what its connection ended with.
+        has not come to when the first token is due: then one that comes later would wait as long. Raises TimeoutError,
+        and what its connection ended with.
         """
         clock = asyncio.get_running_loop().time
+        began = clock()
         while True:
             since = clock()
             await asyncio.wait([streaming.outcome], timeout=_ANSWERS_S)
@@ -339,7 +341,7 @@ class GenerationRouter:
                 raise TimeoutError(f"nothing for {_ANSWERS_S:g} s")
             if clock() >= request.due:
                 link.call_off(streaming)
-                return RefusedOffer(streaming.number, opens_s=link.view.opens_s(clock()))
+                return RefusedOffer(streaming.number, opens_s=max(clock() - began, link.view.opens_s(clock())))
 
     def _admitted(self, request: Request, pool: GenerationPool, link: GenerationLink) -> None:
         if request.link is link:

@@ -302,11 +302,15 @@ class Stepper:
     # --- what Routers say ---------------------------------------------------------------------------------------------
 
     def receive(self, connection: Connection, offers: GenerationOffers) -> None:
-        """One frame of a Router. Frames are read one after the other, a few milliseconds at once; whoever asks is told
-        meanwhile what the replica is like.
+        """One frame of a Router. What it wants no more ends at once. The rest is read frame after frame, a few
+        milliseconds at once; whoever asks is told meanwhile what the replica is like.
         """
         session = self._sessions.setdefault(connection, RouterSession(connection))
-        session.called_off.update(offers.called_off)
+        if offers.called_off:
+            session.called_off.update(offers.called_off)
+            self._drop(session.generations.get(number) for number in offers.called_off)
+        for number, answer in offers.stopped:
+            self._stop(session.generations.get(number), answer)
         if offers.asks:
             session.asks = True
             self._send_soon()
@@ -342,9 +346,6 @@ class Stepper:
             received.undecided = deque(frame.offers)
             if frame.settings is not None:
                 self._configure(session, frame.settings)
-            self._drop(session.generations.get(number) for number in frame.called_off)
-            for number, answer in frame.stopped:
-                self._stop(session.generations.get(number), answer)
         while received.undecided:
             offer = received.undecided.popleft()
             if offer.number not in session.called_off:  # before anybody decided on it
@@ -381,12 +382,12 @@ class Stepper:
 
     def _take(self, session: RouterSession, offer: GenerationOffer, came_at: float) -> None:
         now = self._now()
-        left_s = offer.left_s - (now - came_at)
+        waited_s = now - came_at
         answers = [Answer(Sampler(offer.sampling, number)) for number in range(offer.answers)]
         generation = Generation(
             len(offer.ids),
             offer.most_tokens,
-            now + left_s,
+            now + offer.left_s - waited_s,
             offer.tpot_s,
             offer.answers,
             offer.bulk,
@@ -400,7 +401,9 @@ class Stepper:
         never = self.schedule.never(generation, offer.left_s)
         sure_s = offer.left_s / (1 + self.schedule.learning.margin)  # what is named should then be admitted
         longest = self.schedule.longest_prompt(sure_s) if never else 0
-        opens_s, why = (generation.opens_s, "") if self._opens_at is None else (self._paused_s, _PAUSED)
+        opens_s, why = generation.opens_s or waited_s, ""  # it waited for too long: so long the next one would, too
+        if self._opens_at is not None:
+            opens_s, why = self._paused_s, _PAUSED
         self._tell(session).refused.append(RefusedOffer(offer.number, never, longest, opens_s, why))
 
     def _stop(self, generation: Generation | None, number: int) -> None:

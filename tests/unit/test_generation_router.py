@@ -492,7 +492,7 @@ def test_a_replica_that_decides_on_others_all_the_time_is_busy_and_not_lost(monk
             replica.flooded = True
             with pytest.raises(Busy) as refused:
                 await router.begin(asked())
-            assert refused.value.retry_after_s > 0
+            assert refused.value.retry_after_s > 1.2  # it says that there is room: but not when it would come to that
             replica.flooded = False
             assert len(await read(await router.begin(asked()))) == 1
             await freed(replica)

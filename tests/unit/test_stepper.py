@@ -403,13 +403,59 @@ def test_while_hundreds_of_offers_are_looked_at_steps_run_and_routers_are_told(m
     run(main())
 
 
+def test_what_nobody_wants_any_more_does_not_wait_behind_hundreds_of_offers(monkeypatch):
+    monkeypatch.setattr("deployments.generation.stepper._READS_S", 0.0)  # one offer in each turn of the loop
+
+    async def main():
+        stepper, _ = world()
+        router, other = Router(stepper, "a"), Router(stepper, "b")
+        gone, kept = router.ask(prompt(10, 1), 40), router.ask(prompt(10, 2), 40, answers=2)
+        await asyncio.sleep(0.3)
+        other.tell(offers=many(1, 20))
+        router.tell(called_off=[gone], stopped=[(kept, 0)])
+        assert stepper._received
+        had = {answer: len(tokens) for answer, tokens in router.tokens.items()}
+        assert set(router.stepper._sessions[router].generations) == {kept}
+        await stepper.drained()
+        assert {answer: len(tokens) for answer, tokens in router.tokens.items()} == {**had, (kept, 1): 40}
+        assert len(other.finished) == 20
+        assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
+def test_who_waited_until_it_was_too_late_is_told_to_come_back_after_as_long(monkeypatch):
+    monkeypatch.setattr("deployments.generation.stepper._READS_S", 0.0)  # one offer in each turn of the loop
+
+    async def main():
+        stepper, _ = world()
+        router = Router(stepper)
+        offer, took = stepper.schedule.offer, []
+
+        def slow(_, now, generation):
+            took.append(0.1)
+            return offer(now, generation)
+
+        monkeypatch.setattr(type(stepper.schedule), "offer", slow)
+        monkeypatch.setattr(stepper, "_now", lambda: asyncio.get_running_loop().time() + sum(took))
+        router.tell(offers=many(1, 40))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        late = [router.refused[number] for number in range(22, 41)]
+        assert router.admitted
+        assert not any(one.never for one in late)
+        assert all(one.opens_s >= 2.0 for one in late)
+
+    run(main())
+
+
 def test_a_frame_that_cannot_be_read_ends_its_connection_alone(monkeypatch):
     async def main():
         stepper, _ = world()
         router, other = Router(stepper, "a"), Router(stepper, "b")
         ours = other.ask([1, 2])
-        monkeypatch.setattr(stepper, "_stop", lambda *_: 1 / 0)
-        router.tell(offers=many(1, 3), stopped=[(1, 0)])
+        monkeypatch.setattr(stepper, "_configure", lambda *_: 1 / 0)
+        router.tell(offers=many(1, 3), settings=SETTINGS)
         assert (router.hung_up, other.hung_up) == (True, False)
         await stepper.drained()
         assert (ours, 0) in other.finished
