@@ -5,7 +5,7 @@ from a cache of its own, block by block, as a model reads keys and values: an an
 written by another goes on with a wrong token.
 
 Where a host is beside it, steps go layer by layer through the same `HybridSteps` as a model's. Accelerator and host
-each do one thing after another, and are known by when they will have done all that they were told so far. The engine's
+each do one thing after another, and are known by when they will have done all that was begun so far. The engine's
 thread sleeps where a real one waits for them: what it does not wait for goes on beside it. Times are reckoned from the
 ends of what was waited for, so that a sleep that lasts too long adds up to nothing.
 """
@@ -86,10 +86,9 @@ class _Stages:
         self._logits = np.zeros((0, of.vocabulary), np.float32)
         self._random, self._slow = np.random.default_rng(of.seed), 1.0
         self._now = 0.0  # of the engine's thread
-        self._free_at = self._host_free_at = 0.0  # when accelerator and host will have done all that they were told
+        self._free_at = self._host_free_at = 0.0  # when accelerator and host will have done all that was begun
         self._begun_at = 0.0  # when the accelerator will have got to the attention of what was begun last
-        self._told_s = 0.0  # that the accelerator was told to compute
-        self._host_s = 0.0  # the host
+        self._accelerator_s = self._host_s = 0.0  # that all takes them which was begun, copies and waiting apart
 
     @property
     def layers(self) -> int:
@@ -112,7 +111,7 @@ class _Stages:
             for batch in batches:
                 for chunk in batch.chunks:
                     self._write(chunk)
-                # The cache is read here, while the accelerator works, and not at the end, when all wait for the tokens.
+                # Tokens are computed here, while the accelerator works, and not in `logits`, for which all wait.
                 batch.following = [self._next(chunk) for chunk in batch.chunks if chunk.wanted]
         self._compute(_BEFORE * self._linear_s(batches))
         self._begun_at = self._free_at
@@ -145,16 +144,16 @@ class _Stages:
         return logits
 
     def compute_s(self) -> ComputeSeconds:
-        return ComputeSeconds(self._told_s, self._host_s - max(0.0, self._host_free_at - self._now))
+        return ComputeSeconds(self._accelerator_s, self._host_s - max(0.0, self._host_free_at - self._now))
 
     def _linear_s(self, batches: Sequence[_Rows]) -> float:
         """In one layer."""
         return self._of.model.linear_s(_sum(batch.load for batch in batches)) / self.layers
 
     def _compute(self, seconds: float) -> None:
-        """The accelerator is told."""
+        """The accelerator computes for so long, behind all that was begun before."""
         self._free_at = max(self._free_at, self._now) + self._slow * seconds
-        self._told_s += self._slow * seconds
+        self._accelerator_s += self._slow * seconds
 
     def _wait_until(self, then: float) -> None:
         """Here, in the engine's thread."""

@@ -53,7 +53,7 @@ class Stages(Protocol[B]):
         """Of all together: what comes behind the attention, which is waited for. Raises what the host's thread did."""
 
     def ready(self, batches: Sequence[B]) -> Sequence[B]:
-        """Those for which the host has computed the attention when the accelerator has got as far as it was told."""
+        """Those for which the host has computed the attention when the accelerator has done all that was begun."""
         ...
 
     def wait(self, batches: Sequence[B]) -> None:
@@ -64,7 +64,7 @@ class Stages(Protocol[B]):
         ...
 
     def compute_s(self) -> ComputeSeconds:
-        """With all that was begun so far, which it waits for."""
+        """Since the start, up to now. It waits for what the accelerator has begun."""
         ...
 
 

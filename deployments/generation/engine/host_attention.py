@@ -1,0 +1,48 @@
+"""The thread in which a host computes attention beside its accelerator. Imports torch."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from deployments.generation.engine.cache import CachedAttention
+from deployments.generation.engine.step import StepLayout
+from deployments.hardware.affinity import pin_thread
+
+logger = logging.getLogger("ray.serve")
+
+
+class HostAttention:
+    """One thread that computes attention to the host's cache, in the order in which it is asked for."""
+
+    def __init__(self, cores: Sequence[int]) -> None:
+        """`cores`: see `CausalStages`."""
+        self.seconds = 0.0  # that it has computed so far
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="host-attention")
+        if cores:
+            threads = torch.get_num_threads()
+            self._thread.submit(self._bind, cores).result()
+            torch.set_num_threads(threads)  # of threads that begin later
+
+    @staticmethod
+    def _bind(cores: Sequence[int]) -> None:
+        if problem := pin_thread(cores):
+            logger.warning("The host's attention runs on any core: %s", problem)
+        torch.get_num_threads()  # whoever asks first in a thread sets them to the process's number
+        torch.set_num_threads(len(cores))
+
+    def submit(self, attention: CachedAttention, qkv: torch.Tensor, layout: StepLayout) -> Future[torch.Tensor]:
+        """`qkv`: [tokens, heads + 2 groups, size], turned. The future has [tokens, heads * size]."""
+        return self._thread.submit(self._attend, attention, qkv, layout)
+
+    @torch.inference_mode()
+    def _attend(self, attention: CachedAttention, qkv: torch.Tensor, layout: StepLayout) -> torch.Tensor:
+        began = time.perf_counter()
+        try:
+            return attention.attend(qkv, layout)
+        finally:
+            self.seconds += time.perf_counter() - began
