@@ -28,6 +28,7 @@ from deployments.queueing.cost_model import QUERY_TOKENS, CostModel
 from deployments.queueing.schedule import Policy, Schedule
 from deployments.runner import Ended, Indices, OfferedQuery, Passed, Runner
 from deployments.serve_adapter.autoscaling import FILL
+from deployments.serve_adapter.garbage import spare_what_is_loaded
 from deployments.settings import Settings
 from deployments.transport.channel import Server
 
@@ -77,6 +78,7 @@ class Embedder:
         )
         self._server = Server(self._host, self._runner.receive, self._runner.gone)
         self._warm_up = {"alpha_s": model.alpha_s, "beta_s": model.beta_s}
+        spare_what_is_loaded()
         info = self._engine.info
         logger.info(
             "%s ready: %s on %s, %s (%s), %s cores %s",

@@ -21,6 +21,7 @@ from deployments.errors import SettingsError
 from deployments.hardware.device_detector import Topology
 from deployments.router import Router
 from deployments.serve_adapter.access_log_file import access_log_handler
+from deployments.serve_adapter.garbage import spare_what_is_loaded
 from serve_app.access_log import LineWriter
 from serve_app.api_keys import ApiKeys
 from serve_app.bound_pools import bind_pools, bindable_router
@@ -53,6 +54,7 @@ class Ingress:
         calls = GrpcApi.of_models(self.routers, self.api_keys, self._observer)
         for name in METHODS:  # Serve finds what answers a gRPC call by its name
             setattr(self, name, getattr(calls, name))
+        spare_what_is_loaded()
 
     async def reconfigure(self, user_config: Any) -> None:
         """Called by Serve with the `user_config`: at the start, and in place whenever it changes. See

@@ -26,6 +26,7 @@ from deployments.hardware.cores import choose_cores
 from deployments.hardware.device_detector import CPU
 from deployments.metrics import OfModel, publish_again_and_again
 from deployments.serve_adapter.autoscaling import FILL
+from deployments.serve_adapter.garbage import spare_what_is_loaded
 from deployments.transport.channel import Server
 
 logger = logging.getLogger("ray.serve")
@@ -74,6 +75,7 @@ class Generator:
             on_failure=self._failed,
         )
         self._server = Server(self._host, self._stepper.receive, self._stepper.gone, GenerationOffers.decode)
+        spare_what_is_loaded()
         logger.info(
             "%s ready: %s on %s, %s (%s), %s blocks, %s cores %s",
             pool, self._card.name, self._engine.device, self._engine.dtype, self._engine.why, self._engine.blocks,

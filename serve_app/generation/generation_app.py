@@ -21,6 +21,7 @@ from deployments.generation.generation_settings import GenerationSettings
 from deployments.generation.generator import Generator
 from deployments.hardware.device_detector import Topology
 from deployments.serve_adapter.access_log_file import access_log_handler
+from deployments.serve_adapter.garbage import spare_what_is_loaded
 from serve_app.access_log import LineWriter
 from serve_app.api_keys import ApiKeys
 from serve_app.bound_pools import bind_pools, bindable_router
@@ -47,6 +48,7 @@ class GenerationIngress:
         calls = GenerationCalls(self.router, self._api.asking, self._api.names, self.api_keys, self._observer)
         self.Generate = calls.Generate  # Serve finds what answers a gRPC call by its name
         self.Check, self.Watch = calls.Check, calls.Watch
+        spare_what_is_loaded()
 
     async def reconfigure(self, user_config: Any) -> None:
         """Called by Serve with the `user_config`: at the start, and in place whenever it changes."""
