@@ -237,6 +237,18 @@ def test_what_the_host_still_computes_for_parked_rows_does_not_make_it_slow():
     assert factors == [1.0, 1.5]
 
 
+def test_steps_of_parked_rows_alone_do_not_say_how_quick_the_accelerator_is():
+    """They go through the few layers where the host has got to: nobody predicts how many."""
+    schedule = schedule_of(policy=StepPolicy(ttft_s=2.0, tpot_s=0.1, bulk_share=1.0, modes=frozenset({ASYNCHRONOUS})))
+    host = schedule.host
+    host.park(Row(ask(0.0), 0))
+    for _ in range(QUICK.layers):
+        assert not schedule.next_step(0.0)
+        assert schedule.joins
+        schedule.ended(0.0, 0.001, compute_s=ComputeSeconds(schedule.model.beta_s / QUICK.layers))
+    assert host.accelerator_factor == 1.0
+
+
 def test_the_host_is_known_to_be_slow_after_a_few_steps_and_tried_again_later():
     schedule = schedule_of()
     offered(schedule, 0.0, 6, most=100)

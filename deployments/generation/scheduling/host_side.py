@@ -220,7 +220,7 @@ class Host:
         self.steps[plan.mode] += 1
         tokens = len(plan.first) + len(plan.second) + arrived
         self.tokens += tokens
-        if compute_s.accelerator_s:
+        if compute_s.accelerator_s and (plan.worth or plan.first or plan.second):  # parked rows alone pass few layers
             took = min(compute_s.accelerator_s / plan.accelerator_s, _SLOWER * self.accelerator_factor)
             self.accelerator_factor += _AVERAGED * (took - self.accelerator_factor)
         if plan.mode == ACCELERATOR:
