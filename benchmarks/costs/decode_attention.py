@@ -2,7 +2,7 @@
 
 32 answers of 100 to 2,048 tokens go on by one token each. Prints JSON, GB/s of keys and values read, for two models'
 heads in bfloat16, float16 and float32: by torch's operations, by each form of the kernel, and a plain sum over the same
-memory. The ways take turns; the medians of their turns are told.
+memory. The ways take turns; printed are the medians of their turns.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ async def _pauses_us(steps: int, schedule: StepSchedule) -> list[float]:
 
 
 class _Engine:
-    """`chunk.Steps`, and `chunk.LogitsThere`. It keeps the pauses before steps that have no prompts."""
+    """`chunk.Steps`, and `chunk.DeviceLogits`. It keeps the pauses before steps that have no prompts."""
 
     def __init__(self) -> None:
         self.pauses_us: list[float] = []

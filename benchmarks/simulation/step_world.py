@@ -131,7 +131,7 @@ class StepDevice:
         return self.runs
 
     def ends(self) -> float:
-        """When the step that runs does."""
+        """When the step that runs ends. Waits for it, if a device really computes."""
         self.came = self._run()
         return self.began + self.came.seconds
 
@@ -148,7 +148,7 @@ class StepDevice:
         return HybridWork(batches[0], batches[1], parking, self.schedule.called_off(), self.schedule.joins, copied)
 
     def _begin(self, copies: Sequence[Copy]) -> None:
-        """For a device that really runs."""
+        """Nothing in virtual time: the hook of a device that really computes."""
 
     def _run(self) -> HybridStep:
         slow = self.slow(self.began) * max(0.5, 1 + self._draw.gauss(0, self.noise))

@@ -17,14 +17,14 @@ from deployments.generation.scheduling.chunk import Chunk, Copy, Steps, Work
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TrueDevice(StepDevice):
-    """`steps`: the engine, in a thread of its own. What it computes does not matter, only when: all tokens are the same
-    one. What the schedule takes between two steps, and the world, counts.
+    """`steps`: the engine, in a thread of its own. All its tokens are the same one: only its times matter. What the
+    schedule and the world take between two steps counts as well.
     """
 
     steps: Steps
     _thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1))
     _origin: float = field(default_factory=time.monotonic)
-    _runs: Future[HybridStep] = field(init=False)
+    _running: Future[HybridStep] = field(init=False)
 
     def _begin(self, copies: Sequence[Copy]) -> None:
         batches: list[list[Chunk]] = [[], []]
@@ -37,11 +37,11 @@ class TrueDevice(StepDevice):
             else:
                 batches[batch].append(chunk)
         work = Work(batches[0], copies, batches[1], parking, self.work.called_off, self.work.joins)
-        self._runs = self._thread.submit(self._compute, work)
+        self._running = self._thread.submit(self._compute, work)
 
     def _compute(self, work: Work) -> HybridStep:
-        _, arrived, busy = self.steps.step(work)
-        return HybridStep(time.monotonic() - self._origin - self.began, arrived, busy)
+        _, arrived, compute_s = self.steps.step(work)
+        return HybridStep(time.monotonic() - self._origin - self.began, arrived, compute_s)
 
     def _run(self) -> HybridStep:
-        return self._runs.result()
+        return self._running.result()

@@ -126,8 +126,8 @@ class HybridPlanner:
                 if not tokens:
                     continue
                 rate = (worth + tokens) / found.seconds
-                told = (found.seconds, rate, worth, alone_s, found.accelerator_s, found.first, found.second)
-                plans.append(HybridPlan(PIPELINED, *told, host_s=host_s))
+                times = (found.seconds, rate, worth, alone_s, found.accelerator_s)
+                plans.append(HybridPlan(PIPELINED, *times, found.first, found.second, host_s=host_s))
         if ASYNCHRONOUS in modes and load != StepLoad() and all(row.bulk for row in rows):
             plans += self._parked(load, rows, parked, worth)
         if load != StepLoad():
@@ -208,4 +208,4 @@ class HybridPlanner:
         parking = range(min(len(rows), math.ceil(arrive)))
         seconds = self._seconds(load._replace(rows=load.rows + arrive))
         rate = (worth + arrive) / seconds
-        return [HybridPlan(ASYNCHRONOUS, seconds, rate, worth, alone_s, seconds, parking=parking)]
+        return [HybridPlan(ASYNCHRONOUS, seconds, rate, worth, alone_s, accelerator_s=seconds, parking=parking)]

@@ -112,7 +112,7 @@ class Forecast:
         running = _Steps(self, self.paces)
         firsts, _ = running.firsts()
         joined = _Steps(self, [*self.paces, *self._later(firsts, running)])
-        later, sure = joined.firsts(firsts)  # with more answers none comes before
+        later, sure = joined.firsts(firsts)  # no prompt is sooner because others join
         kept = joined.keeps_firsts(later, sure=sure) and joined.keeps_paces()
         return Outlook(np.maximum(firsts, later), kept)
 
@@ -150,7 +150,7 @@ class _Steps:
         """[m]: n(t), of times [m], for the answers of the first so many `prompts` [m, 1] less one: the others have no
         token before. Steps are no longer than `longest_s`, so there are at least so many.
         """
-        tokens = at_s[:, None] - self._due  # in place from here on: it is large, and this is what a forecast takes
+        tokens = at_s[:, None] - self._due  # in place from here on: the array is large
         tokens /= self._pace
         tokens += 1 + _TINY
         np.floor(tokens, out=tokens)
@@ -184,7 +184,7 @@ class _Steps:
         return np.asarray(self._of.free_s + self._of.slow * planned_s)
 
     def firsts(self, earliest_s: Numbers | float = 0.0) -> tuple[Numbers, bool]:
-        """[prompts]: when each one's first token is there, not before `earliest_s`; and whether it is not later."""
+        """[prompts]: when each one's first token is there, not before `earliest_s`; False: it may be later."""
         at_s = np.maximum(self.ends_s(np.ones((len(self._firsts_due), 1)), self._upto)[:, 0], earliest_s)
         for _ in range(_ROUNDS):
             later_s = np.maximum(at_s, self._first_by(at_s))
