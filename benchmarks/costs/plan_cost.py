@@ -20,6 +20,7 @@ from deployments.generation.scheduling.step_time import HostTime, StepLoad, Step
 from deployments.generation.stepper import Stepper, steps_in
 from deployments.generation.text.sampling import Drawn, Picked, Sampling
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers
+from deployments.serve_adapter.garbage import spare_what_is_loaded
 from deployments.transport.channel import Frames
 
 SEQUENCES = 256
@@ -56,6 +57,7 @@ def pause_us(steps: int, *, hybrid: bool) -> dict[str, float]:
     """Of an engine, from the end of a step to the begin of the next one: the `Stepper` accounts for the one, composes
     the other, and two threads wake each other. The engine computes nothing for as long as that takes.
     """
+    spare_what_is_loaded()  # as a replica does
     return _quantiles(asyncio.run(_pauses_us(steps, _schedule(hybrid=hybrid))))
 
 
