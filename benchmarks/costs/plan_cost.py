@@ -18,7 +18,7 @@ from deployments.generation.scheduling.rows import Generation
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 from deployments.generation.stepper import Stepper, steps_in
-from deployments.generation.text.sampling import Drawn, Picked, Sampling
+from deployments.generation.text.sampling import Picked, RowSamplers, Sampling
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers
 from deployments.serve_adapter.garbage import spare_what_is_loaded
 from deployments.transport.channel import Frames
@@ -90,9 +90,9 @@ class _Engine:
         time.sleep(_ENGINE_S)
         return Computed(self)
 
-    def pick(self, drawn: Sequence[Drawn]) -> list[list[Picked] | None]:
+    def pick(self, samplers: Sequence[RowSamplers]) -> list[list[Picked] | None]:
         self._ended_at = perf_counter_ns()
-        return [[Picked(1)] * len(one.samplers) for one in drawn]
+        return [[Picked(1)] * len(one.samplers) for one in samplers]
 
 
 class _Router:

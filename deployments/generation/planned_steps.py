@@ -16,7 +16,7 @@ from deployments.generation.scheduling.chunk import Chunk, Copy, Steps, Work
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 from deployments.generation.stepper import StepWork
 from deployments.generation.text.generation_card import GenerationCard
-from deployments.generation.text.sampling import Drawn, Sampler
+from deployments.generation.text.sampling import RowSamplers, Sampler
 
 _WARM_UP_S = 3.0
 _FEWEST_STEPS = 5
@@ -98,7 +98,7 @@ class PlannedStep(NamedTuple):
                 chunks.append(Chunk(ids, start, table, on_host=on_host))
         copies = [Copy(block, block, to_host=True) for block in range(self.copied)]
         copies += [Copy(block, block, from_host=True) for block in range(self.copied)]
-        return StepWork(Work(chunks, copies), [Drawn([Sampler(card.defaults)], None) for _ in chunks])
+        return StepWork(Work(chunks, copies), [RowSamplers([Sampler(card.defaults)], None) for _ in chunks])
 
 
 def measure(engine: StepEngine, card: GenerationCard) -> StepTime:

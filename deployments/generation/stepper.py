@@ -28,7 +28,7 @@ from deployments.generation.scheduling.chunk import UNTIMED, Chunk, ComputeSecon
 from deployments.generation.scheduling.rows import FIRST, PARKING, SECOND, Generation, Part, Row
 from deployments.generation.scheduling.step_schedule import StepSchedule, StepState
 from deployments.generation.scheduling.step_time import HostTime, StepTime
-from deployments.generation.text.sampling import Drawn, Picked, Sampler, pick
+from deployments.generation.text.sampling import Picked, RowSamplers, Sampler, pick
 from deployments.generation.token_frames import (
     GenerationOffer,
     GenerationOffers,
@@ -120,21 +120,23 @@ class ReceivedFrame:
 
 
 class StepWork(NamedTuple):
-    """What the engine computes in one step. `drawn`: of chunks that are wanted; `parked`: of rows that may arrive."""
+    """What the engine computes in one step. `samplers`: one for each chunk that is wanted; `parked_samplers`: for rows
+    that may arrive, by their numbers.
+    """
 
     work: Work
-    drawn: Sequence[Drawn]
-    parked: Mapping[int, Drawn] = MappingProxyType({})
+    samplers: Sequence[RowSamplers]
+    parked_samplers: Mapping[int, RowSamplers] = MappingProxyType({})
 
     def run(self, engine: Steps) -> Found:
         """In the engine's thread."""
         computed = engine.step(self.work)
-        drawn = [*self.drawn, *(self.parked[number] for number in computed.arrived)]
+        samplers = [*self.samplers, *(self.parked_samplers[number] for number in computed.arrived)]
         logits = computed.logits
         if isinstance(logits, np.ndarray):
-            picked = [pick(row, one) for row, one in zip(logits, drawn, strict=True)]
+            picked = [pick(row, one) for row, one in zip(logits, samplers, strict=True)]
         else:
-            picked = logits.pick(drawn)
+            picked = logits.pick(samplers)
         return Found(picked, computed.arrived, computed.compute_s)
 
 
@@ -459,10 +461,10 @@ class Stepper:
             self.schedule.joins,
         )
         parked = {number: Part(row, row.computed, 1, True, PARKING) for number, row in self.schedule.parked.items()}
-        drawn = [_drawn(part) for part in parts if part.wanted and part.batch != PARKING]
-        drawn_parked = {number: _drawn(part) for number, part in parked.items()}
+        samplers = [_samplers(part) for part in parts if part.wanted and part.batch != PARKING]
+        parked_samplers = {number: _samplers(part) for number, part in parked.items()}
         planned_s = self.schedule.planned_s  # without what was learned, so that drift is seen
-        return Step(parts, StepWork(work, drawn, drawn_parked), now, planned_s, parked)
+        return Step(parts, StepWork(work, samplers, parked_samplers), now, planned_s, parked)
 
     def _begin(self, step: Step) -> None:
         def ended(found: Found | BaseException) -> None:
@@ -598,9 +600,9 @@ def _chunk(part: Part) -> Chunk:
     return Chunk(offered.ids(part), part.start, tuple(part.row.table), part.wanted, generation.on_host)
 
 
-def _drawn(part: Part) -> Drawn:
+def _samplers(part: Part) -> RowSamplers:
     """At the end of a prompt, one token for each answer."""
     offered: Offered = part.row.generation.item
     ends_prompt = part.start < len(offered.offer.ids)
     answers = offered.answers if ends_prompt else [offered.answers[part.row.number]]
-    return Drawn([answer.sampler for answer in answers], offered.offer.logprobs)
+    return RowSamplers([answer.sampler for answer in answers], offered.offer.logprobs)

@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 
 from deployments.generation.engine import device_draws, device_sampling
 from deployments.generation.engine.device_sampling import TorchLogits, logits_of
-from deployments.generation.text.sampling import Drawn, Sampler, Sampling, pick
+from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling, pick
 
 KINDS = ("plain", "plain", "alike", "level", "masked", "nan", "-inf", "inf")
 TEMPERATURES = (0.0, 5e-324, 1e-30, 0.3, 1.0, 1.0, 50.0, 1e9, 1e300)
@@ -19,7 +19,7 @@ TOP_K, TOP_P = (0, 0, 1, 7, 1024, 1100, 10_000), (1e-6, 0.05, 0.5, 0.95, 0.9999,
 
 
 def some_rows(random, count):
-    """(kind, what is asked for, answers, logprobs) each."""
+    """(kind of logits, what is asked for, answers, logprobs) each."""
     for _ in range(count):
         temperature, top_k, top_p = (random.choice(of).item() for of in (TEMPERATURES, TOP_K, TOP_P))
         asked = Sampling(temperature, top_k, top_p, int(random.integers(1000)))
@@ -43,8 +43,10 @@ def row_of(kind, random, words):
     return row
 
 
-def drawn_of(rows):
-    return [Drawn([Sampler(asked, answer) for answer in range(answers)], named) for _, asked, answers, named in rows]
+def samplers_of(rows):
+    return [
+        RowSamplers([Sampler(asked, answer) for answer in range(answers)], named) for _, asked, answers, named in rows
+    ]
 
 
 def ids(picked):
@@ -65,18 +67,18 @@ def test_tokens_are_those_of_numpy(monkeypatch, at_once):
         random = np.random.default_rng(seed)
         rows = list(some_rows(random, count))
         logits = np.stack([row_of(kind, random, words) for kind, *_ in rows])
-        here, there = drawn_of(rows), drawn_of(rows)
+        here, there = samplers_of(rows), samplers_of(rows)
         found = TorchLogits(torch.from_numpy(logits)).pick(there)
-        for (kind, *_), row, one, other, picked in zip(rows, logits, here, there, found, strict=True):
-            wanted = pick(row, one)
+        for (kind, *_), row, ours, theirs, picked in zip(rows, logits, here, there, found, strict=True):
+            wanted = pick(row, ours)
             assert (picked is None) == (wanted is None) == (kind in {"nan", "-inf", "inf"})
             if wanted is not None:
                 assert ids(picked) == ids(wanted)
-                if one.logprobs is None:
+                if ours.logprobs is None:
                     assert picked == wanted
                 else:
                     np.testing.assert_allclose(logprobs(picked), logprobs(wanted), rtol=1e-5, atol=1e-5)
-                assert [each.random() for each in one.samplers] == [each.random() for each in other.samplers]
+                assert [each.random() for each in ours.samplers] == [each.random() for each in theirs.samplers]
 
     run()
 
@@ -90,8 +92,8 @@ def test_float32_draws_no_word_that_cannot_come():
 
     logits = np.full((3, 3000), -np.inf, np.float32)
     logits[:, 5:900] = np.random.default_rng(0).standard_normal(895) * 3
-    drawn = [Drawn([Last(Sampling(top_k=top_k))], None) for top_k in (0, 2000, 3)]
-    all_, many, few = TorchLogits(torch.from_numpy(logits), torch.float32).pick(drawn)
+    samplers = [RowSamplers([Last(Sampling(top_k=top_k))], None) for top_k in (0, 2000, 3)]
+    all_, many, few = TorchLogits(torch.from_numpy(logits), torch.float32).pick(samplers)
     assert np.isfinite(logits[0, [all_[0].id, many[0].id]]).all()
     assert few[0].id == np.argsort(-logits[2], kind="stable")[2]
 
@@ -99,9 +101,9 @@ def test_float32_draws_no_word_that_cannot_come():
 def test_float32_draws_these_as_float64_does():
     logits = np.random.default_rng(0).standard_normal((60, 3000)).astype(np.float32) * 3
     asked = [Sampling(seed=1), Sampling(0.5, 1500, 1.0, 2), Sampling(1.5, 0, 0.99, 3)] * 20
-    here, there = ([Drawn([Sampler(one)], 4) for one in asked] for _ in range(2))
+    here, there = ([RowSamplers([Sampler(one)], 4) for one in asked] for _ in range(2))
     found = TorchLogits(torch.from_numpy(logits), torch.float32).pick(there)
-    wanted = [pick(row, drawn) for row, drawn in zip(logits, here, strict=True)]
+    wanted = [pick(row, samplers) for row, samplers in zip(logits, here, strict=True)]
     assert [ids(one) for one in found] == [ids(one) for one in wanted]
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_allclose(logprobs(one), logprobs(other), rtol=1e-5, atol=1e-5)
@@ -116,7 +118,7 @@ def test_nothing_waits_for_the_device_before_the_copy_to_the_host(asked):
         lines = logits._batch_lines(draws, 1024, 5)
         assert lines.shape == (2, 14)
         with pytest.raises(RuntimeError):
-            logits.pick([Drawn([Sampler(asked)], 5)] * 2)
+            logits.pick([RowSamplers([Sampler(asked)], 5)] * 2)
 
 
 def test_all_words_are_sorted_only_where_the_likeliest_are_too_few(monkeypatch):
@@ -129,13 +131,13 @@ def test_all_words_are_sorted_only_where_the_likeliest_are_too_few(monkeypatch):
     monkeypatch.setattr(device_sampling, "likeliest", counted)
     logits = TorchLogits(torch.randn(3, 5000, generator=torch.Generator().manual_seed(0)) * 3)
     few, many = Sampling(top_p=0.9), Sampling(9.0, top_p=0.9)
-    logits.pick([Drawn([Sampler(asked)], None) for asked in (few, many, few)])
+    logits.pick([RowSamplers([Sampler(asked)], None) for asked in (few, many, few)])
     assert counts == [(3, 1024), (1, 5000)]
 
 
 def test_rows_and_how_to_draw_from_them_are_as_many():
     with pytest.raises(ValueError, match="2 rows of logits, and how to draw from 1"):
-        TorchLogits(torch.zeros(2, 9)).pick([Drawn([Sampler(Sampling())], None)])
+        TorchLogits(torch.zeros(2, 9)).pick([RowSamplers([Sampler(Sampling())], None)])
 
 
 def test_a_device_is_trusted_that_draws_as_numpy_does(monkeypatch, caplog):
@@ -149,6 +151,6 @@ def test_a_device_is_trusted_that_draws_as_numpy_does(monkeypatch, caplog):
 
 
 def test_a_device_that_draws_others_is_found_out(monkeypatch):
-    largest = torch.Tensor.max
+    largest = torch.Tensor.max  # on this device it finds the smallest
     monkeypatch.setattr(torch.Tensor, "max", lambda of, *given, **more: largest(-of, *given, **more))
     assert device_sampling._problem(torch.device("cpu")) == "it draws other tokens"

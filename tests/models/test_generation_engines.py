@@ -25,7 +25,7 @@ from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
 from deployments.generation.stepper import Stepper, StepWork
 from deployments.generation.text.generation_card import read_generation_card
-from deployments.generation.text.sampling import Drawn, Sampler, Sampling
+from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers
 from deployments.settings import ModelSettings
 
@@ -143,7 +143,7 @@ def test_tokens_that_are_drawn_on_the_device_are_the_same(tmp_path, monkeypatch,
             ]
             work = Work([chunk for chunk in chunks if not chunk.on_host], second=[c for c in chunks if c.on_host])
             order = sorted(range(len(chunks)), key=lambda row: chunks[row].on_host)
-            drawn = [Drawn([samplers[row]], 3 if row else None) for row in order]
+            drawn = [RowSamplers([samplers[row]], 3 if row else None) for row in order]
             starts = [len(text) for text in texts]
             for row, picked in zip(order, StepWork(work, drawn).run(engine.steps).picked, strict=True):
                 found.append([picked[0].id, *(token for token, _ in picked[0].alternatives)])

@@ -42,7 +42,7 @@ from deployments.generation.engine.device_draws import (
     log_shares,
 )
 from deployments.generation.scheduling.chunk import DeviceLogits, Logits
-from deployments.generation.text.sampling import LIKELIEST, Drawn, Picked, Sampler, Sampling, pick
+from deployments.generation.text.sampling import LIKELIEST, Picked, RowSamplers, Sampler, Sampling, pick
 
 logger = logging.getLogger("ray.serve")
 
@@ -73,10 +73,12 @@ def logits_of(device: torch.device) -> Callable[[torch.Tensor], Logits | DeviceL
 def _problem(device: torch.device) -> str | None:
     """Draw from made-up logits there and in numpy. Raises what the device raises."""
     rows = np.random.default_rng(1).standard_normal((len(_TRIED), 4 * LIKELIEST)).astype(np.float32) * 3
-    here, there = ([Drawn([Sampler(asked, answer) for answer in range(4)], 2) for asked in _TRIED] for _ in range(2))
+    here, there = (
+        [RowSamplers([Sampler(asked, answer) for answer in range(4)], 2) for asked in _TRIED] for _ in range(2)
+    )
     found = TorchLogits(torch.from_numpy(rows).to(device)).pick(there)
-    for picked, row, drawn in zip(found, rows, here, strict=True):
-        if picked is None or [_ids(one) for one in picked] != [_ids(one) for one in pick(row, drawn) or []]:
+    for picked, row, samplers in zip(found, rows, here, strict=True):
+        if picked is None or [_ids(one) for one in picked] != [_ids(one) for one in pick(row, samplers) or []]:
             return "it draws other tokens"
     return None
 
@@ -97,22 +99,22 @@ class TorchLogits:
         self._floats = floats or (torch.float64 if logits.device.type in {"cpu", "cuda"} else torch.float32)
 
     @torch.inference_mode()
-    def pick(self, drawn: Sequence[Drawn]) -> list[list[Picked] | None]:
+    def pick(self, samplers: Sequence[RowSamplers]) -> list[list[Picked] | None]:
         """See `sampling.pick`. One copy to the host; a second one where the `LIKELIEST` were too few.
 
         Raises ValueError where there are more or fewer rows.
         """
-        if len(drawn) != len(self._logits):
-            raise ValueError(f"{len(self._logits)} rows of logits, and how to draw from {len(drawn)}")
+        if len(samplers) != len(self._logits):
+            raise ValueError(f"{len(self._logits)} rows of logits, and how to draw from {len(samplers)}")
         vocabulary = self._logits.shape[1]
         draws = [
-            Draw.of(row, sampler, of.logprobs, vocabulary) for row, of in enumerate(drawn) for sampler in of.samplers
+            Draw.of(row, sampler, of.logprobs, vocabulary) for row, of in enumerate(samplers) for sampler in of.samplers
         ]
         lines = self._lines(draws, min(LIKELIEST, vocabulary))
         again = [at for at, line in enumerate(lines) if line[_TOO_FEW]]
         for at, line in zip(again, self._lines([draws[at] for at in again], vocabulary), strict=True):
             lines[at] = line
-        picked: list[list[Picked] | None] = [[] for _ in drawn]
+        picked: list[list[Picked] | None] = [[] for _ in samplers]
         for draw, line in zip(draws, lines, strict=True):
             if (row := picked[draw.row]) is None or not line[_FINITE]:
                 picked[draw.row] = None

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deployments.generation.scheduling.step_time import StepLoad
-from deployments.generation.text.sampling import Drawn, Picked
+from deployments.generation.text.sampling import Picked, RowSamplers
 
 Logits = npt.NDArray[np.float32]
 
@@ -20,8 +20,8 @@ class DeviceLogits(Protocol):
     copied to the host. `engine.device_sampling` has the one that there is.
     """
 
-    def pick(self, drawn: Sequence[Drawn]) -> list[list[Picked] | None]:
-        """Of each row what `sampling.pick` gives of it. `drawn`: one for each row, else ValueError."""
+    def pick(self, samplers: Sequence[RowSamplers]) -> list[list[Picked] | None]:
+        """Of each row what `sampling.pick` gives of it. `samplers`: one for each row, else ValueError."""
         ...
 
 

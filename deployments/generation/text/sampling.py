@@ -50,8 +50,10 @@ class Sampler:
         return self._random.random()
 
 
-class Drawn(NamedTuple):
-    """How the next token of a row of logits is picked: once for each of these answers; with so many alternatives."""
+class RowSamplers(NamedTuple):
+    """Who draws from a row of logits: the `samplers` of all answers that go on from it. `logprobs`: how many
+    alternatives each token names; None: it has no logprob of its own either.
+    """
 
     samplers: Sequence[Sampler]
     logprobs: int | None
@@ -68,15 +70,15 @@ class Picked:
     alternatives: tuple[tuple[int, float], ...] = ()
 
 
-def pick(logits: Numbers, drawn: Drawn) -> list[Picked] | None:
+def pick(logits: Numbers, row: RowSamplers) -> list[Picked] | None:
     """One token for each sampler; None where the logits, float32 [vocabulary], are no numbers."""
     if not np.isfinite(logits.max()):
         return None
-    tokens = [sampler.pick(logits) for sampler in drawn.samplers]
-    if drawn.logprobs is None:
+    tokens = [sampler.pick(logits) for sampler in row.samplers]
+    if row.logprobs is None:
         return [Picked(token) for token in tokens]
     known = log_shares(logits)
-    best = _likeliest(logits, drawn.logprobs)
+    best = _likeliest(logits, row.logprobs)
     others = tuple(zip(best.tolist(), known[best].tolist(), strict=True))
     return [Picked(token, float(known[token]), others) for token in tokens]
 
