@@ -47,7 +47,7 @@ static inline int64_t start_of(const struct attention *at, int64_t sequence, int
 #undef EACH
 #define FORM avx2
 #define TARGET TARGET_AVX2
-#define CONVERTS
+#define HAS_FLOAT16
 #define LANES 8
 #define EACH(f, s) f(0, s), f(1, s), f(2, s), f(3, s), f(4, s), f(5, s), f(6, s), f(7, s)
 #include "decode_attention.c"
@@ -113,7 +113,7 @@ INLINE const float *NAME(floats)(const struct attention *at, const void *from, i
     if (at->dtype == FLOAT32)
         return (const float *)from + start;
     for (int64_t i = 0; i < count; i += LANES)
-        AT(buffer + i) = NAME(read)(from, start + i, at->dtype == FLOAT16 ? FLOAT16 : BFLOAT16);
+        AT(buffer + i) = NAME(read)(from, start + i, at->dtype == FLOAT16 ? FLOAT16 : BFLOAT16); /* no branch for FLOAT32 */
     return buffer;
 }
 

@@ -27,7 +27,7 @@ struct product {
     int64_t rows, width, outputs, x_stride;
     int64_t is_gated;
     int64_t dtype;         /* of x and weights: FLOAT32 or BFLOAT16. Sums are float32 */
-    int64_t given;         /* the same of residual and y */
+    int64_t y_dtype;       /* the same of residual and y */
     int64_t blocks, share; /* all; those that a thread takes at once */
     int64_t next;          /* the next that is taken; 0 at first */
 };
@@ -35,7 +35,7 @@ struct product {
 #if defined(__x86_64__)
 #define FORM avx2
 #define TARGET TARGET_AVX2
-#define CONVERTS
+#define HAS_FLOAT16
 #define LANES 8
 #define ROWS 3 /* at once, whose sums stay in registers */
 #include "decode_products.c"
@@ -109,15 +109,15 @@ INLINE void NAME(finish)(const struct product *at, float *sums, int64_t row, int
         for (; done + LANES <= wanted; done += LANES) {
             VECTOR numbers = of[done / LANES];
             if (at->residual != NULL)
-                numbers += NAME(read)(at->residual, out + done, at->given);
-            NAME(write)(at->y, out + done, numbers, at->given);
+                numbers += NAME(read)(at->residual, out + done, at->y_dtype);
+            NAME(write)(at->y, out + done, numbers, at->y_dtype);
         }
         if (done < wanted) { /* the last block's last columns */
-            int64_t width = at->given == FLOAT32 ? 4 : 2, bytes = (wanted - done) * width;
+            int64_t width = at->y_dtype == FLOAT32 ? 4 : 2, bytes = (wanted - done) * width;
             char rest[LANES * 4] = {0}, y[LANES * 4];
             if (at->residual != NULL)
                 memcpy(rest, (const char *)at->residual + (out + done) * width, bytes);
-            NAME(write)(y, 0, of[done / LANES] + NAME(read)(rest, 0, at->given), at->given);
+            NAME(write)(y, 0, of[done / LANES] + NAME(read)(rest, 0, at->y_dtype), at->y_dtype);
             memcpy((char *)at->y + (out + done) * width, y, bytes);
         }
     }

@@ -40,7 +40,7 @@ class _Product(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weights", "bias", "residual", "y")),
         *((name, ctypes.c_int64) for name in ("rows", "width", "outputs", "x_stride", "is_gated")),
-        *((name, ctypes.c_int64) for name in ("dtype", "given")),
+        *((name, ctypes.c_int64) for name in ("dtype", "y_dtype")),
         *((name, ctypes.c_int64) for name in ("blocks", "share", "next")),
     )
 
@@ -92,13 +92,13 @@ class PackedDense:
         return self._multiply(x, None, torch.float32)
 
     def _multiply(
-        self, x: torch.Tensor, residual: torch.Tensor | None, given: torch.dtype | None = None
+        self, x: torch.Tensor, residual: torch.Tensor | None, y_dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         if x.shape[1] < self._width:
             x = functional.pad(x, (0, self._width - x.shape[1]))
         elif x.stride(1) != 1:
             x = x.contiguous()
-        y = torch.empty(x.shape[0], self._outputs, dtype=given or self._dtype)
+        y = torch.empty(x.shape[0], self._outputs, dtype=y_dtype or self._dtype)
         threads, blocks = torch.get_num_threads(), len(self._weights)
         work = _Product(
             x.data_ptr(),

@@ -1,6 +1,6 @@
 /* What the kernels share. A file that has forms includes itself once for each of them, and this header at its beginning:
  * first without a form, then with FORM (its name), LANES (of a vector) and TARGET (what the compiler may use of the
- * processor), and CONVERTS if it has instructions for float16. NAME(f) is f's name in the form, VECTOR its vector of
+ * processor), and HAS_FLOAT16 if it has instructions for float16. NAME(f) is f's name in the form, VECTOR its vector of
  * float32.
  */
 #ifndef FORM
@@ -87,34 +87,36 @@ typedef uint16_t NAME(halves) __attribute__((vector_size(LANES * 2), aligned(2),
 
 INLINE BITS NAME(pick)(BITS which, BITS a, BITS b) { return (which & a) | (~which & b); } /* a where all bits are set */
 
-/* LANES numbers of float16 as float32. By the bits too a NaN becomes a quiet one, as the instructions make it. */
-INLINE VECTOR NAME(read_halves)(const void *from) {
-#if defined(CONVERTS) && LANES == 16
+/* LANES numbers of float16 as float32: by instructions, or else by their bits. Either way a NaN becomes a quiet one. */
+INLINE VECTOR NAME(read_float16)(const void *from) {
+#if defined(HAS_FLOAT16) && LANES == 16
     return (VECTOR)_mm512_cvtph_ps(_mm256_loadu_si256(from));
-#elif defined(CONVERTS)
+#elif defined(HAS_FLOAT16)
     return (VECTOR)_mm256_cvtph_ps(_mm_loadu_si128(from));
 #else
     BITS half = __builtin_convertvector(*(const NAME(halves) *)from, BITS), absolute = half & 0x7fff;
-    BITS bits = (absolute << 13) + (112u << 23); /* the exponent's bias: 127, and of a half 15 */
-    BITS small = (BITS)((VECTOR)(absolute + (126u << 23)) - 0.5f); /* so many 2^-24: the last places of 0.5 */
+    BITS bits = (absolute << 13) + (112u << 23); /* the bias of the exponent: 127 in place of 15 */
+    BITS small = (BITS)((VECTOR)(absolute + (126u << 23)) - 0.5f); /* subnormal: so many 2^-24, the last place of 0.5 */
     bits = NAME(pick)((BITS)(absolute < 0x400), small, bits);
-    bits += (BITS)(absolute >= 0x7c00) & (112u << 23); /* no numbers */
-    bits |= (BITS)(absolute > 0x7c00) & 0x400000;
+    bits += (BITS)(absolute >= 0x7c00) & (112u << 23); /* infinity and NaN */
+    bits |= (BITS)(absolute > 0x7c00) & 0x400000; /* NaN: quiet */
     return (VECTOR)(bits | (half & 0x8000) << 16);
 #endif
 }
 
-INLINE void NAME(write_halves)(void *to, VECTOR numbers) {
-#if defined(CONVERTS) && LANES == 16
+/* The way back: to nearest, ties to even. */
+INLINE void NAME(write_float16)(void *to, VECTOR numbers) {
+#if defined(HAS_FLOAT16) && LANES == 16
     _mm256_storeu_si256(to, _mm512_cvtps_ph((__m512)numbers, _MM_FROUND_TO_NEAREST_INT));
-#elif defined(CONVERTS)
+#elif defined(HAS_FLOAT16)
     _mm_storeu_si128(to, _mm256_cvtps_ph((__m256)numbers, _MM_FROUND_TO_NEAREST_INT));
 #else
     BITS bits = (BITS)numbers, absolute = bits & 0x7fffffff;
-    BITS half = (absolute - (112u << 23) + 0xfff + ((absolute >> 13) & 1)) >> 13;
-    half = NAME(pick)((BITS)(absolute < 113u << 23), (BITS)((VECTOR)absolute + 0.5f) - (126u << 23), half);
-    half = NAME(pick)((BITS)(absolute >= 143u << 23), (BITS){0} + 0x7c00, half);
-    half = NAME(pick)((BITS)(absolute > 0x7f800000), ((absolute >> 13) & 0x3ff) | 0x7e00, half);
+    BITS half = (absolute - (112u << 23) + 0xfff + ((absolute >> 13) & 1)) >> 13; /* rounded at bit 13 */
+    BITS small = (BITS)((VECTOR)absolute + 0.5f) - (126u << 23); /* subnormal: the addition rounds to so many 2^-24 */
+    half = NAME(pick)((BITS)(absolute < 113u << 23), small, half);
+    half = NAME(pick)((BITS)(absolute >= 143u << 23), (BITS){0} + 0x7c00, half); /* 2^16 and more: infinity */
+    half = NAME(pick)((BITS)(absolute > 0x7f800000), ((absolute >> 13) & 0x3ff) | 0x7e00, half); /* NaN: quiet */
     *(NAME(halves) *)to = __builtin_convertvector(half | (bits >> 16 & 0x8000), NAME(halves));
 #endif
 }
@@ -124,7 +126,7 @@ INLINE VECTOR NAME(read)(const void *from, int64_t start, enum dtype dtype) {
     if (dtype == FLOAT32)
         return READ((const float *)from + start);
     if (dtype == FLOAT16)
-        return NAME(read_halves)((const uint16_t *)from + start);
+        return NAME(read_float16)((const uint16_t *)from + start);
     return (VECTOR)(__builtin_convertvector(*(const NAME(halves) *)((const uint16_t *)from + start), BITS) << 16);
 }
 
@@ -134,7 +136,7 @@ INLINE void NAME(write)(void *to, int64_t start, VECTOR numbers, enum dtype dtyp
         return;
     }
     if (dtype == FLOAT16) {
-        NAME(write_halves)((uint16_t *)to + start, numbers);
+        NAME(write_float16)((uint16_t *)to + start, numbers);
         return;
     }
     BITS bits = (BITS)numbers, nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
