@@ -23,7 +23,8 @@ from benchmarks.kit.sheet import Sheet
 from benchmarks.simulation.step_world import Arrival, Certain, Sent, StepDevice, StepTable, StepWorld, Times, mixed
 from deployments.generation.scheduling.long_prompts import SHARE
 from deployments.generation.scheduling.rows import Generation
-from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_policy import StepPolicy
+from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import StepTime
 from deployments.queueing.shares import Tenant
 

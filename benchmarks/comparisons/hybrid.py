@@ -32,7 +32,8 @@ from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERA
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED
 from deployments.generation.scheduling.overlap import Overlap, alone_s
-from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_policy import StepPolicy
+from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepTime
 
 RATIOS, SPLITS = (2, 4, 8, 16), (0.5, 1.0, 2.0)  # N_G / N_C; T_gl / T_ga

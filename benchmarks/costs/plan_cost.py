@@ -15,7 +15,8 @@ from deployments.generation.scheduling.chunk import Computed, Work
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.hybrid_plan import HostRow
 from deployments.generation.scheduling.rows import Generation
-from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_policy import StepPolicy
+from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 from deployments.generation.stepper import Stepper, steps_in
 from deployments.generation.text.sampling import Picked, RowSamplers, Sampling

@@ -17,7 +17,8 @@ from benchmarks.simulation.hybrid_device import HybridDevice, HybridStep, Hybrid
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.chunk import UNTIMED, Copy
 from deployments.generation.scheduling.rows import PARKING, Generation, Part, Row
-from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_policy import StepPolicy
+from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import StepLoad, StepTime
 from deployments.queueing.learning import Learning
 from deployments.queueing.shares import Tenant

@@ -13,7 +13,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from deployments.generation.scheduling.rows import Generation
-from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_policy import StepPolicy
+from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import StepLoad, StepTime
 from deployments.queueing.learning import Learning
 

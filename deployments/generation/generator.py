@@ -17,7 +17,8 @@ from deployments.generation.generation_metrics import GeneratorMetrics, Generato
 from deployments.generation.generation_settings import GenerationSettings
 from deployments.generation.planned_steps import PlannedStep, measure, measure_host
 from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_policy import StepPolicy
+from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.stepper import Stepper, steps_in
 from deployments.generation.text.generation_card import GenerationCard, read_generation_card
 from deployments.generation.token_frames import GenerationOffers

@@ -22,7 +22,8 @@ from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.chunk import Chunk, Work
 from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_policy import StepPolicy
+from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.stepper import Stepper, StepWork
 from deployments.generation.text.generation_card import read_generation_card
 from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling

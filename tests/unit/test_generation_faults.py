@@ -26,7 +26,8 @@ from deployments.generation.engine.emulated_steps import EmulatedSteps, followin
 from deployments.generation.generation_router import GenerationHost, GenerationRouter
 from deployments.generation.generation_settings import GenerationSettings
 from deployments.generation.scheduling.chunk import load_of
-from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_policy import StepPolicy
+from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import StepTime
 from deployments.generation.stepper import Stepper
 from deployments.generation.text.sampling import Sampling

@@ -32,7 +32,8 @@ from deployments.generation.generation_router import GenerationHost, GenerationR
 from deployments.generation.generation_settings import GenerationSettings
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_policy import StepPolicy
+from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepTime
 from deployments.generation.stepper import Stepper
 from deployments.generation.text.sampling import Sampling

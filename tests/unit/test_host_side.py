@@ -9,7 +9,8 @@ from deployments.generation.scheduling.chunk import ComputeSeconds
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, ASYNCHRONOUS, PIPELINED, HybridPlan
 from deployments.generation.scheduling.rows import PARKING, Generation, Row
-from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_policy import StepPolicy
+from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepTime
 
 MODEL = StepTime(0.02, 0.0, 4e-6, 1e-5, 0.0, 128)

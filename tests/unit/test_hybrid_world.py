@@ -10,7 +10,8 @@ from benchmarks.simulation.hybrid_device import HybridDevice
 from benchmarks.simulation.step_world import Arrival, StepDevice, StepWorld
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED
-from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_policy import StepPolicy
+from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepTime
 
 TIMES = StepTime(0.04, 1e-4, 2e-6, 1e-4, 1e-8, 64)

@@ -38,6 +38,7 @@ PURE = [
     "deployments.generation.text.sampling",
     "deployments.generation.text.small_model",
     "deployments.generation.scheduling.step_forecast",
+    "deployments.generation.scheduling.kept_room",
     "deployments.generation.scheduling.step_schedule",
     "deployments.generation.scheduling.step_time",
     "deployments.generation.step_view",

@@ -35,7 +35,7 @@ from deployments.generation.generation_settings import StepTimeSettings
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.scheduling.overlap import Overlap
-from deployments.generation.scheduling.step_schedule import StepPolicy
+from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 
 ROOT = Path(__file__).parents[2]

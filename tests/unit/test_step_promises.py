@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from benchmarks.comparisons.generation import CASES, served, told_of
 from benchmarks.simulation.step_world import Arrival, StepDevice, StepWorld, mixed
-from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_policy import StepPolicy
+from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import StepTime
 from deployments.queueing.shares import Tenant
 

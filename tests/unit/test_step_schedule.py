@@ -12,7 +12,8 @@ from deployments.generation.scheduling.blocks import BLOCK, Blocks
 from deployments.generation.scheduling.chunk import ComputeSeconds, Copy
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.rows import FIRST, Generation
-from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_policy import StepPolicy
+from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepTime
 
 MODEL = StepTime(0.02, 1.4e-4, 2e-7, 1.4e-4, 6e-9, 128)

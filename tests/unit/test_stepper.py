@@ -17,7 +17,8 @@ from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.chunk import Computed, load_of
 from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.step_schedule import StepPolicy, StepSchedule
+from deployments.generation.scheduling.step_policy import StepPolicy
+from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 from deployments.generation.stepper import Stepper
 from deployments.generation.text.generation_card import GenerationCard

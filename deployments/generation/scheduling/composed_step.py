@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.hybrid_plan import HostRow, HybridPlanner
 from deployments.generation.scheduling.rows import FIRST, PARKING, SECOND, Generation, Part, Row
+from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_time import StepLoad, StepTime
-
-if TYPE_CHECKING:
-    from deployments.generation.scheduling.step_schedule import StepPolicy
 
 _LEAST_CHUNKS = 0.2  # of the rows' time: chunks have at least so much of a step, also where rows are late
 _URGENT = 5.0  # steps of the accelerator alone: a host row that is due before takes part

@@ -28,7 +28,7 @@ was slow has none. A generation is admitted if
     all promises hold        with it (`step_forecast`), taking each answer to become as long as it may
     its blocks will be free  by what has been learned of the lengths of answers (`cache_room`)
 
-and if beside it those would still be admitted that would starve otherwise (`_kept_for`): a long prompt, and tenants
+and if beside it those would still be admitted that would starve otherwise (`kept_room`): a long prompt, and tenants
 that have not had their share.
 
 Bulk generations have no pace and no deadline. They are admitted while they take at most `bulk_share` of the blocks, and
@@ -52,6 +52,7 @@ import math
 from bisect import insort
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from deployments.generation.scheduling.blocks import BLOCK
@@ -59,39 +60,21 @@ from deployments.generation.scheduling.cache_room import CacheRoom
 from deployments.generation.scheduling.chunk import UNTIMED, ComputeSeconds, Copy
 from deployments.generation.scheduling.composed_step import ComposedStep, by_pace
 from deployments.generation.scheduling.host_side import Host, HostState
-from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, MODES, PIPELINED
-from deployments.generation.scheduling.long_prompts import LongPrompts
+from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, PIPELINED
+from deployments.generation.scheduling.kept_room import KeptRoom
 from deployments.generation.scheduling.rows import PARKING, Generation, Part, Row
 from deployments.generation.scheduling.step_forecast import NO_HOST, Forecast, HostShare, Outlook, Pace, Prompt
+from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 from deployments.queueing.learning import Learning
-from deployments.queueing.shares import Account, Kind, Shares
+from deployments.queueing.shares import Account
 
 _LEAST_LEARNED = 0.05  # of `ttft_s`: the least planned seconds that the factor is learned from
 _IN_A_ROW = 0.1  # of `ttft_s`: so long are the steps in a row that the margin is learned from
 _FIRST_PROBE, _LAST_PROBE = 1.0, 8.0  # times `ttft_s` that a device rests before it tries whether it is still slow
-_AVERAGED = 0.05  # of the way to the latest one: means of prompts and answers
-_MOST_KEPT = 8  # generations that room is kept for at once
+_AVERAGED = 0.05  # of the way to the latest one: the mean gap
 _COPIES = 0.1  # of the longest step: what moves to the accelerator take at most, but where all have slack for more
 _HELPED = 0.7  # of the time to its first token: who needs more of an idle device gets no help
-
-
-@dataclass(frozen=True, slots=True)
-class StepPolicy:
-    """The promise, and the bounds of a step. `step_tokens`: the most that the engine computes in one, rows included.
-    `modes`: in which host rows may take part.
-    """
-
-    ttft_s: float
-    tpot_s: float
-    step_tokens: int = 2048
-    bulk_share: float = 0.5
-    modes: Collection[str] = MODES
-
-    @property
-    def longest_step_s(self) -> float:
-        """What arrives while a step runs waits for its end."""
-        return max(self.tpot_s, self.ttft_s / 8)
 
 
 class StepState(NamedTuple):
@@ -142,13 +125,8 @@ class StepSchedule:
     _probe_after: float = _FIRST_PROBE
     _refused_full: int = 0
     _refused_never: int = 0
-    _mean_prompt: float = 0.0  # tokens
-    _mean_most: float = 0.0
     _mean_gap_s: float = 0.0  # between the ends of two generations
-    _shares: Shares = field(default_factory=Shares)
-    _mean_cost_s: float = 0.0
-    _longest_quiet: float = 0.0  # tokens of a prompt, of tenants that ask for less than their share
-    _long: LongPrompts = field(default_factory=LongPrompts)
+    _kept: KeptRoom = field(default_factory=KeptRoom)
     _last_end: float = 0.0  # of one, or when the device has begun to work since
 
     def __post_init__(self) -> None:
@@ -160,16 +138,12 @@ class StepSchedule:
 
     def offer(self, now: float, generation: Generation) -> bool:
         """Admit it, or refuse it: then it has changed nothing, and knows `opens_s`."""
-        weight = _AVERAGED if self._mean_prompt else 1.0
-        self._mean_prompt += weight * (generation.prompt_tokens - self._mean_prompt)
-        self._mean_most += weight * (generation.most_tokens - self._mean_most)
+        self._kept.offered(generation)
         if self.never(generation, generation.due - now):
             self._refused_never += 1
             return False
-        account = None
-        if generation.tenant is not None and not generation.bulk:
-            account = self._shares.account(now, generation.tenant)
-        kept = self._kept_for(now, generation, account)
+        account = self._kept.account(now, generation)
+        kept = self._kept_beside(now, generation, account)
         outlook, admitted = self._look(now, generation, kept)
         if outlook is None:
             self._crowded = True
@@ -178,7 +152,8 @@ class StepSchedule:
                 outlook, admitted = self._look(now, generation, kept)
                 generation.on_host = admitted
         if not generation.bulk:
-            self._note(now, generation, account, admitted=admitted)
+            helped = partial(self._helped, now, generation)
+            self._kept.decided(now, generation, account, self._cost_s(generation), helped, admitted=admitted)
         if outlook is None or not admitted:
             self._refused_full += 1
             generation.opens_s = self._opens_s(now, generation, outlook)
@@ -231,41 +206,14 @@ class StepSchedule:
         prompts = [_prompt(generation, left_s)]
         return Forecast(self.model, slow, 0.0, self.policy.longest_step_s, [], prompts).look()
 
-    def _kept_for(self, now: float, generation: Generation, account: Account | None = None) -> list[Generation]:
-        """Those that are to have room beside it: a long prompt, while these are refused too often; and what tenants
-        will ask for that have not had their share (`shares`), the longest prompt of the quiet ones first.
-        """
-        longest = others = 0
-        if self._waiting and not self._long.is_long(generation.prompt_tokens):
-            longest = self._long.tokens
-        shares, ttft_s = self._shares, self.policy.ttft_s
-        if account is not None and shares.has_level and not self._rests:
-            if account.kind == Kind.QUIET:
-                return []
-            mean_s = self._mean_cost_s
-            others = min(_MOST_KEPT, math.ceil(shares.kept_s(account, mean_s, ttft_s) / mean_s))
-            if shares.has_quiet:
-                longest = max(longest, round(self._longest_quiet))
-        tokens = [longest] * (longest > 0) + [max(1, round(self._mean_prompt))] * (others - (longest > 0))
-        most = max(1, round(self._mean_most))
-        return [Generation(one, most, now + ttft_s, self.policy.tpot_s) for one in tokens]
+    def _kept_beside(self, now: float, generation: Generation, account: Account | None = None) -> list[Generation]:
+        waits, rests = bool(self._waiting), self._rests
+        return self._kept.beside(now, generation, self.policy, account, waits=waits, rests=rests)
 
-    def _note(self, now: float, generation: Generation, account: Account | None, *, admitted: bool) -> None:
-        """For the fairness to tenants and to long prompts. Prompts that take an idle device most of `ttft_s` have no
-        room kept for them: it would cost the others too much.
-        """
-        tokens, cost_s = generation.prompt_tokens, self._cost_s(generation)
-        self._mean_cost_s += (_AVERAGED if self._mean_cost_s else 1.0) * (cost_s - self._mean_cost_s)
-        is_quiet = account is not None and account.kind == Kind.QUIET and self._shares.has_level
-        if account is not None:
-            account.count(cost_s, cost_s if admitted else 0.0)
-        if (is_quiet or self._long.is_long(tokens)) and not admitted:
-            slow = self.learning.factor * (1 + self.learning.margin)
-            if not self._alone(generation, _HELPED * (generation.due - now), slow).kept:
-                return
-        if is_quiet:
-            self._longest_quiet = max(float(tokens), (1 - _AVERAGED) * self._longest_quiet)
-        self._long.offered(now, tokens, admitted=admitted)
+    def _helped(self, now: float, generation: Generation) -> bool:
+        """Its prompt leaves an idle device some of the time that it has."""
+        slow = self.learning.factor * (1 + self.learning.margin)
+        return self._alone(generation, _HELPED * (generation.due - now), slow).kept
 
     def _cost_s(self, generation: Generation) -> float:
         """Planned device seconds of it, beside others."""
@@ -557,13 +505,8 @@ class StepSchedule:
 
     def state(self, now: float) -> StepState:
         """What the device is like now."""
-        typical = Generation(
-            max(1, round(self._mean_prompt)),
-            max(1, round(self._mean_most)),
-            now + self.policy.ttft_s,
-            self.policy.tpot_s,
-        )
-        kept = self._kept_for(now, typical)
+        typical = self._kept.typical(now, self.policy)
+        kept = self._kept_beside(now, typical)
         outlook = self._outlook(now, typical, kept)
         admitted = outlook.kept and self._fits(typical, kept)
         if self.host is not None and not self._fits(typical, kept):
