@@ -20,6 +20,7 @@ from deployments.engines.packed.tensors import Weights
 from deployments.generation.engine.causal_model import CausalModel
 from deployments.generation.engine.causal_stages import CausalStages
 from deployments.generation.engine.hybrid_steps import HybridSteps
+from deployments.generation.engine.stopwatch import stopwatch_for
 from deployments.generation.kernels.decode_kernel import forms
 from deployments.generation.scheduling.chunk import Work
 
@@ -188,6 +189,15 @@ def test_it_says_how_long_accelerator_and_host_computed(own):
     compute_s = world.step({0: (1, FIRST)}).compute_s
     assert compute_s.host_s == 0
     assert 0 < compute_s.accelerator_s < time.perf_counter() - began
+
+
+def test_where_submitting_work_takes_no_time_it_is_not_timed():
+    """Else the accelerator would be taken for quicker than it is, and the host for slower."""
+    for device, is_timed in ((torch.device("cpu"), True), (torch.device("privateuseone"), False)):  # such is an NPU
+        watch = stopwatch_for(device)
+        watch.begin()
+        watch.end()
+        assert (watch.seconds() > 0) == is_timed
 
 
 def test_attention_is_bound_to_the_cores_that_it_is_given(own):

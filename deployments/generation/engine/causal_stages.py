@@ -13,7 +13,7 @@ from deployments.generation.engine.causal_batch import CausalBatch, joined
 from deployments.generation.engine.causal_model import CausalModel
 from deployments.generation.engine.device_sampling import logits_of
 from deployments.generation.engine.host_attention import HostAttention
-from deployments.generation.engine.stopwatch import CudaStopwatch, Stopwatch
+from deployments.generation.engine.stopwatch import stopwatch_for
 from deployments.generation.scheduling.chunk import Chunk, ComputeSeconds, Copy, DeviceLogits, Logits
 
 
@@ -31,7 +31,7 @@ class CausalStages:
         self._model, self._logits = model, logits_of(model.place.device)
         self._host = HostAttention(cores)
         self._copies = BlockCopies(model)
-        self._stopwatch = CudaStopwatch() if model.place.device.type == "cuda" else Stopwatch()
+        self._stopwatch = stopwatch_for(model.place.device)
         self._arrived: torch.cuda.Event | None = None  # what the last `begin` had to bring to the host
         if model.place.device.type == "cuda":
             self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]

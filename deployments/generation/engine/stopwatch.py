@@ -50,5 +50,19 @@ class CudaStopwatch(Stopwatch):
         return self._seconds
 
 
+class NoStopwatch(Stopwatch):
+    """0 seconds, which stand for untimed (`chunk.ComputeSeconds`): of a device that computes later than it is told, and
+    whose events nobody here has tried (NPU).
+    """
+
+    def end(self) -> None:
+        """Nothing is added."""
+
+
+def stopwatch_for(device: torch.device) -> Stopwatch:
+    """That of a device of this type."""
+    return {"cpu": Stopwatch, "cuda": CudaStopwatch}.get(device.type, NoStopwatch)()
+
+
 def _timed_event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
