@@ -326,9 +326,10 @@ class GenerationRouter:
         return streaming if refused is None else refused
 
     async def _decision(self, request: Request, link: GenerationLink, streaming: Streaming) -> RefusedOffer | None:
-        """None: it is admitted. While the replica says anything at all it still decides on others, and refuses what it
-        has not come to when the first token is due: then one that comes later would wait as long. Raises TimeoutError,
-        and what its connection ended with.
+        """What the replica says to an offer; None: it is admitted. As long as the replica says anything at all, it is
+        alive, and decides on others. If it has not come to this offer when the first token is due, that is a refusal:
+        come back after as long. Raises TimeoutError where it says nothing for `_ANSWERS_S`, and what its connection
+        ended with.
         """
         clock = asyncio.get_running_loop().time
         began = clock()

@@ -41,7 +41,7 @@ from deployments.transport.channel import Frames
 logger = logging.getLogger("ray.serve")
 
 _MOST_UNSENT = 2**24  # bytes that wait for a Router that does not read: it is given up
-_READS_S = 0.005  # of offers at once: with hundreds that wait each takes long, and steps and Routers go on between
+_READS_S = 0.005  # at a time, of offers: each takes long while hundreds wait, and steps and reports go on between
 _SOONER_S = 0.02  # a Router that was told when there is room is told again if there is room so much before
 _DRAINS_S = 10.0  # in which what is admitted is to end before planned steps
 _TIMED_S = 5.0  # after which no further planned step begins
@@ -109,8 +109,8 @@ class RouterSession:
 
 @dataclass(slots=True, eq=False)
 class ReceivedFrame:
-    """A Router's frame that waits to be read. `at`: when it came, on the stepper's clock. `undecided`: its offers that
-    are neither admitted nor refused; None before the first look.
+    """A Router's frame that is not read to its end. `at`: when it came, on the stepper's clock. `undecided`: its offers
+    that are neither admitted nor refused; None before the first look.
     """
 
     session: RouterSession
@@ -304,8 +304,8 @@ class Stepper:
     # --- what Routers say ---------------------------------------------------------------------------------------------
 
     def receive(self, connection: Connection, offers: GenerationOffers) -> None:
-        """One frame of a Router. What it wants no more ends at once. The rest is read frame after frame, a few
-        milliseconds at once; whoever asks is told meanwhile what the replica is like.
+        """One frame of a Router. What the Router no longer wants ends at once. Settings and offers are read in the
+        order of the frames, a few milliseconds at a time. Reports go out meanwhile.
         """
         session = self._sessions.setdefault(connection, RouterSession(connection))
         if offers.called_off:
@@ -350,7 +350,7 @@ class Stepper:
                 self._configure(session, frame.settings)
         while received.undecided:
             offer = received.undecided.popleft()
-            if offer.number not in session.called_off:  # before anybody decided on it
+            if offer.number not in session.called_off:  # else nobody waits for a decision
                 self._take(session, offer, received.at)
             if received.undecided and time.perf_counter() > ends:
                 return False

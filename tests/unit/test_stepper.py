@@ -377,8 +377,7 @@ def test_while_hundreds_of_offers_are_looked_at_steps_run_and_routers_are_told(m
         stepper, device = world()
         router, other = Router(stepper, "a"), Router(stepper, "b")
         await asyncio.sleep(0)
-        offered = []
-        offer = stepper.schedule.offer
+        offered, offer = [], stepper.schedule.offer
         monkeypatch.setattr(type(stepper.schedule), "offer", lambda _, *what: offered.append(what[1]) or offer(*what))
         router.tell(offers=many(1, 40))
         router.tell(called_off=[3, 30], asks=True)
@@ -394,11 +393,12 @@ def test_while_hundreds_of_offers_are_looked_at_steps_run_and_routers_are_told(m
         assert seen[-1] == 1  # the settings: all further ones wait
         stepper.gone(lost)
         await stepper.drained()
-        assert len(offered) == 40 - 2 + 1
+        assert len(offered) == 40 - 2 + 1  # two were called off before; the lost Router's are never looked at
         assert router.admitted == set(range(1, 41)) - {3, 30}
         assert late in other.admitted
-        assert (not lost.admitted, router.frames[-1].seen, set(router.finished.values())) == (True, 3, {"length"})
-        assert len(router.finished) == 38
+        assert not lost.admitted
+        assert router.frames[-1].seen == 3
+        assert list(router.finished.values()) == ["length"] * 38
         assert nothing_is_reserved(stepper)
 
     run(main())
