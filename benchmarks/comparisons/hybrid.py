@@ -195,8 +195,8 @@ def _costs(bench: Bench) -> None:
     }
     for what, call in calls.items():
         with bench.turn():
-            told = bench.measure(call)
-        bench.sample({"what": "cost", "of": what}, told, f"p50 {told['p50_us']:.0f} us, p99 {told['p99_us']:.0f} us")
+            took = bench.measure(call)
+        bench.sample({"what": "cost", "of": what}, took, f"p50 {took['p50_us']:.0f} us, p99 {took['p99_us']:.0f} us")
 
 
 def _point(bench: Bench, point: Point, kv_tokens: float, span: Span) -> None:
@@ -356,8 +356,8 @@ def _forced(kind: str) -> tuple[str, ...]:
     return modes if len(modes) > 1 else ()
 
 
-def _steps(told: Mapping[str, Any]) -> str:
-    return ", ".join(f"{share:.0%} {mode}" for mode, share in sorted(told["steps"].items(), key=lambda one: -one[1]))
+def _steps(found: Mapping[str, Any]) -> str:
+    return ", ".join(f"{share:.0%} {mode}" for mode, share in sorted(found["steps"].items(), key=lambda one: -one[1]))
 
 
 def _papers(found: Found) -> Sheet:

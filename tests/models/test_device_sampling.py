@@ -27,19 +27,19 @@ def some_rows(random, count):
         yield str(random.choice(KINDS)), asked, int(random.integers(1, 4)), None if named < 0 else named
 
 
-def row_of(kind, random, words):
-    row = (random.standard_normal(words) * random.choice([0.01, 3.0, 30.0])).astype(np.float32)
+def row_of(kind, random, vocabulary):
+    row = (random.standard_normal(vocabulary) * random.choice([0.01, 3.0, 30.0])).astype(np.float32)
     if kind == "alike":  # as of a head in bfloat16
         row = torch.from_numpy(row).bfloat16().float().numpy()
     elif kind == "level":
         row[:] = row[0]
     elif kind == "masked":
-        row[random.random(words) < 0.9] = -np.inf
-        row[random.integers(words)] = 1.0
+        row[random.random(vocabulary) < 0.9] = -np.inf
+        row[random.integers(vocabulary)] = 1.0
     elif kind == "nan":
-        row[random.integers(words)] = np.nan
+        row[random.integers(vocabulary)] = np.nan
     elif kind != "plain":
-        row[random.integers(words) if kind == "inf" else slice(None)] = float(kind)
+        row[random.integers(vocabulary) if kind == "inf" else slice(None)] = float(kind)
     return row
 
 
@@ -62,11 +62,11 @@ def test_tokens_are_those_of_numpy(monkeypatch, at_once):
     monkeypatch.setattr(device_sampling, "_AT_ONCE", at_once)
 
     @settings(max_examples=100, deadline=None)
-    @given(words=st.sampled_from([1, 3, 50, 1500, 4000]), seed=st.integers(0, 2**32), count=st.integers(1, 40))
-    def run(words, seed, count):
+    @given(vocabulary=st.sampled_from([1, 3, 50, 1500, 4000]), seed=st.integers(0, 2**32), count=st.integers(1, 40))
+    def run(vocabulary, seed, count):
         random = np.random.default_rng(seed)
         rows = list(some_rows(random, count))
-        logits = np.stack([row_of(kind, random, words) for kind, *_ in rows])
+        logits = np.stack([row_of(kind, random, vocabulary) for kind, *_ in rows])
         here, there = samplers_of(rows), samplers_of(rows)
         found = TorchLogits(torch.from_numpy(logits)).pick(there)
         for (kind, *_), row, ours, theirs, picked in zip(rows, logits, here, there, found, strict=True):
@@ -83,7 +83,7 @@ def test_tokens_are_those_of_numpy(monkeypatch, at_once):
     run()
 
 
-def test_float32_draws_no_word_that_cannot_come():
+def test_float32_draws_no_token_that_cannot_come():
     """A random number next to 1 becomes 1 there."""
 
     class Last(Sampler):
@@ -121,7 +121,7 @@ def test_nothing_waits_for_the_device_before_the_copy_to_the_host(asked):
             logits.pick([RowSamplers([Sampler(asked)], 5)] * 2)
 
 
-def test_all_words_are_sorted_only_where_the_likeliest_are_too_few(monkeypatch):
+def test_all_tokens_are_sorted_only_where_the_likeliest_are_too_few(monkeypatch):
     counts, likeliest = [], device_sampling.likeliest
 
     def counted(logits, count):

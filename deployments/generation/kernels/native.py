@@ -17,7 +17,7 @@ import torch
 logger = logging.getLogger("ray.serve")
 
 _HUGE = 2**21  # bytes
-DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in vectors.h
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # the enum dtype of vectors.h
 
 
 @functools.cache
@@ -38,10 +38,10 @@ def forms(name: str) -> list[str]:
     found = library(name)
     if found is None:
         return []
-    told = getattr(found, f"{name}_forms")
-    told.restype = ctypes.c_char_p
-    words: bytes = told()
-    return words.decode().split()
+    function = getattr(found, f"{name}_forms")
+    function.restype = ctypes.c_char_p
+    names: bytes = function()
+    return names.decode().split()
 
 
 @functools.cache

@@ -75,8 +75,8 @@ class Work(NamedTuple):
 
 
 class ComputeSeconds(NamedTuple):
-    """How long each of both computed in a step. `accelerator_s`: layers, without waiting for the host and without
-    copies between the caches. `host_s`: attention. Both are 0 where nobody measures them: on a device without a host.
+    """How long both sides computed in a step: the accelerator the layers, without waiting for the host and without
+    copies between the caches; the host attention. 0 where nobody measures it: on a device without a host.
     """
 
     accelerator_s: float = 0.0
