@@ -76,7 +76,7 @@ class Work(NamedTuple):
 
 class ComputeSeconds(NamedTuple):
     """How long both sides computed in a step: the accelerator the layers, without waiting for the host and without
-    copies between the caches; the host attention. 0 where nobody measures it: on a device without a host.
+    copies between the caches; the host attention. 0 where nobody measures it: without a host, and on an NPU the first.
     """
 
     accelerator_s: float = 0.0
