@@ -97,6 +97,7 @@ class Request:
     record: Streamed
     charged: Charged | None
     link: GenerationLink | None = None  # where it is admitted
+    offered: list[GenerationLink] = field(default_factory=list)  # to these it was
     refusals: list[RefusedOffer] = field(default_factory=list)
     retry_s: float = math.inf
     ended: set[int] = field(default_factory=set)  # answers
@@ -289,6 +290,7 @@ class GenerationRouter:
         for pool, link in self._candidates(request):
             record, clock = request.asked.record, asyncio.get_running_loop().time
             offered = None if record is None else record.offer(pool.name, link.view.replica, clock())
+            request.offered.append(link)
             found = await self._ask(request, pool, link)
             if offered is not None:
                 offered.ends(clock(), _outcome(found))
@@ -327,22 +329,34 @@ class GenerationRouter:
 
     async def _decision(self, request: Request, link: GenerationLink, streaming: Streaming) -> RefusedOffer | None:
         """What the replica says to an offer; None: it is admitted. As long as the replica says anything at all, it is
-        alive, and decides on others. If it has not come to this offer when the first token is due, that is a refusal:
-        come back after as long. Raises TimeoutError where it says nothing for `_ANSWERS_S`, and what its connection
-        ended with.
+        alive, and decides on others. If it does not come to this offer in time, that is a refusal: come back after as
+        long. In time is while half of what the request had left is still left for another replica; where there is no
+        other, when the first token is due. Raises TimeoutError where it says nothing for `_ANSWERS_S`, and what its
+        connection ended with.
         """
         clock = asyncio.get_running_loop().time
-        began = clock()
+        began = since = clock()
+        until = began + min(_ANSWERS_S, max(0.0, request.due - began) / 2)
         while True:
-            since = clock()
-            await asyncio.wait([streaming.outcome], timeout=_ANSWERS_S)
+            ends = min(until, since + _ANSWERS_S) if clock() < until else since + _ANSWERS_S
+            await asyncio.wait([streaming.outcome], timeout=max(0.0, ends - clock()))
             if streaming.outcome.done():
                 return streaming.outcome.result()
-            if link.view.heard_at < since:
-                raise TimeoutError(f"nothing for {_ANSWERS_S:g} s")
-            if clock() >= request.due:
-                link.call_off(streaming)
-                return RefusedOffer(streaming.number, opens_s=max(clock() - began, link.view.opens_s(clock())))
+            now = clock()
+            if now >= until and link.view.heard_at > began:
+                if now >= request.due or self._others(request):
+                    link.call_off(streaming)
+                    return RefusedOffer(streaming.number, opens_s=max(now - began, link.view.opens_s(now)))
+                until = request.due
+            elif now >= since + _ANSWERS_S:
+                if link.view.heard_at < since:
+                    raise TimeoutError(f"nothing for {_ANSWERS_S:g} s")
+                since = now
+
+    def _others(self, request: Request) -> bool:
+        """There are replicas that it was not offered to."""
+        links = (link for pool in self.pools.values() for link in pool.live)
+        return any(link not in request.offered for link in links)
 
     def _admitted(self, request: Request, pool: GenerationPool, link: GenerationLink) -> None:
         if request.link is link:
@@ -355,6 +369,7 @@ class GenerationRouter:
     async def _place_again(self, request: Request) -> Placed:
         """Its replica died before any token had come. Raises ReplicaLost."""
         request.refusals.clear()
+        request.offered.clear()
         try:
             return await self._place(request)
         except WindveError as error:

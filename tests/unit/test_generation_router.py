@@ -501,6 +501,21 @@ def test_a_replica_that_decides_on_others_all_the_time_is_busy_and_not_lost(monk
     asyncio.run(main())
 
 
+def test_behind_a_replica_that_decides_on_others_another_is_asked_in_time(monkeypatch):
+    async def main():
+        first, second = Replica("a"), Replica("b")
+        async with service(monkeypatch, [first], [second], ttft_s=2.0) as router:
+            first.flooded = True
+            assert len(await read(await router.begin(asked()))) == 1
+            assert second.stepper.schedule.steps
+            assert first.stepper.in_flight == 0
+            second.flooded = True
+            with pytest.raises(Busy):
+                await router.begin(asked())
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("unit", ["tokens", "device_seconds"])
 def test_an_engine_that_fails_says_so_once_and_costs_nothing(monkeypatch, unit):
     async def main():
