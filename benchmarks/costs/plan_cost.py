@@ -30,7 +30,6 @@ _PROMPT, _ANSWER, _BLOCKS = 512, 512, 8  # tokens, and blocks that hold both
 _TIMES = StepTime(0.04, 4e-5, 1.4e-6, 0.0, 0.0, 1024)
 _HOST = HostTime(1e-6, 2e-7, 1e-5, 32)  # so fast that there is room for each of its rows: each is looked at
 _STEP_S = 0.1
-_ENGINE_S = 0.01  # of a step, slept, while frames to Routers go out
 
 
 def plan_us(plans: int) -> dict[str, float]:
@@ -63,7 +62,7 @@ def pause_us(steps: int, *, hybrid: bool) -> dict[str, float]:
 
 
 async def _pauses_us(steps: int, schedule: StepSchedule) -> list[float]:
-    engine, thread = _Engine(), ThreadPoolExecutor(1)
+    engine, thread = _Engine(schedule), ThreadPoolExecutor(1)
     stepper = Stepper(schedule, steps_in(thread, engine))
     ids, sampling = np.ones(_PROMPT, np.int32), Sampling(0.0)
     offers = [GenerationOffer(number, 1e4, ids, _ANSWER, sampling, tpot_s=100.0) for number in range(SEQUENCES)]
@@ -71,7 +70,7 @@ async def _pauses_us(steps: int, schedule: StepSchedule) -> list[float]:
     router = _Router()
     stepper.receive(router, GenerationOffers(settings=settings, offers=offers))
     while len(engine.pauses_us) < steps:  # noqa: ASYNC110 - the steps are those of another thread
-        await asyncio.sleep(_ENGINE_S)
+        await asyncio.sleep(_STEP_S)
     stepper.gone(router)
     await stepper.drained()
     thread.shutdown()
@@ -79,16 +78,19 @@ async def _pauses_us(steps: int, schedule: StepSchedule) -> list[float]:
 
 
 class _Engine:
-    """`chunk.Steps`, and `chunk.DeviceLogits`. It keeps the pauses before steps that have no prompts."""
+    """`chunk.Steps`, and `chunk.DeviceLogits`. Its steps sleep for as long as they are planned to take. It keeps the
+    pauses before those that have no prompts.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, schedule: StepSchedule) -> None:
         self.pauses_us: list[float] = []
+        self._schedule = schedule
         self._ended_at = 0
 
     def step(self, work: Work) -> Computed:
         if self._ended_at and all(len(chunk.ids) == 1 for chunk in work.chunks):
             self.pauses_us.append((perf_counter_ns() - self._ended_at) / 1000)
-        time.sleep(_ENGINE_S)
+        time.sleep(self._schedule.planned_s)
         return Computed(self)
 
     def pick(self, samplers: Sequence[RowSamplers]) -> list[list[Picked] | None]:

@@ -13,10 +13,10 @@ import contextvars
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, count
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -45,6 +45,8 @@ _READS_S = 0.005  # at a time, of offers: each takes long while hundreds wait, a
 _SOONER_S = 0.02  # a Router that was told when there is room is told again if there is room so much before
 _DRAINS_S = 10.0  # in which what is admitted is to end before planned steps
 _TIMED_S = 5.0  # after which no further planned step begins
+_AVERAGED = 0.1  # of the way to the latest one: what it takes to compose a step
+_WAKES_S = 0.0015  # later than asked for the event loop calls, at most, where nothing else holds it up
 _PAUSED = "a calibration measures this device"
 
 
@@ -59,10 +61,10 @@ class Connection(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """One answer of a generation. `stopped`: nobody wants more of it."""
+    """One answer of a generation. `tokens`: that Routers were told. `stopped`: nobody wants more of it."""
 
+    number: int
     sampler: Sampler
-    last: int = -1
     tokens: int = 0
     stopped: bool = False
 
@@ -77,15 +79,18 @@ class Offered:
     gone: bool = False
 
     def ids(self, part: Part) -> np.ndarray:
-        """int32 [tokens] of a part: of the prompt, or the last token of an answer."""
+        """int32 [tokens] of a part: of the prompt, or the last token of an answer, which may not be known yet."""
         prompt = self.offer.ids
         if part.start < len(prompt):
             return prompt[part.start : part.start + part.tokens]
-        return np.array([self.answers[part.row.number].last], np.int32)
+        return self.answers[part.row.number].sampler.last
+
+    def from_part(self, part: Part) -> Sequence[Answer]:
+        """Those that get a token of it: at the end of the prompt all."""
+        return self.answers if part.start < len(self.offer.ids) else self.answers[part.row.number : part.row.number + 1]
 
     def take(self, answer: Answer, token: int) -> Finish | None:
         """One token more of this answer; why it has ended, if it has."""
-        answer.last = token
         answer.tokens += 1
         if token in self.offer.end_tokens:
             return "stop"
@@ -120,8 +125,11 @@ class ReceivedFrame:
 
 
 class StepWork(NamedTuple):
-    """What the engine computes in one step. `samplers`: one for each chunk that is wanted; `parked_samplers`: for rows
-    that may arrive, by their numbers.
+    """What the engine computes in one step. `samplers`: one for each chunk that is wanted, the first batch's before the
+    second's; `parked_samplers`: for rows that may arrive, by their numbers.
+
+    It may be composed, and wait for the engine, while the step before runs. So a chunk that continues an answer has its
+    sampler's `last` for its ids. Rows whose answers have ended meanwhile are left out.
     """
 
     work: Work
@@ -130,24 +138,56 @@ class StepWork(NamedTuple):
 
     def run(self, engine: Steps) -> Found:
         """In the engine's thread."""
-        computed = engine.step(self.work)
-        samplers = [*self.samplers, *(self.parked_samplers[number] for number in computed.arrived)]
-        logits = computed.logits
-        if isinstance(logits, np.ndarray):
-            picked = [pick(row, one) for row, one in zip(logits, samplers, strict=True)]
+        left_out = {at for at, row in enumerate(self.samplers) if all(one.ended for one in row.samplers)}
+        if not left_out:
+            return _run(engine, self.work, self.samplers, self.parked_samplers)
+        work = self._without(left_out)
+        if work.chunks or work.second:
+            kept = [row for at, row in enumerate(self.samplers) if at not in left_out]
+            found = _run(engine, work, kept, self.parked_samplers)
+        elif work.copies or work.parking or work.called_off or work.joins:
+            found = _run(engine, *self)  # all of it: an engine has something to compute in each step
+            found = found._replace(picked=found.picked[len(self.samplers) :])
         else:
-            picked = logits.pick(samplers)
-        return Found(picked, computed.arrived, computed.compute_s)
+            found = Found([])
+        picked = iter(found.picked)
+        wanted = [[] if at in left_out else next(picked) for at in range(len(self.samplers))]
+        return found._replace(picked=[*wanted, *picked])
+
+    def _without(self, left_out: Collection[int]) -> Work:
+        """`left_out`: places among the chunks that are wanted."""
+        places = count()
+        first, second = (
+            [chunk for chunk in chunks if not (chunk.wanted and next(places) in left_out)]
+            for chunks in (self.work.chunks, self.work.second)
+        )
+        return self.work._replace(chunks=first, second=second)
 
 
 class Found(NamedTuple):
-    """`picked`: of each chunk that is wanted, then of each row that `arrived`, the tokens of its answers; None where
-    the logits are no numbers. `compute_s`: see `chunk.Computed`.
+    """`picked`: of each chunk that is wanted, then of each row that `arrived`, the tokens of its answers; none where it
+    was left out, None where the logits are no numbers. `compute_s`: see `chunk.Computed`.
     """
 
     picked: Sequence[list[Picked] | None]
     arrived: Sequence[int] = ()
     compute_s: ComputeSeconds = UNTIMED
+
+
+def _run(
+    engine: Steps, work: Work, samplers: Sequence[RowSamplers], parked_samplers: Mapping[int, RowSamplers]
+) -> Found:
+    computed = engine.step(work)
+    samplers = [*samplers, *(parked_samplers[number] for number in computed.arrived)]
+    logits = computed.logits
+    if isinstance(logits, np.ndarray):
+        picked = [pick(row, one) for row, one in zip(logits, samplers, strict=True)]
+    else:
+        picked = logits.pick(samplers)
+    for row, tokens in zip(samplers, picked, strict=True):
+        for at, sampler in enumerate(row.samplers):
+            sampler.drew(None if tokens is None else tokens[at].id)
+    return Found(picked, computed.arrived, computed.compute_s)
 
 
 class Timed(NamedTuple):
@@ -160,7 +200,7 @@ class Timed(NamedTuple):
 Ended = Callable[[Found | BaseException], None]
 """Called on the loop as a step ends."""
 Compute = Callable[[StepWork, Ended], None]
-"""Begins a step. One begins when the one before has ended."""
+"""Begins a step, if need be once the one before has ended."""
 
 
 def steps_in(thread: Executor, engine: Steps) -> Compute:
@@ -178,15 +218,15 @@ def steps_in(thread: Executor, engine: Steps) -> Compute:
             on_loop(ended, found)
 
         thread.submit(step)
-        time.sleep(0)  # gives that thread the interpreter: else it begins only when Routers have been told
+        time.sleep(0)  # gives that thread the interpreter, which may rest: else it begins when Routers have been told
 
     return compute
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """The one that runs. `parked`: rows whose token may come of it, by their numbers. `timed`: it is nobody's; the
-    seconds that it takes.
+    """One that runs. `parked`: rows whose token may come of it, by their numbers. `timed`: it is nobody's; the seconds
+    that it takes. `found`: it has ended. `forgotten`: nobody knows any more whose it is.
     """
 
     parts: Sequence[Part]
@@ -195,6 +235,8 @@ class Step:
     planned_s: float
     parked: Mapping[int, Part] = field(default_factory=dict)
     timed: asyncio.Future[Timed] | None = None
+    found: Found | BaseException | None = None
+    forgotten: bool = False
 
 
 class Stepper:
@@ -215,7 +257,8 @@ class Stepper:
         self._compute, self._on_step, self._on_failure = compute, on_step, on_failure
         self._now = clock
         self._sessions: dict[Connection, RouterSession] = {}
-        self._step: Step | None = None
+        self._steps: deque[Step] = deque()  # that run: the second one begins in the engine when the first one ends
+        self._compose_s = 0.0  # that it takes to compose a step
         self._stopped: list[Row] = []  # rows that are to end with the step that runs
         self._received: deque[ReceivedFrame] = deque()  # frames that have not been read to their end
         self._flushing = False
@@ -230,7 +273,7 @@ class Stepper:
     @property
     def running_s(self) -> float:
         """Seconds that the engine has been in its current step; 0 while it is idle."""
-        return self._now() - self._step.began if self._step is not None else 0.0
+        return self._now() - self._steps[0].began if self._steps else 0.0
 
     def state(self) -> StepState:
         """What the replica says of itself now."""
@@ -244,7 +287,7 @@ class Stepper:
 
     async def drained(self) -> None:
         """Until all that came is decided on, all that was admitted has ended, and no step runs."""
-        while self._received or self.in_flight or self._step is not None:
+        while self._received or self.in_flight or self._steps:
             self._idle.clear()
             await self._idle.wait()
 
@@ -297,8 +340,7 @@ class Stepper:
 
     async def _time(self, work: StepWork) -> Timed:
         timed: asyncio.Future[Timed] = asyncio.get_running_loop().create_future()
-        self._step = Step((), work, self._now(), 0.0, timed=timed)
-        contextvars.Context().run(self._begin, self._step)
+        self._begin(Step((), work, self._now(), 0.0, timed=timed))
         return await timed
 
     # --- what Routers say ---------------------------------------------------------------------------------------------
@@ -385,7 +427,7 @@ class Stepper:
     def _take(self, session: RouterSession, offer: GenerationOffer, came_at: float) -> None:
         now = self._now()
         waited_s = now - came_at
-        answers = [Answer(Sampler(offer.sampling, number)) for number in range(offer.answers)]
+        answers = [Answer(number, Sampler(offer.sampling, number, offer.end_tokens)) for number in range(offer.answers)]
         generation = Generation(
             len(offer.ids),
             offer.most_tokens,
@@ -412,7 +454,8 @@ class Stepper:
         """Nobody wants more of this one answer; its row ends with the step."""
         if generation is None or not 0 <= number < len(generation.item.answers):
             return
-        generation.item.answers[number].stopped = True
+        answer: Answer = generation.item.answers[number]
+        answer.stopped = answer.sampler.ended = True
         if all(answer.stopped for answer in generation.item.answers):
             self._drop([generation])
         else:
@@ -425,6 +468,8 @@ class Stepper:
         for generation in list(generations):
             if generation is not None and not generation.item.gone:
                 generation.item.gone = True
+                for answer in generation.item.answers:
+                    answer.sampler.ended = True
                 session: RouterSession = generation.item.session
                 session.generations.pop(generation.item.offer.number, None)
                 session.asks = True  # its Router goes by what is free
@@ -436,21 +481,30 @@ class Stepper:
 
     def _look(self) -> None:
         """Begin the next step, if none runs and there is something to do."""
-        if self._step is not None:
-            return
+        if not self._steps:
+            self._compose(self._now())
+
+    def _look_ahead(self, step: Step) -> None:
+        """Compose the next step while this one runs, and let it wait for the engine: it begins without a pause."""
+        if len(self._steps) == 1 and self._steps[0] is step and not step.forgotten:
+            self._compose(max(self._now(), self.schedule.ends_at))
+
+    def _compose(self, at: float) -> None:
+        """The step that begins then."""
+        began = self._now()
+        step = None
         try:
-            self._step = self._composed()
+            step = self._composed(at)
         except Exception as error:  # noqa: BLE001 - whatever it is, its generations are told
             self._start_over(error)
-        if self._step is not None:
-            # An empty context: a step must not be tied to whatever call happens to be at hand.
-            contextvars.Context().run(self._begin, self._step)
+        if step is not None:
+            self._begin(step)
+            self._compose_s += _AVERAGED * (self._now() - began - self._compose_s)
 
-    def _composed(self) -> Step | None:
-        """The next step; None where there is nothing to do."""
-        now = self._now()
-        parts = self.schedule.next_step(now)
-        if not parts and not self.schedule.joins:
+    def _composed(self, at: float) -> Step | None:
+        """None where there is nothing to do, or nothing that is known while another step runs."""
+        parts = self.schedule.next_step(at)
+        if not parts and (self._steps or not self.schedule.joins):
             return None
         work = Work(
             [_chunk(part) for part in parts if part.batch == FIRST],
@@ -464,27 +518,46 @@ class Stepper:
         samplers = [_samplers(part) for part in parts if part.wanted and part.batch != PARKING]
         parked_samplers = {number: _samplers(part) for number, part in parked.items()}
         planned_s = self.schedule.planned_s  # without what was learned, so that drift is seen
-        return Step(parts, StepWork(work, samplers, parked_samplers), now, planned_s, parked)
+        return Step(parts, StepWork(work, samplers, parked_samplers), at, planned_s, parked)
 
     def _begin(self, step: Step) -> None:
         def ended(found: Found | BaseException) -> None:
-            if self._step is step:
-                self._ended(step, found)
+            step.found = found
+            while self._steps and self._steps[0].found is not None:
+                self._ended(self._steps[0], self._steps[0].found)
 
-        try:
-            self._compute(step.work, ended)
-        except Exception as error:  # noqa: BLE001 - whatever it is, its generations are told
-            asyncio.get_running_loop().call_soon(ended, error)
+        def begin() -> None:
+            try:
+                self._compute(step.work, ended)
+            except Exception as error:  # noqa: BLE001 - whatever it is, its generations are told
+                asyncio.get_running_loop().call_soon(ended, error)
+
+        self._steps.append(step)
+        contextvars.Context().run(begin)  # an empty one: a step must not be tied to whatever call happens to be at hand
+        if len(self._steps) == 1:
+            self._look_ahead_soon(step)
+
+    def _look_ahead_soon(self, step: Step) -> None:
+        """As late as may be: what is offered later has to wait for one step more."""
+        if step.parts:
+            soon_s = self.schedule.ends_at - self._now() - 2 * self._compose_s - _WAKES_S
+            asyncio.get_running_loop().call_later(soon_s, self._look_ahead, step, context=contextvars.Context())
 
     def _ended(self, step: Step, found: Found | BaseException) -> None:
         try:
-            if step.timed is None:
+            if step.forgotten:
+                pass
+            elif step.timed is None:
                 self._account(step, found)
             elif not step.timed.done():  # somebody still waits for it
                 self._tell_time(step, step.timed, found)
         except Exception as error:  # noqa: BLE001 - whatever it is, its generations are told
             self._start_over(error)
-        self._step, self._stopped = None, []
+        self._steps.popleft()
+        self._stopped = []
+        if self._steps:
+            self._steps[0].began = self._now()
+            self._look_ahead_soon(self._steps[0])
         self._idle.set()
         self._send_soon()
         self._look()
@@ -504,12 +577,15 @@ class Stepper:
         try:
             if isinstance(found, BaseException):
                 raise found  # noqa: TRY301 - as what fails here, it ends what has begun
-            whole, numbers, compute_s = True, found.arrived, found.compute_s
+            numbers, compute_s = found.arrived, found.compute_s
             arrived = [step.parked[number] for number in numbers]
             wanted = [part for part in step.parts if part.wanted and part.batch != PARKING]
             for part, picked in zip([*wanted, *arrived], found.picked, strict=True):
                 finished += self._picked(part, picked)
-            computed = [*(part for part in step.parts if part.batch != PARKING), *arrived]
+            left_out = {id(part) for part, picked in zip(wanted, found.picked, strict=False) if picked == []}
+            computed = [part for part in step.parts if part.batch != PARKING and id(part) not in left_out]
+            computed += arrived
+            whole = bool(computed) or not left_out
             self._on_step(len(computed), sum(part.tokens for part in computed), now - step.began, step.planned_s)
         except BaseException as error:  # noqa: BLE001
             self._fail(self._begun(step), self._on_failure(error))
@@ -524,6 +600,8 @@ class Stepper:
         every = list(chain.from_iterable(session.generations.values() for session in self._sessions.values()))
         for generation in every:
             generation.rows = []
+        for step in self._steps:
+            step.forgotten = True
         self.schedule.clear()
         self._fail(every, self._on_failure(error))
 
@@ -531,22 +609,20 @@ class Stepper:
         """Send these tokens; the rows that end with them."""
         generation = part.row.generation
         offered: Offered = generation.item
-        if offered.gone:
+        if offered.gone or picked == []:
             return []
         if picked is None:
             self._fail([generation], "the engine gave no finite numbers for this prompt")
             return []
-        rows = list(generation.rows) if generation.first_at is None else [part.row]
-        finished = []
-        for row, one in zip(rows, picked, strict=True):
-            answer = offered.answers[row.number]
+        ended = set()
+        for answer, one in zip(offered.from_part(part), picked, strict=True):
             if answer.stopped:
                 continue
             finish = offered.take(answer, one.id)
-            self._tell(offered.session).tokens.append(NewToken(offered.offer.number, row.number, one, finish))
+            self._tell(offered.session).tokens.append(NewToken(offered.offer.number, answer.number, one, finish))
             if finish:
-                finished.append(row)
-        return finished
+                ended.add(answer.number)
+        return [row for row in generation.rows if row.number in ended] if ended else []
 
     def _begun(self, step: Step) -> list[Generation]:
         """Those of which the cache holds anything: after a failure nobody knows what."""
@@ -603,6 +679,4 @@ def _chunk(part: Part) -> Chunk:
 def _samplers(part: Part) -> RowSamplers:
     """At the end of a prompt, one token for each answer."""
     offered: Offered = part.row.generation.item
-    ends_prompt = part.start < len(offered.offer.ids)
-    answers = offered.answers if ends_prompt else [offered.answers[part.row.number]]
-    return RowSamplers([answer.sampler for answer in answers], offered.offer.logprobs)
+    return RowSamplers([answer.sampler for answer in offered.from_part(part)], offered.offer.logprobs)

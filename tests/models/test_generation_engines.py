@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -24,7 +25,7 @@ from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERA
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_schedule import StepSchedule
-from deployments.generation.stepper import Stepper, StepWork
+from deployments.generation.stepper import Stepper, StepWork, steps_in
 from deployments.generation.text.generation_card import read_generation_card
 from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers
@@ -76,15 +77,8 @@ def generate(engine, model, offers, host=None):
     """Side by side, a few joining later."""
 
     async def main():
-        def compute(work, ended):
-            async def step():
-                ended(await asyncio.to_thread(work.run, engine.steps))
-
-            tasks.append(asyncio.create_task(step()))
-
-        tasks, router = [], Router()
-        policy = StepPolicy(60.0, 10.0, step_tokens=200)
-        stepper = Stepper(StepSchedule(model, policy, engine.blocks, host=host), compute)
+        router, schedule = Router(), StepSchedule(model, StepPolicy(60.0, 10.0, 200), engine.blocks, host=host)
+        stepper = Stepper(schedule, steps_in(thread, engine.steps))
         for offer in offers:
             stepper.receive(router, GenerationOffers([offer]))
             await asyncio.sleep(0.01)
@@ -92,7 +86,8 @@ def generate(engine, model, offers, host=None):
         assert stepper.state().free_blocks == engine.blocks
         return router.tokens
 
-    return asyncio.run(main())
+    with ThreadPoolExecutor(1) as thread:
+        return asyncio.run(main())
 
 
 @pytest.mark.parametrize("place", [settings(), with_host()], ids=["alone", "with a host"])

@@ -112,10 +112,12 @@ class Replica:
             StepSchedule(MODEL, StepPolicy(1.0, 0.1), blocks), self._compute, clock=asyncio.get_running_loop().time
         )
         self.server = Server(name, self.stepper.receive, self.stepper.gone, GenerationOffers.decode)
-        self.alive, self.problem, self.slow = True, None, 1.0
+        self.alive, self.problem, self.slow, self.task = True, None, 1.0, None
 
     def _compute(self, work, ended):
-        async def step():
+        async def step(before):
+            if before is not None:
+                await before
             try:
                 if self.problem is not None:
                     raise self.problem
@@ -126,7 +128,7 @@ class Replica:
             await asyncio.sleep(self.slow * MODEL.seconds(load_of(work.work.chunks)))
             ended(found)
 
-        self.task = asyncio.get_running_loop().create_task(step())
+        self.task = asyncio.get_running_loop().create_task(step(self.task))
 
     @property
     def about(self):

@@ -86,6 +86,7 @@ class Replica:
         self.connections = []
         self.problem = None
         self.hung = False
+        self.task = None
         self.flooded = False  # it comes to decide on nothing new
 
     def receive(self, connection, offers):
@@ -99,11 +100,13 @@ class Replica:
             self.stepper.receive(connection, offers)
 
     def compute(self, work, ended):
-        async def step():
+        async def step(before):
+            if before is not None:
+                await before
             problem, self.problem = self.problem, None
             ended(problem or await asyncio.to_thread(work.run, self.engine))
 
-        self.task = asyncio.get_running_loop().create_task(step())
+        self.task = asyncio.get_running_loop().create_task(step(self.task))
 
     async def about(self):
         port = await self.server.start()

@@ -233,7 +233,7 @@ def test_what_the_host_still_computes_for_parked_rows_does_not_make_it_slow():
     factors = []
     for _ in range(2):
         host.plan = HybridPlan(PIPELINED, 0.1, 10.0, 1.0, 0.05, 0.05, first=(0,), host_s=0.05)
-        host.ended(0.1, ComputeSeconds(0.05, 0.08), 0)
+        host.ended(host.plan, 0.1, ComputeSeconds(0.05, 0.08), 0)
         factors.append(host.learning.factor)
     assert factors == [1.0, 1.5]
 
@@ -268,7 +268,7 @@ def test_the_host_is_known_to_be_slow_after_a_few_steps_and_tried_again_later():
     for _ in range(1000):
         schedule.host.planner(MODEL)
         schedule.host.plan = schedule.host.planner(MODEL).choose(schedule.load, [])
-        schedule.host.ended(0.02, ComputeSeconds(0.02), 0)
+        schedule.host.ended(schedule.host.plan, 0.02, ComputeSeconds(0.02), 0)
     assert schedule.host.learning.factor < 1.5
     assert schedule.host.steps[ACCELERATOR] >= 1000
 

@@ -83,7 +83,13 @@ def events(draw):
                     st.booleans(),
                 ),
                 st.tuples(st.just("remove"), st.integers(0, 20)),
-                st.tuples(st.just("step"), st.lists(st.integers(0, 20), max_size=3), st.booleans(), st.integers(0, 9)),
+                st.tuples(
+                    st.just("step"),
+                    st.lists(st.integers(0, 20), max_size=3),
+                    st.booleans(),
+                    st.integers(0, 9),
+                    st.booleans(),
+                ),
             ),
             min_size=5,
             max_size=60,
@@ -95,6 +101,7 @@ def events(draw):
 @given(events(), st.sampled_from([4, 12, 60]), st.sampled_from([None, None, 6, 40]), st.booleans())
 def test_nothing_is_lost_and_no_written_block_is_shared(happens, count, host_count, trusts):
     schedule, now, live = schedule_of(count, host_blocks=host_count), 0.0, []
+    steps = Steps(schedule)
     if trusts:
         has_learned_that_answers_are_short(schedule)
     for what, *how in happens:
@@ -106,14 +113,14 @@ def test_nothing_is_lost_and_no_written_block_is_shared(happens, count, host_cou
         elif what == "remove" and live:
             schedule.remove(now, live.pop(how[0] % len(live)))
         elif what == "step":
-            now = stepped(schedule, now, live, *how)
+            now = steps.run(now, live, *how)
         live = [one for one in live if one.rows]
         blocks_add_up(schedule)
         schedule.state(now)
     for _ in range(3000):
         if not live:
             break
-        now = stepped(schedule, now, live, [], removes=False)
+        now = steps.run(now, live)
         live = [one for one in live if one.rows]
     assert not live
     for room in [schedule.room] if host_count is None else [schedule.room, schedule.host.room]:
@@ -135,8 +142,9 @@ def test_where_answers_are_short_more_are_admitted_than_the_longest_would_fit():
     while schedule.offer(now, one := generation(prompt=10, most=500, due=now + 2)):
         live.append(one)
     assert len(live) > 12  # of four blocks each
+    steps = Steps(schedule)
     for _ in range(5000):  # and each becomes as long as it may: none waits for ever
-        now = stepped(schedule, now, [one for one in live if one.rows], [], removes=False)
+        now = steps.run(now, [one for one in live if one.rows])
         if not schedule._running:
             break
     assert schedule.room.stalls
@@ -144,31 +152,54 @@ def test_where_answers_are_short_more_are_admitted_than_the_longest_would_fit():
     assert schedule.room._trust < 0.5
 
 
-def stepped(schedule, now, live, ends, removes, parked_still=0):
-    """A step, with rows that end in it, and a generation that is removed while it runs. Of the parked rows all arrive
-    but the last so many.
-    """
-    before = {id(row): (row.computed, row.length) for one in live for row in one.rows}
-    parked = {} if schedule.host is None else dict(schedule.host.parked)
-    parts = schedule.next_step(now)
-    assert not {id(row) for row in parked.values()} & {id(part.row) for part in parts}
-    assert len({id(part.row) for part in parts}) == len(parts)
-    for row, start, tokens, wanted, batch in parts:
-        assert batch == FIRST or (row.generation.on_host and tokens == 1)
-        assert (start, tokens > 0) == (before[id(row)][0], True)
-        assert len(row.table) * BLOCK >= start + tokens
-        assert wanted == (start + tokens >= row.generation.prompt_tokens)
-    copies = schedule.copies()
-    assert len({(copy.target, copy.to_host) for copy in copies}) == len(copies)
-    assert set(schedule.called_off()).isdisjoint(schedule.host.parked if schedule.host else ())
-    blocks_add_up(schedule)
-    if removes and live:
-        schedule.remove(now, live[0])
-    wanted = [part.row for part in parts if part.wanted and part.row in part.row.generation.rows]
-    arrived = list(parked)[: max(0, len(parked) - parked_still)]
-    ended = [wanted[at % len(wanted)] for at in ends if wanted]
-    schedule.ended(now + 0.03, 0.03, ended, arrived=arrived, compute_s=ComputeSeconds(0.02, 0.01))
-    return now + 0.03
+class Steps:
+    """Runs a schedule's steps; two of them run where the next one is composed ahead."""
+
+    def __init__(self, schedule):
+        self.schedule, self.running = schedule, []
+
+    def compose(self, now, live):
+        schedule, host = self.schedule, self.schedule.host
+        run = {part.row.generation for parts, _ in self.running for part in parts}
+        before = {row: row.computed for one in live if one not in run for row in one.rows}
+        parked = {} if host is None else dict(host.parked)
+        parts = schedule.next_step(now)
+        assert not {id(row) for row in parked.values()} & {id(part.row) for part in parts}
+        assert len({id(part.row) for part in parts}) == len(parts)
+        for row, start, tokens, wanted, batch in parts:
+            assert batch == FIRST or (row.generation.on_host and tokens == 1)
+            assert (before.get(row, start), tokens > 0) == (start, True)
+            assert len(row.table) * BLOCK >= start + tokens
+            assert wanted == (start + tokens >= row.generation.prompt_tokens)
+            assert start < row.generation.prompt_tokens + row.generation.most_tokens - 1
+        copies = schedule.copies()
+        assert len({(copy.target, copy.to_host) for copy in copies}) == len(copies)
+        assert set(schedule.called_off()).isdisjoint(host.parked if host else ())
+        blocks_add_up(schedule)
+        self.running.append((parts, parked))
+
+    def run(self, now, live, ends=(), removes=False, parked_still=0, ahead=False):
+        """A step, with rows that end in it, and a generation that is removed while it runs. Of the parked rows all
+        arrive but the last so many.
+        """
+        schedule = self.schedule
+        if not self.running:
+            self.compose(now, live)
+        if ahead and self.running[0][0]:
+            self.compose(now + 0.02, live)
+            if not self.running[1][0]:
+                self.running.pop()
+        parts, parked = self.running.pop(0)
+        if removes and live:
+            schedule.remove(now, live[0])
+        wanted = [part.row for part in parts if part.wanted and part.row in part.row.generation.rows]
+        arrived = list(parked)[: max(0, len(parked) - parked_still)]
+        ended = [wanted[at % len(wanted)] for at in ends if wanted]
+        schedule.ended(now + 0.03, 0.03, ended, arrived=arrived, compute_s=ComputeSeconds(0.02, 0.01))
+        if self.running:
+            following, parked = self.running[0]
+            self.running[0] = following, {at: row for at, row in parked.items() if at not in arrived}
+        return now + 0.03
 
 
 def test_a_prompt_is_computed_in_chunks_and_then_a_token_a_step():

@@ -53,6 +53,7 @@ class Device:
         self.took = 0.0  # of this step
         self.works = []
         self.problem = None
+        self.task = None
 
     def time(self):
         return asyncio.get_running_loop().time() + self.took
@@ -63,7 +64,9 @@ class Device:
     def compute(self, work, ended):
         self.works.append(work)
 
-        async def step():
+        async def step(before):
+            if before is not None:
+                await before
             try:
                 if self.problem is not None:
                     problem, self.problem = self.problem, None
@@ -76,7 +79,7 @@ class Device:
             self.took = 0.0
             ended(found)
 
-        self.task = asyncio.get_running_loop().create_task(step())
+        self.task = asyncio.get_running_loop().create_task(step(self.task))
 
 
 class Router:
@@ -182,6 +185,52 @@ def test_an_end_token_ends_an_answer():
         await stepper.drained()
         assert router.tokens[number, 0] == answer_to(ids, 30, (end,))[len(ids) :]
         assert router.finished[number, 0] == "stop"
+        assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
+def test_a_step_is_composed_while_the_one_before_runs_and_begins_as_that_ends():
+    async def main():
+        stepper, device = world()
+        router = Router(stepper)
+        number, began = router.ask(prompt(10, 1), 40), []
+        step = device.steps.step
+        device.steps.step = lambda work: began.append(device.time()) or step(work)
+        composed = []
+        while stepper.in_flight:
+            if len(device.works) > len(composed):
+                composed.append(asyncio.get_running_loop().time())
+            await asyncio.sleep(0.0002)
+        waited = [at - when for at, when in zip(began[1:], composed[1:], strict=True)]
+        assert min(waited) > 0.0005
+        assert max(waited) < 0.005
+        assert stepper.schedule.steps == 40  # no step too many: its length was known
+        assert router.tokens[number, 0] == answer_to(prompt(10, 1), 40)[10:]
+
+    run(main())
+
+
+def test_an_answer_that_has_ended_is_left_out_of_the_step_that_was_composed_meanwhile():
+    async def main():
+        stepper, device = world()
+        router = Router(stepper)
+        computed, step = [], device.steps.step
+        device.steps.step = lambda work: computed.append(len(work.chunks)) or step(work)
+        whole = answer_to(prompt(10, 1), 30)[10:]
+        sooner = router.ask(prompt(10, 1), 30, end_tokens=(whole[5],))
+        longer = router.ask(prompt(10, 2), 30)
+        await stepper.drained()
+        assert router.tokens[sooner, 0] == whole[:6]
+        assert router.tokens[longer, 0] == answer_to(prompt(10, 2), 30)[10:]
+        assert sum(len(work.work.chunks) for work in device.works) == 6 + 30 + 1
+        assert sum(computed) == 6 + 30
+        last = router.ask(prompt(10, 1), 30, end_tokens=(whole[5],))
+        before = len(computed)
+        await stepper.drained()
+        assert router.tokens[last, 0] == whole[:6]
+        assert len(computed) == before + 6  # nothing was left of the seventh
+        assert stepper.schedule.learning.factor == pytest.approx(1.0, rel=0.01)
         assert nothing_is_reserved(stepper)
 
     run(main())
@@ -832,6 +881,7 @@ OFFER = st.tuples(
     st.sampled_from([1, 2, 12, 140]),
     st.sampled_from([1, 1, 2, 5]),
     st.booleans(),
+    st.sampled_from([0, 3, 30, 500]),  # its end token comes after so many others
 )
 EVENTS = st.lists(
     st.tuples(
@@ -865,10 +915,15 @@ def test_whatever_routers_say_every_answer_ends_and_follows_from_its_prompt(happ
         for (what, how), wait_s in happens:
             numbers = sorted(number for of, number in asked if of is router)
             if what == "offer":
-                length, most, answers, bulk = how
+                length, most, answers, bulk, sooner = how
                 ids = prompt(length, len(asked))
-                number = router.ask(ids, most, answers=answers, bulk=bulk, tpot_s=None if bulk else 0.1)
-                asked[router, number] = ids, most, answers
+                right = answer_to(ids, most)[length:]
+                ends = tuple(right[sooner : sooner + 1])
+                right = answer_to(ids, most, ends)[length:]
+                number = router.ask(
+                    ids, most, answers=answers, bulk=bulk, tpot_s=None if bulk else 0.1, end_tokens=ends
+                )
+                asked[router, number] = right, answers, "stop" if right[-1:] == [*ends] else "length"
             elif what in ("gone", "again"):
                 left |= {(router, number, answer) for number in numbers for answer in range(5)}
                 if what == "gone":
@@ -893,13 +948,12 @@ def test_whatever_routers_say_every_answer_ends_and_follows_from_its_prompt(happ
             await asyncio.sleep(wait_s)
         await stepper.drained()
         await asyncio.sleep(0.01)
-        for (of, number), (ids, most, answers) in asked.items():
-            right = answer_to(ids, most)[len(ids) :]
+        for (of, number), (right, answers, finish) in asked.items():
             for answer in range(answers):
                 tokens = of.tokens.get((number, answer), [])
                 assert tokens == right[: len(tokens)]
-                whole = of.finished.get((number, answer)) == "length"
-                assert whole == (len(tokens) == most)
+                whole = of.finished.get((number, answer)) == finish
+                assert whole == (len(tokens) == len(right))
                 assert whole or number in of.failed or number in of.refused or (of, number, answer) in left
         assert not any((of, number) not in asked for of in routers for number, _ in of.tokens)
         assert nothing_is_reserved(stepper)

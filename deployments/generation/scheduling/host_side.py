@@ -72,7 +72,7 @@ class Host:
     moved: list[int] = field(default_factory=lambda: [0, 0])
     gained: float = 0.0
     alone: float = 0.0
-    plan: HybridPlan | None = None  # of the step that runs
+    plan: HybridPlan | None = None  # of the step that was composed last, until it counts as ended
     parked: dict[int, Row] = field(default_factory=dict)  # by their numbers
     _passed: int = 0  # steps since parked rows could join one
     accelerator_factor: float = 1.0  # how many times as long as planned the accelerator itself computes
@@ -209,11 +209,12 @@ class Host:
 
     # --- what steps teach ---------------------------------------------------------------------------------------------
 
-    def ended(self, seconds: float, compute_s: ComputeSeconds, arrived: int, *, whole: bool = True) -> None:
-        """The planned step ran in `seconds`, and so many parked rows `arrived` with their token. One that failed, not
-        `whole`, counts for nothing.
+    def ended(
+        self, plan: HybridPlan | None, seconds: float, compute_s: ComputeSeconds, arrived: int, *, whole: bool = True
+    ) -> None:
+        """The step of that `plan` ran in `seconds`, and so many parked rows `arrived` with their token. One that
+        failed, not `whole`, counts for nothing.
         """
-        plan, self.plan = self.plan, None
         self._passed = self._passed + 1 if self.parked and plan and plan.mode == PIPELINED else 0
         if plan is None or not whole:
             return

@@ -4,11 +4,14 @@ Pure: it imports neither ray nor torch and reads no clock; the time is an argume
 replica, and one thread calls all its methods, in this order:
 
     offer, remove, state    at any time, also while a step runs
-    next_step, copies       while none runs: what the next one computes; with a host also `mode`, `joins`, `parked`,
-                            `called_off`
-    ended                   when it has run, before the next `next_step`
+    next_step, copies       what the next one computes; with a host also `mode`, `joins`, `parked`, `called_off`
+    ended                   when it has run
     follow                  at any time: another model of its steps
     clear                   where one of the others has raised: all of it is forgotten
+
+`next_step` may be called once while a step runs, so that the device need not wait between the two. The one that runs
+then counts as ended, each of its rows with a token more, before anybody knows which. A row that ends with such a token,
+as only `ended` tells, is in one step too many: whoever computes it leaves it out.
 
 A *generation* is one prompt and its answers. Each answer is a *row* of the cache: a table of blocks, and how many
 tokens they hold. A generation goes through these states:
@@ -60,7 +63,7 @@ from deployments.generation.scheduling.cache_room import CacheRoom
 from deployments.generation.scheduling.chunk import UNTIMED, ComputeSeconds, Copy
 from deployments.generation.scheduling.composed_step import ComposedStep, by_pace
 from deployments.generation.scheduling.host_side import Host, HostState
-from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, PIPELINED
+from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, PIPELINED, HybridPlan
 from deployments.generation.scheduling.kept_room import KeptRoom
 from deployments.generation.scheduling.rows import PARKING, Generation, Part, Row
 from deployments.generation.scheduling.step_forecast import NO_HOST, Forecast, HostShare, Outlook, Pace, Prompt
@@ -99,6 +102,18 @@ class StepState(NamedTuple):
     host: HostState | None = None  # where it has a part of the cache
 
 
+@dataclass(slots=True, eq=False)
+class _Counted:
+    """A step that counts as ended, until `ended` tells what it took. `rests`: it was a prompt that nobody else was
+    beside. `begun`: generations whose first token comes of it.
+    """
+
+    planned_s: float
+    plan: HybridPlan | None = None
+    begun: list[Generation] = field(default_factory=list)
+    rests: bool = False
+
+
 @dataclass(slots=True, repr=False, eq=False)
 class StepSchedule:
     """`offer` admits, `next_step` composes, `ended` learns. `model`: the time of a step; `block_count`: the cache's."""
@@ -110,13 +125,14 @@ class StepSchedule:
     scatter: Learning = field(default_factory=Learning)  # of single steps: only its margin counts
     host: Host | None = None
     steps: int = 0  # since the start
-    load: StepLoad = field(default_factory=StepLoad)  # of the step that runs
+    load: StepLoad = field(default_factory=StepLoad)  # of the step that was composed last
     planned_s: float = 0.0  # that it takes by the model, without what was learned
     room: CacheRoom = field(init=False)
     _waiting: list[Generation] = field(default_factory=list)  # in the order of `_order`
     _running: list[Row] = field(default_factory=list)
     _copies: list[Copy] = field(default_factory=list)
-    _step: list[Part] = field(default_factory=list)  # that runs
+    _step: list[Part] = field(default_factory=list)  # that was composed last; empty once it counts as ended
+    _counted: _Counted | None = None  # a step that counts as ended, and runs
     _stalled: list[Row] = field(default_factory=list)  # that had to wait for a block
     _crowded: bool = False  # since the last step: somebody found no room on the accelerator
     _in_a_row: tuple[float, float, float] = (0.0, 0.0, 1.0)  # seconds that steps were to take, and took; factor before
@@ -172,7 +188,7 @@ class StepSchedule:
 
     @property
     def _rests(self) -> bool:
-        return not (self._waiting or self._running or self._step)
+        return not (self._waiting or self._running or self._step or self._counted)
 
     def _room_of(self, generation: Generation) -> CacheRoom:
         return self.host.room if self.host is not None and generation.on_host else self.room
@@ -285,10 +301,8 @@ class StepSchedule:
         return found
 
     def _until_free(self, now: float) -> float:
-        """Seconds until the running step ends."""
-        if not self._step:
-            return 0.0
-        return max(0.0, self.learning.factor * self.planned_s - (now - self._began))
+        """Seconds until all steps end that are composed."""
+        return max(0.0, self.ends_at - now) if self._step or self._counted else 0.0
 
     def _admit(self, generation: Generation, outlook: Outlook) -> None:
         generation.rows = [Row(generation, number) for number in range(generation.answers)]
@@ -301,9 +315,10 @@ class StepSchedule:
 
     def next_step(self, now: float) -> list[Part]:
         """What the next step computes, each row once at most; their tables have grown to hold it. Empty where there is
-        nothing to do.
+        nothing to do. `now`: when it begins, later than the true time where one runs.
         """
-        assert not self._step, "a step runs"
+        if self._step:
+            self._count(now)
         slow, stalls = self.learning.factor * (1 + self.scatter.margin), self.room.stalls
         copied_s = 0.0 if self.host is None else self._move(now, self.host)
         composed = ComposedStep(self.model, self.policy, slow, now, self._take)
@@ -348,6 +363,11 @@ class StepSchedule:
         self._stalled, self._crowded = [], False
         return (len(self._copies) - before) * BLOCK * host.time.copy_token_s
 
+    @property
+    def ends_at(self) -> float:
+        """When the step ends, as far as is known now, that was composed last."""
+        return self._began + self.learning.factor * self.planned_s
+
     def copies(self) -> list[Copy]:
         """Blocks that are to be copied before the step that `next_step` has composed."""
         copies, self._copies = self._copies, []
@@ -383,17 +403,36 @@ class StepSchedule:
         arrived: Collection[int] = (),
         compute_s: ComputeSeconds = UNTIMED,
     ) -> None:
-        """The step ran in `seconds`. Each row that was wanted has one token more, those with the numbers `arrived`,
-        too; the `finished` ones have ended. `compute_s`: see `chunk.Computed`. A step that failed, not `whole`,
-        teaches nothing.
+        """The step that began first of those that run did so in `seconds`. Each row that was wanted has one token more,
+        those with the numbers `arrived`, too; the `finished` ones have ended. `compute_s`: see `chunk.Computed`. A step
+        that failed, not `whole`, teaches nothing.
         """
-        if whole and self.planned_s > 0:
-            self._learn(seconds)
+        if self._counted is None:
+            self._count(now)
+        counted, self._counted = self._counted, None
+        assert counted is not None
+        for generation in counted.begun:
+            generation.first_at = now
+        if whole and counted.planned_s > 0:
+            self._learn(seconds, counted)
+        ends = list(finished)
         if self.host is not None:
             rows = self.host.arrive(arrived)
             for row in rows:
                 self._goes_on(row, 1)
-            self.host.ended(seconds, compute_s, len(rows), whole=whole)
+            ends += [row for row in rows if row.picked >= row.generation.most_tokens]
+            self.host.ended(counted.plan, seconds, compute_s, len(rows), whole=whole)
+        self._began = self._since = now
+        self.steps += 1
+        ended = set(map(id, ends))
+        self._end(now, [row for row in self._running if id(row) in ended] if ended else ())
+
+    def _count(self, now: float) -> None:
+        """The step that was composed last counts as ended."""
+        assert self._counted is None, "two steps run"
+        counted = self._counted = _Counted(self.planned_s, rests=not self._running and len(self._waiting) == 1)
+        if self.host is not None:
+            counted.plan, self.host.plan = self.host.plan, None
         for row, _, tokens, wanted, batch in self._step:
             if batch == PARKING:
                 continue
@@ -403,12 +442,11 @@ class StepSchedule:
             if wanted and row.generation.first_at is None:
                 row.computed += tokens
                 self._begins(now, row.generation)
+                counted.begun.append(row.generation)
             else:
                 self._goes_on(row, tokens, picked=wanted)
-        self._step, self._since = [], now
-        self.steps += 1
-        ended = set(map(id, finished))
-        self._end(now, [row for row in self._running if id(row) in ended or row.picked >= row.generation.most_tokens])
+        self._step = []
+        self._end(now, [row for row in self._running if row.picked >= row.generation.most_tokens])
 
     def _goes_on(self, row: Row, tokens: int, *, picked: bool = True) -> None:
         """So many tokens more of it are in the cache, and one more is `picked`."""
@@ -438,6 +476,8 @@ class StepSchedule:
             if self.host is not None:
                 self.host.accelerator_factor = 1.0
             self.planned_s = 0.0 if self.mode == PIPELINED else model.seconds(self.load)
+            if self._counted is not None:
+                self._counted.planned_s = 0.0
 
     def clear(self) -> None:
         """Nothing waits, runs or is reserved any more, and no step runs."""
@@ -445,7 +485,7 @@ class StepSchedule:
         if self.host is not None:
             self.host.clear()
         self._stalled = []
-        self._waiting, self._running, self._copies, self._step = [], [], [], []
+        self._waiting, self._running, self._copies, self._step, self._counted = [], [], [], [], None
 
     def _begins(self, now: float, generation: Generation) -> None:
         """The first token of each answer is picked."""
@@ -476,20 +516,19 @@ class StepSchedule:
                 self._mean_gap_s += _AVERAGED * (now - self._last_end - self._mean_gap_s)
                 self._last_end = now
 
-    def _learn(self, seconds: float) -> None:
-        planned_s, ttft_s, factor = self.planned_s, self.policy.ttft_s, self.learning.factor
+    def _learn(self, seconds: float, step: _Counted) -> None:
+        planned_s, ttft_s, factor = step.planned_s, self.policy.ttft_s, self.learning.factor
         self.scatter.factor = factor
         self.scatter.answered(factor * planned_s, seconds, factor)
         predicted_s, took_s, before = self._in_a_row if self._in_a_row[0] else (0.0, 0.0, factor)
         predicted_s, took_s = predicted_s + before * planned_s, took_s + seconds
         self._in_a_row = predicted_s, took_s, before
-        rests = not self._running and len(self._waiting) == 1
-        probe = rests and self._probe_after > _FIRST_PROBE
+        probe = step.rests and self._probe_after > _FIRST_PROBE
         self.learning.worked(planned_s, seconds, least_s=_LEAST_LEARNED * ttft_s, probe=probe)
         if predicted_s >= _IN_A_ROW * ttft_s:
             self.learning.answered(predicted_s, took_s, before)
             self._in_a_row = 0.0, 0.0, factor
-        if not rests:
+        if not step.rests:
             self._probe_after = _FIRST_PROBE
 
     # --- what Routers are told ----------------------------------------------------------------------------------------

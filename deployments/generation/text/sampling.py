@@ -6,7 +6,7 @@ fewest of them that are as likely as `top_p` together. A temperature of 0 is the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,11 +29,16 @@ class Sampling:
 
 
 class Sampler:
-    """One answer's: it has random numbers of its own."""
+    """One answer's: it has random numbers of its own. `last`: int32 [1], the last token that was drawn, written here
+    before anybody else has seen it; `ended`: nobody wants another one.
+    """
 
-    def __init__(self, sampling: Sampling, number: int = 0) -> None:
+    def __init__(self, sampling: Sampling, number: int = 0, end_tokens: Collection[int] = ()) -> None:
         """`number`: of the answer, where a request asks for several."""
         self.asked = sampling
+        self.last = np.full(1, -1, np.int32)
+        self.ended = False
+        self._end_tokens = end_tokens
         self._random = np.random.default_rng(None if sampling.seed is None else [abs(sampling.seed), number])
 
     def pick(self, logits: Numbers) -> int:
@@ -44,6 +49,13 @@ class Sampler:
         upto = np.cumsum(shares)
         found = np.searchsorted(upto, self.random() * upto[-1], side="right")
         return int(tokens[min(int(found), len(tokens) - 1)])
+
+    def drew(self, token: int | None) -> None:
+        """That is its next token; None: it has none."""
+        if token is not None:
+            self.last[0] = token
+        if token is None or token in self._end_tokens:
+            self.ended = True
 
     def random(self) -> float:
         """The next of its random numbers, in [0, 1): each token takes one, unless the temperature is 0."""
