@@ -81,7 +81,7 @@ def test_what_the_accelerator_has_no_room_for_its_host_takes_and_all_of_it_is_ri
     assert host["tokens"] > 10 * TOKENS
     assert pools(service)["accelerator"]["host_time"] is None
     assert told["host_warm_up"] == HOST
-    wait_until(lambda: of_host(service, "host_tokens_total")[()] == host["tokens"], 10)
+    wait_until(lambda: of_host(service, "host_tokens_total").get(()) == host["tokens"], 30)
     steps = of_host(service, "mode_steps_total")
     assert {mode: steps[(mode,)] for mode in host["steps"] if host["steps"][mode]} == {
         mode: count for mode, count in host["steps"].items() if count
