@@ -137,16 +137,24 @@ class StepWork(NamedTuple):
     parked_samplers: Mapping[int, RowSamplers] = MappingProxyType({})
 
     def run(self, engine: Steps) -> Found:
-        """In the engine's thread."""
+        """In the engine's thread. Raises what the engine does; no answer of the step goes on then."""
+        try:
+            return self._run(engine)
+        except BaseException:
+            for row in (*self.samplers, *self.parked_samplers.values()):
+                row.end()
+            raise
+
+    def _run(self, engine: Steps) -> Found:
         left_out = {at for at, row in enumerate(self.samplers) if all(one.ended for one in row.samplers)}
         if not left_out:
-            return _run(engine, self.work, self.samplers, self.parked_samplers)
+            return _computed(engine, *self)
         work = self._without(left_out)
         if work.chunks or work.second:
             kept = [row for at, row in enumerate(self.samplers) if at not in left_out]
-            found = _run(engine, work, kept, self.parked_samplers)
+            found = _computed(engine, work, kept, self.parked_samplers)
         elif work.copies or work.parking or work.called_off or work.joins:
-            found = _run(engine, *self)  # all of it: an engine has something to compute in each step
+            found = _computed(engine, *self)  # all of it: an engine has something to compute in each step
             found = found._replace(picked=found.picked[len(self.samplers) :])
         else:
             found = Found([])
@@ -174,7 +182,7 @@ class Found(NamedTuple):
     compute_s: ComputeSeconds = UNTIMED
 
 
-def _run(
+def _computed(
     engine: Steps, work: Work, samplers: Sequence[RowSamplers], parked_samplers: Mapping[int, RowSamplers]
 ) -> Found:
     computed = engine.step(work)
@@ -339,6 +347,8 @@ class Stepper:
         return found
 
     async def _time(self, work: StepWork) -> Timed:
+        for sampler in chain.from_iterable(row.samplers for row in work.samplers):
+            sampler.ended = False  # whatever was in the cache when it drew before
         timed: asyncio.Future[Timed] = asyncio.get_running_loop().create_future()
         self._begin(Step((), work, self._now(), 0.0, timed=timed))
         return await timed
@@ -544,11 +554,12 @@ class Stepper:
             asyncio.get_running_loop().call_later(soon_s, self._look_ahead, step, context=contextvars.Context())
 
     def _ended(self, step: Step, found: Found | BaseException) -> None:
+        now = self._now()
         try:
             if step.forgotten:
                 pass
             elif step.timed is None:
-                self._account(step, found)
+                self._account(now, step, found)
             elif not step.timed.done():  # somebody still waits for it
                 self._tell_time(step, step.timed, found)
         except Exception as error:  # noqa: BLE001 - whatever it is, its generations are told
@@ -556,7 +567,7 @@ class Stepper:
         self._steps.popleft()
         self._stopped = []
         if self._steps:
-            self._steps[0].began = self._now()
+            self._steps[0].began = now
             self._look_ahead_soon(self._steps[0])
         self._idle.set()
         self._send_soon()
@@ -568,9 +579,8 @@ class Stepper:
         else:
             timed.set_result(Timed(self._now() - step.began, found.compute_s.host_s))
 
-    def _account(self, step: Step, found: Found | BaseException) -> None:
+    def _account(self, now: float, step: Step, found: Found | BaseException) -> None:
         """Tokens to Routers, rows that have ended, and what the step teaches."""
-        now = self._now()
         finished: list[Row] = []
         whole, arrived, compute_s = False, list[Part](), UNTIMED
         numbers: Sequence[int] = ()
@@ -582,10 +592,10 @@ class Stepper:
             wanted = [part for part in step.parts if part.wanted and part.batch != PARKING]
             for part, picked in zip([*wanted, *arrived], found.picked, strict=True):
                 finished += self._picked(part, picked)
-            left_out = {id(part) for part, picked in zip(wanted, found.picked, strict=False) if picked == []}
-            computed = [part for part in step.parts if part.batch != PARKING and id(part) not in left_out]
+            left_out = [part for part, picked in zip(wanted, found.picked, strict=False) if picked == []]
+            computed = [part for part in step.parts if part.batch != PARKING and part not in left_out]
             computed += arrived
-            whole = bool(computed) or not left_out
+            whole = not left_out or (bool(computed) and all(part.tokens == 1 for part in left_out))
             self._on_step(len(computed), sum(part.tokens for part in computed), now - step.began, step.planned_s)
         except BaseException as error:  # noqa: BLE001
             self._fail(self._begun(step), self._on_failure(error))

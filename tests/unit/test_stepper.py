@@ -236,6 +236,36 @@ def test_an_answer_that_has_ended_is_left_out_of_the_step_that_was_composed_mean
     run(main())
 
 
+@pytest.mark.parametrize("how", ["raises", "gives no numbers"])
+def test_of_what_a_step_failed_for_nothing_is_in_the_step_that_was_composed_meanwhile(how):
+    async def main():
+        stepper, device = world()
+        router = Router(stepper)
+        computed, step = [], device.steps.step
+
+        def broken(work):
+            found = step(work)
+            computed.append([chunk.start for chunk in work.chunks])
+            if len(computed) > 1:
+                return found
+            if how == "raises":
+                raise RuntimeError("out of memory")
+            return Computed(found.logits * np.nan)
+
+        device.steps.step = broken
+        lost = router.ask(prompt(10, 1), 30, answers=2)
+        other = router.ask(prompt(10, 3), 5)
+        await asyncio.sleep(0.022)
+        assert (len(computed), len(device.works), len(device.works[1].work.chunks)) == (1, 2, 3)
+        await stepper.drained()
+        assert set(router.failed) == {lost}
+        assert router.tokens[other, 0] == answer_to(prompt(10, 3), 5)[10:]
+        assert computed == [[0], [0], [10], [11], [12], [13]]
+        assert nothing_is_reserved(stepper)
+
+    run(main())
+
+
 def test_tokens_of_one_step_come_in_one_frame_of_each_router():
     async def main():
         stepper, device = world()

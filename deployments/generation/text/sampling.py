@@ -36,7 +36,7 @@ class Sampler:
     def __init__(self, sampling: Sampling, number: int = 0, end_tokens: Collection[int] = ()) -> None:
         """`number`: of the answer, where a request asks for several."""
         self.asked = sampling
-        self.last = np.full(1, -1, np.int32)
+        self.last = np.zeros(1, np.int32)  # a token of any vocabulary
         self.ended = False
         self._end_tokens = end_tokens
         self._random = np.random.default_rng(None if sampling.seed is None else [abs(sampling.seed), number])
@@ -69,6 +69,11 @@ class RowSamplers(NamedTuple):
 
     samplers: Sequence[Sampler]
     logprobs: int | None
+
+    def end(self) -> None:
+        """None of them is to draw any more."""
+        for sampler in self.samplers:
+            sampler.ended = True
 
 
 @dataclass(frozen=True, slots=True)
