@@ -14,6 +14,7 @@ from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERA
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_schedule import StepSchedule
+from deployments.generation.scheduling.step_time import HostTime, StepTime
 
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.2)
 SECONDS = 150
@@ -49,6 +50,20 @@ def test_what_is_admitted_beside_a_host_is_in_time_and_there_is_more_of_it(burst
     assert in_time(beside) > 1.15 * in_time(alone)
     assert schedule.host.gained > 0
     assert all(one.last_at for one in beside if one.device)  # all that was admitted has ended
+
+
+@pytest.mark.parametrize("bursts", [False, True])
+def test_prompts_that_are_due_do_not_wait_in_steps_that_are_short_for_rows_of_the_host(bursts):
+    """Four times what the accelerator can do, a third of its answers on the host."""
+    step_time, host_time = StepTime(0.03, 2e-4, 1e-6, 2e-4, 1e-8, 32), HostTime(1e-4, 1e-6, 1e-6, 32)
+    policy = StepPolicy(ttft_s=2.0, tpot_s=0.1)
+    schedule = StepSchedule(step_time, policy, 48, host=Host(host_time, 512))
+    hybrid = HybridDevice(step_time, host_time)
+    world = StepWorld([StepDevice("accelerator", step_time, schedule, noise=0.02, hybrid=hybrid)], policy)
+    admitted = [one for one in world.run(mixed(16, 60, bursts=bursts, seed=5)) if one.device]
+    assert len(admitted) > 200
+    assert schedule.host.tokens > 5000
+    assert sum(one.late_first or one.late_pace for one in admitted) <= 0.005 * len(admitted)
 
 
 def test_where_the_cache_is_large_enough_a_host_changes_nothing():

@@ -75,11 +75,12 @@ class CacheRoom:
 
     def take(self, row: Row, tokens: int) -> bool:
         """The row's table holds so many tokens from now on; at the end of a prompt those of its other answers do, too.
-        False, and nothing is changed, where it has to wait for blocks.
+        False, and nothing is changed, where it has to wait for blocks. What is held already is not taken again.
         """
         generation, prompt = row.generation, row.generation.prompt_tokens
-        others = generation.rows[1:] if generation.first_at is None and tokens == prompt else []
-        missing = blocks_of(tokens) - len(row.table)
+        ends = generation.first_at is None and tokens == prompt
+        others = [other for other in generation.rows[1:] if not other.table] if ends else []
+        missing = max(0, blocks_of(tokens) - len(row.table))
         if not self._may_take(generation, missing + len(others) * (blocks_of(prompt) - prompt // BLOCK)):
             self.stalls += 1
             return False

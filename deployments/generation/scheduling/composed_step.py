@@ -123,6 +123,14 @@ class ComposedStep:
             host.park(there[at])
         return plan.seconds if self.parts else 0.0
 
+    def made_room_in_vain(self, host: Host) -> bool:
+        """The plan took none of the rows `on_host` that the step was kept short for, since prompts are due. Short steps
+        would make these later still, and so keep those rows out of the next one, too: it is to be composed anew.
+        """
+        plan = host.plan
+        assert plan is not None
+        return self._host_slack_s < math.inf and not (plan.first or plan.second or plan.parking)
+
     def _add_row(self, row: Row) -> bool:
         if not self._take(row, row.computed + 1):
             return False

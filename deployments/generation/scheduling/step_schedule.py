@@ -319,27 +319,37 @@ class StepSchedule:
         """
         if self._step:
             self._count(now)
-        slow, stalls = self.learning.factor * (1 + self.scatter.margin), self.room.stalls
+        stalls = self.room.stalls
         copied_s = 0.0 if self.host is None else self._move(now, self.host)
-        composed = ComposedStep(self.model, self.policy, slow, now, self._take)
-        here = [row for row in self._running if not row.generation.on_host]
         there = [row for row in self._running if row.generation.on_host and row.parked is None]
-        composed.add_rows([row for row in here if not row.generation.bulk], there)
-        composed.add_chunks([one for one in self._waiting if not one.bulk])
-        composed.leave_room()
-        composed.add_bulk_rows([row for row in here if row.generation.bulk])
-        composed.add_chunks([one for one in self._waiting if one.bulk])
-        self.load, self._began = composed.load, now
+        composed = self._composed(now, there)
         self.planned_s = self.model.seconds(composed.load)
         if self.host is not None:
             planned_s = composed.add_host_rows(self.host, self.host.planner(self.model), self._waiting)
+            if composed.made_room_in_vain(self.host):
+                composed = self._composed(now, ())
+                planned_s = composed.add_host_rows(self.host, self.host.planner(self.model), self._waiting)
             self.planned_s = planned_s and planned_s + copied_s / self.learning.factor
+        self.load, self._began = composed.load, now
         for row, _, tokens, _, _ in composed.parts:
             row.coming = tokens
         self._step = composed.parts
         if self.room.stalls > stalls:
             self.room.doubt()
         return self._step
+
+    def _composed(self, now: float, on_host: Sequence[Row]) -> ComposedStep:
+        """The accelerator's part of a step that leaves room for rows `on_host`."""
+        composed = ComposedStep(
+            self.model, self.policy, self.learning.factor * (1 + self.scatter.margin), now, self._take
+        )
+        here = [row for row in self._running if not row.generation.on_host]
+        composed.add_rows([row for row in here if not row.generation.bulk], on_host)
+        composed.add_chunks([one for one in self._waiting if not one.bulk])
+        composed.leave_room()
+        composed.add_bulk_rows([row for row in here if row.generation.bulk])
+        composed.add_chunks([one for one in self._waiting if one.bulk])
+        return composed
 
     def _take(self, row: Row, tokens: int) -> bool:
         """See `CacheRoom.take`."""
