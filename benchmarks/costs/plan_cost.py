@@ -18,7 +18,8 @@ from deployments.generation.scheduling.rows import Generation
 from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
-from deployments.generation.stepper import Stepper, steps_in
+from deployments.generation.step_work import steps_in
+from deployments.generation.stepper import Stepper
 from deployments.generation.text.sampling import Picked, RowSamplers, Sampling
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers
 from deployments.serve_adapter.garbage import spare_what_is_loaded

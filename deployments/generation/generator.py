@@ -19,7 +19,8 @@ from deployments.generation.planned_steps import PlannedStep, measure, measure_h
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_schedule import StepSchedule
-from deployments.generation.stepper import Stepper, steps_in
+from deployments.generation.step_work import steps_in
+from deployments.generation.stepper import Stepper
 from deployments.generation.text.generation_card import GenerationCard, read_generation_card
 from deployments.generation.token_frames import GenerationOffers
 from deployments.hardware.affinity import CpuPart, pin_thread, thread_environment

@@ -14,7 +14,7 @@ from deployments.generation.engine.generation_engines import StepEngine
 from deployments.generation.scheduling.blocks import BLOCK, blocks_of
 from deployments.generation.scheduling.chunk import Chunk, Copy, Steps, Work
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
-from deployments.generation.stepper import StepWork
+from deployments.generation.step_work import StepWork
 from deployments.generation.text.generation_card import GenerationCard
 from deployments.generation.text.sampling import RowSamplers, Sampler
 

@@ -1,9 +1,9 @@
 """The work of a replica that generates: it admits what Routers offer, runs one step after another, and sends tokens.
 
 `StepSchedule` decides; `compute`, an argument, runs the engine. While a step runs the loop goes on: offers are
-admitted, and what is called off takes part in no further step. Nothing is stored outside the replica. If it dies, its
-generations end; if a Router's connection ends, the replica drops what it computes for it. Imports neither ray nor
-torch; tests run it in virtual time.
+admitted, what is called off is left out of the next step, and this is composed, shortly before the one that runs ends.
+Nothing is stored outside the replica. If it dies, its generations end; if a Router's connection ends, the replica drops
+what it computes for it. Imports neither ray nor torch; tests run it in virtual time.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ import contextvars
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, count
-from types import MappingProxyType
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.asked import Finish
-from deployments.generation.scheduling.chunk import UNTIMED, Chunk, ComputeSeconds, Steps, Work
+from deployments.generation.scheduling.chunk import UNTIMED, Chunk, Work
 from deployments.generation.scheduling.rows import FIRST, PARKING, SECOND, Generation, Part, Row
 from deployments.generation.scheduling.step_schedule import StepSchedule, StepState
 from deployments.generation.scheduling.step_time import HostTime, StepTime
-from deployments.generation.text.sampling import Picked, RowSamplers, Sampler, pick
+from deployments.generation.step_work import Compute, Found, StepWork
+from deployments.generation.text.sampling import Picked, RowSamplers, Sampler
 from deployments.generation.token_frames import (
     GenerationOffer,
     GenerationOffers,
@@ -124,111 +123,11 @@ class ReceivedFrame:
     undecided: deque[GenerationOffer] | None = None
 
 
-class StepWork(NamedTuple):
-    """What the engine computes in one step. `samplers`: one for each chunk that is wanted, the first batch's before the
-    second's; `parked_samplers`: for rows that may arrive, by their numbers.
-
-    It may be composed, and wait for the engine, while the step before runs. So a chunk that continues an answer has its
-    sampler's `last` for its ids. Rows whose answers have ended meanwhile are left out.
-    """
-
-    work: Work
-    samplers: Sequence[RowSamplers]
-    parked_samplers: Mapping[int, RowSamplers] = MappingProxyType({})
-
-    def run(self, engine: Steps) -> Found:
-        """In the engine's thread. Raises what the engine does; no answer of the step goes on then."""
-        try:
-            return self._run(engine)
-        except BaseException:
-            for row in (*self.samplers, *self.parked_samplers.values()):
-                row.end()
-            raise
-
-    def _run(self, engine: Steps) -> Found:
-        left_out = {at for at, row in enumerate(self.samplers) if all(one.ended for one in row.samplers)}
-        if not left_out:
-            return _computed(engine, *self)
-        work = self._without(left_out)
-        if work.chunks or work.second:
-            kept = [row for at, row in enumerate(self.samplers) if at not in left_out]
-            found = _computed(engine, work, kept, self.parked_samplers)
-        elif work.copies or work.parking or work.called_off or work.joins:
-            found = _computed(engine, *self)  # all of it: an engine has something to compute in each step
-            found = found._replace(picked=found.picked[len(self.samplers) :])
-        else:
-            found = Found([])
-        picked = iter(found.picked)
-        wanted = [[] if at in left_out else next(picked) for at in range(len(self.samplers))]
-        return found._replace(picked=[*wanted, *picked])
-
-    def _without(self, left_out: Collection[int]) -> Work:
-        """`left_out`: places among the chunks that are wanted."""
-        places = count()
-        first, second = (
-            [chunk for chunk in chunks if not (chunk.wanted and next(places) in left_out)]
-            for chunks in (self.work.chunks, self.work.second)
-        )
-        return self.work._replace(chunks=first, second=second)
-
-
-class Found(NamedTuple):
-    """`picked`: of each chunk that is wanted, then of each row that `arrived`, the tokens of its answers; none where it
-    was left out, None where the logits are no numbers. `compute_s`: see `chunk.Computed`.
-    """
-
-    picked: Sequence[list[Picked] | None]
-    arrived: Sequence[int] = ()
-    compute_s: ComputeSeconds = UNTIMED
-
-
-def _computed(
-    engine: Steps, work: Work, samplers: Sequence[RowSamplers], parked_samplers: Mapping[int, RowSamplers]
-) -> Found:
-    computed = engine.step(work)
-    samplers = [*samplers, *(parked_samplers[number] for number in computed.arrived)]
-    logits = computed.logits
-    if isinstance(logits, np.ndarray):
-        picked = [pick(row, one) for row, one in zip(logits, samplers, strict=True)]
-    else:
-        picked = logits.pick(samplers)
-    for row, tokens in zip(samplers, picked, strict=True):
-        for at, sampler in enumerate(row.samplers):
-            sampler.drew(None if tokens is None else tokens[at].id)
-    return Found(picked, computed.arrived, computed.compute_s)
-
-
 class Timed(NamedTuple):
     """What a planned step took, and how long the host computed attention in it."""
 
     seconds: float
     host_s: float
-
-
-Ended = Callable[[Found | BaseException], None]
-"""Called on the loop as a step ends."""
-Compute = Callable[[StepWork, Ended], None]
-"""Begins a step, if need be once the one before has ended."""
-
-
-def steps_in(thread: Executor, engine: Steps) -> Compute:
-    """Steps run in the engine's `thread`, the only one of its executor; their ends are told to the loop."""
-
-    def compute(work: StepWork, ended: Ended) -> None:
-        on_loop = asyncio.get_running_loop().call_soon_threadsafe
-
-        def step() -> None:
-            found: Found | BaseException
-            try:
-                found = work.run(engine)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, the step's generations are told
-                found = error
-            on_loop(ended, found)
-
-        thread.submit(step)
-        time.sleep(0)  # gives that thread the interpreter, which may rest: else it begins when Routers have been told
-
-    return compute
 
 
 @dataclass(slots=True, eq=False)

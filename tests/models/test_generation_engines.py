@@ -25,7 +25,8 @@ from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERA
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_schedule import StepSchedule
-from deployments.generation.stepper import Stepper, StepWork, steps_in
+from deployments.generation.step_work import StepWork, steps_in
+from deployments.generation.stepper import Stepper
 from deployments.generation.text.generation_card import read_generation_card
 from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers
