@@ -77,8 +77,8 @@ class Job:
         return self.run_command(self.command(*words))
 
     def run_command(self, command, **others):
-        """Twice more where the machine was too busy to prove anything: what the job then says to do."""
-        for _ in range(3):
+        """Four times more where the machine was too busy to prove anything: what the job then says to do."""
+        for _ in range(5):
             done = subprocess.run(
                 command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False, **others
             )
