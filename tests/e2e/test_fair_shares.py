@@ -77,14 +77,16 @@ def serve(service, seconds, **rates):
 
 
 def test_the_quiet_one_is_served_in_time_as_if_it_were_alone(service, figure):
-    alone = serve(service, 20.0, quiet=QUIET_S)["quiet"]
-    beside = serve(service, 30.0, quiet=QUIET_S, greedy=GREEDY_S)
-    for name, (admitted, late, p95_s, _) in {"alone": alone, **beside}.items():
-        figure(f"{name}: {admitted:.1%} admitted, {late:.1%} of these late, p95 {p95_s:.3f} s")
-    assert beside["quiet"][0] >= 0.99
-    assert beside["quiet"][1] <= 0.01
-    # 1.2 by the schedule, in virtual time (tests/unit/test_shares.py); the rest is the clock of a busy machine
-    assert beside["quiet"][2] <= 1.4 * alone[2]
+    for _ in range(3):  # in virtual time it is 1.14 to 1.18 times: a busy machine's clock has no room for more
+        alone = serve(service, 20.0, quiet=QUIET_S)["quiet"]
+        beside = serve(service, 30.0, quiet=QUIET_S, greedy=GREEDY_S)
+        for name, (admitted, late, p95_s, _) in {"alone": alone, **beside}.items():
+            figure(f"{name}: {admitted:.1%} admitted, {late:.1%} of these late, p95 {p95_s:.3f} s")
+        assert beside["quiet"][0] >= 0.99
+        assert beside["quiet"][1] <= 0.01
+        if beside["quiet"][2] <= 1.2 * alone[2]:
+            break
+    assert beside["quiet"][2] <= 1.2 * alone[2]
     assert "over_share" in beside["greedy"][3]
     assert beside["greedy"][0] > 0.05
     ends = time.monotonic() + 30

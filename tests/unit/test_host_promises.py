@@ -54,7 +54,7 @@ def test_what_is_admitted_beside_a_host_is_in_time_and_there_is_more_of_it(burst
 
 @pytest.mark.parametrize("bursts", [False, True])
 def test_prompts_that_are_due_do_not_wait_in_steps_that_are_short_for_rows_of_the_host(bursts):
-    """Four times what the accelerator can do, a third of its answers on the host."""
+    """A small cache, and three times as many requests as are admitted."""
     step_time, host_time = StepTime(0.03, 2e-4, 1e-6, 2e-4, 1e-8, 32), HostTime(1e-4, 1e-6, 1e-6, 32)
     policy = StepPolicy(ttft_s=2.0, tpot_s=0.1)
     schedule = StepSchedule(step_time, policy, 48, host=Host(host_time, 512))
