@@ -19,6 +19,9 @@ _URGENT = 5.0  # steps of the accelerator alone: a host row that is due before t
 class ComposedStep:
     """A step that is being composed, by calling the methods in this order. `slow`: how many times as long as planned it
     may take; `take`: see `CacheRoom.take`. Afterwards `parts` are its parts, and `load` is that of the accelerator.
+
+    `was_short_in_vain`: rows of the host that the step was kept short for stand back for prompts that are due. Short
+    steps make these later still, and so keep those rows out of the next one, too: it is to be composed anew.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class ComposedStep:
         self._room = policy.step_tokens
         self._slacks_s: list[float] = []  # until tokens are due: of the accelerator's rows, and first ones of the step
         self._on_host: list[tuple[bool, float, int, Row]] = []  # rows by their pace (`by_pace`)
+        self.was_short_in_vain = False
         self._host_slack_s = math.inf  # of these, the least; but of those that are late already
 
     def add_rows(self, rows: Sequence[Row], on_host: Sequence[Row] = ()) -> None:
@@ -109,27 +113,21 @@ class ComposedStep:
             if row.computed < len(row.table) * BLOCK or self._take(row, row.computed + 1):
                 there.append(row)
                 offered.append(HostRow(row.length, due < urgent_at, is_bulk))
+        urgent = any(row.urgent for row in offered)
         slacks_s = [slack_s for slack_s in self._slacks_s if slack_s >= alone_s]  # the others are late in any case
         plan = host.plan = planner.choose(
             self.load,
             offered,
             within_s=min([self._policy.longest_step_s / self._slow, self._prompts_slack_s(waiting), *slacks_s]),
             parked=len(host.parked),
-            modes=host.modes(self._policy.modes, urgent=any(row.urgent for row in offered)),
+            modes=host.modes(self._policy.modes, urgent=urgent),
         )
+        self.was_short_in_vain = urgent and not (plan.first or plan.second or plan.parking)
         for batch, numbers in ((FIRST, plan.first), (SECOND, plan.second), (PARKING, plan.parking)):
             self.parts += [Part(there[at], there[at].computed, 1, True, batch) for at in numbers]
         for at in plan.parking:
             host.park(there[at])
         return plan.seconds if self.parts else 0.0
-
-    def made_room_in_vain(self, host: Host) -> bool:
-        """The plan took none of the rows `on_host` that the step was kept short for, since prompts are due. Short steps
-        would make these later still, and so keep those rows out of the next one, too: it is to be composed anew.
-        """
-        plan = host.plan
-        assert plan is not None
-        return self._host_slack_s < math.inf and not (plan.first or plan.second or plan.parking)
 
     def _add_row(self, row: Row) -> bool:
         if not self._take(row, row.computed + 1):

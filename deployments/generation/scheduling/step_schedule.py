@@ -326,7 +326,7 @@ class StepSchedule:
         self.planned_s = self.model.seconds(composed.load)
         if self.host is not None:
             planned_s = composed.add_host_rows(self.host, self.host.planner(self.model), self._waiting)
-            if composed.made_room_in_vain(self.host):
+            if composed.was_short_in_vain:
                 composed = self._composed(now, ())
                 planned_s = composed.add_host_rows(self.host, self.host.planner(self.model), self._waiting)
             self.planned_s = planned_s and planned_s + copied_s / self.learning.factor
