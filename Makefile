@@ -52,7 +52,7 @@ endif
 
 # Linux: each node has a loopback address of its own. As root it also fills the disk of logs and cuts a node off.
 soak: $(VENV)/.test
-	PYTHONPATH=tests/e2e:tests $(BIN)/python -m faults --minutes $(MINUTES) --out reports/soak $(ARGS)
+	$(BIN)/python -m tests.faults --minutes $(MINUTES) --out reports/soak $(ARGS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check $(SOURCES)

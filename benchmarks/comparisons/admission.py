@@ -20,12 +20,12 @@ from benchmarks.costs import decision_cost
 from benchmarks.kit.bench import Bench, Found, median
 from benchmarks.kit.goal import Goal, ratio
 from benchmarks.kit.sheet import Sheet
-from benchmarks.simulation.application import Application, Ended, Shape
-from benchmarks.simulation.arrivals import QUERY_TOKENS, Arrival, poisson
-from benchmarks.simulation.device import Device
-from benchmarks.simulation.rules import goodput
-from benchmarks.simulation.virtual_time import run as run_virtual
 from deployments.queueing.fairness import RATIO
+from tests.kit.simulation.application import Application, Ended, Shape
+from tests.kit.simulation.arrivals import QUERY_TOKENS, Arrival, poisson
+from tests.kit.simulation.device import Device
+from tests.kit.simulation.rules import goodput
+from tests.kit.virtual_time import run as run_virtual
 
 _TURNS = 10**9
 _LONG, _SHORT = 200, 50  # tokens: more is long, fewer is short

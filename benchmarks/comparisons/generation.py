@@ -20,13 +20,13 @@ from matplotlib.figure import Figure
 from benchmarks.kit.bench import Bench, Found, median
 from benchmarks.kit.goal import Goal, ratio
 from benchmarks.kit.sheet import Sheet
-from benchmarks.simulation.step_world import Arrival, Certain, Sent, StepDevice, StepTable, StepWorld, Times, mixed
 from deployments.generation.scheduling.long_prompts import SHARE
 from deployments.generation.scheduling.rows import Generation
 from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import StepTime
 from deployments.queueing.shares import Tenant
+from tests.kit.simulation.step_world import Arrival, Certain, Sent, StepDevice, StepTable, StepWorld, Times, mixed
 
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)
 NOISE, _SLOW, _NOISY = 0.03, 1.3, 0.1

@@ -23,9 +23,6 @@ from benchmarks.costs.plan_cost import SEQUENCES, pause_us, plan_us, step_us
 from benchmarks.kit.bench import Bench, Found, median
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet
-from benchmarks.simulation.hybrid_device import HybridDevice
-from benchmarks.simulation.step_world import Arrival, StepDevice, StepWorld
-from benchmarks.simulation.true_device import TrueDevice
 from deployments.generation.engine.emulated_steps import EmulatedSteps
 from deployments.generation.scheduling.blocks import BLOCK, blocks_of
 from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
@@ -35,6 +32,9 @@ from deployments.generation.scheduling.overlap import Overlap, alone_s
 from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepTime
+from tests.kit.simulation.hybrid_device import HybridDevice
+from tests.kit.simulation.step_world import Arrival, StepDevice, StepWorld
+from tests.kit.simulation.true_device import TrueDevice
 
 RATIOS, SPLITS = (2, 4, 8, 16), (0.5, 1.0, 2.0)  # N_G / N_C; T_gl / T_ga
 ORDINARY, BULK = "ordinary", "bulk"

@@ -25,9 +25,9 @@ from benchmarks.kit.closed_loop import ask_again_and_again
 from benchmarks.kit.goal import Goal, ratio
 from benchmarks.kit.serving import ROOT, Service, serving
 from benchmarks.kit.sheet import Sheet
-from benchmarks.simulation import rules
-from benchmarks.simulation.arrivals import Arrival as Simulated
-from benchmarks.simulation.device import Device
+from tests.kit.simulation import rules
+from tests.kit.simulation.arrivals import Arrival as Simulated
+from tests.kit.simulation.device import Device
 
 END, PASSES = "at the run's end", "pass by pass"
 PAIR, V100, CPU = "V100 + Xeon", "V100", "MiniLM on the CPU"

@@ -2,7 +2,7 @@
 
 No cluster is started. Devices are the paper's V100 and Xeon, by the curves of `serve_app/rehearsal.yaml`; what a query
 takes of a Router's core is from `path`, what a frame and a decision take is measured in this run; the network is an
-assumption (`benchmarks/simulation`). One ideal queue is one Router that takes no time, beside its replicas.
+assumption (`tests/kit/simulation`). One ideal queue is one Router that takes no time, beside its replicas.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from benchmarks.kit.goal import Goal, ratio
 from benchmarks.kit.loads import RAY_BENCHMARK_REPLICAS, Loads, Periods, largest, loads
 from benchmarks.kit.serving import ROOT
 from benchmarks.kit.sheet import Sheet
-from benchmarks.simulation.application import Application, Costs, Ended, Shape
-from benchmarks.simulation.arrivals import poisson
-from benchmarks.simulation.device import Device
-from benchmarks.simulation.virtual_time import run as run_virtual
+from tests.kit.simulation.application import Application, Costs, Ended, Shape
+from tests.kit.simulation.arrivals import poisson
+from tests.kit.simulation.device import Device
+from tests.kit.virtual_time import run as run_virtual
 
 LOADS = (0.7, 0.95, 1.3)  # of what the devices can do within the SLO
 ENDS, PASSES = "at the run's end", "pass by pass"

@@ -31,10 +31,10 @@ from benchmarks.kit.goal import Goal
 from benchmarks.kit.serving import ROOT, Service, serving
 from benchmarks.kit.sheet import Sheet
 from benchmarks.kit.streaming import stream_all
-from benchmarks.simulation.step_world import Arrival, mixed
 from calibration.generation.token_stream import Streamed
 from deployments.generation.scheduling.step_time import StepLoad, StepTime
 from deployments.hardware.device_detector import ACCELERATOR, CPU
+from tests.kit.simulation.step_world import Arrival, mixed
 
 POINTS = ((1.0, False), (1.5, True))  # times capacity; in bursts
 TIMES = {

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulation.application import Application, Shape
-from benchmarks.simulation.arrivals import QUERY_TOKENS
-from benchmarks.simulation.device import Device
-from benchmarks.simulation.virtual_time import run
 from deployments.placement.request import Wanted
 from deployments.queueing.schedule import Policy, Query, ReplicaState, Schedule
 from deployments.transport.channel import Channel, RouterConnection, Server
 from deployments.transport.frames import Answered, Offer, Offers, Report
+from tests.kit.simulation.application import Application, Shape
+from tests.kit.simulation.arrivals import QUERY_TOKENS
+from tests.kit.simulation.device import Device
+from tests.kit.virtual_time import run
 
 WAITING = 1000
 _DECISIONS = 30_000

@@ -3,8 +3,6 @@
 Nothing here knows what windve does with them. `gRPC` kinds are HTTP/2 by hand, since no client would write them.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

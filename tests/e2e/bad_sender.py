@@ -1,7 +1,5 @@
 """Sends requests that are none, and says how each ended: the statuses of its answers, or how it was dropped."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

@@ -1,7 +1,5 @@
 """Client libraries that call nobody but this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib.util

@@ -1,7 +1,5 @@
 """Client libraries from npm."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What sentence-transformers computes for TEXTS in float32 with the same weights; how far other vectors are from it."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

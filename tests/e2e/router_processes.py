@@ -1,7 +1,5 @@
 """The Routers of a running service: their processes, and each one's own address."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

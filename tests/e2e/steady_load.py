@@ -1,7 +1,5 @@
 """A stream of queries that does not wait for answers, over kept connections, as HTTP clients keep them."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

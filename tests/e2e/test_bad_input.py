@@ -4,8 +4,6 @@ fault, and a neighbour's queries are answered rightly and in time all along.
 `WINDVE_BAD_INPUTS=10000` sends more than these.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import http.client
@@ -22,10 +20,11 @@ import psutil
 import pytest
 import requests
 import schemathesis
-import tei_wire
 from bad_requests import HEADERS, Bad, call, frame, many, opened
 from bad_sender import DROPPED, HUNG, REFUSED, send
 from schemathesis.generation import GenerationMode
+
+from tests.kit import tei_wire
 
 pytestmark = pytest.mark.alone
 

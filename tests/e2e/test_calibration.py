@@ -1,7 +1,5 @@
 """The calibration job against the real application over the paper's emulated V100 and Xeon."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -16,10 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from conftest import ROOT, running
 
 from benchmarks.kit.arrivals import burst
 from calibration.load import request_bytes
+from tests.kit.service import ROOT, running
 
 pytestmark = pytest.mark.alone
 

@@ -1,15 +1,13 @@
 """The calibration of an application that generates, over emulated devices whose steps scatter."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
-from conftest import load_yaml, running
 from test_calibration import Job, written
 
 from deployments.generation.generation_settings import StepTimeSettings
 from deployments.generation.scheduling.step_time import StepLoad
+from tests.kit.service import load_yaml, running
 
 pytestmark = pytest.mark.alone
 

@@ -1,7 +1,5 @@
 """The calibration of one of two models, over emulated devices; the other one serves meanwhile as before."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -9,11 +7,11 @@ from collections import Counter
 
 import pytest
 import yaml
-from conftest import load_yaml, running
 from test_calibration import TEXT, Job
 
 from benchmarks.kit.arrivals import burst
 from calibration.load import request_bytes
+from tests.kit.service import load_yaml, running
 
 pytestmark = pytest.mark.alone
 

@@ -1,7 +1,5 @@
 """The client libraries that people use, unmodified, against the real model: docs/use.md's lines, and more."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json
@@ -9,13 +7,14 @@ import re
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from loopback import only_loopback
 from npm import scripts
 from reference import MODEL, worst
 from texts import TEXTS
 from transformers import AutoTokenizer
 from wiretap import Wiretap
+
+from tests.kit.service import ROOT
 
 pytestmark = [
     pytest.mark.usefixtures("loopback_only"),

@@ -4,8 +4,6 @@ The head offers no CPU. `near` has an NPU and the Router, `far` an NPU, `plain` 
 Ray books them as it books real ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess
@@ -16,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
-from conftest import ROOT, by_depth, load_yaml
-from ray_nodes import cluster_for
 
 from benchmarks.kit.arrivals import burst
 from calibration.load import connect, request_bytes
+from tests.kit.ray_nodes import cluster_for
+from tests.kit.service import ROOT, by_depth, load_yaml
 
 pytestmark = [
     pytest.mark.alone,

@@ -1,15 +1,13 @@
 """Two clients of one service, told apart by the names of their keys, at twice what its device can do."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 
 import pytest
-from conftest import load_yaml, running
 
 from benchmarks.kit.arrivals import Load, burst, poisson
 from calibration.load import request_bytes
+from tests.kit.service import load_yaml, running
 
 pytestmark = pytest.mark.alone
 

@@ -2,30 +2,23 @@
 that pools its last token, and a reranker that is a language model.
 """
 
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
-import tiny_tokenizers
 import torch
-from conftest import load_yaml, running
-from heads_of_models import NORMALIZE, TRANSFORMER, save_causal, save_m3, save_pylate, write
-from jina_reference import Jina
-from kinds_of_models import PACKAGE
-from published_models import JINA, jina_weights, save_folder
 from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoModel, AutoTokenizer, MistralConfig, Qwen3Config
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
-from test_judges import reference
-
 from benchmarks.kit.arrivals import burst
 from calibration.load import Address, request_bytes
 from deployments.models.pairs import Pair
+from tests.kit import tiny_tokenizers
+from tests.kit.heads_of_models import NORMALIZE, TRANSFORMER, save_causal, save_m3, save_pylate, write
+from tests.kit.jina_reference import Jina
+from tests.kit.kinds_of_models import PACKAGE
+from tests.kit.published_models import JINA, jina_weights, save_folder
+from tests.kit.service import load_yaml, running
+from tests.models.test_judges import reference
 
 TEXTS = ["where does the overflow go", "to the CPU: it is told busy!", "the accelerator answers first. " * 6]
 

@@ -1,14 +1,12 @@
 """Embedder replicas that follow the load, by the share of their depth that is in flight, on a real Serve controller."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 
 import pytest
-from conftest import by_depth, load_yaml, running
 
 from calibration.load import connect, request_bytes
+from tests.kit.service import by_depth, load_yaml, running
 
 pytestmark = pytest.mark.alone
 

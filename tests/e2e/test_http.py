@@ -1,7 +1,5 @@
 """HTTP beyond embedding: every route of TEI's and OpenAI's, their errors, and the document that describes them."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from collections import Counter

@@ -1,17 +1,15 @@
 """An accelerator whose host holds a part of its cache, on real Ray: emulated by the very executor of real models."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 
 import openai
 import pytest
 import yaml
-from conftest import ROOT, Service
 from test_generation import client, pools, stream, wait_until
 
 from benchmarks.kit.emulated_text import EmulatedText
+from tests.kit.service import ROOT, Service
 
 BLOCKS, HOST_BLOCKS, TOKENS = 8, 80, 40
 EMULATED = {"beta_s": 0.01, "row_s": 0.0002, "kv_token_s": 4e-6, "prompt_token_s": 2e-5, "knee": 32}

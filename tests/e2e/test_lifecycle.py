@@ -1,7 +1,5 @@
 """Starting, refusing to start, and leaving nothing behind."""
 
-from __future__ import annotations
-
 import copy
 import os
 import re
@@ -14,12 +12,12 @@ from pathlib import Path
 
 import grpc
 import pytest
-import tei_wire
 import yaml
-from conftest import ROOT, free_port, load_yaml, one_at_a_time, running
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
 from deployments.hardware.affinity import read_cpu_shape
+from tests.kit import tei_wire
+from tests.kit.service import ROOT, free_port, load_yaml, one_at_a_time, running
 
 
 def stray_files():

@@ -1,7 +1,5 @@
 """What operators see on a real Ray: spans at an OTLP collector, the access log, and a health that is degraded."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -10,14 +8,14 @@ import time
 
 import grpc
 import pytest
-import tei_wire
-from conftest import load_yaml, running
 from grpc_health.v1 import health_pb2
-from otlp_collector import Collector, attributes
 from test_with_keys import session_logs
 
 from benchmarks.kit.arrivals import burst
 from calibration.load import request_bytes
+from tests.kit import tei_wire
+from tests.kit.otlp_collector import Collector, attributes
+from tests.kit.service import load_yaml, running
 
 MARKER = "Zaubertrank-4711"
 PARENT_ID = "00f067aa0ba902b7"

@@ -1,19 +1,17 @@
 """What the dashboard and the alerts ask, asked of a real Prometheus that reads a service under load."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time
 
 import pytest
 import yaml
-from conftest import ROOT
 
 from benchmarks.kit.arrivals import burst
 from benchmarks.kit.prometheus import is_installed, reading
 from calibration.load import request_bytes
 from k8s.dashboard import queries
+from tests.kit.service import ROOT
 
 pytestmark = pytest.mark.alone
 

@@ -5,16 +5,14 @@ included; a machine that is busy with other things takes more. At a quarter of t
 and the same shares of beta leave four times as much, and what is asserted is the system's own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 
 import pytest
-from conftest import by_depth, load_yaml, running, runs
 
 from benchmarks.kit.arrivals import burst
 from calibration.load import connect, request_bytes
+from tests.kit.service import by_depth, load_yaml, running, runs
 
 pytestmark = pytest.mark.alone
 

@@ -1,7 +1,5 @@
 """The real model in two real pools, against sentence-transformers in float32. Real clients: test_clients.py."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from collections import Counter

@@ -1,7 +1,5 @@
 """The whole application over the paper's emulated V100 and Xeon: depths 90 and 18, SLO 2 s."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -14,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import numpy as np
 import pytest
-import tei_wire
-from conftest import runs
 from loopback import only_loopback
 from router_processes import wait_for_routers
 
 from benchmarks.kit.arrivals import burst
 from calibration.load import connect, request_bytes
+from tests.kit import tei_wire
+from tests.kit.service import runs
 
 pytestmark = pytest.mark.alone
 

@@ -1,26 +1,20 @@
 """An embedding model and a reranker side by side: two applications on one Serve, each with pools of its own."""
 
-from __future__ import annotations
-
 import copy
 import json
-import sys
 import urllib.error
 import urllib.request
-from pathlib import Path
 
 import cohere
 import numpy as np
 import pytest
 import torch
-from conftest import load_yaml, running
 from sentence_transformers import CrossEncoder
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-from kinds_of_models import save_model
 
 from benchmarks.kit.arrivals import burst
 from calibration.load import Address, request_bytes
+from tests.kit.kinds_of_models import save_model
+from tests.kit.service import load_yaml, running
 
 QUERY = "where does the overflow go"
 TEXTS = ["to the CPU", "to the moon", "", "it is told busy " * 30, "a reranker reads the query and a text together"]

@@ -1,7 +1,5 @@
 """Routers and the HAProxy die, and versions change, under half the load that emulated devices can take."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -10,10 +8,11 @@ from collections import Counter
 
 import psutil
 import pytest
-import tei_wire
-from conftest import load_yaml, running
 from router_processes import routers, wait_for_routers
 from steady_load import TEXT, WITHOUT_ANSWER, streaming
+
+from tests.kit import tei_wire
+from tests.kit.service import load_yaml, running
 
 pytestmark = pytest.mark.alone
 

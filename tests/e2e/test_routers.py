@@ -1,7 +1,5 @@
 """Several Router replicas share the depths: counts at the clients and at the engines, over emulated devices."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -12,11 +10,11 @@ import time
 from collections import Counter
 
 import pytest
-from conftest import by_depth, load_yaml, running
 from router_processes import get_info, routers, wait_for_routers
 
 from benchmarks.kit.arrivals import burst
 from calibration.load import Connection, connect, request_bytes
+from tests.kit.service import by_depth, load_yaml, running
 
 pytestmark = pytest.mark.alone
 

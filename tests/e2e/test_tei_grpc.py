@@ -1,7 +1,5 @@
 """gRPC on the real model, by a client that knows TEI's messages and nothing of windve."""
 
-from __future__ import annotations
-
 import base64
 import random
 import time
@@ -11,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import numpy as np
 import pytest
-import tei_wire
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from reference import worst
@@ -19,6 +16,7 @@ from texts import TEXTS
 
 from benchmarks.kit.arrivals import burst
 from calibration.load import request_bytes
+from tests.kit import tei_wire
 
 
 def ask(service, payload, path="/v1/embeddings"):

@@ -1,7 +1,5 @@
 """Ray's token: who has it may change and run what he likes; who has it not gets no further than SECURITY.md says."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os
@@ -21,11 +19,11 @@ import grpc
 import psutil
 import pytest
 import ray
-from conftest import ROOT, load_yaml, running
 from ray.serve.generated.serve_pb2 import ASGIRequest
 
 from benchmarks.kit.arrivals import burst
 from calibration.load import request_bytes
+from tests.kit.service import ROOT, load_yaml, running
 
 pytestmark = pytest.mark.alone  # a second Ray on a machine opens fewer ports than the first
 

@@ -1,7 +1,5 @@
 """Two models under one URL: the real one and a small one with random weights, with deployments of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -14,10 +12,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import tei_wire
 import torch
-from conftest import load_yaml, running
-from kinds_of_models import PACKAGE, SHAPE, VOCABULARY
 from openai import NotFoundError, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 from reference import worst
@@ -27,6 +22,9 @@ from transformers import BertConfig, BertModel
 
 from benchmarks.kit.arrivals import burst
 from calibration.load import request_bytes
+from tests.kit import tei_wire
+from tests.kit.kinds_of_models import PACKAGE, SHAPE, VOCABULARY
+from tests.kit.service import load_yaml, running
 
 REAL, SMALL = "all-MiniLM-L6-v2", "org/small"
 

@@ -1,7 +1,5 @@
 """API keys on every route, and where they must not show. Over an emulated device that is quick."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -15,12 +13,12 @@ from pathlib import Path
 import grpc
 import openai
 import pytest
-import tei_wire
-from conftest import ROOT, load_yaml, running
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.kit.arrivals import burst
 from calibration.load import connect, request_bytes
+from tests.kit import tei_wire
+from tests.kit.service import ROOT, load_yaml, running
 
 OURS, THEIRS = "sk-ours-7f1e", "sk-theirs-90aa"
 POSTS = ("/v1/embeddings", "/embeddings", "/embed", "/", "/embed_all", "/similarity", "/tokenize", "/decode")

@@ -1,7 +1,5 @@
 """Fifty texts of all kinds: English, Chinese, emoji, code, mixed scripts; from one word to two thousand."""
 
-from __future__ import annotations
-
 ENGLISH = [
     "hello",
     "a",

@@ -1,7 +1,5 @@
 """Stands between a client and the service, passes everything on, and keeps what the client asked."""
 
-from __future__ import annotations
-
 import http.client
 import http.server
 import json

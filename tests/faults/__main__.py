@@ -2,8 +2,6 @@
 quiet after it. Writes `report.md` and `memory.png`; exits 1 if a promise was broken.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random
@@ -16,16 +14,16 @@ from dataclasses import asdict
 from pathlib import Path
 
 import psutil
-from conftest import ROOT
-from faults import memory, verdict
-from faults.agenda import agenda, capacity
-from faults.injuries import INJURIES, Injury
-from faults.memory import Life
-from faults.rig import DEVICES, NODES, SLO_S, Rig
-from faults.traffic import Traffic
-from faults.verdict import Phase
 
 from deployments.hardware.device_detector import probe_machine
+from tests.faults import memory, verdict
+from tests.faults.agenda import agenda, capacity
+from tests.faults.injuries import INJURIES, Injury
+from tests.faults.memory import Life
+from tests.faults.rig import DEVICES, NODES, SLO_S, Rig
+from tests.faults.traffic import Traffic
+from tests.faults.verdict import Phase
+from tests.kit.service import ROOT
 
 OVERLOAD = 1.2
 LEAD_S, TAIL_S = 1.5, 1.0  # of load before a fault, and once the service is whole again

@@ -1,7 +1,5 @@
 """Which fault comes next. Pure."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from typing import TypeVar

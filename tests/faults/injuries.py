@@ -2,8 +2,6 @@
 is left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import copy
@@ -18,11 +16,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import psutil
-from faults.rig import EMBEDDERS, Rig
-from faults.traffic import Traffic, vectors_of
-from faults.verdict import BEGUN, BROKEN, GRPC, HTTP, LARGE, REFUSED, SILENT, WIRE, Ended, Fault
 
 from calibration.load import Connection, request_bytes
+from tests.faults.rig import EMBEDDERS, Rig
+from tests.faults.traffic import Traffic, vectors_of
+from tests.faults.verdict import BEGUN, BROKEN, GRPC, HTTP, LARGE, REFUSED, SILENT, WIRE, Ended, Fault
 
 ALL_WAYS = frozenset({HTTP, WIRE, GRPC})
 LARGE_ONES = frozenset({LARGE})  # of a Router that dies

@@ -1,7 +1,5 @@
 """Memory of processes over time: is it flat? Pure, but for the picture."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field

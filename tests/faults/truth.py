@@ -1,7 +1,5 @@
 """What the service must answer to a text: the emulated engine's vector of these tokens, computed here on its own."""
 
-from __future__ import annotations
-
 import zlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What became of a request, and whether a promise was broken by it. Pure."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A cable between clients and the service that can be cut, and that can swallow everything."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -1,7 +1,5 @@
 """Each test races anew, whatever another one kept, and over a few queries: who wins is not what is tested here."""
 
-from __future__ import annotations
-
 import pytest
 
 from deployments.engines import race_results

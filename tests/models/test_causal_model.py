@@ -1,7 +1,5 @@
 """Steps of tiny random models beside transformers: greedy tokens alone and in any mix of joins, leaves and chunks."""
 
-from __future__ import annotations
-
 import copy
 from itertools import pairwise
 
@@ -10,8 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_models import EXACT, VOCABULARY
-from packed_models import build as build_transformers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -28,6 +24,8 @@ from deployments.generation.engine.causal_model import CausalModel, unsupported
 from deployments.generation.kernels.packed_products import PackedProducts, forms
 from deployments.generation.scheduling.blocks import BLOCK, Blocks, NoBlocks
 from deployments.generation.scheduling.chunk import Chunk
+from tests.kit.packed_models import EXACT, VOCABULARY
+from tests.kit.packed_models import build as build_transformers
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 FAMILIES = {

@@ -2,15 +2,12 @@
 becomes of a template that does not end, takes all memory, or would reach out of its process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from tiny_tokenizers import llama, qwen
 from transformers import AutoTokenizer
 
 from deployments.errors import ContextExceeded, EngineFailed, InvalidInput, SettingsError
@@ -20,6 +17,7 @@ from deployments.generation.text.generation_card import GenerationCard
 from deployments.generation.text.sampling import Sampling
 from deployments.models.model_files import ModelCard
 from deployments.models.tokenizer_files import read_tokenizer
+from tests.kit.tiny_tokenizers import llama, qwen
 
 LLAMA_3 = """{% set loop_messages = messages %}{% for message in loop_messages %}
 {% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>

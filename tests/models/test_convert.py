@@ -1,7 +1,5 @@
 """`python -m serve_app convert`: what it writes is the model, as safetensors, and nothing else."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

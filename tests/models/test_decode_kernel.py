@@ -1,13 +1,10 @@
 """The C kernel of decode attention beside float64, in every form that this processor runs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_models import EXACT
 
 from deployments.engines.packed.attention import Heads
 from deployments.engines.packed.tensors import Place
@@ -16,6 +13,7 @@ from deployments.generation.engine.step import StepLayout
 from deployments.generation.kernels.decode_kernel import DecodeKernel, decode_kernel, forms
 from deployments.generation.scheduling.blocks import BLOCK, blocks_of
 from deployments.generation.scheduling.chunk import Chunk
+from tests.kit.packed_models import EXACT
 
 CPU = EXACT.device
 NEAR = {  # bfloat16 and float16 round what comes out, AMX the weights of values too

@@ -1,7 +1,5 @@
 """The benchmark of answers, on a small shape: the contestants give the same tokens, and what is found is shown."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

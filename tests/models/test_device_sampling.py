@@ -1,7 +1,5 @@
 """Tokens drawn on the device beside those drawn in numpy; torch's CPU stands in for an accelerator."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,23 +1,10 @@
 """Published models of each family against transformers' own classes, and jina-embeddings-v2 against float64."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np
 import pytest
 import torch
-from jina_reference import Jina
-from published_models import (
-    DISTILBERT,
-    FAMILIES,
-    JINA,
-    JINA_CODE,
-    jina_weights,
-    published_weights,
-    reference,
-    save_folder,
-)
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from deployments.engines import TokenBatch, create_engine, embed
@@ -29,6 +16,17 @@ from deployments.errors import SettingsError
 from deployments.models.model_files import read_model_card
 from deployments.models.pairs import TYPE
 from deployments.settings import CpuSettings, ModelSettings
+from tests.kit.jina_reference import Jina
+from tests.kit.published_models import (
+    DISTILBERT,
+    FAMILIES,
+    JINA,
+    JINA_CODE,
+    jina_weights,
+    published_weights,
+    reference,
+    save_folder,
+)
 
 NEVER = threading.Event()
 JINAS = {

@@ -1,7 +1,5 @@
 """The benchmark of families, on small shapes: what it writes loads, runs in both forms, and is shown."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

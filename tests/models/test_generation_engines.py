@@ -1,7 +1,5 @@
 """A model from its files in a replica's loop: answers side by side are as transformers generates each alone."""
 
-from __future__ import annotations
-
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -9,8 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from packed_models import VOCABULARY
-from packed_models import build as build_transformers
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from deployments.errors import SettingsError
@@ -31,6 +27,8 @@ from deployments.generation.text.generation_card import read_generation_card
 from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers
 from deployments.settings import ModelSettings
+from tests.kit.packed_models import VOCABULARY
+from tests.kit.packed_models import build as build_transformers
 
 SHAPE = {
     "hidden_size": 32,

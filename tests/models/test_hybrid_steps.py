@@ -1,7 +1,5 @@
 """Steps on an accelerator and its host beside transformers: tokens in any mix of batches, parked rows and moves."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -9,10 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hybrid_worlds import EVENTS, FIRST, PARKING, SECOND, World
 from hypothesis import given, settings
-from packed_models import EXACT
-from packed_models import build as build_transformers
 from test_causal_model import FAMILIES, SHAPE, check, prompt_of
 
 from deployments.engines.packed.layers import TorchProducts
@@ -23,6 +18,9 @@ from deployments.generation.engine.hybrid_steps import HybridSteps
 from deployments.generation.engine.stopwatch import stopwatch_for
 from deployments.generation.kernels.decode_kernel import forms
 from deployments.generation.scheduling.chunk import Work
+from tests.kit.hybrid_worlds import EVENTS, FIRST, PARKING, SECOND, World
+from tests.kit.packed_models import EXACT
+from tests.kit.packed_models import build as build_transformers
 
 LAYERS, BLOCKS, HOST_BLOCKS = 3, 6, 8
 

@@ -1,13 +1,10 @@
 """Rerankers that are language models, against transformers by the code that their authors publish, in float32."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np
 import pytest
 import torch
-from heads_of_models import save_causal
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen3Config
 
 from deployments.engines import TokenBatch, create_engine, embed
@@ -16,6 +13,7 @@ from deployments.models.model_files import read_model_card
 from deployments.models.pairs import Pair
 from deployments.models.tokenizer import Tokenizer
 from deployments.settings import CpuSettings, ModelSettings
+from tests.kit.heads_of_models import save_causal
 
 NEVER = threading.Event()
 EXACT = {"atol": 5e-5, "rtol": 1e-4}

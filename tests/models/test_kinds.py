@@ -1,13 +1,10 @@
 """Rerankers, classifiers and sparse models against transformers and sentence-transformers, in float32."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np
 import pytest
 import torch
-from kinds_of_models import KINDS, save_model
 from sentence_transformers import CrossEncoder, SparseEncoder
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -18,6 +15,7 @@ from deployments.models.model_files import read_model_card
 from deployments.models.pairs import Pair
 from deployments.models.tokenizer import Tokenizer
 from deployments.settings import CpuSettings, ModelSettings
+from tests.kit.kinds_of_models import KINDS, save_model
 
 NEVER = threading.Event()
 EXACT = {"atol": 2e-5, "rtol": 1e-5}

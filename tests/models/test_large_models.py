@@ -1,7 +1,5 @@
 """Models that never lie in memory in float32: how much memory they take, and what they compute. And sentences."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -10,7 +8,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from packed_models import build
 from safetensors.torch import save_file
 from transformers import (
     BertConfig,
@@ -26,6 +23,7 @@ from deployments.engines.torch_engine import TorchEngine
 from deployments.errors import SettingsError
 from deployments.models.model_files import read_model_card
 from deployments.settings import CpuSettings, ModelSettings
+from tests.kit.packed_models import build
 
 NEVER = threading.Event()
 SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}

@@ -1,14 +1,11 @@
 """ColBERT models as three libraries save them, against transformers and by sentence-transformers, in float32."""
 
-from __future__ import annotations
-
 import string
 import threading
 
 import numpy as np
 import pytest
 import torch
-from heads_of_models import GEMMA, LOCAL, save_pylate, save_stanford
 from sentence_transformers import MultiVectorEncoder
 from transformers import AutoModel, AutoTokenizer
 
@@ -18,6 +15,7 @@ from deployments.models.encoder import Encoder
 from deployments.models.model_files import read_model_card
 from deployments.models.tokenizer import Tokenizer
 from deployments.settings import CpuSettings, ModelSettings
+from tests.kit.heads_of_models import GEMMA, LOCAL, save_pylate, save_stanford
 
 NEVER = threading.Event()
 EXACT = {"atol": 2e-5, "rtol": 1e-5}

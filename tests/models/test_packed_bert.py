@@ -1,11 +1,7 @@
 """BERT and its kin, packed, against the transformers library's own code."""
 
-from __future__ import annotations
-
-import packed_models
 import pytest
 import torch
-from packed_models import EXACT, LENGTHS, build, compare
 from transformers import (
     BertConfig,
     BertModel,
@@ -25,6 +21,8 @@ from transformers import (
 from deployments.engines.packed import layers, unsupported
 from deployments.engines.packed.attention import Ways
 from deployments.engines.packed.families import bert
+from tests.kit import packed_models
+from tests.kit.packed_models import EXACT, LENGTHS, build, compare
 
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
 

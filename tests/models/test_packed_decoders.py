@@ -1,10 +1,7 @@
 """Decoders, packed, against the transformers library's own code."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from packed_models import LENGTHS, build, compare, cosine_in
 from transformers import (
     EuroBertConfig,
     EuroBertModel,
@@ -21,6 +18,7 @@ from transformers import (
 )
 
 from deployments.engines.packed import unsupported
+from tests.kit.packed_models import LENGTHS, build, compare, cosine_in
 
 SHAPE = {
     "num_hidden_layers": 3,

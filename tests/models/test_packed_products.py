@@ -1,18 +1,16 @@
 """The products in C beside float64, in every form that this processor runs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_models import EXACT
 from torch.nn import functional
 
 from deployments.engines.packed.layers import TorchProducts
 from deployments.engines.packed.tensors import Place, Weights
 from deployments.generation.kernels import packed_products
 from deployments.generation.kernels.packed_products import PackedDense, PackedProducts, forms, products_for
+from tests.kit.packed_models import EXACT
 
 CPU = EXACT.device
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 1 / 128}  # of numbers of about 1; bfloat16 rounds what comes out

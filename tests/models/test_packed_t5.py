@@ -1,14 +1,11 @@
 """Encoders of T5 and mT5, packed, against the transformers library's own code, and as a folder of files."""
 
-from __future__ import annotations
-
 import json
 import threading
 
 import numpy as np
 import pytest
 import torch
-from packed_models import LENGTHS, build, compare, pooled
 from transformers import MT5Config, MT5EncoderModel, T5Config, T5EncoderModel
 
 from deployments.engines import TokenBatch, embed
@@ -16,6 +13,7 @@ from deployments.engines.packed import unsupported
 from deployments.engines.torch_engine import TorchEngine
 from deployments.models.model_files import read_model_card
 from deployments.settings import CpuSettings, ModelSettings
+from tests.kit.packed_models import LENGTHS, build, compare, pooled
 
 SHAPE = {"d_model": 48, "d_kv": 16, "d_ff": 96, "num_layers": 3, "num_heads": 4, "decoder_start_token_id": 0}
 FAMILIES = {

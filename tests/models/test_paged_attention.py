@@ -1,7 +1,5 @@
 """Accelerators' kernels over a cache in blocks: what they are told, held against torch's plain operations."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """Weights that are pickles: tensors are served as exactly the model's, anything else is refused and nothing runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -11,8 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from heads_of_models import save_m3
-from kinds_of_models import save_model
 from safetensors.torch import load_file
 
 from deployments.engines.pooled_model import PooledModel
@@ -21,6 +17,8 @@ from deployments.models import pickles
 from deployments.models.model_files import read_model_card
 from deployments.models.pickles import safe_folder
 from deployments.settings import ModelSettings
+from tests.kit.heads_of_models import save_m3
+from tests.kit.kinds_of_models import save_model
 
 
 class Code:

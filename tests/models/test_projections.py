@@ -1,13 +1,10 @@
 """What comes after transformer and pooling, against transformers and plain products, in float32."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np
 import pytest
 import torch
-from heads_of_models import GEMMA, HIDDEN, NORMALIZE, dense, save_bert, save_m3
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
@@ -19,6 +16,7 @@ from deployments.models.outputs import join
 from deployments.models.sparse import unpack
 from deployments.models.tokenizer import Tokenizer
 from deployments.settings import CpuSettings, ModelSettings
+from tests.kit.heads_of_models import GEMMA, HIDDEN, NORMALIZE, dense, save_bert, save_m3
 
 NEVER = threading.Event()
 EXACT = {"atol": 2e-5, "rtol": 1e-5}

@@ -1,13 +1,10 @@
 """Norms and rotations in C beside torch's own operations."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_models import EXACT
 
 from deployments.engines.packed.attention import Heads
 from deployments.engines.packed.layers import RmsNorm
@@ -18,6 +15,7 @@ from deployments.generation.engine.step import StepLayout
 from deployments.generation.kernels import native
 from deployments.generation.kernels.row_kernels import NormKernel, kernel_norm, turn_kernel
 from deployments.generation.scheduling.chunk import Chunk
+from tests.kit.packed_models import EXACT
 
 CPU = EXACT.device
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 1 / 64}  # of numbers of about 1; torch rounds to bfloat16 on the way

@@ -1,7 +1,5 @@
 """The small model that is made on the spot: a normal model folder, that has learned, and is made once."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 from pathlib import Path

@@ -1,14 +1,10 @@
 """The Router's tokens against transformers' for tokenizers of several families; wrong ones are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil
 
 import pytest
-import tiny_tokenizers as tiny
-from kinds_of_models import PACKAGE
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.processors import RobertaProcessing
 from transformers import AutoTokenizer
@@ -18,6 +14,8 @@ from deployments.models.model_files import ModelCard
 from deployments.models.own_tokenizer import ask
 from deployments.models.probe_texts import ODD, PAIRS, PLAIN
 from deployments.models.true_tokens import true_tokenizer
+from tests.kit import tiny_tokenizers as tiny
+from tests.kit.kinds_of_models import PACKAGE
 
 TEXTS = [*PLAIN.values(), *ODD.values(), "x [CLS] y", "</s><s> <|im_start|>user\nhello"]
 

@@ -1,7 +1,5 @@
 """Do the neighbours of a text stay its neighbours where vectors are numbers of one byte, or bits? On the real model."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """The access log: which requests get a line, what it says, and that it never says what a client wrote."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -11,11 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from router_world import Replica, World, text
 from test_grpc import Context
 from test_http_api import CARD, FakeRouter, call, post
 
-from benchmarks.simulation.virtual_time import run
 from deployments.errors import (
     Busy,
     DeadlineExceeded,
@@ -35,6 +31,8 @@ from serve_app.http_api import HttpApi
 from serve_app.kinds import ALL_ROUTES, routes_of
 from serve_app.observer import Observer
 from serve_app.proto import tei_pb2
+from tests.kit.router_world import Replica, World, text
+from tests.kit.virtual_time import run
 
 MARKER = "Zaubertrank-4711"
 

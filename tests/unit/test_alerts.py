@@ -1,7 +1,5 @@
 """The alerts, by Prometheus's own promtool: each fires when it should, and not when it should not."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

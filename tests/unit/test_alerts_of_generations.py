@@ -2,8 +2,6 @@
 break off, and that nothing fires while the promise is kept.
 """
 
-from __future__ import annotations
-
 import pytest
 from test_alerts_of_runs import EVERY_S, Instruments, fired
 

@@ -2,8 +2,6 @@
 fails, hangs, is slow, is full or is gone, and that nothing fires while all is well.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import re
@@ -12,12 +10,12 @@ import subprocess
 
 import pytest
 import yaml
-from router_world import Replica, World, text
 from test_alerts import ALERTS, MANIFEST
 
-from benchmarks.simulation.virtual_time import run
 from deployments.metrics import EmbedderMetrics, OfModel, publish_again_and_again
 from deployments.placement.request import Wanted
+from tests.kit.router_world import Replica, World, text
+from tests.kit.virtual_time import run
 
 EVERY_S = 15  # Prometheus reads so often
 PATIENCE_S = 5.0  # a client hangs up

@@ -1,7 +1,5 @@
 """What is learned of answers' lengths, and the blocks that are foreseen by it."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Settings and a cluster's nodes -> device and pools."""
 
-from __future__ import annotations
-
 import pytest
 
 from deployments.errors import SettingsError

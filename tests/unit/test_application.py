@@ -1,7 +1,5 @@
 """What a calibration changes of a running application: of the one model, or of one of several."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

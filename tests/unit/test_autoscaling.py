@@ -1,7 +1,5 @@
 """How full the queues are -> how many replicas; and what the settings make of it for Serve."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """A comparison that is measured in pieces: what is measured anew takes the place of what was kept."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A whole calibration, from the sweep to what is written, of an application that is a formula."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import math

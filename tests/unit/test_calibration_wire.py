@@ -1,7 +1,5 @@
 """What a calibration of generation says to a service, and reads of it, over HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """The wire between Router and replica, over real sockets on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 

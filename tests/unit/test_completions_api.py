@@ -1,7 +1,5 @@
 """OpenAI's routes over a Router that generates at once: what is asked of it, answers, streams, errors, hang-ups."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
@@ -12,10 +10,8 @@ import hypothesis
 import jsonschema
 import orjson
 import pytest
-from generating import ANSWER, Generating
 from hypothesis import strategies as st
 
-from benchmarks.simulation import virtual_time
 from deployments.errors import (
     Busy,
     DeadlineExceeded,
@@ -36,6 +32,8 @@ from serve_app.asgi import ClientGone
 from serve_app.generation.completions_api import ApiOptions, CompletionsApi
 from serve_app.generation.completions_requests import ChatRequest, CompletionRequest, CompletionRules
 from serve_app.generation.event_stream import EventStream, StreamBounds
+from tests.kit import virtual_time
+from tests.kit.generating import ANSWER, Generating
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 STEPS = "/calibration/steps"

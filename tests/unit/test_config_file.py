@@ -1,7 +1,5 @@
 """Reading, comparing and writing a config file: whole or not at all, with a backup."""
 
-from __future__ import annotations
-
 import os
 import re
 import stat

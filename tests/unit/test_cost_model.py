@@ -1,7 +1,5 @@
 """What a query costs by its tokens, the fit, and the paper's depths."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

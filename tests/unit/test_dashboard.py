@@ -1,7 +1,5 @@
 """The Grafana dashboard: the committed manifest, and that it asks for what there is."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What the files of Dense modules say, and what is refused."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

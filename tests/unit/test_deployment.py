@@ -1,7 +1,5 @@
 """A config on a cluster of its own: with what is there, until it runs; and the command that takes the depths home."""
 
-from __future__ import annotations
-
 import subprocess
 from types import SimpleNamespace
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from deployments.hardware.device_detector import decide_topology, probe_machine

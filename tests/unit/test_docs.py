@@ -1,7 +1,5 @@
 """What the documentation names is there: links, anchors, files, commands, settings and metrics."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

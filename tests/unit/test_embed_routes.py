@@ -1,7 +1,5 @@
 """The routes of embedding models that others have: Cohere's, Ollama's, Hugging Face's; the fields of NIM and vLLM."""
 
-from __future__ import annotations
-
 import base64
 import json
 

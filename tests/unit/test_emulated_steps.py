@@ -1,18 +1,16 @@
 """The emulated device: tokens in any work, with parked rows and moves; and what its steps take in virtual time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from hybrid_worlds import EVENTS, World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulation.hybrid_device import HybridDevice, HybridWork, SubBatch
 from deployments.generation.engine.emulated_steps import EmulatedSteps, following
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.chunk import Chunk, Copy, Work, load_of
 from deployments.generation.scheduling.step_time import HostTime, StepTime
+from tests.kit.hybrid_worlds import EVENTS, World
+from tests.kit.simulation.hybrid_device import HybridDevice, HybridWork, SubBatch
 
 MODEL = StepTime(0.02, 0.0005, 1e-6, 0.0005, 1e-8, 4)
 HOST = HostTime(1e-4, 8e-6, 1e-6, layers=4)

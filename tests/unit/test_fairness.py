@@ -1,7 +1,5 @@
 """Room is kept for long queries once they are refused too often."""
 
-from __future__ import annotations
-
 from deployments.queueing.fairness import Fairness
 
 LONG, MIDDLE, SHORT = 5.0, 1.5, 0.3

@@ -2,8 +2,6 @@
 their load and their wire, against a small server in place of the service.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import gc
@@ -12,12 +10,14 @@ import json
 
 import numpy as np
 import pytest
-from faults import memory, traffic
-from faults.agenda import agenda, capacity
-from faults.memory import Life
-from faults.traffic import KINDS, Traffic, payload_of, vectors_of
-from faults.truth import Truth
-from faults.verdict import (
+
+from calibration.load import Address, Connection, Reply, get_bytes
+from tests.faults import memory, traffic
+from tests.faults.agenda import agenda, capacity
+from tests.faults.memory import Life
+from tests.faults.traffic import KINDS, Traffic, payload_of, vectors_of
+from tests.faults.truth import Truth
+from tests.faults.verdict import (
     BEGUN,
     BROKEN,
     GRPC,
@@ -36,9 +36,7 @@ from faults.verdict import (
     problems_of,
     rows_of,
 )
-from faults.wire import Wire
-
-from calibration.load import Address, Connection, Reply, get_bytes
+from tests.faults.wire import Wire
 
 CUT = Fault("the wire cut", frozenset({WIRE}))
 

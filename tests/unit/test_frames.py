@@ -1,7 +1,5 @@
 """What travels between Routers and replicas."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import struct

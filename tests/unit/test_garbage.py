@@ -1,7 +1,5 @@
 """What a replica has loaded costs no collection anything."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Generation over a real gRPC server that hands calls on as Serve does, to a Router that generates at once."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
@@ -9,7 +7,6 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
-from generating import ANSWER, Generating
 from google.protobuf.struct_pb2 import Struct
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ray.serve._private.grpc_util import gRPCGenericServer
@@ -33,6 +30,7 @@ from serve_app.proto.generation_pb2 import (
     TokenIds,
     Usage,
 )
+from tests.kit.generating import ANSWER, Generating
 
 PROMPT = "Where does the overflow go?"
 RULES = CompletionRules("tiny", 0, 3, ("gpt-4o",), most_answers=4, most_messages=5, default_tokens=100)

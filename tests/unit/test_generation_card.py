@@ -1,7 +1,5 @@
 """What the files of a model that generates say."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the access log and traces say of generations: times by hand, spans as an in-process exporter gets them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from opentelemetry.trace import StatusCode

@@ -4,8 +4,6 @@ The product's GenerationRouter, GenerationPool, TokenChannel, Server, Stepper an
 connections in memory that cut frames anywhere and break at any time; emulated engines.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import random
@@ -18,7 +16,6 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from benchmarks.simulation.virtual_time import run
 from deployments.errors import Busy, EngineFailed, ReplicaLost, WindveError
 from deployments.generation import generation_pool
 from deployments.generation.asked import Asked
@@ -37,6 +34,7 @@ from deployments.queueing.quota import Client, Quota
 from deployments.queueing.shares import Tenant
 from deployments.transport.channel import RouterConnection, Server
 from deployments.transport.frames import HEAD
+from tests.kit.virtual_time import run
 
 VOCABULARY = 300
 MODEL = StepTime(0.02, 0.0005, 1e-6, 0.0002, 1e-8, 4)

@@ -1,7 +1,5 @@
 """What is counted of generations, with instruments that write down what they are told."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The Router of generation with real connections to replicas without Ray: the product's Stepper, emulated devices."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """Settings of an application that generates: what is wrong is refused by its key, before anything starts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

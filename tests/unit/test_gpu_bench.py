@@ -1,7 +1,5 @@
 """The GPU benchmark's own arithmetic, and its steps on the CPU with a tiny model."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

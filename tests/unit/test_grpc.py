@@ -1,7 +1,5 @@
 """gRPC without a server: the wire's names and numbers, messages, statuses, and answers in order."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json
@@ -14,13 +12,10 @@ from types import SimpleNamespace
 import grpc
 import numpy as np
 import pytest
-import tei_wire
-from asked import asked_of
 from google.protobuf import descriptor_pb2
 from google.protobuf.empty_pb2 import Empty
 from grpc_health.v1 import health_pb2
 
-from benchmarks.simulation.virtual_time import run
 from deployments import errors
 from deployments.errors import Busy, EmptyInput, InvalidInput, Unavailable, WindveError
 from deployments.models.tokenizer import Token
@@ -32,6 +27,9 @@ from serve_app.grpc_api import GrpcApi
 from serve_app.grpc_calls import in_order, set_status
 from serve_app.grpc_services import METHODS, add_to_server, reader
 from serve_app.proto import tei_pb2
+from tests.kit import tei_wire
+from tests.kit.asked import asked_of
+from tests.kit.virtual_time import run
 
 ROOT = Path(__file__).parents[2]
 

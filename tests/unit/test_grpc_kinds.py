@@ -1,25 +1,23 @@
 """gRPC's calls to rerankers, classifiers and sparse models, the vectors of tokens, and the watch of the health."""
 
-from __future__ import annotations
-
 import asyncio
 from types import MappingProxyType
 
 import grpc
 import numpy as np
 import pytest
-from asked import asked_of
 from google.protobuf.empty_pb2 import Empty
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from test_grpc import Context, incoming
 from test_kind_routes import FakeRouter as RouterOfAKind
 
-from benchmarks.simulation.virtual_time import run
 from deployments.models.pairs import Pair
 from deployments.placement.request import Embedded
 from serve_app import grpc_health
 from serve_app.grpc_api import GrpcApi
 from serve_app.proto import tei_pb2
+from tests.kit.asked import asked_of
+from tests.kit.virtual_time import run
 
 TOKENS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
 

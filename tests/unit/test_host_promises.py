@@ -2,19 +2,17 @@
 and there is more of it.
 """
 
-from __future__ import annotations
-
 import random
 
 import pytest
 
-from benchmarks.simulation.hybrid_device import HybridDevice
-from benchmarks.simulation.step_world import StepDevice, StepWorld, mixed
 from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepTime
+from tests.kit.simulation.hybrid_device import HybridDevice
+from tests.kit.simulation.step_world import StepDevice, StepWorld, mixed
 
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.2)
 SECONDS = 150

@@ -1,7 +1,5 @@
 """A replica whose host holds a part of the cache: who is admitted where, who moves, and what is learned."""
 
-from __future__ import annotations
-
 import pytest
 
 from deployments.generation.scheduling.cache_room import CacheRoom

@@ -1,7 +1,5 @@
 """The routes over a Router that answers, or raises, at once: dispatch, error shapes, keys."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import types
@@ -9,7 +7,6 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-from asked import asked_of
 
 from deployments.errors import (
     Busy,
@@ -31,6 +28,7 @@ from deployments.queueing.shares import Tenant
 from deployments.settings import Settings
 from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.http_api import HttpApi
+from tests.kit.asked import asked_of
 
 CARD = ModelCard("m", None, None, "bert", 4, 100, 16, "mean", True, False, False, 1, 1, {"query": "q: "}, None)
 VECTORS = np.array([[0.6, 0.8, 0, 0], [0.8, 0.6, 0, 0]], np.float32)

@@ -1,7 +1,5 @@
 """A model from a mirror of the hub: a local HTTP server that speaks the routes that a download needs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

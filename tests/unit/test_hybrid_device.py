@@ -1,11 +1,9 @@
 """The simulated accelerator and host, beside steps that were computed by hand: two layers of a second each."""
 
-from __future__ import annotations
-
 import pytest
 
-from benchmarks.simulation.hybrid_device import HybridDevice, HybridWork, SubBatch
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
+from tests.kit.simulation.hybrid_device import HybridDevice, HybridWork, SubBatch
 
 TIMES = StepTime(
     2.0, 0.0, 0.002, 0.0, 0.0, 1000

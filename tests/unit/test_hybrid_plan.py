@@ -1,7 +1,5 @@
 """Which host rows a step has: NEO's two inequalities, the better plan, and what it costs to find it."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

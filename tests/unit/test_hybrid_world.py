@@ -1,18 +1,16 @@
 """The product's schedule with a host, over an accelerator and a host that are calculated layer by layer."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulation.hybrid_device import HybridDevice
-from benchmarks.simulation.step_world import Arrival, StepDevice, StepWorld
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED
 from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepTime
+from tests.kit.simulation.hybrid_device import HybridDevice
+from tests.kit.simulation.step_world import Arrival, StepDevice, StepWorld
 
 TIMES = StepTime(0.04, 1e-4, 2e-6, 1e-4, 1e-8, 64)
 POLICY = StepPolicy(4.0, 0.5)

@@ -2,8 +2,6 @@
 functions are short.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which of a model's prompts belongs to which type of input."""
 
-from __future__ import annotations
-
 import pytest
 
 from serve_app.input_types import prompt_names

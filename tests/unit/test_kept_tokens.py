@@ -1,7 +1,5 @@
 """A tokenizer is asked once for the same files."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict

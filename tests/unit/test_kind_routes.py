@@ -1,7 +1,5 @@
 """The routes of rerankers, classifiers and sparse models over a Router that answers at once."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import types
@@ -9,7 +7,6 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from asked import asked_of
 
 from deployments.errors import InvalidInput, WrongKind
 from deployments.models.model_files import ModelCard
@@ -22,6 +19,7 @@ from serve_app.answers import model_type
 from serve_app.fields import Rules
 from serve_app.http_api import HttpApi
 from serve_app.requests import CohereRerankRequest, PredictRequest, RerankRequest
+from tests.kit.asked import asked_of
 
 LABELS = {"embedding": (), "reranker": ("LABEL_0",), "classifier": ("bad", "good", "so so"), "sparse": ()}
 ANSWERS = {

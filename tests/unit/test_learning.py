@@ -1,7 +1,5 @@
 """The factor goes up at once and down slowly; the margin covers 99.5 % of errors."""
 
-from __future__ import annotations
-
 import pytest
 
 from deployments.queueing.learning import Learning

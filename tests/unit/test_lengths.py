@@ -1,7 +1,5 @@
 """What a query costs by its length: on devices that are formulas, through HTTP as a client sees it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """The goals of the estimator, on devices with the papers' lines: how near it comes, and how little it sends."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The ports that `make serve` looks for."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 

@@ -1,7 +1,5 @@
 """When room is kept for long prompts."""
 
-from __future__ import annotations
-
 from deployments.generation.scheduling.long_prompts import LongPrompts
 
 

@@ -1,7 +1,5 @@
 """The Kubernetes manifests: that they build, that the CRDs take them, and what must hold in every one of them."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import os

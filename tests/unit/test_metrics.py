@@ -1,7 +1,5 @@
 """What is counted, with instruments that write down what they are told."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 

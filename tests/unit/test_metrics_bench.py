@@ -1,7 +1,5 @@
 """What `make bench ARGS=metrics` makes of its samples."""
 
-from __future__ import annotations
-
 from benchmarks.comparisons import metrics
 
 PARTS = {"counting_us": 3.0, "publishing_us": 0.2, "embedder_us": 1.8, "agent_us": 5.0}

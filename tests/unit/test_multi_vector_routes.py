@@ -1,7 +1,5 @@
 """The routes of models that answer with a vector of each token, and of models of several kinds."""
 
-from __future__ import annotations
-
 import json
 from typing import get_args
 

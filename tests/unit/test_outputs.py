@@ -1,7 +1,5 @@
 """What a query asks of the model, there and back: from rows of all queries to the numbers of each, and to its rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

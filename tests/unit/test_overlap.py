@@ -1,7 +1,5 @@
 """APEX's model of overlap: what its equations say of one another, and of measured times."""
 
-from __future__ import annotations
-
 import math
 import re
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """How long an idle device waits for a burst."""
 
-from __future__ import annotations
-
 import pytest
 
 from deployments.queueing.pacing import Pacing

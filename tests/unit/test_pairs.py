@@ -1,7 +1,5 @@
 """Pairs against the tokenizers library, which both TEI and transformers use: ids, types and where it cuts."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,17 +1,15 @@
 """A pool's links over connections in memory: whom it asks, and what is lost when."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np
 import pytest
-from router_world import Replica, World, ask
 
-from benchmarks.simulation.virtual_time import run
 from deployments.errors import ReplicaLost
 from deployments.placement.request import Embedded
 from deployments.transport.frames import Offer
+from tests.kit.router_world import Replica, World, ask
+from tests.kit.virtual_time import run
 
 
 def virtual(test):

@@ -1,7 +1,5 @@
 """Fine-tuning and verification against devices that are formulas."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import math

@@ -1,11 +1,14 @@
 """Published configs in the words of the classes that compute them; what no class computes is refused by its name."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
-from published_models import (
+
+from deployments.errors import SettingsError
+from deployments.models.model_files import read_model_card
+from deployments.models.published import class_config
+from deployments.settings import ModelSettings
+from tests.kit.published_models import (
     DISTILBERT,
     GTE_EN,
     GTE_MULTILINGUAL,
@@ -17,11 +20,6 @@ from published_models import (
     jina_weights,
     save_folder,
 )
-
-from deployments.errors import SettingsError
-from deployments.models.model_files import read_model_card
-from deployments.models.published import class_config
-from deployments.settings import ModelSettings
 
 BERT = {"model_type": "bert", "hidden_size": 64, "vocab_size": 100, "position_embedding_type": "absolute"}
 

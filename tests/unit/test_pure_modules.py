@@ -1,7 +1,5 @@
 """The pure modules decide; they import neither ray nor torch. Shown in a fresh interpreter."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """What one API key may use in all, in simulated time."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

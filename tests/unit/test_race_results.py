@@ -1,7 +1,5 @@
 """Which engine won is kept by whatever may change it, and nowhere else."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

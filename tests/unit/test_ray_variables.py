@@ -1,7 +1,5 @@
 """Ray ignores a variable whose name it does not know, so a later Ray might ask for something else unnoticed."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The report renders whatever a calibration may end with, and nothing foreign gets through unescaped."""
 
-from __future__ import annotations
-
 import copy
 import io
 from html.parser import HTMLParser

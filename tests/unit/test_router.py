@@ -1,22 +1,20 @@
 """The way of a query: tokenise, place, answer. Routers and replicas in virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time
 
 import pytest
-from router_world import Replica, World, ask, several, text
-from virtual_device import EIGHT, V100, XEON
 
-from benchmarks.simulation.virtual_time import run
 from deployments.errors import Busy, DeadlineExceeded, EngineFailed, Forbidden, OverShare, Unavailable
 from deployments.models.tokenizer import Tokenizer
 from deployments.placement.request import Embedded, Wanted
 from deployments.queueing.quota import Client, Quota
 from deployments.queueing.shares import Tenant
 from deployments.trial import Trial, hash_secret
+from tests.kit.router_world import Replica, World, ask, several, text
+from tests.kit.virtual_device import EIGHT, V100, XEON
+from tests.kit.virtual_time import run
 
 QUICK = (0.003, 0.004)  # alpha, beta
 

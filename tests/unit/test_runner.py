@@ -1,7 +1,5 @@
 """A replica's side, in virtual time: what it admits, runs, answers and drops."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 
@@ -9,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replica_world import FakeRouter, replica
-from virtual_device import EIGHT
 
-from benchmarks.simulation.virtual_time import run
 from deployments.transport.frames import Offer, Offers
+from tests.kit.replica_world import FakeRouter, replica
+from tests.kit.virtual_device import EIGHT
+from tests.kit.virtual_time import run
 
 
 def virtual(test):

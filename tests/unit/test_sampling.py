@@ -1,7 +1,5 @@
 """Which tokens may come, beside the transformers library's own rules, and how often each does."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

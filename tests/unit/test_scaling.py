@@ -1,18 +1,16 @@
 """What `make bench ARGS='scaling admission'` computes and simulates: loads by tables, clusters in virtual time."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.comparisons.admission import served, told_of
 from benchmarks.comparisons.scaling import capacity_s, death, devices_of, paper_curves, routers_needed, simulate
 from benchmarks.costs import decision_cost
 from benchmarks.kit.loads import Periods, embedder_series, largest, loads, router_series
-from benchmarks.simulation.application import Application, Costs, Shape
-from benchmarks.simulation.arrivals import Arrival, poisson
-from benchmarks.simulation.device import Device
-from benchmarks.simulation.rules import goodput
-from benchmarks.simulation.virtual_time import run
+from tests.kit.simulation.application import Application, Costs, Shape
+from tests.kit.simulation.arrivals import Arrival, poisson
+from tests.kit.simulation.device import Device
+from tests.kit.simulation.rules import goodput
+from tests.kit.virtual_time import run
 
 PERIODS = Periods(
     router_check=10.0, proxy_check=10.0, haproxy_check=5.0, long_poll=(30.0, 60.0), node_check=3.0,

@@ -1,13 +1,15 @@
 """What the queue of a device promises, for any arrivals: the product's schedule on devices in virtual time."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from virtual_device import (
+
+from deployments.queueing.cost_model import CostModel
+from deployments.queueing.fairness import RATIO
+from deployments.queueing.schedule import Policy, Query, Schedule
+from tests.kit.virtual_device import (
     ATLAS,
     EIGHT,
     KUNPENG,
@@ -23,10 +25,6 @@ from virtual_device import (
     refused_share,
     schedule_of,
 )
-
-from deployments.queueing.cost_model import CostModel
-from deployments.queueing.fairness import RATIO
-from deployments.queueing.schedule import Policy, Query, Schedule
 
 CURVES = [V100, XEON, ATLAS, KUNPENG]
 ENDS = [pytest.param(0, id="at the end"), pytest.param(EIGHT, id="pass by pass")]

@@ -1,7 +1,5 @@
 """Edits of Serve configs and of RayService manifests: only the wanted values change."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The race at start, by engines that take the time that they say."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Several models under one URL: their settings, and which of them a request or a call is for."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import types

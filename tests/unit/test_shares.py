@@ -1,17 +1,15 @@
 """Tenants of one device, or of several: who asks for little gets it, and the others share the rest by their weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from virtual_device import ATLAS, EIGHT, V100, Arrival, Device, World, poisson, schedule_of
 
 from deployments.queueing.schedule import Query
 from deployments.queueing.shares import Kind, Shares, Tenant
+from tests.kit.virtual_device import ATLAS, EIGHT, V100, Arrival, Device, World, poisson, schedule_of
 
 QUICK = (0.003, 0.004)  # alpha, beta of a device whose runs cost little to begin
 SETTLED_S = 5.0  # until all that is measured here is remembered

@@ -1,7 +1,5 @@
 """The calibration of generation, from planned steps to the proof: what is measured, fitted, promised and refused."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import dataclasses

@@ -1,17 +1,15 @@
 """First tokens and paces are kept for any arrivals: the product's schedule on devices in virtual time."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.comparisons.generation import CASES, served, told_of
-from benchmarks.simulation.step_world import Arrival, StepDevice, StepWorld, mixed
 from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import StepTime
 from deployments.queueing.shares import Tenant
+from tests.kit.simulation.step_world import Arrival, StepDevice, StepWorld, mixed
 
 ACCELERATOR = StepTime(0.03, 2.6e-4, 2.2e-7, 2.6e-4, 1e-8, 96)
 CPU = StepTime(0.04, 8e-4, 4.4e-7, 8e-4, 3e-8, 32)

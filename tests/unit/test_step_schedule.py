@@ -1,7 +1,5 @@
 """What the schedule of a device that generates promises, and that no block is lost, whatever comes and goes."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """What a step takes, and the fit."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import astuple, replace
 

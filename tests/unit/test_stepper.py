@@ -1,7 +1,5 @@
 """A replica that generates, without Ray: the product's Stepper and StepSchedule, an emulated device, virtual time."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 
@@ -10,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.simulation.virtual_time import run
 from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.engine.emulated_steps import EmulatedSteps, following
 from deployments.generation.planned_steps import PlannedStep
@@ -25,6 +22,7 @@ from deployments.generation.text.generation_card import GenerationCard
 from deployments.generation.text.sampling import Sampling
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers
 from deployments.models.model_files import ModelCard
+from tests.kit.virtual_time import run
 
 MODEL = StepTime(0.02, 0.0005, 1e-6, 0.0005, 1e-8, 4)
 QUICK = HostTime(row_s=1e-4, kv_token_s=1e-6, copy_token_s=1e-6, layers=3)

@@ -1,7 +1,5 @@
 """The proof by streams, against an application that is a formula."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Text that comes token by token is the whole text's; stops are found across tokens and never shown."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Frames between a Router and a replica that generates: what goes in comes out."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which token `make serve` gives its Ray: a user's own, or one of its own making."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Long texts leave the event loop, in turns."""
 
-from __future__ import annotations
-
 import asyncio
 from concurrent.futures import Executor, Future
 

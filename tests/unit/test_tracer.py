@@ -1,23 +1,18 @@
 """Traces: spans of the product's own Router over replicas in virtual time, as an in-process exporter gets them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from types import SimpleNamespace
 
-import otlp_collector
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, ParentBasedTraceIdRatio
 from opentelemetry.trace import SpanKind, StatusCode
-from router_world import Replica, World, text
 from test_grpc import Context
 from test_http_api import FakeRouter
 
-from benchmarks.simulation.virtual_time import run
 from deployments.errors import EngineFailed, SettingsError
 from deployments.settings import RouterConfig, Settings
 from serve_app.grpc_api import GrpcApi
@@ -25,6 +20,9 @@ from serve_app.http_api import HttpApi
 from serve_app.observer import Observer
 from serve_app.proto import tei_pb2
 from serve_app.tracer import Tracer
+from tests.kit import otlp_collector
+from tests.kit.router_world import Replica, World, text
+from tests.kit.virtual_time import run
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"

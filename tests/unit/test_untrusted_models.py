@@ -1,7 +1,5 @@
 """A model from somebody else: its weights are numbers and nothing in its folder is run, unless the settings say so."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -10,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from kinds_of_models import save_model
 
 from deployments.engines.pooled_model import PooledModel
 from deployments.errors import SettingsError
 from deployments.models.model_files import read_model_card
 from deployments.settings import ModelSettings
+from tests.kit.kinds_of_models import save_model
 
 KINDS = ["embedding", "bert reranker", "distilbert classifier", "bert sparse"]
 

@@ -1,7 +1,5 @@
 """Vectors of int8, uint8 and bits: what each number becomes."""
 
-from __future__ import annotations
-
 import base64
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a Router knows of a replica between two of its states."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

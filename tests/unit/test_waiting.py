@@ -1,7 +1,5 @@
 """What is said of an application that does not come up."""
 
-from __future__ import annotations
-
 import pytest
 
 from serve_app.several_models import Args

@@ -1,7 +1,5 @@
 """A YAML text says something else after a rewrite, and looks as before."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small tokenizers of several families, as the hub has them, trained on the texts that tokenizers are compared on."""
 
-from __future__ import annotations
-
 import json
 
 from sentencepiece.sentencepiece_model_pb2 import ModelProto

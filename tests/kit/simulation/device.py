@@ -1,7 +1,5 @@
 """A device by formula: what one run of it takes, and when its answers leave."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading
@@ -63,7 +61,7 @@ class Engine:
     _running: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
-        self._draw = random.Random(self.seed)  # noqa: S311 - a simulation
+        self._draw = random.Random(self.seed)
 
     def compute(self, run: Sequence[OfferedQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
         """Begins a run; it ends with Stopped where nobody waits any more."""

@@ -2,8 +2,6 @@
 of each, made small in hidden size, layers and vocabulary only. Weights are random.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -11,9 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from kinds_of_models import PACKAGE
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModel
+
+from tests.kit.kinds_of_models import PACKAGE
 
 HIDDEN, HEADS = 64, 4
 SIZE = HIDDEN // HEADS

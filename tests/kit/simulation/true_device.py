@@ -1,7 +1,5 @@
 """A device in a `StepWorld` whose steps an engine really computes: the world's clock is the true one then."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,9 +8,9 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.simulation.hybrid_device import HybridStep
-from benchmarks.simulation.step_world import StepDevice
 from deployments.generation.scheduling.chunk import Chunk, Copy, Steps, Work
+from tests.kit.simulation.hybrid_device import HybridStep
+from tests.kit.simulation.step_world import StepDevice
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -2,18 +2,16 @@
 Routers' connections that keep what they are told. For an event loop whose clock jumps.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 
 import numpy as np
-from virtual_device import EIGHT, V100, schedule_of
 
 from deployments.engines import Stopped
 from deployments.models.outputs import TEXT
 from deployments.runner import Runner
 from deployments.transport.frames import Offer, Offers
+from tests.kit.virtual_device import EIGHT, V100, schedule_of
 
 POLICY = {"slo_s": 1.0, "admission": "finish", "bulk_share": 0.5, "greedy_share": None, "depth": None, "model": None}
 

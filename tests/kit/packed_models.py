@@ -1,7 +1,5 @@
 """Packed models beside the transformers library's own code: small ones, made on the spot, with random weights."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """An OTLP collector for tests: what OpenTelemetry's own messages say of the spans that arrive by gRPC."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 

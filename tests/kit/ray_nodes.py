@@ -1,7 +1,5 @@
 """A cluster on one machine: several Ray nodes by `ray start`, each on a loopback address of its own (Linux)."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -14,7 +12,8 @@ import time
 from pathlib import Path
 
 import psutil
-from conftest import ROOT, START_TIMEOUT_S, STOP_TIMEOUT_S, Service, free_port
+
+from tests.kit.service import ROOT, START_TIMEOUT_S, STOP_TIMEOUT_S, Service, free_port
 
 _MARK = "WINDVE_REHEARSAL_NODE"  # in the environment of all that belongs to a node
 _STORE_BYTES = 80_000_000  # of each node: about the least that Ray takes

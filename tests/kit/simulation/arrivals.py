@@ -1,7 +1,5 @@
 """Queries as they arrive: when, how long, and how long they may take. Pure, and the same for the same seed."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator
@@ -22,7 +20,7 @@ def poisson(
     queries_s: float, seconds: float, *, mixed: bool = False, allowed_s: float | None = None, seed: int = 3
 ) -> Iterator[Arrival]:
     """A stream of `queries_s`, of 75 tokens each or of lengths `mixed`."""
-    draw, at = random.Random(seed), 0.0  # noqa: S311 - a simulation
+    draw, at = random.Random(seed), 0.0
     while (at := at + draw.expovariate(queries_s)) < seconds:
         yield Arrival(at, _length(draw) if mixed else QUERY_TOKENS, allowed_s)
 

@@ -6,16 +6,14 @@ earliest deadline in it, and let nobody open it too early. `answer`: pass by pas
 all waiting work and one pass end by the query's own deadline, and the next run fits into the SLO.
 """
 
-from __future__ import annotations
-
 import bisect
 import heapq
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from benchmarks.simulation.arrivals import QUERY_TOKENS, Arrival
-from benchmarks.simulation.device import Device
+from tests.kit.simulation.arrivals import QUERY_TOKENS, Arrival
+from tests.kit.simulation.device import Device
 
 _RHO_S, _PAUSE_S = 3.0, 0.01
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from benchmarks.simulation.hybrid_device import HybridDevice, HybridStep, HybridWork, SubBatch
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.chunk import UNTIMED, Copy
 from deployments.generation.scheduling.rows import PARKING, Generation, Part, Row
@@ -22,6 +21,7 @@ from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import StepLoad, StepTime
 from deployments.queueing.learning import Learning
 from deployments.queueing.shares import Tenant
+from tests.kit.simulation.hybrid_device import HybridDevice, HybridStep, HybridWork, SubBatch
 
 _COUNTS = (0, 1, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)  # of the tables' rows
 
@@ -71,7 +71,7 @@ class StepTable:
 
     def fitted(self, noise: float, seed: int = 0) -> StepTime:
         """As a warm-up would find it, from steps whose times scatter by this share."""
-        draw = random.Random(seed)  # noqa: S311 - a simulation
+        draw = random.Random(seed)
         loads = [
             StepLoad(rows, rows * length).with_chunk(length if prompt else 0, prompt)
             for rows in (0, 1, 4, 16, 32, 64)
@@ -119,7 +119,7 @@ class StepDevice:
     _draw: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
-        self._draw = random.Random(self.seed)  # noqa: S311 - a simulation
+        self._draw = random.Random(self.seed)
 
     def start(self, now: float) -> bool:
         """Begins a step, if there is something to do."""

@@ -1,12 +1,8 @@
 """A Router that generates without a model: the same words for the same request, token by token."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from pathlib import Path
-
-from tiny_tokenizers import qwen
 
 from deployments.generation.asked import Piece
 from deployments.generation.text.generation_card import GenerationCard
@@ -14,6 +10,7 @@ from deployments.generation.text.sampling import Picked, Sampling
 from deployments.generation.text.text_stream import TextStream
 from deployments.models.model_files import ModelCard
 from deployments.models.tokenizer_files import read_tokenizer
+from tests.kit.tiny_tokenizers import qwen
 
 ANSWER = "The overflow goes to the CPU 🐟, says the Router. Then all are answered."
 TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}

@@ -1,7 +1,5 @@
 """Devices in virtual time, driven by the product's own Schedule: what is admitted, and when it ends."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import math

@@ -1,7 +1,5 @@
 """What a client's request asks of the Router."""
 
-from __future__ import annotations
-
 import dataclasses
 
 

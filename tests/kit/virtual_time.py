@@ -1,7 +1,5 @@
 """An event loop whose clock jumps: what sleeps takes no time, and hours of messages pass in a second."""
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Coroutine

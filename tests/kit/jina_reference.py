@@ -4,8 +4,6 @@ BERT without positions; symmetric ALiBi (2108.12409): a score of positions i and
 gated (GLU, 2002.05202) by gelu or relu. The model for code also normalises queries and keys.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small models of every kind with random weights, saved as the transformers library saves them."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

@@ -2,8 +2,6 @@
 0d124dc, written down by hand): nothing here comes from windve's own .proto.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import grpc

@@ -17,9 +17,6 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from benchmarks.simulation.arrivals import Arrival
-from benchmarks.simulation.device import Device, Engine
-from benchmarks.simulation.wire import Core, Line, MemoryChannel
 from deployments.errors import Busy, WindveError
 from deployments.hardware.device_detector import Topology
 from deployments.metrics import Instruments
@@ -37,9 +34,12 @@ from deployments.runner import Runner
 from deployments.settings import Settings
 from deployments.transport.channel import PendingOffer
 from deployments.transport.frames import Report
+from tests.kit.simulation.arrivals import Arrival
+from tests.kit.simulation.device import Device, Engine
+from tests.kit.simulation.wire import Core, Line, MemoryChannel
 
 _MAX_TOKENS = 512
-_TOKEN = "abcd"  # noqa: S105 - the Router estimates a token for four characters
+_TOKEN = "abcd"
 _START_S = 0.1  # until all Routers have heard all replicas
 
 
@@ -168,7 +168,7 @@ class Application:
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self._draw = random.Random(shape.seed)  # noqa: S311 - a simulation
+        self._draw = random.Random(shape.seed)
         self.replicas: dict[str, Replica] = {}
         for number in range(shape.nodes):
             for pool, device in shape.devices.items():
@@ -299,9 +299,7 @@ class Application:
         """A replica still has queries of that Router waiting."""
         name = self.routers[number].replica
         return any(
-            session.name == name
-            for replica in self.replicas.values()
-            for session in replica.runner._sessions.values()  # noqa: SLF001 - nobody else asks
+            session.name == name for replica in self.replicas.values() for session in replica.runner._sessions.values()
         )
 
     def kill_router(self, number: int) -> int:

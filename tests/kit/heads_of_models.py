@@ -1,12 +1,9 @@
 """Small models with what may come after their transformer, saved as their libraries save them, with random weights."""
 
-from __future__ import annotations
-
 import json
 import shutil
 
 import torch
-from kinds_of_models import PACKAGE, SHAPE, VOCABULARY
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -14,6 +11,8 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoModel, AutoModelForCausalLM, BertConfig, Gemma3TextConfig, ModernBertConfig
+
+from tests.kit.kinds_of_models import PACKAGE, SHAPE, VOCABULARY
 
 HIDDEN = SHAPE["hidden_size"]
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}

@@ -1,0 +1,1 @@
+"""Tests: unit (pure code), models (engines against transformers), e2e (real Ray), faults (`make soak`)."""

@@ -1,0 +1,235 @@
+"""A real service for tests: `python -m serve_app CONFIG`, as `make serve` starts it."""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from calibration.load import Address
+
+ROOT = Path(__file__).parents[2]
+PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))  # of those that run tests
+START_TIMEOUT_S = 180
+STOP_TIMEOUT_S = 90
+
+
+@contextlib.contextmanager
+def one_at_a_time():
+    """Nothing else starts meanwhile: a service looks for free ports long before it takes them."""
+    with Path(__file__).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def free_port(first=18000):
+    """Below the range from which Ray and clients get theirs while the service starts."""
+    first += 50 * PROCESS
+    for port in range(first, first + 50):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise AssertionError("no free port")
+
+
+class Service:
+    """A running service and what a person at its terminal sees of it."""
+
+    def __init__(self, config: dict, folder: Path):
+        self.port, self.grpc_port = free_port(), free_port(19000)
+        self.config = {
+            **config,
+            "http_options": {"host": "127.0.0.1", "port": self.port},
+            "grpc_options": {**config["grpc_options"], "port": self.grpc_port},
+        }
+        for application in config["applications"]:
+            for deployment in application.get("deployments", ()):
+                if deployment["name"] == "Router" and "autoscaling_config" not in deployment:
+                    deployment.setdefault("num_replicas", 1)  # on whichever machine
+        self.file = folder / "config.yaml"
+        self.write()
+        self.log = folder / "terminal.txt"
+        self.headers = {}  # of our own requests: an API key
+        self.process = None
+        self.family: list[psutil.Process] = []
+
+    def write(self):
+        self.file.write_text(yaml.safe_dump(self.config, sort_keys=False))
+
+    def start(self, until="curl -s"):
+        """Returns when its terminal shows these words."""
+        with one_at_a_time():
+            self._start_until(until)
+        self.family = psutil.Process(self.process.pid).children(recursive=True)
+
+    def _start_until(self, until):
+        with self.log.open("w") as log:
+            # A session of its own, so that Ctrl-C can be sent as a terminal does: to the whole process group.
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "serve_app", str(self.file)],
+                cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                env={**os.environ, "COLUMNS": "200", "RAY_metrics_report_interval_ms": "1000"},
+            )  # fmt: skip
+        ends = time.monotonic() + START_TIMEOUT_S
+        while until not in self.log.read_text():
+            assert self.process.poll() is None, f"the service did not start:\n{self.log.read_text()[-3000:]}"
+            assert time.monotonic() < ends, f"the service is not up in time:\n{self.log.read_text()[-3000:]}"
+            time.sleep(0.1)
+
+    @property
+    def address(self):
+        return Address("127.0.0.1", self.port)
+
+    def press_ctrl_c(self):
+        """Returns the exit status."""
+        os.killpg(self.process.pid, signal.SIGINT)
+        return self.process.wait(STOP_TIMEOUT_S)
+
+    def stop(self):
+        if self.process is not None and self.process.poll() is None:
+            self.press_ctrl_c()
+        for process in self.leftovers():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def leftovers(self):
+        """Processes of the service that still run."""
+        return [p for p in self.family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+    def samples(self):
+        """What Prometheus reads: {(name, ((tag, value), ...)): value} of windve's own, summed over replicas."""
+        with urllib.request.urlopen(self.metrics_address, timeout=30) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        found = Counter()
+        for sample in (sample for family in families for sample in family.samples):
+            if sample.name.startswith("ray_windve_"):
+                tags = {
+                    tag: sample.labels[tag]
+                    for tag in sorted(sample.labels)
+                    if tag in {"pool", "outcome", "le", "key", "mode"}
+                }
+                found[sample.name.removeprefix("ray_windve_"), tuple(tags.items())] += sample.value
+        return found
+
+    @property
+    def metrics_address(self):
+        """As our terminal shows it."""
+        return re.search(r"for Prometheus: (\S+)", self.log.read_text())[1]
+
+    @property
+    def application(self):
+        return self.config["applications"][0]
+
+    @property
+    def router(self):
+        return self.application["deployments"][0]["user_config"]
+
+    def token_and_dashboard(self):
+        """What our terminal shows for other commands: Ray's token in the environment, and the dashboard's address."""
+        line = next(line for line in self.log.read_text().splitlines() if "serve deploy CONFIG" in line)
+        return dict(word.split("=", 1) for word in line.split() if re.match(r"RAY_\w+=", word)), line.split()[-1]
+
+    def ask_dashboard(self, method="GET", content=None):
+        """Serve's REST API of applications: of GET what it says of all that it runs, and where."""
+        environment, dashboard = self.token_and_dashboard()
+        token = Path(environment["RAY_AUTH_TOKEN_PATH"]).read_text()
+        headers = {"authorization": f"Bearer {token}", "content-type": "application/json"}
+        data = None if content is None else json.dumps(content).encode()
+        request = urllib.request.Request(f"{dashboard}/api/serve/applications/", data, headers, method=method)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read() or "null")
+
+    def status(self):
+        return self.ask_dashboard()
+
+    def deploy(self):
+        """What `serve deploy` sends, without the seconds that the command takes to start."""
+        self.write()
+        self.ask_dashboard("PUT", self.config)
+
+    def serve(self, *words):
+        """Ray's own `serve` command, with the address and the token that our terminal shows. Returns what it prints."""
+        token, dashboard = self.token_and_dashboard()
+        command = [Path(sys.executable).parent / "serve", *words, "-a", dashboard]
+        done = subprocess.run(command, env={**os.environ, **token}, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def type_deploy(self):
+        self.write()
+        self.serve("deploy", str(self.file))
+
+    def get(self, path):
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=self.headers)
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer)
+
+    def pools(self):
+        return self.get("/info")["windve"]["pools"]
+
+    def wait_for(self, condition, timeout_s=60.0, what="the condition"):
+        """Poll `condition(pools)` until it holds; returns the seconds it took."""
+        started = time.monotonic()
+        while True:
+            with contextlib.suppress(OSError):
+                pools = self.pools()
+                if condition(pools):
+                    return time.monotonic() - started
+            assert time.monotonic() - started < timeout_s, f"{what} did not come about: {pools}"
+            time.sleep(0.05)
+
+    def settled_samples(self, quiet_s=5.0, timeout_s=60.0):
+        """`samples` once they stay as they are: a Router and an embedder tell Ray every two seconds what they counted,
+        and Ray passes that on every second (here).
+        """
+        ends, changed, told = time.monotonic() + timeout_s, time.monotonic(), self.samples()
+        while time.monotonic() < changed + quiet_s:
+            assert time.monotonic() < ends, "the samples do not come to rest"
+            time.sleep(0.5)
+            before, told = told, self.samples()
+            if told != before:
+                changed = time.monotonic()
+        return told
+
+    def wait_until_idle(self):
+        return self.wait_for(lambda pools: all(pool["in_flight"] == 0 for pool in pools.values()), what="idleness")
+
+
+def load_yaml(name):
+    return yaml.safe_load((ROOT / "serve_app" / name).read_text())
+
+
+def by_depth(config, **depths):
+    """The same with `admission: depth`, the paper's rule: exact counts."""
+    user_config = config["applications"][0]["deployments"][0]["user_config"]
+    user_config["admission"] = "depth"
+    for pool, depth in depths.items():
+        user_config.setdefault(pool, {})["queue_depth"] = depth
+    return config
+
+
+def runs(service):
+    """{pool: runs of its engines since their start}."""
+    return {name: sum(told["runs"] for told in pool["replicas"].values()) for name, pool in service.pools().items()}
+
+
+@contextlib.contextmanager
+def running(config, folder, **when):
+    service = Service(config, folder)
+    try:
+        service.start(**when)
+        yield service
+    finally:
+        service.stop()
