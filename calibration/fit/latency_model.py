@@ -5,6 +5,8 @@ out, and the rest is fitted by weighted least squares with alpha, beta >= 0. Dev
 residuals are relative to the line. Latencies that are on no line get the least line that lies on or above them.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 from bisect import bisect_right
@@ -189,15 +191,15 @@ def _consistent_line(concurrency: Floats, latency: Floats) -> Curve:
 
 
 def _least_squares(concurrency: Floats, latency: Floats, weights: Floats) -> Curve:
-    from scipy.optimize import nnls
+    from sklearn.linear_model import LinearRegression
 
-    scale = np.sqrt(weights)
-    (alpha_s, beta_s), _ = nnls(np.column_stack([concurrency * scale, scale]), latency * scale)
-    return Curve(float(alpha_s), float(beta_s))
+    line = LinearRegression(positive=True, fit_intercept=False)  # the intercept is a column, so that it is bounded too
+    line.fit(np.column_stack([concurrency, np.ones_like(concurrency)]), latency, sample_weight=weights)
+    return Curve(float(line.coef_[0]), float(line.coef_[1]))
 
 
 def _describe(model: Curve, concurrency: Floats, latency: Floats, near: npt.NDArray[np.bool_], weights: Floats) -> Fit:
-    from scipy.special import stdtrit
+    from scipy.stats import t as student
 
     columns = np.column_stack([concurrency, np.ones_like(concurrency)])[near]
     residuals = _relative(model, concurrency, latency)[near]
@@ -212,7 +214,7 @@ def _describe(model: Curve, concurrency: Floats, latency: Floats, near: npt.NDAr
         noise=math.sqrt(float(residuals @ residuals) / max(1, freedom)),
         outliers=frozenset(int(index) for index in np.flatnonzero(~near)),
         covariance=covariance,
-        quantile=float(stdtrit(freedom + _BEFORE_WORTH, CONFIDENCE)),
+        quantile=float(student.ppf(CONFIDENCE, freedom + _BEFORE_WORTH)),
     )
 
 

@@ -378,7 +378,7 @@ def test_help_teaches(capsys):
 
 
 def test_needs_neither_numpy_nor_plots_nor_ray():
-    names = ("ray", "torch", "numpy", "scipy", "matplotlib")
+    names = ("ray", "torch", "numpy", "sklearn", "matplotlib")
     code = f"import sys, calibration.planning.plan; print([name for name in {names} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
