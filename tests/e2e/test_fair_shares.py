@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.kit.arrivals import Load
 from calibration.load import burst, request_bytes
-from tests.kit.service import load_yaml, running
+from tests.kit.service import load_yaml
 from tests.kit.simulation.arrivals import poisson
 
 pytestmark = pytest.mark.alone
@@ -20,7 +20,7 @@ SETTLED_S = 5.0
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
+def service(shared, tmp_path_factory):
     file = tmp_path_factory.mktemp("keys") / "api-keys"
     file.write_text(KEYS)
     config = load_yaml("rehearsal.yaml")
@@ -33,9 +33,7 @@ def service(tmp_path_factory):
         "accelerator": {"alpha_s": ALPHA_S, "beta_s": BETA_S},
         "fair_share": {"run": 0.04},
     }
-    with running(config, tmp_path_factory.mktemp("shares")) as service:
-        service.headers = {"authorization": "Bearer sk-quiet"}
-        yield service
+    return shared.serve(config, {"authorization": "Bearer sk-quiet"})
 
 
 def serve(service, seconds, **rates):
