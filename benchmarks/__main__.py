@@ -1,7 +1,5 @@
 """`python -m benchmarks`: windve beside its floor, its peers and itself. Each comparison is one run on one machine."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import signal

@@ -2,8 +2,6 @@
 so that whoever asks can tell a right answer from a wrong one.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

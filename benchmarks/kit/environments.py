@@ -1,7 +1,5 @@
 """A peer's own virtual environment, made when it is first needed from the versions pinned in `peers/NAME.txt`."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`wrk`, the load generator: one thread of C that a Python server on the same cores hardly feels."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
