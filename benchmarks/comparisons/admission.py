@@ -8,7 +8,6 @@ and answered after the deadline; goodput is what was answered in time, of a stre
 from __future__ import annotations
 
 import heapq
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -17,7 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.costs import decision_cost
-from benchmarks.kit.bench import Bench, Found, median
+from benchmarks.kit.bench import Bench, Found, median, quiet_ray
 from benchmarks.kit.goal import Goal, ratio
 from benchmarks.kit.sheet import Sheet
 from deployments.queueing.fairness import RATIO
@@ -60,9 +59,7 @@ CASES = (
 
 
 def run(bench: Bench) -> None:
-    import ray.serve  # noqa: F401 - it sets its logger's level as it is imported
-
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    quiet_ray()
     cases = CASES[:1] if bench.quick else CASES
     streams = [(case, rate, mixed) for case in cases for mixed in (False, True) for rate in case.rates]
     with bench.steps(len(streams) + 4) as step:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import logging
 import math
 import statistics
 import time
@@ -22,9 +21,8 @@ import yaml
 from matplotlib.figure import Figure
 
 from benchmarks.costs import decision_cost
-from benchmarks.kit.bench import Bench, Found, NotAvailable
+from benchmarks.kit.bench import Bench, Found, NotAvailable, quiet_ray
 from benchmarks.kit.goal import Goal, ratio
-from benchmarks.kit.loads import RAY_BENCHMARK_REPLICAS, Loads, Periods, largest, loads
 from benchmarks.kit.serving import ROOT
 from benchmarks.kit.sheet import Sheet
 from tests.kit.simulation.application import Application, Costs, Ended, Shape
@@ -47,9 +45,6 @@ _LEFT_OUT = {
 DELAY_S = (0.0001, 0.0005)  # assumed: a message within a data centre, in one direction
 CORE = 0.6  # share of a Router's core that is planned for at full load; the rest is for bursts
 CELL = 64
-COMPUTED = (1, 4, 16, 64, 256, 1000)
-_HALF_A_CORE = 0.5
-_FILES = 1024  # a process's usual limit; Ray's guide for large clusters says 65,535
 _TURNS = 10**9
 _KILLED = (8, 4)  # nodes, Routers: one of them dies
 _CONNECTIONS = 128
@@ -57,6 +52,7 @@ _COLOURS = {ENDS: "#0072B2", PASSES: "#D55E00"}
 
 
 def run(bench: Bench) -> None:
+    quiet_ray()
     curves, slo_s = paper_curves()
     bench.found |= {"curves": curves, "slo_s": slo_s}
     points = [
@@ -70,8 +66,6 @@ def run(bench: Bench) -> None:
         step("service times")
         with bench.turn():
             costs = _measure_costs(bench)
-        bench.found["periods"] = asdict(Periods.of_ray())
-        logging.getLogger("ray.serve").setLevel(logging.WARNING)  # Ray sets it as it is imported
         step("a Router dies")
         told = run_virtual(death(Shape(*_KILLED, devices_of(curves, 8), slo_s, costs, DELAY_S)), _TURNS)
         shown = f"{told['lost']} queries lost, its work dropped after {told['dropped_s'] * 1e3:.1f} ms"
@@ -243,12 +237,6 @@ def _costs(found: Found) -> dict[str, Any]:
     return next(sample for sample in found["samples"] if sample["what"] == "costs")
 
 
-def _loads(found: Found, nodes: int, routers: int) -> Loads:
-    kept = dict(found["periods"])
-    kept["long_poll"] = tuple(kept["long_poll"])
-    return loads(nodes, routers, Periods(**kept), channel_kb=_costs(found)["channel_kb"])
-
-
 def _of(found: Found, queue: str = "Routers", **about: Any) -> dict[str, Any] | None:
     wanted = {"what": "nodes", "queue": queue, **about}
     return next((s for s in found["samples"] if all(s.get(key) == value for key, value in wanted.items())), None)
@@ -271,7 +259,7 @@ def _beside_ideal(found: Found, answers: str, nodes: int, load: float) -> float 
 def sheets(found: Found) -> list[Sheet]:
     shown = [_times_sheet(found)]
     shown += [_nodes_sheet(found, answers) for answers in PASS_QUERIES]
-    return [*shown, _death_sheet(found), _computed_sheet(found), _breaks_sheet(found)]
+    return [*shown, _death_sheet(found)]
 
 
 def _times_sheet(found: Found) -> Sheet:
@@ -334,64 +322,6 @@ def _death_sheet(found: Found) -> Sheet:
         ]
     nodes, routers = _KILLED
     return Sheet(f"A Router dies at 130 %, {nodes} nodes, {routers} Routers, {PASSES}", ["what", "found"], rows)
-
-
-def _computed_sheet(found: Found) -> Sheet:
-    columns = {}
-    for nodes in COMPUTED:
-        routers = routers_needed(nodes, devices_of(found["curves"], 8), found["slo_s"], costs_of(found))
-        columns[f"{nodes:,}"] = _loads(found, nodes, routers)
-    lines: dict[str, str] = {
-        "Routers": "routers",
-        "embedder replicas": "replicas",
-        "channels": "channels",
-        "memory of the channels, MB": "channel_mb",
-        "HAProxy's checks/s, a Router": "haproxy_checks_router",
-        "controller: health checks/s": "controller_checks",
-        "controller: share of its core for these": "controller_core",
-        "controller: long polls open": "long_polls",
-        "controller: records told when a replica comes or goes": "told_at_change",
-        "GCS: actors looked up when all start": "lookups",
-        "GCS: node checks/s": "node_checks",
-        "agents' reports/s": "reports",
-        "Prometheus: series of windve": "series",
-        "Prometheus: samples/s": "samples",
-    }
-    rows = [[name, *(_number(getattr(load, key)) for load in columns.values())] for name, key in lines.items()]
-    return Sheet("Computed: one application, as many Routers as their cores need", ["nodes", *columns], rows)
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"
-
-
-def breaks(found: Found) -> dict[str, tuple[int, str]]:
-    """Nodes of one application up to which something holds; and what it is computed from."""
-    devices, costs, slo_s = devices_of(found["curves"], 8), costs_of(found), found["slo_s"]
-
-    def at(nodes: int) -> Loads:
-        return _loads(found, nodes, routers_needed(nodes, devices, slo_s, costs))
-
-    return {
-        f"a Router's channels within {_FILES} open files": (largest(lambda n: 2 * n <= _FILES), "two replicas a node"),
-        "half of the controller's core for health checks": (
-            largest(lambda n: at(n).controller_core <= _HALF_A_CORE),
-            "0.5 ms each (ray-project/ray#64871)",
-        ),
-        "as many replicas as Ray's own benchmark of the controller": (
-            largest(lambda n: 2 * n + at(n).routers <= RAY_BENCHMARK_REPLICAS),
-            f"{RAY_BENCHMARK_REPLICAS:,} (ray-project/ray#65371)",
-        ),
-        "15,000 long polls at the controller": (
-            largest(lambda n: at(n).long_polls <= 15_000),
-            "ray-project/ray#44784",
-        ),
-    }
-
-
-def _breaks_sheet(found: Found) -> Sheet:
-    rows = [[what, f"{nodes:,}", why] for what, (nodes, why) in sorted(breaks(found).items(), key=lambda item: item[1])]
-    return Sheet("Computed: one application holds up to", ["what", "nodes", "from"], rows)
 
 
 def goals(found: Found) -> list[Goal]:

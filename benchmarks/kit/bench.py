@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import statistics
 import subprocess
 import time
@@ -186,6 +187,13 @@ def samples_of(found: Found, figure: str, **about: Any) -> list[dict[str, Any]]:
     samples = [sample for sample in samples if sample.get(figure) is not None]
     quiet = [sample for sample in samples if sample.get("others", 0.0) <= QUIET]
     return quiet or samples
+
+
+def quiet_ray() -> None:
+    """Its warnings alone: what runs in virtual time logs as a service does."""
+    import ray.serve  # noqa: F401 - it sets its logger's level as it is imported
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
 
 def settle(most_s: float = 4.0) -> None:

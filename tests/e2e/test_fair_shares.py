@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.kit.arrivals import Load, burst, poisson
 from calibration.load import request_bytes
-from tests.kit.service import load_yaml, running
+from tests.kit.service import load_yaml
 
 pytestmark = pytest.mark.alone
 
@@ -31,7 +31,7 @@ class Client(Load):
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
+def service(shared, tmp_path_factory):
     file = tmp_path_factory.mktemp("keys") / "api-keys"
     file.write_text(KEYS)
     config = load_yaml("rehearsal.yaml")
@@ -44,9 +44,7 @@ def service(tmp_path_factory):
         "accelerator": {"alpha_s": ALPHA_S, "beta_s": BETA_S},
         "fair_share": {"run": 0.04},
     }
-    with running(config, tmp_path_factory.mktemp("shares")) as service:
-        service.headers = {"authorization": "Bearer sk-quiet"}
-        yield service
+    return shared.serve(config, {"authorization": "Bearer sk-quiet"})
 
 
 def serve(service, seconds, **rates):
