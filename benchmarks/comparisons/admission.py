@@ -20,7 +20,6 @@ from benchmarks.costs import decision_cost
 from benchmarks.kit.bench import Bench, Found, median
 from benchmarks.kit.goal import Goal, ratio
 from benchmarks.kit.sheet import Sheet
-from deployments.queueing.fairness import RATIO
 from tests.kit.simulation.application import Application, Ended, Shape
 from tests.kit.simulation.arrivals import QUERY_TOKENS, Arrival, poisson
 from tests.kit.simulation.device import Device
@@ -28,6 +27,7 @@ from tests.kit.simulation.rules import goodput
 from tests.kit.virtual_time import run as run_virtual
 
 _TURNS = 10**9
+RATIO = 3.0  # long queries are refused at most so many times as often as short ones
 _LONG, _SHORT = 200, 50  # tokens: more is long, fewer is short
 _NOISE, _SLOW = 0.03, 1.5
 _RETURNS, _RETRY_LOAD = 0.05, 1.5
