@@ -41,7 +41,7 @@ def test_who_stays_below_is_never_refused():
 @pytest.mark.parametrize(
     ("asks", "waits"),
     [
-        # `asks`: when, of how many Routers, and what it costs. The quota is 2 a second, of which 5 s may be used at once.
+        # When, of how many Routers, and what it costs. The quota is 2 a second; 5 s of it may be used at once.
         ([(0.0, 1, 10.0), (0.0, 1, 0.0)], [0, 0.05]),  # nothing is left
         ([(0.0, 1, 9.99), (0.0, 1, 0.0)], [0, 0]),
         ([(0.0, 1, 40.0), (0.0, 1, 0.0), (15.0, 1, 0.0), (15.1, 1, 0.0)], [0, 15.05, 0.05, 0]),
