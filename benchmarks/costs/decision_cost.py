@@ -21,6 +21,7 @@ _DEVICE, _SLO_S = Device(1e-3, 0.1), 4.0  # a run has room for several thousand
 _DIMENSION = 384
 _FRAMES = 2000
 _ITEMS = (1, 8, 32)
+_STATE = ReplicaState(0.5, 0.9, 0.1, 90, 45, 96, 7, (0.0, 2.4e-4, 0.0, 0.27), 1.01, 0.02, (7, 0, 0))
 
 
 def admission(decisions: int = _DECISIONS) -> dict[str, Any]:
@@ -58,12 +59,11 @@ def frame_s() -> tuple[float, float]:
     """
     ids = np.zeros(QUERY_TOKENS, np.int32)
     numbers = np.zeros(_DIMENSION, np.float32)
-    state = ReplicaState(0.5, 0.9, 0.1, 90, 45, 96, 7, (0.0, 2.4e-4, 0.0, 0.27), 1.01, 0.02, (7, 0, 0))
     found = []
     for items in _ITEMS:
         offers = Offers([Offer(n, 1.98, [ids]) for n in range(items)], refused_s={None: 0.2})
         answered = [Answered(n, 0, numbers, 1.0123456716537476, 0.4, 0.5, 0.9) for n in range(items)]
-        report = Report(state, 7, answered=answered)
+        report = Report(_STATE, 7, answered=answered)
         frames = b"".join(offers.encode()), b"".join(report.encode()[0])
         started = time.perf_counter()
         for _ in range(_FRAMES // items):
