@@ -66,7 +66,8 @@ class Emulated:
             args["heterogeneous"] = False
             del router["user_config"]["cpu"]
         if self.depth is not None:
-            router["user_config"] |= {"admission": "depth", "accelerator": {"queue_depth": self.depth}}
+            router["user_config"]["admission"] = "depth"
+            router["user_config"]["accelerator"]["queue_depth"] = self.depth
         return config
 
     @property
