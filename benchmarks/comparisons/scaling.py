@@ -208,11 +208,7 @@ async def death(shape: Shape, load: float = LOADS[-1]) -> dict[str, float]:
     await serving
     later = [one for one in application.ended if one.at >= died]
     answered = [one for one in later if one.pool is not None]
-    return {
-        "lost": lost,
-        "dropped_s": dropped_s,
-        "late": _share(answered),
-    }
+    return {"lost": lost, "dropped_s": dropped_s, "late": _share(answered)}
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------------
