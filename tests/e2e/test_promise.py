@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.kit.arrivals import burst
 from calibration.load import connect, request_bytes
-from tests.kit.service import by_depth, load_yaml, running, runs
+from tests.kit.service import by_depth, load_yaml, runs
 
 pytestmark = pytest.mark.alone
 
@@ -35,10 +35,9 @@ def slowed(config):
 
 
 @pytest.fixture(scope="module")
-def slow(tmp_path_factory):
+def slow(shared):
     config = by_depth(load_yaml("rehearsal.yaml"), accelerator=90, cpu=18)
-    with running(slowed(config), tmp_path_factory.mktemp("slow")) as service:
-        yield service
+    return shared.serve(slowed(config))
 
 
 def try_until(holds, attempt):

@@ -12,7 +12,7 @@ from router_processes import routers, wait_for_routers
 from steady_load import TEXT, WITHOUT_ANSWER, streaming
 
 from tests.kit import tei_wire
-from tests.kit.service import load_yaml, running
+from tests.kit.service import load_yaml
 
 pytestmark = pytest.mark.alone
 
@@ -23,12 +23,12 @@ ANSWERED_OR_BUSY = {200, 429}
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
+def two(shared):
     config = load_yaml("rehearsal.yaml")
     config["applications"][0]["deployments"][0]["num_replicas"] = 2
-    with running(config, tmp_path_factory.mktemp("deaths")) as service:
-        wait_for_routers(service, 2)
-        yield service
+    service = shared.serve(config)
+    wait_for_routers(service, 2)
+    return service
 
 
 def kill(pid):

@@ -14,7 +14,7 @@ from router_processes import get_info, routers, wait_for_routers
 
 from benchmarks.kit.arrivals import burst
 from calibration.load import Connection, connect, request_bytes
-from tests.kit.service import by_depth, load_yaml, running
+from tests.kit.service import by_depth, load_yaml
 
 pytestmark = pytest.mark.alone
 
@@ -28,7 +28,7 @@ TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory):
+def three(shared):
     config = load_yaml("rehearsal.yaml")
     application = config["applications"][0]
     router = application["deployments"][0]
@@ -36,9 +36,9 @@ def three(tmp_path_factory):
     for pool in DEPTHS:
         application["args"][pool]["emulated"]["time_scale"] = SLOWER
         del router["user_config"][pool]
-    with running(by_depth(config, **DEPTHS), tmp_path_factory.mktemp("routers")) as service:
-        wait_for_routers(service, ROUTERS)
-        yield service
+    service = shared.serve(by_depth(config, **DEPTHS))
+    wait_for_routers(service, ROUTERS)
+    return service
 
 
 def queries(count):
