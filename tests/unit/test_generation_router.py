@@ -1,9 +1,10 @@
-"""The Router of generation with real connections to replicas without Ray: the product's Stepper, emulated devices."""
+"""The Router of generation with replicas without Ray: the product's Stepper, emulated devices, virtual time."""
 
 import asyncio
 import contextlib
 import time
 import types
+from itertools import chain
 from unittest.mock import ANY
 
 import numpy as np
@@ -22,127 +23,55 @@ from deployments.errors import (
     TimedOut,
     Unavailable,
 )
+from deployments.generation import generation_pool
 from deployments.generation.asked import Asked
-from deployments.generation.engine.emulated_steps import EmulatedSteps, following
-from deployments.generation.generation_pool import GenerationPool
 from deployments.generation.generation_record import GenerationRecord
 from deployments.generation.generation_router import GenerationHost, GenerationRouter
 from deployments.generation.generation_settings import GenerationSettings
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepTime
-from deployments.generation.stepper import Stepper
 from deployments.generation.text.sampling import Sampling
 from deployments.generation.token_channel import TokenChannel
-from deployments.generation.token_frames import GenerationOffers
 from deployments.hardware.device_detector import Topology
 from deployments.queueing.quota import Client, Quota
 from deployments.queueing.shares import Tenant
-from deployments.transport.channel import Server
 from deployments.trial import Trial, hash_secret
 from serve_app.generation.generations import Generations
+from tests.kit import generation_replicas
+from tests.kit.generation_replicas import VOCABULARY, Card, Instruments, answer_to, reach_of
 
-VOCABULARY = 500
 BLOCKS = 32
 MODEL = StepTime(0.002, 0.0001, 0.0, 0.00002, 0.0, 4)
 CONFIG = {"ttft_s": 1.0, "tpot_s": 0.05}
 EMULATED = {"engine": "emulated", "emulated": {"beta_s": 0.002}}
 ARGS = {"model": {"id": "here"}, "accelerator": EMULATED, "cpu": EMULATED}
-HOST = "127.0.0.1"
+WORDS = Tokenizer(WordLevel({f"w{number}": number for number in range(VOCABULARY)}, "w0"))
 
 
-class Instruments:
-    """In place of `ray.serve.metrics`."""
-
-    def __getattr__(self, _):
-        return lambda *_: self
-
-
-class Card:
-    """Of `GenerationCard` what the Router reads."""
-
-    name, context = "emulated", 4096
-    end_tokens: tuple[int, ...] = ()
-
-
-class Model:
-    """Of its `ModelCard`."""
-
-    vocab_size = VOCABULARY
-
-
-class Replica:
-    """As `Generator` puts it together."""
-
+class Replica(generation_replicas.Replica):
     def __init__(self, name, blocks=BLOCKS, host=None):
-        self.name = name
-        self.engine = EmulatedSteps(MODEL, blocks, VOCABULARY)
-        self.stepper = Stepper(StepSchedule(MODEL, StepPolicy(1.0, 0.05), blocks, host=host), self.compute)
-        self.server = Server(HOST, self.receive, self.stepper.gone, GenerationOffers.decode)
-        self.connections = []
-        self.problem = None
-        self.hung = False
-        self.task = None
-        self.flooded = False  # it comes to decide on nothing new
-
-    def receive(self, connection, offers):
-        if connection not in self.connections:
-            self.connections.append(connection)
-        if self.flooded:
-            if offers.asks:
-                self.stepper._sessions[connection].asks = True
-                self.stepper._send_soon()
-        elif not self.hung:
-            self.stepper.receive(connection, offers)
-
-    def compute(self, work, ended):
-        async def step(before):
-            if before is not None:
-                await before
-            problem, self.problem = self.problem, None
-            ended(problem or await asyncio.to_thread(work.run, self.engine))
-
-        self.task = asyncio.get_running_loop().create_task(step(self.task))
-
-    async def about(self):
-        port = await self.server.start()
-        return {"node": "n", "channel": {"host": HOST, "port": port, "secret": self.server.secret}}
-
-    def die(self):
-        self.server.close()
-        for connection in self.connections:
-            connection.hang_up()
-            self.stepper.gone(connection)
-
-    @property
-    def is_free(self):
-        state = self.stepper.state()
-        return (self.stepper.in_flight, state.free_blocks, state.rows) == (0, state.blocks, 0)
+        super().__init__(name, MODEL, blocks=blocks, host=host)
 
 
 @contextlib.asynccontextmanager
-async def service(monkeypatch, *pools, args=ARGS, **config):
+async def service(monkeypatch, *pools, args=ARGS, end_tokens=(), **config):
     """A Router, and its pools' replicas: the first pool is the accelerator's."""
-    monkeypatch.setattr(GenerationPool, "connect", lambda _: None)
-    words = Tokenizer(WordLevel({f"w{number}": number for number in range(VOCABULARY)}, "w0"))
+    monkeypatch.setattr(generation_pool.GenerationPool, "connect", lambda _: None)
+    monkeypatch.setattr(generation_pool, "reach", reach_of(lambda: chain(*pools)))
     names = ("accelerator", "cpu")[: len(pools)]
     topology = Topology(names, dict.fromkeys(names, 1), heterogeneous=True, reason="a test")
-    host = GenerationHost("router", "n", Instruments(), Card(), words)
+    host = GenerationHost("router", "n", Instruments(), Card(end_tokens), WORDS)
     router = GenerationRouter(GenerationSettings.parse(args), topology, {name: (name, None) for name in names}, host)
     await router.reconfigure({**CONFIG, **config})
     for pool, replicas in zip(router.pools.values(), pools, strict=True):
-        pool.follow({replica.name: await replica.about() for replica in replicas}, None)
+        pool.follow({replica.name: replica.about for replica in replicas}, None)
     await until(lambda: all(pool.live for pool in router.pools.values()))
     try:
         yield router
     finally:
         for pool in router.pools.values():
             pool.follow({}, None)
-            for replica in (one for some in pools for one in some):
-                replica.die()
-        await asyncio.sleep(0.01)  # connections end
 
 
 def asked(length=10, tokens=8, seed=0, **more):
@@ -151,10 +80,7 @@ def asked(length=10, tokens=8, seed=0, **more):
 
 
 def expected(one):
-    ids = one.ids.tolist()
-    for _ in range(one.most_tokens):
-        ids.append(following(ids, VOCABULARY))
-    return ids[len(one.ids) :]
+    return answer_to(one.ids.tolist(), one.most_tokens)
 
 
 async def read(pieces):
@@ -209,8 +135,7 @@ async def test_an_end_token_is_counted_and_is_no_text(monkeypatch):
     replica = Replica("a")
     one = asked(tokens=30)
     ids = expected(one)
-    monkeypatch.setattr(Card, "end_tokens", (ids[3],))
-    async with service(monkeypatch, [replica]) as router:
+    async with service(monkeypatch, [replica], end_tokens=(ids[3],)) as router:
         until = ids.index(ids[3])
         assert await read(await router.begin(one)) == [(ids[: until + 1], text_of(ids[:until]), "stop")]
         ignored = asked(tokens=30, ignore_end=True)
@@ -526,7 +451,11 @@ async def test_steps_are_planned_by_who_has_the_secret_of_a_calibration_that_run
 
 async def test_a_replica_that_times_planned_steps_is_passed_over_and_says_why_where_it_is_alone(monkeypatch):
     first, second = Replica("a"), Replica("b")
-    works = [PlannedStep(1, 5).work(BLOCKS, types.SimpleNamespace(model=Model, defaults=Sampling(0.0)))]
+    works = [
+        PlannedStep(1, 5).work(
+            BLOCKS, types.SimpleNamespace(model=types.SimpleNamespace(vocab_size=VOCABULARY), defaults=Sampling(0.0))
+        )
+    ]
     async with service(monkeypatch, [first], [second]) as router:
         timing = [asyncio.create_task(first.stepper.time_steps(works * 40, 20))]
         await asyncio.sleep(0.02)
