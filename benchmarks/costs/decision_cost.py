@@ -27,6 +27,7 @@ _DIMENSION = 384
 _FRAMES = 2000
 _ITEMS = (1, 8, 32)
 _LOOPBACK = "127.0.0.1"
+_STATE = ReplicaState(0.5, 0.9, 0.1, 90, 45, 96, 7, (0.0, 2.4e-4, 0.0, 0.27), 1.01, 0.02, (7, 0, 0))
 
 
 def admission(decisions: int = _DECISIONS) -> dict[str, Any]:
@@ -64,12 +65,11 @@ def frame_s() -> tuple[float, float]:
     """
     ids = np.zeros(QUERY_TOKENS, np.int32)
     numbers = np.zeros(_DIMENSION, np.float32)
-    state = ReplicaState(0.5, 0.9, 0.1, 90, 45, 96, 7, (0.0, 2.4e-4, 0.0, 0.27), 1.01, 0.02, (7, 0, 0))
     found = []
     for items in _ITEMS:
         offers = Offers([Offer(n, 1.98, [ids]) for n in range(items)], refused_s={None: 0.2})
         answered = [Answered(n, 0, numbers, 1.0123456716537476, 0.4, 0.5, 0.9) for n in range(items)]
-        report = Report(state, 7, answered=answered)
+        report = Report(_STATE, 7, answered=answered)
         frames = b"".join(offers.encode()), b"".join(report.encode()[0])
         started = time.perf_counter()
         for _ in range(_FRAMES // items):
@@ -104,7 +104,7 @@ def channel_kb(channels: int = 200) -> float:
     told = asyncio.Event()
 
     def hear(client: RouterConnection, _: Offers) -> None:
-        client.send(Report())
+        client.send(Report(_STATE))
 
     async def measure() -> float:
         server = Server(_LOOPBACK, hear, lambda _: None)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import request_bytes
+from calibration.load import burst, request_bytes
 from tests.kit.service import TEXT, emulating, wait_until
 
 KEYS = "quiet: sk-quiet\ngreedy: sk-greedy\nmetered: sk-metered tokens_per_minute=600\n"

@@ -6,7 +6,7 @@ does besides. What fits into the time to a deadline is judged in virtual time by
 
 import pytest
 
-from benchmarks.kit.arrivals import burst
+from calibration.load import burst
 from tests.kit.service import emulating, outcome, queries
 
 SLO_S = 30.0

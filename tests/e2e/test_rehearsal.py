@@ -13,8 +13,7 @@ from conftest import SLOW
 from grpc_health.v1 import health_pb2
 from loopback import only_loopback
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import connect, request_bytes
+from calibration.load import burst, connect, request_bytes
 from tests.kit import tei_wire
 from tests.kit.service import TEXT, outcome, queries, wait_until
 

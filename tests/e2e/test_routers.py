@@ -16,8 +16,7 @@ import pytest
 from router_processes import get_info, routers, wait_for_routers
 from steady_load import WITHOUT_ANSWER, streaming
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import connect
+from calibration.load import burst, connect
 from tests.kit import tei_wire
 from tests.kit.service import TEXT, by_depth, emulating, outcome, queries, wait_until
 

@@ -13,8 +13,7 @@ import openai
 import pytest
 from grpc_health.v1 import health_pb2
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import request_bytes
+from calibration.load import burst, request_bytes
 from tests.kit import tei_wire
 from tests.kit.service import ROOT, emulating, wait_until
 

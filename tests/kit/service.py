@@ -20,8 +20,7 @@ import psutil
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import Address, Reply, request_bytes
+from calibration.load import Address, Reply, burst, request_bytes
 
 ROOT = Path(__file__).parents[2]
 PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))  # of those that run tests
@@ -33,7 +32,6 @@ GRPC_SERVICES = [  # of every kind of application: they stay as they are while a
 ]
 ENVIRONMENT = {
     "COLUMNS": "200",
-    "RAY_raylet_start_wait_time_s": "120",  # on a busy machine
     "RAY_metrics_report_interval_ms": "1000",
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
 }

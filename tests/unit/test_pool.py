@@ -9,11 +9,6 @@ from deployments.errors import ReplicaLost
 from deployments.placement.request import Embedded
 from deployments.transport.frames import Offer
 from tests.kit.router_world import Replica, World, ask
-from tests.kit.virtual_time import run
-
-
-def virtual(test):
-    return lambda monkeypatch: run(test(monkeypatch), 200_000)
 
 
 async def pool_of(monkeypatch, *replicas):
@@ -26,7 +21,6 @@ def offer(link, queries=1, left_s=5.0):
     return link.offer(Offer(0, left_s, [np.ones(75, np.int32)] * queries))
 
 
-@virtual
 async def test_those_that_finish_first_are_asked_first(monkeypatch):
     _, _, pool = await pool_of(monkeypatch, Replica("a"), Replica("b"), Replica("far", node="m"))
     now = asyncio.get_running_loop().time()
@@ -37,7 +31,6 @@ async def test_those_that_finish_first_are_asked_first(monkeypatch):
     assert len(list(pool.by_finish(now, [75], 2))) == 2
 
 
-@virtual
 async def test_a_replica_that_says_nothing_past_a_deadline_is_left_out_and_taken_back(monkeypatch):
     one, other = Replica("a"), Replica("b")
     _, _, pool = await pool_of(monkeypatch, one, other)
@@ -55,38 +48,34 @@ async def test_a_replica_that_says_nothing_past_a_deadline_is_left_out_and_taken
 
 
 @pytest.mark.parametrize("how", ["refused", "told dead", "counted out", "drops it"])
-def test_what_is_in_doubt_is_lost_when_it_is_known_not_to_run(how, monkeypatch):
-    async def test():
-        replica = Replica("a")
-        world, router, pool = await pool_of(monkeypatch, replica, Replica("b"))
-        link = pool.links["a"]
-        pending = offer(link)
-        await asyncio.sleep(0.05)
-        replica.stopped = True  # the network swallows what would connect
-        replica.reset()
-        await asyncio.sleep(1)
-        assert not pending.ended
-        assert pool.live == [pool.links["b"]]
-        match how:
-            case "refused":
-                replica.alive = False
-            case "told dead":
-                replica.alive = False
-                world.follow(router, "accelerator", died="a")
-            case "counted out":
-                replica.alive = False
-                world.follow(router, "accelerator")
-            case _:
-                replica.stopped = False
-        await asyncio.sleep(5)
-        with pytest.raises(ReplicaLost, match="the accelerator pool lost replica a"):
-            pending.outcome.result()
-        assert (link in pool.live) == (how == "drops it")
-
-    run(test())
+async def test_what_is_in_doubt_is_lost_when_it_is_known_not_to_run(how, monkeypatch):
+    replica = Replica("a")
+    world, router, pool = await pool_of(monkeypatch, replica, Replica("b"))
+    link = pool.links["a"]
+    pending = offer(link)
+    await asyncio.sleep(0.05)
+    replica.stopped = True  # the network swallows what would connect
+    replica.reset()
+    await asyncio.sleep(1)
+    assert not pending.ended
+    assert pool.live == [pool.links["b"]]
+    match how:
+        case "refused":
+            replica.alive = False
+        case "told dead":
+            replica.alive = False
+            world.follow(router, "accelerator", died="a")
+        case "counted out":
+            replica.alive = False
+            world.follow(router, "accelerator")
+        case _:
+            replica.stopped = False
+    await asyncio.sleep(5)
+    with pytest.raises(ReplicaLost, match="the accelerator pool lost replica a"):
+        pending.outcome.result()
+    assert (link in pool.live) == (how == "drops it")
 
 
-@virtual
 async def test_a_replica_that_serve_counts_out_answers_what_it_has(monkeypatch):
     replica = Replica("a")
     world, router, pool = await pool_of(monkeypatch, replica, Replica("b"))
@@ -101,7 +90,6 @@ async def test_a_replica_that_serve_counts_out_answers_what_it_has(monkeypatch):
     assert not router.can_answer
 
 
-@virtual
 async def test_a_hung_replica_that_serve_counts_out_is_given_up(monkeypatch):
     """Serve ends its process half a minute later; its queries do not wait for that."""
     replica = Replica("a")
@@ -121,7 +109,6 @@ async def test_a_hung_replica_that_serve_counts_out_is_given_up(monkeypatch):
     assert (pool._draining, link._channel) == ({}, None)
 
 
-@virtual
 async def test_a_connection_that_breaks_as_it_is_made_is_made_again(monkeypatch):
     replica = Replica("a")
     connect, times = replica.connect, []
@@ -139,7 +126,6 @@ async def test_a_connection_that_breaks_as_it_is_made_is_made_again(monkeypatch)
     assert isinstance(await ask(router), Embedded)
 
 
-@virtual
 async def test_a_new_config_reaches_every_replica(monkeypatch):
     replica = Replica("a")
     world, router, pool = await pool_of(monkeypatch, replica)

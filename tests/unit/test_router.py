@@ -14,13 +14,8 @@ from deployments.queueing.shares import Tenant
 from deployments.trial import Trial, hash_secret
 from tests.kit.router_world import Replica, World, ask, several, text
 from tests.kit.virtual_device import EIGHT, V100, XEON
-from tests.kit.virtual_time import run
 
 QUICK = (0.003, 0.004)  # alpha, beta
-
-
-def virtual(test):
-    return lambda monkeypatch: run(test(monkeypatch), 400_000)
 
 
 def kinds(answers):
@@ -38,7 +33,6 @@ def both(slo_s=2.0, **how):
     return {"accelerator": [Replica("a", V100, **how)], "cpu": [Replica("c", XEON, **how)]}, slo_s
 
 
-@virtual
 async def test_the_accelerator_first_then_the_cpu_then_busy(monkeypatch):
     pools, slo_s = both()
     world = World(monkeypatch, pools, slo_s=slo_s)
@@ -55,7 +49,6 @@ async def test_the_accelerator_first_then_the_cpu_then_busy(monkeypatch):
     assert all(one.total_s <= slo_s for one in answers if isinstance(one, Embedded))
 
 
-@virtual
 async def test_of_several_replicas_the_next_best_is_asked_after_a_refusal(monkeypatch):
     replicas = [Replica("a1"), Replica("a2"), Replica("a3")]
     router = await World(monkeypatch, {"accelerator": replicas}).router()
@@ -64,7 +57,6 @@ async def test_of_several_replicas_the_next_best_is_asked_after_a_refusal(monkey
     assert all(20 <= replica.ran <= 45 for replica in replicas)
 
 
-@virtual
 async def test_a_burst_through_two_routers_pays_beta_once(monkeypatch):
     replica = Replica("a")
     world = World(monkeypatch, {"accelerator": [replica]})
@@ -73,7 +65,6 @@ async def test_a_burst_through_two_routers_pays_beta_once(monkeypatch):
     assert [len(one) for one in replica.engine.runs] == [30]
 
 
-@virtual
 async def test_full_replicas_get_no_message_and_hear_of_the_work_later(monkeypatch):
     replica = Replica("a")
     router = await World(monkeypatch, {"accelerator": [replica]}).router()
@@ -94,7 +85,6 @@ async def test_full_replicas_get_no_message_and_hear_of_the_work_later(monkeypat
     assert rho > 0
 
 
-@virtual
 async def test_who_comes_back_when_told_is_admitted(monkeypatch):
     router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
     first = several(router, 60)
@@ -105,7 +95,6 @@ async def test_who_comes_back_when_told_is_admitted(monkeypatch):
     await asyncio.gather(*first)
 
 
-@virtual
 async def test_a_request_of_several_texts_over_two_replicas(monkeypatch):
     replicas = [Replica("a1"), Replica("a2")]
     router = await World(monkeypatch, {"accelerator": replicas}).router()
@@ -117,7 +106,6 @@ async def test_a_request_of_several_texts_over_two_replicas(monkeypatch):
     assert all(replica.runner.schedule.in_flight == 0 for replica in replicas)
 
 
-@virtual
 async def test_whole_or_not_at_all(monkeypatch):
     """What is held is let go as soon as the rest is refused."""
     replicas = [Replica("a1"), Replica("a2")]
@@ -133,7 +121,6 @@ async def test_whole_or_not_at_all(monkeypatch):
     assert sum(replica.ran for replica in replicas) == 50
 
 
-@virtual
 async def test_a_query_whose_replica_dies_is_admitted_once_more(monkeypatch):
     replicas = [Replica("a1"), Replica("a2")]
     world = World(monkeypatch, {"accelerator": replicas})
@@ -148,7 +135,6 @@ async def test_a_query_whose_replica_dies_is_admitted_once_more(monkeypatch):
     assert all(one.total_s <= 1.0 for one in answers)  # by its first deadline
 
 
-@virtual
 async def test_when_the_last_replica_dies_it_is_unavailable(monkeypatch):
     replica = Replica("a1")
     world = World(monkeypatch, {"accelerator": [replica]})
@@ -162,7 +148,6 @@ async def test_when_the_last_replica_dies_it_is_unavailable(monkeypatch):
     assert isinstance(await ask(router), Unavailable)
 
 
-@virtual
 async def test_a_pool_without_replicas_is_not_live_and_a_closed_one_is_not_counted(monkeypatch):
     lost, other = Replica("a"), Replica("c")
     world = World(monkeypatch, {"accelerator": [lost], "cpu": [other]})
@@ -175,7 +160,6 @@ async def test_a_pool_without_replicas_is_not_live_and_a_closed_one_is_not_count
     assert router.live_pools == {"cpu": True}
 
 
-@virtual
 async def test_a_reset_connection_does_not_run_a_query_twice_at_once(monkeypatch):
     replicas = [Replica("a1"), Replica("a2")]
     world = World(monkeypatch, {"accelerator": replicas})
@@ -192,7 +176,6 @@ async def test_a_reset_connection_does_not_run_a_query_twice_at_once(monkeypatch
     assert all(replica.runner.schedule.in_flight == 0 for replica in replicas)
 
 
-@virtual
 async def test_a_replica_that_has_stopped_is_left_out(monkeypatch):
     replicas = [Replica("a1"), Replica("a2")]
     router = await World(monkeypatch, {"accelerator": replicas}).router()
@@ -208,7 +191,6 @@ async def test_a_replica_that_has_stopped_is_left_out(monkeypatch):
     await asyncio.gather(*lost, *bulk, return_exceptions=True)
 
 
-@virtual
 async def test_a_request_of_a_thousand_texts_beside_single_queries(monkeypatch):
     replicas = [Replica("a1", (0.002, 0.05), EIGHT), Replica("a2", (0.002, 0.05), EIGHT)]
     router = await World(monkeypatch, {"accelerator": replicas}).router()
@@ -226,14 +208,12 @@ async def test_a_request_of_a_thousand_texts_beside_single_queries(monkeypatch):
     assert all(replica.runner.schedule.in_flight == 0 for replica in replicas)
 
 
-@virtual
 async def test_a_request_that_is_bulk_for_its_size_has_bulks_time(monkeypatch):
     replica = Replica("a", (0.1, 0.1))
     router = await World(monkeypatch, {"accelerator": [replica]}, request_timeout_s=5.0).router()
     assert len((await ask(router, *[text()] * 100)).vectors) == 100
 
 
-@virtual
 async def test_a_bulk_request_does_not_ask_as_fast_as_it_is_refused(monkeypatch):
     """Another Router's bulk queries have the room."""
     replica = Replica("a")
@@ -253,7 +233,6 @@ async def test_a_bulk_request_does_not_ask_as_fast_as_it_is_refused(monkeypatch)
     await asyncio.gather(*prompt)
 
 
-@virtual
 async def test_many_bulk_requests_of_one_text_leave_the_device_to_others(monkeypatch):
     """As gRPC's streams send them."""
     replica = Replica("a")
@@ -273,7 +252,6 @@ async def test_many_bulk_requests_of_one_text_leave_the_device_to_others(monkeyp
     assert link.bulk_parts == 0
 
 
-@virtual
 async def test_what_does_not_fit_into_one_run_is_bulk(monkeypatch):
     """No number of texts is refused by an idle device for ever."""
     for count in range(34, 44):
@@ -281,7 +259,6 @@ async def test_what_does_not_fit_into_one_run_is_bulk(monkeypatch):
         assert len((await ask(router, *[text()] * count)).vectors) == count
 
 
-@virtual
 async def test_a_request_that_is_lost_before_it_was_admitted_is_tried_again(monkeypatch):
     replica = Replica("a1")
     router = await World(monkeypatch, {"accelerator": [replica]}).router()
@@ -297,7 +274,6 @@ async def test_a_request_that_is_lost_before_it_was_admitted_is_tried_again(monk
         await asyncio.sleep(2)
 
 
-@virtual
 async def test_too_little_time_left_is_not_too_long_a_query(monkeypatch):
     """Its replica died when most of its time had passed."""
     replicas = [Replica("a1"), Replica("a2")]
@@ -313,7 +289,6 @@ async def test_too_little_time_left_is_not_too_long_a_query(monkeypatch):
     assert isinstance(await asked, Busy)
 
 
-@virtual
 async def test_too_much_bulk_is_refused_before_it_is_tokenised(monkeypatch):
     router = await World(monkeypatch, {"accelerator": [Replica("a")]}, bulk={"max_waiting": 100}).router()
     told = []
@@ -323,7 +298,6 @@ async def test_too_much_bulk_is_refused_before_it_is_tokenised(monkeypatch):
     assert told == []
 
 
-@virtual
 async def test_of_large_texts_most_are_refused_before_they_are_tokenised(monkeypatch):
     router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
     encode, told = Tokenizer.encode, []
@@ -335,7 +309,6 @@ async def test_of_large_texts_most_are_refused_before_they_are_tokenised(monkeyp
     assert found["Embedded"] > 0
 
 
-@virtual
 async def test_what_would_never_end_in_time_is_told_so(monkeypatch):
     router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
     error = await ask(router, text(250), timeout_s=0.29)
@@ -344,7 +317,6 @@ async def test_what_would_never_end_in_time_is_told_so(monkeypatch):
     assert isinstance(await ask(router, text(250), timeout_s=0.5), Embedded)
 
 
-@virtual
 async def test_a_longer_deadline_waits_where_the_slo_is_busy(monkeypatch):
     router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
     first = several(router, 60)
@@ -355,7 +327,6 @@ async def test_a_longer_deadline_waits_where_the_slo_is_busy(monkeypatch):
     await asyncio.gather(*first)
 
 
-@virtual
 async def test_a_hang_up_frees_its_place_at_once(monkeypatch):
     replicas = [Replica("a1"), Replica("a2")]
     router = await World(monkeypatch, {"accelerator": replicas}).router()
@@ -371,7 +342,6 @@ async def test_a_hang_up_frees_its_place_at_once(monkeypatch):
     assert all(not link._channel.pending for link in router.pools["accelerator"].live)
 
 
-@virtual
 async def test_parts_are_called_off_when_the_client_goes_while_another_is_lost(monkeypatch):
     replicas = [Replica("a1"), Replica("a2")]
     world = World(monkeypatch, {"accelerator": replicas})
@@ -388,7 +358,6 @@ async def test_parts_are_called_off_when_the_client_goes_while_another_is_lost(m
     assert other.runner._run.stop.is_set()
 
 
-@virtual
 async def test_an_engines_failure_is_the_queries_own(monkeypatch):
     replica = Replica("a")
     router = await World(monkeypatch, {"accelerator": [replica]}).router()
@@ -398,14 +367,12 @@ async def test_an_engines_failure_is_the_queries_own(monkeypatch):
     assert kinds(await asyncio.gather(*good)) == {"Embedded": 3}
 
 
-@virtual
 async def test_a_closed_pool_gets_nothing(monkeypatch):
     pools, _ = both(1.0)
     router = await World(monkeypatch, pools, accelerator={"queue_depth": 0}).router()
     assert set(pools_of(await asyncio.gather(*several(router, 20)))) == {"cpu"}
 
 
-@virtual
 async def test_admission_by_depth_holds_for_any_number_of_routers(monkeypatch):
     replica = Replica("a")
     world = World(monkeypatch, {"accelerator": [replica]}, admission="depth", accelerator={"queue_depth": 10})
@@ -415,7 +382,6 @@ async def test_admission_by_depth_holds_for_any_number_of_routers(monkeypatch):
     assert replica.runner.schedule.most == 10
 
 
-@virtual
 async def test_a_quiet_client_is_let_in_through_any_router_while_a_greedy_one_is_refused(monkeypatch):
     replicas = [Replica("a", QUICK, EIGHT), Replica("b", QUICK, EIGHT)]
     world = World(monkeypatch, {"accelerator": replicas})
@@ -437,7 +403,6 @@ async def test_a_quiet_client_is_let_in_through_any_router_while_a_greedy_one_is
     assert all(one.retry_after_s < 2 for one in busy)
 
 
-@virtual
 async def test_a_quota_is_divided_among_the_routers_that_live(monkeypatch):
     world = World(monkeypatch, {"accelerator": [Replica("a", QUICK, EIGHT)]})
     routers = [await world.router("r0"), await world.router("r1")]
@@ -456,7 +421,6 @@ async def test_a_quota_is_divided_among_the_routers_that_live(monkeypatch):
     assert "tokens" in refused[0].message
 
 
-@virtual
 async def test_what_is_refused_costs_no_quota(monkeypatch):
     router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
     client = Client(Tenant("a"), Quota(1.0, "device_seconds"))
@@ -473,7 +437,6 @@ def test_a_trial_counts_against_nobody():
     assert Wanted(client=client, trial=Trial("secret", {"accelerator": 4})).charged is None
 
 
-@virtual
 async def test_a_calibration_runs_from_its_first_trial_query_until_its_grant_is_withdrawn(monkeypatch):
     granted = {"trial": {"secret_sha256": hash_secret("secret"), "expires_at": time.time() + 1000}}
     world = World(monkeypatch, {"accelerator": [Replica("a")]}, **granted)
@@ -489,7 +452,6 @@ async def test_a_calibration_runs_from_its_first_trial_query_until_its_grant_is_
     assert router.trial_seconds_ago is None
 
 
-@virtual
 async def test_a_router_that_starts_waits_for_its_first_replica_but_not_for_ever(monkeypatch):
     loop = asyncio.get_running_loop()
     monkeypatch.setattr("deployments.router.time.time", loop.time)
