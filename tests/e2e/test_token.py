@@ -24,8 +24,7 @@ import ray
 from ray.serve.generated.serve_pb2 import ASGIRequest
 from test_with_keys import session_logs
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import request_bytes
+from calibration.load import burst, request_bytes
 from tests.kit.service import ROOT, load_yaml, running
 
 BIN = Path(sys.executable).parent
