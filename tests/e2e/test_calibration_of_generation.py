@@ -37,7 +37,7 @@ def service(tmp_path_factory):
 
 def test_step_times_are_found_proven_written_and_live(service, tmp_path, figure):
     job = Job(service, tmp_path, *WORDS)
-    job.run_here()
+    job.run()
     config, report = job.user_config(), job.report()
     truths = {name: StepTimeSettings(**device, knee=KNEE).step_time for name, device in DEVICES.items()}
     for pool, about in service.pools().items():
