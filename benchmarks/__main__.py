@@ -66,8 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=f"{__doc__}\n\ncomparisons:\n"
-        + "\n".join(f"  {name:<10}{about}" for name, about in ABOUT.items())
-        + "\n  paper     the paper's tables and figures: python -m benchmarks.paper",
+        + "\n".join(f"  {name:<11}{about}" for name, about in ABOUT.items())
+        + "\n  paper      the paper's tables and figures: python -m benchmarks.paper",
         epilog=(
             "examples:\n"
             "  make bench                              all of them, about an hour\n"

@@ -13,15 +13,14 @@ from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet
 
 ABOUT = {
-    "path": "windve over an engine that does nothing, against an ingress that answers by itself and Serve's defaults",
+    "path": "windve with 1 to 4 Routers over an engine that does nothing, against a bare ingress and Serve's defaults",
     "service": "windve on the CPU against Infinity, mosec, LitServe and @serve.batch: same weights, same texts",
     "engine": "engines and number formats alone, by batch and length, against what the cores can multiply; memory",
     "families": "packed against the model's own code, for each family at the shape of its smallest public model",
-    "router": "one admission decision, and the throughput of 1, 2 and 4 Router replicas",
     "promise": "late answers and goodput of whole services under bursts and streams, up to three times capacity",
     "overflow": "a peak that overflows to the CPU and goes, as Prometheus and the dashboard's panels see it",
     "admission": "admission by predicted finish in virtual time, beside the paper's depths and the plain rules",
-    "scaling": "from one box to a thousand nodes: Routers and queues in virtual time, and a Router that dies",
+    "scaling": "from one box to 256 nodes: Routers and queues in virtual time, and a Router that dies",
     "generation": "generation in virtual time: first tokens and paces that are kept, and goodput beside a bound",
     "hybrid": "a host that holds a part of the cache, in virtual time: each mode beside the model and no host",
     "streams": "generation at true speed on real Ray: late first tokens and paces, goodput beside virtual time's",

@@ -10,6 +10,7 @@ from rich.console import Console
 from benchmarks.kit.bench import Found, machine_line, noise_line
 from benchmarks.kit.goal import goal_sheet
 from benchmarks.kit.registry import ABOUT, comparison
+from benchmarks.kit.sheet import table
 
 _DOTS_PER_INCH = 130
 
@@ -19,6 +20,8 @@ def write(out: Path, found: Found, console: Console) -> None:
     name = found["name"]
     compared = comparison(name)
     sheets = [*compared.sheets(found), goal_sheet(compared.goals(found))]
+    if missing := [{"name": name, "why": why} for name, why in found.get("missing", {}).items()]:
+        sheets.insert(-1, table("Not measured", {"": "{name}", "why": "{why}"}, missing))
     lines = [f"# {name}: {ABOUT[name]}", "", f"By `make bench ARGS={name}` on {machine_line(found)}"]
     lines += ["", noise_line(found)] if any("others" in sample for sample in found["samples"]) else []
     lines += ["", "Quick: fewer and shorter rounds."] if found["quick"] else []

@@ -5,9 +5,10 @@ import time
 
 import pytest
 
-from benchmarks.kit.arrivals import Load, burst, poisson
-from calibration.load import request_bytes
+from benchmarks.kit.arrivals import Load
+from calibration.load import burst, request_bytes
 from tests.kit.service import load_yaml
+from tests.kit.simulation.arrivals import poisson
 
 pytestmark = pytest.mark.alone
 
@@ -16,18 +17,6 @@ ALPHA_S, BETA_S, SLO_S = 0.00904, 0.24, 1.0  # of an Atlas 300I DUO, which answe
 CAPACITY_S = (SLO_S - BETA_S) / ALPHA_S / SLO_S  # queries a second
 QUIET_S, GREEDY_S = 2 * CAPACITY_S / 11, 20 * CAPACITY_S / 11
 SETTLED_S = 5.0
-
-
-class Client(Load):
-    """One that shows a key."""
-
-    def __init__(self, url, key):
-        super().__init__(url)
-        self.key = key
-
-    def request(self, arrival, number):
-        head, body = super().request(arrival, number).split(b"\r\n\r\n", 1)
-        return head + f"\r\nauthorization: Bearer {self.key}\r\n\r\n".encode() + body
 
 
 @pytest.fixture(scope="module")
@@ -51,20 +40,20 @@ def serve(service, seconds, **rates):
     """name -> (share admitted, share late of these, p95 in s, what the others were told)"""
 
     async def run():
-        clients = {name: Client(str(service.address), f"sk-{name}") for name in rates}
+        clients = {name: Load(str(service.address), [("authorization", f"Bearer sk-{name}")]) for name in rates}
         try:
             streams = [
-                clients[name].stream(poisson(rate, seconds, 75, SLO_S, seed=number))
+                clients[name].send(list(poisson(rate, seconds, allowed_s=SLO_S, seed=number)))
                 for number, (name, rate) in enumerate(rates.items(), 1)
             ]
             return await asyncio.gather(*streams)
         finally:
             for client in clients.values():
-                client.close()
+                client.hang_up()
 
     found = {}
     for name, ended in zip(rates, asyncio.run(run()), strict=True):
-        mine = [one for one in ended if one.arrival.at_s > SETTLED_S]
+        mine = [one for one in ended if one.arrival.at > SETTLED_S]
         waits = sorted(one.reply.seconds for one in mine if one.ok)
         late = sum(wait > SLO_S for wait in waits)
         codes = {one.reply.json()["error"]["code"] for one in mine if one.busy}

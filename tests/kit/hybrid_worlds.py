@@ -1,5 +1,5 @@
-"""Sequences at an engine whose cache lies in two memories, and random works for it: joins, chunks, second batches, rows
-that park, join, stay and are called off, moves between the memories, forks.
+"""Sequences at an engine whose cache lies in two memories, or in one, and random works for it: joins, chunks, second
+batches, rows that park, join, stay and are called off, moves between the memories, forks.
 """
 
 from dataclasses import dataclass, field
@@ -47,10 +47,11 @@ class World:
 
     def __init__(self, steps, blocks, host_blocks):
         self.steps, self.rooms = steps, {False: Blocks(blocks), True: Blocks(host_blocks)}
+        self.has_host = host_blocks > 0
         self.at, self.copies, self.called_off, self.numbers = {}, [], [], 0
 
     def join(self, name, prompt, on_host=False):
-        self.at[name] = Sequence(list(prompt), len(prompt), on_host)
+        self.at[name] = Sequence(list(prompt), len(prompt), on_host and self.has_host)
 
     def leave(self, name):
         """(all tokens, how many of them were its prompt). Its blocks may be others' in the next step."""
@@ -148,14 +149,14 @@ class World:
                     self.join(joined, prompt_of(number, joined), flag)
                 elif what == "leave" and self.at:  # parked or not
                     yield self.leave(sorted(self.at)[number % len(self.at)])
-                elif what == "move" and name is not None:
+                elif what == "move" and name is not None and self.has_host:
                     self.move(name)
                 elif what == "fork" and name is not None and len(self.at) < MOST:
                     joined += 1
                     self.fork(name, joined, 5 + number % 90)
                 elif what == "step":
                     some = {of: shares[at] for at, of in enumerate(free) if at in shares}
-                    if some or flag:
+                    if some or (flag and self.has_host):
                         self.step(some, joins=flag)
             except NoBlocks:
                 yield self.leave(max(self.at))

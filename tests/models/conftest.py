@@ -1,6 +1,7 @@
 """Each test races anew, whatever another one kept, and over a few queries: who wins is not what is tested here."""
 
 import pytest
+import torch
 
 from deployments.engines import race_results
 
@@ -15,3 +16,11 @@ def short_races():
         for name, lengths in {"_SHORT": (16,) * 8, "_EQUAL": (75,) * 2, "_MIXED": (11, 198, 36)}.items():
             patch.setattr(f"{RACED}.{name}", lengths)
         yield
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Tests run side by side, one process a core: threads of several would only wait for each other. An engine that is
+    given more sets its own.
+    """
+    torch.set_num_threads(1)

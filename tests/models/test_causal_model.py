@@ -7,43 +7,27 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import MistralConfig, Qwen2Config
 
 from deployments.engines.packed.layers import TorchProducts
 from deployments.engines.packed.tensors import Place, Weights
 from deployments.generation.engine.causal_model import CausalModel, unsupported
+from deployments.generation.engine.generation_engines import ModelSteps
 from deployments.generation.kernels.packed_products import PackedProducts, forms
 from deployments.generation.scheduling.blocks import BLOCK, Blocks, NoBlocks
 from deployments.generation.scheduling.chunk import Chunk
-from tests.kit.packed_models import EXACT, VOCABULARY
-from tests.kit.packed_models import build as build_transformers
+from tests.kit.causal_models import FAMILIES, causal, check, prompt_of
+from tests.kit.hybrid_worlds import EVENTS, FIRST, World
+from tests.kit.packed_models import EXACT
 
-SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-FAMILIES = {
-    "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 2, "head_dim": 32}),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"num_key_value_heads": 1}),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"num_key_value_heads": 2, "head_dim": 32}),
-    "tied": (Qwen2ForCausalLM, Qwen2Config, {"num_key_value_heads": 4, "tie_word_embeddings": True}),
-}
 PRODUCTS = {"torch": TorchProducts()} | {f"in C, {form}": PackedProducts(form) for form in forms(torch.float32)[:1]}
-NEAR = 1e-4  # of the two best logits: either token is right
 BLOCKS = 12
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def own(request):
     """transformers' model."""
-    model, config, more = FAMILIES[request.param]
-    return build_transformers(model, config, **{"tie_word_embeddings": False} | SHAPE | more)
+    return causal(request.param)
 
 
 @pytest.fixture(scope="module", params=PRODUCTS)
@@ -52,98 +36,36 @@ def models(own, request):
     return own, CausalModel(own.config, Weights.of_module(own, EXACT), BLOCKS, PRODUCTS[request.param])
 
 
-class World:
-    """Sequences at one model, each step as a schedule says."""
+class Steps(ModelSteps):
+    layers = 1
 
     def __init__(self, model):
-        self.model, self.blocks, self.at = model, Blocks(model.cache.tensor.shape[2]), {}
-
-    def join(self, name, prompt):
-        self.at[name] = {"ids": list(prompt), "prompt": len(prompt), "computed": 0, "table": []}
-
-    def leave(self, name):
-        """(all tokens, how many of them were its prompt)."""
-        one = self.at.pop(name)
-        self.blocks.give_back(one["table"])
-        return one["ids"], one["prompt"]
-
-    def step(self, shares):
-        """A chunk of each of these sequences: of what is left of its prompt so many tokens, or its last token. Raises
-        NoBlocks, and nothing is computed.
-        """
-        ends = {}
-        for name, share in shares.items():
-            one = self.at[name]
-            ends[name] = min(len(one["ids"]), one["computed"] + max(1, share))
-            self.blocks.grow(one["table"], ends[name])
-        chunks = []
-        for name, end in ends.items():
-            one = self.at[name]
-            ids = np.array(one["ids"][one["computed"] : end], np.int32)
-            chunks.append(Chunk(ids, one["computed"], tuple(one["table"]), wanted=end == len(one["ids"])))
-            one["computed"] = end
-        logits = self.model.step(chunks)
-        wanted = [name for name, chunk in zip(ends, chunks, strict=True) if chunk.wanted]
-        for name, numbers in zip(wanted, logits, strict=True):
-            self.at[name]["ids"].append(int(numbers.argmax()))
+        super().__init__(model, lambda logits: logits.numpy())
 
 
-def check(own, ids, prompt):
-    """Each token after the prompt is the one that transformers' logits say, given those before it."""
-    with torch.inference_mode():
-        logits = own(input_ids=torch.tensor([ids])).logits[0, prompt - 1 : -1]
-    picked = logits.gather(1, torch.tensor(ids[prompt:])[:, None])[:, 0]
-    assert (logits.amax(1) - picked <= NEAR).all()
-
-
-def prompt_of(length, seed=0):
-    return np.random.default_rng([length, seed]).integers(5, VOCABULARY, length).tolist()
-
-
-@pytest.mark.parametrize("length", [1, 7, BLOCK, 2 * BLOCK + 3])
-def test_alone_it_is_generate(models, length):
+def test_alone_it_is_generate(models):
     own, model = models
-    prompt, world = prompt_of(length), World(model)
-    world.join("a", prompt)
-    for _ in range(12):
-        world.step({"a": length})
-    wanted = own.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, length, dtype=torch.int64),
-        max_new_tokens=12,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    assert world.leave("a") == (wanted[0].tolist(), length)
+    for length in (1, BLOCK, 2 * BLOCK + 3):
+        prompt, world = prompt_of(length), World(Steps(model), BLOCKS, 0)
+        world.join("a", prompt)
+        for _ in range(12):
+            world.step({"a": (length, FIRST)})
+        wanted = own.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, length, dtype=torch.int64),
+            max_new_tokens=12,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        assert world.leave("a") == (wanted[0].tolist(), length)
 
 
-EVENTS = st.tuples(
-    st.sampled_from(["join", "join", "step", "step", "step", "step", "leave"]),
-    st.integers(1, 200),
-    st.lists(st.integers(0, 150), min_size=5, max_size=5),
-)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(EVENTS, min_size=5, max_size=60))
+@settings(max_examples=12, deadline=None)
+@given(EVENTS)
 def test_in_any_mix_each_is_as_if_alone(models, events):
     own, model = models
-    world, joined, done = World(model), 0, []
-    for what, number, shares in events:
-        if what == "join" and len(world.at) < 5:
-            joined += 1
-            world.join(joined, prompt_of(number, joined))
-        elif what == "leave" and world.at:
-            done.append(world.leave(sorted(world.at)[number % len(world.at)]))
-        elif named := {name: share for name, share in zip(sorted(world.at), shares, strict=False) if share}:
-            try:
-                world.step(named)
-            except NoBlocks:
-                done.append(world.leave(max(world.at)))
-    done += [world.leave(name) for name in list(world.at)]
-    assert world.blocks.free == BLOCKS
-    for ids, prompt in done:
+    for ids, prompt in World(Steps(model), BLOCKS, 0).run(events, prompt_of):
         if len(ids) > prompt:
             check(own, ids, prompt)
 

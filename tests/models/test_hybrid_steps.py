@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hypothesis import given, settings
-from test_causal_model import FAMILIES, SHAPE, check, prompt_of
 
 from deployments.engines.packed.layers import TorchProducts
 from deployments.engines.packed.tensors import Weights
@@ -18,9 +17,9 @@ from deployments.generation.engine.hybrid_steps import HybridSteps
 from deployments.generation.engine.stopwatch import stopwatch_for
 from deployments.generation.kernels.decode_kernel import forms
 from deployments.generation.scheduling.chunk import Work
+from tests.kit.causal_models import causal, check, prompt_of
 from tests.kit.hybrid_worlds import EVENTS, FIRST, PARKING, SECOND, World
 from tests.kit.packed_models import EXACT
-from tests.kit.packed_models import build as build_transformers
 
 LAYERS, BLOCKS, HOST_BLOCKS = 3, 6, 8
 
@@ -28,10 +27,7 @@ LAYERS, BLOCKS, HOST_BLOCKS = 3, 6, 8
 @pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
 def own(request):
     """transformers' model."""
-    model, config, more = FAMILIES[request.param]
-    return build_transformers(
-        model, config, **{"tie_word_embeddings": False} | SHAPE | {"num_hidden_layers": LAYERS} | more
-    )
+    return causal(request.param, num_hidden_layers=LAYERS)
 
 
 def hybrid(own, *, kernel=True):

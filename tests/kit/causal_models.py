@@ -1,0 +1,33 @@
+"""Tiny causal language models of transformers, and what their tokens should be."""
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from tests.kit.packed_models import VOCABULARY, build
+
+SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+FAMILIES = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 2, "head_dim": 32}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"num_key_value_heads": 1}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"num_key_value_heads": 2, "head_dim": 32}),
+    "tied": (Qwen2ForCausalLM, Qwen2Config, {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+}
+NEAR = 1e-4  # of the two best logits: either token is right
+
+
+def causal(family, **changes):
+    model, config, more = FAMILIES[family]
+    return build(model, config, **{"tie_word_embeddings": False} | SHAPE | more | changes)
+
+
+def check(own, ids, prompt):
+    """Each token after the `prompt` first ones is the one that the logits of transformers' `own` model say."""
+    with torch.inference_mode():
+        logits = own(input_ids=torch.tensor([ids])).logits[0, prompt - 1 : -1]
+    picked = logits.gather(1, torch.tensor(ids[prompt:])[:, None])[:, 0]
+    assert (logits.amax(1) - picked <= NEAR).all()
+
+
+def prompt_of(length, seed=0):
+    return np.random.default_rng([length, seed]).integers(5, VOCABULARY, length).tolist()
