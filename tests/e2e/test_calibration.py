@@ -21,7 +21,7 @@ import yaml
 
 from benchmarks.kit.arrivals import burst
 from calibration.load import request_bytes
-from tests.kit.service import ROOT, load_yaml, running
+from tests.kit.service import ROOT, load_yaml
 
 SLO_S, MOST = 2.0, 16
 DEVICES = {"accelerator": {"alpha_s": 0.002, "beta_s": 0.4}, "cpu": {"alpha_s": 0.002, "beta_s": 0.6}}
@@ -30,7 +30,7 @@ CALIBRATE = ("--model", NAME, "--slo", str(SLO_S), "--most", str(MOST), "--token
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
+def service(shared):
     config = load_yaml("rehearsal.yaml")
     (application,) = config["applications"]
     args = application["args"]
@@ -39,8 +39,7 @@ def service(tmp_path_factory):
     for pool, emulated in DEVICES.items():
         args[pool]["emulated"] = emulated
     application["deployments"][0]["user_config"] = {"slo_s": 30.0}
-    with running(config, tmp_path_factory.mktemp("calibration")) as service:
-        yield service
+    return shared.serve(config)
 
 
 class Job:
