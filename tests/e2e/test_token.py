@@ -28,7 +28,7 @@ from benchmarks.kit.arrivals import burst
 from calibration.load import request_bytes
 from tests.kit.service import ROOT, load_yaml, running
 
-pytestmark = pytest.mark.alone  # a second Ray on a machine opens fewer ports than the first, and runs no jobs
+pytestmark = pytest.mark.alone  # beside another Ray this one opens fewer ports, and its jobs find the other one
 
 BIN = Path(sys.executable).parent
 KEY = "sk-token-5c1e"
