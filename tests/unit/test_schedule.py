@@ -637,7 +637,7 @@ def test_a_run_that_is_all_answered_is_about_to_end():
     queue.offer(0.0, [one := query(300)])
     queue.start(0.0)
     queue.passed(0.4, [one])
-    assert queue.state(0.4).free_s == 0
+    assert (queue.state(0.4).free_s, queue.in_flight) == (0, 0)
 
 
 @pytest.mark.parametrize(
