@@ -428,6 +428,7 @@ def test_what_a_tenant_asked_for_and_got():
         (4.0, 1.0, [794 - STEP], 1.0),
         (4.0, 1.0, [794 + STEP], 8.0),
         (4.0, 2.0, [1900], 16.0),
+        (1.5, 1.0, [400], 1.0),
         (1.0, 1.0, [594 + STEP], 8.0),  # the device is not slow
         # Several at once must be in time.
         (4.0, 1.0, [394, 400 - STEP], 1.0),
