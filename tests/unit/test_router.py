@@ -337,3 +337,16 @@ async def test_a_router_that_starts_waits_for_its_first_replica_but_not_for_ever
     await second.joined()
     assert loop.time() == began
     assert second.can_answer
+
+
+async def test_a_new_config_reaches_every_replica_and_a_bad_one_changes_nothing(monkeypatch):
+    replica = Replica("a")
+    world = World(monkeypatch, {"accelerator": [replica]})
+    router = await world.router()
+    await router.reconfigure({**world.config, "admission": "depth", "accelerator": {"queue_depth": 7}})
+    await asyncio.sleep(0.01)
+    policy = replica.runner.schedule.policy
+    assert (policy.admission, policy.depth) == ("depth", 7)
+    await router.reconfigure({**world.config, "slo_s": 0})
+    assert (router.config.admission, policy.depth) == ("depth", 7)
+    assert "slo_s" in router.config_problem
