@@ -826,7 +826,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(EVENTS, st.booleans(), st.sampled_from([7, 100, 2048]), HOSTS)
 @virtual
 async def test_whatever_routers_say_every_answer_ends_and_follows_from_its_prompt(happens, short, step_tokens, host):
