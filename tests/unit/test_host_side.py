@@ -296,6 +296,21 @@ def test_how_long_copies_may_take_before_a_step(waits, copy_s, moved):
     assert schedule.planned_s >= 1.0 + copy_s * moved
 
 
+@pytest.mark.parametrize("asks", [False, True])
+def test_nobody_comes_to_the_accelerator_while_somebody_finds_no_room_there(asks):
+    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=Host(HostTime(0.01, 0.0), 64))
+    (row,) = lying(schedule.host.room, 1, on_host=True)
+    row.generation.tpot_s = 99.0
+    schedule._running.append(row)
+    if asks:
+        assert schedule.offer(0.0, Generation(21 * 128, 1, 16.0, 8.0))
+    assert row.generation.on_host
+    schedule.next_step(0.0)
+    assert row.generation.on_host is asks
+    schedule.ended(2.0, 2.0)
+    assert schedule.host.room.lengths is schedule.room.lengths
+
+
 # --- a schedule with a host -------------------------------------------------------------------------------------------
 
 
