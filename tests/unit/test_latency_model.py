@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.fit.curve import Curve
+from calibration.fit.curve import Curve, ceil, floor
 from calibration.fit.latency_model import Sample, cover, fit, misfit, scatter
 
 # SLO 1 s and 2 s, burst and steady: floor((slo - beta) / alpha) and floor((slo - 2 * beta) / alpha).
@@ -93,6 +93,8 @@ def test_too_little_for_a_line_is_refused(samples):
         (KUNPENG, 2, 15, 3),
         (KUNPENG, 0.9, 0, 0),  # one query takes 0.925 s: not at all (Eq. 11)
         (Curve(0.25, 0.5), 1, 2, 0),  # the SLO met to the dot
+        (Curve(0.1, 0.2), 2.0, 18, 16),
+        (Curve(0.1, 0.0), 0.3, 3, 3),  # 0.3 / 0.1 is 2.9999999999999996
     ],
 )
 def test_depth_is_what_the_line_leaves_within_the_slo(model, slo_s, burst, steady):
@@ -104,6 +106,33 @@ def test_depth_is_what_the_line_leaves_within_the_slo(model, slo_s, burst, stead
 def test_a_line_that_does_not_rise_allows_all_or_nothing():
     assert Curve(0.0, 0.5).depth(1, "steady", most=640) == 640
     assert Curve(0.0, 1.5).depth(1, most=640) == 0
+    assert Curve(1e-9, 0.5).depth(0.5 + 1.5e-9, most=640) == 640  # one query is in time
+    assert not Curve(1e-9, 0.5).rises
+    assert Curve(1.4e-9, 0.5).rises
+    with pytest.raises(ValueError, match="does not rise has no depth"):
+        Curve(0.0, 0.3).depth(2.0)
+
+
+def test_where_beta_alone_is_too_long_there_is_no_depth():
+    assert KUNPENG.unrounded_depth(0.8) == 0
+    assert KUNPENG.unrounded_depth(1.6, "steady") == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "down", "up"),
+    [
+        (17.999999999, 18, 18),  # (2.0 - 0.2) / 0.1, by floats
+        (1 - 0.9e-9, 1, 1),
+        (1 - 1.4e-9, 0, 1),
+        (1 + 0.9e-9, 1, 1),
+        (1 + 1.4e-9, 1, 2),
+        (1000 - 0.9e-6, 1000, 1000),
+        (1000 - 1.4e-6, 999, 1000),
+        (-0.5e-9, 0, 0),
+    ],
+)
+def test_a_hair_beside_a_whole_number_is_that_number(value, down, up):
+    assert (floor(value), ceil(value)) == (down, up)
 
 
 @settings(deadline=None)
