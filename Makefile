@@ -3,6 +3,8 @@
 # make paper    replay the paper's tables and figures (half an hour)   make paper ARGS='--only tables'
 # make bench    beside a floor, peers and itself (an hour)         make bench ARGS='path service --quick'
 # make test     set up, run all tests                                 make test TESTS=tests/unit
+# make test-more ROUNDS=10   property tests with examples that nobody has seen
+# make mutants  plant faults in pure modules: which does no test notice?   make mutants ARGS='queueing/shares'
 # make soak MINUTES=60   load on a small cluster of this machine while one fault after another is done to it
 # make check    ruff and mypy
 # make docs     the documentation with search, on http://127.0.0.1:8001
@@ -13,6 +15,7 @@ PYTHON ?= python3
 CONFIG ?= serve_app/config.yaml
 TESTS  ?=
 MINUTES ?= 3
+ROUNDS ?= 10
 VENV   := .venv
 BIN    := $(VENV)/bin
 # An Ascend machine gets torch-npu as well.
@@ -20,10 +23,10 @@ EXTRAS := demo$(if $(wildcard /dev/davinci0),$(shell echo ,npu))
 SOURCES := serve_app deployments calibration benchmarks k8s docs tests
 
 .DEFAULT_GOAL := help
-.PHONY: help serve calibrate paper bench test soak check docs proto manifests format clean
+.PHONY: help serve calibrate paper bench test test-more mutants soak check docs proto manifests format clean
 
 help:
-	@sed -n 's/^# //p' Makefile | head -10
+	@sed -n 's/^# //p' Makefile | head -12
 
 # exec: Ctrl-C reaches the service itself, and make does not print an error over its last words.
 serve: $(VENV)/.serve
@@ -38,17 +41,19 @@ paper: $(VENV)/.calibration
 bench: $(VENV)/.bench
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-# Tests of engines load PyTorch and OpenVINO in each process; what judges times on a Ray has the machine to itself.
 test: $(VENV)/.test
 ifeq ($(TESTS),)
-	$(BIN)/python -m pytest tests/unit -n auto --maxprocesses 4 --dist worksteal
-	$(BIN)/python -m pytest tests/models -n auto --maxprocesses 4 --dist worksteal
-	$(BIN)/python -m pytest tests/e2e -m "not alone" -n 2 --dist loadfile
-	$(BIN)/python -m pytest tests/e2e -m alone
-	$(MAKE) soak
+	$(BIN)/python -m tests
 else
 	$(BIN)/python -m pytest $(TESTS)
 endif
+
+# Property tests draw new examples; `make test` draws the same ones each time.
+test-more: $(VENV)/.test
+	for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest tests/unit tests/models -m hypothesis -n auto --hypothesis-profile=new || exit 1; done
+
+mutants: $(VENV)/.test
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 # Linux: each node has a loopback address of its own. As root it also fills the disk of logs and cuts a node off.
 soak: $(VENV)/.test

@@ -1,11 +1,13 @@
-"""A light load generator: connections opened beforehand, one request on each at the same moment, times as a client sees
-them. A heavier client would compete with a service on the same cores, and measure itself.
+"""A light load generator: connections opened beforehand, on which bursts, clients that ask again and again, or streams
+are sent; times as a client sees them. A heavier client would compete with a service on the same cores, and measure
+itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -157,19 +159,6 @@ async def connect(address: Address, connections: int) -> list[Connection]:
     return opened
 
 
-async def hold_open(connections: list[Connection], address: Address, wanted: int) -> None:
-    """Keep `wanted` connections open, or more, each just used: others where the server has closed some. Raises OSError
-    or EOFError.
-    """
-    try:
-        await ping(connections, address)
-        connections += await connect(address, max(0, wanted - len(connections)))
-    except (OSError, EOFError):  # the server has closed some
-        for connection in connections:
-            connection.hang_up()
-        connections[:] = await connect(address, wanted)
-
-
 async def ping(connections: Sequence[Connection], address: Address) -> None:
     """Use each once. Raises OSError or EOFError where the server has closed one."""
     request = get_bytes(f"{address.prefix}/ping", address.netloc)
@@ -183,7 +172,95 @@ async def _some_at_a_time(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T
     return done
 
 
-async def ask_all(connections: Sequence[Connection], requests: Sequence[bytes], timeout_s: float = 60) -> list[Reply]:
-    """All requests at once, one on each connection; their replies in the same order."""
-    pairs = zip(connections, requests, strict=True)
-    return list(await asyncio.gather(*(connection.ask(request, timeout_s) for connection, request in pairs)))
+class Clients:
+    """Clients of one service, who keep their connections. A load returns when all that it sent has ended; `burst` and
+    `steady` raise OSError, EOFError or TimeoutError where an answer does not come.
+    """
+
+    def __init__(self, address: Address, timeout_s: float = 60.0) -> None:
+        self.address, self.timeout_s = address, timeout_s
+        self._connections: list[Connection] = []
+
+    async def open(self, wanted: int) -> None:
+        """So many connections, or more, each just used: others where the server has closed some. Raises OSError or
+        EOFError.
+        """
+        try:
+            await ping(self._connections, self.address)
+            self._connections += await connect(self.address, max(0, wanted - len(self._connections)))
+        except (OSError, EOFError):  # the server has closed some
+            self.hang_up()
+            self._connections = await connect(self.address, wanted)
+
+    def hang_up(self) -> None:
+        for connection in self._connections:
+            connection.hang_up()
+        self._connections = []
+
+    async def burst(self, requests: Sequence[bytes]) -> list[Reply]:
+        """All at once, one on each open connection; their replies in the same order."""
+        pairs = zip(self._connections[: len(requests)], requests, strict=True)
+        return await asyncio.gather(*(connection.ask(request, self.timeout_s) for connection, request in pairs))
+
+    async def steady(
+        self, clients: Sequence[Callable[[], bytes]], seconds: float, pause_s: float = 0.0, seed: int = 0
+    ) -> list[list[Reply]]:
+        """For so long a client for each of `clients`, which gives its requests, on each open connection. It asks again
+        once it has its answer, and has paused for a random time of `pause_s` on average. Their replies, by client.
+        """
+        chance, ends = random.Random(seed), time.monotonic() + seconds  # noqa: S311 - to be repeated, not a secret
+
+        async def ask_again_and_again(connection: Connection, request: Callable[[], bytes]) -> list[Reply]:
+            replies = []
+            await asyncio.sleep(chance.random() * pause_s)
+            while time.monotonic() < ends:
+                replies.append(await connection.ask(request(), self.timeout_s))
+                if pause_s:
+                    await asyncio.sleep(chance.expovariate(1 / pause_s))
+            return replies
+
+        pairs = zip(self._connections[: len(clients)], clients, strict=True)
+        return await asyncio.gather(*(ask_again_and_again(*pair) for pair in pairs))
+
+    async def stream(self, arrivals: Iterable[tuple[float, bytes]]) -> list[Reply | Exception]:
+        """Each request at its moment, in seconds from now, whatever became of those before; where no connection is
+        free, on another one. What became of each in the same order: an OSError, EOFError or TimeoutError is no answer.
+        """
+        free = list(self._connections)
+        began, asking = time.monotonic(), []
+
+        async def another() -> Connection:
+            self._connections.append(connection := await Connection.open(self.address))
+            return connection
+
+        async def ask(request: bytes) -> Reply | Exception:
+            connection = None
+            try:
+                connection = free.pop() if free else await another()
+                reply = await connection.ask(request, self.timeout_s)
+            except (OSError, EOFError, TimeoutError) as error:
+                if connection is not None:
+                    connection.hang_up()
+                    self._connections.remove(connection)
+                return error
+            free.append(connection)
+            return reply
+
+        for at_s, request in arrivals:
+            await asyncio.sleep(began + at_s - time.monotonic())
+            asking.append(asyncio.create_task(ask(request)))
+        return await asyncio.gather(*asking)
+
+
+def burst(address: Address, requests: Sequence[bytes]) -> list[Reply]:
+    """All requests at once, on connections of their own that were opened before; their replies in the same order."""
+
+    async def run() -> list[Reply]:
+        clients = Clients(address)
+        await clients.open(len(requests))
+        try:
+            return await clients.burst(requests)
+        finally:
+            clients.hang_up()
+
+    return asyncio.run(run())

@@ -3,26 +3,18 @@
 All that is shown stands in `TOP` and `ROWS`, as a table; the tests run each of its expressions in a real Prometheus.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import yaml
-from grafana_foundation_sdk.builders import common, stat, table, timeseries
-from grafana_foundation_sdk.builders import dashboard as grafana
-from grafana_foundation_sdk.builders import prometheus as prom
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models import common as looks
-from grafana_foundation_sdk.models import dashboard as models
-from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 K8S = Path(__file__).parent
 MANIFEST = K8S / "base" / "dashboard.yaml"
 GRID = 24  # columns of a Grafana dashboard
-_DATASOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+_DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_HEIGHTS = {"stat": 4, "graph": 7, "table": 7}
 
 
 class Query(NamedTuple):
@@ -257,73 +249,93 @@ def queries() -> Iterator[tuple[str, Query]]:
                 yield panel.title, query
 
 
-_Builder = stat.Panel | timeseries.Panel | table.Panel
+def dashboard() -> dict[str, Any]:
+    """In Grafana's JSON model; what is left out has the value that Grafana assumes."""
+    return {
+        "uid": "windve",
+        "title": "windve",
+        "description": "Is the SLO kept? Is there room? Does the CPU help? Who is refused? Is the model true?",
+        "tags": ["windve"],
+        "schemaVersion": 41,
+        "graphTooltip": 1,  # a crosshair on all graphs
+        "time": {"from": "now-1h", "to": "now"},
+        "timezone": "browser",
+        "refresh": "10s",
+        "templating": {
+            "list": [
+                {"type": "datasource", "name": "datasource", "label": "Prometheus", "query": "prometheus"},
+                {
+                    "type": "query",
+                    "name": "application",
+                    "label": "Application",
+                    "datasource": _DATASOURCE,
+                    "query": "label_values(ray_windve_slo_seconds, application)",
+                    "refresh": 2,  # when the time range changes
+                },
+            ]
+        },
+        "panels": [{"id": identity, **panel} for identity, panel in enumerate(_laid_out(), start=1)],
+    }
 
 
-def _panel(panel: Panel, identity: int, width: int) -> _Builder:
-    built: _Builder
-    if panel.kind == "stat":
-        red = [] if panel.bad is None else [models.Threshold(panel.bad, "red")]
-        built = (
-            stat.Panel()
-            .height(4)
-            .graph_mode(looks.BigValueGraphMode.NONE)
-            .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
-            .thresholds(grafana.ThresholdsConfig().steps([models.Threshold(None, "green"), *red]))
-            .no_value("none")
-        )
-    elif panel.kind == "graph":
-        built = timeseries.Panel().height(7).min(0).fill_opacity(10).show_points(looks.VisibilityMode.NEVER)
-    else:
-        hidden = {"excludeByName": {"Time": True, "Value": True}}
-        built = table.Panel().height(7).with_transformation(models.DataTransformerConfig("organize", options=hidden))
-    built = built.id(identity).title(panel.title).unit(panel.unit).span(width).datasource(_DATASOURCE)
-    if panel.about:
-        built = built.description(panel.about)
-    for letter, query in zip("ABC", panel.queries, strict=False):
-        target = prom.Dataquery().expr(query.expr).legend_format(query.legend).ref_id(letter)
-        target = target.range() if panel.kind == "graph" else target.instant()  # a number is that of now, or none
-        if panel.kind == "table":
-            target = target.format(PromQueryFormat.TABLE)
-        built = built.with_target(target)
-    return built
-
-
-def dashboard() -> models.Dashboard:
-    built = (
-        grafana.Dashboard("windve")
-        .uid("windve")
-        .description("Is the SLO kept? Is there room? Does the CPU help? Who is refused? Is the model true?")
-        .tags(["windve"])
-        .tooltip(models.DashboardCursorSync.CROSSHAIR)
-        .time("now-1h", "now")
-        .refresh("10s")
-        .with_variable(grafana.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
-        .with_variable(
-            grafana.QueryVariable("application")
-            .label("Application")
-            .datasource(_DATASOURCE)
-            .query("label_values(ray_windve_slo_seconds, application)")
-            .refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
-        )
-    )
-    identity = 0
+def _laid_out() -> Iterator[dict[str, Any]]:
+    """Panels of a kind share the width, at most three graphs a line."""
+    y = 0
     for title, panels in (("", TOP), *ROWS):
         if title:
-            identity += 1
-            built = built.with_row(grafana.Row(title).id(identity))
+            place = {"x": 0, "y": y, "w": GRID, "h": 1}
+            yield {"type": "row", "title": title, "gridPos": place, "collapsed": False, "panels": []}
+            y += 1
+        x = 0
         for panel in panels:
             alike = sum(other.kind == panel.kind for other in panels)
-            across = alike if panel.kind == "stat" else min(alike, 3)
-            identity += 1
-            built = built.with_panel(_panel(panel, identity, GRID // across))
-    return built.build()
+            width = GRID // (alike if panel.kind == "stat" else min(alike, 3))
+            yield _panel(panel) | {"gridPos": {"x": x, "y": y, "w": width, "h": _HEIGHTS[panel.kind]}}
+            x = (x + width) % GRID
+            y += 0 if x else _HEIGHTS[panel.kind]
+        y += _HEIGHTS[panels[-1].kind] if x else 0
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    shown: dict[str, Any] = {"unit": panel.unit}
+    options: dict[str, Any] = {}
+    if panel.kind == "stat":
+        red = [] if panel.bad is None else [{"value": panel.bad, "color": "red"}]
+        shown["thresholds"] = {"mode": "absolute", "steps": [{"value": None, "color": "green"}, *red]}
+        shown["noValue"] = "none"
+        options["options"] = {"graphMode": "none", "reduceOptions": {"calcs": ["lastNotNull"]}}
+    elif panel.kind == "graph":
+        shown |= {"min": 0, "custom": {"fillOpacity": 10, "showPoints": "never"}}
+    else:
+        hidden = {"excludeByName": {"Time": True, "Value": True}}
+        options["transformations"] = [{"id": "organize", "options": hidden}]
+    return {
+        "type": {"stat": "stat", "graph": "timeseries", "table": "table"}[panel.kind],
+        "title": panel.title,
+        **({"description": panel.about} if panel.about else {}),
+        "datasource": _DATASOURCE,
+        "fieldConfig": {"defaults": shown, "overrides": []},
+        **options,
+        "targets": [_target(panel, *each) for each in zip("ABC", panel.queries, strict=False)],
+    }
+
+
+def _target(panel: Panel, letter: str, query: Query) -> dict[str, Any]:
+    graph = panel.kind == "graph"  # a number is that of now, or none
+    return {
+        "refId": letter,
+        "expr": query.expr,
+        "legendFormat": query.legend,
+        "range": graph,
+        "instant": not graph,
+        **({"format": "table"} if panel.kind == "table" else {}),
+    }
 
 
 def manifest() -> str:
-    """The ConfigMap, as YAML."""
-    text = json.dumps(dashboard(), cls=JSONEncoder, indent=2, sort_keys=True)
-    lines = "\n".join(f"    {line}" for line in text.splitlines())
+    """The ConfigMap, as YAML: one panel a line."""
+    board = dashboard()
+    panels = ",\n".join(f"      {json.dumps(panel)}" for panel in board.pop("panels"))
     return f"""\
 # Generated by `make manifests` from k8s/dashboard.py: change that.
 apiVersion: v1
@@ -335,7 +347,9 @@ metadata:
     grafana_dashboard: "1"
 data:
   windve.json: |
-{lines}
+    {json.dumps(board)[:-1]}, "panels": [
+{panels}
+    ]}}
 """
 
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import cache
+from importlib.resources import files
 from typing import Any, TypeVar
 
 import orjson
@@ -122,6 +125,8 @@ Handler = Callable[[Request], Awaitable[Answer]]
 class Asgi(ABC):
     """An ASGI application: checks API keys, and writes answers and errors."""
 
+    _document: Mapping[str, Any]  # the OpenAPI document
+
     def __init__(self, api_keys: ApiKeys | None, observer: Observer | None, *, emulated: bool) -> None:
         self._api_keys = api_keys
         self._observer = observer or Observer()
@@ -130,6 +135,15 @@ class Asgi(ABC):
     @abstractmethod
     async def answer(self, request: Request) -> Answer:
         """Raises WindveError."""
+
+    async def ping(self, _: Request) -> Answer:
+        return [], b""
+
+    async def docs(self, _: Request) -> Answer:
+        return [(b"content-type", b"text/html; charset=utf-8")], _swagger_ui()
+
+    async def openapi(self, request: Request) -> Answer:
+        return json_answer({**self._document, "servers": [{"url": request.root or "/"}]})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -190,9 +204,23 @@ class Asgi(ABC):
         return problem
 
 
-def docs_page() -> Answer:
-    page = get_swagger_ui_html(openapi_url="openapi.json", title="windve")
-    return [(b"content-type", b"text/html; charset=utf-8")], bytes(page.body)
+@cache
+def _swagger_ui() -> bytes:
+    """The page holds its script and its style: a browser near an isolated cluster may not reach the internet."""
+
+    def in_page(name: str, kind: str) -> str:
+        content = files("fastapi_offline").joinpath("static", name).read_bytes()
+        return f"data:{kind};base64,{b64encode(content).decode()}"
+
+    page = get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title="windve",
+        swagger_js_url=in_page("swagger-ui-bundle.js", "text/javascript"),
+        swagger_css_url=in_page("swagger-ui.css", "text/css"),
+        swagger_favicon_url="data:,",
+        swagger_ui_parameters={"validatorUrl": None},  # else the page asks swagger.io to check the document
+    )
+    return bytes(page.body)
 
 
 def json_answer(content: Any) -> Answer:

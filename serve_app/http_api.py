@@ -22,7 +22,7 @@ from deployments.settings import Kind
 from serve_app import embeddings, openapi
 from serve_app.answers import VERSION, Vector, best_first, cut_rows, describe, health, scores
 from serve_app.api_keys import ApiKeys
-from serve_app.asgi import Answer, Asgi, Handler, Request, docs_page, dumps, json_answer
+from serve_app.asgi import Answer, Asgi, Handler, Request, dumps, json_answer
 from serve_app.fields import Rules
 from serve_app.http_errors import JSON, Headers, NoRoute, WrongMethod
 from serve_app.input_types import prompt_names
@@ -296,15 +296,6 @@ class HttpApi(Asgi):
         if not self._router.can_answer:
             raise Unavailable(f"no pool can answer now: {NO_REPLICA}")
         return json_answer(health(self._router))
-
-    async def ping(self, _: Request) -> Answer:
-        return [], b""
-
-    async def docs(self, _: Request) -> Answer:
-        return docs_page()
-
-    async def openapi(self, request: Request) -> Answer:
-        return json_answer({**self._document, "servers": [{"url": request.root or "/"}]})
 
 
 def _timing(done: Embedded) -> Headers:

@@ -6,11 +6,9 @@ import importlib.util
 import logging
 import os
 import secrets
-import signal
 import socket
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +26,7 @@ from deployments.hardware.affinity import read_cpu_shape
 from deployments.hardware.device_detector import Machine, probe_machine
 from serve_app.api_keys import read_keys
 from serve_app.local_service import LocalService, private_folder
+from serve_app.stop_signal import StopSignal
 from serve_app.waiting import Deployed, Reporter, deployment_models, waits
 
 _START_TIMEOUT_S = 600.0  # a large model from a slow disk or hub
@@ -78,8 +77,8 @@ def serve_until_interrupted(path: Path) -> None:
     behind.
     """
     console = Console(highlight=False)
-    stop = threading.Event()
-    _stop_on_signals(stop)
+    stop = StopSignal()
+    stop.listen()
     with tempfile.TemporaryDirectory(prefix="windve-") as scratch:
         _set_ray_environment(Path(scratch), console)  # before ray is imported for the first time: it reads it there
         from serve_app.service_config import args_of, load_config
@@ -94,7 +93,7 @@ def serve_until_interrupted(path: Path) -> None:
         show_machine(console, probe_machine())
         metrics_port = _free_port(_METRICS_PORT, host=_LOOPBACK)
         with _local_ray(console, metrics_port) as dashboard:
-            _stop_on_signals(stop)  # again: Ray has put its own in place, which end the process where it stands
+            stop.listen()  # again: Ray has put its own in place, which end the process where it stands
             _deploy(dashboard, config)
             with console.status("starting: loading the model, warming up"):
                 if not _wait_until_running(stop, _reporter(console, dashboard, applications)):
@@ -111,11 +110,6 @@ def serve_until_interrupted(path: Path) -> None:
             finally:
                 service.withdraw()
             console.print("stopping")
-
-
-def _stop_on_signals(stop: threading.Event) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
 
 
 def _http_addresses(config: dict[str, Any]) -> list[str]:
@@ -329,7 +323,7 @@ def _reporter(console: Console, dashboard: str, applications: Mapping[str, Deplo
     return Reporter(lambda line: console.print(line, soft_wrap=True), look, time.monotonic())
 
 
-def _wait_until_running(stop: threading.Event, reporter: Reporter) -> bool:
+def _wait_until_running(stop: StopSignal, reporter: Reporter) -> bool:
     """True once every application runs, False if stopped before. Raises StartFailed with the reason."""
     from ray import serve
 

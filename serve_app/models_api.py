@@ -15,7 +15,7 @@ from deployments.router import Router
 from serve_app import openapi
 from serve_app.answers import VERSION, describe, health
 from serve_app.api_keys import ApiKeys
-from serve_app.asgi import Answer, Asgi, Handler, Request, docs_page, json_answer
+from serve_app.asgi import Answer, Asgi, Handler, Request, json_answer
 from serve_app.http_api import NO_REPLICA, HttpApi
 from serve_app.observer import Observer
 from serve_app.several_models import ByModel
@@ -105,9 +105,3 @@ class ModelsApi(Asgi):
         if self._api_keys is not None:
             return json_answer(status)  # it was asked without a key: the names are not for all
         return json_answer({**status, "models": models})
-
-    async def docs(self, _: Request) -> Answer:
-        return docs_page()
-
-    async def openapi(self, request: Request) -> Answer:
-        return json_answer({**self._document, "servers": [{"url": request.root or "/"}]})

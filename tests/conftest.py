@@ -1,9 +1,9 @@
 import pytest
 from hypothesis import settings
 
-# The same examples in each run: whoever runs the tests learns of what they changed. To look for what nobody has seen:
-# make test TESTS='tests/unit --hypothesis-profile=default'
-settings.register_profile("repeatable", derandomize=True)
+# The same examples in each run: whoever runs the tests learns of what they changed. `make test-more` draws new ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("new", deadline=None, print_blob=True)
 settings.load_profile("repeatable")
 
 

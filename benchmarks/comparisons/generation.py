@@ -7,21 +7,16 @@ be, steps take exactly as long as it thinks, and it keeps no margin. No network 
 Two tenants share a device that is asked for twice its capacity, one of them for ten times as much as the other.
 """
 
-from __future__ import annotations
-
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.kit.bench import Bench, Found, median
-from benchmarks.kit.goal import Goal, ratio
-from benchmarks.kit.sheet import Sheet
-from deployments.generation.scheduling.long_prompts import SHARE
-from deployments.generation.scheduling.rows import Generation
+from benchmarks.kit.bench import Bench, Found, all_of, one_of
+from benchmarks.kit.figures import BLUE, RED, figure_of, panels
+from benchmarks.kit.goal import Goal
+from benchmarks.kit.sheet import Sheet, table
 from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import StepTime
@@ -62,11 +57,7 @@ CASES: Mapping[str, Mapping[str, Pool]] = {
 
 def run(bench: Bench) -> None:
     seconds = _QUICK_SECONDS if bench.quick else _SECONDS
-    with bench.steps(1 + len(CASES) * (2 + 2 * len(LOADS))) as step:
-        step("one admission decision")
-        with bench.turn():
-            told = bench.measure(lambda: decision_us(200 if bench.quick else 2000))
-        bench.sample({"what": "decision"}, told, f"p50 {told['p50_us']:.0f} us, p99 {told['p99_us']:.0f} us")
+    with bench.steps(len(CASES) * (2 + 2 * len(LOADS))) as step:
         for case, pools in CASES.items():
             step(f"{case}, capacity")
             capacity = capacity_of(pools, seconds)
@@ -179,163 +170,84 @@ def _refused(sent: Sequence[Sent], least: int, most: int) -> float:
     return sum(one.device is None for one in some) / max(1, len(some))
 
 
-def decision_us(times: int) -> dict[str, float]:
-    """Of one `offer` at a device with 64 answers that run and 16 prompts that wait."""
-    schedule, now = StepSchedule(_CPU.table.fitted(NOISE), StepPolicy(60.0, 1.0), 10_000), 0.0
-    for _ in range(64):
-        schedule.offer(now, Generation(300, 500, now + 60.0, 1.0))
-    while schedule.state(now).waiting:
-        schedule.next_step(now)
-        now += 0.1
-        schedule.ended(now, 0.1)
-    for _ in range(16):
-        schedule.offer(now, Generation(300, 500, now + 60.0, 1.0))
-    found = []
-    for _ in range(times):
-        one = Generation(300, 500, now + 60.0, 1.0)
-        began = time.perf_counter()
-        admitted = schedule.offer(now, one)
-        found.append(1e6 * (time.perf_counter() - began))
-        assert admitted, "the device has room"
-        schedule.remove(now, one)
-    return {"p50_us": float(np.quantile(found, 0.5)), "p99_us": float(np.quantile(found, 0.99))}
-
-
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
+_STREAM = {"arrivals": "{arrivals}", "load": "{load:g} x"}
 
-def _of(found: Found, **about: Any) -> Any:
-    """The sample of these, or None."""
-    wanted = about.items()
-    return next((one for one in found["samples"] if all(one.get(key) == value for key, value in wanted)), None)
+
+def _streams(found: Found, **about: Any) -> list[dict[str, Any]]:
+    """Of the product's rule, beside its bound."""
+    streams = all_of(found, what="stream", rule=PRODUCT, **about)
+    shares = ({f"{key}_share": one[key] / one["bound"][key] for key in ("goodput", "tokens")} for one in streams)
+    return [one | share for one, share in zip(streams, shares, strict=True)]
 
 
 def sheets(found: Found) -> list[Sheet]:
-    head = [
-        "arrivals",
-        "load",
-        "offered",
-        "in time",
-        "of the bound's",
-        "tokens/s",
-        "of the bound's",
-        "late, first",
-        "pace",
-    ]
+    columns = {
+        **_STREAM, "offered": "{offered}", "in time": "{goodput:.2f}/s", "of the bound's": "{goodput_share:.2f}",
+        "tokens/s": "{tokens:.0f}", "of its bound's": "{tokens_share:.2f}", "late, first": "{late_first}",
+        "pace": "{late_pace}", "refused above 1,000 tokens": "{long:.0%}", "up to 200": "{short:.0%}",
+    }  # fmt: skip
     shown = []
     for case in CASES:
-        rows = []
-        capacity = _of(found, what="capacity", case=case)
-        for one in found["samples"]:
-            if one["what"] == "stream" and one["case"] == case and one["rule"] == PRODUCT:
-                bound = one["bound"]
-                rows.append([
-                    one["arrivals"], f"{one['load']:g} x", str(one["offered"]), f"{one['goodput']:.2f}/s",
-                    f"{one['goodput'] / bound['goodput']:.2f}", f"{one['tokens']:.0f}",
-                    f"{one['tokens'] / bound['tokens']:.2f}", str(one["late_first"]), str(one["late_pace"]),
-                ])  # fmt: skip
-        rate = f"{capacity['rate']:.1f}" if capacity else "?"
+        rate = (one_of(found, what="capacity", case=case) or {"rate": float("nan")})["rate"]
         promise = f"first token within {POLICY.ttft_s:g} s, {POLICY.tpot_s:g} s a token"
-        title = f"{case}: capacity {rate} generations/s; {promise}"
-        shown.append(Sheet(title, head, rows))
-    return [*shown, _doubts(found), _refusals(found), _shares(found)]
+        title = f"{case}: capacity {rate:.1f} generations/s; {promise}"
+        shown.append(table(title, columns, _streams(found, case=case)))
+    return [*shown, _doubts(found), _shares(found)]
 
 
 def _doubts(found: Found) -> Sheet:
-    head = ["devices", "arrivals", "load", PRODUCT, SLOWER, NOISIER]
+    rules = (PRODUCT, SLOWER, NOISIER)
+    columns = {"devices": "{case}", **_STREAM}
+    columns |= {rule: f"{{{n}[goodput]:.2f}}/s, {{{n}[late]:.2%}} late" for n, rule in zip("abc", rules, strict=True)}
     rows = []
-    for one in found["samples"]:
-        if one["what"] == "stream" and one["rule"] == PRODUCT:
-            about = {key: one[key] for key in ("case", "arrivals", "load")}
-            cells = [_of(found, what="stream", rule=rule, **about) for rule in (PRODUCT, SLOWER, NOISIER)]
-            told = [f"{cell['goodput']:.2f}/s, {cell['late']:.2%} late" if cell else "-" for cell in cells]
-            rows.append([one["case"], one["arrivals"], f"{one['load']:g} x", *told])
-    return Sheet("Devices that become slower, or scatter more", head, rows)
-
-
-def _refusals(found: Found) -> Sheet:
-    rows = [
-        [one["case"], one["arrivals"], f"{one['load']:g} x", f"{one['long']:.0%}", f"{one['short']:.0%}"]
-        for one in found["samples"]
-        if one["what"] == "stream" and one["rule"] == PRODUCT
-    ]
-    head = ["devices", "arrivals", "load", "prompts above 1,000 tokens", "up to 200"]
-    return Sheet("Refused, of long and of short prompts", head, rows)
+    for one in _streams(found):
+        about = {key: one[key] for key in ("case", "arrivals", "load")}
+        told = (one_of(found, what="stream", rule=rule, **about) for rule in rules)
+        rows.append({**about, **dict(zip("abc", told, strict=True))})
+    return table("Devices that become slower, or scatter more", columns, rows)
 
 
 def _shares(found: Found) -> Sheet:
+    columns = {
+        "devices": "{case}", "the loud one's arrivals": "{arrivals}", "quiet, admitted": "{of_quiet:.1%}",
+        "loud": "{of_loud:.1%}", "both, without names": "{of_unnamed:.1%}", "late": "{all[late]:.2%}",
+        "tokens/s, with names / without": "{times:.2f}",
+    }  # fmt: skip
     rows = []
-    for one in found["samples"]:
-        if one["what"] == "tenants":
-            cells = [
-                f"{one[name]['admitted'] / max(1, one[name]['offered']):.1%}" for name in ("quiet", "loud", "unnamed")
-            ]
-            tokens = f"{one['all']['tokens'] / one['unnamed']['tokens']:.2f}"
-            rows.append([one["case"], one["arrivals"], *cells, f"{one['all']['late']:.2%}", tokens])
-    head = [
-        "devices",
-        "the loud one's arrivals",
-        "quiet, admitted",
-        "loud",
-        "both, without names",
-        "late",
-        "tokens/s, with names / without",
-    ]
-    return Sheet("Two tenants at twice the capacity, one of them asking for ten times as much", head, rows)
+    for one in all_of(found, what="tenants"):
+        of = {f"of_{name}": _admitted(one[name]) for name in ("quiet", "loud", "unnamed")}
+        rows.append({**one, **of, "times": one["all"]["tokens"] / one["unnamed"]["tokens"]})
+    return table("Two tenants at twice the capacity, one of them asking for ten times as much", columns, rows)
 
 
-def _long_share(stream: Mapping[str, Any]) -> float:
-    """Of long prompts, the share that is admitted, beside that of all."""
-    return float((1 - stream["long"]) * stream["offered"] / max(1, stream["admitted"]))
+def _admitted(told: Mapping[str, Any]) -> float:
+    return float(told["admitted"] / max(1, told["offered"]))
 
 
 def goals(found: Found) -> list[Goal]:
-    streams = [one for one in found["samples"] if one["what"] == "stream" and one["rule"] == PRODUCT]
-    late = [100 * one["late"] for one in streams]
-    shown = [Goal("late of admitted, any stream", 0.5, max(late, default=None), "%", at_most=True)]
-    for key, name in (("goodput", "generations"), ("tokens", "tokens")):
-        least = min((one[key] / one["bound"][key] for one in streams if one["bound"][key]), default=None)
-        shown.append(Goal(f"{name} in time beside the bound, the least", 0.95, least))
-    for arrivals in ("Poisson", "bursts"):
-        some = [_long_share(one) for one in streams if one["load"] == LOADS[-1] and one["arrivals"] == arrivals]
-        shown.append(
-            Goal(
-                f"long prompts admitted at {LOADS[-1]:g} times capacity, of all's share, {arrivals}",
-                SHARE,
-                min(some, default=None),
-            )
-        )
-    quiets = [one["quiet"] for one in found["samples"] if one["what"] == "tenants"]
-    kept = min((one["admitted"] / one["offered"] for one in quiets if one["offered"]), default=None)
-    shown.append(Goal("the quiet tenant's generations admitted", 0.99, kept))
-    both = [_of(found, what="stream", arrivals="Poisson", load=3.0, rule=PRODUCT, case=case) for case in CASES]
-    helped = ratio(both[1]["goodput"] / both[0]["goodput"], 1.0) if all(both) else None
-    shown.append(Goal("the CPU's help at 3 times capacity of either", 1.0, helped))
-    shown.append(
-        Goal(
-            "one admission, 64 answers and 16 prompts, p99",
-            2000,
-            median(found, "p99_us", what="decision"),
-            "us",
-            at_most=True,
-        )
-    )
-    return shown
+    streams = _streams(found)
+    late = max((100 * one["late"] for one in streams), default=None)
+    least = min((one["tokens_share"] for one in streams), default=None)
+    quiet = min((_admitted(one["quiet"]) for one in all_of(found, what="tenants")), default=None)
+    return [
+        Goal("late of admitted, any stream", 0.5, late, "%", at_most=True),
+        Goal("tokens in time beside the bound, the least", 0.95, least),
+        Goal("the quiet tenant's generations admitted", 0.99, quiet),
+    ]
 
 
 def plot(found: Found) -> Figure:
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    grid = figure.subplots(1, len(CASES), sharey=True)
-    for axes, case in zip(grid, CASES, strict=True):
-        for arrivals, colour in (("Poisson", "#0072B2"), ("bursts", "#D55E00")):
-            some = [_of(found, what="stream", case=case, arrivals=arrivals, load=load, rule=PRODUCT) for load in LOADS]
-            some = [one for one in some if one]
+    every = panels((9, 4), len(CASES), alike=True)
+    for axes, case in zip(every, CASES, strict=True):
+        for arrivals, colour in (("Poisson", BLUE), ("bursts", RED)):
+            some = _streams(found, case=case, arrivals=arrivals)
             loads = [one["load"] for one in some]
             axes.plot(loads, [one["tokens"] for one in some], marker="o", color=colour, label=arrivals)
             bounds = [one["bound"]["tokens"] for one in some]
             axes.plot(loads, bounds, ":x", color=colour, label=f"{arrivals}, the bound")
         axes.set(title=case, xlabel="times capacity", ylim=(0, None))
-        axes.spines[["top", "right"]].set_visible(False)
-    grid[0].set_ylabel("tokens in time, each second")
-    grid[0].legend(frameon=False, fontsize=8)
-    return figure
+    every[0].set_ylabel("tokens in time, each second")
+    every[0].legend(frameon=False, fontsize=8)
+    return figure_of(every)

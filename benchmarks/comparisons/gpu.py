@@ -1,36 +1,31 @@
-"""What windve makes of an NVIDIA GPU: its engine against the card's own peak and sentence-transformers in float16, and
-the depths of the real pair, the GPU and the CPU beside it. The model has bge-large's true shape.
+"""What windve's engine makes of an NVIDIA GPU, against the card's own peak and sentence-transformers in float16. The
+model has bge-large's true shape. What the CPU beside it adds is what a calibration of the service reports.
 
 TFLOP/s counts, for each token, 2 for each weight of the layers and 4 * tokens * hidden for each layer's attention.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import statistics
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from benchmarks.kit.bench import Bench, Found, NotAvailable, median, values_of
+from benchmarks.kit.bench import Bench, Found, NotAvailable, all_of, median, values_of
 from benchmarks.kit.cpu_time import CpuTime
 from benchmarks.kit.goal import Goal, ratio
-from benchmarks.kit.serving import serving
 from benchmarks.kit.shapes import BGE_LARGE, BertShape, bge_large_folder
-from benchmarks.kit.sheet import Sheet
+from benchmarks.kit.sheet import Sheet, table
 from benchmarks.kit.texts import of_tokens
 from deployments.engines import TokenBatch, Vectors, embed
 from deployments.engines.torch_engine import TorchEngine, import_torch
 from deployments.errors import WindveError
-from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.models.model_files import read_model_card
 from deployments.models.tokenizer import Tokenizer
 from deployments.settings import AcceleratorSettings, ModelSettings
@@ -43,18 +38,15 @@ PEER, PEER_WHOLE, PEER_FORWARD = (
 )
 OURS, PEERS = (WINDVE, WINDVE_IDS), (PEER, PEER_WHOLE, PEER_FORWARD)
 CONTESTANTS = (*OURS, *PEERS)
-PEAK, PAIR = "peak", "pair"  # the other parts, for --only
+PEAK = "peak"  # the other part, for --only
 LENGTHS = (75, 512)
 BATCHES = (1, 8, 32, 128, 256)
-SLOS = (1.0, 2.0)
 
 _PEER_BATCH = 32  # what sentence-transformers' encode takes unless told otherwise
 _PASS_TOKENS = 16_384  # of a pass of windve's engine, and so the rows of the model's products
 _SQUARE = 8192
 _WARM_UP = 3
 _FEWEST = 5  # calls or products that a sample is made of
-_MOST = 8192  # queries at once for the GPU while it is calibrated
-_DEPTHS = {ACCELERATOR: 256, CPU: 16}  # until it is
 _AGREEMENT = 0.99
 
 Call = Callable[[], Vectors]
@@ -84,8 +76,6 @@ def run(bench: Bench) -> None:
     with bench.turn():
         folder = bge_large_folder()
         measure(bench, plan, BGE_LARGE, folder)
-        if bench.wants(PAIR):
-            pair(bench, folder, SLOS[:1] if bench.quick else SLOS)
 
 
 def _describe(torch: Any, device: str) -> dict[str, Any]:
@@ -131,10 +121,10 @@ def products(plan: Plan, shape: BertShape) -> Iterator[tuple[str, Product]]:
 
 
 def _products(bench: Bench, plan: Plan, shape: BertShape, number: int) -> None:
-    for name, product in products(plan, shape):
-        about = {"what": "product", "product": name, "size": " x ".join(map(str, product)), "round": number}
+    for name, shapes in products(plan, shape):
+        about = {"what": "product", "product": name, "size": " x ".join(map(str, shapes)), "round": number}
         try:
-            told = product_speed(product, plan.device, plan.least_s)
+            told = product_speed(shapes, plan.device, plan.least_s)
         except RuntimeError as error:
             bench.missing(f"product, {name}", str(error))
             continue
@@ -329,191 +319,78 @@ def timed(call: Call, least_s: float, batch: int, tokens: int, operations: int) 
     }
 
 
-def pair(bench: Bench, folder: Path, slos: Sequence[float]) -> None:
-    """One GPU and the CPU beside it, served and calibrated."""
-    try:
-        with serving(pair_config(folder)) as service:
-            for slo_s in slos:
-                with tempfile.TemporaryDirectory(prefix="windve-gpu-") as scratch:
-                    try:
-                        report = service.calibrate(Path(scratch), "--slo", f"{slo_s:g}", "--most", str(_MOST))
-                        told = pair_figures(report)
-                    except (RuntimeError, LookupError, OSError) as error:
-                        bench.missing(f"{PAIR} at {slo_s:g} s", _said(error))
-                        continue
-                shown = f"{told['accelerator_depth']} + {told['cpu_depth']}, {told['gain']:+.1%}"
-                bench.sample({"what": PAIR, "slo_s": slo_s}, told, shown)
-    except (RuntimeError, LookupError, OSError) as error:
-        bench.missing(PAIR, _said(error))
-
-
-def pair_config(folder: Path) -> dict[str, Any]:
-    """A Serve config as an operator writes it."""
-    depths = {pool: {"queue_depth": depth} for pool, depth in _DEPTHS.items()}
-    application = {
-        "name": "windve",
-        "route_prefix": "/",
-        "import_path": "serve_app.app:build",
-        "args": {
-            "model": {"id": str(folder), "name": "bge-large-random"},
-            "accelerator": {"device": "auto", "replicas": 1},
-        },
-        "deployments": [{"name": "Router", "user_config": {"slo_s": SLOS[0], **depths}}],
-        "logging_config": {"enable_access_log": False},
-    }
-    return {"proxy_location": "EveryNode", "applications": [application]}
-
-
-def pair_figures(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a calibration's report. A CPU that is left out adds nothing. Raises RuntimeError where no accelerator ran."""
-    pools = report["pools"]
-    if ACCELERATOR not in pools:
-        raise RuntimeError("Ray found no accelerator, so that only the CPU was served")
-    mix = report["heterogeneous"]
-    depths = {pool: int(pools[pool]["fine_tuned"] or 0) if pool in pools else 0 for pool in (ACCELERATOR, CPU)}
-    if not mix["used"]:
-        depths[CPU] = 0
-    if not depths[ACCELERATOR]:
-        raise RuntimeError("the accelerator's depth is 0")
-    keys = ("devices", "dtype", "cores", "alpha_s", "beta_s", "r2", "estimate", "fine_tuned", "samples")
-    return {
-        "accelerator_depth": depths[ACCELERATOR],
-        "cpu_depth": depths[CPU],
-        "gain": depths[CPU] / depths[ACCELERATOR],
-        "most": report["settings"]["most"],
-        "why_without_cpu": mix["reason"],
-        "verification": report["verification"],
-        "seconds": report["seconds"],
-        "pools": {pool: {key: told.get(key) for key in keys} for pool, told in pools.items()},
-    }
-
-
 def _said(error: Exception) -> str:
     """The first line of what it says."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
 def sheets(found: Found) -> list[Sheet]:
-    made = [_products_sheet(found), *(_length_sheet(found, tokens) for tokens in LENGTHS), _ratios_sheet(found)]
-    made.append(_pair_sheet(found))
-    if found.get("missing"):
-        made.append(Sheet("Not measured", ["", "why"], [[name, why] for name, why in found["missing"].items()]))
-    return made
+    lengths = (_length_sheet(found, tokens) for tokens in LENGTHS)
+    return [_products_sheet(found), *lengths, _ratios_sheet(found)]
 
 
 def _products_sheet(found: Found) -> Sheet:
-    gpu = found.get("gpu", {})
-    sizes = {sample["product"]: sample["size"] for sample in found["samples"] if sample.get("what") == "product"}
+    gpu = {"name": "a GPU", "memory_gib": "-", "cuda": "-", **found.get("gpu", {})}
+    columns = {"product": "{name}", "size": "{size}", "TFLOP/s": "{tflops:.1f}"}
+    columns["all rounds"] = "{low:.1f} to {high:.1f}"
     rows = []
-    for name, size in sizes.items():
+    for name, size in {sample["product"]: sample["size"] for sample in all_of(found, what="product")}.items():
         values = values_of(found, "tflops", what="product", product=name)
-        spread = f"{min(values):.1f} to {max(values):.1f}"
-        rows.append([name, size, f"{statistics.median(values):.1f}", spread])
-    title = (
-        f"bfloat16 products on {gpu.get('name', 'a GPU')} ({gpu.get('memory_gib', '-')} GiB, CUDA {gpu.get('cuda')})"
-    )
-    return Sheet(f"{title}: the largest median is the peak", ["product", "size", "TFLOP/s", "all rounds"], rows)
+        row = {"tflops": statistics.median(values), "low": min(values), "high": max(values)}
+        rows.append({"name": name, "size": size, **row})
+    title = f"bfloat16 products on {gpu['name']} ({gpu['memory_gib']} GiB, CUDA {gpu['cuda']})"
+    return table(f"{title}: the largest median is the peak", columns, rows)
 
 
 def _length_sheet(found: Found, tokens: int) -> Sheet:
+    columns = {
+        "queries": "{batch}", "": "{name}", "queries/s": "{queries_s:,.1f}", "tokens/s": "{tokens_s:,.0f}",
+        "TFLOP/s": "{tflops:,.1f}", "of the peak": "{share:.0%}", "p50, ms": "{p50_ms:,.2f}",
+    }  # fmt: skip
     rows = []
-    for batch in BATCHES:
-        for name in CONTESTANTS:
-            about = {"contestant": name, "tokens": tokens, "batch": batch}
-            rate, per_token, tflops, p50 = (
-                median(found, key, **about) for key in ("queries_s", "tokens_s", "tflops", "p50_ms")
-            )
-            if rate is None:
-                continue
-            share = ratio(tflops, peak(found))
-            cells = [_cell(rate, 1), _cell(per_token, 0), _cell(tflops, 1), "-" if share is None else f"{share:.0%}"]
-            rows.append([str(batch), name, *cells, _cell(p50, 2)])
-    head = ["queries", "", "queries/s", "tokens/s", "TFLOP/s", "of the peak", "p50, ms"]
+    for batch, name in product(BATCHES, CONTESTANTS):
+        about = {"contestant": name, "tokens": tokens, "batch": batch}
+        row = {key: median(found, key, **about) for key in ("queries_s", "tokens_s", "tflops", "p50_ms")}
+        if row["queries_s"] is not None:
+            rows.append({**row, "batch": batch, "name": name, "share": ratio(row["tflops"], peak(found))})
     dtype = found.get("engine", {}).get("dtype", "-")
     rounds = len({sample["round"] for sample in found["samples"] if "contestant" in sample})
     title = f"{tokens} tokens; windve in {dtype}, sentence-transformers in float16; medians of {rounds} rounds"
-    return Sheet(f"{title}, interleaved", head, rows)
+    return table(f"{title}, interleaved", columns, rows)
 
 
 def _ratios_sheet(found: Found) -> Sheet:
-    rows = []
-    for tokens in LENGTHS:
-        for batch in BATCHES:
-            whole, forward = against_encode(found, tokens, batch), against_forward(found, tokens, batch)
+    columns = {
+        "tokens": "{tokens}", "queries": "{batch}", "texts to vectors": "{whole:.2f}",
+        "token ids to vectors": "{forward:.2f}", "smallest cosine": "{cosine:.5f}",
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for tokens, batch in product(LENGTHS, BATCHES):
+        whole, forward = against_encode(found, tokens, batch), against_forward(found, tokens, batch)
+        if whole is not None or forward is not None:
             cosine = median(found, "cosine", what="agreement", tokens=tokens)
-            if whole is not None or forward is not None:
-                cells = [_cell(whole, 2), _cell(forward, 2), _cell(cosine, 5)]
-                rows.append([str(tokens), str(batch), *cells])
-    head = ["tokens", "queries", "texts to vectors", "token ids to vectors", "smallest cosine"]
-    return Sheet("windve is faster than sentence-transformers (the quicker of its batches) by", head, rows)
-
-
-def _pair_sheet(found: Found) -> Sheet:
-    rows = []
-    for sample in (sample for sample in found["samples"] if sample.get("what") == PAIR):
-        fits = [
-            f"{told['alpha_s'] * 1000:.3f} C + {told['beta_s'] * 1000:.1f}" if told["alpha_s"] is not None else "-"
-            for told in (sample["pools"].get(pool) or {"alpha_s": None} for pool in (ACCELERATOR, CPU))
-        ]
-        depth = f"{sample['accelerator_depth']:,}" + (
-            " (most)" if sample["accelerator_depth"] >= sample["most"] else ""
-        )
-        cells = [depth, f"{sample['cpu_depth']:,}", f"{sample['gain']:+.1%}"]
-        rows.append([f"{sample['slo_s']:g} s", *cells, *fits, sample["why_without_cpu"] or ""])
-    head = ["SLO", "accelerator's depth", "CPU's depth", "gain", "accelerator, ms", "CPU, ms", ""]
-    return Sheet("One GPU and the CPU beside it, 75 tokens, calibrated over HTTP", head, rows)
+            rows.append({"tokens": tokens, "batch": batch, "whole": whole, "forward": forward, "cosine": cosine})
+    title = "windve is faster than sentence-transformers (the quicker of its batches) by"
+    return table(title, columns, rows)
 
 
 def goals(found: Found) -> list[Goal]:
     tokens, batch = LENGTHS[-1], BATCHES[-1]
     mine = median(found, "tflops", contestant=WINDVE_IDS, tokens=tokens, batch=batch)
-    forward = against_forward(found, tokens, batch)
-    beside = "not available" if forward is None else f"{forward:.2f} x"
     many = f"{batch} queries of {tokens} tokens"
+    beside = f"{many}, texts to vectors, against sentence-transformers float16"
     return [
         Goal(f"{many} from token ids, of the measured bfloat16 peak", 0.5, ratio(mine, peak(found)), "of it"),
-        Goal(
-            f"{many}, texts to vectors, against sentence-transformers float16 (from token ids: {beside})",
-            2.0,
-            against_encode(found, tokens, batch),
-        ),
+        Goal(beside, 2.0, against_encode(found, tokens, batch)),
     ]
-
-
-def plot(found: Found) -> Figure:
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    styles = {WINDVE: ("#0072B2", "-"), WINDVE_IDS: ("#0072B2", "--"), PEER: ("#777777", "-")}
-    styles |= {PEER_WHOLE: ("#777777", ":"), PEER_FORWARD: ("#777777", "--")}
-    drawn = figure.subplots(1, len(LENGTHS), sharey=True)
-    for axes, tokens in zip(drawn, LENGTHS, strict=True):
-        for name, (colour, style) in styles.items():
-            points = [
-                (batch, median(found, "tflops", contestant=name, tokens=tokens, batch=batch)) for batch in BATCHES
-            ]
-            known = [(batch, tflops) for batch, tflops in points if tflops is not None]
-            if not known:
-                continue
-            axes.plot(*zip(*known, strict=True), style, color=colour, marker="o", markersize=3, label=name)
-            for batch, _ in known:
-                values = values_of(found, "tflops", contestant=name, tokens=tokens, batch=batch)
-                axes.plot([batch] * len(values), values, ".", color=colour, markersize=3, alpha=0.6)
-        most = peak(found)
-        if most is not None:
-            axes.axhline(most, color="#D55E00", linewidth=1, label="measured peak")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(BATCHES, list(map(str, BATCHES)))
-        axes.set(xlabel=f"queries of {tokens} tokens at once", ylabel="TFLOP/s" if axes is drawn[0] else "")
-        axes.set_ylim(bottom=0)
-        axes.spines[["top", "right"]].set_visible(False)
-    labelled = drawn[-1].get_legend_handles_labels()
-    if labelled[0]:
-        figure.legend(*labelled, loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-    return figure
 
 
 def peak(found: Found) -> float | None:
     """The best product's median, TFLOP/s."""
-    names = {sample["product"] for sample in found["samples"] if sample.get("what") == "product"}
+    names = {sample["product"] for sample in all_of(found, what="product")}
     return max((median(found, "tflops", what="product", product=name) or 0.0 for name in names), default=None)
 
 
@@ -530,7 +407,3 @@ def against_forward(found: Found, tokens: int, batch: int) -> float | None:
 
 def _rate(found: Found, name: str, tokens: int, batch: int) -> float | None:
     return median(found, "queries_s", contestant=name, tokens=tokens, batch=batch)
-
-
-def _cell(figure: float | None, digits: int) -> str:
-    return "-" if figure is None else f"{figure:,.{digits}f}"

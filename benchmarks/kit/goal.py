@@ -1,11 +1,9 @@
-"""What a comparison is to reach, beside what it reached."""
-
-from __future__ import annotations
+"""What a comparison is to reach, beside what it reached. Of each comparison the two or three goals that matter."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.kit.sheet import Sheet
+from benchmarks.kit.sheet import Sheet, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +22,27 @@ class Goal:
             return None
         return self.reached <= self.wanted if self.at_most else self.reached >= self.wanted
 
-    def row(self) -> list[str]:
-        sign = "at most" if self.at_most else "at least"
-        reached = "not available" if self.reached is None else f"{self.reached:.2f} {self.unit}"
-        verdict = {True: "yes", False: "no", None: "-"}[self.met]
-        return [self.what, f"{sign} {self.wanted:g} {self.unit}", reached, verdict]
-
 
 def goal_sheet(goals: Sequence[Goal], title: str = "Goals") -> Sheet:
-    return Sheet(title, ["what", "goal", "reached", "met"], [goal.row() for goal in goals])
+    columns = {"what": "{what}", "goal": "{sign} {wanted:g} {unit}", "reached": "{reached}", "met": "{met}"}
+    return table(title, columns, map(_row, goals))
+
+
+def _row(goal: Goal) -> dict[str, object]:
+    return {
+        "what": goal.what,
+        "sign": "at most" if goal.at_most else "at least",
+        "wanted": goal.wanted,
+        "unit": goal.unit,
+        "reached": "not available" if goal.reached is None else f"{goal.reached:.2f} {goal.unit}",
+        "met": {True: "yes", False: "no", None: "-"}[goal.met],
+    }
 
 
 def ratio(above: float | None, below: float | None) -> float | None:
     """None where either was not measured."""
     return None if above is None or not below else above / below
+
+
+def difference(above: float | None, below: float | None) -> float | None:
+    return None if above is None or below is None else above - below

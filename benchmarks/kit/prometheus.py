@@ -1,13 +1,9 @@
 """A Prometheus of one's own that reads a service each second."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
-import subprocess
 import tempfile
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -18,10 +14,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.kit.serving import free_port
-
-_START_TIMEOUT_S = 30.0
-_STOP_TIMEOUT_S = 30.0
+from benchmarks.kit.serving import answers, free_port, running
 
 
 def is_installed() -> bool:
@@ -74,29 +67,7 @@ def reading(target: str, groups: Sequence[dict[str, Any]] = ()) -> Iterator[Prom
             "scrape_configs": [scrape],
         }
         (folder / "prometheus.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-        log = folder / "log.txt"
-        with log.open("w", encoding="utf-8") as output:
-            process = subprocess.Popen(  # noqa: S603 - no shell
-                ["prometheus", "--config.file=prometheus.yaml", "--storage.tsdb.path=data",  # noqa: S607
-                 f"--web.listen-address={listen}"],
-                cwd=folder, stdout=output, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        try:
-            _wait(process, f"http://{listen}", log)
+        command = ["prometheus", "--config.file=prometheus.yaml", "--storage.tsdb.path=data",
+                   f"--web.listen-address={listen}"]  # fmt: skip
+        with running(command, lambda _: answers(f"http://{listen}/-/ready"), {}, folder):
             yield Prometheus(f"http://{listen}")
-        finally:
-            process.terminate()
-            process.wait(_STOP_TIMEOUT_S)
-
-
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    ends = time.monotonic() + _START_TIMEOUT_S
-    while True:
-        try:
-            urllib.request.urlopen(f"{url}/-/ready", timeout=5).close()  # noqa: S310 - our own address
-        except OSError:
-            if process.poll() is not None or time.monotonic() > ends:
-                raise RuntimeError(f"Prometheus did not start:\n{log.read_text(encoding='utf-8')[-2000:]}") from None
-            time.sleep(0.1)
-        else:
-            return

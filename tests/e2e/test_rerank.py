@@ -11,10 +11,9 @@ import pytest
 import torch
 from sentence_transformers import CrossEncoder
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import Address, request_bytes
+from calibration.load import Address, burst, request_bytes
 from tests.kit.kinds_of_models import save_model
-from tests.kit.service import load_yaml, running
+from tests.kit.service import load_yaml
 
 QUERY = "where does the overflow go"
 TEXTS = ["to the CPU", "to the moon", "", "it is told busy " * 30, "a reranker reads the query and a text together"]
@@ -26,7 +25,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def both(folder, tmp_path_factory):
+def both(folder, shared):
     config = load_yaml("config.yaml")
     embedder = config["applications"][0]
     embedder["args"]["cpu"] = {"engine": "torch", "num_cpus": 0.5}
@@ -40,8 +39,7 @@ def both(folder, tmp_path_factory):
     for name, application in (("embedder", embedder), ("reranker", reranker)):
         application |= {"name": name, "route_prefix": f"/{name}"}
     config["applications"] = [embedder, reranker]
-    with running(config, tmp_path_factory.mktemp("both")) as service:
-        yield service
+    return shared.serve(config)
 
 
 def ask(service, path, payload):
@@ -65,9 +63,6 @@ def test_each_application_has_its_own_model_pools_and_routes(both, folder):
                 urllib.request.Request(f"http://127.0.0.1:{both.port}{path}", json.dumps(payload).encode())
             )
         assert "is not for the model that is served" in json.load(caught.value)["error"]
-    terminal = both.log.read_text()
-    assert "/embedder/v1/embeddings" in terminal
-    assert "/reranker/rerank" in terminal
 
 
 def test_scores_are_those_of_sentence_transformers_from_both_pools(both, folder):

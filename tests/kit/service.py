@@ -5,10 +5,12 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections import Counter
@@ -18,12 +20,21 @@ import psutil
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from calibration.load import Address
+from calibration.load import Address, Reply, burst, request_bytes
 
 ROOT = Path(__file__).parents[2]
 PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))  # of those that run tests
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 90
+GRPC_SERVICES = [  # of every kind of application: they stay as they are while a Ray runs
+    "serve_app.grpc_services.add_to_server",
+    "serve_app.generation.generation_services.add_to_server",
+]
+ENVIRONMENT = {
+    "COLUMNS": "200",
+    "RAY_metrics_report_interval_ms": "1000",
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
+}
 
 
 @contextlib.contextmanager
@@ -49,21 +60,23 @@ class Service:
 
     def __init__(self, config: dict, folder: Path):
         self.port, self.grpc_port = free_port(), free_port(19000)
+        self.file, self.log = folder / "config.yaml", folder / "terminal.txt"
+        self._take(config)
+        self.headers = {}  # of our own requests: an API key
+        self.process = None
+        self.family: list[psutil.Process] = []
+
+    def _take(self, config):
         self.config = {
             **config,
             "http_options": {"host": "127.0.0.1", "port": self.port},
-            "grpc_options": {**config["grpc_options"], "port": self.grpc_port},
+            "grpc_options": {"port": self.grpc_port, "grpc_servicer_functions": GRPC_SERVICES},
         }
         for application in config["applications"]:
             for deployment in application.get("deployments", ()):
                 if deployment["name"] == "Router" and "autoscaling_config" not in deployment:
                     deployment.setdefault("num_replicas", 1)  # on whichever machine
-        self.file = folder / "config.yaml"
         self.write()
-        self.log = folder / "terminal.txt"
-        self.headers = {}  # of our own requests: an API key
-        self.process = None
-        self.family: list[psutil.Process] = []
 
     def write(self):
         self.file.write_text(yaml.safe_dump(self.config, sort_keys=False))
@@ -80,13 +93,34 @@ class Service:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "serve_app", str(self.file)],
                 cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, "COLUMNS": "200", "RAY_metrics_report_interval_ms": "1000"},
+                env={**os.environ, **ENVIRONMENT},
             )  # fmt: skip
         ends = time.monotonic() + START_TIMEOUT_S
         while until not in self.log.read_text():
             assert self.process.poll() is None, f"the service did not start:\n{self.log.read_text()[-3000:]}"
             assert time.monotonic() < ends, f"the service is not up in time:\n{self.log.read_text()[-3000:]}"
             time.sleep(0.1)
+
+    def replace(self, config, headers):
+        """Serve this config instead. The applications before it go first, with all that they have learned."""
+        self.ask_dashboard("PUT", {**self.config, "applications": []})
+        wait_until(lambda: not self.status()["applications"], "the end of the former applications")
+        self._take(config)
+        self.headers = headers
+        self.deploy()
+        wait_until(self._is_complete, "the next applications")
+
+    def _is_complete(self):
+        """Every application runs and each of its Routers' pools has met its replicas."""
+        applications = self.status()["applications"]
+        for name, about in applications.items():
+            assert about["status"] != "DEPLOY_FAILED", f"{name}: {about['message']}"
+        if {about["status"] for about in applications.values()} != {"RUNNING"}:
+            return False
+        infos = [self.get(application["route_prefix"].rstrip("/") + "/info") for application in self.applications]
+        models = [model for info in infos for model in info.get("models", {"": info}).values()]
+        pools = [pool for model in models for pool in model["windve"]["pools"].values()]
+        return all(pool["live_replicas"] >= pool["expected_replicas"] for pool in pools)
 
     @property
     def address(self):
@@ -109,12 +143,13 @@ class Service:
         return [p for p in self.family if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
     def samples(self):
-        """What Prometheus reads: {(name, ((tag, value), ...)): value} of windve's own, summed over replicas."""
+        """What Prometheus reads: {(name, ((tag, value), ...)): value} of windve's own, summed over live replicas."""
+        live = self.live_replicas()
         with urllib.request.urlopen(self.metrics_address, timeout=30) as answer:
             families = text_string_to_metric_families(answer.read().decode())
         found = Counter()
         for sample in (sample for family in families for sample in family.samples):
-            if sample.name.startswith("ray_windve_"):
+            if sample.name.startswith("ray_windve_") and sample.labels["replica"].rpartition("#")[2] in live:
                 tags = {
                     tag: sample.labels[tag]
                     for tag in sorted(sample.labels)
@@ -123,14 +158,23 @@ class Service:
                 found[sample.name.removeprefix("ray_windve_"), tuple(tags.items())] += sample.value
         return found
 
+    def live_replicas(self):
+        """Their ids. Of those that ended, Ray tells the metrics for a while longer."""
+        deployments = [told for one in self.status()["applications"].values() for told in one["deployments"].values()]
+        return {replica["replica_id"] for told in deployments for replica in told["replicas"]}
+
     @property
     def metrics_address(self):
         """As our terminal shows it."""
         return re.search(r"for Prometheus: (\S+)", self.log.read_text())[1]
 
     @property
+    def applications(self):
+        return self.config["applications"]
+
+    @property
     def application(self):
-        return self.config["applications"][0]
+        return self.applications[0]
 
     @property
     def router(self):
@@ -154,6 +198,12 @@ class Service:
     def status(self):
         return self.ask_dashboard()
 
+    def kill(self, pool, number=signal.SIGKILL):
+        """Sends the signal to a replica of this pool. Returns its process id."""
+        pid = next(iter(self.pools()[pool]["replicas"].values()))["pid"]
+        os.kill(pid, number)
+        return pid
+
     def deploy(self):
         """What `serve deploy` sends, without the seconds that the command takes to start."""
         self.write()
@@ -175,6 +225,15 @@ class Service:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=self.headers)
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.load(answer)
+
+    def ask(self, path, payload, headers=()) -> Reply:
+        """The answer to one request by POST."""
+        return burst(self.address, [request_bytes(payload, path, [*self.headers.items(), *headers])])[0]
+
+    def fetch(self, path, method="GET") -> Reply:
+        """The answer to a request without a body."""
+        headers = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+        return burst(self.address, [f"{method} {path} HTTP/1.1\r\nhost: windve\r\n{headers}\r\n".encode()])[0]
 
     def pools(self):
         return self.get("/info")["windve"]["pools"]
@@ -207,8 +266,33 @@ class Service:
         return self.wait_for(lambda pools: all(pool["in_flight"] == 0 for pool in pools.values()), what="idleness")
 
 
+TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
+
+
+def queries(count):
+    """Requests with a query each."""
+    return [request_bytes({"input": f"{TEXT}{number}"}) for number in range(count)]
+
+
+def outcome(replies):
+    """How many were answered by each pool, and how many not, by their status."""
+    return Counter(reply.pool if reply.status == 200 else reply.status for reply in replies)
+
+
 def load_yaml(name):
     return yaml.safe_load((ROOT / "serve_app" / name).read_text())
+
+
+def emulating(slo_s, **devices):
+    """rehearsal.yaml with other devices than the paper's; a pool that is not named is not there."""
+    config = load_yaml("rehearsal.yaml")
+    args, router = config["applications"][0]["args"], config["applications"][0]["deployments"][0]
+    args["heterogeneous"] = "cpu" in devices
+    router["user_config"] = {"slo_s": slo_s}
+    for pool, device in devices.items():
+        args[pool]["emulated"] = device
+        router["user_config"][pool] = {name: device[name] for name in ("alpha_s", "beta_s")}
+    return config
 
 
 def by_depth(config, **depths):
@@ -220,13 +304,55 @@ def by_depth(config, **depths):
     return config
 
 
-def runs(service):
-    """{pool: runs of its engines since their start}."""
-    return {name: sum(told["runs"] for told in pool["replicas"].values()) for name, pool in service.pools().items()}
+def wait_until(holds, what, timeout_s=START_TIMEOUT_S):
+    """Until `holds()`. Nobody may answer yet."""
+    ends = time.monotonic() + timeout_s
+    while True:
+        with contextlib.suppress(OSError):
+            if holds():
+                return
+        assert time.monotonic() < ends, f"{what} did not come about"
+        time.sleep(0.1)
+
+
+class SharedRay:
+    """One Ray for the modules of this process, whose configs it serves one after another.
+
+    Another config takes 7 s where a start and a stop take 20 s. A module that changes more than `Service.config` says,
+    as the environment or the terminal, needs a Ray of its own: `running`.
+    """
+
+    def __init__(self):
+        self._service = None
+
+    def serve(self, config, headers=()):
+        """The Service, once it serves this config. `headers`: of our own requests, an API key."""
+        try:
+            if self._service is None:
+                self._service = Service(config, Path(tempfile.mkdtemp(prefix="shared-")))
+                self._service.headers = dict(headers)
+                self._service.start()
+            else:
+                self._service.replace(config, dict(headers))
+        except BaseException:
+            self.stop()  # the next module gets a new one
+            raise
+        return self._service
+
+    def stop(self):
+        if self._service is not None:
+            self._service.stop()
+            shutil.rmtree(self._service.file.parent)
+            self._service = None
+
+
+SHARED = SharedRay()
 
 
 @contextlib.contextmanager
 def running(config, folder, **when):
+    """A service on a Ray of its own. The shared one makes room for it."""
+    SHARED.stop()
     service = Service(config, folder)
     try:
         service.start(**when)

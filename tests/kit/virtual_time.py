@@ -1,15 +1,17 @@
 """An event loop whose clock jumps: what sleeps takes no time, and hours of messages pass in a second."""
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _TURN_S = 1e-9
 _LOOK_EVERY = 16  # turns
-MOST_TURNS = 100_000  # of the loop: what takes more than a test does will not come to rest
+MOST_TURNS = 500_000  # of the loop: what takes more than a test does will not come to rest
 
 
 class _Jumping(selectors.SelectSelector):
@@ -46,3 +48,16 @@ def run(main: Coroutine[Any, Any, T], most_turns: int = MOST_TURNS) -> T:
         result = runner.run(main)
     assert not problems, problems
     return result
+
+
+def virtual(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Make a plain function of an async one: it runs in virtual time.
+
+    Tests of `tests/unit` need it only below `hypothesis.given`: there an `async def` runs in virtual time anyway.
+    """
+
+    @functools.wraps(test)
+    def whole(*args: P.args, **more: P.kwargs) -> T:
+        return run(test(*args, **more))
+
+    return whole

@@ -192,3 +192,8 @@ def test_a_run_waits_for_the_last_trial_query_of_another(calibrate, monkeypatch,
         return
     with pytest.raises(CalibrationFailed, match="another calibration of this application is running"):
         calibrate(Application(ago_s))
+
+
+def test_an_slo_that_cannot_be_met_is_refused_with_the_smallest_that_can(calibrate):
+    with pytest.raises(CalibrationFailed, match=r"the smallest SLO that works here is about 0\.29 s"):
+        calibrate(Application(), slo_s=0.2)

@@ -3,9 +3,9 @@
 import asyncio
 import inspect
 import json
+import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,22 +14,33 @@ import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2
 from google.protobuf.empty_pb2 import Empty
-from grpc_health.v1 import health_pb2
+from google.protobuf.json_format import MessageToDict
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from deployments import errors
-from deployments.errors import Busy, EmptyInput, InvalidInput, Unavailable, WindveError
-from deployments.models.tokenizer import Token
-from deployments.placement.request import Embedded
-from deployments.settings import Settings
+from deployments.errors import Busy, EmptyInput, InvalidInput, Unavailable
+from deployments.models.pairs import Pair
+from serve_app import grpc_health
 from serve_app.api_keys import ApiKey, ApiKeys
-from serve_app.grpc_answers import embed_response, info_response
+from serve_app.grpc_answers import embed_response, info_response, tokens_response
 from serve_app.grpc_api import GrpcApi
 from serve_app.grpc_calls import in_order, set_status
 from serve_app.grpc_services import METHODS, add_to_server, reader
-from serve_app.proto import tei_pb2
+from serve_app.http_api import HttpApi
+from serve_app.proto.tei_pb2 import (
+    DESCRIPTOR,
+    EmbedAllRequest,
+    EmbedRequest,
+    EmbedResponse,
+    PredictPairRequest,
+    PredictRequest,
+    RerankRequest,
+    RerankStreamRequest,
+)
 from tests.kit import tei_wire
-from tests.kit.asked import asked_of
-from tests.kit.virtual_time import run
+from tests.kit.asgi_client import post
+from tests.kit.fake_router import FakeRouter, embedded
+from tests.kit.grpc_caller import Context, answer, incoming, stream
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +56,7 @@ def test_the_generated_code_is_what_make_proto_makes(tmp_path):
 
 def test_messages_have_tei_s_names_numbers_and_types():
     ours = descriptor_pb2.FileDescriptorProto()
-    tei_pb2.DESCRIPTOR.CopyToProto(ours)
+    DESCRIPTOR.CopyToProto(ours)
     theirs = tei_wire.file_descriptor()
 
     def shape(file):
@@ -55,12 +66,7 @@ def test_messages_have_tei_s_names_numbers_and_types():
         }
         return messages, {enum.name: [(v.number, v.name) for v in enum.value] for enum in file.enum_type}
 
-    assert file_names(ours) == file_names(theirs)
     assert shape(ours) == shape(theirs)
-
-
-def file_names(file):
-    return {message.name for message in file.message_type}
 
 
 def test_calls_are_tei_s():
@@ -69,7 +75,7 @@ def test_calls_are_tei_s():
             *(method.input_type.name, method.output_type.name),
             *(method.client_streaming, method.server_streaming),
         )
-        for service in tei_pb2.DESCRIPTOR.services_by_name.values()
+        for service in DESCRIPTOR.services_by_name.values()
         for method in service.methods
     }
     theirs = {call: (*kinds, False, False) for call, kinds in tei_wire.UNARY.items()}
@@ -77,21 +83,14 @@ def test_calls_are_tei_s():
     assert ours == theirs | {call: (*kinds, True, False) for call, kinds in tei_wire.COLLECTED.items()}
 
 
-def test_each_call_has_a_method_that_takes_serve_s_context():
-    api = GrpcApi(FakeRouter())
+def test_services_are_added_with_all_calls_and_each_has_a_method():
+    api, added = GrpcApi(FakeRouter()), {}
     for name in METHODS:
         assert "grpc_context" in inspect.signature(getattr(api, name)).parameters, name
-
-
-def test_services_are_added_with_all_calls():
-    added = {}
-
-    class Server:
-        def add_generic_rpc_handlers(self, handlers):
-            for handler in handlers:
-                added.update(handler._method_handlers)
-
-    add_to_server(SimpleNamespace(**dict.fromkeys(METHODS)), Server())
+    server = SimpleNamespace(
+        add_generic_rpc_handlers=lambda handlers: [added.update(one._method_handlers) for one in handlers]
+    )
+    add_to_server(SimpleNamespace(**dict.fromkeys(METHODS)), server)
     calls = {f"/tei.v1.{call}" for call in (*tei_wire.UNARY, *tei_wire.STREAMS, *tei_wire.COLLECTED)}
     assert set(added) == calls | {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}
     collected, watch = added["/tei.v1.Rerank/RerankStream"], added["/grpc.health.v1.Health/Watch"]
@@ -99,7 +98,8 @@ def test_services_are_added_with_all_calls():
     assert (watch.request_streaming, watch.response_streaming) == (False, True)
 
 
-def test_grpc_s_own_retries_come_back_when_they_are_told():
+@pytest.mark.real_time
+async def test_grpc_s_own_retries_come_back_when_they_are_told():
     """The client would wait for a minute by itself; it is told 20 ms, and its second try is answered."""
     tries = []
 
@@ -108,7 +108,7 @@ def test_grpc_s_own_retries_come_back_when_they_are_told():
         if len(tries) == 1:
             set_status(context, Busy("busy", retry_after_s=0.02))
             return Empty()
-        return tei_pb2.EmbedResponse(embeddings=[1])
+        return EmbedResponse(embeddings=[1])
 
     policy = {"maxAttempts": 2, "initialBackoff": "60s", "maxBackoff": "60s", "backoffMultiplier": 1,
               "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}  # fmt: skip
@@ -118,23 +118,20 @@ def test_grpc_s_own_retries_come_back_when_they_are_told():
         with tei_wire.connected(port, [("grpc.service_config", json.dumps(config))]) as client:
             return client.call("Embed/Embed", inputs="a").embeddings
 
-    async def main():
-        server = grpc.aio.server()
-        add_to_server(SimpleNamespace(**dict.fromkeys(METHODS, embed)), server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        try:
-            return await asyncio.to_thread(ask, port)
-        finally:
-            await server.stop(None)
-
-    assert list(asyncio.run(main())) == [1]
+    server = grpc.aio.server()
+    add_to_server(SimpleNamespace(**dict.fromkeys(METHODS, embed)), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        assert list(await asyncio.to_thread(ask, port)) == [1]
+    finally:
+        await server.stop(None)
     assert tries == ["a", "a"]
 
 
 @pytest.mark.parametrize("raw", [b"\xff\xff\xff", b"\x0a\x05ab", b"\x0a\x01\xff"])  # garbage, cut short, not UTF-8
 def test_bytes_that_are_no_message_are_an_error_as_a_value(raw):
-    read = reader(tei_pb2.EmbedRequest)(raw)
+    read = reader(EmbedRequest)(raw)
     assert isinstance(read, InvalidInput)
     assert f"these {len(raw)} bytes are not a tei.v1.EmbedRequest" in str(read)
 
@@ -142,59 +139,12 @@ def test_bytes_that_are_no_message_are_an_error_as_a_value(raw):
 # --- statuses ---------------------------------------------------------------------------------------------------------
 
 
-class Context:
-    """Serve's context, as far as it is used."""
-
-    def __init__(self, *metadata):
-        self.metadata = list(metadata)
-        self.code = self.details = None
-        self.trailing = {}
-
-    def invocation_metadata(self):
-        return self.metadata
-
-    def set_code(self, code):
-        self.code = code
-
-    def set_details(self, details):
-        self.details = details
-
-    def trailing_metadata(self):
-        return list(self.trailing.items())
-
-    def set_trailing_metadata(self, metadata):
-        self.trailing = dict(metadata)
-
-
-STATUSES = {
-    "WindveError": "INTERNAL",
-    "SettingsError": "INTERNAL",
-    "InvalidInput": "INVALID_ARGUMENT",
-    "EmptyInput": "INVALID_ARGUMENT",
-    "UnknownModel": "NOT_FOUND",
-    "BodyTooLarge": "INVALID_ARGUMENT",
-    "ContextExceeded": "INVALID_ARGUMENT",
-    "Unauthorized": "UNAUTHENTICATED",
-    "Forbidden": "PERMISSION_DENIED",
-    "WrongKind": "FAILED_PRECONDITION",
-    "Busy": "RESOURCE_EXHAUSTED",
-    "OverShare": "RESOURCE_EXHAUSTED",
-    "OverQuota": "RESOURCE_EXHAUSTED",
-    "DeadlineExceeded": "DEADLINE_EXCEEDED",
-    "EngineFailed": "FAILED_PRECONDITION",
-    "Unavailable": "UNAVAILABLE",
-    "ReplicaLost": "UNAVAILABLE",
-    "TimedOut": "DEADLINE_EXCEEDED",
-}
-
-
-def test_each_error_has_its_status_and_the_tree_says_so():
+def test_each_error_has_the_statuses_that_the_tree_says():
+    tree = re.findall(r"─ (\w+) +(\d+)  ([A-Z_]+)", errors.__doc__)
     kinds = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, Exception)}
-    assert {name: kind.grpc_status for name, kind in kinds.items()} == STATUSES
-    for name, kind in kinds.items():
-        assert grpc.StatusCode[kind.grpc_status]
-        line = next((line for line in errors.__doc__.splitlines() if f"─ {name} " in line), "")
-        assert not line or "refuses to start" in line or f"{kind.status}  {kind.grpc_status}" in line
+    found = {(name, str(kind.status), kind.grpc_status) for name, kind in kinds.items()}
+    assert found == {*tree, ("WindveError", "500", "INTERNAL"), ("SettingsError", "500", "INTERNAL")}
+    assert all(grpc.StatusCode[kind.grpc_status] for kind in kinds.values())
 
 
 def status_of(error):
@@ -223,142 +173,161 @@ def test_a_status_fits_into_headers_whatever_is_quoted_in_it():
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-def embedded(vector, norm=2.0):
-    return Embedded([vector], [norm], ("cpu",), tokens=3, characters=5, tokenization_s=1e-4, queue_s=0.25,
-                    compute_s=0.5, total_s=0.7501)  # fmt: skip
+TEXT = {"inputs": "a", "truncate": True}
+RANKED = {"query": "q", "texts": ["a", "b", ""], "truncate": False}
+CALLS = [  # the model's kind, the call, HTTP's route to the same, and the fields of both
+    ("embedding", "Embed", "/embed", {**TEXT, "prompt_name": "query"}),
+    ("embedding", "Embed", "/embed", {**TEXT, "truncate": False, "normalize": False, "dimensions": 1}),
+    ("embedding", "EmbedAll", "/embed_all", {**TEXT, "prompt_name": "query"}),
+    ("sparse", "EmbedSparse", "/embed_sparse", {**TEXT, "prompt_name": "query"}),
+    ("classifier", "Predict", "/predict", {**TEXT, "raw_scores": False}),
+    ("classifier", "Predict", "/predict", {**TEXT, "raw_scores": True}),
+    ("reranker", "PredictPair", "/predict", {**TEXT, "inputs": ["a"]}),
+    ("reranker", "PredictPair", "/predict", {**TEXT, "inputs": ["a", "b"]}),
+    ("reranker", "Rerank", "/rerank", {**RANKED, "raw_scores": False, "return_text": False}),
+    ("reranker", "Rerank", "/rerank", {**RANKED, "raw_scores": True, "return_text": True}),
+    ("embedding", "Tokenize", "/tokenize", {"inputs": "a", "add_special_tokens": True, "prompt_name": "query"}),
+    ("embedding", "Decode", "/decode", {"ids": [1, 2], "skip_special_tokens": False}),
+]
+AS_JSON = {  # a call's answer as its route's
+    "Embed": lambda told: [told["embeddings"]],
+    "EmbedAll": lambda told: [[row["embeddings"] for row in told["token_embeddings"]]],
+    "EmbedSparse": lambda told: [told["sparse_embeddings"]],
+    "Predict": lambda told: told["predictions"],
+    "PredictPair": lambda told: told["predictions"],
+    "Rerank": lambda told: told["ranks"],
+    "Tokenize": lambda told: [[{"start": None, "stop": None, **token} for token in told["tokens"]]],
+    "Decode": lambda told: [told["text"]],
+}
 
 
-class FakeRouter:
-    """Answers with one vector, and remembers what it was asked."""
-
-    def __init__(self, **args):
-        self.settings = Settings.parse({"model": {"id": "x"}, "limits": {"max_body_bytes": 100}, **args})
-        self.card = SimpleNamespace(name="x", kinds=("embedding",), dimension=384)
-        self.vector = np.random.default_rng(0).standard_normal(384).astype(np.float32)
-        self.capacity, self.can_answer = 4, True
-        self.live_pools = {"accelerator": True, "cpu": True}
-        self.asked = []
-        self.problem = None
-
-    async def embed(self, queries, wanted):
-        self.asked.append((list(queries), asked_of(wanted)))
-        if self.problem:
-            raise self.problem
-        return embedded(self.vector)
-
-    async def tokenize(self, texts, **asked):
-        self.asked.append((list(texts), asked))
-        return [[Token(101, "[CLS]", True, None, None), Token(7, "a", False, 0, 1)]]
-
-    async def decode(self, ids, **asked):
-        self.asked.append((list(ids), asked))
-        return ["text"]
+def numbers(content):
+    """With all floats as float32, which messages hold."""
+    return json.loads(json.dumps(content), parse_float=np.float32)
 
 
-def answer(router, call, request, context=None, keys=None):
-    context = context or Context()
-    return asyncio.run(getattr(GrpcApi(router, keys), call)(request, grpc_context=context)), context
-
-
-def test_embed_hands_on_what_was_asked():
-    router = FakeRouter()
-    context = Context(("user-agent", "grpc"), ("trace-bin", b"\xff"), ("x-windve-priority", "bulk"),
-                      ("x-request-timeout-ms", "1500"))  # fmt: skip
-    request = tei_pb2.EmbedRequest(inputs="a", truncate=True, truncation_direction=1, prompt_name="query")
-    done, context = answer(router, "Embed", request, context)
-    usual = {"truncate": True, "truncation_direction": "left", "prompt_name": "query"}
-    assert router.asked == [(["a"], {**usual, "bulk": True, "timeout_s": 1.5})]
-    assert context.code is None
-    assert context.trailing == {"x-windve-pool": "cpu"}
-    assert np.array_equal(np.array(done.embeddings, np.float32), router.vector)
-
-
-def test_embed_asks_for_nothing_that_was_not_asked():
-    router = FakeRouter()
-    answer(router, "Embed", tei_pb2.EmbedRequest(inputs="a"))
-    assert router.asked == [(["a"], {"truncate": False})]
+@pytest.mark.parametrize(("kind", "call", "path", "fields"), CALLS)
+def test_each_call_asks_and_answers_as_its_route(kind, call, path, fields):
+    service = METHODS[call].split("/")[0].split(".")[-1]
+    takes = DESCRIPTOR.services_by_name[service].methods_by_name[call].input_type._concrete_class
+    side, left = ({"truncation_direction": 1}, {"truncation_direction": "left"}) if "truncate" in fields else ({}, {})
+    headers = [("x-windve-priority", "bulk"), ("x-request-timeout-ms", "1500")]
+    over_grpc, over_http = FakeRouter(kind), FakeRouter(kind)
+    told, context = answer(GrpcApi(over_grpc), call, takes(**fields, **side), *headers, ("trace-bin", b"\xff"))
+    sent = [(name.encode(), value.encode()) for name, value in headers]
+    reply = post(HttpApi(over_http), path, {**fields, **left}, headers=sent)
+    assert over_grpc.asked == over_http.asked
+    plain = MessageToDict(told, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    assert numbers(AS_JSON[call](plain)) == numbers(reply.json)
+    assert (context.code, context.trailing.get("x-windve-pool")) == (None, reply.headers.get("x-windve-pool"))
+    if call != "Rerank":
+        streamed, context, error = stream(GrpcApi(FakeRouter(kind)), f"{call}Stream", [takes(**fields)] * 3)
+        assert (streamed, context.code, error) == ([told] * 3, None, None)
 
 
 @pytest.mark.parametrize(
-    ("fields", "sentence"),
+    ("kind", "call", "request_", "sentence"),
     [
-        ({"inputs": ""}, "inputs is an empty string"),
-        ({"inputs": "a" * 101}, "the message is larger than this server takes (100 bytes)"),
-        ({"inputs": "a", "dimensions": 0}, "dimensions must be a whole number from 1 to 384"),
-        ({"inputs": "a", "dimensions": 385}, "dimensions must be a whole number from 1 to 384"),
-        ({"inputs": "a", "truncation_direction": 7}, "truncation_direction must be 0 (right) or 1 (left), not 7"),
+        ("embedding", "Embed", EmbedRequest(), "inputs is an empty string"),
+        ("embedding", "Embed", EmbedRequest(inputs="a" * 1001), "the message is larger than this server takes (1000 "),
+        ("embedding", "Embed", EmbedRequest(inputs="a", dimensions=0), "dimensions must be a whole number from 1 to 4"),
+        ("embedding", "Embed", EmbedRequest(inputs="a", dimensions=5), "dimensions must be a whole number from 1 to 4"),
+        (
+            "embedding",
+            "Embed",
+            EmbedRequest(inputs="a", truncation_direction=7),
+            "truncation_direction must be 0 (right",
+        ),
+        ("reranker", "Rerank", RerankRequest(query="q"), "texts is an empty list"),
+        ("reranker", "Rerank", RerankRequest(query="q", texts=["x"] * 4), "texts has 4 items and this server takes 3"),
+        ("reranker", "Predict", PredictRequest(), "inputs is an empty string"),
+        ("reranker", "PredictPair", PredictPairRequest(), "inputs is a list of 0 strings; send a text, or the"),
+        ("reranker", "PredictPair", PredictPairRequest(inputs=["a"] * 3), "inputs is a list of 3 strings"),
+        *(
+            ("embedding", call, InvalidInput("these 3 bytes are no message"), "these 3 bytes are no message")
+            for call in ("Embed", "Info", "Tokenize", "Decode")
+        ),
     ],
 )
-def test_bad_messages_are_invalid_argument_and_reach_no_queue(fields, sentence):
-    router = FakeRouter()
-    done, context = answer(router, "Embed", tei_pb2.EmbedRequest(**fields))
+def test_bad_messages_are_invalid_argument_and_reach_no_queue(kind, call, request_, sentence):
+    router = FakeRouter(kind)
+    done, context = answer(GrpcApi(router), call, request_)
     assert context.code == grpc.StatusCode.INVALID_ARGUMENT
-    assert sentence in context.details
-    assert (router.asked, done.SerializeToString()) == ([], b"")
-
-
-def test_what_the_reader_refused_is_invalid_argument():
-    for call in ("Embed", "Info", "Tokenize", "Decode"):
-        _, context = answer(FakeRouter(), call, InvalidInput("these 3 bytes are not a message"))
-        assert (context.code, context.details) == (grpc.StatusCode.INVALID_ARGUMENT, "these 3 bytes are not a message")
+    assert context.details.startswith(sentence)
+    assert (router.asked, done) == ([], Empty())
 
 
 def test_keys_are_asked_for_everywhere_but_of_the_health_check():
-    keys = ApiKeys(["good"])
-    request = tei_pb2.EmbedRequest(inputs="a")
-    for metadata, code in [
-        ([], grpc.StatusCode.UNAUTHENTICATED),
-        ([("authorization", "Bearer bad")], grpc.StatusCode.UNAUTHENTICATED),
-        ([("authorization", "Bearer good")], None),
-    ]:
-        assert answer(FakeRouter(), "Embed", request, Context(*metadata), keys)[1].code == code
-    for call in ("Info", "Tokenize", "Decode"):
-        assert answer(FakeRouter(), call, request, keys=keys)[1].code == grpc.StatusCode.UNAUTHENTICATED
-    _, context = answer(FakeRouter(), "Check", health_pb2.HealthCheckRequest(), keys=keys)
-    assert context.code is None
-
-
-def test_the_router_is_told_whose_key_it_was():
-    router, keys = FakeRouter(), ApiKeys([ApiKey("good", "search", 3.0)])
-    answer(router, "Embed", tei_pb2.EmbedRequest(inputs="a"), Context(("authorization", "Bearer good")), keys)
+    router = FakeRouter()
+    api = GrpcApi(router, ApiKeys([ApiKey("good", "search", 3.0)]))
+    request = EmbedRequest(inputs="a")
+    for metadata in ((), [("authorization", "Bearer bad")]):
+        for call in ("Embed", "Info", "Tokenize", "Decode"):
+            assert answer(api, call, request, *metadata)[1].code == grpc.StatusCode.UNAUTHENTICATED
+    assert answer(api, "Check", HealthCheckRequest())[1].code is None
+    assert router.asked == []
+    assert answer(api, "Embed", request, ("authorization", "Bearer good"))[1].code is None
     assert router.asked[0][1]["client"].tenant == ("search", 3.0)
 
 
-def test_health_follows_the_pools():
+# --- health -----------------------------------------------------------------------------------------------------------
+
+OF_ALL, EMBED, RERANK, INFO, TOKENIZE, ACCELERATOR, CPU = (
+    *("", "tei.v1.Embed", "tei.v1.Rerank", "tei.v1.Info", "tei.v1.Tokenize"),
+    *("windve.accelerator", "windve.cpu"),
+)
+
+
+@pytest.mark.parametrize(
+    ("can_answer", "pools", "serving"),
+    [
+        (True, {"accelerator": True, "cpu": True}, {OF_ALL, EMBED, INFO, TOKENIZE, ACCELERATOR, CPU}),
+        (True, {"accelerator": False, "cpu": True}, {OF_ALL, EMBED, INFO, TOKENIZE, CPU}),
+        (False, {"accelerator": False}, {INFO, TOKENIZE}),  # they need no replica; there is no other pool
+    ],
+)
+def test_health_follows_the_pools(can_answer, pools, serving):
     router = FakeRouter()
-    serving, not_serving = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-    for service in ("", "tei.v1.Embed", "tei.v1.Info", "tei.v1.Tokenize"):
-        assert answer(router, "Check", health_pb2.HealthCheckRequest(service=service))[0].status == serving
-    _, context = answer(router, "Check", health_pb2.HealthCheckRequest(service="other"))
+    router.can_answer, router.live_pools = can_answer, pools
+    for service in (OF_ALL, EMBED, RERANK, INFO, TOKENIZE, ACCELERATOR, CPU):  # RERANK: for models of another kind
+        told, _ = answer(GrpcApi(router), "Check", HealthCheckRequest(service=service))
+        assert told == HealthCheckResponse(status="SERVING" if service in serving else "NOT_SERVING")
+    _, context = answer(GrpcApi(router), "Check", HealthCheckRequest(service="other"))
     assert context.code == grpc.StatusCode.NOT_FOUND
-    for pool in ("accelerator", "cpu"):
-        assert answer(router, "Check", health_pb2.HealthCheckRequest(service=f"windve.{pool}"))[0].status == serving
-    router.live_pools = {"accelerator": False}
-    for service, status in (("accelerator", not_serving), ("cpu", not_serving)):  # the other is not there at all
-        told = answer(router, "Check", health_pb2.HealthCheckRequest(service=f"windve.{service}"))[0]
-        assert told.status == status
-    rerank = health_pb2.HealthCheckRequest(service="tei.v1.Rerank")  # not for a model of this kind
-    assert answer(router, "Check", rerank)[0].status == not_serving
-    router.can_answer = False
-    for service in ("", "tei.v1.Embed"):
-        assert answer(router, "Check", health_pb2.HealthCheckRequest(service=service))[0].status == not_serving
-    for service in ("tei.v1.Info", "tei.v1.Tokenize"):  # they need no replica
-        assert answer(router, "Check", health_pb2.HealthCheckRequest(service=service))[0].status == serving
 
 
-def test_tokens_and_texts():
-    router = FakeRouter()
-    done, _ = answer(router, "Tokenize", tei_pb2.EncodeRequest(inputs="a", add_special_tokens=True))
-    first, second = done.tokens
-    assert (first.id, first.text, first.special, first.HasField("start")) == (101, "[CLS]", True, False)
-    assert (second.id, second.text, second.special, second.start, second.stop) == (7, "a", False, 0, 1)
-    assert second.HasField("start")
-    done, _ = answer(router, "Decode", tei_pb2.DecodeRequest(ids=[1, 2]))
-    assert done.text == "text"
-    assert router.asked == [
-        (["a"], {"special_tokens": True, "prompt_name": None}),
-        ([[1, 2]], {"skip_special_tokens": False}),
-    ]
+@pytest.mark.parametrize(
+    ("service", "changes", "told"),
+    [
+        ("", [True, False, True, None], ["SERVING", "NOT_SERVING", "SERVING", "NOT_SERVING"]),
+        ("other", [True, None], ["SERVICE_UNKNOWN", "NOT_SERVING"]),
+    ],
+)
+async def test_the_watch_tells_changes_and_ends_with_the_router(service, changes, told, monkeypatch):
+    """One of `changes` happens every 0.6 s: whether the Router can answer; None: Serve stops it."""
+    router, stops, found = FakeRouter(), [], []
+    monkeypatch.setattr(grpc_health, "is_stopping", lambda: bool(stops))
+
+    async def change():
+        for now in changes:
+            await asyncio.sleep(0.6)
+            router.can_answer = bool(now)
+            stops.extend([] if now is not None else [True])
+
+    changing = asyncio.create_task(change())
+    async for message in GrpcApi(router).Watch(HealthCheckRequest(service=service), grpc_context=Context()):
+        found.append(HealthCheckResponse.ServingStatus.Name(message.status))  # noqa: PERF401 - as they come
+    await changing
+    assert found == told
+
+
+def test_nothing_stops_outside_of_serve():
+    from deployments.serve_adapter.stopping import is_stopping
+
+    assert is_stopping() is False
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dimension", [1, 31, 32, 384, 1024, 4096])  # the size before the floats takes 1 to 3 bytes
@@ -366,140 +335,17 @@ def test_vectors_are_on_the_wire_bit_for_bit(dimension):
     bits = np.random.default_rng(1).integers(0, 2**32, dimension, dtype=np.uint32)
     vector = bits.view(np.float32)
     vector[~np.isfinite(vector)] = np.float32(1e-45)  # the smallest there is
-    done = embed_response(embedded(vector), tei_pb2.EmbedRequest())
+    done = embed_response(embedded([vector]), EmbedRequest())
     theirs = tei_wire.CLASSES["EmbedResponse"].FromString(done.SerializeToString())
     assert np.array(theirs.embeddings, np.float32).tobytes() == vector.tobytes()
-    assert (theirs.metadata.compute_chars, theirs.metadata.compute_tokens) == (5, 3)
-    assert (theirs.metadata.total_time_ns, theirs.metadata.tokenization_time_ns) == (750_100_000, 100_000)
-    assert (theirs.metadata.queue_time_ns, theirs.metadata.inference_time_ns) == (250_000_000, 500_000_000)
-
-
-def test_normalize_and_dimensions_are_as_over_http():
-    vector = np.full(4, 0.5, np.float32)
-    done = replace(embedded(vector), norms=[3.0])
-    shapes = [
-        ({}, [0.5] * 4),
-        ({"normalize": True}, [0.5] * 4),
-        ({"normalize": False}, [1.5] * 4),
-        ({"dimensions": 1}, [1.0]),
-        ({"dimensions": 1, "normalize": False}, [1.5]),
-    ]
-    for fields, numbers in shapes:
-        assert list(embed_response(done, tei_pb2.EmbedRequest(**fields)).embeddings) == pytest.approx(numbers)
-
-
-# --- streams ----------------------------------------------------------------------------------------------------------
-
-
-async def incoming(requests, read=None):
-    for request in requests:
-        if read is not None:
-            read.append(request)
-        yield request
-        await asyncio.sleep(0)
-
-
-def test_answers_come_in_order_and_no_more_than_a_window_is_read():
-    read, most = [], 0
-
-    async def reply(request):
-        nonlocal most
-        most = max(most, len(read) - len(done))
-        await asyncio.sleep(1 + (7 - request) % 3)  # some later ones are ready first
-        return request * 10
-
-    done = []
-
-    async def main():
-        async for message in in_order(incoming(range(20), read), reply, 3):
-            done.append(message)  # noqa: PERF401 - the reply looks at it
-
-    run(main())
-    assert done == [number * 10 for number in range(20)]
-    assert most <= 4  # three are worked on, and one is read ahead
-
-
-def test_the_first_error_ends_a_stream_and_what_is_left_is_called_off():
-    cancelled = []
-
-    async def reply(request):
-        if request == 2:
-            raise EmptyInput("empty")
-        try:
-            await asyncio.sleep(request if request < 2 else 100)
-        except asyncio.CancelledError:
-            cancelled.append(request)
-            raise
-        return request
-
-    done = []
-
-    async def main():
-        async for message in in_order(incoming(range(50)), reply, 5):
-            done.append(message)  # noqa: PERF401 - what came before the error counts
-
-    with pytest.raises(EmptyInput):
-        run(main())
-    assert done == [0, 1]
-    assert cancelled
-    assert cancelled == [3, 4, 5, 6][: len(cancelled)]
-
-
-def test_a_client_that_goes_takes_its_queries_along():
-    cancelled = []
-
-    async def reply(request):
-        try:
-            await asyncio.sleep(100)
-        except asyncio.CancelledError:
-            cancelled.append(request)
-            raise
-
-    async def main():
-        async def use():
-            async for _ in in_order(incoming(range(50)), reply, 5):
-                pass
-
-        using = asyncio.create_task(use())
-        await asyncio.sleep(1)
-        using.cancel()
-        await asyncio.gather(using, return_exceptions=True)
-
-    run(main())
-    assert sorted(cancelled) == [0, 1, 2, 3, 4]
-
-
-def stream(router, requests, *metadata):
-    context, done = Context(*metadata), []
-
-    async def main():
-        async for message in GrpcApi(router).EmbedStream(incoming(requests), grpc_context=context):
-            done.append(message)  # noqa: PERF401 - what came before an error counts
-
-    try:
-        run(main())
-    except WindveError as error:
-        return done, context, error
-    return done, context, None
-
-
-def test_a_stream_s_queries_are_bulk_unless_it_says_otherwise():
-    requests = [tei_pb2.EmbedRequest(inputs=text) for text in "abc"]
-    for metadata, bulk in [((), True), ((("x-windve-priority", "normal"),), False)]:
-        router = FakeRouter()
-        done, _, error = stream(router, requests, *metadata)
-        assert (len(done), error) == (3, None)
-        assert [(queries, asked.get("bulk", False)) for queries, asked in router.asked] == [
-            ([text], bulk) for text in "abc"
-        ]
-
-
-def test_a_stream_s_bad_request_is_its_status():
-    requests = [tei_pb2.EmbedRequest(inputs="a"), tei_pb2.EmbedRequest(), tei_pb2.EmbedRequest(inputs="b")]
-    done, context, error = stream(FakeRouter(), requests)
-    assert len(done) == 1
-    assert context.code == grpc.StatusCode.INVALID_ARGUMENT
-    assert isinstance(error, EmptyInput)  # Serve asks for it
+    assert (theirs.metadata.compute_chars, theirs.metadata.compute_tokens) == (3, 7)
+    assert (theirs.metadata.total_time_ns, theirs.metadata.tokenization_time_ns) == (6_400_000, 1_000_000)
+    assert (theirs.metadata.queue_time_ns, theirs.metadata.inference_time_ns) == (2_000_000, 3_000_000)
+    done = tokens_response(embedded([np.stack([vector, -vector])]), EmbedAllRequest(), None)
+    theirs = tei_wire.CLASSES["EmbedAllResponse"].FromString(done.SerializeToString())
+    assert np.array([row.embeddings for row in theirs.token_embeddings], np.float32).tobytes() == (
+        vector.tobytes() + (-vector).tobytes()
+    )
 
 
 @pytest.mark.parametrize(
@@ -517,3 +363,130 @@ def test_info_says_the_kind_of_the_model_by_tei_s_number(model_type, number):
     )
     words = {"version": "0", "model_id": "m", "tokenization_workers": 1, "model_sha": None, "model_dtype": "float32"}
     assert info_response({**info, **words, "model_type": model_type}).model_type == number
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({}, [0.5] * 4),
+        ({"normalize": True}, [0.5] * 4),
+        ({"normalize": False}, [1.0] * 4),
+        ({"dimensions": 1}, [1.0]),
+        ({"dimensions": 1, "normalize": False}, [1.0]),
+    ],
+)
+def test_normalize_and_dimensions_are_as_over_http(fields, found):
+    done = embedded([np.full(4, 0.5, np.float32)])
+    assert list(embed_response(done, EmbedRequest(**fields)).embeddings) == pytest.approx(found)
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+async def collect(answers, done):
+    async for message in answers:
+        done.append(message)
+
+
+async def test_answers_come_in_order_and_no_more_than_a_window_is_read():
+    read, done, ahead = [], [], []
+
+    async def reply(request):
+        ahead.append(len(read) - len(done))
+        await asyncio.sleep(1 + (7 - request) % 3)  # some later ones are ready first
+        return request * 10
+
+    await collect(in_order(incoming(range(20), read), reply, 3), done)
+    assert done == [number * 10 for number in range(20)]
+    assert max(ahead) <= 4  # three are worked on, and one is read ahead
+
+
+@pytest.fixture
+def called_off():
+    """The requests whose answers were cancelled, and what answers them: 2 is a bad one, 0 and 1 are quick."""
+    cancelled = []
+
+    async def reply(request):
+        if request == 2:
+            raise EmptyInput("empty")
+        try:
+            await asyncio.sleep(request if request < 2 else 100)
+        except asyncio.CancelledError:
+            cancelled.append(request)
+            raise
+        return request
+
+    return cancelled, reply
+
+
+async def test_the_first_error_ends_a_stream_and_what_is_left_is_called_off(called_off):
+    (cancelled, reply), done = called_off, []
+    with pytest.raises(EmptyInput):
+        await collect(in_order(incoming(range(50)), reply, 5), done)
+    assert done == [0, 1]
+    assert cancelled
+    assert cancelled == [3, 4, 5, 6][: len(cancelled)]
+
+
+async def test_a_client_that_goes_takes_its_queries_along(called_off):
+    cancelled, reply = called_off
+    using = asyncio.create_task(collect(in_order(incoming(range(10, 60)), reply, 5), []))
+    await asyncio.sleep(1)
+    using.cancel()
+    await asyncio.gather(using, return_exceptions=True)
+    assert sorted(cancelled) == [10, 11, 12, 13, 14]
+
+
+@pytest.mark.parametrize(("metadata", "bulk"), [((), True), ([("x-windve-priority", "normal")], False)])
+def test_a_stream_s_queries_are_bulk_unless_it_says_otherwise(metadata, bulk):
+    router = FakeRouter()
+    done, _, error = stream(GrpcApi(router), "EmbedStream", [EmbedRequest(inputs=text) for text in "abc"], *metadata)
+    assert (len(done), error) == (3, None)
+    assert router.asked == [([text], {"truncate": False, **({"bulk": True} if bulk else {})}) for text in "abc"]
+
+
+def test_a_stream_s_bad_request_is_its_status():
+    requests = [EmbedRequest(inputs="a"), EmbedRequest(), EmbedRequest(inputs="b")]
+    done, context, error = stream(GrpcApi(FakeRouter()), "EmbedStream", requests)
+    assert len(done) == 1
+    assert context.code == grpc.StatusCode.INVALID_ARGUMENT
+    assert isinstance(error, EmptyInput)  # Serve asks for it
+
+
+def rank(router, requests):
+    return answer(GrpcApi(router), "RerankStream", incoming(requests))
+
+
+class ByLength(FakeRouter):
+    """Longer texts rank higher."""
+
+    async def embed(self, queries, wanted):
+        await super().embed(queries, wanted)
+        return embedded([np.array([len(query.second)], np.float32) for query in queries])
+
+
+def test_a_stream_of_texts_to_rerank_has_one_answer():
+    router = ByLength("reranker")
+    requests = [
+        RerankStreamRequest(query="q", text="x", raw_scores=True, return_text=True),
+        RerankStreamRequest(query="p", text="longer"),  # the first says how the answer is
+    ]
+    told, context = rank(router, requests)
+    assert [(rank.index, rank.text, rank.score) for rank in told.ranks] == [(1, "longer", 6), (0, "x", 1)]
+    assert (told.metadata.compute_tokens, told.metadata.compute_chars) == (14, 6)
+    assert [queries for queries, _ in router.asked] == [[Pair("q", "x")], [Pair("p", "longer")]]
+    assert [asked["bulk"] for _, asked in router.asked] == [True, True]
+    assert context.trailing == {"x-windve-pool": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("requests", "sentence"),
+    [
+        ([], "the stream holds no text"),
+        ([RerankStreamRequest(query="q", text="x" * 200)] * 9, "larger than this server takes (1000 bytes)"),
+    ],
+)
+def test_a_bad_stream_of_texts(requests, sentence):
+    told, context = rank(FakeRouter("reranker"), requests)
+    assert (type(told), context.code) == (Empty, grpc.StatusCode.INVALID_ARGUMENT)
+    assert sentence in context.details

@@ -1,9 +1,8 @@
 """The routes over a Router that answers, or raises, at once: dispatch, error shapes, keys."""
 
 import asyncio
-import json
-import types
-from types import MappingProxyType
+import base64
+import re
 
 import numpy as np
 import pytest
@@ -22,53 +21,11 @@ from deployments.errors import (
     Unavailable,
     WindveError,
 )
-from deployments.models.model_files import ModelCard
-from deployments.placement.request import Embedded
 from deployments.queueing.shares import Tenant
-from deployments.settings import Settings
 from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.http_api import HttpApi
-from tests.kit.asked import asked_of
-
-CARD = ModelCard("m", None, None, "bert", 4, 100, 16, "mean", True, False, False, 1, 1, {"query": "q: "}, None)
-VECTORS = np.array([[0.6, 0.8, 0, 0], [0.8, 0.6, 0, 0]], np.float32)
-
-
-class FakeRouter:
-    settings = Settings.parse({"model": {"id": "m"}, "limits": {"max_body_bytes": 1000, "max_inputs_per_request": 3}})
-    card = CARD
-    started = 5.0
-    can_answer = True
-    live_pools = MappingProxyType({"accelerator": True, "cpu": True})
-
-    def __init__(self, error=None):
-        self.error, self.asked = error, None
-
-    async def embed(self, queries, wanted):
-        self.asked = (list(queries), asked_of(wanted))
-        if self.error is not None:
-            raise self.error
-        return Embedded(VECTORS[: len(queries)], [2.0] * len(queries), ("cpu",), 7, 3, 0.001, 0.002, 0.003, 0.0064)
-
-
-def call(api, method, path, body=b"", headers=(), root=""):
-    sent = []
-
-    async def receive():
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": "http", "method": method, "path": root + path, "root_path": root, "headers": list(headers)}
-    asyncio.run(api(scope, receive, send))
-    start, end = sent
-    told = {name.decode(): value.decode() for name, value in start["headers"]}
-    return types.SimpleNamespace(status=start["status"], headers=told, body=end["body"])
-
-
-def post(api, path, payload, **more):
-    return call(api, "POST", path, json.dumps(payload).encode(), **more)
+from tests.kit.asgi_client import call, get, post
+from tests.kit.fake_router import VECTORS, FakeRouter
 
 
 @pytest.mark.parametrize("root", ["", "/prefix"])
@@ -77,25 +34,18 @@ def test_what_a_route_asks_of_the_router_and_answers(root):
     headers = [(b"x-request-timeout-ms", b"1500"), (b"x-windve-priority", b"bulk")]
     payload = {"inputs": ["a", "b"], "truncate": True, "truncation_direction": "Left", "prompt_name": "query"}
     reply = post(HttpApi(router), "/embed", payload, headers=headers, root=root)
-    asked = {
-        "truncate": True,
-        "truncation_direction": "left",
-        "prompt_name": "query",
-        "bulk": True,
-        "timeout_s": 1.5,
-    }
-    assert router.asked == (["a", "b"], asked)
-    assert np.allclose(json.loads(reply.body), VECTORS)
+    options = {"truncate": True, "truncation_direction": "left", "prompt_name": "query"}
+    assert router.asked == [(["a", "b"], {**options, "bulk": True, "timeout_s": 1.5})]
+    assert np.allclose(reply.json, VECTORS)
     assert reply.headers["content-length"] == str(len(reply.body))
-    assert [reply.headers[f"x-{name}-time"] for name in ("tokenization", "queue", "inference", "total")] == [
-        *("1", "2", "3", "6"),
-    ]
+    times = [reply.headers[f"x-{name}-time"] for name in ("tokenization", "queue", "inference", "total")]
+    assert times == ["1", "2", "3", "6"]
     assert (reply.headers["x-windve-pool"], reply.headers["x-compute-tokens"]) == ("cpu", "7")
 
 
 def test_similarity_is_of_unit_vectors():
     reply = post(HttpApi(FakeRouter()), "/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}})
-    assert json.loads(reply.body) == pytest.approx([0.96])
+    assert reply.json == pytest.approx([0.96])
 
 
 ERRORS = [
@@ -116,14 +66,14 @@ ERRORS = [
 
 @pytest.mark.parametrize(("error", "status", "code", "tei_status", "kind"), ERRORS, ids=lambda one: type(one).__name__)
 def test_each_error_in_each_shape(error, status, code, tei_status, kind):
-    api = HttpApi(FakeRouter(error))
+    api = HttpApi(FakeRouter(error=error))
     openai, tei = post(api, "/v1/embeddings", {"input": "a"}), post(api, "/embed", {"inputs": "a"})
-    told = json.loads(openai.body)["error"]
+    told = openai.json["error"]
     assert (openai.status, told["code"], told["param"], told["message"]) == (status, code, error.param, "x")
     assert told["type"] == (
         "rate_limit_error" if status == 429 else f"{'server' if status > 499 else 'invalid_request'}_error"
     )
-    assert (tei.status, json.loads(tei.body)) == (tei_status, {"error": "x", "error_type": kind})
+    assert (tei.status, tei.json) == (tei_status, {"error": "x", "error_type": kind})
     for reply in (openai, tei):
         assert reply.headers["content-type"] == "application/json"
         assert reply.headers.get("retry-after") == ("1" if status in {429, 503} else None)
@@ -146,63 +96,58 @@ def test_each_error_in_each_shape(error, status, code, tei_status, kind):
 def test_other_paths_and_methods(method, path, status, allow, sentence):
     reply = call(HttpApi(FakeRouter()), method, path)
     assert (reply.status, reply.headers.get("allow")) == (status, allow)
-    error = json.loads(reply.body)["error"]
+    error = reply.json["error"]
     assert sentence in (error["message"] if path.startswith("/v1/") else error)
 
 
 def test_head_is_get_without_a_body():
     api = HttpApi(FakeRouter())
     got, head = (call(api, method, "/v1/models/m") for method in ("GET", "HEAD"))
-    assert json.loads(got.body) == {"id": "m", "object": "model", "created": 5, "owned_by": "windve"}
+    assert got.json == {"id": "m", "object": "model", "created": 5, "owned_by": "windve"}
     assert (head.status, head.body, head.headers) == (200, b"", got.headers)
     assert call(api, "HEAD", "/ping").status == 200
 
 
-def api_called(**names):
-    """The routes of a model with these names."""
-    router = FakeRouter()
-    router.settings = Settings.parse({"model": {"id": "hub/m", **names}})
-    return HttpApi(router)
+def openai_model_field(api):
+    """The field `model` of OpenAI's request in the API's document."""
+    schemas = get(api, "/openapi.json").json["components"]["schemas"]
+    return schemas["OpenAIRequest"]["properties"]["model"]
 
 
 def test_a_model_with_other_names():
-    api = api_called(name="m", aliases=["text-embedding-3-small", "m"])
-    assert [model["id"] for model in json.loads(call(api, "GET", "/v1/models").body)["data"]] == [
-        *("m", "text-embedding-3-small"),
-    ]
-    assert json.loads(call(api, "GET", "/v1/models/text-embedding-3-small").body)["id"] == "text-embedding-3-small"
+    api = HttpApi(FakeRouter(model={"id": "hub/m", "name": "m", "aliases": ["text-embedding-3-small", "m"]}))
+    assert [model["id"] for model in get(api, "/v1/models").json["data"]] == ["m", "text-embedding-3-small"]
+    assert get(api, "/v1/models/text-embedding-3-small").json["id"] == "text-embedding-3-small"
     reply = post(api, "/v1/embeddings", {"input": "a", "model": "text-embedding-3-small"})
-    assert (reply.status, json.loads(reply.body)["model"]) == (200, "m")
+    assert (reply.status, reply.json["model"]) == (200, "m")
     assert post(api, "/v1/embeddings", {"input": "a", "model": "hub/m"}).status == 404
-    fields = json.loads(call(api, "GET", "/openapi.json").body)["components"]["schemas"]["OpenAIRequest"]["properties"]
-    assert fields["model"]["enum"] == ["m", "text-embedding-3-small", None]
+    assert openai_model_field(api)["enum"] == ["m", "text-embedding-3-small", None]
 
 
 def test_a_model_that_goes_by_any_name():
-    api = api_called(name="any")
+    api = HttpApi(FakeRouter(model={"id": "hub/m", "name": "any"}))
     assert post(api, "/v1/embeddings", {"input": "a", "model": "whatever"}).status == 200
-    assert call(api, "GET", "/v1/models/whatever").status == 200
-    fields = json.loads(call(api, "GET", "/openapi.json").body)["components"]["schemas"]["OpenAIRequest"]["properties"]
-    assert "enum" not in fields["model"]
+    assert get(api, "/v1/models/whatever").status == 200
+    assert "enum" not in openai_model_field(api)
 
 
 def test_too_large_a_body():
     api = HttpApi(FakeRouter())
     told = call(api, "POST", "/embed", headers=[(b"content-length", b"1001")])
     came = call(api, "POST", "/v1/embeddings", b"x" * 1001)
-    assert (told.status, json.loads(told.body)["error_type"]) == (413, "Validation")
-    assert (came.status, json.loads(came.body)["error"]["code"]) == (413, "body_too_large")
+    assert (told.status, told.json["error_type"]) == (413, "Validation")
+    assert (came.status, came.json["error"]["code"]) == (413, "body_too_large")
 
 
 def test_health_follows_the_pools():
     router = FakeRouter()
-    reply = call(HttpApi(router), "GET", "/health")
-    assert (reply.status, json.loads(reply.body)) == (200, {"status": "ok"})
+    reply = get(HttpApi(router), "/health")
+    assert (reply.status, reply.json) == (200, {"status": "ok"})
     router.live_pools = {"accelerator": False, "cpu": True}
-    reply = call(HttpApi(router), "GET", "/health")
-    assert (reply.status, json.loads(reply.body)) == (200, {"status": "degraded", "missing": ["accelerator"]})
+    reply = get(HttpApi(router), "/health")
+    assert (reply.status, reply.json) == (200, {"status": "degraded", "missing": ["accelerator"]})
     router.can_answer = False
-    reply = call(HttpApi(router), "GET", "/health")
+    reply = get(HttpApi(router), "/health")
     assert (reply.status, reply.headers["retry-after"]) == (503, "1")
 
 
@@ -213,10 +158,10 @@ def test_keys_are_wanted_before_anything_else():
         for method in ("GET", "POST", "OPTIONS"):
             reply = call(api, method, path, b"{}")
             assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
-    assert router.asked is None
+    assert router.asked == []
     assert post(api, "/embed", {"inputs": "a"}, headers=[(b"authorization", b"Bearer sk-one")]).status == 200
     assert post(api, "/embed", {"inputs": "a"}, headers=[(b"authorization", b"Bearer \xff\xfe")]).status == 401
-    assert [call(api, "GET", path).status for path in ("/health", "/ping")] == [200, 200]
+    assert [get(api, path).status for path in ("/health", "/ping")] == [200, 200]
 
 
 def test_the_router_is_told_whose_key_it_was():
@@ -224,12 +169,12 @@ def test_the_router_is_told_whose_key_it_was():
     api = HttpApi(router, ApiKeys([ApiKey("sk-one", "search", 3.0), ApiKey("sk-two")]))
     for key, tenant in (("sk-one", Tenant("search", 3.0)), ("sk-two", Tenant("unnamed"))):
         post(api, "/embed", {"inputs": "a"}, headers=[(b"authorization", f"Bearer {key}".encode())])
-        assert router.asked[1]["client"].tenant == tenant
+        assert router.asked[-1][1]["client"].tenant == tenant
 
 
 def test_the_document_is_of_this_service():
     bare, guarded = (
-        json.loads(call(HttpApi(FakeRouter(), keys), "GET", "/openapi.json", root="/prefix", headers=headers).body)
+        get(HttpApi(FakeRouter(), keys), "/openapi.json", root="/prefix", headers=headers).json
         for keys, headers in ((None, ()), (ApiKeys(["k"]), [(b"authorization", b"Bearer k")]))
     )
     schema = bare["paths"]["/embed"]["post"]["requestBody"]["content"]["application/json"]["schema"]
@@ -244,6 +189,20 @@ def test_the_document_is_of_this_service():
     documented = {(method.upper(), path) for path, methods in bare["paths"].items() for method in methods}
     assert known - documented == {("GET", "/docs"), ("GET", "/openapi.json")}
     assert documented - known == {("GET", "/v1/models/{id}")}
+
+
+def test_the_docs_page_needs_no_internet():
+    reply = get(HttpApi(FakeRouter()), "/docs")
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    page = reply.body.decode()
+    assert re.search(r"url: *'openapi\.json'", page)
+    assert re.search(r'"validatorUrl": *null', page)
+    style, icon, script = re.findall(r'(?:src|href)="([^"]*)"', page)
+    assert icon == "data:,"
+    for found, kind, words in ((style, "text/css", b".swagger-ui"), (script, "text/javascript", b"SwaggerUIBundle")):
+        prefix = f"data:{kind};base64,"
+        assert found.startswith(prefix)
+        assert words in base64.b64decode(found.removeprefix(prefix))
 
 
 def test_the_server_may_start_and_end_it():

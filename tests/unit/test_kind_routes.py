@@ -1,63 +1,30 @@
-"""The routes of rerankers, classifiers and sparse models over a Router that answers at once."""
+"""The routes of rerankers, classifiers, sparse models and models with a vector of each token."""
 
 import asyncio
 import json
-import types
+from typing import get_args
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from deployments.errors import InvalidInput, WrongKind
-from deployments.models.model_files import ModelCard
+from calibration.measure import trials
+from deployments.errors import WrongKind
 from deployments.models.pairs import Pair
-from deployments.models.sparse import pack
-from deployments.placement.request import Embedded, Wanted
+from deployments.models.sparse import largest_weights
+from deployments.placement.request import Wanted
 from deployments.router import Router
-from deployments.settings import Settings
+from deployments.settings import Kind
+from serve_app import local
 from serve_app.answers import model_type
-from serve_app.fields import Rules
 from serve_app.http_api import HttpApi
-from serve_app.requests import CohereRerankRequest, PredictRequest, RerankRequest
-from tests.kit.asked import asked_of
-
-LABELS = {"embedding": (), "reranker": ("LABEL_0",), "classifier": ("bad", "good", "so so"), "sparse": ()}
-ANSWERS = {
-    "reranker": np.array([[-1.5], [2.25], [0.0]], np.float32),
-    "classifier": np.array([[1, 3, -2], [0, 0, 0], [700, -700, 0]], np.float32),
-    "sparse": pack(np.array([[0, 0.1, 0, 2], [0, 0, 0, 0], [1, 1, 1, 1]], np.float32)),
-}
-
-
-class FakeRouter:
-    settings = Settings.parse({"model": {"id": "m"}, "limits": {"max_inputs_per_request": 3}})
-
-    def __init__(self, kind):
-        pooling = "splade" if kind == "sparse" else "none"
-        self.card = ModelCard(
-            "m", None, None, "bert", 4, 100, 16, pooling, False, False, False, 1, 1, kind=kind, labels=LABELS[kind]
-        )
-        self.asked = None
-
-    async def embed(self, queries, wanted):
-        self.asked = (list(queries), asked_of(wanted))
-        vectors = ANSWERS[self.card.kind][: len(queries)]
-        return Embedded(vectors, [1.0] * len(queries), ("cpu",), 7, 3, 0.001, 0.002, 0.003, 0.0064)
+from serve_app.kinds import A_MODEL, ROOT, ROUTES
+from tests.kit import asgi_client
+from tests.kit.fake_router import MULTI, VECTORS, FakeRouter
 
 
 def post(router, path, payload):
-    sent = []
-
-    async def receive():
-        return {"type": "http.request", "body": json.dumps(payload).encode(), "more_body": False}
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": path, "root_path": "", "headers": []}
-    asyncio.run(HttpApi(router)(scope, receive, send))
-    headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-    return types.SimpleNamespace(status=sent[0]["status"], headers=headers, json=json.loads(sent[1]["body"]))
+    return asgi_client.post(HttpApi(router), path, payload)
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/"])
@@ -65,9 +32,8 @@ def test_rerank_as_tei(path):
     router = FakeRouter("reranker")
     asked = {"query": "q", "texts": ["a", "b", ""], "raw_scores": True, "return_text": True, "truncate": True}
     reply = post(router, path, {**asked, "truncation_direction": "Left"})
-    assert router.asked[0] == [Pair("q", "a"), Pair("q", "b"), Pair("q", "")]
-    assert router.asked[1]["kinds"] == ("reranker",)
-    assert (router.asked[1]["truncate"], router.asked[1]["truncation_direction"]) == (True, "left")
+    pairs = [Pair("q", "a"), Pair("q", "b"), Pair("q", "")]
+    assert router.asked == [(pairs, {"kinds": ("reranker",), "truncate": True, "truncation_direction": "left"})]
     ranks = [{"index": 1, "score": 2.25, "text": "b"}, {"index": 2, "score": 0, "text": ""}]
     assert reply.json == [*ranks, {"index": 0, "score": -1.5, "text": "a"}]
     assert reply.headers["x-windve-pool"] == "cpu"
@@ -101,11 +67,11 @@ def test_predict():
     shares = np.exp([3, 1, -2]) / np.exp([3, 1, -2]).sum()
     assert [p["score"] for p in post(router, "/", {"inputs": ["a"]}).json] == pytest.approx(shares)
     batch = post(router, "/predict", {"inputs": [["a"], ["b", "c"], "d"]}).json
-    assert router.asked[0] == ["a", Pair("b", "c"), "d"]
+    assert router.asked[-1][0] == ["a", Pair("b", "c"), "d"]
     assert [len(predictions) for predictions in batch] == [3, 3, 3]
     assert batch[2] == [{"score": 1, "label": "bad"}, {"score": 0, "label": "good"}, {"score": 0, "label": "so so"}]
     post(router, "/predict", {"inputs": ["b", "c"]})
-    assert router.asked[0] == [Pair("b", "c")]
+    assert router.asked[-1][0] == [Pair("b", "c")]
     lone = post(FakeRouter("reranker"), "/predict", {"inputs": "a"}).json
     assert lone == [{"score": pytest.approx(1 / (1 + np.exp(1.5))), "label": "LABEL_0"}]
 
@@ -120,11 +86,12 @@ def _sentence(told):
     return told["message"] if "message" in told else told["error"] if "error_type" in told else told["error"]["message"]
 
 
-@pytest.mark.parametrize("kind", LABELS)
+@pytest.mark.parametrize("kind", ["embedding", "reranker", "classifier", "sparse"])
 def test_a_route_for_other_models_says_which_there_are(kind):
     router = FakeRouter(kind)
     has = set(HttpApi(router)._document["paths"])
     tei, others = {"/embed", "/similarity", "/rerank", "/predict", "/embed_sparse"}, {"/v1/embeddings", "/v2/rerank"}
+    assert has & tei
     for path in (tei | others) - has:
         reply = post(router, path, {})
         sentence = _sentence(reply.json)
@@ -132,7 +99,6 @@ def test_a_route_for_other_models_says_which_there_are(kind):
         assert all(route in sentence for route in has & tei)
         assert reply.status == (424 if path in tei else 400)
         assert reply.json.get("error_type", "Backend") == "Backend"
-    assert has & tei
 
 
 def test_the_router_itself_refuses_what_a_caller_would_not_understand():
@@ -152,30 +118,83 @@ def test_info_says_the_kind_as_tei():
     assert found["label2id"] == {"bad": 0, "good": 1, "so so": 2}
 
 
-RULES = Rules("m", 1, 3)
+# --- a vector of each token, and several kinds of answer --------------------------------------------------------------
+
+
+def m3():
+    return FakeRouter(widths={"tokens": 4, "sparse": 1, "multi_vector": 2})
+
+
+def colbert():
+    return FakeRouter("multi_vector", widths={"multi_vector": 2})
+
+
+def close(found, wanted):
+    return len(found) == len(wanted) and all(np.allclose(a, b) for a, b in zip(found, wanted, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("takes", "body", "sentence"),
-    [
-        (RerankRequest, {"texts": ["a"]}, "query is missing; send a string"),
-        (RerankRequest, {"query": "q"}, "texts is missing; send a list of strings"),
-        (RerankRequest, {"query": "q", "texts": []}, "texts is an empty list"),
-        (RerankRequest, {"query": "q", "texts": ["a", 1]}, "texts[1] must be a string, not 1"),
-        (RerankRequest, {"query": "q", "texts": ["a"] * 4}, "texts has 4 items and this server takes 3"),
-        (RerankRequest, {"query": "q", "texts": ["a"], "raw_scores": 1}, "raw_scores must be true or false"),
-        (CohereRerankRequest, {"query": "q", "documents": [{"title": "a"}]}, "documents[0].text is missing; send a"),
-        (CohereRerankRequest, {"query": "q", "documents": ["a"], "top_n": 0}, "top_n must be a whole number from 1, "),
-        (CohereRerankRequest, {"query": "q", "documents": ["a"], "top_n": True}, "top_n must be a whole number from 1"),
-        (PredictRequest, {}, "inputs is missing; send a string, a list of one or two strings or a list of such lists"),
-        (PredictRequest, {"inputs": []}, "inputs is an empty list"),
-        (PredictRequest, {"inputs": ""}, "inputs is an empty string"),
-        (PredictRequest, {"inputs": ["a", "b", "c"]}, "inputs is a list of 3 strings, and a pair has 2"),
-        (PredictRequest, {"inputs": [["a"], 1]}, "inputs[1] must be a string or a list of one or two strings"),
-        (PredictRequest, {"inputs": [["a"], []]}, "inputs[1] is a list of 0 strings"),
-    ],
+    ("router", "path"), [(m3(), "/v1/multi-vector"), (colbert(), "/v1/multi-vector"), (colbert(), "/")]
 )
-def test_bad_input_gets_one_plain_sentence(takes, body, sentence):
-    with pytest.raises(InvalidInput) as caught:
-        takes.parse(json.dumps(body).encode(), RULES)
-    assert caught.value.message.startswith(sentence)
+def test_multi_vectors_as_jina(router, path):
+    reply = post(router, path, {"model": "m", "input": ["a", "b"], "embedding_type": "float"})
+    assert router.asked == [(["a", "b"], {"kinds": ("multi_vector",)})]
+    assert (reply.json["object"], reply.json["model"]) == ("list", "m")
+    assert reply.json["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    assert [(one["object"], one["index"]) for one in reply.json["data"]] == [("embeddings", 0), ("embeddings", 1)]
+    assert close([one["embeddings"] for one in reply.json["data"]], MULTI)
+    assert reply.headers["x-windve-pool"] == "cpu"
+    cut = post(router, path, {"input": "a", "dimensions": 1}).json["data"]
+    assert [one["embeddings"] for one in cut] == [[[1], [0], [1]]]
+    assert post(router, "/v1/multi-vector", {"input": "a", "model": "n"}).status == 404
+
+
+def test_multi_vectors_as_vllm():
+    router = colbert()
+    reply = post(router, "/pooling", {"model": "m", "input": ["a", "b"], "task": "token_embed"}).json
+    assert close([one["data"] for one in reply["data"]], MULTI)
+    assert [(one["object"], one["index"]) for one in reply["data"]] == [("pooling", 0), ("pooling", 1)]
+    assert reply["id"].startswith("pool-")
+
+
+def test_several_answers_from_one_run_as_flagembedding():
+    router = m3()
+    everything = {"return_dense": True, "return_sparse": True, "return_colbert_vecs": True}
+    reply = post(router, "/encode", {"inputs": ["a", "b"], **everything}).json
+    assert router.asked[-1][1]["outputs"] == ("text", "sparse", "multi_vector")
+    assert close(reply["dense_vecs"], VECTORS)
+    assert reply["lexical_weights"] == [{"1": 0.1, "3": 2}, {}]
+    assert close(reply["colbert_vecs"], MULTI)
+    assert set(post(router, "/encode", {"inputs": "a"}).json) == {"dense_vecs"}
+    two = post(router, "/encode", {"inputs": "a", "return_dense": False, "return_sparse": True}).json
+    assert two == {"lexical_weights": [{"1": 0.1, "3": 2}]}
+    none = post(router, "/encode", {"inputs": "a", "return_dense": False})
+    assert (none.status, none.json["error_type"]) == (422, "Validation")
+
+
+def test_a_model_of_several_kinds_has_the_routes_of_each():
+    has = set(HttpApi(m3())._document["paths"])
+    assert {"/embed", "/embed_all", "/v1/embeddings", "/embed_sparse", "/v1/multi-vector", "/encode"} <= has
+    weights = [{"index": 1, "value": 0.1}, {"index": 3, "value": 2}]
+    assert post(m3(), "/embed_sparse", {"inputs": "a"}).json == [weights]
+    assert close(post(m3(), "/embed", {"inputs": "a"}).json, VECTORS[:1])
+    refused = post(colbert(), "/encode", {"inputs": "a"})
+    assert refused.status == 424
+    assert "a multi-vector model, which has /v1/multi-vector and /pooling" in refused.json["error"]
+
+
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_each_kind_has_routes_of_which_one_is_shown_and_one_measured(kind):
+    assert ROOT[kind] in {"/", *ROUTES[kind]}  # that of embedding models is a route of its own
+    assert trials._ROUTES[kind][0] in ROUTES[kind]
+    route, body = local._EXAMPLES[kind]
+    assert route in ROUTES[kind]
+    assert json.loads(body)
+    assert kind.split("_")[0] in A_MODEL[kind]
+
+
+def test_the_largest_weight_of_each_token_id():
+    ids = np.array([0, 9, 5, 9, 7, 5, 2], np.int32)
+    weights = np.array([3, 0.5, 0.25, 0.75, 0, 0.125, 1], np.float32)
+    assert largest_weights(ids, weights, {0, 2}).tolist() == [5, 9, 0.25, 0.75]
+    assert largest_weights(ids, weights * 0, ()).tolist() == []

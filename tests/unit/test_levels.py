@@ -1,287 +1,195 @@
-"""The goals of the estimator, on devices with the papers' lines: how near it comes, and how little it sends."""
+"""Which burst comes next, at the boundaries of each rule. The goals of whole sweeps are in test_estimator.py."""
 
-import math
-from dataclasses import dataclass
-
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from test_fine_tune import drive
 
-from calibration.fit.curve import Shape
-from calibration.fit.latency_model import Sample, fit
-from calibration.fit.levels import Aim, next_level
-from calibration.measure.sweep import estimated
-from calibration.service.application import CalibrationFailed
-
-NOISE, OUTLIERS, SEEDS = 0.03, 0.05, 100
+from calibration.fit.latency_model import Sample
+from calibration.fit.levels import Aim, Bounds, _close, _where_it_helps, bounds, limit_s, next_level
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of Table III: a device, an SLO, and the depth that the device's line truly allows."""
-
-    device: str
-    alpha_s: float
-    beta_s: float
-    slo_s: int
-    depth: int
-
-    def __str__(self):
-        return f"{self.device} at {self.slo_s} s"
-
-    def latency_s(self, concurrency):
-        return self.alpha_s * concurrency + self.beta_s
-
-    def noisy(self, seed):
-        chance = np.random.default_rng(seed)
-
-        def latency_s(concurrency):
-            found = self.latency_s(concurrency) * (1 + NOISE * chance.standard_normal())
-            return found * chance.uniform(2, 4) if chance.random() < OUTLIERS else found
-
-        return latency_s
-
-    def is_good(self, estimate):
-        """Within 5 % or one query of the truth, and never above."""
-        return self.depth - max(1, 0.05 * self.depth) <= estimate <= self.depth
+def samples(**levels):
+    """`_6=[0.4, 0.5]`: bursts of 6 queries took so long."""
+    return [Sample(int(level[1:]), latency_s) for level, found in levels.items() for latency_s in found]
 
 
-def stress_queries(depth):
-    """What a stress test by steps of 8 sends, up to and including the first level that misses the SLO."""
-    return sum(range(8, depth + 9, 8))
+def on_line(*levels, alpha_s=0.01, beta_s=0.1, off=0.0):
+    """Each burst longer than the line says, or shorter, in turn, by a share of `off`."""
+    return [Sample(level, (alpha_s * level + beta_s) * (1 + off * (-1) ** at)) for at, level in enumerate(levels)]
 
 
-COLUMNS = [
-    Column(device, alpha_s, beta_s, slo_s, depth)
-    for device, alpha_s, beta_s, depths in [
-        ("V100", 0.018, 0.27, (40, 96)),
-        ("Xeon", 0.0858, 0.32, (7, 19)),
-        ("Atlas", 0.00904, 0.24, (84, 194)),
-        ("Kunpeng", 0.0752, 0.85, (1, 15)),
-    ]
-    for slo_s, depth in zip((1, 2), depths, strict=True)
-]
-columns = pytest.mark.parametrize("column", COLUMNS, ids=str)
+# Lone queries, and the climb from there
 
 
-def sweep(latency_s, aim):
-    samples = []
-    while (level := next_level(samples, aim)) is not None:
-        samples.append(Sample(level, latency_s(level)))
-    return samples
-
-
-def levels(samples):
-    return [sample.concurrency for sample in samples]
-
-
-def queries(samples):
-    return sum(levels(samples))
-
-
-@columns
-def test_without_noise_the_estimate_is_near_and_never_above(column):
-    samples = sweep(column.latency_s, Aim(column.slo_s))
-    assert column.is_good(fit(samples).safe_depth(column.slo_s))
-    if column.depth >= 80:
-        assert queries(samples) <= stress_queries(column.depth) / 3
-
-
-def test_all_columns_together_cost_a_third_of_stress_tests_at_most(figure):
-    spent = sum(queries(sweep(column.latency_s, Aim(column.slo_s))) for column in COLUMNS)
-    stress = sum(stress_queries(column.depth) for column in COLUMNS)
-    figure(f"estimator, no noise, all columns of Table III: {spent} queries; stress tests by steps of 8: {stress}")
-    assert spent <= stress / 3
-
-
-@columns
-def test_with_noise_and_outliers_it_is_near_and_not_above_in_95_of_100(column, figure):
-    estimates, spent = [], 0
-    for seed in range(SEEDS):
-        samples = sweep(column.noisy(seed), Aim(column.slo_s))
-        estimates.append(fit(samples).safe_depth(column.slo_s))
-        spent += queries(samples)
-    good = sum(map(column.is_good, estimates))
-    above = sum(estimate > column.depth for estimate in estimates)
-    figure(
-        f"estimator, {NOISE:.0%} noise, {OUTLIERS:.0%} outliers, {column}: {good} of {SEEDS} good, {above} above, "
-        f"{SEEDS - good - above} below, {spent / SEEDS:.0f} queries on average"
-    )
-    assert good >= 0.95 * SEEDS
-
-
-def test_a_lone_query_slower_than_the_slo_ends_it_after_three():
-    assert levels(sweep(lambda _: 1.01, Aim(1))) == [1, 1, 1]
-
-
-def test_one_slow_lone_query_proves_nothing():
-    answers = iter([1.6, *[0.288] * 40])
-    samples = sweep(lambda level: next(answers) if level == 1 else 0.018 * level + 0.27, Aim(1))
-    assert 38 <= fit(samples).safe_depth(1) <= 40
-
-
-def tiles(alpha_s, beta_s, tile):
-    """A device that computes so many queries at once, whether there are as many or not."""
-    return lambda level: beta_s + alpha_s * tile * math.ceil(level / tile)
-
-
-BENT = {
-    "tiles of 24": tiles(0.018, 0.27, 24),
-    "tiles of 4": tiles(0.0858, 0.32, 4),
-    "tiles of 24, quick": tiles(0.003, 0.05, 24),
-    "one tile of 500": tiles(0.0008, 0.5, 500),
-    "a flat parabola": lambda level: 0.27 + 0.0005 * level**2,
-    "a steep parabola": lambda level: 0.27 + 0.01 * level**2,
-    "a root": lambda level: 0.1 + 0.1 * math.sqrt(level),
-    "doubles above 4": lambda level: (0.27 + 0.018 * level) * (2 if level > 4 else 1),
-    "doubles above 30": lambda level: (0.27 + 0.018 * level) * (2 if level > 30 else 1),
-}
-
-
-def true_depth(latency_s, slo_s, waits_s=0.0):
-    return max(level for level in range(2049) if not level or latency_s(level) + waits_s <= slo_s)
-
-
-@pytest.mark.parametrize("slo_s", [1, 2])
-@pytest.mark.parametrize("name", BENT)
-def test_what_is_on_no_line_gets_its_true_depth_and_a_line_above(name, slo_s, figure):
-    latency_s, aim = BENT[name], Aim(slo_s)
-    samples = sweep(latency_s, aim)
-    true, found = true_depth(latency_s, slo_s), estimated("cpu", samples, aim, 0)
-    figure(f"estimator, {name} at {slo_s} s: {found.depth} of {true}, {queries(samples)} queries")
-    assert "latency is not linear in concurrency" in found.bent
-    assert true - max(1, 0.02 * true) <= found.depth <= true
-    assert max(latency_s(level) for level in levels(samples)) <= 9 * slo_s  # 3 on any line, its square on a parabola
-    assert queries(samples) <= max(1300, 0.6 * stress_queries(true))
-    curve = found.line.curve
-    assert curve.alpha_s > 0
-    assert curve.depth(slo_s) <= found.depth
-    for level in levels(samples):
-        assert level > found.depth or curve.latency_s(level) >= latency_s(level) * (1 - 1e-9)
-
-
-@pytest.mark.parametrize("name", BENT)
-def test_of_steady_traffic_a_query_waits_for_a_running_batch_first(name):
-    latency_s, aim = BENT[name], Aim(2, "steady")
-    samples = sweep(latency_s, aim)
-    true, found = true_depth(latency_s, 2, waits_s=latency_s(1)), estimated("cpu", samples, aim, 0)
-    if found.bent is not None:
-        assert true - max(1, 0.02 * true) <= found.depth <= true
-
-
-@pytest.mark.parametrize("name", ["tiles of 24", "tiles of 4", "a flat parabola", "doubles above 30"])
-def test_noise_and_outliers_do_not_hide_the_depth_of_what_is_on_no_line(name, figure):
-    off = []
-    for seed in range(20):
-        chance = np.random.default_rng(seed)
-
-        def latency_s(level, chance=chance):
-            found = BENT[name](level) * (1 + NOISE * chance.standard_normal())
-            return found * chance.uniform(2, 4) if chance.random() < OUTLIERS else found
-
-        found = estimated("cpu", sweep(latency_s, Aim(2.2)), Aim(2.2), 0)
-        off.append(found.depth / true_depth(BENT[name], 2.2) - 1)
-    near = sum(abs(by) <= 0.15 for by in off)
-    figure(f"estimator, {name}, noisy: {near} of 20 within 15 %, from {min(off):+.0%} to {max(off):+.0%}")
-    assert near >= 18  # fine-tuning finds the rest
-
-
-STEPS = st.lists(st.tuples(st.integers(1, 64), st.floats(0, 0.5)), max_size=12)
-
-
-@settings(max_examples=100, deadline=None)
-@given(steps=STEPS, lone_s=st.floats(0.01, 0.99), alpha_s=st.floats(0.001, 0.2), shape=st.sampled_from(Shape.__args__))
-def test_any_device_whose_time_grows_with_work_ends_with_its_depth(steps, lone_s, alpha_s, shape):
-    """Runs of concurrency that end in a jump, then a slope; fine-tuned by bursts, whatever the shape was."""
-
-    def latency_s(level):
-        taken_s, left = lone_s, level - 1
-        for width, jump_s in steps:
-            if left < width:
-                return taken_s
-            taken_s, left = taken_s + jump_s, left - width
-        return taken_s + alpha_s * left
-
-    aim = Aim(1.0, shape)
-    found = estimated("cpu", sweep(latency_s, aim), aim, 0)
-    if shape == "burst" or 2 * lone_s < 0.9:
-        assert found.depth >= 1
-        tuned, _ = drive({"cpu": found.depth}, lambda tried: {"cpu": latency_s(tried["cpu"]) <= 1})
-        true = true_depth(latency_s, 1)
-        assert true - max(1, 0.01 * true) <= tuned.depths["cpu"] <= true
-
-
-@pytest.mark.parametrize("curve", [COLUMNS[1].latency_s, *BENT.values()], ids=["V100", *BENT])
-def test_only_what_scatters_is_refused(curve):
-    refused = 0
-    for seed in range(10):
-        chance = np.random.default_rng(seed)
-        samples = sweep(lambda level, by=chance: curve(level) * np.exp(0.6 * by.standard_normal()), Aim(2))
-        try:
-            estimated("cpu", samples, Aim(2), 0)
-        except CalibrationFailed as error:
-            assert "scatter" in str(error)  # noqa: PT017 - a few get by: fine-tuning and the proof are still to come
-            refused += 1
-    assert refused >= 8
-
-
-def test_a_step_beyond_what_the_slo_allows_is_none_of_its_business():
-    samples = sweep(lambda level: (0.27 + 0.018 * level) * (2 if level > 50 else 1), Aim(1))
-    assert 38 <= fit(samples).safe_depth(1) <= 40
-
-
-def test_steady_traffic_is_measured_less_deep():
-    column = COLUMNS[1]
-    samples = sweep(column.latency_s, Aim(column.slo_s, "steady"))
-    assert 77 <= fit(samples).safe_depth(column.slo_s, "steady") <= 81  # (2 - 2 * 0.27) / 0.018
-    assert max(levels(samples)) == 81
-
-
-def test_a_device_quicker_than_all_that_may_be_sent_is_done_at_the_most():
-    samples = sweep(lambda level: 0.0001 * level + 0.01, Aim(1, most=64))
-    assert max(levels(samples)) == 64
-    assert fit(samples).safe_depth(1, most=64) == 64
-
-
-AIMS = st.builds(
-    Aim, st.floats(0.1, 5), st.sampled_from(["burst", "steady"]), most=st.integers(2, 2048), bursts=st.integers(3, 40)
+@pytest.mark.parametrize(
+    ("lone", "level"),
+    [
+        ([], 1),
+        ([0.1], 1),
+        ([1.0, 1.0], 3),  # just in time
+        ([1.1, 1.1], 1),  # too slow twice: once more
+        ([1.1, 1.1, 1.1], None),
+        ([1.1, 1.1, 1.1, 1.1], None),
+        ([1.1, 1.0], 2),  # one was slow by accident: 3 s of work by their median
+        ([0.1, 0.1], 6),  # six times at most
+        ([0.5, 0.5], 6),  # of three seconds' work
+        ([0.51, 0.51], 5),
+        ([0.76, 0.76], 3),
+        ([0.9, 4.0], 2),  # one more at least
+    ],
 )
-CURVES = st.one_of(
-    st.tuples(st.floats(0, 0.2), st.floats(0, 2), st.floats(0, 0.01)).map(
-        lambda made: lambda level, _: made[0] * level + made[1] + made[2] * level**2
-    ),
-    st.tuples(st.floats(0.001, 0.2), st.integers(1, 300), st.floats(0.1, 4)).map(
-        lambda made: lambda level, _: made[0] * level * (made[2] if level > made[1] else 1)
-    ),
-    st.floats(0, 0.1).map(lambda alpha_s: lambda level, by: (alpha_s * level + 0.2) * by),  # any noise
-    st.just(lambda _, by: by),  # nothing but noise
+def test_two_lone_queries_then_a_quick_climb(lone, level):
+    assert next_level(samples(_1=lone), Aim(1.0)) == level
+
+
+@pytest.mark.parametrize(("most", "level"), [(1, None), (2, 2), (5, 5), (6, 6), (7, 6)])
+def test_never_more_at_once_than_may_be_sent(most, level):
+    assert next_level(samples(_1=[0.1, 0.1]), Aim(1.0, most=most)) == level
+
+
+@pytest.mark.parametrize(
+    ("alpha_s", "beta_s", "aim", "expected"),
+    [
+        (0.018, 0.27, Aim(1.0), [1, 1, 6, 36, 40]),
+        (0.018, 0.27, Aim(1.0, "steady"), [1, 1, 6, 25, 25, 12]),  # the depth again, then half of it
+        (0.01, 0.1, Aim(3.0), [1, 1, 6, 36, 216, 290]),
+        (0.0858, 0.32, Aim(1.0), [1, 1, 6, 7, 3, 7, 7, 3]),  # a small depth: eight, which are cheap
+        (0.0752, 0.85, Aim(1.0), [1, 1, 3, 1, 1, 1, 1, 1]),
+        (0.0752, 0.85, Aim(1.0, "steady"), [1, 1, 3, 1, 1, 1, 1, 1]),  # a depth of none is tried by lone queries
+        (0.0001, 0.01, Aim(1.0, most=64), [1, 1, 6, 36, 64]),
+        (0.00001, 0.01, Aim(1.0), [1, 1, 6, 36, 216, 1296, 2048]),
+    ],
 )
+def test_a_line_takes_a_handful_of_bursts(alpha_s, beta_s, aim, expected):
+    found = []
+    while (level := next_level(found, aim)) is not None:
+        found += on_line(level, alpha_s=alpha_s, beta_s=beta_s)
+    assert [sample.concurrency for sample in found] == expected
 
 
-@settings(max_examples=60, deadline=None)
-@given(curve=CURVES, aim=AIMS, seed=st.integers(0, 2**32), spread=st.floats(0, 2))
-def test_it_ends_whatever_the_latencies_are_and_never_sends_more_than_it_may(curve, aim, seed, spread):
-    chance = np.random.default_rng(seed)
-    sent = []
-
-    def latency_s(level):
-        sent.append(level)
-        assert 1 <= level <= aim.most
-        assert len(sent) <= aim.bursts + 2 * len(set(sent))  # every level may be repeated before the line is given up
-        return max(1e-6, curve(level, np.exp(spread * chance.standard_normal())))
-
-    assert levels(sweep(latency_s, aim)) == sent
+# When it is enough
 
 
-def test_it_ends_where_one_query_at_once_is_the_most():
-    lone = [Sample(1, 0.3)] * 50
-    assert next_level(lone, Aim(1, most=1)) is None
+@pytest.mark.parametrize(
+    ("found", "aim", "level"),
+    [
+        (on_line(1, 1, 90), Aim(1.0), 90),
+        (on_line(1, 1, 36, 90), Aim(1.0), None),  # four where the depth is 16 or more
+        (on_line(1, 1, 16, 16), Aim(0.26), None),
+        (on_line(1, 1, 15, 15), Aim(0.25), 7),
+        (on_line(1, 1, 15, 15, 15, 15, 15), Aim(0.25), 7),
+        (on_line(1, 1, 15, 15, 15, 15, 15, 15), Aim(0.25), None),  # eight below that
+        ([*on_line(1, 1, 90), Sample(1, 0.9)], Aim(1.0), 90),  # an outlier does not count
+        (on_line(1, 1, 12, 24, 24, off=0.002), Aim(0.34), None),  # within half a query
+        (on_line(1, 1, 12, 24, 24, off=0.006), Aim(0.34), 23),  # within 0.6
+        (on_line(1, 1, 1, 1, 76), Aim(1.0), 90),  # within a fiftieth, 1.8 of 90; but it is 1.9
+        (on_line(1, 1, 24, off=0.1), Aim(0.34, bursts=4), 20),
+        (on_line(1, 1, 24, 24, off=0.1), Aim(0.34, bursts=4), None),
+        (on_line(*[1, 1, 90, 90] * 10, off=0.1), Aim(1.0, bursts=41), 45),
+        (on_line(*[1, 1, 90, 90] * 10, off=0.1), Aim(1.0), None),  # forty bursts at most
+    ],
+)
+def test_it_ends_when_the_depth_is_known_or_the_bursts_are_spent(found, aim, level):
+    assert next_level(found, aim) == level
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_the_same_samples_give_the_same_next_level(seed):
-    aim = Aim(2)
-    samples = sweep(COLUMNS[1].noisy(seed), aim)
-    assert [next_level(samples[:done], aim) for done in range(len(samples) + 1)] == [*levels(samples), None]
+@pytest.mark.parametrize(("target", "near"), [(100, 85), (7, 6), (6, 5), (4, 3), (2, 1)])
+def test_a_level_is_near_another_within_a_sixth_or_one_query(target, near):
+    assert _close(near, target)
+    assert not _close(near - 1, target)
+
+
+@pytest.mark.parametrize(
+    ("levels", "target", "level"),
+    [
+        ([100], 100, 100),
+        ([100, 100], 100, 50),
+        ([100, 85], 100, 50),
+        ([100, 84], 100, 100),
+        ([100, 100, 35], 100, 100),
+        ([100, 100, 34], 100, 50),
+        ([100, 100, 65], 100, 100),
+        ([100, 100, 66], 100, 50),
+        ([100, 100, 100, 50], 100, 100),
+        ([100, 100, 100, 100, 50], 100, 50),
+        ([3, 3], 3, 3),  # half is 1, and lone queries are known
+        ([4, 4, 4, 4], 4, 2),
+        ([1, 1, 1], 1, 1),
+    ],
+)
+def test_for_two_bursts_at_the_depth_there_is_one_at_half_of_it(levels, target, level):
+    assert _where_it_helps(on_line(*levels), target) == level
+
+
+# On no line
+
+
+def test_a_level_off_the_line_is_measured_twice_before_the_line_is_given_up():
+    line, off = on_line(1, 1, 6, 36, 90), Sample(45, 0.7)
+    assert next_level([*line, off], Aim(1.0)) == 45
+    assert next_level([*line, off, off], Aim(1.0)) == 180  # 90 holds: up by doubling
+    assert next_level([*line, off, off], Aim(1.0, most=100)) == 100
+    assert next_level([*line, off, off], Aim(1.0, most=90)) == 90
+
+
+@pytest.mark.parametrize(
+    ("found", "aim", "level"),
+    [
+        ({"_50": [0.9]}, Aim(1.0, most=50), 50),  # once more, as it may be an accident
+        ({"_50": [0.9, 0.9]}, Aim(1.0, most=50), None),
+        ({"_50": [0.9], "_101": [1.05, 1.05]}, Aim(1.0), 75),  # the middle
+        ({"_50": [0.9], "_52": [1.05]}, Aim(1.0), 51),
+        ({"_50": [0.9], "_51": [1.05]}, Aim(1.0), 51),  # once more
+        ({"_50": [0.9], "_51": [1.05, 0.9]}, Aim(1.0), 51),  # as many late as not
+        ({"_50": [0.9], "_51": [1.05, 1.05]}, Aim(1.0), 50),
+        ({"_50": [0.9, 0.9], "_51": [1.05, 1.05]}, Aim(1.0), None),
+        ({"_50": [0.9], "_101": [1.05, 1.05]}, Aim(1.0, bursts=10), 75),
+        ({"_50": [0.9], "_101": [1.05, 1.05]}, Aim(1.0, bursts=9), None),
+    ],
+)
+def test_bisection_finds_the_depth_of_what_is_on_no_line(found, aim, level):
+    bent = samples(_1=[0.9] * 4, _6=[0.5, 0.5])
+    assert next_level(bent + samples(**found), aim) == level
+
+
+# What the samples say without a line
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ({"_1": [0.1], "_6": [0.4]}, Bounds(6, None)),
+        ({"_1": [0.1], "_6": [1.0]}, Bounds(6, None)),  # just in time
+        ({"_1": [0.1], "_6": [1.1]}, Bounds(1, 6)),
+        ({"_1": [0.1], "_6": [1.1, 0.4]}, Bounds(1, 6)),  # as many were late: undecided
+        ({"_1": [0.1], "_6": [1.1, 0.4, 0.4]}, Bounds(6, None)),
+        ({"_1": [0.1], "_6": [1.1, 1.1, 0.4], "_9": [0.4]}, Bounds(1, 6)),  # the lower level counts
+        ({"_1": [0.1], "_6": [1.1, 1.1], "_9": [1.1, 1.1]}, Bounds(1, 6)),
+        ({"_1": [1.1, 1.1]}, Bounds(0, 1)),
+    ],
+)
+def test_the_bounds_of_a_depth(found, expected):
+    assert bounds(samples(**found), Aim(1.0)) == expected
+
+
+@pytest.mark.parametrize(
+    ("holds", "misses", "close"),
+    [
+        (5, None, False),
+        (0, 1, True),
+        (5, 6, True),
+        (5, 7, False),
+        (99, 100, True),
+        (99, 101, False),
+        (100, 102, True),  # a fiftieth
+        (100, 103, False),
+        (149, 152, False),
+        (150, 153, True),
+    ],
+)
+def test_bounds_within_a_fiftieth_are_close(holds, misses, close):
+    assert Bounds(holds, misses).close is close
+
+
+def test_of_steady_traffic_a_query_waits_for_a_running_batch():
+    lone = samples(_1=[0.1, 0.3, 0.2], _6=[0.5])
+    assert limit_s(lone, Aim(1.0)) == 1.0
+    assert limit_s(lone, Aim(1.0, "steady")) == pytest.approx(0.8)

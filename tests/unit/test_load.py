@@ -1,13 +1,16 @@
 import asyncio
+import itertools
 import json
+import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import Address, Connection, ask_all, connect, hold_open, request_bytes
+from calibration import load
+from calibration.load import Address, Clients, Connection, burst, request_bytes
 from deployments.errors import SettingsError
 
 
@@ -139,19 +142,32 @@ def test_no_answer_is_an_error():
         ask_twice(b"")
 
 
+def use(test, *answers):
+    """Runs `test(clients)` beside such a server, which is returned with what the test returned."""
+    found = []
+
+    async def run(address):
+        clients = Clients(address, timeout_s=5)
+        try:
+            found.append(await test(clients))
+        finally:
+            clients.hang_up()
+
+    return serve(run, *answers), *found
+
+
+PING = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+
+
 def test_all_at_once_each_on_its_own_connection():
     requests = [request_bytes({"input": str(number)}) for number in range(60)]
 
-    async def test(address):
-        connections = await connect(address, len(requests))
-        try:
-            replies = await ask_all(connections, requests)
-        finally:
-            for connection in connections:
-                connection.hang_up()
-        assert [reply.status for reply in replies] == [200] * 60
+    async def test(clients):
+        await clients.open(len(requests))
+        return await clients.burst(requests)
 
-    server = serve(test, OK)
+    server, replies = use(test, OK)
+    assert [reply.status for reply in replies] == [200] * 60
     assert server.connections == 60
     assert all(request.startswith(b"GET /ping ") for _, request in server.asked[:60])  # warm before the burst
     assert {request for _, request in server.asked[60:]} == set(requests)
@@ -159,17 +175,54 @@ def test_all_at_once_each_on_its_own_connection():
 
 
 def test_connections_that_the_server_has_closed_are_opened_anew():
-    ping = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+    async def test(clients):
+        await clients.open(2)
+        await clients.open(3)  # the server closes one as it is used
+        await clients.open(1)
 
-    async def test(address):
-        connections = await connect(address, 2)
-        for wanted in (3, 1):
-            await hold_open(connections, address, wanted)
-            assert len(connections) == 3
-        for connection in connections:
-            connection.hang_up()
+    server, _ = use(test, PING, PING, b"", PING)
+    assert server.connections == 5
 
-    assert serve(test, ping, ping, b"", ping).connections == 5
+
+def test_a_client_asks_again_once_it_is_answered(monkeypatch):
+    clock = SimpleNamespace(monotonic=itertools.count().__next__, perf_counter=time.perf_counter)
+    monkeypatch.setattr(load, "time", clock)  # a second for each look at it
+
+    async def test(clients):
+        await clients.open(2)
+        return await clients.steady([lambda: b"POST /a\r\n\r\n", lambda: b"POST /b\r\n\r\n"], 6.0, pause_s=0.001)
+
+    server, replies = use(test, OK)
+    assert sum(map(len, replies)) == 5
+    assert len({(number, request) for number, request in server.asked if request.startswith(b"POST")}) == 2
+
+
+def test_a_stream_goes_on_whatever_becomes_of_its_requests():
+    arrivals = [(0.0, request_bytes("a")), (0.02, request_bytes("b")), (0.04, request_bytes("c"))]
+
+    async def test(clients):
+        await clients.open(1)
+        return await clients.stream(arrivals)
+
+    server, (first, second, third) = use(test, PING, OK, b"", OK)
+    assert (first.status, type(second).__mro__[1], third.status) == (200, EOFError, 200)
+    assert [number for number, _ in server.asked] == [0, 0, 0, 1]  # a broken connection is not used again
+
+
+def test_a_stream_with_no_free_connection_opens_another():
+    arrivals = [(0.0, request_bytes(number)) for number in range(3)]
+    server, outcomes = use(lambda clients: clients.stream(arrivals), OK)
+    assert ([reply.status for reply in outcomes], server.connections) == ([200] * 3, 3)
+
+
+def test_a_stream_to_nobody_ends_with_errors():
+    async def nobody():
+        async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0) as listening:
+            port = listening.sockets[0].getsockname()[1]
+        return await Clients(Address("127.0.0.1", port)).stream([(0.0, request_bytes("a"))])
+
+    (outcome,) = asyncio.run(nobody())
+    assert isinstance(outcome, OSError)
 
 
 def test_a_burst_leaves_no_connection_behind():

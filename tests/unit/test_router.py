@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from deployments.errors import Busy, DeadlineExceeded, EngineFailed, Forbidden, OverShare, Unavailable
+from deployments.errors import Busy, EngineFailed, Forbidden, OverShare, Unavailable
 from deployments.models.tokenizer import Tokenizer
 from deployments.placement.request import Embedded, Wanted
 from deployments.queueing.quota import Client, Quota
@@ -14,13 +14,8 @@ from deployments.queueing.shares import Tenant
 from deployments.trial import Trial, hash_secret
 from tests.kit.router_world import Replica, World, ask, several, text
 from tests.kit.virtual_device import EIGHT, V100, XEON
-from tests.kit.virtual_time import run
 
 QUICK = (0.003, 0.004)  # alpha, beta
-
-
-def virtual(test):
-    return lambda monkeypatch: run(test(monkeypatch), 400_000)
 
 
 def kinds(answers):
@@ -38,7 +33,6 @@ def both(slo_s=2.0, **how):
     return {"accelerator": [Replica("a", V100, **how)], "cpu": [Replica("c", XEON, **how)]}, slo_s
 
 
-@virtual
 async def test_the_accelerator_first_then_the_cpu_then_busy(monkeypatch):
     pools, slo_s = both()
     world = World(monkeypatch, pools, slo_s=slo_s)
@@ -55,16 +49,6 @@ async def test_the_accelerator_first_then_the_cpu_then_busy(monkeypatch):
     assert all(one.total_s <= slo_s for one in answers if isinstance(one, Embedded))
 
 
-@virtual
-async def test_of_several_replicas_the_next_best_is_asked_after_a_refusal(monkeypatch):
-    replicas = [Replica("a1"), Replica("a2"), Replica("a3")]
-    router = await World(monkeypatch, {"accelerator": replicas}).router()
-    answers = await asyncio.gather(*several(router, 100))
-    assert pools_of(answers) == {"accelerator": 100}
-    assert all(20 <= replica.ran <= 45 for replica in replicas)
-
-
-@virtual
 async def test_a_burst_through_two_routers_pays_beta_once(monkeypatch):
     replica = Replica("a")
     world = World(monkeypatch, {"accelerator": [replica]})
@@ -73,7 +57,6 @@ async def test_a_burst_through_two_routers_pays_beta_once(monkeypatch):
     assert [len(one) for one in replica.engine.runs] == [30]
 
 
-@virtual
 async def test_full_replicas_get_no_message_and_hear_of_the_work_later(monkeypatch):
     replica = Replica("a")
     router = await World(monkeypatch, {"accelerator": [replica]}).router()
@@ -94,7 +77,6 @@ async def test_full_replicas_get_no_message_and_hear_of_the_work_later(monkeypat
     assert rho > 0
 
 
-@virtual
 async def test_who_comes_back_when_told_is_admitted(monkeypatch):
     router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
     first = several(router, 60)
@@ -105,7 +87,6 @@ async def test_who_comes_back_when_told_is_admitted(monkeypatch):
     await asyncio.gather(*first)
 
 
-@virtual
 async def test_a_request_of_several_texts_over_two_replicas(monkeypatch):
     replicas = [Replica("a1"), Replica("a2")]
     router = await World(monkeypatch, {"accelerator": replicas}).router()
@@ -117,7 +98,6 @@ async def test_a_request_of_several_texts_over_two_replicas(monkeypatch):
     assert all(replica.runner.schedule.in_flight == 0 for replica in replicas)
 
 
-@virtual
 async def test_whole_or_not_at_all(monkeypatch):
     """What is held is let go as soon as the rest is refused."""
     replicas = [Replica("a1"), Replica("a2")]
@@ -133,7 +113,6 @@ async def test_whole_or_not_at_all(monkeypatch):
     assert sum(replica.ran for replica in replicas) == 50
 
 
-@virtual
 async def test_a_query_whose_replica_dies_is_admitted_once_more(monkeypatch):
     replicas = [Replica("a1"), Replica("a2")]
     world = World(monkeypatch, {"accelerator": replicas})
@@ -148,7 +127,6 @@ async def test_a_query_whose_replica_dies_is_admitted_once_more(monkeypatch):
     assert all(one.total_s <= 1.0 for one in answers)  # by its first deadline
 
 
-@virtual
 async def test_when_the_last_replica_dies_it_is_unavailable(monkeypatch):
     replica = Replica("a1")
     world = World(monkeypatch, {"accelerator": [replica]})
@@ -162,7 +140,6 @@ async def test_when_the_last_replica_dies_it_is_unavailable(monkeypatch):
     assert isinstance(await ask(router), Unavailable)
 
 
-@virtual
 async def test_a_pool_without_replicas_is_not_live_and_a_closed_one_is_not_counted(monkeypatch):
     lost, other = Replica("a"), Replica("c")
     world = World(monkeypatch, {"accelerator": [lost], "cpu": [other]})
@@ -175,7 +152,6 @@ async def test_a_pool_without_replicas_is_not_live_and_a_closed_one_is_not_count
     assert router.live_pools == {"cpu": True}
 
 
-@virtual
 async def test_a_reset_connection_does_not_run_a_query_twice_at_once(monkeypatch):
     replicas = [Replica("a1"), Replica("a2")]
     world = World(monkeypatch, {"accelerator": replicas})
@@ -192,7 +168,6 @@ async def test_a_reset_connection_does_not_run_a_query_twice_at_once(monkeypatch
     assert all(replica.runner.schedule.in_flight == 0 for replica in replicas)
 
 
-@virtual
 async def test_a_replica_that_has_stopped_is_left_out(monkeypatch):
     replicas = [Replica("a1"), Replica("a2")]
     router = await World(monkeypatch, {"accelerator": replicas}).router()
@@ -208,7 +183,6 @@ async def test_a_replica_that_has_stopped_is_left_out(monkeypatch):
     await asyncio.gather(*lost, *bulk, return_exceptions=True)
 
 
-@virtual
 async def test_a_request_of_a_thousand_texts_beside_single_queries(monkeypatch):
     replicas = [Replica("a1", (0.002, 0.05), EIGHT), Replica("a2", (0.002, 0.05), EIGHT)]
     router = await World(monkeypatch, {"accelerator": replicas}).router()
@@ -226,62 +200,19 @@ async def test_a_request_of_a_thousand_texts_beside_single_queries(monkeypatch):
     assert all(replica.runner.schedule.in_flight == 0 for replica in replicas)
 
 
-@virtual
 async def test_a_request_that_is_bulk_for_its_size_has_bulks_time(monkeypatch):
     replica = Replica("a", (0.1, 0.1))
     router = await World(monkeypatch, {"accelerator": [replica]}, request_timeout_s=5.0).router()
     assert len((await ask(router, *[text()] * 100)).vectors) == 100
 
 
-@virtual
-async def test_a_bulk_request_does_not_ask_as_fast_as_it_is_refused(monkeypatch):
-    """Another Router's bulk queries have the room."""
-    replica = Replica("a")
-    world = World(monkeypatch, {"accelerator": [replica]})
-    first, second = await world.router("r0"), await world.router("r1")
-    prompt = several(first, 35)
-    await asyncio.sleep(0.05)
-    bulk = several(first, 1, *[text()] * 60, bulk=True)
-    await asyncio.sleep(0.05)
-    assert replica.runner.schedule.waiting > 0
-    link = second.pools["accelerator"].live[0]
-    frames = link._channel.frames
-    bulk += several(second, 1, *[text()] * 60, bulk=True)
-    await asyncio.sleep(0.5)
-    assert 1 <= link._channel.frames - frames <= 8
-    assert [len(one.vectors) for one in await asyncio.gather(*bulk)] == [60, 60]
-    await asyncio.gather(*prompt)
-
-
-@virtual
-async def test_many_bulk_requests_of_one_text_leave_the_device_to_others(monkeypatch):
-    """As gRPC's streams send them."""
-    replica = Replica("a")
-    router = await World(monkeypatch, {"accelerator": [replica]}).router()
-    link = router.pools["accelerator"].live[0]
-    bulk = several(router, 400, bulk=True)
-    await asyncio.sleep(0)
-    assert link.view._unseen_s < 1.0
-    await asyncio.sleep(0.05)
-    single = []
-    for _ in range(20):
-        single += several(router, 1)
-        await asyncio.sleep(0.2)
-    assert kinds(await asyncio.gather(*single)) == {"Embedded": 20}
-    assert link._channel.frames < 600
-    assert kinds(await asyncio.gather(*bulk)) == {"Embedded": 400}
-    assert link.bulk_parts == 0
-
-
-@virtual
 async def test_what_does_not_fit_into_one_run_is_bulk(monkeypatch):
     """No number of texts is refused by an idle device for ever."""
-    for count in range(34, 44):
+    for count in (34, 38, 39, 43):
         router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
         assert len((await ask(router, *[text()] * count)).vectors) == count
 
 
-@virtual
 async def test_a_request_that_is_lost_before_it_was_admitted_is_tried_again(monkeypatch):
     replica = Replica("a1")
     router = await World(monkeypatch, {"accelerator": [replica]}).router()
@@ -297,7 +228,6 @@ async def test_a_request_that_is_lost_before_it_was_admitted_is_tried_again(monk
         await asyncio.sleep(2)
 
 
-@virtual
 async def test_too_little_time_left_is_not_too_long_a_query(monkeypatch):
     """Its replica died when most of its time had passed."""
     replicas = [Replica("a1"), Replica("a2")]
@@ -313,7 +243,6 @@ async def test_too_little_time_left_is_not_too_long_a_query(monkeypatch):
     assert isinstance(await asked, Busy)
 
 
-@virtual
 async def test_too_much_bulk_is_refused_before_it_is_tokenised(monkeypatch):
     router = await World(monkeypatch, {"accelerator": [Replica("a")]}, bulk={"max_waiting": 100}).router()
     told = []
@@ -323,28 +252,17 @@ async def test_too_much_bulk_is_refused_before_it_is_tokenised(monkeypatch):
     assert told == []
 
 
-@virtual
 async def test_of_large_texts_most_are_refused_before_they_are_tokenised(monkeypatch):
     router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
     encode, told = Tokenizer.encode, []
     monkeypatch.setattr(Tokenizer, "encode", lambda self, *a, **k: told.append(1) or encode(self, *a, **k))
-    answers = await asyncio.gather(*several(router, 600, "hello " * 1000))
+    answers = await asyncio.gather(*several(router, 200, "hello " * 1000))
     assert len(told) < 60
     found = kinds(answers)
-    assert found["Busy"] > 540
+    assert found["Busy"] > 140
     assert found["Embedded"] > 0
 
 
-@virtual
-async def test_what_would_never_end_in_time_is_told_so(monkeypatch):
-    router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
-    error = await ask(router, text(250), timeout_s=0.29)
-    assert isinstance(error, DeadlineExceeded)
-    assert "a query of 250 tokens takes longer than 0.29 s here" in str(error)
-    assert isinstance(await ask(router, text(250), timeout_s=0.5), Embedded)
-
-
-@virtual
 async def test_a_longer_deadline_waits_where_the_slo_is_busy(monkeypatch):
     router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
     first = several(router, 60)
@@ -355,7 +273,6 @@ async def test_a_longer_deadline_waits_where_the_slo_is_busy(monkeypatch):
     await asyncio.gather(*first)
 
 
-@virtual
 async def test_a_hang_up_frees_its_place_at_once(monkeypatch):
     replicas = [Replica("a1"), Replica("a2")]
     router = await World(monkeypatch, {"accelerator": replicas}).router()
@@ -371,7 +288,6 @@ async def test_a_hang_up_frees_its_place_at_once(monkeypatch):
     assert all(not link._channel.pending for link in router.pools["accelerator"].live)
 
 
-@virtual
 async def test_parts_are_called_off_when_the_client_goes_while_another_is_lost(monkeypatch):
     replicas = [Replica("a1"), Replica("a2")]
     world = World(monkeypatch, {"accelerator": replicas})
@@ -388,7 +304,6 @@ async def test_parts_are_called_off_when_the_client_goes_while_another_is_lost(m
     assert other.runner._run.stop.is_set()
 
 
-@virtual
 async def test_an_engines_failure_is_the_queries_own(monkeypatch):
     replica = Replica("a")
     router = await World(monkeypatch, {"accelerator": [replica]}).router()
@@ -398,14 +313,6 @@ async def test_an_engines_failure_is_the_queries_own(monkeypatch):
     assert kinds(await asyncio.gather(*good)) == {"Embedded": 3}
 
 
-@virtual
-async def test_a_closed_pool_gets_nothing(monkeypatch):
-    pools, _ = both(1.0)
-    router = await World(monkeypatch, pools, accelerator={"queue_depth": 0}).router()
-    assert set(pools_of(await asyncio.gather(*several(router, 20)))) == {"cpu"}
-
-
-@virtual
 async def test_admission_by_depth_holds_for_any_number_of_routers(monkeypatch):
     replica = Replica("a")
     world = World(monkeypatch, {"accelerator": [replica]}, admission="depth", accelerator={"queue_depth": 10})
@@ -415,14 +322,13 @@ async def test_admission_by_depth_holds_for_any_number_of_routers(monkeypatch):
     assert replica.runner.schedule.most == 10
 
 
-@virtual
 async def test_a_quiet_client_is_let_in_through_any_router_while_a_greedy_one_is_refused(monkeypatch):
     replicas = [Replica("a", QUICK, EIGHT), Replica("b", QUICK, EIGHT)]
     world = World(monkeypatch, {"accelerator": replicas})
     routers = [await world.router("r0"), await world.router("r1")]
     quiet, greedy = Client(Tenant("quiet")), Client(Tenant("greedy"))
     found = {"quiet": [], "greedy": []}
-    for step in range(1000):  # 10 s at twice the capacity
+    for step in range(400):  # 4 s at twice the capacity
         now = {"greedy": 12, "quiet": step % 2}
         for name, client in (("greedy", greedy), ("quiet", quiet)):
             for number in range(now[name]):
@@ -437,26 +343,24 @@ async def test_a_quiet_client_is_let_in_through_any_router_while_a_greedy_one_is
     assert all(one.retry_after_s < 2 for one in busy)
 
 
-@virtual
 async def test_a_quota_is_divided_among_the_routers_that_live(monkeypatch):
     world = World(monkeypatch, {"accelerator": [Replica("a", QUICK, EIGHT)]})
     routers = [await world.router("r0"), await world.router("r1")]
     await asyncio.gather(*(ask(router) for router in routers))
     clients = [Client(Tenant("a"), Quota(1500.0, "tokens")) for _ in routers]  # each Router reads the file itself
     answers = []
-    for step in range(2000):  # 20 s; each Router is asked 50 times a second, for 75 tokens
+    for step in range(1000):  # 10 s; each Router is asked 50 times a second, for 75 tokens
         router = step % 2
         answers.append(asyncio.ensure_future(ask(routers[router], text(75), client=clients[router])))
         await asyncio.sleep(0.01)
     answers = await asyncio.gather(*answers)
     tokens = sum(one.tokens for one in answers if isinstance(one, Embedded))
-    assert 1500 * 20 <= tokens <= 1500 * 25 + 150
+    assert 1500 * 10 <= tokens <= 1500 * 15 + 150
     refused = [one for one in answers if not isinstance(one, Embedded)]
     assert kinds(refused) == {"OverQuota": len(refused)}
     assert "tokens" in refused[0].message
 
 
-@virtual
 async def test_what_is_refused_costs_no_quota(monkeypatch):
     router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
     client = Client(Tenant("a"), Quota(1.0, "device_seconds"))
@@ -473,7 +377,6 @@ def test_a_trial_counts_against_nobody():
     assert Wanted(client=client, trial=Trial("secret", {"accelerator": 4})).charged is None
 
 
-@virtual
 async def test_a_calibration_runs_from_its_first_trial_query_until_its_grant_is_withdrawn(monkeypatch):
     granted = {"trial": {"secret_sha256": hash_secret("secret"), "expires_at": time.time() + 1000}}
     world = World(monkeypatch, {"accelerator": [Replica("a")]}, **granted)
@@ -489,7 +392,6 @@ async def test_a_calibration_runs_from_its_first_trial_query_until_its_grant_is_
     assert router.trial_seconds_ago is None
 
 
-@virtual
 async def test_a_router_that_starts_waits_for_its_first_replica_but_not_for_ever(monkeypatch):
     loop = asyncio.get_running_loop()
     monkeypatch.setattr("deployments.router.time.time", loop.time)

@@ -11,14 +11,9 @@ from hypothesis import strategies as st
 from deployments.transport.frames import Offer, Offers
 from tests.kit.replica_world import FakeRouter, replica
 from tests.kit.virtual_device import EIGHT
-from tests.kit.virtual_time import run
+from tests.kit.virtual_time import virtual
 
 
-def virtual(test):
-    return lambda: run(test())
-
-
-@virtual
 async def test_a_burst_meets_and_becomes_one_run():
     runner, engine = replica()
     router = FakeRouter(runner)
@@ -30,7 +25,6 @@ async def test_a_burst_meets_and_becomes_one_run():
     assert len(router.answers()) == 30
 
 
-@virtual
 async def test_bursts_through_two_routers_become_one_run():
     runner, engine = replica(pass_tokens=0)
     routers = [FakeRouter(runner, "a"), FakeRouter(runner, "b")]
@@ -43,7 +37,6 @@ async def test_bursts_through_two_routers_become_one_run():
     assert {name for name, *_ in engine.runs[0]} == {"a", "b"}
 
 
-@virtual
 async def test_answers_leave_as_passes_end_and_say_where_the_time_went():
     runner, _ = replica()
     router = FakeRouter(runner)
@@ -59,7 +52,6 @@ async def test_answers_leave_as_passes_end_and_say_where_the_time_went():
     assert answer.numbers.tolist() == [1, 75]
 
 
-@virtual
 async def test_the_rows_of_tokens_go_to_their_query():
     runner, _ = replica()
     router = FakeRouter(runner)
@@ -71,7 +63,6 @@ async def test_the_rows_of_tokens_go_to_their_query():
     assert [router.ends[number, 0][1].numbers[0] for number in (1, 2, 3)] == [1, 2, 3]
 
 
-@virtual
 async def test_calling_off_frees_its_room_at_once():
     runner, _ = replica(pass_tokens=0)
     router = FakeRouter(runner)
@@ -91,7 +82,6 @@ async def test_calling_off_frees_its_room_at_once():
     assert not {(number, 0) for number in waiting} & set(router.ends)
 
 
-@virtual
 async def test_a_router_that_called_off_hears_that_there_is_room_sooner():
     runner, _ = replica(pass_tokens=0)
     router, other = FakeRouter(runner, "a"), FakeRouter(runner, "b")
@@ -111,7 +101,6 @@ async def test_a_router_that_called_off_hears_that_there_is_room_sooner():
     assert told[0] == told[1]
 
 
-@virtual
 async def test_what_is_offered_and_called_off_in_one_frame_does_not_run():
     runner, engine = replica()
     router = FakeRouter(runner)
@@ -121,7 +110,6 @@ async def test_what_is_offered_and_called_off_in_one_frame_does_not_run():
     assert runner.schedule.in_flight == 0
 
 
-@virtual
 async def test_a_run_that_nobody_waits_for_is_stopped():
     runner, engine = replica()
     router = FakeRouter(runner)
@@ -138,7 +126,6 @@ async def test_a_run_that_nobody_waits_for_is_stopped():
     assert len(engine.runs) == 2
 
 
-@virtual
 async def test_what_a_router_had_waiting_is_dropped_with_its_connection():
     runner, engine = replica(pass_tokens=0)
     dead, other = FakeRouter(runner, "dead"), FakeRouter(runner, "other")
@@ -154,7 +141,6 @@ async def test_what_a_router_had_waiting_is_dropped_with_its_connection():
     assert len(engine.runs[1]) == 1
 
 
-@virtual
 async def test_a_hold_lapses_and_is_told():
     runner, engine = replica()
     router = FakeRouter(runner)
@@ -170,7 +156,6 @@ async def test_a_hold_lapses_and_is_told():
     router.confirm(number)  # too late, and no error
 
 
-@virtual
 async def test_what_is_confirmed_runs():
     runner, engine = replica()
     router = FakeRouter(runner)
@@ -183,19 +168,14 @@ async def test_what_is_confirmed_runs():
 
 
 @pytest.mark.parametrize("how", [{"bulk": True}, {}])
-def test_bulk_and_what_is_admitted_whole_is_not_held(how):
-    @virtual
-    async def test():
-        runner, engine = replica()
-        router = FakeRouter(runner)
-        router.offer(60 if how else 10, left_s=600.0 if how else 1.0, partial=True, **how)
-        await asyncio.sleep(3)
-        assert engine.runs
-
-    test()
+async def test_bulk_and_what_is_admitted_whole_is_not_held(how):
+    runner, engine = replica()
+    router = FakeRouter(runner)
+    router.offer(60 if how else 10, left_s=600.0 if how else 1.0, partial=True, **how)
+    await asyncio.sleep(3)
+    assert engine.runs
 
 
-@virtual
 async def test_an_engines_failure_is_told_to_its_own_queries():
     runner, engine = replica()
     router = FakeRouter(runner)
@@ -210,7 +190,6 @@ async def test_an_engines_failure_is_told_to_its_own_queries():
     assert runner.schedule.in_flight == 0
 
 
-@virtual
 async def test_an_engine_that_cannot_begin_a_run_fails_it_and_takes_the_next():
     runner, engine = replica()
     router = FakeRouter(runner)
@@ -225,7 +204,6 @@ async def test_an_engine_that_cannot_begin_a_run_fails_it_and_takes_the_next():
     assert len(router.answers()) == len(engine.runs) == 1
 
 
-@virtual
 async def test_an_idle_device_does_not_wait_for_less_than_a_timer_can_tell():
     """uvloop's timers count milliseconds: a shorter wait would be a busy one, or a longer one."""
     runner, _ = replica(curve=(0.0001, 0.004))  # a pause of 0.4 ms
@@ -233,7 +211,6 @@ async def test_an_idle_device_does_not_wait_for_less_than_a_timer_can_tell():
     assert runner.schedule.running == 1
 
 
-@virtual
 async def test_a_query_whose_answer_is_no_number_fails_with_its_offer():
     runner, engine = replica()
     router = FakeRouter(runner)
@@ -246,7 +223,6 @@ async def test_a_query_whose_answer_is_no_number_fails_with_its_offer():
     assert (2, 2) not in router.ends
 
 
-@virtual
 async def test_an_engine_that_forgets_a_query_has_failed():
     runner, engine = replica()
     router = FakeRouter(runner)
@@ -256,7 +232,6 @@ async def test_an_engine_that_forgets_a_query_has_failed():
     assert router.ends[1] == ("failed", "the engine left 1 of 1 queries without an answer")
 
 
-@virtual
 async def test_a_router_that_comes_back_hears_when_its_old_queries_have_ended():
     """Until then it must not send them elsewhere: they would run twice at once."""
     runner, engine = replica(pass_tokens=0)
@@ -276,7 +251,6 @@ async def test_a_router_that_comes_back_hears_when_its_old_queries_have_ended():
     assert old.answers() == []
 
 
-@virtual
 async def test_others_hear_when_it_opens_sooner_than_they_were_told():
     runner, _ = replica(pass_tokens=0)
     dead, other = FakeRouter(runner, "dead"), FakeRouter(runner, "other")
@@ -295,7 +269,6 @@ async def test_others_hear_when_it_opens_sooner_than_they_were_told():
     assert other.reports[-1][1].state.opens_s < other.reports[-2][1].state.opens_s
 
 
-@virtual
 async def test_a_router_hears_when_a_runs_end_shows_that_there_is_room():
     """Its last answers left before the run had ended, with its state by what was known then."""
     runner, engine = replica()
@@ -312,7 +285,6 @@ async def test_a_router_hears_when_a_runs_end_shows_that_there_is_room():
     assert len(engine.runs) == 1
 
 
-@virtual
 async def test_a_trial_goes_by_its_own_depth():
     runner, _ = replica()
     router = FakeRouter(runner)
@@ -321,7 +293,6 @@ async def test_a_trial_goes_by_its_own_depth():
     assert [number in router.ends for number in numbers] == [False, False, False, True, True]
 
 
-@virtual
 async def test_never_is_told_apart_from_full():
     runner, _ = replica()
     router = FakeRouter(runner)
@@ -337,61 +308,58 @@ async def test_never_is_told_apart_from_full():
 @pytest.mark.parametrize("admission", ["finish", "depth"])
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_every_query_ends_once(admission, pass_tokens, seed):
+@virtual
+async def test_every_query_ends_once(admission, pass_tokens, seed):
     """Random offers, call-offs, confirmations, ends of connections and failures: nothing is left."""
-
-    async def test():
-        chance = random.Random(seed)
-        runner, engine = replica(pass_tokens=pass_tokens)
-        depth = 20 if admission == "depth" else None
-        policy = {"admission": admission, "depth": depth}
-        engine.outcome = lambda waiting: (
-            ValueError("no")
-            if (waiting.number + waiting.index) % 23 == 0
-            else np.nan
-            if (waiting.number + waiting.index) % 17 == 0
-            else None
-        )
-        routers = [FakeRouter(runner, f"r{i}", **policy) for i in range(3)]
-        everyone, wanted, called_off = list(routers), [], set()
-        for _ in range(80):
-            router = chance.choice(routers)
-            match chance.choice(["offer", "offer", "offer", "off", "confirm", "end", "wait", "wait"]):
-                case "offer":
-                    size, part = chance.choice([1, 1, 4, 30]), chance.random() < 0.3
-                    bulk = chance.random() < 0.2
-                    allowed = 600.0 if bulk else chance.choice([0.5, 1.0, 10.0])
-                    number = router.offer(size, chance.randint(4, 300), allowed, partial=part or bulk, bulk=bulk)
-                    wanted.append((router, number, size))
-                case "off" if wanted:
-                    whose, number, _ = chance.choice(wanted)
-                    if whose in routers:
-                        whose.call_off(number)
-                        called_off.add((whose, number))
-                case "confirm" if wanted:
-                    whose, number, _ = chance.choice(wanted)
-                    if whose in routers:
-                        whose.confirm(number)
-                case "end" if chance.random() < 0.3:
-                    at = routers.index(router)
-                    if chance.random() < 0.5:
-                        runner.gone(router)
-                    routers[at] = FakeRouter(runner, f"r{at}", **policy)
-                    everyone.append(routers[at])
-                case "wait":
-                    await asyncio.sleep(chance.choice([0.0, 0.01, 0.3]))
-            if depth:
-                assert runner.schedule.in_flight <= depth
-        await asyncio.sleep(120)
-        assert runner.schedule.in_flight == 0
-        assert runner._run is None
-        assert all(not session.offers for session in runner._sessions.values())
-        for router, number, size in wanted:
-            if router not in routers or (router, number) in called_off:
-                continue
-            if number in router.ends:  # refused or failed, and some of it may have been answered before
-                continue
-            admitted = router.admitted.get(number, size)
-            assert all((number, index) in router.ends for index in range(admitted))
-
-    run(test())
+    chance = random.Random(seed)
+    runner, engine = replica(pass_tokens=pass_tokens)
+    depth = 20 if admission == "depth" else None
+    policy = {"admission": admission, "depth": depth}
+    engine.outcome = lambda waiting: (
+        ValueError("no")
+        if (waiting.number + waiting.index) % 23 == 0
+        else np.nan
+        if (waiting.number + waiting.index) % 17 == 0
+        else None
+    )
+    routers = [FakeRouter(runner, f"r{i}", **policy) for i in range(3)]
+    everyone, wanted, called_off = list(routers), [], set()
+    for _ in range(80):
+        router = chance.choice(routers)
+        match chance.choice(["offer", "offer", "offer", "off", "confirm", "end", "wait", "wait"]):
+            case "offer":
+                size, part = chance.choice([1, 1, 4, 30]), chance.random() < 0.3
+                bulk = chance.random() < 0.2
+                allowed = 600.0 if bulk else chance.choice([0.5, 1.0, 10.0])
+                number = router.offer(size, chance.randint(4, 300), allowed, partial=part or bulk, bulk=bulk)
+                wanted.append((router, number, size))
+            case "off" if wanted:
+                whose, number, _ = chance.choice(wanted)
+                if whose in routers:
+                    whose.call_off(number)
+                    called_off.add((whose, number))
+            case "confirm" if wanted:
+                whose, number, _ = chance.choice(wanted)
+                if whose in routers:
+                    whose.confirm(number)
+            case "end" if chance.random() < 0.3:
+                at = routers.index(router)
+                if chance.random() < 0.5:
+                    runner.gone(router)
+                routers[at] = FakeRouter(runner, f"r{at}", **policy)
+                everyone.append(routers[at])
+            case "wait":
+                await asyncio.sleep(chance.choice([0.0, 0.01, 0.3]))
+        if depth:
+            assert runner.schedule.in_flight <= depth
+    await asyncio.sleep(120)
+    assert runner.schedule.in_flight == 0
+    assert runner._run is None
+    assert all(not session.offers for session in runner._sessions.values())
+    for router, number, size in wanted:
+        if router not in routers or (router, number) in called_off:
+            continue
+        if number in router.ends:  # refused or failed, and some of it may have been answered before
+            continue
+        admitted = router.admitted.get(number, size)
+        assert all((number, index) in router.ends for index in range(admitted))

@@ -1,21 +1,16 @@
-"""What `make bench ARGS='scaling admission'` computes and simulates: loads by tables, clusters in virtual time."""
+"""What `make bench ARGS='scaling admission'` simulates: clusters in virtual time, and rules of admission."""
 
 import pytest
 
 from benchmarks.comparisons.admission import served, told_of
 from benchmarks.comparisons.scaling import capacity_s, death, devices_of, paper_curves, routers_needed, simulate
 from benchmarks.costs import decision_cost
-from benchmarks.kit.loads import Periods, embedder_series, largest, loads, router_series
 from tests.kit.simulation.application import Application, Costs, Shape
 from tests.kit.simulation.arrivals import Arrival, poisson
 from tests.kit.simulation.device import Device
 from tests.kit.simulation.rules import goodput
 from tests.kit.virtual_time import run
 
-PERIODS = Periods(
-    router_check=10.0, proxy_check=10.0, haproxy_check=5.0, long_poll=(30.0, 60.0), node_check=3.0,
-    node_checks_failed=5, node_check_timeout=10.0, agent_report=5.0,
-)  # fmt: skip
 COSTS = Costs(query_s=0.0005, refusal_s=0.0003, place_s=2e-5, frame_s=1e-5, item_s=1e-6)
 DELAY_S = (0.0001, 0.0005)
 SLO_S = 0.8
@@ -24,47 +19,6 @@ TURNS = 5_000_000
 
 def devices(pass_queries: int | None = None, **how: float) -> dict[str, Device]:
     return {"accelerator": Device(0.01, 0.1, pass_queries, **how), "cpu": Device(0.05, 0.2, pass_queries, **how)}
-
-
-@pytest.mark.parametrize(
-    ("nodes", "routers", "what", "load"),
-    [
-        (1, 1, "replicas", 2),
-        (1, 1, "channels", 2),
-        (16, 4, "channels", 128),
-        (1000, 1000, "channels", 2_000_000),
-        (1000, 1000, "channel_mb", 8000.0),
-        (1000, 1000, "controller_checks", 1000 + 100 + 100),
-        (1000, 1000, "controller_core", 0.6),
-        (1000, 1000, "haproxy_checks_router", 200.0),
-        (1000, 1000, "long_polls", 2000),
-        (16, 4, "told_at_change", 64),
-        (16, 4, "lookups", 128),
-        (15, 1, "node_checks", 5.0),
-        (15, 1, "reports", 3.0),
-    ],
-)
-def test_loads(nodes, routers, what, load):
-    assert getattr(loads(nodes, routers, PERIODS, channel_kb=4.0), what) == pytest.approx(load)
-
-
-def test_series_are_those_of_the_metrics():
-    found = loads(10, 3, PERIODS, channel_kb=4.0)
-    assert found.series == 3 * router_series() + 20 * embedder_series()
-    assert router_series() > 50
-    assert found.samples == pytest.approx(found.series / 15)
-
-
-def test_periods_of_the_installed_ray_are_seconds():
-    periods = Periods.of_ray()
-    assert 0.1 <= periods.node_check <= 60
-    assert 0.1 <= periods.haproxy_check <= 60
-    assert periods.long_poll[0] <= periods.long_poll[1]
-
-
-@pytest.mark.parametrize(("most", "found"), [(0, 0), (1, 1), (2, 2), (15, 15), (833, 833), (4096, 4096)])
-def test_largest(most, found):
-    assert largest(lambda nodes: nodes <= most) == found
 
 
 def test_the_papers_devices():

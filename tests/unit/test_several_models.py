@@ -1,25 +1,22 @@
 """Several models under one URL: their settings, and which of them a request or a call is for."""
 
-import asyncio
-import json
 import types
-from types import MappingProxyType
 
-import numpy as np
 import pytest
-from test_grpc import Context
+from grpc_health.v1.health_pb2 import HealthCheckRequest
 
 from deployments.errors import SettingsError
 from deployments.metrics import OfModel
-from deployments.models.model_files import ModelCard
-from deployments.placement.request import Embedded
 from deployments.settings import Settings
 from serve_app.api_keys import ApiKeys
 from serve_app.grpc_api import GrpcApi
 from serve_app.http_errors import error_shape
 from serve_app.models_api import ModelsApi
-from serve_app.proto import tei_pb2
+from serve_app.proto.tei_pb2 import EmbedRequest
 from serve_app.several_models import Args, ByModel
+from tests.kit import grpc_caller
+from tests.kit.asgi_client import call, get, post
+from tests.kit.fake_router import FakeRouter
 
 EMULATED = {"engine": "emulated", "emulated": {"alpha_s": 0.1, "beta_s": 0.2}}
 A, B = {"model": {"id": "org/a", "name": "a"}}, {"model": {"id": "b"}}
@@ -134,53 +131,15 @@ def test_names_with_dots_are_names():
 # --- which model ------------------------------------------------------------------------------------------------------
 
 
-class FakeRouter:
-    """Answers with a vector of its own, or a score."""
-
-    started, capacity, config_problem, can_answer = 5.0, 4, None, True
-    live_pools = MappingProxyType({"cpu": True})
-
-    def __init__(self, name, kind="embedding", dimension=2):
-        self.settings = Settings.parse({"model": {"id": name}, "limits": {"max_body_bytes": 1000}})
-        self.card = ModelCard(
-            name, None, None, "bert", dimension, 100, 16, "mean", True, False, False, 1, 1, kind=kind,
-            labels=("LABEL_0",) if kind == "reranker" else (),
-        )  # fmt: skip
-        self.asked = 0
-
-    async def embed(self, queries, wanted):
-        self.asked += 1
-        rows = np.full((len(queries), self.card.dimension), 0.5, np.float32)
-        return Embedded(rows, [1.0] * len(queries), ("cpu",), 7, 3, 0.001, 0.002, 0.003, 0.0064)
-
-    async def tokenize(self, texts, **_):
-        self.asked += 1
-        return [[] for _ in texts]
-
-
 @pytest.fixture
 def routers():
-    return ByModel({
-        router.card.name: router
-        for router in (FakeRouter("a"), FakeRouter("org/b", dimension=3), FakeRouter("ranks", "reranker", 1))
-    })  # fmt: skip
+    made = (FakeRouter(name="a"), FakeRouter(name="org/b", dimension=5), FakeRouter("reranker", name="ranks"))
+    return ByModel({router.card.name: router for router in made})
 
 
-def call(api, method, path, payload=None, headers=()):
-    sent = []
-    body = b"" if payload is None else payload if isinstance(payload, bytes) else json.dumps(payload).encode()
-
-    async def receive():
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": "http", "method": method, "path": f"/x{path}", "root_path": "/x", "headers": list(headers)}
-    asyncio.run(api(scope, receive, send))
-    return types.SimpleNamespace(
-        status=sent[0]["status"], body=sent[1]["body"], json=lambda: json.loads(sent[1]["body"])
-    )
+def asked(routers):
+    """The names of the models that were asked, one for each time."""
+    return [router.card.name for router in routers for _ in router.asked]
 
 
 TEXT = {"inputs": "x"}
@@ -210,13 +169,11 @@ RANKED = {"query": "q", "documents": ["d"]}
     ],
 )
 def test_which_model_answers(routers, path, payload, answers):
-    reply = call(ModelsApi(routers), "POST", path, payload)
+    reply = post(ModelsApi(routers), path, payload, root="/x")
     assert reply.status == 200, reply.body
-    assert {name: routers.named(name).asked for name in routers.names} == {
-        name: int(name == answers) for name in routers.names
-    }
+    assert asked(routers) == [answers]
     if "/v" in path:
-        assert reply.json()["model"] == answers
+        assert reply.json["model"] == answers
 
 
 @pytest.mark.parametrize(
@@ -242,65 +199,61 @@ def test_which_model_answers(routers, path, payload, answers):
     ],
 )
 def test_what_is_refused_in_the_routes_own_shape(routers, path, payload, status):
-    reply = call(ModelsApi(routers), "POST", path, payload)
+    reply = post(ModelsApi(routers), path, payload)
     assert reply.status == status, reply.body
-    told = reply.json()
-    error = told if path == "/v2/rerank" else told["error"]  # Cohere's
+    error = reply.json if path == "/v2/rerank" else reply.json["error"]  # Cohere's
     message = error if isinstance(error, str) else error["message"]
-    assert isinstance(error, str) == (
-        error_shape(path.removeprefix("/models/nobody").removeprefix("/models/a")) == "tei"
-    )
+    route = path.removeprefix("/models/nobody").removeprefix("/models/a")
+    assert isinstance(error, str) == (error_shape(route) == "tei")
     if "nobody" in path + str(payload):
-        assert message == "there is no model 'nobody' here; this server has 'a', 'org/b' and 'ranks'"
-    assert sum(router.asked for router in routers) == 0
+        assert message == UNKNOWN
+    assert asked(routers) == []
 
 
 def test_all_models_are_told_of(routers, monkeypatch):
     monkeypatch.setattr("serve_app.models_api.describe", lambda router: {"model_id": router.card.name, "more": 1})
-    for router in routers:
-        router.hear_replicas = lambda: asyncio.sleep(0)
     api = ModelsApi(routers)
     names = ["a", "org/b", "ranks"]
-    assert [model["id"] for model in call(api, "GET", "/v1/models").json()["data"]] == names
-    assert call(api, "GET", "/v1/models/org/b").json()["id"] == "org/b"
-    assert call(api, "GET", "/v1/models/nobody").status == 404
-    info = call(api, "GET", "/info").json()
+    assert [model["id"] for model in get(api, "/v1/models").json["data"]] == names
+    assert get(api, "/v1/models/org/b").json["id"] == "org/b"
+    assert get(api, "/v1/models/nobody").status == 404
+    info = get(api, "/info").json
     assert (info["model_id"], info["more"]) == ("a", 1)
     assert info["models"] == {name: {"model_id": name, "more": 1} for name in names}
     assert call(api, "HEAD", "/v1/models").body == b""
-    assert call(api, "GET", "/ping").status == 200
+    assert get(api, "/ping").status == 200
 
 
 def test_health_is_good_while_one_model_answers(routers):
     api, (a, *others) = ModelsApi(routers), routers
     well = {"status": "ok"}
-    assert call(api, "GET", "/health").json() == {**well, "models": {"a": well, "org/b": well, "ranks": well}}
+    assert get(api, "/health").json == {**well, "models": {"a": well, "org/b": well, "ranks": well}}
     a.can_answer, a.live_pools = False, {"cpu": False}
-    reply = call(api, "GET", "/health")
-    assert (reply.status, reply.json()["status"]) == (200, "degraded")
-    assert reply.json()["models"] == {
+    reply = get(api, "/health")
+    assert (reply.status, reply.json["status"]) == (200, "degraded")
+    assert reply.json["models"] == {
         "a": {"status": "unavailable", "missing": ["cpu"]},
         "org/b": well,
         "ranks": well,
     }
-    assert [call(api, "GET", f"/models/{name}/health").status for name in routers.names] == [503, 200, 200]
+    assert [get(api, f"/models/{name}/health").status for name in routers.names] == [503, 200, 200]
     for router in others:
         router.can_answer = False
-    assert call(api, "GET", "/health").status == 503
+    assert get(api, "/health").status == 503
 
 
 def test_keys_come_before_names(routers):
     api = ModelsApi(routers, ApiKeys(["sk-one"]))
     for path in ("/models/nobody/embed", "/models/a/embed", "/v1/embeddings", "/models/a/health", "/v1/models/nobody"):
-        assert call(api, "POST", path, {"model": "nobody"}).status == 401
-    assert (call(api, "GET", "/health").status, call(api, "GET", "/health").body) == (200, b'{"status":"ok"}')
+        assert post(api, path, {"model": "nobody"}).status == 401
+    assert (get(api, "/health").status, get(api, "/health").body) == (200, b'{"status":"ok"}')
     shown = [(b"authorization", b"Bearer sk-one")]
-    assert call(api, "POST", "/models/a/embed", TEXT, headers=shown).status == 200
+    assert post(api, "/models/a/embed", TEXT, headers=shown).status == 200
 
 
 def test_the_document_is_of_all_models(routers):
     api = ModelsApi(routers)
-    found = call(api, "GET", "/openapi.json").json()
+    found = get(api, "/openapi.json", root="/x").json
     assert found["servers"] == [{"url": "/x"}]
     assert {"/embed", "/v1/embeddings", "/rerank", "/v2/rerank"} <= set(found["paths"])
     assert "/embed_sparse" not in found["paths"]
@@ -308,8 +261,8 @@ def test_the_document_is_of_all_models(routers):
     names = ["a", "org/b", "ranks", None]
     for kind in ("OpenAIRequest", "EmbedRequest", "RerankRequest", "CohereRerankRequest", "TokenizeRequest"):
         assert schemas[kind]["properties"]["model"]["enum"] == names
-    assert schemas["EmbedRequest"]["properties"]["dimensions"]["anyOf"][0]["maximum"] == 3
-    alone = call(api, "GET", "/models/ranks/openapi.json").json()
+    assert schemas["EmbedRequest"]["properties"]["dimensions"]["anyOf"][0]["maximum"] == 5
+    alone = get(api, "/models/ranks/openapi.json", root="/x").json
     assert alone["servers"] == [{"url": "/x/models/ranks"}]
     assert "/embed" not in alone["paths"]
     assert "model" not in alone["components"]["schemas"]["RerankRequest"]["properties"]
@@ -318,50 +271,46 @@ def test_the_document_is_of_all_models(routers):
 # --- gRPC -------------------------------------------------------------------------------------------------------------
 
 
-def grpc_call(calls, name, request, *metadata):
-    context = Context(*metadata)
-    return asyncio.run(getattr(calls, name)(request, grpc_context=context)), context
+UNKNOWN = "there is no model 'nobody' here; this server has 'a', 'org/b' and 'ranks'"
 
 
-@pytest.mark.parametrize(
-    ("metadata", "answers"), [((), "a"), ((("model", "a"),), "a"), ((("model", "org/b"),), "org/b")]
-)
-def test_metadata_name_the_model(routers, metadata, answers):
-    _, context = grpc_call(GrpcApi.of_models(routers, None), "Embed", tei_pb2.EmbedRequest(inputs="x"), *metadata)
-    assert context.code is None
-    assert [name for name in routers.names if routers.named(name).asked] == [answers]
+def embed(routers, *model, keys=None):
+    """The context of a call to the model of that name, if there is one."""
+    metadata = [("model", name) for name in model]
+    return grpc_caller.answer(GrpcApi.of_models(routers, keys), "Embed", EmbedRequest(inputs="x"), *metadata)[1]
+
+
+@pytest.mark.parametrize(("model", "answers"), [([], "a"), (["a"], "a"), (["org/b"], "org/b")])
+def test_metadata_name_the_model(routers, model, answers):
+    assert embed(routers, *model).code is None
+    assert asked(routers) == [answers]
 
 
 def test_the_first_of_the_kind_answers_a_call_without_a_model():
-    routers = ByModel({"ranks": FakeRouter("ranks", "reranker", 1), "a": FakeRouter("a")})
-    calls = GrpcApi.of_models(routers, None)
-    grpc_call(calls, "Embed", tei_pb2.EmbedRequest(inputs="x"))
-    assert (routers.named("a").asked, routers.named("ranks").asked) == (1, 0)
+    routers = ByModel({"ranks": FakeRouter("reranker", name="ranks"), "a": FakeRouter(name="a")})
+    assert embed(routers).code is None
+    assert asked(routers) == ["a"]
 
 
 def test_a_call_for_an_unknown_model(routers):
-    request, named = tei_pb2.EmbedRequest(inputs="x"), ("model", "nobody")
-    _, context = grpc_call(GrpcApi.of_models(routers, None), "Embed", request, named)
-    assert context.code.name == "NOT_FOUND"
-    assert context.details == "there is no model 'nobody' here; this server has 'a', 'org/b' and 'ranks'"
-    _, context = grpc_call(GrpcApi.of_models(routers, ApiKeys(["k"])), "Embed", request, named)
-    assert context.code.name == "UNAUTHENTICATED"
+    context = embed(routers, "nobody")
+    assert (context.code.name, context.details) == ("NOT_FOUND", UNKNOWN)
+    assert embed(routers, "nobody", keys=ApiKeys(["k"])).code.name == "UNAUTHENTICATED"
 
 
 def test_the_health_check_is_of_one_or_of_all(routers):
-    from grpc_health.v1.health_pb2 import HealthCheckRequest
-
     calls, (a, *others) = GrpcApi.of_models(routers, None), routers
+
+    def check(*model):
+        metadata = [("model", name) for name in model]
+        told, context = grpc_caller.answer(calls, "Check", HealthCheckRequest(), *metadata)
+        return context.code.name if context.code else told.status
+
     a.can_answer = False
-    status = {
-        name: grpc_call(calls, "Check", HealthCheckRequest(), *([("model", name)] if name else []))[0].status
-        for name in (None, "a", "org/b")
-    }
-    assert status == {None: 1, "a": 2, "org/b": 1}
+    assert (check(), check("a"), check("org/b"), check("nobody")) == (1, 2, 1, "NOT_FOUND")
     for router in others:
         router.can_answer = False
-    assert grpc_call(calls, "Check", HealthCheckRequest())[0].status == 2
-    assert grpc_call(calls, "Check", HealthCheckRequest(), ("model", "nobody"))[1].code.name == "NOT_FOUND"
+    assert check() == 2
 
 
 def test_metrics_name_the_model():

@@ -68,7 +68,6 @@ class AnswerLengths:
         picked, left, length = (np.array(one, np.float64)[:, None] for one in (tokens, lefts, lengths))
         lives = np.interp(picked + _AHEAD[:-1], np.arange(_BINS + 1) * _BIN, self._lives)
         lives = np.where(left > _AHEAD[:-1], lives / np.interp(picked, np.arange(_BINS + 1) * _BIN, self._lives), 0.0)
-        lives[:, 0] = 1.0
         blocks = np.ceil((length + np.minimum(_AHEAD[1:], left)) / BLOCK)  # at the end of each time ahead
         mean = (lives * blocks).sum(axis=0)
         spread = np.sqrt((lives * (1 - lives) * blocks**2).sum(axis=0))

@@ -5,7 +5,6 @@ It is a toy: it writes like docstrings, and knows nothing. `id: small:docstrings
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -17,6 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from filelock import FileLock
 
 from deployments.errors import SettingsError
 from deployments.generation.text import train_docstrings
@@ -53,8 +54,7 @@ def small_model_folder(recipe: Recipe | None = None) -> Path:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.parent.stat().st_uid != os.getuid():
             raise PermissionError("it belongs to another user")
-        with folder.with_name(f".{folder.name}.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with FileLock(folder.with_name(f".{folder.name}.lock")):
             if not folder.is_dir():
                 make_and_show(folder, recipe)
     except OSError as error:

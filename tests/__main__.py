@@ -1,0 +1,38 @@
+"""`make test`: all tests, part after part. It goes on behind a part that fails, says what each took, and fails at last.
+
+python -m tests              all parts
+python -m tests unit models  these
+"""
+
+import subprocess
+import sys
+import time
+
+from rich.console import Console
+from rich.table import Table
+
+SIDE_BY_SIDE = ("-n", "auto", "--maxprocesses", "4", "--dist", "worksteal")
+PARTS = {
+    "unit": ("tests/unit", *SIDE_BY_SIDE),
+    "models": ("tests/models", *SIDE_BY_SIDE),  # each process loads PyTorch and OpenVINO
+    "e2e": ("tests/e2e", "-m", "not alone", "-n", "2", "--dist", "loadfile"),  # each process has a Ray
+    "e2e, one by one": ("tests/e2e", "-m", "alone"),
+}
+
+
+def main(chosen: list[str]) -> int:
+    if unknown := set(chosen) - set(PARTS):
+        print(f"no part is called {', '.join(sorted(unknown))}; there are: {', '.join(PARTS)}")
+        return 2
+    table, failed = Table("part", "result", "seconds", box=None, pad_edge=False, padding=(0, 2, 0, 0)), False
+    for part in chosen or PARTS:
+        started = time.monotonic()
+        status = subprocess.run([sys.executable, "-m", "pytest", *PARTS[part]], check=False).returncode
+        table.add_row(part, "failed" if status else "passed", f"{time.monotonic() - started:.0f}")
+        failed |= status != 0
+    Console().print(table)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,72 @@
+"""A Router without replicas: it answers at once, the same for each kind of model, and keeps what it was asked."""
+
+import numpy as np
+
+from deployments.errors import WrongKind
+from deployments.models.model_files import ModelCard
+from deployments.models.sparse import pack
+from deployments.models.tokenizer import Token
+from deployments.placement.request import Embedded
+from deployments.settings import Settings
+from tests.kit.asked import asked_of
+
+VECTORS = np.array([[0.6, 0.8, 0, 0], [0.8, 0.6, 0, 0]], np.float32)
+TOKENS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)  # of each text
+MULTI = [np.array([[0.6, 0.8], [0, 1], [1, 0]], np.float32), np.array([[0.8, 0.6]], np.float32)]
+ANSWERS = {  # to the first query, the second and so on; by output, or by the kind of the model
+    "embedding": VECTORS,
+    "tokens": [TOKENS, TOKENS],
+    "reranker": np.array([[-1.5], [2.25], [0.0]], np.float32),
+    "classifier": np.array([[1, 3, -2], [0, 0, 0], [700, -700, 0]], np.float32),
+    "sparse": pack(np.array([[0, 0.1, 0, 2], [0, 0, 0, 0], [1, 1, 1, 1]], np.float32)),
+    "multi_vector": MULTI,
+}
+LABELS = {"reranker": ("LABEL_0",), "classifier": ("bad", "good", "so so")}
+LIMITS = {"max_body_bytes": 1000, "max_inputs_per_request": 3}
+
+
+def embedded(vectors, others=None):
+    """An answer of 7 tokens and 3 characters."""
+    return Embedded(
+        vectors, [2.0] * len(vectors), ("cpu",), 7, 3, 0.001, 0.002, 0.003, 0.0064, {} if others is None else others
+    )
+
+
+class FakeRouter:
+    """`widths`: numbers of a token, of each output that the model has beside its kind's. `error`: raised by each
+    `embed`. `model`: settings.
+    """
+
+    started, capacity, config_problem = 5.0, 4, None
+
+    def __init__(self, kind="embedding", *, name="m", dimension=4, widths=None, error=None, model=None):
+        self.settings = Settings.parse({"model": model or {"id": name}, "limits": LIMITS})
+        self.card = ModelCard(
+            self.settings.model.served_name, None, None, "bert", dimension, 100, 16,
+            "splade" if kind == "sparse" else "mean", True, False, False, 1, 1, {"query": "q: "},
+            kind=kind, labels=LABELS.get(kind, ()), token_widths=widths or {},
+        )  # fmt: skip
+        self.error, self.asked = error, []
+        self.can_answer, self.live_pools = True, {"accelerator": True, "cpu": True}
+
+    async def embed(self, queries, wanted):
+        self.asked.append((list(queries), asked_of(wanted)))
+        if self.error is not None:
+            raise self.error
+        kind = next((kind for kind in wanted.kinds if kind in self.card.kinds), None)
+        if kind is None:
+            raise WrongKind("as the Router says it")
+        outputs = wanted.outputs or self.card.outputs_for(kind)
+        rows = {output: ANSWERS[self.card.kind if output == "text" else output][: len(queries)] for output in outputs}
+        return embedded(rows.pop(outputs[0]), rows)
+
+    async def tokenize(self, texts, **asked):
+        self.asked.append((list(texts), asked))
+        return [[Token(101, "[CLS]", True, None, None), Token(7, "a", False, 0, 1)] for _ in texts]
+
+    async def decode(self, id_lists, **asked):
+        self.asked.append((list(id_lists), asked))
+        return ["text" for _ in id_lists]
+
+    async def hear_replicas(self):
+        pass

@@ -1,0 +1,68 @@
+"""`python -m calibration` of embeddings: what is refused before anything is measured, in one sentence that says why."""
+
+import asyncio
+
+import pytest
+import yaml
+from test_calibration_run import Application as Formula
+
+from calibration.__main__ import main
+from calibration.load import Address
+from calibration.measure.journal import Journal
+from calibration.measure.trials import Trials
+from deployments.errors import SettingsError
+from tests.kit.service import ROOT
+
+REHEARSAL = ROOT / "serve_app" / "rehearsal.yaml"
+
+
+class Application(Formula):
+    """The one of rehearsal.yaml."""
+
+    deployed, generates = yaml.safe_load(REHEARSAL.read_text())["applications"][0], False
+
+    def placed(self, changes):
+        return changes
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--slo", "-1"], "--slo: should be seconds above 0"),
+        (["--tokens", "2"], "--tokens: should be at least 3"),
+        (["--quantile", "0.5"], "--quantile: should be 0.99 to 1"),
+        (["--slo", "60"], "the application gives up on a query after 60 s"),
+        (["--slo", "1", "--answer-tokens", "9"], "--answer-tokens: is for generation, and this application embeds"),
+        (["--estimate-only", "--apply"], "--estimate-only: an estimate is not proven, so not written"),
+        (["--config", str(ROOT / "serve_app/config.yaml")], "describes another application than the one that runs"),
+        (["--config", str(ROOT / "Makefile")], "Makefile: "),
+        (["--config", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
+    ],
+)
+def test_bad_input_gets_one_sentence(monkeypatch, capsys, tmp_path, words, problem):
+    monkeypatch.setattr("calibration.__main__._find", lambda *_: Application())
+    refused(monkeypatch, capsys, ["--out", str(tmp_path), *words], problem)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dashboard_that_does_not_answer_is_named(monkeypatch, capsys):
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    where = "http://127.0.0.1:1"
+    refused(monkeypatch, capsys, ["--dashboard", where], f"Ray's dashboard does not answer at {where}: ")
+
+
+def refused(monkeypatch, capsys, words, problem):
+    monkeypatch.setattr("sys.argv", ["calibration", *words])
+    assert main() == 1
+    told = capsys.readouterr()
+    assert problem in told.err
+    assert told.err.count("\n") == 1
+    assert "Traceback" not in told.out + told.err
+
+
+def test_a_query_longer_than_the_model_takes_is_refused(tmp_path):
+    journal = Journal(tmp_path, {}, fresh=True)
+    trials = Trials(Address("127.0.0.1", 1), (), "", journal, {}, 5000, 0, 5.0)
+    with pytest.raises(SettingsError, match="--tokens: the model takes at most 256, not 5000"):
+        asyncio.run(trials.prepare(256))
+    journal.close()
