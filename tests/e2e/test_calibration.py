@@ -19,8 +19,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import request_bytes
+from calibration.load import burst, request_bytes
 from tests.kit.service import ROOT, load_yaml
 
 SLO_S, MOST = 1.5, 16

@@ -15,8 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import yaml
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import connect, request_bytes
+from calibration.load import burst, connect, request_bytes
 from tests.kit.ray_nodes import cluster_for
 from tests.kit.service import ROOT, by_depth, load_yaml
 

@@ -9,8 +9,7 @@ from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoModel, AutoTokenizer, MistralConfig, Qwen3Config
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import Address, request_bytes
+from calibration.load import Address, burst, request_bytes
 from deployments.models.pairs import Pair
 from tests.kit import tiny_tokenizers
 from tests.kit.heads_of_models import NORMALIZE, TRANSFORMER, save_causal, save_m3, save_pylate, write

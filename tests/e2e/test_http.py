@@ -12,8 +12,7 @@ from conftest import PROMPTS
 from schemathesis.checks import load_all_checks
 from schemathesis.generation import GenerationMode
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import connect, request_bytes
+from calibration.load import burst, connect, request_bytes
 
 EXAMPLES = 2_000
 HEADERS = {"content-type", "x-windve-priority", "x-windve-trial", "x-request-timeout-ms"}

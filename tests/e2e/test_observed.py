@@ -11,8 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from test_with_keys import session_logs
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import request_bytes
+from calibration.load import burst, request_bytes
 from tests.kit import tei_wire
 from tests.kit.otlp_collector import Collector, attributes
 from tests.kit.service import load_yaml

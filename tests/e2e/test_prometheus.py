@@ -7,9 +7,8 @@ import time
 import pytest
 import yaml
 
-from benchmarks.kit.arrivals import burst
 from benchmarks.kit.prometheus import is_installed, reading
-from calibration.load import request_bytes
+from calibration.load import burst, request_bytes
 from k8s.dashboard import queries
 from tests.kit.service import ROOT
 

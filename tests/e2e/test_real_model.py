@@ -9,8 +9,7 @@ import pytest
 from reference import worst
 from texts import TEXTS
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import connect, request_bytes
+from calibration.load import burst, connect, request_bytes
 
 
 def ask(service, payload, path="/v1/embeddings", headers=()):

@@ -11,8 +11,7 @@ import pytest
 import torch
 from sentence_transformers import CrossEncoder
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import Address, request_bytes
+from calibration.load import Address, burst, request_bytes
 from tests.kit.kinds_of_models import save_model
 from tests.kit.service import load_yaml
 

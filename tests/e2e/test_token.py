@@ -24,8 +24,7 @@ import ray
 from ray.serve.generated.serve_pb2 import ASGIRequest
 from test_with_keys import session_logs
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import request_bytes
+from calibration.load import burst, request_bytes
 from tests.kit.service import ROOT, load_yaml, running
 
 pytestmark = pytest.mark.alone  # beside another Ray this one opens fewer ports, and its jobs find the other one

@@ -20,8 +20,7 @@ from sentence_transformers import SentenceTransformer
 from texts import TEXTS
 from transformers import BertConfig, BertModel
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import request_bytes
+from calibration.load import burst, request_bytes
 from tests.kit import tei_wire
 from tests.kit.kinds_of_models import PACKAGE, SHAPE, VOCABULARY
 from tests.kit.service import load_yaml

@@ -136,6 +136,14 @@ class Client:
             f"/{PACKAGE}.{call}", request_serializer=_serialize, response_deserializer=CLASSES[answer].FromString
         )
 
+    def health(self, service=""):
+        """What the standard health check's Check says of a service, or of the whole server."""
+        return self.channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=_serialize,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )(health_pb2.HealthCheckRequest(service=service), timeout=30).status
+
     def watch(self, timeout=60):
         """The standard health check's Watch, of the whole server."""
         return self.channel.unary_stream(
