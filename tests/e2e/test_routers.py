@@ -123,7 +123,7 @@ def test_clients_behind_the_proxy_do_not_notice_that_routers_die(three, figure):
         f"one of {ROUTERS} Routers killed {KILLS} times: {stream}; longest time without a 200 {stream.pause_s():.1f} s"
     )
     figure(f"a Router is back after {min(back_s):.1f} to {max(back_s):.1f} s, and takes {size:.0f} MiB")
-    assert set(stream.of("small")) <= ANSWERED_OR_BUSY, stream.unavailable
+    assert set(stream.of("small")) <= ANSWERED_OR_BUSY, stream.refusals
     assert set(stream.of("large")) <= {200, 429, 503, WITHOUT_ANSWER}
     assert not stream.strange
     check_full(three)
