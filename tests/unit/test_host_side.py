@@ -103,7 +103,7 @@ def test_it_comes_back_when_nobody_else_wants_the_accelerator():
 
 def test_who_would_wait_for_a_block_goes_to_the_host_instead():
     schedule = schedule_of(blocks=40, host_blocks=400)
-    for _ in range(5000):
+    for _ in range(500):
         schedule.room.lengths.ended(2, 500)
     now, found = 0.0, []
     while not found or not found[-1].on_host:  # more on the accelerator than it can hold if all become long
@@ -124,7 +124,7 @@ def test_who_would_wait_for_a_block_goes_to_the_host_instead():
 @pytest.mark.parametrize("blocks", [24, 40])
 def test_nobody_goes_to_the_host_and_comes_back_in_one_step(blocks):
     schedule = schedule_of(blocks=blocks, host_blocks=400)
-    for _ in range(5000):
+    for _ in range(500):
         schedule.room.lengths.ended(2, 500)
     now, found, to_host = 0.0, [], 0
     while not found or not found[-1].on_host:
@@ -138,7 +138,7 @@ def test_nobody_goes_to_the_host_and_comes_back_in_one_step(blocks):
 
 def test_who_may_need_more_than_the_accelerators_cache_is_for_the_host_whatever_was_learned():
     schedule = schedule_of(blocks=24, host_blocks=60)
-    for number in range(5000):
+    for number in range(500):
         schedule.room.lengths.ended(32 * number % 700, 4000)
     found = offered(schedule, 0.0, 1, prompt=100, most=3600)
     assert [one.most_blocks > 24 for one in found] == [True]
@@ -151,7 +151,7 @@ def test_who_may_need_more_than_the_accelerators_cache_is_for_the_host_whatever_
 def test_nobody_comes_where_all_would_wait_for_ever():
     """All who are here hold two of three blocks each. It would take the last ones, and may need more itself."""
     here, there = CacheRoom(100), CacheRoom(100)
-    for number in range(5000):
+    for number in range(500):
         here.lengths.ended(128 + 32 * (number % 2), 4000)
     many, other = [Generation(100, 283, 9.0, 0.1) for _ in range(47)], Generation(600, 500, 9.0, 0.1)
     for room, generation in [*((here, one) for one in many), (there, other)]:

@@ -89,6 +89,7 @@ def has_room(queue, now, allowed_s, ms, make=query, **how):
         pytest.param(running(300, patient(50, 1.1)), 0.2, 1.0, 720 - 300 - 200 - 50, id="a patient one has less time"),
         pytest.param(running(300, patient(90)), 0.2, 2.0, 600 - 90, id="a patient one in the next run"),
         pytest.param(running(300, *[patient(50, 9)] * 4), 0.2, 2.0, 600 - 60 - 50, id="patient ones' share of any run"),
+        pytest.param(admit(queue_of(), 0.0, *[patient(50, 9)] * 4), 0.0, 2.0, 600 - 60 - 50, id="the same, idle"),
         pytest.param(running(300, factor=2.0), 0.4, 1.6, (1280 - 600) / 2 - 200, id="at the end, slow"),
         # Pass by pass: L + f (beta + U + c + pass) <= left / (1 + m).
         pytest.param(running(300, pass_tokens=100), 0.2, 1.0, 800 - 300 - 200 - 100, id="pass by pass"),
@@ -192,28 +193,36 @@ def test_bulk_gets_no_more_than_the_next_run_may_take_and_one_larger_one_by_itse
 @pytest.mark.parametrize(
     ("queue", "offer", "is_urgent"),
     [
-        (queue_of(), [patient(400, 2.5)], True),  # it ends within the SLO, and its share would not hold it
-        (queue_of(), [patient(100, 2.5)] * 5, True),
-        (queue_of(), [patient(601, 3.5)], False),  # no run holds it
-        (queue_of(), [patient(60, 5.0)], False),  # its share is enough
-        (queue_of(), [bulk(400)], False),
-        (running(300), [patient(400, 2.5)], False),
-        (admit(queue_of(), 0.0, query(10)), [patient(400, 2.5)], False),
+        (queue_of(), [patient(100, 2.5)] * 5, True),  # they end within the SLO, and their share would not hold them
+        (queue_of(), [patient(400, 2.5)], False),  # one goes by itself
+        (queue_of(), [patient(400, 1.1)], True),  # and has no time for that
+        (queue_of(), [patient(300, 3.5), patient(295, 3.5)], False),  # no run holds them
+        (queue_of(), [patient(30, 5.0)] * 2, False),  # their share is enough
+        (queue_of(), [bulk(200)] * 2, False),
+        (running(300), [patient(100, 2.5)] * 5, False),
+        (admit(queue_of(), 0.0, query(10)), [patient(100, 2.5)] * 5, False),
     ],
 )
 def test_several_patient_queries_that_an_idle_device_would_end_in_time_are_urgent(queue, offer, is_urgent):
     queue = copy.deepcopy(queue)
-    offer = [copy.copy(one) for one in offer]
+    offer = [Query(one.tokens, one.due, one.patient, one.bulk, cost_s=one.tokens / 1000) for one in offer]
     first = offer[0].due
-    queue._promote(0.0, offer, sum(one.tokens for one in offer) / 1000)
+    queue._promote(0.0, offer, sum(one.cost_s for one in offer))
     assert {(one.patient, one.due) for one in offer} == ({(False, 1.0)} if is_urgent else {(True, first)})
+
+
+def test_an_offer_of_patient_queries_to_an_idle_device_is_urgent_unless_it_is_a_trial():
+    for depth in (None, 9):
+        offer = [patient(100, 2.5) for _ in range(5)]
+        assert queue_of().offer(0.0, offer, depth=depth)
+        assert [one.patient for one in offer] == [depth == 9] * 5
 
 
 def test_by_depth_nobody_is_made_urgent_and_a_nearer_deadline_stays():
     queue = queue_of(admission="depth", depth=9)
     queue._promote(0.0, [one := patient(400, 2.5)], 0.4)
     assert one.patient
-    queue_of()._promote(0.0, [one := patient(400, 0.9)], 0.4)
+    queue_of()._promote(0.0, [one := patient(400, 0.9, cost_s=0.4)], 0.4)
     assert (one.patient, one.due) == (False, 0.9)
 
 
@@ -280,23 +289,23 @@ def test_why_a_query_is_refused(queue, offer, reason):
 @pytest.mark.parametrize(
     ("queue", "offer", "how", "mean_ms"),
     [
-        (queue_of(), [query(95)], {}, 75 + 0.4),  # a fiftieth of the way
-        (queue_of(), [query(75), query(115)], {}, 75 + 0.4),
+        (queue_of(), [query(95, 1.2)], {}, 75 + 0.4),  # a fiftieth of the way
+        (queue_of(), [query(75, 1.2), query(115, 1.2)], {}, 75 + 0.4),
         (queue_of(), [bulk(95)], {}, 75),
-        (queue_of(), [query(95)], {"depth": 9}, 75),
+        (queue_of(), [query(95, 1.2)], {"depth": 9}, 75),
         # Refused, and not on an idle device; or refused there as well.
-        (running(300, query(300, 9)), [query(575)], {}, 75 + 10),
-        (running(300, query(300, 9)), [query(594 - STEP)], {}, 75 + 0.02 * 519),
-        (running(300, query(300, 9)), [query(594 + STEP)], {}, 75),
-        (running(300, query(300, 9)), [query(600 + STEP, 3.0)], {}, 75),
-        (running(300, query(300, 9)), [query(75), query(600)], {}, 75),
-        (running(300, query(300, 9), factor=2.0), [query(197 - STEP)], {}, 75 + 0.02 * 122),
-        (running(300, query(300, 9), factor=2.0), [query(197 + STEP)], {}, 75),
+        (running(300, query(300, 9)), [query(575, 1.2)], {}, 75 + 10),
+        (running(300, query(300, 9)), [query(594 - STEP, 1.2)], {}, 75 + 0.02 * 519),
+        (running(300, query(300, 9)), [query(594 + STEP, 1.2)], {}, 75),
+        (running(300, query(300, 9)), [query(600 + STEP, 3.2)], {}, 75),
+        (running(300, query(300, 9)), [query(75, 1.2), query(600, 1.2)], {}, 75),
+        (running(300, query(300, 9), factor=2.0), [query(197 - STEP, 1.2)], {}, 75 + 0.02 * 122),
+        (running(300, query(300, 9), factor=2.0), [query(197 + STEP, 1.2)], {}, 75),
     ],
 )
 def test_which_queries_count_for_the_fairness_to_long_ones(queue, offer, how, mean_ms):
     queue = copy.deepcopy(queue)
-    queue.offer(0.0, [copy.copy(one) for one in offer], **how)
+    queue.offer(0.2, [copy.copy(one) for one in offer], **how)
     assert queue._fairness.mean_s == pytest.approx(mean_ms / 1000, abs=1e-6)
 
 
@@ -362,11 +371,11 @@ def test_tenants_above_their_share_leave_room_to_others(queue, sharing, ms):
 
 
 def test_a_quiet_tenant_goes_by_the_common_rule_without_those_who_will_come():
-    queue = running(300)
+    queue = running(550)
     queue._rho, queue._rho_at = 9.0, 0.2
     assert not takes(queue, 0.2, query(1, 1.2))
     queue = shared(queue, 0.2, quiet=Kind.QUIET, greedy=Kind.UNDER)
-    assert has_room(queue, 0.2, 1.0, 300, of_tenant("quiet"))
+    assert has_room(queue, 0.2, 1.0, 50, of_tenant("quiet"))
     assert not takes(queue, 0.2, query(1, 1.2, tenant=Tenant("greedy")))
     queue._shares.level = math.inf
     assert not takes(queue, 0.2, query(1, 1.2, tenant=Tenant("quiet")))
@@ -512,6 +521,15 @@ def test_a_pause_makes_nobody_late_who_was_admitted(offers, wait_s):
     assert queue.start_in_s(0.001) == pytest.approx(max(0.0, wait_s - 0.001))
 
 
+def test_only_who_is_admitted_by_its_finish_shortens_the_pause():
+    for policy, wait_s in (({}, 0.054 - 0.046), ({"admission": "depth", "depth": 9}, 0.057 - 0.046)):
+        queue = queue_of(**policy)
+        assert queue.offer(0.0, [query(50, 0.38)])  # 304 ms less 250
+        assert queue.offer(0.045, [query(1, 1.0)])
+        queue._fairness.mean_s = 1e-6
+        assert queue.start_in_s(0.046) == pytest.approx(wait_s)
+
+
 def test_a_calibrations_burst_becomes_one_run():
     queue = queue_of()
     queue.offer(0.0, [query(10)], depth=3)
@@ -576,10 +594,9 @@ def test_a_run_is_in_the_order_of_deadlines_without_what_is_held():
 # --- predictions ------------------------------------------------------------------------------------------------------
 
 
-def part(queue, now, ms, first=0):
+def part(queue, now, ms):
     """So many milliseconds of the run are answered at that time."""
-    queue.passed(now, [Query(ms, 1.0, cost_s=ms / 1000)])
-    queue.running += 1
+    queue._done_s, queue._since = ms / 1000, now
     return queue
 
 
@@ -695,6 +712,14 @@ def expecting(queue, rho):
 )
 def test_when_a_query_of_the_mean_cost_would_be_admitted(queue, now, opens_s):
     assert queue.state(now).opens_s == pytest.approx(max(0.0, opens_s), abs=1e-9)
+
+
+def test_a_new_queue_is_open_and_empty():
+    queue = Schedule(MODEL, Policy(1.0))
+    state = queue.state(0.0)
+    assert state.bulk_s == pytest.approx(0.5 / 1.1 - 0.2)
+    assert state._replace(bulk_s=0) == (0, 0, 0, 0, 0, 0, 0, astuple(MODEL), 1, 0.1, (0, 0, 0), 0, (), 1)
+    assert queue.pass_tokens == 0
 
 
 def test_a_state_says_all():

@@ -55,7 +55,7 @@ def adds_up(device):
 
 
 @pytest.mark.parametrize("pass_tokens", ENDS)
-@settings(max_examples=120, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=40, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(data=st.data())
 def test_whatever_is_admitted_ends_in_time_on_a_device_that_runs_as_predicted(pass_tokens, data):
     slo_s = data.draw(st.sampled_from([1.0, 2.0]))
@@ -86,19 +86,7 @@ def test_patient_queries_do_not_make_those_late_that_were_admitted_before_them()
     assert all(one.in_time for one in sent if one.admitted)
 
 
-def test_a_query_that_no_idle_device_would_answer_keeps_no_room_from_others():
-    """512 tokens take this device longer than the SLO: short ones were refused on an idle device to keep room."""
-    curve = (0.05, 0.05)
-    short = [Arrival(0.1 * i, 10, 0.3) for i in range(400)]
-    both = sorted([*short, *(Arrival(1.03 + i, 512, 0.3) for i in range(38))], key=lambda one: one.at)
-    queue = schedule_of(curve, 0.3)
-    sent = World([Device(queue)]).run(both)
-    assert queue.refusals.never == 38
-    alone = World([Device(schedule_of(curve, 0.3))]).run(short)
-    assert sum(one.admitted for one in sent) == sum(one.admitted for one in alone) == 400
-
-
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_work_adds_up_after_anything(data):
     """Offers, call-offs, runs, passes and failures in any order."""
@@ -126,7 +114,7 @@ def test_work_adds_up_after_anything(data):
                 if not run and queue.start_in_s(now) == 0:
                     run = queue.start(now)
                     assert run
-            case "passed":
+            case "passed" if run:
                 cut = chance.randint(0, len(run))
                 queue.passed(now, run[:cut])
                 run = run[cut:]
@@ -143,9 +131,6 @@ def test_work_adds_up_after_anything(data):
         assert state.bulk_s >= 0
 
 
-# --- admission by depth, trials, parts --------------------------------------------------------------------------------
-
-
 def test_by_depth_a_place_is_free_when_its_query_is_answered():
     queue = schedule_of(V100, 1.0, admission="depth", depth=3)
     offer = [Query(75, 1.0) for _ in range(4)]
@@ -158,70 +143,10 @@ def test_by_depth_a_place_is_free_when_its_query_is_answered():
     assert (queue.in_flight, queue.refusals.full) == (3, 2)
 
 
-def test_by_depth_bulk_takes_its_share_of_the_places():
-    queue = schedule_of(V100, 1.0, admission="depth", depth=10)
-    bulk = [Query(75, 600.0, patient=True, bulk=True) for _ in range(9)]
-    assert queue.offer(0.0, bulk, partial=True) == 5
-    assert queue.offer(0.0, [Query(75, 1.0) for _ in range(5)]) == 5
-
-
-def test_a_trial_is_admitted_by_its_own_depth_or_slo_on_a_closed_queue_too():
-    queue = schedule_of(V100, 1.0, depth=2)
-    assert queue.offer(0.0, [Query(75, 1.0) for _ in range(6)], depth=6) == 6
-    assert queue.offer(0.0, [Query(75, 1.0)], depth=6) == 0
-    closed = schedule_of(V100, 1.0, depth=0)
-    assert closed.offer(0.0, [Query(75, 1.0)], depth=1) == 1
-    assert closed.offer(0.0, [Query(75, 1.0)]) == 0
-    assert closed.refusals.closed == 1
-    wide = schedule_of(V100, 1.0)
-    assert wide.offer(0.0, [Query(75, 2.0) for _ in range(80)], slo_s=2.0) == 80
-
-
-def test_all_or_none_or_the_first_of_them():
-    queue = schedule_of(V100, 1.0)
-    many = [Query(75, 1.0) for _ in range(60)]
-    assert queue.offer(0.0, many) == 0
-    assert queue.waiting == 0
-    taken = queue.offer(0.0, many, partial=True)
-    assert 30 <= taken <= 40
-    assert queue._urgent == many[:taken]
-
-
-def test_what_is_held_does_not_run():
-    queue = schedule_of(V100, 1.0)
-    held, free = Query(75, 1.0), Query(75, 1.0)
-    queue.offer(0.0, [held])
-    held.held = True
-    assert queue.start_in_s(0.5) is None
-    queue.offer(0.5, [free])
-    assert queue.start(0.6) == [free]
-    assert queue.start_in_s(0.6) is None
-    queue.passed(0.8, [free])
-    queue.ended(0.8)
-    assert queue.start_in_s(0.8) is None
-    held.held = False
-    assert queue.start_in_s(0.8) == 0
-    assert queue.start(0.8) == [held]
-
-
-def test_a_configured_depth_bounds_the_work_of_one_run():
-    queue = schedule_of(V100, 1.0, depth=10)
-    assert sum(queue.offer(0.0, [Query(75, 1.0)]) for _ in range(40)) == 10
-    assert sum(schedule_of(V100, 1.0, depth=10).offer(0.0, [Query(10, 1.0)] * 1) for _ in range(1)) == 1
-
-
-def test_another_promise_is_taken_over_in_place():
-    queue = schedule_of(V100, 1.0)
-    queue.offer(0.0, [Query(75, 1.0)])
-    queue.configure(Policy(2.0, "depth", 1), CostModel.of_curve(*XEON), calibrated=True)
-    assert queue.waiting == 1
-    assert queue.offer(0.0, [Query(75, 2.0)]) == 0
-
-
 # --- how much is served -----------------------------------------------------------------------------------------------
 
 
-def stream(rate, *, mixed=False, pass_tokens=0, seconds=60, slo_s=1.0, **how):
+def stream(rate, *, mixed=False, pass_tokens=0, seconds=30, slo_s=1.0, **how):
     sent = World([Device(schedule_of(V100, slo_s, pass_tokens=pass_tokens, **how))]).run(
         poisson(rate, seconds, slo_s, mixed=mixed)
     )
@@ -231,10 +156,7 @@ def stream(rate, *, mixed=False, pass_tokens=0, seconds=60, slo_s=1.0, **how):
 @pytest.mark.parametrize(
     ("rate", "mixed", "pass_tokens", "times"),
     [
-        (61, False, 0, 1.12),
         (125, False, 0, 1.25),
-        (61, False, EIGHT, 1.3),
-        (125, False, EIGHT, 1.35),
         (61, True, 0, 1.6),
         (61, True, EIGHT, 1.6),
     ],
@@ -247,10 +169,9 @@ def test_more_is_in_time_than_by_the_steady_depth(rate, mixed, pass_tokens, time
     assert late == 0
 
 
-@pytest.mark.parametrize("pass_tokens", ENDS)
-@pytest.mark.parametrize("rate", [61, 125])
+@pytest.mark.parametrize(("rate", "pass_tokens"), [(61, EIGHT), (125, 0)])
 def test_long_queries_are_refused_at_most_the_stated_ratio_as_often(rate, pass_tokens, figure):
-    _, _, sent = stream(rate, mixed=True, pass_tokens=pass_tokens, seconds=90)
+    _, _, sent = stream(rate, mixed=True, pass_tokens=pass_tokens, seconds=60)
     long = refused_share(one for one in sent if one.arrival.tokens > 200)
     short = refused_share(one for one in sent if one.arrival.tokens < 50)
     figure(f"refused at {rate}/s {pass_tokens=}: {long:.2f} of the long, {short:.2f} of the short")
@@ -261,7 +182,7 @@ def test_long_queries_are_refused_at_most_the_stated_ratio_as_often(rate, pass_t
 def test_patient_queries_leave_room_for_those_at_the_slo(pass_tokens):
     devices = [Device(schedule_of(V100, 2.0, pass_tokens=pass_tokens), 0)]
     devices.append(Device(schedule_of(XEON, 2.0, pass_tokens=pass_tokens), 1))
-    patient, urgent = poisson(60, 60, 20.0, seed=5), poisson(20, 60, 2.0, seed=6)
+    patient, urgent = poisson(60, 30, 20.0, seed=5), poisson(20, 30, 2.0, seed=6)
     sent = World(devices).run(sorted([*patient, *urgent], key=lambda one: one.at))
     assert refused_share(one for one in sent if one.arrival.allowed_s == 2.0) <= 0.05
     assert refused_share(one for one in sent if one.arrival.allowed_s == 20.0) <= 0.7
@@ -287,7 +208,7 @@ def test_bulk_runs_behind_an_overload_and_delays_nobody(pass_tokens):
 @pytest.mark.parametrize("pass_tokens", ENDS)
 def test_who_comes_back_when_it_was_told_gets_in(pass_tokens, figure):
     rate = 1.5 * (34 if pass_tokens else 29)
-    arrivals = poisson(rate, 90, 1.0)
+    arrivals = poisson(rate, 40, 1.0)
     once = [Arrival(one.at, 75, 1.0, returns=int(i % 20 == 0)) for i, one in enumerate(arrivals)]
     sent = World([Device(schedule_of(V100, 1.0, pass_tokens=pass_tokens))]).run(once)
     returned = [one for one in sent if one.try_number == 1]
@@ -299,15 +220,13 @@ def test_who_comes_back_when_it_was_told_gets_in(pass_tokens, figure):
 # --- devices that are not as predicted --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pass_tokens", ENDS)
-@pytest.mark.parametrize("times", [1.5, 2.0])
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(("times", "pass_tokens", "mixed"), [(1.5, EIGHT, True), (2.0, 0, False)])
 def test_a_device_that_slows_down_is_late_for_three_seconds(times, pass_tokens, mixed):
     queue = schedule_of(V100, 1.0, pass_tokens=pass_tokens)
-    device = Device(queue, slow=lambda now: times if now > 20 else 1, noise=0.01)
-    sent = World([device]).run(poisson(61, 60, 1.0, mixed=mixed))
-    assert late_share(one for one in sent if one.at > 23) <= 0.02
-    assert late_share(one for one in sent if one.at < 18) <= 0.005
+    device = Device(queue, slow=lambda now: times if now > 15 else 1, noise=0.01)
+    sent = World([device]).run(poisson(61, 40, 1.0, mixed=mixed))
+    assert late_share(one for one in sent if one.at > 18) <= 0.02
+    assert late_share(one for one in sent if one.at < 13) <= 0.005
 
 
 @pytest.mark.parametrize("pass_tokens", ENDS)
@@ -321,82 +240,10 @@ def test_two_slow_runs_close_a_device_for_two_slos_only(pass_tokens):
     assert device.schedule.refusals.never == 0
 
 
-def test_a_device_that_seems_slow_is_probed_by_requests_of_several_texts_too():
-    queue = schedule_of((0.02, 0.2), 1.0)
-    queue.learning.factor = 1.5
-    queue.ended(0.0)
-    texts = [Query(75, 3.0) for _ in range(32)]
-    assert queue.offer(0.5, texts, partial=True) < 32
-    queue.remove(texts)
-    assert queue.offer(2.0, texts, partial=True) == 32
-    queue.start(2.1)
-    queue.ended(2.1 + queue.planned_s)
-    assert queue.learning.factor == pytest.approx(1.0)
-
-
-def test_a_probe_that_hangs_up_leaves_nothing_behind():
-    queue = schedule_of(V100, 1.0)
-    queue.learning.factor = 4.0
-    queue.ended(0.0)
-    probe = Query(75, 3.0)
-    assert queue.offer(2.0, [probe]) == 1
-    queue.remove([probe])
-    queue.learning.factor = 1.4
-    queue._learn()
-    assert queue.offer(2.01, [Query(75, 3.1)]) == 1
-    queue.start(2.02)
-    queue.ended(2.02 + queue.planned_s)
-    assert queue.learning.factor == pytest.approx(1.3)  # an ordinary run: down slowly
-
-
-def test_a_probe_that_was_stopped_is_no_reason_to_wait_longer_for_the_next():
-    queue = schedule_of(V100, 1.0)
-    queue.learning.factor = 4.0
-    queue.ended(0.0)
-    for now in (1.1, 2.3):
-        assert queue.offer(now, [Query(75, now + 1)]) == 1
-        queue.start(now)
-        queue.ended(now + 0.05, whole=False)
-
-
-def test_a_run_that_another_model_planned_teaches_nothing():
-    queue = schedule_of(V100, 1.0)
-    queue.offer(0.0, [Query(75, 1.0)])
-    queue.start(0.0)
-    queue.configure(queue.policy, CostModel.of_curve(0.01, 0.1), calibrated=True)
-    queue.ended(0.9)
-    assert queue.learning.factor == 1.0
-
-
-def test_an_idle_device_is_open_for_those_that_fit():
-    """Though the mean query, and the long ones that were refused before, would not."""
-    queue = schedule_of((0.6, 0.3), 1.0)
-    queue.learning.factor = 1.1
-    queue.ended(0.0)
-    assert queue.state(0.5).opens_s == 0
-    assert queue.offer(0.5, [Query(20, 1.5)]) == 1
-
-
-def test_what_leaves_together_counts_from_the_moment_it_is_known():
-    queue = schedule_of(V100, 1.0, pass_tokens=16_384)
-    queue.set_pass_tokens(EIGHT)
-    queue.offer(0.0, [Query(75, 1.0)])
-    queue.start(0.0)
-    assert queue.offer(0.01, [Query(75, 1.01)]) == 1
-
-
-def test_several_patient_queries_are_admitted_where_nobody_is_ahead():
-    """As many as without a longer deadline."""
-    for count in (8, 15, 30):
-        queue = schedule_of(V100, 1.0)
-        assert queue.offer(0.0, [Query(75, 2.5, patient=True) for _ in range(count)]) == count
-
-
-@pytest.mark.parametrize("pass_tokens", ENDS)
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize(("pass_tokens", "mixed"), [(0, False), (EIGHT, True)])
 def test_noise_of_three_percent_is_within_the_margin(pass_tokens, mixed):
     device = Device(schedule_of(V100, 1.0, pass_tokens=pass_tokens, learned=False), noise=0.03)
-    sent = World([device]).run(poisson(61, 90, 1.0, mixed=mixed))
+    sent = World([device]).run(poisson(61, 60, 1.0, mixed=mixed))
     assert late_share(one for one in sent if one.at > 20) <= 0.005
 
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.queueing.schedule import Query
-from deployments.queueing.shares import Kind, Shares, Tenant
+from deployments.queueing.shares import Tenant
 from tests.kit.virtual_device import ATLAS, EIGHT, V100, Arrival, Device, World, poisson, schedule_of
 
 QUICK = (0.003, 0.004)  # alpha, beta of a device whose runs cost little to begin
@@ -83,38 +82,33 @@ def max_min(asked, weights, capacity):
     return out
 
 
-LOADS = [
-    pytest.param(Load(ATLAS, 1.0), id="atlas"),
-    pytest.param(Load(ATLAS, 1.0, mixed=True), id="mixed lengths"),
-    pytest.param(Load(ATLAS, 1.0, devices=3, seconds=12), id="three replicas"),
-    pytest.param(Load(QUICK, 0.5, seconds=12), id="quick"),
-    pytest.param(Load(QUICK, 0.5, pass_tokens=0, seconds=12), id="answers at the end"),
-]
-
-
-V100S = [pytest.param(Load(V100, 1.0), id="v100"), pytest.param(Load(V100, 1.0, pass_tokens=0), id="v100 at the end")]
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("load", LOADS + V100S)
-def test_a_quiet_tenant_is_served_in_time_beside_one_that_asks_ten_times_as_much(load, seed):
+@pytest.mark.parametrize(
+    "load",
+    [
+        pytest.param(Load(ATLAS, 1.0, mixed=True, seconds=15), id="mixed lengths"),
+        pytest.param(Load(ATLAS, 1.0, devices=3, seconds=10), id="three replicas"),
+        pytest.param(Load(QUICK, 0.5, pass_tokens=0, seconds=8), id="quick, answers at the end"),
+        pytest.param(Load(V100, 1.0, pass_tokens=0), id="v100, answers at the end"),
+    ],
+)
+def test_a_quiet_tenant_is_served_in_time_beside_one_that_asks_ten_times_as_much(load):
     rates = {"quiet": 2 * load.capacity / 11, "greedy": 20 * load.capacity / 11}
-    got = load._replace(seed=seed).serve(rates)
+    got = load.serve(rates)
     assert got["quiet"].admitted >= 0.99
     assert got["quiet"].late == got["greedy"].late == 0
     assert got["greedy"].admitted > 0.05
 
 
 def test_without_names_of_keys_it_is_refused_like_the_other():
-    load = Load(ATLAS, 1.0)
+    load = Load(ATLAS, 1.0, seconds=15)
     rates = {"quiet": 2 * load.capacity / 11, "greedy": 20 * load.capacity / 11}
     assert load.serve(rates, told_apart=False)["quiet"].admitted < 0.75
 
 
 @pytest.mark.parametrize(
     ("load", "later", "throughput"),  # of the SLO: how much later the quiet tenant's p95 is at most
-    [(Load(ATLAS, 1.0), 0.2, 0.5), (Load(V100, 1.0), 0.25, 0.5), (Load(QUICK, 0.5, seconds=12), 0.18, 0.9)],
-    ids=["atlas", "v100", "quick"],
+    [(Load(V100, 1.0), 0.25, 0.5), (Load(QUICK, 0.5, seconds=8), 0.18, 0.9)],
+    ids=["v100", "quick"],
 )
 def test_without_a_setting_the_others_runs_are_as_short_as_the_device_can_afford(figure, load, later, throughput):
     rates = {"quiet": 2 * load.capacity / 11, "greedy": 20 * load.capacity / 11}
@@ -126,9 +120,8 @@ def test_without_a_setting_the_others_runs_are_as_short_as_the_device_can_afford
     assert total >= throughput * before
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_with_short_runs_its_p95_is_as_good_as_alone(figure, seed):
-    load = Load(ATLAS, 1.0, greedy_share=0.04, seed=seed)
+def test_with_short_runs_its_p95_is_as_good_as_alone(figure):
+    load = Load(ATLAS, 1.0, greedy_share=0.04)
     rates = {"quiet": 2 * load.capacity / 11, "greedy": 20 * load.capacity / 11}
     alone, beside = load.serve({"quiet": rates["quiet"]})["quiet"], load.serve(rates)["quiet"]
     figure(f"p95 {alone.p95_s:.3f} s alone, {beside.p95_s:.3f} s beside a greedy one")
@@ -136,9 +129,14 @@ def test_with_short_runs_its_p95_is_as_good_as_alone(figure, seed):
     assert beside.p95_s <= 1.2 * alone.p95_s
 
 
-@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize(
+    "load",
+    [
+        pytest.param(Load(ATLAS, 1.0, mixed=True, seconds=40), id="mixed lengths"),
+        pytest.param(Load(QUICK, 0.5, pass_tokens=0, seconds=15), id="quick, answers at the end"),
+    ],
+)
 def test_ten_tenants_share_by_their_weights(figure, load):
-    load = load._replace(seconds=3 * load.seconds)
     weights = {f"t{number}": 1.0 + number % 5 for number in range(10)}
     rates = {name: 2 * load.capacity * weight / 30 for name, weight in weights.items()}
     got = load.serve(rates, weights)
@@ -151,7 +149,7 @@ def test_ten_tenants_share_by_their_weights(figure, load):
     assert total >= 0.98 * before
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 5.0]), min_size=2, max_size=8),
     asks=st.lists(st.sampled_from([0.05, 0.2, 0.5, 2.0]), min_size=8, max_size=8),
@@ -168,84 +166,12 @@ def test_nobody_starves_and_nobody_who_is_admitted_is_late(weights, asks, seed):
 
 
 def test_with_room_everybody_gets_it():
-    load = Load(QUICK, 0.5, seconds=12)
+    load = Load(QUICK, 0.5, seconds=8)
     got = load.serve({"a": 0.1 * load.capacity, "b": 0.4 * load.capacity})
     assert all(one.admitted == 1 for one in got.values())
 
 
 def test_one_tenant_alone_gets_the_whole_device():
-    load = Load(ATLAS, 1.0)
+    load = Load(ATLAS, 1.0, seconds=15)
     rates = {"a": 2 * load.capacity}
     assert load.serve(rates)["a"].answered == load.serve(rates, told_apart=False)["a"].answered
-
-
-def asked(shares, **tenants):
-    """name -> (device seconds asked for, got)"""
-    for name, (offered_s, used_s) in tenants.items():
-        shares.account(0.0, Tenant(name)).count(offered_s, used_s)
-    shares.account(0.06, Tenant("nobody"))
-    return {name: shares.accounts[name].kind for name in tenants}
-
-
-def test_who_asks_for_less_than_the_level_is_quiet():
-    shares = Shares()
-    assert asked(shares, a=(1.0, 0.9), b=(9.0, 4.0), c=(9.0, 5.1)) == {"a": Kind.QUIET, "b": Kind.UNDER, "c": Kind.OVER}
-    assert shares.level == pytest.approx(4.5, rel=0.02)
-    assert set(shares.greedy) == {"b", "c"}
-
-
-def test_while_nothing_is_refused_nobody_is_held_back():
-    shares = Shares()
-    assert set(asked(shares, a=(1.0, 1.0), b=(9.0, 9.0)).values()) == {Kind.QUIET}
-    assert not shares.has_level
-    assert not shares.greedy
-
-
-def test_accounts_are_forgotten():
-    shares = Shares()
-    asked(shares, a=(1.0, 0.5), b=(1.0, 1.0))
-    shares.account(200.0, Tenant("c"))
-    assert set(shares.accounts) == {"c"}
-
-
-def test_routers_are_told_who_asks_for_too_much_and_when_it_opens_to_whom():
-    schedule = schedule_of(ATLAS, 1.0, pass_tokens=EIGHT)
-    greedy, quiet = Tenant("greedy"), Tenant("quiet")
-
-    def offer(now, tenant):
-        return schedule.offer(now, [Query(75, now + 1.0, tenant=tenant)])
-
-    assert offer(0.0, quiet)
-    schedule.start(0.0)
-    while offer(0.01, greedy):
-        pass
-    for _ in range(50):
-        offer(0.02, greedy)
-    offer(0.1, greedy)
-    state = schedule.state(0.1)
-    assert state.greedy == ["greedy"]
-    assert state.opens_s > 0
-    assert state.quiet_opens_s <= state.opens_s
-
-
-def test_work_that_a_router_refused_counts_as_asked_for():
-    schedule = schedule_of(ATLAS, 1.0)
-    schedule.offer(0.0, [Query(75, 1.0, tenant=Tenant("quiet"))])
-    schedule.offer(0.0, [Query(75, 1.0, tenant=Tenant("greedy")) for _ in range(30)])
-    schedule.arrives(0.0, 5.0, Tenant("greedy"))
-    schedule.offer(0.1, [Query(75, 1.1, tenant=Tenant("quiet"))])
-    assert schedule.state(0.1).greedy == ["greedy"]
-
-
-def test_with_admission_by_count_places_are_kept_as_well():
-    schedule = schedule_of(ATLAS, 1.0, admission="depth", depth=20)
-    tenants = {"quiet": 0, "greedy": 0}
-    for step in range(3000):
-        now = 0.01 * step
-        for name in ["greedy"] * 10 + ["quiet"] * (step % 10 == 0):
-            tenants[name] += schedule.offer(now, [Query(75, now + 1.0, tenant=Tenant(name))])
-        if step % 30 == 29:  # a run of what waits takes 0.3 s
-            schedule.ended(now)
-            schedule.start(now)
-    assert tenants["quiet"] >= 0.97 * 300
-    assert tenants["greedy"] > tenants["quiet"]
