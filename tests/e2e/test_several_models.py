@@ -52,7 +52,7 @@ SAVE = {
 QUERY = "where does the overflow go"
 PASSAGES = ["to the CPU", "to the moon", "", "it is told busy " * 30, "a reranker reads the query and a text together"]
 SLO_S = 30.0
-CPU = {"engine": "torch", "dtype": "float32"}
+CPU = {"engine": "torch", "dtype": "float32", "num_cpus": 0.1}  # six of them on two cores
 
 
 @pytest.fixture(scope="module")
