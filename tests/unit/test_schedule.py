@@ -158,8 +158,9 @@ def test_work_is_counted_once_and_not_that_of_patient_queries():
         pytest.param(running(300, patient(40), query(10, 9), pass_tokens=1), 0.2, 3.31 / 0.8, 140, id="passes"),
         pytest.param(running(300, patient(40), factor=2.0), 0.4, 3.61 / 0.8, 20 * 3 - 40, id="slow"),
         pytest.param(running(300, patient(40), bulk_share=1.0), 0.2, 3.0 / 0.8, 120 * 2 - 40, id="all is for bulk"),
-        # The next run takes longer than others: 200 + 500 + 40 and the query's own 300 ms, and less than one SLO else.
-        pytest.param(running(300, query(500, 9), patient(40)), 0.2, 4.4 / 0.8, 140, id="a long run is next"),
+        # The next run takes longer than others: 200 ms, 900, 40 and the query's own; so it is one of 50 ms at most.
+        pytest.param(running(300, query(900, 9), patient(40)), 0.2, 3.49 / 0.8, 50, id="a long run is next"),
+        pytest.param(running(300, patient(40), slo_s=2.0), 0.2, 4.31 / 0.8, 140 * 2 - 40, id="a longer SLO"),
         pytest.param(running(300), 0.2, 1.31 / 0.8, 810, id="one that is larger goes by itself: with it 10 ms longer"),
     ],
 )
