@@ -5,8 +5,6 @@ and the plain rules by themselves (`simulation/rules.py`: no margin, no learning
 and answered after the deadline; goodput is what was answered in time, of a stream's whole length.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
