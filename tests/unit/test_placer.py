@@ -238,11 +238,12 @@ async def test_capacity_is_what_idle_replicas_take_in_the_time_that_is_left():
     model = (0.001, 0.0, 0.0, 0.0)  # a thousand a second
     placer = placer_of(ScriptedReplica("a1", model=model), cpu=[ScriptedReplica("c1", model=model)])
     placer.transit_s = 0.05
+    await asyncio.sleep(0.2)
     request = request_of(75)
     await asyncio.sleep(0.2)
     assert placer.capacity(75) == pytest.approx(2000)
     assert placer.capacity(75, request) == pytest.approx(1500)
-    assert placer.room_queries(0.2, 75, 0.3) == pytest.approx(600)
+    assert placer.room_queries(0.4, 75, 0.3) == pytest.approx(600)
 
 
 async def test_how_many_routers_there_are_as_far_as_replicas_know():
@@ -271,20 +272,22 @@ async def test_who_can_answer():
 
 
 @pytest.mark.parametrize(
-    ("bulk", "ways", "transit_s"),
+    ("slo_s", "ways", "transit_s"),
     [
         # `ways`: when an answer came, and how long it was on its way.
-        (False, [(1.0, 0.1)], 0.1),
-        (True, [(1.0, 0.1)], 0.0),
-        (False, [(1.0, 0.1), (1.5, 0.2)], 0.2),
-        (False, [(1.0, 0.3)], 0.25),  # a quarter of the SLO at most
-        (False, [(1.0, 0.1), (1.5, 0.01)], 0.1 * math.exp(-0.25)),  # forgotten within two SLOs
-        (False, [(1.0, 0.1), (1.5, 0.01), (2.0, 0.0)], 0.1 * math.exp(-0.5)),
-        (False, [(1.0, 0.1), (9.0, 0.01)], 0.01),
+        (1.0, [(1.0, 0.1)], 0.1),
+        (1.0, [(1.0, 0.1), (1.5, 0.2)], 0.2),
+        (1.0, [(1.0, 0.3)], 0.25),  # a quarter of the SLO at most
+        (2.0, [(1.0, 0.6)], 0.5),
+        (1.0, [(1.0, 0.1), (1.5, 0.01)], 0.1 * math.exp(-0.25)),  # forgotten within two SLOs
+        (2.0, [(1.0, 0.1), (1.5, 0.01)], 0.1 * math.exp(-0.125)),
+        (1.0, [(1.0, 0.1), (1.5, 0.01), (2.0, 0.0)], 0.1 * math.exp(-0.5)),
+        (1.0, [(1.0, 0.1), (9.0, 0.01)], 0.01),
+        (None, [(1.0, 0.1)], 0.0),  # bulk answers wait for more than their way
     ],
 )
-async def test_the_way_there_and_back(bulk, ways, transit_s):
-    placer, a1 = placer_of(ScriptedReplica("a1")), None
+async def test_the_way_there_and_back(slo_s, ways, transit_s):
+    placer, a1, bulk = placer_of(ScriptedReplica("a1"), slo_s=slo_s or 1.0), None, slo_s is None
     for at, way_s in ways:
         pending = PendingOffer(Offer(1, 1.0, [None, None]), asyncio.get_running_loop())
         pending.sent_at, pending.settled_at = at - 0.5 - way_s, at

@@ -249,6 +249,7 @@ def test_by_depth_nobody_is_made_urgent_and_a_nearer_deadline_stays():
         (running(300, admission="depth", depth=3), [query(1)] * 4, {"partial": True}, 2),
         # Bulk has its share of the places, and one at least.
         (queue_of(admission="depth", depth=9), [bulk(1)] * 9, {"partial": True}, 4),
+        (queue_of(admission="depth", depth=3), [bulk(1)] * 9, {"partial": True}, 1),
         (queue_of(admission="depth", depth=1), [bulk(1)] * 9, {"partial": True}, 1),
         (admit(queue_of(admission="depth", depth=9), 0.0, bulk(1)), [bulk(1)] * 9, {"partial": True}, 3),
         (admit(queue_of(admission="depth", depth=9), 0.0, *[query(1)] * 7), [bulk(1)] * 9, {"partial": True}, 2),
@@ -398,6 +399,7 @@ def test_by_depth_places_are_kept_for_others():
         offer = [query(1, tenant=Tenant(name)) for _ in range(9)]
         assert takes(queue, 0.0, *offer, partial=True) == places
     assert takes(queue, 0.0, *[patient(1, tenant=Tenant("greedy")) for _ in range(9)], partial=True) == 9
+    assert takes(admit(queue, 0.0, *[query(1)] * 9), 0.0, query(1, tenant=Tenant("greedy"))) == 0
 
 
 def test_what_a_tenant_asked_for_and_got():
@@ -783,6 +785,7 @@ def answered(*offers, slo_s=1.0, late=1.05, whole=True):
     [
         (answered(query(100)), [0.05], 1.05),  # from the start of the run: the device was idle
         (answered(query(100), query(50)), [0.05, 0.05], 1.05),  # the first one's prediction had not known the second
+        (answered(patient(50, 9), query(100)), [0.05], 1.05),  # with the patient one that runs behind it
         (answered(query(100, 1.2), slo_s=1.19), [0.05], 1.05),  # 0.3 s are more than a quarter of the SLO
         (answered(query(100, 1.2), slo_s=1.21), [], 1.05),
         (answered(bulk(100)), [], 1.05),
