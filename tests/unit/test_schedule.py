@@ -282,7 +282,7 @@ def test_all_are_admitted_or_none_or_the_first_of_them(queue, offer, how, taken)
 )
 def test_why_a_query_is_refused(queue, offer, reason):
     queue = copy.deepcopy(queue)
-    assert queue.offer(0.0, [copy.copy(offer)]) == (reason is None)
+    assert queue.offer(5.0, [query(offer.tokens, 5.0 + offer.due)]) == (reason is None)
     assert asdict(queue.refusals) == {"full": 0, "never": 0, "closed": 0} | ({reason: 1} if reason else {})
 
 
@@ -528,10 +528,10 @@ def test_when_the_next_run_begins(queue, now, wait_s):
 def test_a_pause_makes_nobody_late_who_was_admitted(offers, wait_s):
     queue = queue_of()
     for one in offers:
-        one.cost_s = one.tokens / 1000
-        queue._admit(0.0, [one], 1.0, 0.0, promised=True)
+        later = Query(one.tokens, 5.0 + one.due, one.patient, cost_s=one.tokens / 1000)
+        queue._admit(5.0, [later], 1.0, 0.0, promised=True)
     queue._fairness.mean_s = 1e-6  # somebody could still join
-    assert queue.start_in_s(0.001) == pytest.approx(max(0.0, wait_s - 0.001))
+    assert queue.start_in_s(5.001) == pytest.approx(max(0.0, wait_s - 0.001))
 
 
 def test_only_who_is_admitted_by_its_finish_shortens_the_pause():
