@@ -6,8 +6,9 @@ import math
 import pytest
 
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable
+from deployments.models.pairs import Pair
 from deployments.placement.placer import Placer
-from deployments.placement.request import Part, Record
+from deployments.placement.request import Part, Record, Request, Wanted, embedded
 from deployments.queueing.quota import Client
 from deployments.queueing.shares import Tenant
 from deployments.settings import RouterConfig
@@ -371,3 +372,48 @@ async def test_where_nobody_lives_it_is_unavailable_but_a_trial_may_come_again()
 def test_a_refusal_is_no_answer():
     with pytest.raises(ReplicaLost):
         Placer({}).collect(None, None, Refused(), {})
+
+
+async def test_the_answer_to_a_request():
+    request = Request(["abc", Pair("de", "f"), [1, 2]], Wanted(), "query: ", 0.0, 1.0, patient=False, bulk=False)
+    assert request.characters == 3 + 3 + 2 + 3 * 7
+    request.ids, request.tokenised = [range(3), range(4), range(2)], 0.1
+    answers = {
+        index: (pool, Answered(1, 0, f"numbers {index}", 1.0 + index, queue_s, compute_s, 0.0))
+        for index, pool, queue_s, compute_s in (
+            (2, "cpu", 0.1, 0.3),
+            (0, "cpu", 0.2, 0.1),
+            (1, "accelerator", 0.0, 0.2),
+        )
+    }
+    await asyncio.sleep(0.5)
+    done = embedded(request, answers, None)
+    assert (done.vectors, done.norms) == (["numbers 0", "numbers 1", "numbers 2"], [1.0, 2.0, 3.0])
+    assert (done.pools, done.tokens, done.characters) == (("accelerator", "cpu"), 9, 6)
+    assert (done.tokenization_s, done.queue_s, done.compute_s) == (0.1, 0.2, 0.3)
+    assert (done.total_s, done.others) == (pytest.approx(0.5, abs=1e-6), {})
+    request.outputs = ("tokens", "sparse")
+    done = embedded(request, answers, lambda numbers, ids: {"tokens": (numbers, len(ids)), "sparse": numbers[-1]})
+    assert done.vectors == [("numbers 0", 3), ("numbers 1", 4), ("numbers 2", 2)]
+    assert done.others == {"sparse": ["0", "1", "2"]}
+
+
+async def test_when_a_record_says_that_the_answer_was_predicted():
+    record = Record()
+    assert record.predicted_s is None
+    await asyncio.sleep(0.2)
+    record.request = request_of(75)
+    assert record.predicted_s is None
+    await asyncio.sleep(0.1)
+    pendings = [PendingOffer(Offer(1, 1.0, [None]), asyncio.get_running_loop()) for _ in range(2)]
+    record.parts = [
+        (Part(None, "cpu", pending, [0]), finish_s) for pending, finish_s in zip(pendings, (0.7, 0.4), strict=True)
+    ]
+    assert record.predicted_s == pytest.approx(0.1 + 0.4, abs=1e-6)
+
+
+def test_what_a_trial_asks_counts_against_nobody():
+    request = Request([], Wanted(client=CLIENT), "", 2.0, 5.0, patient=False, bulk=False)
+    assert (request.tenant, request.quota, request.allowed_s) == (TENANT, None, 3.0)
+    trial = Request([], Wanted(client=CLIENT, trial=Trial("s", {})), "", 0.0, 1.0, patient=False, bulk=False)
+    assert (trial.tenant, trial.quota) == (None, None)

@@ -9,7 +9,7 @@ import pytest
 
 from deployments.errors import Busy, EngineFailed, Forbidden
 from deployments.models.tokenizer import Tokenizer
-from deployments.placement.request import Embedded, Wanted
+from deployments.placement.request import Embedded
 from deployments.queueing.quota import Client, Quota
 from deployments.queueing.shares import Tenant
 from deployments.trial import Trial, hash_secret
@@ -234,12 +234,6 @@ async def test_what_is_refused_costs_no_quota(monkeypatch):
     assert isinstance(await ask(router, client=client), Busy)
     answered = sum(isinstance(one, Embedded) for one in await asyncio.gather(*first))
     assert client.quota._left == pytest.approx(5 - 0.018 * answered, abs=0.06)  # it is filled up meanwhile
-
-
-def test_a_trial_counts_against_nobody():
-    client = Client(Tenant("a"), Quota(1.0, "device_seconds"))
-    assert Wanted(client=client).charged is client
-    assert Wanted(client=client, trial=Trial("secret", {"accelerator": 4})).charged is None
 
 
 async def test_a_calibration_runs_from_its_first_trial_query_until_its_grant_is_withdrawn(monkeypatch):

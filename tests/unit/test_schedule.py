@@ -585,8 +585,9 @@ def test_what_waits_at_a_runs_end_has_waited_already():
     ],
 )
 def test_patient_queries_fill_a_run_behind_the_urgent_ones(urgent, ms, how, taken):
-    queue = admit(queue_of(**how), 0.0, *urgent, *[patient(ms, 9) for _ in range(12)])
-    run = queue.start(0.0)
+    urgent = [query(one.tokens, 5.0 + one.due) for one in urgent]
+    queue = admit(queue_of(**how), 5.0, *urgent, *[patient(ms, 19.0) for _ in range(12)])
+    run = queue.start(5.0)
     assert run[: len(urgent)] == urgent
     assert len(run) == len(urgent) + taken
     assert queue.planned_s == pytest.approx(0.2 + sum(one.cost_s for one in run))
