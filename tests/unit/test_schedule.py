@@ -508,6 +508,7 @@ def test_a_probe_that_is_in_time_is_believed():
         (admit(queue_of(factor=2.0), 0.0, query(124)), 0.0, 0.0),
         (admit(queue_of(admission="depth", depth=2), 0.0, query(599)), 0.0, 0.006),
         (admit(queue_of(admission="depth", depth=1), 0.0, query(10)), 0.0, 0.0),
+        (admit(queue_of(admission="depth", depth=9), 0.0, *[bulk(10)] * 4), 0.0, 0.018),  # bulk has its share of places
     ],
 )
 def test_when_the_next_run_begins(queue, now, wait_s):
