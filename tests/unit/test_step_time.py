@@ -3,10 +3,12 @@
 import random
 from dataclasses import astuple, replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.generation.scheduling.chunk import UNTIMED, Chunk, Copy, Work, load_of
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 
 ACCELERATOR = StepTime(0.02, 1.4e-4, 2e-7, 1.4e-4, 6e-9, 128)
@@ -78,6 +80,15 @@ def test_the_most_tokens_of_a_prompt(rows, prompt, within_s, tokens):
 def test_a_piece_of_one_token_is_a_row():
     assert StepLoad().with_piece(9, 1) == StepLoad(1, 10)
     assert StepLoad(1, 10).with_piece(9, 2) == StepLoad(1, 10, 2, 20)
+
+
+def test_the_load_of_what_a_schedule_asks_for():
+    row, chunk = (Chunk(np.zeros(tokens, np.int32), start, ()) for start, tokens in ((9, 1), (2, 4)))
+    assert load_of([row, chunk]) == StepLoad(1, 10, 4, 16)
+    assert (row.end, chunk.end, chunk.wanted, chunk.on_host) == (10, 6, True, False)
+    assert Copy(1, 2) == (1, 2, False, False)
+    assert Work([row]) == ([row], (), (), (), (), False)
+    assert UNTIMED == (0.0, 0.0)
 
 
 def test_linear_layers_and_attention():
