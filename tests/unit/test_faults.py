@@ -2,20 +2,18 @@
 their load and their wire, against a small server in place of the service.
 """
 
-import asyncio
 import base64
-import gc
 import itertools
 import json
 
 import numpy as np
 import pytest
 
-from calibration.load import Address, Connection, Reply, get_bytes
-from tests.faults import memory, traffic
+from calibration.load import Reply
+from tests.faults import memory
 from tests.faults.agenda import agenda, capacity
 from tests.faults.memory import Life
-from tests.faults.traffic import KINDS, Traffic, payload_of, vectors_of
+from tests.faults.traffic import KINDS, payload_of, vectors_of
 from tests.faults.truth import Truth
 from tests.faults.verdict import (
     BEGUN,
@@ -36,7 +34,6 @@ from tests.faults.verdict import (
     problems_of,
     rows_of,
 )
-from tests.faults.wire import Wire
 
 CUT = Fault("the wire cut", frozenset({WIRE}))
 
@@ -224,77 +221,3 @@ def test_each_kind_asks_as_it_says_and_reads_its_answer():
     assert np.array(vectors_of(reply, "/v1/embeddings")).tolist() == [[0, 0], [1, 1]]
     assert vectors_of(reply, "/embed") == {"data": data}
     assert vectors_of(Reply(200, {}, b"<html>", 0.1), "/embed") is None
-
-
-async def answer_each(port_of):
-    """A server that answers each request with 200 after a while; `port_of` gets its port."""
-
-    async def serve(reader, writer):
-        while head := await reader.readuntil(b"\r\n\r\n"):
-            length = next((line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")), b":0")
-            await reader.readexactly(int(length.split(b":")[1]))
-            await asyncio.sleep(0.05)
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
-
-    async def quietly(reader, writer):
-        try:
-            await serve(reader, writer)
-        except (OSError, EOFError):
-            pass
-        finally:
-            writer.transport.abort()
-
-    server = await asyncio.start_server(quietly, "127.0.0.1", 0)
-    port_of.append(server.sockets[0].getsockname()[1])
-    return server
-
-
-def test_the_wire_passes_on_swallows_and_cuts():
-    async def run():
-        ports = []
-        server = await answer_each(ports)
-        wire = Wire(ports[0])
-        await wire.open()
-        address = Address("127.0.0.1", wire.port)
-        connection = await Connection.open(address)
-        assert (await connection.ask(get_bytes("/", "x"))).body == b"ok"
-        await wire.swallow()
-        with pytest.raises(TimeoutError):
-            await connection.ask(get_bytes("/", "x"), 0.2)
-        connection.hang_up()
-        await wire.flow()
-        connection = await Connection.open(address)
-        asking = asyncio.create_task(connection.ask(get_bytes("/", "x")))
-        await asyncio.sleep(0.02)
-        await wire.reset()
-        with pytest.raises((OSError, EOFError)):
-            await asking
-        connection.hang_up()
-        await wire.close()
-        server.close()
-        await asyncio.sleep(0.2)  # its clients are served to their end
-
-    asyncio.run(run())
-    gc.collect()  # nothing is left open: it would be said in another test
-
-
-def test_every_request_of_the_load_ends_once(monkeypatch):
-    monkeypatch.setattr(traffic, "KINDS", tuple(kind for kind in KINDS if kind.path != "Embed/Embed"))
-    ports = []
-    loop = asyncio.new_event_loop()
-    server = loop.run_until_complete(answer_each(ports))
-    with Traffic(ports[0], ports[0], queries_per_s=400) as clients:
-        clients.go()
-        loop.run_until_complete(asyncio.sleep(0.5))
-        clients.pause()
-        while clients.in_flight():
-            loop.run_until_complete(asyncio.sleep(0.01))
-        found = clients.take()
-        assert clients.take() == []
-    server.close()
-    loop.run_until_complete(asyncio.sleep(0.2))
-    loop.close()
-    gc.collect()  # nothing is left open: it would be said in another test
-    assert len(found) == clients.sent > 20
-    assert {(one.status, one.right) for one in found} == {(200, False)}  # it answers, but no vectors
-    assert {one.via for one in found} == {HTTP, WIRE}
