@@ -49,7 +49,7 @@ def shared():
     SHARED.stop()
 
 
-SLOW = {"accelerator": {"alpha_s": 0.05, "beta_s": 3.0}, "cpu": {"alpha_s": 0.2, "beta_s": 3.0}}
+SLOW = {"accelerator": {"alpha_s": 0.05, "beta_s": 4.0}, "cpu": {"alpha_s": 0.2, "beta_s": 4.0}}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def rehearsal(shared):
     """Emulated devices that admit by the paper's rule, 20 and 5 queries. They are so slow that even on a busy machine
     clients have sent what they want to send before the first run ends.
     """
-    return shared.serve(by_depth(emulating(20.0, **SLOW), accelerator=20, cpu=5))
+    return shared.serve(by_depth(emulating(25.0, **SLOW), accelerator=20, cpu=5))
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,18 @@
 """Keys with names, shares and a quota: that they reach the replica. Who gets how much is judged in virtual time."""
 
+import time
+
 import pytest
+from steady_load import streaming
 
 from calibration.load import burst, request_bytes
-from tests.kit.service import TEXT, emulating, wait_until
+from tests.kit.service import emulating, wait_until
 
 KEYS = "quiet: sk-quiet\ngreedy: sk-greedy\nmetered: sk-metered tokens_per_minute=600\n"
 SLO_S = 10.0
-DEVICE = {"alpha_s": 0.02, "beta_s": 2.0, "pass_queries": 8}  # about 250 queries within the SLO
+DEVICE = {"alpha_s": 0.1, "beta_s": 2.0, "pass_queries": 8}  # about eight queries a second
+QUIET_S, GREEDY_S = 1, 20  # queries a second
+SETTLED_S = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -19,31 +24,28 @@ def service(shared, tmp_path_factory):
     return shared.serve(config, {"authorization": "Bearer sk-quiet"})
 
 
-def asked_by(name, count):
-    headers = [("authorization", f"Bearer sk-{name}")]
-    return [request_bytes({"input": f"{TEXT}{number}"}, headers=headers) for number in range(count)]
+def key_of(name):
+    return [("authorization", f"Bearer sk-{name}")]
 
 
 def test_who_asks_for_too_much_leaves_room_for_another(service, figure):
-    """Ten of the one, then hundreds of the other, then ten more of the first."""
-    assert {reply.status for reply in burst(service.address, asked_by("quiet", 10))} == {200}
-    replies = burst(service.address, [*asked_by("quiet", 10), *asked_by("greedy", 600), *asked_by("quiet", 10)])
-    quiet, greedy = replies[:10] + replies[-10:], replies[10:-10]
-    refused = [reply.json()["error"]["code"] for reply in greedy if reply.status == 429]
-    figure(f"20 queries beside 600 of another: {len(refused)} of these are refused")
-    assert {reply.status for reply in quiet} == {200}
-    assert {reply.status for reply in greedy} == {200, 429}
-    assert "over_share" in refused
+    with streaming(service.address, GREEDY_S, headers=key_of("greedy")) as greedy:
+        time.sleep(SETTLED_S)
+        with streaming(service.address, QUIET_S, headers=key_of("quiet")) as quiet:
+            time.sleep(2 * SETTLED_S)
+    figure(f"greedy: {greedy}; quiet: {quiet}")
+    assert set(quiet.of("small")) == {200}
+    assert set(greedy.of("small")) == {200, 429}
+    assert greedy.refusals[429, "over_share"]
+    assert not greedy.strange + quiet.strange
     wait_until(lambda: service.samples()["key_queries_total", (("key", "greedy"), ("outcome", "share"))], "its metric")
     used_s = {key: service.samples()["key_device_seconds_total", (("key", key),)] for key in ("quiet", "greedy")}
-    figure(f"device seconds by key: {used_s}")
     assert min(used_s.values()) > 0
 
 
 def test_a_quota_holds_and_says_so(service):
     """Ten tokens a second: the bucket holds 50."""
-    headers = [("authorization", "Bearer sk-metered")]
-    asking = request_bytes({"input": "a " * 250}, headers=headers)
+    asking = request_bytes({"input": "a " * 250}, headers=key_of("metered"))
     first, second = (burst(service.address, [asking])[0] for _ in range(2))
     assert (first.status, second.status) == (200, 429)
     assert second.json()["error"]["code"] == "over_quota"

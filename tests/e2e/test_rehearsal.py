@@ -18,7 +18,7 @@ from tests.kit import tei_wire
 from tests.kit.service import TEXT, outcome, queries, wait_until
 
 FULL = {"accelerator": 20, "cpu": 5}
-SLO_MS = 20_000
+SLO_MS = 25_000
 RUN_S = SLOW["accelerator"]["beta_s"]  # a run takes longer
 RAN = "run_queries_total", (("pool", "accelerator"),)  # counted where the engine runs
 
@@ -155,7 +155,7 @@ def test_other_clients_say_that_it_is_busy(rehearsal, loopback_only):
     haystack = HuggingFaceAPITextEmbedder("text_embeddings_inference", {"url": address})
     infinity = InfinityEmbeddings(model="emulated", infinity_api_url=address)
     llama_index = TextEmbeddingsInference("emulated", base_url=address)
-    sentence = "leaves no room for 1 more within 20 s; come back in"
+    sentence = "leaves no room for 1 more within 25 s; come back in"
     clients = [
         (lambda: haystack.run(TEXT), sentence),
         (lambda: InferenceClient(address).feature_extraction(TEXT), sentence),
@@ -208,21 +208,27 @@ def test_who_gives_up_while_waiting_frees_the_place_and_no_engine_sees_the_query
     before = rehearsal.settled_samples()[RAN]
     hurried = [request_bytes({"input": f"{TEXT} {n}"}, headers=[("x-request-timeout-ms", "300")]) for n in range(5)]
 
-    async def hang_up():
-        connections = await connect(rehearsal.address, 5)
-        asked = [asyncio.create_task(c.ask(r)) for c, r in zip(connections, queries(5), strict=True)]
-        await asyncio.to_thread(rehearsal.wait_for, in_flight(15))
-        for connection in connections:
+    async def give_up():
+        connections = await connect(rehearsal.address, 20)
+        running, leaving, waiting = connections[:10], connections[10:15], connections[15:]
+        asked = [asyncio.create_task(c.ask(r)) for c, r in zip(running, queries(10), strict=True)]
+        await asyncio.to_thread(rehearsal.wait_for, in_flight(10))
+        left = [asyncio.create_task(c.ask(r)) for c, r in zip(leaving, queries(5), strict=True)]
+        late = [asyncio.create_task(c.ask(r)) for c, r in zip(waiting, hurried, strict=True)]
+        await asyncio.sleep(0.1)
+        for connection in leaving:
             connection.hang_up()
-        await asyncio.gather(*asked, return_exceptions=True)
+        await asyncio.gather(*left, return_exceptions=True)
+        late, replies = await asyncio.gather(*late), await asyncio.gather(*asked)
+        for connection in running + waiting:
+            connection.hang_up()
+        return late, replies
 
-    with asking(rehearsal, 10) as running:
-        asyncio.run(hang_up())
-        late = burst(rehearsal.address, hurried)
-        rehearsal.wait_for(in_flight(10), what="the places of those who gave up")
-        assert outcome(running.result()) == {"accelerator": 10}
+    rehearsal.wait_until_idle()
+    late, replies = asyncio.run(give_up())
     assert outcome(late) == {504: 5}
     assert late[0].json()["error"]["code"] == "deadline_exceeded"
+    assert outcome(replies) == {"accelerator": 10}
     assert rehearsal.settled_samples()[RAN] - before == 10
 
 
@@ -267,8 +273,9 @@ def test_a_hung_replica_is_replaced_and_its_queries_are_answered(rehearsal, figu
         rehearsal.kill("accelerator", signal.SIGSTOP)
         beside = burst(rehearsal.address, queries(15))
         figure(f"a hung replica: {dict(outcome(replies.result()))}, 15 others: {dict(outcome(beside))}")
-    assert outcome(beside)["cpu"] >= 5
-    assert {reply.status for reply in [*replies.result(), *beside]} <= {200, 429, 503}
+    found = outcome([*replies.result(), *beside])
+    assert found.keys() <= {"accelerator", "cpu", 429, 503}
+    assert found["cpu"] >= FULL["cpu"]
     rehearsal.wait_for(lambda pools: pools["accelerator"]["live_replicas"] == 1)
     assert outcome(burst(rehearsal.address, queries(1))) == {"accelerator": 1}
 
