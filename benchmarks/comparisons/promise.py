@@ -259,9 +259,7 @@ def sheets(found: Found) -> list[Sheet]:
     }  # fmt: skip
     slos = {PAIR: "emulated, SLO 2 s", V100: "emulated, SLO 1 s", CPU: "SLO 1 s"}
     made = [
-        table(f"{service}, {slo}: streams", columns, streams)
-        for service, slo in slos.items()
-        if (streams := _streams(found, service=service))
+        table(f"{service}, {slo}: streams", columns, _streams(found, service=service)) for service, slo in slos.items()
     ]
     columns = {
         "": "{service}, {name}", "bursts": "{bursts} x {burst}", "answered": "{answered:.1f}", "fewest": "{fewest}",

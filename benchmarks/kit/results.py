@@ -17,9 +17,9 @@ def write(out: Path, found: Found, console: Console) -> None:
     """NAME.md beside NAME.json, and NAME.png where there is a picture; the tables are shown too."""
     name = found["name"]
     compared = comparison(name)
-    sheets = [*compared.sheets(found), goal_sheet(compared.goals(found))]
-    if missing := [{"name": name, "why": why} for name, why in found.get("missing", {}).items()]:
-        sheets.insert(-1, table("Not measured", {"": "{name}", "why": "{why}"}, missing))
+    missing = [{"name": name, "why": why} for name, why in found.get("missing", {}).items()]
+    not_measured = table("Not measured", {"": "{name}", "why": "{why}"}, missing)
+    sheets = [*compared.sheets(found), not_measured, goal_sheet(compared.goals(found))]
     lines = [f"# {name}: {ABOUT[name]}", "", f"By `make bench ARGS={name}` on {machine_line(found)}"]
     lines += ["", noise_line(found)] if any("others" in sample for sample in found["samples"]) else []
     lines += ["", "Quick: fewer and shorter rounds."] if found["quick"] else []
@@ -27,7 +27,7 @@ def write(out: Path, found: Found, console: Console) -> None:
         plot(found).savefig(out / f"{name}.png", dpi=_DOTS_PER_INCH)
         lines += ["", f"![{name}]({name}.png)"]
     lines += [""]
-    for sheet in sheets:
+    for sheet in filter(lambda sheet: sheet.rows, sheets):
         console.print(sheet.rich())
         lines += sheet.markdown()
     (out / f"{name}.md").write_text("\n".join(lines), encoding="utf-8")

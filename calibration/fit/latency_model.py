@@ -21,14 +21,11 @@ from calibration.fit.curve import Curve, Shape
 
 CONFIDENCE = 0.985  # one-sided: the depth is too large in one of forty calibrations, before it is fine-tuned
 NOT_LINEAR = 0.07  # a level that lies further from the line than this share of it does not belong to a line
-TOO_NOISY = 0.25  # standard deviation of a burst's latency, a share of it: no depth can be told then
 _CONSISTENT = 0.7  # share of the samples that the first line is drawn through
 _FAR = 4.0  # standard deviations from the first line: an outlier
 _FAR_AT_LEAST = 0.10
 _NOISE_BEFORE = 0.01  # what is believed of the noise before any sample, worth _BEFORE_WORTH samples: a few samples that
 _BEFORE_WORTH = 2  # happen to lie on a line are no proof that there is no noise
-_SCALE_AT_LEAST = 0.005
-_MOST_PAIRS = 4000
 _DEVIATIONS = 1.4826  # standard deviations in the median of what a normal distribution is away from its middle
 
 Floats = npt.NDArray[np.float64]
@@ -174,9 +171,6 @@ def _consistent_line(concurrency: Floats, latency: Floats) -> Curve:
     first, second = np.triu_indices(len(latency), 1)
     apart = concurrency[first] != concurrency[second]
     first, second = first[apart], second[apart]
-    if len(first) > _MOST_PAIRS:
-        chosen = np.linspace(0, len(first) - 1, _MOST_PAIRS).astype(int)
-        first, second = first[chosen], second[chosen]
     alpha = np.maximum(0.0, (latency[second] - latency[first]) / (concurrency[second] - concurrency[first]))
     beta = latency[first] - alpha * concurrency[first]
     negative = beta < 0  # through the origin and the larger of the two, then
@@ -224,4 +218,4 @@ def _relative(model: Curve, concurrency: Floats, latency: Floats) -> Floats:
 
 def _scale(residuals: Floats) -> float:
     """The standard deviation of the residuals' middle part."""
-    return max(_SCALE_AT_LEAST, _DEVIATIONS * float(np.median(np.abs(residuals))))
+    return _DEVIATIONS * float(np.median(np.abs(residuals)))

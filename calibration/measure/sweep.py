@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration.fit.latency_model import TOO_NOISY, Fit, Sample, cover, fit, misfit, scatter
+from calibration.fit.latency_model import Fit, Sample, cover, fit, misfit, scatter
 from calibration.fit.lengths import LengthSample, next_concurrency
 from calibration.fit.levels import Aim, bounds, limit_s, next_level
 from calibration.measure.trials import Trials
 from calibration.service.application import CalibrationFailed
 
+TOO_NOISY = 0.25  # standard deviation of a burst's latency, a share of it: no depth can be told then
 _AGAIN = 2  # times that a burst is sent again because others took its places
 
 

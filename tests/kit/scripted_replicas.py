@@ -62,18 +62,19 @@ def admits(count, then=answers, *, after_s=AFTER_S):
 
 
 class ScriptedReplica:
-    """In place of a Link. `heard`, `called_off`, `confirmed`, `refused`: what it was told."""
+    """In place of a Link. `heard`, at these `times`, `called_off`, `confirmed`, `refused`: what it was told."""
 
     def __init__(self, name, *scripts, is_live=True, rank=0, **state):
         self.view, self.scripts, self.is_live = View(name, (False, rank)), list(scripts), is_live
         self.view.hear(_now(), STATE._replace(**state), 0)
-        self.heard, self.called_off, self.confirmed, self.refused = [], [], [], []
+        self.heard, self.times, self.called_off, self.confirmed, self.refused = [], [], [], [], []
         self.bulk_parts, self.bulk_again_at = 0, 0.0
 
     def offer(self, offer):
         loop = asyncio.get_running_loop()
         offer = offer._replace(number=len(self.heard) + 1)
         self.heard.append(offer)
+        self.times.append(_now())
         pending = PendingOffer(offer, loop)
         script = self.scripts.pop(0) if self.scripts else answers
         loop.call_later(AFTER_S, lambda: pending.ended or script(pending))

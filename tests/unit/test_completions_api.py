@@ -109,21 +109,10 @@ def test_a_text(api, world):
 
 
 def test_what_is_asked_of_the_router(api, world):
-    body = {
-        "temperature": 0,
-        "top_p": 0.5,
-        "top_k": -1,
-        "seed": -3,
-        "n": 2,
-        "stop": ["a", ""],
-        "ignore_eos": True,
-        "max_tokens": 7,
-        "max_completion_tokens": 6,
-        "logprobs": True,
-        "top_logprobs": 2,
-    }
+    sampling = {"temperature": 0, "top_p": 0.5, "top_k": -1, "seed": -3, "logprobs": True, "top_logprobs": 2}
+    ends = {"stop": ["a", ""], "ignore_eos": True, "max_tokens": 7, "max_completion_tokens": 6}
     headers = [(b"x-request-timeout-ms", b"1500"), (b"x-windve-priority", b"bulk")]
-    post(api, CHAT, {**ASK, **body}, headers=headers)
+    post(api, CHAT, {**ASK, **sampling, **ends, "n": 2}, headers=headers)
     post(api, TEXT, {**PROMPT, "temperature": None, "stop": "x", "logprobs": 0})
     first, second = world.asked
     assert first.sampling == Sampling(0.0, 0, 0.5, -3)
@@ -279,22 +268,19 @@ def test_whatever_is_sent_is_answered_or_refused_in_a_sentence(api, world, path,
 
 def test_what_changes_nothing_is_ignored(api, world):
     harmless = {
+        **dict.fromkeys(("best_of", "stop", "functions", "top_k")),
         "frequency_penalty": 0,
         "presence_penalty": 0.0,
         "logit_bias": {},
+        "n": 1,
         "tools": [],
         "tool_choice": "none",
+        "parallel_tool_calls": True,
         "response_format": {"type": "text"},
         "store": True,
         "metadata": {},
         "service_tier": "auto",
         "user": "u",
-        "best_of": None,
-        "stop": None,
-        "n": 1,
-        "functions": None,
-        "parallel_tool_calls": True,
-        "top_k": None,
     }
     assert post(api, CHAT, {**ASK, **harmless}).status == 200
     assert post(api, TEXT, {**PROMPT, "best_of": 2, "n": 2}).status == 200
@@ -304,15 +290,11 @@ def test_what_changes_nothing_is_ignored(api, world):
 def test_a_prompt_that_is_too_long_names_both_numbers(api, world):
     tokens = len(world.tokenizer.encode(PROMPT["prompt"]).ids)
     reply = post(api, TEXT, {**PROMPT, "max_tokens": 400})
-    assert (reply.status, reply.json["error"]) == (
-        400,
-        {
-            "message": f"the prompt has {tokens} tokens and max_tokens asks for 400 more, and the model takes 400; "
-            f"shorten the prompt, or ask for {400 - tokens} at most",
-            "type": "invalid_request_error",
-            "param": "prompt",
-            "code": "context_length_exceeded",
-        },
+    told = reply.json["error"]
+    assert (reply.status, told["code"], told["param"]) == (400, "context_length_exceeded", "prompt")
+    assert told["message"] == (
+        f"the prompt has {tokens} tokens and max_tokens asks for 400 more, and the model takes 400; "
+        f"shorten the prompt, or ask for {400 - tokens} at most"
     )
     told = post(api, TEXT, {"prompt": [5] * 400}).json["error"]
     assert told["message"] == "the prompt has 400 tokens and the model takes 400 with the answer; shorten it"

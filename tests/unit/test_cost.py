@@ -1,5 +1,3 @@
-import math
-
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -30,43 +28,6 @@ curves = st.builds(Curve, st.floats(1e-4, 10), st.floats(0, 10))
 slos_s = st.floats(0.01, 60)
 shapes = st.sampled_from(["burst", "steady"])
 counts = st.integers(1, 500)
-
-
-@pytest.mark.parametrize(
-    ("curve", "at_1s", "at_2s"),
-    [(V100, 40, 96), (XEON, 7, 19), (ATLAS, 84, 194), (KUNPENG, 1, 15)],
-)
-def test_depths_of_the_papers_curves(curve, at_1s, at_2s):
-    assert (curve.depth(1.0), curve.depth(2.0)) == (at_1s, at_2s)
-
-
-def test_steady_traffic_pays_beta_twice():
-    assert XEON.depth(2.0, "steady") == math.floor((2.0 - 2 * 0.32) / 0.0858) == 15
-    assert V100.latency_s(10, "steady") == pytest.approx(0.18 + 0.54)
-
-
-def test_beta_longer_than_the_slo_leaves_no_depth():
-    assert KUNPENG.depth(0.8) == 0
-    assert KUNPENG.depth(1.6, "steady") == 0
-
-
-def test_a_depth_that_is_whole_is_not_lost_to_floats():
-    assert Curve(0.1, 0.2).depth(2.0) == 18
-    assert Curve(0.1, 0.0).depth(0.3) == 3  # 0.3 / 0.1 is 2.9999999999999996
-
-
-def test_a_flat_latency_has_no_depth():
-    assert not Curve(0.0, 0.3).rises
-    with pytest.raises(ValueError, match="does not rise"):
-        Curve(0.0, 0.3).depth(2.0)
-
-
-@given(curves, slos_s, shapes)
-def test_depth_is_the_most_that_meets_the_slo(curve, slo_s, shape):
-    depth = curve.depth(slo_s, shape)
-    assert depth >= 0
-    assert depth == 0 or curve.latency_s(depth, shape) <= slo_s * (1 + 1e-6)  # Eq. 7, 9
-    assert curve.latency_s(depth + 1, shape) > slo_s * (1 - 1e-6)  # Eq. 8, 10
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,10 @@ TEXT = {"inputs": "a", "truncate": True}
 RANKED = {"query": "q", "texts": ["a", "b", ""], "truncate": False}
 CALLS = [  # the model's kind, the call, HTTP's route to the same, and the fields of both
     ("embedding", "Embed", "/embed", {**TEXT, "prompt_name": "query"}),
-    ("embedding", "Embed", "/embed", {**TEXT, "truncate": False, "normalize": False, "dimensions": 1}),
+    ("embedding", "Embed", "/embed", {**TEXT, "truncate": False}),
+    ("embedding", "Embed", "/embed", {**TEXT, "normalize": True, "dimensions": 1}),
+    ("embedding", "Embed", "/embed", {**TEXT, "normalize": False}),
+    ("embedding", "Embed", "/embed", {**TEXT, "normalize": False, "dimensions": 1}),
     ("embedding", "EmbedAll", "/embed_all", {**TEXT, "prompt_name": "query"}),
     ("sparse", "EmbedSparse", "/embed_sparse", {**TEXT, "prompt_name": "query"}),
     ("classifier", "Predict", "/predict", {**TEXT, "raw_scores": False}),
@@ -363,21 +366,6 @@ def test_info_says_the_kind_of_the_model_by_tei_s_number(model_type, number):
     )
     words = {"version": "0", "model_id": "m", "tokenization_workers": 1, "model_sha": None, "model_dtype": "float32"}
     assert info_response({**info, **words, "model_type": model_type}).model_type == number
-
-
-@pytest.mark.parametrize(
-    ("fields", "found"),
-    [
-        ({}, [0.5] * 4),
-        ({"normalize": True}, [0.5] * 4),
-        ({"normalize": False}, [1.0] * 4),
-        ({"dimensions": 1}, [1.0]),
-        ({"dimensions": 1, "normalize": False}, [1.0]),
-    ],
-)
-def test_normalize_and_dimensions_are_as_over_http(fields, found):
-    done = embedded([np.full(4, 0.5, np.float32)])
-    assert list(embed_response(done, EmbedRequest(**fields)).embeddings) == pytest.approx(found)
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------

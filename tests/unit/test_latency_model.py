@@ -1,12 +1,14 @@
+import math
 from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import t as student
 
-from calibration.fit.curve import Curve
-from calibration.fit.latency_model import Sample, cover, fit, misfit, scatter
+from calibration.fit.curve import Curve, ceil, floor
+from calibration.fit.latency_model import Fit, Misfit, Sample, cover, fit, misfit, scatter
 
 # SLO 1 s and 2 s, burst and steady: floor((slo - beta) / alpha) and floor((slo - 2 * beta) / alpha).
 V100 = Curve(0.018, 0.27)
@@ -93,6 +95,8 @@ def test_too_little_for_a_line_is_refused(samples):
         (KUNPENG, 2, 15, 3),
         (KUNPENG, 0.9, 0, 0),  # one query takes 0.925 s: not at all (Eq. 11)
         (Curve(0.25, 0.5), 1, 2, 0),  # the SLO met to the dot
+        (Curve(0.1, 0.2), 2.0, 18, 16),
+        (Curve(0.1, 0.0), 0.3, 3, 3),  # 0.3 / 0.1 is 2.9999999999999996
     ],
 )
 def test_depth_is_what_the_line_leaves_within_the_slo(model, slo_s, burst, steady):
@@ -104,6 +108,33 @@ def test_depth_is_what_the_line_leaves_within_the_slo(model, slo_s, burst, stead
 def test_a_line_that_does_not_rise_allows_all_or_nothing():
     assert Curve(0.0, 0.5).depth(1, "steady", most=640) == 640
     assert Curve(0.0, 1.5).depth(1, most=640) == 0
+    assert Curve(1e-9, 0.5).depth(0.5 + 1.5e-9, most=640) == 640  # one query is in time
+    assert not Curve(1e-9, 0.5).rises
+    assert Curve(1.4e-9, 0.5).rises
+    with pytest.raises(ValueError, match="does not rise has no depth"):
+        Curve(0.0, 0.3).depth(2.0)
+
+
+def test_where_beta_alone_is_too_long_there_is_no_depth():
+    assert KUNPENG.unrounded_depth(0.8) == 0
+    assert KUNPENG.unrounded_depth(1.6, "steady") == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "down", "up"),
+    [
+        (17.999999999, 18, 18),  # (2.0 - 0.2) / 0.1, by floats
+        (1 - 0.9e-9, 1, 1),
+        (1 - 1.4e-9, 0, 1),
+        (1 + 0.9e-9, 1, 1),
+        (1 + 1.4e-9, 1, 2),
+        (1000 - 0.9e-6, 1000, 1000),
+        (1000 - 1.4e-6, 999, 1000),
+        (-0.5e-9, 0, 0),
+    ],
+)
+def test_a_hair_beside_a_whole_number_is_that_number(value, down, up):
+    assert (floor(value), ceil(value)) == (down, up)
 
 
 @settings(deadline=None)
@@ -166,6 +197,86 @@ def test_a_misfit_is_at_one_of_the_levels(samples):
     if odd is not None:
         assert odd.concurrency in {sample.concurrency for sample in samples}
         assert odd.problem.startswith(f"latency is not linear in concurrency: {odd.concurrency} at once take ")
+
+
+def apart_by(noise):
+    """Two bursts of 500 whose latencies are so far apart that bursts scatter by `noise`."""
+    return [Sample(500, V100.latency_s(500) * math.exp(by * noise * math.sqrt(2) / 1.4826 / 2)) for by in (1, -1)]
+
+
+@pytest.mark.parametrize(
+    ("noise", "scattered", "most"),
+    [
+        (0.0, 0.0, 0.07),
+        (0.05, 0.04, 0.12),  # three times the smaller of the two
+        (0.03, 0.04, 0.09),
+        (0.02, 0.02, 0.07),
+    ],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_level_is_off_the_line_beyond_a_share_and_beyond_noise(noise, scattered, most, sign):
+    line = Fit(V100, 1.0, noise, frozenset(), np.zeros((2, 2)), 0.0)
+    found = [
+        misfit([*apart_by(scattered), Sample(20, V100.latency_s(20) * (1 + sign * by))], line)
+        for by in (most - 0.001, most + 0.001)
+    ]
+    assert found[0] is None
+    assert found[1] == Misfit(20, found[1].problem)
+
+
+def test_a_misfit_is_said_with_both_latencies():
+    line = Fit(V100, 0.987, 0.0, frozenset(), np.zeros((2, 2)), 0.0)
+    near, far = Sample(20, 0.6), Sample(20, 0.9)  # the line says 0.63: a level is as near as its nearest burst
+    assert misfit([far, near], line) is None
+    assert misfit([far, Sample(10, 0.5)], line).problem == (
+        "latency is not linear in concurrency: 20 at once take 0.9 s where the line through the other bursts says "
+        "0.63 s (R2 0.987)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("noise", "factor", "outlier"),
+    [
+        (0.0, 1.095, False),  # a tenth at least
+        (0.0, 1.105, True),
+        (0.0, 0.895, True),
+        (0.03, 0.85, False),  # four deviations below 1.03, of which the median residual, 0.03, is 1 / 1.4826
+        (0.03, 0.84, True),
+    ],
+)
+def test_a_burst_is_an_outlier_beyond_four_deviations(noise, factor, outlier):
+    off = [1, 1 + noise, 1 - noise]
+    samples = on(V100, (1, 1, 1, 40, 40, 40, 40), [*off, *off, factor])
+    assert fit(samples).outliers == ({6} if outlier else set())
+
+
+@pytest.mark.parametrize("shape", ["burst", "steady"])
+def test_the_margin_is_a_side_of_the_confidence_interval(shape):
+    """Weighted least squares; beside the samples' own residuals two of one per cent are believed."""
+    samples = on(V100, LEVELS, [1.02, 0.98, 1.0, 1.01, 0.99])
+    found = fit(samples)
+    line_s = np.array([found.curve.latency_s(level) for level in LEVELS])
+    columns = np.column_stack([LEVELS, np.ones(5)]) / line_s[:, None]
+    residuals = np.array([sample.latency_s for sample in samples]) / line_s - 1
+    variance = (residuals @ residuals + 2 * 0.01**2) / (5 - 2 + 2)
+    where = np.array([30, 2 if shape == "steady" else 1])
+    deviation_s = math.sqrt(where @ np.linalg.inv(columns.T @ columns) @ where * variance)
+    assert found.margin_s(30, shape) == pytest.approx(student.ppf(0.985, 5) * deviation_s, rel=1e-4)
+    assert found.noise == pytest.approx(math.sqrt(residuals @ residuals / 3), rel=1e-4)
+    latency_s = V100.alpha_s * 30 + (2 if shape == "steady" else 1) * V100.beta_s
+    assert found.exact_depth(latency_s, shape, 2048, margin=False) == pytest.approx(30, abs=0.5)
+    side_s = found.curve.latency_s(30, shape) + found.margin_s(30, shape)
+    assert found.exact_depth(side_s, shape, 2048) == pytest.approx(30, abs=2e-6)
+    assert (found.safe_depth(side_s, shape), found.safe_depth(side_s - 1e-6, shape)) == (30, 29)
+
+
+def test_what_the_line_explains():
+    samples = [Sample(1, 1.0), Sample(1, 1.1), Sample(2, 2.0), Sample(2, 2.1)]
+    found = fit(samples)
+    latencies_s = np.array([sample.latency_s for sample in samples])
+    left_s = latencies_s - [found.curve.latency_s(sample.concurrency) for sample in samples]
+    assert found.r2 == pytest.approx(1 - left_s @ left_s / np.square(latencies_s - latencies_s.mean()).sum())
+    assert fit([Sample(1, 1.0), Sample(2, 1.0), Sample(3, 1.0)]).r2 == 0
 
 
 def test_equal_bursts_tell_the_noise_whatever_the_line():

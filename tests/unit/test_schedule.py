@@ -238,6 +238,7 @@ def test_by_depth_nobody_is_made_urgent_and_a_nearer_deadline_stays():
         (queue_of(), [query(101, 2.0)] * 10, {"slo_s": 1.5}, 0),
         (queue_of(), [query(101, 2.0)] * 10, {"slo_s": 1.5, "partial": True}, 9),
         (queue_of(depth=0), [query(1)], {}, 0),
+        (queue_of(depth=1), [query(74)], {}, 1),
         (queue_of(depth=0), [query(1)], {"depth": 1}, 1),
         (queue_of(depth=2), [query(75)] * 6, {"depth": 6}, 6),
         (queue_of(depth=2), [query(75)] * 7, {"depth": 6}, 0),
@@ -428,6 +429,7 @@ def test_what_a_tenant_asked_for_and_got():
         (4.0, 1.0, [794 - STEP], 1.0),
         (4.0, 1.0, [794 + STEP], 8.0),
         (4.0, 2.0, [1900], 16.0),
+        (1.5, 1.0, [400], 1.0),
         (1.0, 1.0, [594 + STEP], 8.0),  # the device is not slow
         # Several at once must be in time.
         (4.0, 1.0, [394, 400 - STEP], 1.0),
@@ -444,11 +446,19 @@ def test_an_idle_device_that_would_refuse_lets_a_query_in_now_and_then(factor, s
     assert [let_in(now) for now in times] == [False, True][: len(times)]
 
 
+@pytest.mark.parametrize("queue", [running(300, factor=4.0), admit(queue_of(factor=4.0), 0.0, query(10))])
+def test_only_an_idle_device_lets_one_in_as_a_probe(queue):
+    queue._since = -20.0
+    assert not takes(queue, 0.3, query(75, 1.3))
+
+
 def test_the_time_between_probes_doubles_until_a_run_that_is_none():
     queue, now, waits = queue_of(factor=4.0), 0.0, []
     for is_probe, whole in [*[(True, True)] * 2, (True, False), *[(True, True)] * 2, (False, True), (True, True)]:
         waits.append(queue.state(now).opens_s)
-        now += waits[-1] + 1e-6 if is_probe else 0.0
+        if is_probe:
+            assert not takes(queue, now + waits[-1] - 1e-6, query(75, now + waits[-1] + 1))
+            now += waits[-1] + 1e-6
         assert queue.offer(now, [query(75, now + 1)], depth=None if is_probe else 9) == 1
         queue.start(now)
         now += 1.0
@@ -637,7 +647,7 @@ def test_a_run_that_is_all_answered_is_about_to_end():
     queue.offer(0.0, [one := query(300)])
     queue.start(0.0)
     queue.passed(0.4, [one])
-    assert queue.state(0.4).free_s == 0
+    assert (queue.state(0.4).free_s, queue.in_flight) == (0, 0)
 
 
 @pytest.mark.parametrize(

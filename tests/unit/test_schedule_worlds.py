@@ -131,53 +131,6 @@ def test_work_adds_up_after_anything(data):
         assert state.bulk_s >= 0
 
 
-def test_by_depth_a_place_is_free_when_its_query_is_answered():
-    queue = schedule_of(V100, 1.0, admission="depth", depth=3)
-    offer = [Query(75, 1.0) for _ in range(4)]
-    assert [queue.offer(0.0, [query]) for query in offer] == [1, 1, 1, 0]
-    assert queue.start_in_s(0.0) == 0  # full: nobody can join
-    run = queue.start(0.0)
-    assert queue.offer(0.1, [Query(75, 1.1)]) == 0
-    queue.passed(0.3, run[:1])
-    assert queue.offer(0.3, [Query(75, 1.3)]) == 1
-    assert (queue.in_flight, queue.refusals.full) == (3, 2)
-
-
-# --- how much is served -----------------------------------------------------------------------------------------------
-
-
-def stream(rate, *, mixed=False, pass_tokens=0, seconds=30, slo_s=1.0, **how):
-    sent = World([Device(schedule_of(V100, slo_s, pass_tokens=pass_tokens, **how))]).run(
-        poisson(rate, seconds, slo_s, mixed=mixed)
-    )
-    return goodput(sent, seconds), late_share(sent), sent
-
-
-@pytest.mark.parametrize(
-    ("rate", "mixed", "pass_tokens", "times"),
-    [
-        (125, False, 0, 1.25),
-        (61, True, 0, 1.6),
-        (61, True, EIGHT, 1.6),
-    ],
-)
-def test_more_is_in_time_than_by_the_steady_depth(rate, mixed, pass_tokens, times, figure):
-    by_depth, _, _ = stream(rate, mixed=mixed, admission="depth", depth=25)
-    by_finish, late, _ = stream(rate, mixed=mixed, pass_tokens=pass_tokens)
-    figure(f"in time at {rate}/s {mixed=} {pass_tokens=}: {by_finish:.1f}/s by finish, {by_depth:.1f} by depth 25")
-    assert by_finish >= times * by_depth
-    assert late == 0
-
-
-@pytest.mark.parametrize(("rate", "pass_tokens"), [(61, EIGHT), (125, 0)])
-def test_long_queries_are_refused_at_most_the_stated_ratio_as_often(rate, pass_tokens, figure):
-    _, _, sent = stream(rate, mixed=True, pass_tokens=pass_tokens, seconds=60)
-    long = refused_share(one for one in sent if one.arrival.tokens > 200)
-    short = refused_share(one for one in sent if one.arrival.tokens < 50)
-    figure(f"refused at {rate}/s {pass_tokens=}: {long:.2f} of the long, {short:.2f} of the short")
-    assert long <= 3 * short
-
-
 @pytest.mark.parametrize("pass_tokens", ENDS)
 def test_patient_queries_leave_room_for_those_at_the_slo(pass_tokens):
     devices = [Device(schedule_of(V100, 2.0, pass_tokens=pass_tokens), 0)]
@@ -203,21 +156,6 @@ def test_bulk_runs_behind_an_overload_and_delays_nobody(pass_tokens):
     alone = World([Device(schedule_of(V100, 1.0, pass_tokens=pass_tokens))]).run(urgent)
     taken = sum(one.in_time for one in sent if not one.arrival.bulk) / sum(one.in_time for one in alone)
     assert taken >= 0.8
-
-
-@pytest.mark.parametrize("pass_tokens", ENDS)
-def test_who_comes_back_when_it_was_told_gets_in(pass_tokens, figure):
-    rate = 1.5 * (34 if pass_tokens else 29)
-    arrivals = poisson(rate, 40, 1.0)
-    once = [Arrival(one.at, 75, 1.0, returns=int(i % 20 == 0)) for i, one in enumerate(arrivals)]
-    sent = World([Device(schedule_of(V100, 1.0, pass_tokens=pass_tokens))]).run(once)
-    returned = [one for one in sent if one.try_number == 1]
-    figure(f"{len(returned)} came back, {pass_tokens=}: {1 - refused_share(returned):.2f} admitted")
-    assert len(returned) >= 10
-    assert refused_share(returned) <= 0.3
-
-
-# --- devices that are not as predicted --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("times", "pass_tokens", "mixed"), [(1.5, EIGHT, True), (2.0, 0, False)])

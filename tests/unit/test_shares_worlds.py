@@ -33,7 +33,6 @@ class Load(NamedTuple):
     seconds: float = 25.0
     seed: int = 1
     greedy_share: float | None = None
-    returns: int = 0
 
     @property
     def capacity(self):
@@ -47,9 +46,7 @@ class Load(NamedTuple):
         for number, (name, rate) in enumerate(rates.items()):
             tenant = Tenant(name, (weights or {}).get(name, 1.0))
             stream = poisson(rate, self.seconds, self.slo_s, mixed=self.mixed, seed=100 * self.seed + number)
-            arrivals += [
-                replace(one, who=name, returns=self.returns, tenant=tenant if told_apart else None) for one in stream
-            ]
+            arrivals += [replace(one, who=name, tenant=tenant if told_apart else None) for one in stream]
         devices = [
             Device(schedule_of(self.curve, self.slo_s, pass_tokens=self.pass_tokens)) for _ in range(self.devices)
         ]

@@ -322,6 +322,13 @@ def test_what_an_idle_device_never_does(one, left_s, never):
     assert exact(10, StepPolicy(16.0, 8.0, step_tokens=8)).never(one, left_s) is never
 
 
+def test_what_is_never_in_time_is_refused_for_good():
+    schedule = exact()
+    assert not schedule.offer(50.0, paced(64, due=51.9))
+    assert schedule.offer(50.0, paced(64, due=52.0))
+    assert schedule.state(50.0).refusals == (0, 1)
+
+
 @pytest.mark.parametrize(("factor", "latest_s"), [(1.0, 2.0), (3.0, 2.0), (0.5, 1.0)])
 def test_never_is_said_by_how_quick_a_device_is_known_to_be(factor, latest_s):
     schedule = exact()
@@ -398,6 +405,22 @@ def test_what_the_running_step_computes_counts_as_done(most, ahead, predicted_s)
     if ahead:
         schedule.next_step(2.0)
     assert admitted(schedule, 2.0, paced(4 * 64, 1, due=50.0)).predicted_s == predicted_s
+
+
+def test_the_token_that_the_running_step_computes_is_read_by_the_next_one():
+    schedule = exact(kv_token_s=1 / 64)
+    begun(schedule, pace_s=None)
+    schedule.next_step(2.0)
+    one = admitted(schedule, 2.0, paced(64, 1, due=50.0))
+    assert one.predicted_s == pytest.approx((1.0 + 65 / 64) + (1.0 + 1.0 + 66 / 64))
+
+
+def test_answers_behind_those_of_bulk_are_to_be_in_time_too():
+    schedule = exact()
+    begun(schedule, bulk=True)
+    begun(schedule, most=2, pace_s=2.0)
+    assert not schedule.offer(2.0, paced(64, 1, due=4.99))
+    assert schedule.offer(2.0, paced(64, 1, due=5.0))
 
 
 def test_answers_whose_prompt_the_running_step_ends_are_due_after_it():
@@ -583,3 +606,11 @@ def test_nobody_is_helped_who_needs_most_of_an_idle_device(tokens, margin, helpe
     schedule._kept.decision = None
     schedule.offer(50.0, paced(64, bulk=True))
     assert schedule._kept.decision is None
+
+
+def test_who_finds_no_room_is_refused_and_nothing_else_is_said_of_it():
+    schedule = exact(10)
+    admitted(schedule, 0.0, paced(10 * BLOCK, 1, due=99.0))
+    schedule._kept = Kept()
+    assert not schedule.offer(0.0, paced(64, 1, due=99.0))
+    assert schedule._kept.decision[2] is False
