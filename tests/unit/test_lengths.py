@@ -96,6 +96,7 @@ def test_a_device_whose_time_does_not_grow_is_not_asked():
         ([(48, 0.1)], 0.1, 96, 200, 200),
         ([(500, 0)], 0.1, 96, 2048, 960),  # it counts as a twentieth
         ([(48, 200)], 0.1, 96, 2048, 1),
+        ([(1, 0.5)], 0.1, 1, 2048, 2),  # of a depth of one all of its work
         ([(48, 2), (24, 1)], 0.1, 96, 2048, 24),  # as the first one said
         ([(48, 2), (24, 2), (24, 2)], 0.1, 96, 2048, None),
     ],
@@ -105,6 +106,18 @@ def test_what_is_sent_of_another_length(found, times, depth, most, level):
     line = Curve(0.015625, 0.25)  # exact in floats
     samples = [LengthSample(10, count, line.beta_s + count * cost * line.alpha_s) for count, cost in found]
     assert next_concurrency(samples, times, line, depth, most) == level
+
+
+@pytest.mark.parametrize(("tokens", "cost", "counts_as"), [(50, 0.3, 0.3), (10, 0.02, 0.05)])
+def test_errors_weigh_by_their_share_of_the_cost_and_of_a_twentieth_of_alpha_at_least(tokens, cost, counts_as):
+    """A share q for the query itself brings the one length nearer to its cost, and the other away from it."""
+    samples = [LengthSample(tokens, 1, cost), LengthSample(200, 1, 4.2)]
+    squared = np.array([(tokens / 100) ** 2, 4.0])
+    weights = 1 / np.array([counts_as, 4.2])
+    slopes, wanted = (1 - squared) * weights, (np.array([cost, 4.2]) - squared) * weights
+    q = slopes @ wanted / (slopes @ slopes)
+    found = fit_cost(samples, Curve(1.0, 0.0), 100)
+    assert (found.query_s, found.token_s, 100**2 * found.token2_s) == pytest.approx((q, 0, 1 - q), rel=1e-4)
 
 
 SAMPLES = st.lists(
