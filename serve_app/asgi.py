@@ -210,7 +210,7 @@ def _swagger_ui() -> bytes:
 
     def in_page(name: str, kind: str) -> str:
         content = files("fastapi_offline").joinpath("static", name).read_bytes()
-        return f"data:{kind};base64,{b64encode(content).decode()}"
+        return f"data:{kind};charset=utf-8;base64,{b64encode(content).decode()}"
 
     page = get_swagger_ui_html(
         openapi_url="openapi.json",

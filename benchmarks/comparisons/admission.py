@@ -5,8 +5,6 @@ and the plain rules by themselves (`simulation/rules.py`: no margin, no learning
 and answered after the deadline; goodput is what was answered in time, of a stream's whole length.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +25,7 @@ from tests.kit.simulation.rules import goodput
 from tests.kit.virtual_time import run as run_virtual
 
 _TURNS = 10**9
+RATIO = 3.0  # long queries are refused at most so many times as often as short ones
 _LONG, _SHORT = 200, 50  # tokens: more is long, fewer is short
 _NOISE, _SLOW = 0.03, 1.5
 _RETURNS, _RETRY_LOAD = 0.05, 1.5

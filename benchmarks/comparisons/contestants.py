@@ -1,7 +1,5 @@
 """Who takes part in *service*: how each is started, all with the same weights, texts, cores and route."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ included. Beside them stands how quickly the steps of one token each read the we
 that of first tokens), and how quickly the same cores sum numbers in memory.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import subprocess
@@ -22,11 +20,9 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from benchmarks.kit.bench import Bench, Found, NotAvailable, median
 from benchmarks.kit.environments import binaries
-from benchmarks.kit.figures import figure_of, groups, panels
 from benchmarks.kit.goal import Goal, ratio
 from benchmarks.kit.serving import ROOT
 from benchmarks.kit.sheet import Sheet, table
@@ -213,12 +209,3 @@ def goals(found: Found) -> list[Goal]:
         Goal(f"windve against the best of the others, {batch} at once, the least", 0.9 if batch == 1 else 1.0, share)
         for batch, share in least.items()
     ]
-
-
-def plot(found: Found) -> Figure:
-    every = panels((8, 3.2), len(DTYPES))
-    for axes, (dtype, short) in zip(every, DTYPES.items(), strict=True):
-        rates = [_figures(found, "rate", short, batch) for batch in BATCHES]
-        groups(axes, list(map(str, BATCHES)), {name: [one[name] for one in rates] for name in LIBRARIES}, "tokens/s")
-        axes.set(title=dtype, xlabel="answers at once")
-    return figure_of(every)

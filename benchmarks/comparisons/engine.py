@@ -2,8 +2,6 @@
 to what the machine's cores can multiply.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
 import time
@@ -14,10 +12,8 @@ from typing import Any
 
 import numpy as np
 import psutil
-from matplotlib.figure import Figure
 
 from benchmarks.kit.bench import Bench, Found, median, values_of
-from benchmarks.kit.figures import figure_of, groups, panels
 from benchmarks.kit.goal import Goal, ratio
 from benchmarks.kit.shapes import bge_large_folder
 from benchmarks.kit.sheet import Sheet, table
@@ -214,15 +210,6 @@ def goals(found: Found) -> list[Goal]:
 def _best(found: Found, *, packed: bool) -> float | None:
     rates = (_rate(found, MINILM, str(way), 75, 32) for way in WAYS if (way.form == "packed") == packed)
     return max((rate for rate in rates if rate is not None), default=None)
-
-
-def plot(found: Found) -> Figure:
-    every = panels((9, 3.4), 2)
-    for axes, model in zip(every, (MINILM, LARGE), strict=True):
-        rates = {str(way): [_rate(found, model, str(way), 75, queries) for queries in _BATCHES[model]] for way in WAYS}
-        groups(axes, list(map(str, _BATCHES[model])), {way: r for way, r in rates.items() if any(r)}, "queries/s")
-        axes.set(title=f"{model}, 75 tokens", xlabel="queries in the batch")
-    return figure_of(every)
 
 
 def _rate(found: Found, model: str, way: str, tokens: int, queries: int) -> float | None:

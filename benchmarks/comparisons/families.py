@@ -5,8 +5,6 @@ They take turns, and the one that begins changes. What is told is the median ove
 turn also the quartiles.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import multiprocessing
@@ -21,11 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from benchmarks.kit.bench import Bench, Found, median
 from benchmarks.kit.family_shapes import SHAPES, FamilyShape, write_family
-from benchmarks.kit.figures import figure_of, groups, panels
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet, table
 from deployments.engines import TokenBatch, embed
@@ -150,14 +146,3 @@ def goals(found: Found) -> list[Goal]:
 def _least(found: Found, load: str) -> float | None:
     gains = (median(found, "gain", family=family, load=load) for family in SHAPES)
     return min((gain for gain in gains if gain is not None), default=None)
-
-
-def plot(found: Found) -> Figure:
-    every = panels((9, 3.6))
-    (axes,) = every
-    families = [family for family in SHAPES if median(found, "gain", family=family, load="mixed")]
-    gains = {load: [median(found, "gain", family=family, load=load) for family in families] for load in LOADS}
-    groups(axes, families, gains, "packed, times own code")
-    axes.axhline(1, color="black", linewidth=0.8)
-    axes.tick_params(axis="x", rotation=40)
-    return figure_of(every)

@@ -7,8 +7,6 @@ be, steps take exactly as long as it thinks, and it keeps no margin. No network 
 Two tenants share a device that is asked for twice its capacity, one of them for ten times as much as the other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

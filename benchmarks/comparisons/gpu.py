@@ -1,15 +1,12 @@
-"""What windve makes of an NVIDIA GPU: its engine against the card's own peak and sentence-transformers in float16, and
-the depths of the real pair, the GPU and the CPU beside it. The model has bge-large's true shape.
+"""What windve's engine makes of an NVIDIA GPU, against the card's own peak and sentence-transformers in float16. The
+model has bge-large's true shape. What the CPU beside it adds is what a calibration of the service reports.
 
 TFLOP/s counts, for each token, 2 for each weight of the layers and 4 * tokens * hidden for each layer's attention.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import statistics
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,20 +16,16 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from benchmarks.kit.bench import Bench, Found, NotAvailable, all_of, median, values_of
 from benchmarks.kit.cpu_time import CpuTime
-from benchmarks.kit.figures import BLUE, GREY, RED, figure_of, panels
 from benchmarks.kit.goal import Goal, ratio
-from benchmarks.kit.serving import application, config_of, serving
 from benchmarks.kit.shapes import BGE_LARGE, BertShape, bge_large_folder
 from benchmarks.kit.sheet import Sheet, table
 from benchmarks.kit.texts import of_tokens
 from deployments.engines import TokenBatch, Vectors, embed
 from deployments.engines.torch_engine import TorchEngine, import_torch
 from deployments.errors import WindveError
-from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.models.model_files import read_model_card
 from deployments.models.tokenizer import Tokenizer
 from deployments.settings import AcceleratorSettings, ModelSettings
@@ -45,18 +38,15 @@ PEER, PEER_WHOLE, PEER_FORWARD = (
 )
 OURS, PEERS = (WINDVE, WINDVE_IDS), (PEER, PEER_WHOLE, PEER_FORWARD)
 CONTESTANTS = (*OURS, *PEERS)
-PEAK, PAIR = "peak", "pair"  # the other parts, for --only
+PEAK = "peak"  # the other part, for --only
 LENGTHS = (75, 512)
 BATCHES = (1, 8, 32, 128, 256)
-SLOS = (1.0, 2.0)
 
 _PEER_BATCH = 32  # what sentence-transformers' encode takes unless told otherwise
 _PASS_TOKENS = 16_384  # of a pass of windve's engine, and so the rows of the model's products
 _SQUARE = 8192
 _WARM_UP = 3
 _FEWEST = 5  # calls or products that a sample is made of
-_MOST = 8192  # queries at once for the GPU while it is calibrated
-_DEPTHS = {ACCELERATOR: 256, CPU: 16}  # until it is
 _AGREEMENT = 0.99
 
 Call = Callable[[], Vectors]
@@ -86,8 +76,6 @@ def run(bench: Bench) -> None:
     with bench.turn():
         folder = bge_large_folder()
         measure(bench, plan, BGE_LARGE, folder)
-        if bench.wants(PAIR):
-            pair(bench, folder, SLOS[:1] if bench.quick else SLOS)
 
 
 def _describe(torch: Any, device: str) -> dict[str, Any]:
@@ -331,54 +319,6 @@ def timed(call: Call, least_s: float, batch: int, tokens: int, operations: int) 
     }
 
 
-def pair(bench: Bench, folder: Path, slos: Sequence[float]) -> None:
-    """One GPU and the CPU beside it, served and calibrated."""
-    try:
-        with serving(pair_config(folder)) as service:
-            for slo_s in slos:
-                with tempfile.TemporaryDirectory(prefix="windve-gpu-") as scratch:
-                    try:
-                        report = service.calibrate(Path(scratch), "--slo", f"{slo_s:g}", "--most", str(_MOST))
-                        told = pair_figures(report)
-                    except (RuntimeError, LookupError, OSError) as error:
-                        bench.missing(f"{PAIR} at {slo_s:g} s", _said(error))
-                        continue
-                shown = f"{told['accelerator_depth']} + {told['cpu_depth']}, {told['gain']:+.1%}"
-                bench.sample({"what": PAIR, "slo_s": slo_s}, told, shown)
-    except (RuntimeError, LookupError, OSError) as error:
-        bench.missing(PAIR, _said(error))
-
-
-def pair_config(folder: Path) -> dict[str, Any]:
-    """A Serve config as an operator writes it."""
-    args = {"model": {"id": str(folder), "name": "bge-large-random"}, "accelerator": {"device": "auto", "replicas": 1}}
-    return config_of(application(args, {"slo_s": SLOS[0], **{p: {"queue_depth": d} for p, d in _DEPTHS.items()}}))
-
-
-def pair_figures(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a calibration's report. A CPU that is left out adds nothing. Raises RuntimeError where no accelerator ran."""
-    pools = report["pools"]
-    if ACCELERATOR not in pools:
-        raise RuntimeError("Ray found no accelerator, so that only the CPU was served")
-    mix = report["heterogeneous"]
-    depths = {pool: int(pools[pool]["fine_tuned"] or 0) if pool in pools else 0 for pool in (ACCELERATOR, CPU)}
-    if not mix["used"]:
-        depths[CPU] = 0
-    if not depths[ACCELERATOR]:
-        raise RuntimeError("the accelerator's depth is 0")
-    keys = ("devices", "dtype", "cores", "alpha_s", "beta_s", "r2", "estimate", "fine_tuned", "samples")
-    return {
-        "accelerator_depth": depths[ACCELERATOR],
-        "cpu_depth": depths[CPU],
-        "gain": depths[CPU] / depths[ACCELERATOR],
-        "most": report["settings"]["most"],
-        "why_without_cpu": mix["reason"],
-        "verification": report["verification"],
-        "seconds": report["seconds"],
-        "pools": {pool: {key: told.get(key) for key in keys} for pool, told in pools.items()},
-    }
-
-
 def _said(error: Exception) -> str:
     """The first line of what it says."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
@@ -389,7 +329,7 @@ def _said(error: Exception) -> str:
 
 def sheets(found: Found) -> list[Sheet]:
     lengths = (_length_sheet(found, tokens) for tokens in LENGTHS)
-    return [_products_sheet(found), *lengths, _ratios_sheet(found), _pair_sheet(found)]
+    return [_products_sheet(found), *lengths, _ratios_sheet(found)]
 
 
 def _products_sheet(found: Found) -> Sheet:
@@ -437,24 +377,6 @@ def _ratios_sheet(found: Found) -> Sheet:
     return table(title, columns, rows)
 
 
-def _pair_sheet(found: Found) -> Sheet:
-    curve = "{{{0}[ms_a_query]:.3f}} C + {{{0}[beta_ms]:.1f}}"
-    columns = {
-        "SLO": "{slo_s:g} s", "accelerator's depth": "{accelerator_depth:,}{limit}", "CPU's depth": "{cpu_depth:,}",
-        "gain": "{gain:+.1%}", "accelerator, ms": curve.format(ACCELERATOR), "CPU, ms": curve.format(CPU), "": "{why}",
-    }  # fmt: skip
-    rows = []
-    for sample in all_of(found, what=PAIR):
-        fits = {
-            pool: {"ms_a_query": 1000 * told["alpha_s"], "beta_ms": 1000 * told["beta_s"]}
-            for pool, told in sample["pools"].items()
-            if told["alpha_s"] is not None
-        }
-        limit = " (most)" if sample["accelerator_depth"] >= sample["most"] else ""
-        rows.append({**sample, **fits, "limit": limit, "why": sample["why_without_cpu"] or ""})
-    return table("One GPU and the CPU beside it, 75 tokens, calibrated over HTTP", columns, rows)
-
-
 def goals(found: Found) -> list[Goal]:
     tokens, batch = LENGTHS[-1], BATCHES[-1]
     mine = median(found, "tflops", contestant=WINDVE_IDS, tokens=tokens, batch=batch)
@@ -464,28 +386,6 @@ def goals(found: Found) -> list[Goal]:
         Goal(f"{many} from token ids, of the measured bfloat16 peak", 0.5, ratio(mine, peak(found)), "of it"),
         Goal(beside, 2.0, against_encode(found, tokens, batch)),
     ]
-
-
-def plot(found: Found) -> Figure:
-    every = panels((9, 3.8), len(LENGTHS), alike=True)
-    styles = {WINDVE: (BLUE, "-"), WINDVE_IDS: (BLUE, "--")}
-    styles |= {PEER: (GREY, "-"), PEER_WHOLE: (GREY, ":"), PEER_FORWARD: (GREY, "--")}
-    for axes, tokens in zip(every, LENGTHS, strict=True):
-        for name, (colour, style) in styles.items():
-            about = {"contestant": name, "tokens": tokens}
-            known = {batch: tflops for batch in BATCHES if (tflops := values_of(found, "tflops", batch=batch, **about))}
-            medians = list(map(statistics.median, known.values()))
-            axes.plot(list(known), medians, style, color=colour, marker="o", markersize=3, label=name)
-            for batch, tflops in known.items():
-                axes.plot([batch] * len(tflops), tflops, ".", color=colour, markersize=3, alpha=0.6)
-        if (most := peak(found)) is not None:
-            axes.axhline(most, color=RED, linewidth=1, label="measured peak")
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(BATCHES, list(map(str, BATCHES)))
-        axes.set(xlabel=f"queries of {tokens} tokens at once", ylabel="TFLOP/s", ylim=(0, None))
-        axes.label_outer()
-    every[-1].legend(fontsize=7, frameon=False)
-    return figure_of(every)
 
 
 def peak(found: Found) -> float | None:

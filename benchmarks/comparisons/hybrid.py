@@ -7,19 +7,17 @@ N_G / N_C is how many times as fast as the host's the accelerator's attention is
 take beside its own attention while its cache is full.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice, product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.costs.plan_cost import SEQUENCES, pause_us, plan_us, step_us
+from benchmarks.costs.plan_cost import SEQUENCES, plan_us, step_us
 from benchmarks.kit.bench import Bench, Found, all_of, one_of
 from benchmarks.kit.figures import BLUE, RED, figure_of, panels
 from benchmarks.kit.goal import Goal
@@ -66,7 +64,7 @@ class Lengths(NamedTuple):
     answers: tuple[int, int]
 
     @classmethod
-    def about(cls, prompt: int, answer: int) -> Lengths:
+    def about(cls, prompt: int, answer: int) -> Self:
         """A tenth more or less, as NEO's synthetic ones (Section 5.1)."""
         return cls(*((round(0.9 * mean), round(1.1 * mean)) for mean in (prompt, answer)))
 
@@ -191,8 +189,6 @@ def _costs(bench: Bench) -> None:
         "plan": lambda: plan_us(plans),
         "step with a host": lambda: step_us(plans // 5, hybrid=True),
         "step without": lambda: step_us(plans // 5, hybrid=False),
-        "pause with a host": lambda: pause_us(plans // 5, hybrid=True),
-        "pause without": lambda: pause_us(plans // 5, hybrid=False),
     }
     for what, call in calls.items():
         with bench.turn():

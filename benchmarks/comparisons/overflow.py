@@ -3,8 +3,6 @@ application; queries come one by one, as they do from many clients. What is show
 the dashboard's own expressions, beside what the clients saw.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

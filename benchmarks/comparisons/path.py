@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.kit import wrk
 from benchmarks.kit.bench import Bench, Found, median, samples_of, values_of
-from benchmarks.kit.cpu_time import ROLES, milliseconds_each
+from benchmarks.kit.cpu_time import time_sheet
 from benchmarks.kit.figures import bars, figure_of, panels
 from benchmarks.kit.goal import Goal, difference, ratio
 from benchmarks.kit.serving import answers, application, config_of, free_port, running, serving, wait_until_answered
@@ -124,13 +124,9 @@ def sheets(found: Found) -> list[Sheet]:
 
 
 def _where_time_goes(found: Found) -> Sheet:
-    rows = []
-    for name in CONTESTANTS:
-        if samples := samples_of(found, "cpu_s", contestant=name, connections=CONNECTIONS[-1]):
-            spent = milliseconds_each(samples, lambda sample: float(sample["requests"]))
-            rows.append({"name": name, **{role: 1000 * each for role, each in zip(ROLES, spent, strict=True)}})
+    samples = {name: samples_of(found, "cpu_s", contestant=name, connections=CONNECTIONS[-1]) for name in CONTESTANTS}
     title = f"Where the cores' time goes at {CONNECTIONS[-1]} connections: us for each request"
-    return table(title, {"": "{name}", **{role: f"{{{role}:.0f}}" for role in ROLES}}, rows)
+    return time_sheet(title, samples, lambda sample: sample["requests"] / 1000, ".0f")
 
 
 def goals(found: Found) -> list[Goal]:

@@ -16,11 +16,8 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from benchmarks.kit.arrivals import LONGEST, Ended, Load, closed_loop, figures
 from benchmarks.kit.bench import Bench, Found, samples_of
-from benchmarks.kit.figures import BLUE, RED, figure_of, panels
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.serving import Service, serving, shipped
 from benchmarks.kit.sheet import Sheet, table
@@ -69,7 +66,8 @@ class Emulated:
             args["heterogeneous"] = False
             del router["user_config"]["cpu"]
         if self.depth is not None:
-            router["user_config"] |= {"admission": "depth", "accelerator": {"queue_depth": self.depth}}
+            router["user_config"]["admission"] = "depth"
+            router["user_config"]["accelerator"]["queue_depth"] = self.depth
         return config
 
     @property
@@ -207,17 +205,13 @@ def _bursts(bench: Bench, about: Mapping[str, Any], service: Service, how: tuple
 
 
 def _of_bursts(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    sums = {key: sum(one[key] for one in each) for key in ("answered", "late", "router_late", "failed")}
-    answered = max(1, sums["answered"])
+    answered, late = (sum(one[key] for one in each) for key in ("answered", "late"))
     return {
         "bursts": len(each),
         "answered": statistics.mean(one["answered"] for one in each),
         "fewest": min(one["answered"] for one in each),
-        "late": sums["late"],
         "late_bursts": sum(one["late"] > 0 for one in each),
-        "late_share": sums["late"] / answered,
-        "router_late_share": sums["router_late"] / answered,
-        "failed": sums["failed"],
+        "late_share": late / max(1, answered),
         "p50_s": statistics.median(one["p50_s"] for one in each),
         "p99_s": statistics.median(one["p99_s"] for one in each),
         "busy_p99_s": max(one["busy_p99_s"] for one in each),
@@ -265,9 +259,7 @@ def sheets(found: Found) -> list[Sheet]:
     }  # fmt: skip
     slos = {PAIR: "emulated, SLO 2 s", V100: "emulated, SLO 1 s", CPU: "SLO 1 s"}
     made = [
-        table(f"{service}, {slo}: streams", columns, streams)
-        for service, slo in slos.items()
-        if (streams := _streams(found, service=service))
+        table(f"{service}, {slo}: streams", columns, _streams(found, service=service)) for service, slo in slos.items()
     ]
     columns = {
         "": "{service}, {name}", "bursts": "{bursts} x {burst}", "answered": "{answered:.1f}", "fewest": "{fewest}",
@@ -288,18 +280,3 @@ def goals(found: Found) -> list[Goal]:
         Goal(f"{PAIR}: device seconds in time beside the rule, least of any stream", 0.92, work),
         Goal(f"{PAIR}: answered of 150 at once, the least", 100, answered, "queries"),
     ]
-
-
-def plot(found: Found) -> Figure:
-    """In time, refused and late of each stream."""
-    streams = _streams(found)
-    every = panels((10, 1.2 + 0.22 * len(streams)))
-    (axes,) = every
-    for place, one in enumerate(reversed(streams)):
-        left, in_time = 0.0, one["answered"] - one["late"]
-        for colour, count in ((BLUE, in_time), (RED, one["late"]), ("#cccccc", one["sent"] - one["answered"])):
-            axes.barh(place, 100 * count / one["sent"], left=left, color=colour)
-            left += 100 * count / one["sent"]
-    axes.set_yticks(range(len(streams)), [f"{one['service']}: {one['name']}" for one in reversed(streams)], fontsize=6)
-    axes.set(xlabel="% of the queries sent: in time (blue), late (red), told busy (grey)", xlim=(0, 100))
-    return figure_of(every)

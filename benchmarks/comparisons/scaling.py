@@ -5,8 +5,6 @@ takes of a Router's core is from `path`, what a frame and a decision take is mea
 assumption (`tests/kit/simulation`). One ideal queue is one Router that takes no time, beside its replicas.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
@@ -104,14 +102,13 @@ def _measure_costs(bench: Bench) -> Costs:
     frame_s, item_s = decision_cost.frame_s()
     counts = (1, 4, 16) if bench.quick else (1, 4, 16, 64, 256)
     place_s = {nodes: decision_cost.place_s(nodes) for nodes in counts}
-    channel_kb = decision_cost.channel_kb()
     admission = bench.measure(lambda: decision_cost.admission(10_000))
     costs = Costs(query_s, refusal_s, max(place_s.values()), frame_s, item_s)
-    found = {"costs": asdict(costs), "place_s": {str(n): s for n, s in place_s.items()}, "channel_kb": channel_kb}
+    found = {"costs": asdict(costs), "place_s": {str(n): s for n, s in place_s.items()}}
     found |= {"admission_us": {key: admission[key] for key in ("p50_us", "p99_us")}, "path": path["machine"]}
     shown = (
         f"a query {query_s * 1e3:.2f} ms, a frame {frame_s * 1e6:.0f} us, placing {costs.place_s * 1e6:.0f} us, "
-        f"an admission {admission['p50_us']:.1f} us; a channel {channel_kb:.1f} kB"
+        f"an admission {admission['p50_us']:.1f} us"
     )
     bench.sample({"what": "costs"}, found, shown)
     return costs
@@ -211,13 +208,7 @@ async def death(shape: Shape, load: float = LOADS[-1]) -> dict[str, float]:
     await serving
     later = [one for one in application.ended if one.at >= died]
     answered = [one for one in later if one.pool is not None]
-    return {
-        "lost": lost,
-        "open": lost * shape.routers,
-        "dropped_s": dropped_s,
-        "late": _share(answered),
-        "queries_s_node": len(answered) / (10.0 - 5.0) / shape.nodes,
-    }
+    return {"lost": lost, "dropped_s": dropped_s, "late": _share(answered)}
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ A round starts each contestant once; rounds repeat, so that what else the machin
 measured, a contestant's vectors are held against sentence-transformers in float32.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
@@ -20,7 +18,7 @@ from matplotlib.figure import Figure
 from benchmarks.comparisons.contestants import NAMES, ROUTE, WINDVE, contestant, model_variables, taking_part
 from benchmarks.kit.arrivals import closed_loop
 from benchmarks.kit.bench import Bench, Found, median, samples_of, values_of
-from benchmarks.kit.cpu_time import ROLES, milliseconds_each
+from benchmarks.kit.cpu_time import time_sheet
 from benchmarks.kit.environments import binaries
 from benchmarks.kit.figures import bars, figure_of, panels
 from benchmarks.kit.goal import Goal, ratio
@@ -56,6 +54,30 @@ SAME = Load("75 tokens", (1, 32, 128), 1, (75,) * 512)
 MIXED = Load("8 to 500 tokens", (1, 32, 128), 1, tuple(lengths_like_rag(512)))
 MANY = Load("32 texts a call", (1, 8), 32, (75,) * 512)
 LOADS = (SAME, MIXED, MANY)
+
+
+class _Reference:
+    """Texts and their vectors, from sentence-transformers in float32."""
+
+    def __init__(self) -> None:
+        self._texts = [of_tokens(length, seed=length) for length in (8, 75, 200, 256, 500)]
+        self._texts += ["Wohin fliesst der Ueberlauf?", "溢出的请求去了哪里?"]
+        done = subprocess.run(  # noqa: S603 - our own command
+            [binaries("mosec") / "python", "-m", "benchmarks.peers.reference"],
+            input=json.dumps(self._texts), capture_output=True, text=True, check=True, cwd=ROOT, env=model_variables(),
+        )  # fmt: skip
+        self._vectors = np.array(json.loads(done.stdout))
+
+    def agreement(self, url: str) -> float:
+        """The smallest cosine to the contestant's vectors; texts go one by one and then all in one call."""
+        asked = [*([text] for text in self._texts), self._texts]
+        wanted = np.concatenate([self._vectors, self._vectors])
+        replies = burst(Address.parse(url), [request_bytes({"input": texts}, ROUTE) for texts in asked])
+        if any(reply.status != 200 for reply in replies):
+            raise RuntimeError(f"it answers {sorted({reply.status for reply in replies})}")
+        found = np.array([item["embedding"] for reply in replies for item in reply.json()["data"]])
+        norms = np.linalg.norm(found, axis=1) * np.linalg.norm(wanted, axis=1)
+        return float(((found * wanted).sum(axis=1) / norms).min())
 
 
 def run(bench: Bench) -> None:
@@ -102,30 +124,6 @@ def _measure(
     step(f"{name}: largest burst")
     told = bench.measure(lambda: _largest_burst(url, max(8, int(guess * SLO_S))))
     bench.sample({**about, "load": "burst"}, told, f"{told['largest']} at once in {SLO_S:g} s")
-
-
-class _Reference:
-    """Texts and their vectors, from sentence-transformers in float32."""
-
-    def __init__(self) -> None:
-        self._texts = [of_tokens(length, seed=length) for length in (8, 75, 200, 256, 500)]
-        self._texts += ["Wohin fliesst der Ueberlauf?", "溢出的请求去了哪里?"]
-        done = subprocess.run(  # noqa: S603 - our own command
-            [binaries("mosec") / "python", "-m", "benchmarks.peers.reference"],
-            input=json.dumps(self._texts), capture_output=True, text=True, check=True, cwd=ROOT, env=model_variables(),
-        )  # fmt: skip
-        self._vectors = np.array(json.loads(done.stdout))
-
-    def agreement(self, url: str) -> float:
-        """The smallest cosine to the contestant's vectors; texts go one by one and then all in one call."""
-        asked = [*([text] for text in self._texts), self._texts]
-        wanted = np.concatenate([self._vectors, self._vectors])
-        replies = burst(Address.parse(url), [request_bytes({"input": texts}, ROUTE) for texts in asked])
-        if any(reply.status != 200 for reply in replies):
-            raise RuntimeError(f"it answers {sorted({reply.status for reply in replies})}")
-        found = np.array([item["embedding"] for reply in replies for item in reply.json()["data"]])
-        norms = np.linalg.norm(found, axis=1) * np.linalg.norm(wanted, axis=1)
-        return float(((found * wanted).sum(axis=1) / norms).min())
 
 
 def _largest_burst(url: str, guess: int) -> dict[str, Any]:
@@ -193,14 +191,10 @@ def _burst_sheet(found: Found, shown: Sequence[str]) -> Sheet:
 
 
 def _time_sheet(found: Found, shown: Sequence[str]) -> Sheet:
-    rows = []
-    for name in shown:
-        samples = samples_of(found, "cpu_s", contestant=name, load=SAME.name, connections=SAME.connections[-1])
-        if samples:
-            spent = milliseconds_each(samples, lambda sample: float(len(sample["latencies_ms"])))
-            rows.append({"name": name, **dict(zip(ROLES, spent, strict=True))})
-    title = f"Where the cores' time goes, {SAME.name}, {SAME.connections[-1]} at once: ms for each query"
-    return table(title, {"": "{name}", **{role: f"{{{role}:.2f}}" for role in ROLES}}, rows)
+    most = SAME.connections[-1]
+    samples = {name: samples_of(found, "cpu_s", contestant=name, load=SAME.name, connections=most) for name in shown}
+    title = f"Where the cores' time goes, {SAME.name}, {most} at once: ms for each query"
+    return time_sheet(title, samples, lambda sample: len(sample["latencies_ms"]), ".2f")
 
 
 def goals(found: Found) -> list[Goal]:

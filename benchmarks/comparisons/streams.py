@@ -6,8 +6,6 @@ virtual time ends it: the service knows the end no sooner. Who is refused does n
 from the moment for which a request was planned, so a client that lags makes answers late.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 import urllib.request
@@ -17,13 +15,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from benchmarks.comparisons.generation import NOISE, POLICY, Pool, capacity_of, kind_of, served, told_of
 from benchmarks.kit.bench import Bench, Found, all_of, one_of
 from benchmarks.kit.cpu_time import ENGINE, PROXY, RAY, SERVER, CpuTime
 from benchmarks.kit.emulated_text import EmulatedText, longer_model
-from benchmarks.kit.figures import figure_of, groups, panels
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.serving import Service, serving, settled, shipped
 from benchmarks.kit.sheet import Sheet, table
@@ -236,14 +232,3 @@ def goals(found: Found) -> list[Goal]:
         Goal("tokens in time beside virtual time, the least", 0.95, least),
         Goal("wrong, or neither answered nor told busy", 0, wrong, "answers", at_most=True),
     ]
-
-
-def plot(found: Found) -> Figure:
-    every, streams = panels((6, 3.6)), _streams(found)
-    tokens = {
-        "real Ray, true speed": [one["tokens"] for one in streams],
-        "virtual time": [one["virtual"]["tokens"] for one in streams],
-    }
-    names = [f"{one['arrivals']} {one['load']:g} x" for one in streams]
-    groups(every[0], names, tokens, "tokens in time, each second")
-    return figure_of(every)

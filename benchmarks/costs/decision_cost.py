@@ -1,11 +1,7 @@
 """What the decisions and the frames cost a core, measured without Ray and without devices."""
 
-from __future__ import annotations
-
-import asyncio
 import statistics
 import time
-import tracemalloc
 from time import perf_counter_ns
 from typing import Any
 
@@ -13,7 +9,6 @@ import numpy as np
 
 from deployments.placement.request import Wanted
 from deployments.queueing.schedule import Policy, Query, ReplicaState, Schedule
-from deployments.transport.channel import Channel, RouterConnection, Server
 from deployments.transport.frames import Answered, Offer, Offers, Report
 from tests.kit.simulation.application import Application, Shape
 from tests.kit.simulation.arrivals import QUERY_TOKENS
@@ -26,7 +21,7 @@ _DEVICE, _SLO_S = Device(1e-3, 0.1), 4.0  # a run has room for several thousand
 _DIMENSION = 384
 _FRAMES = 2000
 _ITEMS = (1, 8, 32)
-_LOOPBACK = "127.0.0.1"
+_STATE = ReplicaState(0.5, 0.9, 0.1, 90, 45, 96, 7, (0.0, 2.4e-4, 0.0, 0.27), 1.01, 0.02, (7, 0, 0))
 
 
 def admission(decisions: int = _DECISIONS) -> dict[str, Any]:
@@ -64,12 +59,11 @@ def frame_s() -> tuple[float, float]:
     """
     ids = np.zeros(QUERY_TOKENS, np.int32)
     numbers = np.zeros(_DIMENSION, np.float32)
-    state = ReplicaState(0.5, 0.9, 0.1, 90, 45, 96, 7, (0.0, 2.4e-4, 0.0, 0.27), 1.01, 0.02, (7, 0, 0))
     found = []
     for items in _ITEMS:
         offers = Offers([Offer(n, 1.98, [ids]) for n in range(items)], refused_s={None: 0.2})
         answered = [Answered(n, 0, numbers, 1.0123456716537476, 0.4, 0.5, 0.9) for n in range(items)]
-        report = Report(state, 7, answered=answered)
+        report = Report(_STATE, 7, answered=answered)
         frames = b"".join(offers.encode()), b"".join(report.encode()[0])
         started = time.perf_counter()
         for _ in range(_FRAMES // items):
@@ -97,33 +91,3 @@ def place_s(nodes: int, queries: int = 1000) -> float:
         return (time.perf_counter() - started) / queries
 
     return run(place(), 10**9)
-
-
-def channel_kb(channels: int = 200) -> float:
-    """Kilobytes of Python's memory that one open channel takes, both ends together; the kernel's buffers aside."""
-    told = asyncio.Event()
-
-    def hear(client: RouterConnection, _: Offers) -> None:
-        client.send(Report())
-
-    async def measure() -> float:
-        server = Server(_LOOPBACK, hear, lambda _: None)
-        port = await server.start()
-        tracemalloc.start()
-        before = tracemalloc.get_traced_memory()[0]
-        opened = []
-        for _ in range(channels):
-            channel = await Channel.open((_LOOPBACK, port), server.secret, lambda _: told.set(), lambda _: None)
-            told.clear()
-            channel.ask()
-            await told.wait()
-            opened.append(channel)
-        after = tracemalloc.get_traced_memory()[0]
-        tracemalloc.stop()
-        for channel in opened:
-            channel.close()
-        server.close()
-        await asyncio.sleep(0.05)
-        return (after - before) / channels / 1000
-
-    return asyncio.run(measure())

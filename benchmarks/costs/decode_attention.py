@@ -5,8 +5,6 @@ heads in bfloat16, float16 and float32: by torch's operations, by each form of t
 memory. The ways take turns; printed are the medians of their turns.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

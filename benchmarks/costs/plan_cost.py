@@ -1,29 +1,17 @@
 """What it costs a core to plan a step with a host, without an engine."""
 
-from __future__ import annotations
-
-import asyncio
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter_ns
 
 import numpy as np
 
-from deployments.generation.scheduling.chunk import Computed, Work
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.hybrid_plan import HostRow
 from deployments.generation.scheduling.rows import Generation
 from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
-from deployments.generation.step_work import steps_in
-from deployments.generation.stepper import Stepper
-from deployments.generation.text.sampling import Picked, RowSamplers, Sampling
-from deployments.generation.token_frames import GenerationOffer, GenerationOffers
-from deployments.serve_adapter.garbage import spare_what_is_loaded
-from deployments.transport.channel import Frames
 
 SEQUENCES = 256
 _HERE = SEQUENCES // 4  # on the accelerator; the others are on the host
@@ -52,62 +40,6 @@ def step_us(steps: int, *, hybrid: bool) -> dict[str, float]:
         schedule.ended(now, _STEP_S)
         found += [] if begins else [took_us]
     return _quantiles(found)
-
-
-def pause_us(steps: int, *, hybrid: bool) -> dict[str, float]:
-    """Of an engine, from the end of a step to the begin of the next one: the `Stepper` accounts for the one, composes
-    the other, and two threads wake each other. The engine computes nothing for as long as that takes.
-    """
-    spare_what_is_loaded()  # as a replica does
-    return _quantiles(asyncio.run(_pauses_us(steps, _schedule(hybrid=hybrid))))
-
-
-async def _pauses_us(steps: int, schedule: StepSchedule) -> list[float]:
-    engine, thread = _Engine(schedule), ThreadPoolExecutor(1)
-    stepper = Stepper(schedule, steps_in(thread, engine))
-    ids, sampling = np.ones(_PROMPT, np.int32), Sampling(0.0)
-    offers = [GenerationOffer(number, 1e4, ids, _ANSWER, sampling, tpot_s=100.0) for number in range(SEQUENCES)]
-    settings = {"router": "", "ttft_s": 1e4, "tpot_s": 100.0, "bulk_share": 0.5, "model": None, "host": None}
-    router = _Router()
-    stepper.receive(router, GenerationOffers(settings=settings, offers=offers))
-    while len(engine.pauses_us) < steps:  # noqa: ASYNC110 - the steps are those of another thread
-        await asyncio.sleep(_STEP_S)
-    stepper.gone(router)
-    await stepper.drained()
-    thread.shutdown()
-    return engine.pauses_us
-
-
-class _Engine:
-    """`chunk.Steps`, and `chunk.DeviceLogits`. Its steps sleep for as long as they are planned to take. It keeps the
-    pauses before those that have no prompts.
-    """
-
-    def __init__(self, schedule: StepSchedule) -> None:
-        self.pauses_us: list[float] = []
-        self._schedule = schedule
-        self._ended_at = 0
-
-    def step(self, work: Work) -> Computed:
-        if self._ended_at and all(len(chunk.ids) == 1 for chunk in work.chunks):
-            self.pauses_us.append((perf_counter_ns() - self._ended_at) / 1000)
-        time.sleep(self._schedule.planned_s)
-        return Computed(self)
-
-    def pick(self, samplers: Sequence[RowSamplers]) -> list[list[Picked] | None]:
-        self._ended_at = perf_counter_ns()
-        return [[Picked(1)] * len(one.samplers) for one in samplers]
-
-
-class _Router:
-    """`stepper.Connection`: what it is sent is made, and thrown away."""
-
-    unsent = 0
-
-    def send(self, report: Frames) -> None:
-        report.encode()
-
-    def hang_up(self) -> None: ...
 
 
 def _schedule(*, hybrid: bool) -> StepSchedule:

@@ -2,8 +2,6 @@
 connections that are opened beforehand.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import math
@@ -42,11 +40,6 @@ class Ended:
     @property
     def in_time(self) -> bool:
         return self.ok and self.reply is not None and self.reply.seconds <= self.allowed_s
-
-    @property
-    def router_s(self) -> float:
-        """Seconds by the Router's clock, from its first read to its answer."""
-        return 0.0 if self.reply is None else int(self.reply.headers.get("x-total-time", 0)) / 1000
 
     @property
     def busy(self) -> bool:
@@ -128,10 +121,8 @@ def figures(ended: Sequence[Ended], seconds: float) -> dict[str, Any]:
         "failed": len(ended) - len(ok) - len(busy),
         "late": len(ok) - in_time,
         "late_share": 1 - in_time / max(1, len(ok)),
-        "router_late": sum(one.router_s > one.allowed_s for one in ok),  # by its own clock, from its first read
         "goodput_s": in_time / seconds,
         "p50_s": float(np.quantile(latencies, 0.5)),
         "p99_s": float(np.quantile(latencies, 0.99)),
-        "slowest_s": max(latencies),
         "busy_p99_s": float(np.quantile(busy or [0.0], 0.99)),
     }

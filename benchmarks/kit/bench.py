@@ -1,7 +1,5 @@
 """One comparison while it runs: its samples are saved as they land, its progress is shown, its machine is named."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import logging

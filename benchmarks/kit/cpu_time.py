@@ -1,7 +1,5 @@
 """Where the cores' time goes while something is measured here: to which processes of ours, to others, to nobody."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -12,6 +10,8 @@ from typing import Any, Self
 
 import psutil
 
+from benchmarks.kit.sheet import Sheet, table
+
 SERVER, ENGINE, PROXY, RAY, LOAD, OTHERS, IDLE = ROLES = (
     "server",  # the process that answers: the Router, the floor, a peer
     "embedder",  # windve's, where the engine runs, also one that generates
@@ -21,6 +21,8 @@ SERVER, ENGINE, PROXY, RAY, LOAD, OTHERS, IDLE = ROLES = (
     "others",  # processes that have nothing to do with it
     "idle",
 )
+Sample = Mapping[str, Any]
+Count = Callable[[Sample], float]
 _REPLICA = re.compile(r"ServeReplica:\w+:(\w+)")
 
 
@@ -60,7 +62,17 @@ class _Used:
     ours: dict[int, tuple[str, float]] = field(default_factory=dict)
 
 
-def milliseconds_each(samples: Sequence[Mapping[str, Any]], count: Callable[[Mapping[str, Any]], float]) -> list[float]:
+def time_sheet(title: str, samples: Mapping[str, Sequence[Sample]], count: Count, form: str) -> Sheet:
+    """By name: milliseconds of each role for each of the things that `count` says a sample has done."""
+    rows = [
+        {"name": name, **dict(zip(ROLES, milliseconds_each(some, count), strict=True))}
+        for name, some in samples.items()
+        if some
+    ]
+    return table(title, {"": "{name}", **{role: f"{{{role}:{form}}}" for role in ROLES}}, rows)
+
+
+def milliseconds_each(samples: Sequence[Sample], count: Count) -> list[float]:
     """Of each role, in the order of ROLES: milliseconds for each of the things that `count` says a sample has done."""
     done = sum(map(count, samples))
     return [1000 * sum(sample["cpu_s"][role] for sample in samples) / done for role in ROLES]

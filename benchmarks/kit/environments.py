@@ -1,7 +1,5 @@
 """A peer's own virtual environment, made when it is first needed from the versions pinned in `peers/NAME.txt`."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import subprocess
@@ -28,16 +26,8 @@ def binaries(name: str, *options: str) -> Path:
         if not (folder / "bin" / "python").exists():
             shutil.rmtree(folder, ignore_errors=True)
             subprocess.run([sys.executable, "-m", "venv", folder], check=True)  # noqa: S603
-        pip = [
-            str(folder / "bin" / "python"),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            *options,
-        ]
-        done = subprocess.run([*pip, "-r", str(pins)], capture_output=True, text=True, check=False)  # noqa: S603
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        done = subprocess.run([*pip, *options, "-r", str(pins)], capture_output=True, text=True, check=False)  # noqa: S603
         if done.returncode:
             raise NotAvailable(f"{name} cannot be installed: {done.stderr.strip().splitlines()[-1]}")
         made.write_text(wanted, encoding="ascii")

@@ -4,8 +4,6 @@ What a model costs does not depend on what its weights say. The vocabulary is cu
 multiplied.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -39,13 +38,3 @@ def bars(every: Sequence[Axes], panels: Mapping[str, Mapping[str, Sequence[float
             axes.plot(values, [place] * len(values), "k.", markersize=4)
         axes.set_yticks(range(len(names)), list(reversed(names)) if axes is every[0] else [])
         axes.set_xlabel(label)
-
-
-def groups(axes: Axes, names: Sequence[str], series: Mapping[str, Sequence[float | None]], label: str) -> None:
-    """For each name a bar of each of `series`, side by side."""
-    width = 0.8 / len(series)
-    for number, (what, values) in enumerate(series.items()):
-        axes.bar(np.arange(len(names)) + width * number, [value or 0.0 for value in values], 0.95 * width, label=what)
-    axes.set_xticks(np.arange(len(names)) + 0.4 - width / 2, list(names))
-    axes.set(ylabel=label, ylim=(0, None))
-    axes.legend(fontsize=7)

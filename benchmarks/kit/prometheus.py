@@ -1,7 +1,5 @@
 """A Prometheus of one's own that reads a service each second."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,12 +1,8 @@
-"""The comparisons by name. A new one is a module with the four functions of `Comparison`, and a line here."""
-
-from __future__ import annotations
+"""The comparisons by name. A new one is a module with the functions of `Comparison`, and a line here."""
 
 import importlib
 from collections.abc import Sequence
 from typing import Protocol, cast
-
-from matplotlib.figure import Figure
 
 from benchmarks.kit.bench import Bench, Found
 from benchmarks.kit.goal import Goal
@@ -25,13 +21,15 @@ ABOUT = {
     "hybrid": "a host that holds a part of the cache, in virtual time: each mode beside the model and no host",
     "streams": "generation at true speed on real Ray: late first tokens and paces, goodput beside virtual time's",
     "decoding": "answers of a language model on the CPU: tokens/s beside transformers, OpenVINO and vLLM",
-    "gpu": "windve on an NVIDIA GPU: its engine against the card's peak and sentence-transformers, and the CPU's help",
+    "gpu": "windve on an NVIDIA GPU: its engine against the card's own peak and sentence-transformers",
 }
 OPTIONAL = {"gpu", "overflow"}  # left out of a run of all where the machine lacks the device, or Prometheus
 
 
 class Comparison(Protocol):
-    """Measuring is one thing, showing another: all but `run` work on what was kept."""
+    """Measuring is one thing, showing another: all but `run` work on what was kept. A module may also have
+    `plot(found)`, a picture where that shows more than the tables.
+    """
 
     def run(self, bench: Bench) -> None:
         """Measure; `bench.sample` keeps what is found. Raises NotAvailable where that cannot be done here."""
@@ -39,8 +37,6 @@ class Comparison(Protocol):
     def sheets(self, found: Found) -> Sequence[Sheet]: ...
 
     def goals(self, found: Found) -> Sequence[Goal]: ...
-
-    def plot(self, found: Found) -> Figure: ...
 
 
 def comparison(name: str) -> Comparison:

@@ -1,7 +1,5 @@
 """What is written beside a comparison's JSON: its tables, its picture, and the summary of all comparisons."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -16,21 +14,23 @@ _DOTS_PER_INCH = 130
 
 
 def write(out: Path, found: Found, console: Console) -> None:
-    """NAME.md and NAME.png beside NAME.json; the tables are shown too."""
+    """NAME.md beside NAME.json, and NAME.png where there is a picture; the tables are shown too."""
     name = found["name"]
     compared = comparison(name)
-    sheets = [*compared.sheets(found), goal_sheet(compared.goals(found))]
-    if missing := [{"name": name, "why": why} for name, why in found.get("missing", {}).items()]:
-        sheets.insert(-1, table("Not measured", {"": "{name}", "why": "{why}"}, missing))
+    missing = [{"name": name, "why": why} for name, why in found.get("missing", {}).items()]
+    not_measured = table("Not measured", {"": "{name}", "why": "{why}"}, missing)
+    sheets = [*compared.sheets(found), not_measured, goal_sheet(compared.goals(found))]
     lines = [f"# {name}: {ABOUT[name]}", "", f"By `make bench ARGS={name}` on {machine_line(found)}"]
     lines += ["", noise_line(found)] if any("others" in sample for sample in found["samples"]) else []
     lines += ["", "Quick: fewer and shorter rounds."] if found["quick"] else []
-    lines += ["", f"![{name}]({name}.png)", ""]
-    for sheet in sheets:
+    if plot := getattr(compared, "plot", None):
+        plot(found).savefig(out / f"{name}.png", dpi=_DOTS_PER_INCH)
+        lines += ["", f"![{name}]({name}.png)"]
+    lines += [""]
+    for sheet in filter(lambda sheet: sheet.rows, sheets):
         console.print(sheet.rich())
         lines += sheet.markdown()
     (out / f"{name}.md").write_text("\n".join(lines), encoding="utf-8")
-    compared.plot(found).savefig(out / f"{name}.png", dpi=_DOTS_PER_INCH)
 
 
 def write_summary(out: Path) -> None:

@@ -1,7 +1,5 @@
 """Servers for a measurement, windve's service and others': started, waited for, stopped with all that they started."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

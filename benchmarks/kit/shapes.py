@@ -3,27 +3,17 @@
 What a model costs does not depend on what its weights say, so that no model hub is needed to measure it.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-from safetensors.numpy import save_file
 
 from benchmarks.kit.serving import ROOT
 from benchmarks.kit.texts import model_folder
 
 _CACHE = ROOT / "reports" / "bench" / "models"
-_SPREAD = 0.02  # of the weights, as BERT begins its training
-_SEED = 0
-_TYPES = 2  # of tokens: BERT's first and second sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +50,25 @@ def bge_large_folder() -> Path:
 
 def write_bert(shape: BertShape, folder: Path) -> None:
     """Pooled by [CLS] and normalised, as bge is. The folder is there whole or not at all."""
+    import torch
+    from transformers import BertConfig, BertModel
+
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         made.chmod(0o755)
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=shape.vocabulary, hidden_size=shape.hidden, num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads, intermediate_size=shape.intermediate,
+            max_position_embeddings=shape.positions,
+        )  # fmt: skip
+        BertModel(config).save_pretrained(made)
         for name, content in _texts(shape).items():
             (made / name).parent.mkdir(exist_ok=True)
             (made / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
             shutil.copyfile(model_folder() / name, made / name)
-        save_file(dict(_weights(shape)), made / "model.safetensors", metadata={"format": "pt"})
         made.rename(folder)
     except OSError:
         if not folder.exists():  # another process may have made it meanwhile
@@ -79,26 +78,7 @@ def write_bert(shape: BertShape, folder: Path) -> None:
 
 
 def _texts(shape: BertShape) -> dict[str, Any]:
-    config = {
-        "architectures": ["BertModel"],
-        "attention_probs_dropout_prob": 0.1,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.1,
-        "hidden_size": shape.hidden,
-        "initializer_range": _SPREAD,
-        "intermediate_size": shape.intermediate,
-        "layer_norm_eps": 1e-12,
-        "max_position_embeddings": shape.positions,
-        "model_type": "bert",
-        "num_attention_heads": shape.heads,
-        "num_hidden_layers": shape.layers,
-        "pad_token_id": 0,
-        "position_embedding_type": "absolute",
-        "torch_dtype": "float32",
-        "type_vocab_size": _TYPES,
-        "use_cache": True,
-        "vocab_size": shape.vocabulary,
-    }
+    """What sentence-transformers reads of it."""
     pooling = {
         "word_embedding_dimension": shape.hidden,
         "pooling_mode_cls_token": True,
@@ -112,39 +92,7 @@ def _texts(shape: BertShape) -> dict[str, Any]:
         for index, (kind, path) in enumerate(parts.items())
     ]
     return {
-        "config.json": config,
         "modules.json": modules,
         "sentence_bert_config.json": {"max_seq_length": shape.positions, "do_lower_case": False},
         "1_Pooling/config.json": pooling,
     }
-
-
-def _weights(shape: BertShape) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-    """Under BERT's own names."""
-    random = np.random.default_rng(_SEED)
-    hidden, intermediate = shape.hidden, shape.intermediate
-
-    def table(rows: int, columns: int) -> npt.NDArray[np.float32]:
-        return random.standard_normal((rows, columns), np.float32) * np.float32(_SPREAD)
-
-    def dense(name: str, inputs: int, outputs: int) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-        yield f"{name}.weight", table(outputs, inputs)
-        yield f"{name}.bias", np.zeros(outputs, np.float32)
-
-    def norm(name: str) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-        yield f"{name}.weight", np.ones(hidden, np.float32)
-        yield f"{name}.bias", np.zeros(hidden, np.float32)
-
-    for name, rows in (("word", shape.vocabulary), ("position", shape.positions), ("token_type", _TYPES)):
-        yield f"embeddings.{name}_embeddings.weight", table(rows, hidden)
-    yield from norm("embeddings.LayerNorm")
-    for number in range(shape.layers):
-        layer = f"encoder.layer.{number}"
-        for part in ("query", "key", "value"):
-            yield from dense(f"{layer}.attention.self.{part}", hidden, hidden)
-        yield from dense(f"{layer}.attention.output.dense", hidden, hidden)
-        yield from norm(f"{layer}.attention.output.LayerNorm")
-        yield from dense(f"{layer}.intermediate.dense", hidden, intermediate)
-        yield from dense(f"{layer}.output.dense", intermediate, hidden)
-        yield from norm(f"{layer}.output.LayerNorm")
-    yield from dense("pooler.dense", hidden, hidden)

@@ -5,8 +5,6 @@ moment, on a connection of its own, whatever became of those before it. FOUND be
 plan's order. A client in the process that measures would measure itself.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Texts of a known number of tokens, different from one another, the same in every run."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 from functools import cache

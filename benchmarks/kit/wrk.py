@@ -1,7 +1,5 @@
 """`wrk`, the load generator: one thread of C that a Python server on the same cores hardly feels."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -14,12 +12,8 @@ from typing import Any
 _SCRIPT = Path(__file__).with_name("wrk.lua")
 
 
-class WrkMissing(RuntimeError):
-    """wrk is not installed; the text says how to install it."""
-
-
 def ensure() -> None:
-    """Install wrk where it is missing and that can be done. Raises WrkMissing."""
+    """Install wrk where it is missing and that can be done. Raises RuntimeError that says how else."""
     if shutil.which("wrk"):
         return
     if shutil.which("apt-get") and os.geteuid() == 0:
@@ -27,7 +21,7 @@ def ensure() -> None:
             subprocess.run(["apt-get", "-qq", *words], check=False, stdout=subprocess.DEVNULL)  # noqa: S603, S607
         if shutil.which("wrk"):
             return
-    raise WrkMissing("wrk is missing: apt-get install wrk (Debian, Ubuntu), dnf install wrk, brew install wrk")
+    raise RuntimeError("wrk is missing: apt-get install wrk (Debian, Ubuntu), dnf install wrk, brew install wrk")
 
 
 def post(url: str, payloads: Sequence[Any], *, connections: int, seconds: float) -> dict[str, Any]:

@@ -4,8 +4,6 @@ FOLDER has a causal model's config and weights, in DTYPE. Each line on stdin is 
 `answer` (tokens); each line on stdout is JSON, the seconds that they took and the tokens, [answers, `answer`].
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 Plain ASGI, as light as it can be; under the same Ray, proxy and options as windve's Router.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from typing import Any

@@ -1,7 +1,5 @@
 """The model as each peer but Infinity runs it: sentence-transformers."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """mosec with sentence-transformers, after mosec's own embedding example: one worker, batches of up to 64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from mosec import Server, Worker

@@ -1,7 +1,5 @@
 """Texts as a JSON list on stdin, their vectors in float32 on stdout: what every contestant's are held against."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-RATIO = 3.0  # a device refuses long queries at most so many times as often as short ones
-_AIM = 2.5  # from here on room is kept for them; it takes a while to tell
+_AIM = 2.5  # from here on room is kept, so that long queries are refused at most three times as often
 _LONG, _SHORT = 2.0, 1.0  # of the mean cost: more is long, less is short
 _MEMORY_S = 10.0  # how long a refusal is remembered
 _FADE_EVERY = 0.01  # of the memory: oftener would only cost

@@ -28,7 +28,7 @@ class Learning:
 
     calibrated: bool = False
     factor: float = 1.0
-    margin: float = _WIDE_MARGIN[False]
+    margin: float = field(init=False)
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _latest: tuple[float, float] = (1.0, 1.0)  # actual over planned, of the last work and that before
     _planned_s: float = 0.0

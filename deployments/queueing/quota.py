@@ -26,15 +26,14 @@ class Quota:
     unit: Unit
     _left: float = 0.0
     _at: float = 0.0
-    _routers: int = 0
+    _is_used: bool = False
 
     def wait_s(self, now: float, routers: int) -> float:
         """Seconds until the next request may start; 0: now."""
         rate = self.per_s / routers
         most = rate * _BURST_S
-        if routers != self._routers:  # at the start, and when a Router has come or gone
-            self._left = most if not self._routers else min(self._left, most)
-            self._routers = routers
+        if not self._is_used:
+            self._is_used, self._left = True, most
         self._left = min(most, self._left + rate * max(0.0, now - self._at))
         self._at = now
         return 0.0 if self._left > 0 else -self._left / rate + _BURST_S / 100

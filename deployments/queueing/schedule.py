@@ -106,12 +106,13 @@ class Query:
     account: Account | None = None  # the tenant's, from admission on
     cost_s: float = 0.0
     held: bool = False  # admitted, and not to run before the rest of its request is admitted elsewhere
-    admitted_at: float = 0.0
-    # What admission predicted; `passed` compares it with what happened.
-    predicted_s: float = 0.0  # from admission (`was_idle`: from the start of the run) to the end of the work ahead
-    ahead_s: float = 0.0  # planned seconds of the work that waited then, this query's included
-    slow: float = 1.0  # the factor that the prediction used
-    was_idle: bool = False  # the device was idle, and later arrivals may still delay its start
+    # Set by admission. What it predicts, `passed` compares with what happens.
+    admitted_at: float = field(init=False, repr=False)
+    predicted_s: float = field(init=False, repr=False)  # from admission (`was_idle`: from the start of the run) to the
+    # end of the work ahead
+    ahead_s: float = field(init=False, repr=False)  # planned seconds of work that waited then, this query's included
+    slow: float = field(init=False, repr=False)  # the factor that the prediction used
+    was_idle: bool = field(init=False, repr=False)  # the device was, and later arrivals may still delay its start
 
 
 class ReplicaState(NamedTuple):
@@ -176,24 +177,24 @@ class Schedule:
     _rho_at: float = 0.0
     _probe_after: float = _FIRST_PROBE  # SLOs without a run
     _probes: bool = False  # the running run, or what waits
-    _first: float = 0.0  # arrival of the first of what waits for an idle device
-    _last: float = 0.0
+    _first: float = field(init=False)  # arrival of the first of what waits for an idle device
+    _last: float = field(init=False)
     _trial_depth: int | None = None  # of the latest offer, where it was a trial
     _start_by: float = _NEVER  # or somebody who waits for an idle device would be late
     _is_running: bool = False
-    _began: float = 0.0
+    _began: float = field(init=False)
     _since: float = 0.0  # the last sign of progress
-    planned_s: float = 0.0  # planned seconds of the running run, or of the last one
+    planned_s: float = field(init=False)  # planned seconds of the running run, or of the last one
     _planned_by: CostModel | None = None  # the model that `planned_s` comes from
-    _done_s: float = 0.0  # planned seconds of the running run's queries that are answered
+    _done_s: float = field(init=False)  # planned seconds of the running run's queries that are answered
     # Of the running run: (predicted seconds, actual seconds, factor at admission) of each answered query.
     _errors: list[tuple[float, float, float]] = field(default_factory=list)
 
     # `_learn` computes these from policy, model, factor and margin. All but the last are planned seconds.
-    _run_most_s: float = 0.0  # the most work that one run may hold
-    _patient_run_s: float = 0.0  # patient work that every run takes, however many urgent queries wait
-    _pass_s: float = 0.0  # work of one pass
-    _deadline_share: float = 1.0  # 1 / (1 + margin): a prediction may fill this share of the time to a deadline
+    _run_most_s: float = field(init=False)  # the most work that one run may hold
+    _patient_run_s: float = field(init=False)  # patient work that every run takes, however many urgent queries wait
+    _pass_s: float = field(init=False)  # work of one pass
+    _deadline_share: float = field(init=False)  # 1 / (1 + margin): so much of the time to a deadline may be filled
 
     def __post_init__(self) -> None:
         self._fairness = Fairness(self.model.alpha_s)

@@ -28,8 +28,9 @@ def routers(service):
                 if connection.status == psutil.CONN_LISTEN:
                     with contextlib.suppress(OSError, ValueError, HTTPException):
                         address = Address("127.0.0.1", connection.laddr.port)
-                        found[process.pid] = (address, get_info(address)["windve"]["router"])
-    return {pid: address for pid, (address, _) in found.items()}
+                        if get_info(address)["windve"]["router"]:
+                            found[process.pid] = address
+    return found
 
 
 def wait_for_routers(service, count, timeout_s=120):

@@ -18,14 +18,14 @@ WITHOUT_ANSWER, CLOSED_UNDER_IT = "no answer", "sent on a connection that was cl
 class Stream:
     """What became of each query: `outcomes` counts statuses by "small" and "large", `answers` has (when, status)."""
 
-    def __init__(self, address, queries_s, large_share):
-        self._address, self._queries_s, self._large_share = address, queries_s, large_share
+    def __init__(self, address, queries_s, large_share, headers):
+        self._address, self._queries_s, self._large_share, self._headers = address, queries_s, large_share, headers
         self._idle: list[Connection] = []
         self.outcomes: Counter = Counter()
         self.answers: list[tuple[float, object]] = []
         self.slowest_s = 0.0
         self.strange: list[str] = []
-        self.unavailable: Counter = Counter()  # what was said
+        self.refusals: Counter = Counter()  # by the status and what is said
 
     async def run(self, enough):
         chance, sent, due = random.Random(7), set(), time.monotonic()
@@ -42,7 +42,7 @@ class Stream:
             connection.hang_up()
 
     async def _one(self, kind, size):
-        request = request_bytes({"input": (TEXT * (size // len(TEXT) + 1))[:size]})
+        request = request_bytes({"input": (TEXT * (size // len(TEXT) + 1))[:size]}, headers=self._headers)
         started = time.monotonic()
         status = WITHOUT_ANSWER
         for kept in (True, False):  # one that HAProxy closed as the query was sent: clients try a new one, once
@@ -68,9 +68,9 @@ class Stream:
         if reply.status == 200:
             good = len(reply.json()["data"]) == 1
         else:
-            good = "retry-after-ms" in reply.headers and "message" in reply.json()["error"]
-            if good and reply.status == 503:
-                self.unavailable[reply.json()["error"]["message"]] += 1
+            error = reply.json()["error"]
+            good = "retry-after-ms" in reply.headers and "message" in error
+            self.refusals[reply.status, error.get("code")] += 1
         if not good:
             self.strange.append(f"{reply.status} {reply.body[:200]!r}")
 
@@ -91,9 +91,9 @@ class Stream:
 
 
 @contextmanager
-def streaming(address, queries_s, *, large_share=0.0):
+def streaming(address, queries_s, *, large_share=0.0, headers=()):
     """Queries beside what is done meanwhile; all are answered once it is left."""
-    stream, enough = Stream(address, queries_s, large_share), threading.Event()
+    stream, enough = Stream(address, queries_s, large_share, headers), threading.Event()
     thread = threading.Thread(target=lambda: asyncio.run(stream.run(enough)))
     thread.start()
     try:

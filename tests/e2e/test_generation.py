@@ -32,7 +32,7 @@ from serve_app.proto.generation_pb2 import GenerateRequest, GenerateResponse, To
 from tests.kit.otlp_collector import Collector, attributes
 from tests.kit.packed_models import VOCABULARY
 from tests.kit.packed_models import build as build_transformers
-from tests.kit.service import load_yaml, running
+from tests.kit.service import load_yaml
 
 SHAPE = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -67,7 +67,7 @@ def collector():
 
 
 @pytest.fixture(scope="module")
-def service(own, collector, tmp_path_factory):
+def service(shared, own, collector, tmp_path_factory):
     config = load_yaml("generation_rehearsal.yaml")
     (emulated,) = config["applications"]
     args = emulated["args"]
@@ -90,8 +90,7 @@ def service(own, collector, tmp_path_factory):
         "deployments": [{"name": "Router", "user_config": loose}],
     }
     config["applications"].append(real)
-    with running(config, tmp_path_factory.mktemp("generation"), until="max_tokens") as service:
-        yield service
+    return shared.serve(config)
 
 
 def client(service, route=""):

@@ -1,5 +1,6 @@
 """What HAProxy answers by itself where no Router can: serve_app/haproxy.sh's change of Ray's config, without Ray."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -19,7 +20,8 @@ from tests.kit.service import ROOT
 CONFIG = """
 defaults
     mode http
-    retries 0
+    retries {retries}
+    retry-on conn-failure empty-response 500
     timeout connect 1s
     timeout client 30s
     timeout server 30s
@@ -30,59 +32,51 @@ frontend http_frontend
     bind fd@{listener}
     default_backend routers
 backend routers
-    server gone 127.0.0.1:1
+    server router 127.0.0.1:{router}
 """
 
 
-@pytest.fixture(scope="module")
-def port(tmp_path_factory):
-    """Where a HAProxy listens that has no Router. Its clients wait in the socket's backlog until it has started."""
-    folder = tmp_path_factory.mktemp("haproxy")
+@contextlib.contextmanager
+def proxy(folder, router, retries):
+    """Where a HAProxy listens before this port. Its clients wait in the socket's backlog until it has started."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        (folder / "haproxy.cfg").write_text(CONFIG.format(folder=folder, listener=listener.fileno()))
-        haproxy = subprocess.Popen(
+        config = CONFIG.format(folder=folder, listener=listener.fileno(), router=router, retries=retries)
+        (folder / "haproxy.cfg").write_text(config)
+        process = subprocess.Popen(
             ["sh", ROOT / "serve_app" / "haproxy.sh", "-db", "-f", folder / "haproxy.cfg"],
             pass_fds=[listener.fileno()],
             env={**os.environ, "WINDVE_HAPROXY": get_haproxy_binary()},
         )
         yield listener.getsockname()[1]
-        haproxy.terminate()
-        haproxy.wait(10)
+        process.terminate()
+        process.wait(10)
+
+
+def post(port, route, headers=()):
+    """The answer, and its JSON."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request("POST", route, "{}", dict(headers))
+        answer = connection.getresponse()
+        return answer, json.loads(answer.read())
+
+
+@pytest.fixture(scope="module")
+def without_router(tmp_path_factory):
+    with proxy(tmp_path_factory.mktemp("haproxy"), router=1, retries=0) as port:
+        yield port
 
 
 @pytest.mark.parametrize("prefix", ["", "/models/bge-m3", "/windve"])
 @pytest.mark.parametrize("route", [*sorted(ALL_ROUTES), "/", "/info", "/v1/models"])
-def test_it_has_the_shape_of_the_routes_own_errors(port, route, prefix):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request("POST", prefix + route, "{}")
-    answer = connection.getresponse()
-    found = json.loads(answer.read())
-    connection.close()
+def test_it_has_the_shape_of_the_routes_own_errors(without_router, route, prefix):
+    answer, found = post(without_router, prefix + route)
     message = "no Router can answer at the moment; please try again in a second"
     status, _, content = error_answer(Unavailable(message), route)
     assert (answer.status, found) == (status, json.loads(content))
     assert (answer.headers["retry-after"], answer.headers["content-type"]) == ("1", "application/json")
 
 
-DYING = """
-defaults
-    mode http
-    retries 3
-    retry-on conn-failure empty-response 500
-    timeout connect 1s
-    timeout client 30s
-    timeout server 30s
-    errorfile 502 {folder}/none
-    errorfile 503 {folder}/none
-frontend http_frontend
-    bind fd@{listener}
-    default_backend routers
-backend routers
-    server dying 127.0.0.1:{port}
-"""
-
-
-def heard(tmp_path, route, headers, last_words=b""):
+def heard(folder, route, headers=(), last_words=b""):
     """What a Router that dies of each request, after `last_words`, is sent each time."""
     asked = []
 
@@ -91,25 +85,14 @@ def heard(tmp_path, route, headers, last_words=b""):
             asked.append(self.request.recv(65536))
             self.request.sendall(last_words)
 
-    with socket.create_server(("127.0.0.1", 0)) as listener, socketserver.TCPServer(("127.0.0.1", 0), Dying) as router:
+    with socketserver.TCPServer(("127.0.0.1", 0), Dying) as router:
         threading.Thread(target=router.serve_forever).start()
-        config = DYING.format(folder=tmp_path, listener=listener.fileno(), port=router.server_address[1])
-        (tmp_path / "haproxy.cfg").write_text(config)
-        haproxy = subprocess.Popen(
-            ["sh", ROOT / "serve_app" / "haproxy.sh", "-db", "-f", tmp_path / "haproxy.cfg"],
-            pass_fds=[listener.fileno()],
-            env={**os.environ, "WINDVE_HAPROXY": get_haproxy_binary()},
-        )
-        connection = http.client.HTTPConnection(*listener.getsockname(), timeout=30)
-        connection.request("POST", route, "{}", headers)
-        answer = connection.getresponse()
-        assert answer.status in {502, 503}
-        assert json.loads(answer.read())["error"]["message"].startswith("no Router can answer")
-        assert answer.headers["retry-after"] == "1"
-        connection.close()
-        haproxy.terminate()
-        haproxy.wait(10)
+        with proxy(folder, router.server_address[1], retries=3) as port:
+            answer, found = post(port, route, headers)
         router.shutdown()
+    assert answer.status in {502, 503}
+    assert found["error"]["message"].startswith("no Router can answer")
+    assert answer.headers["retry-after"] == "1"
     return asked
 
 
@@ -123,7 +106,7 @@ OF_SERVES_PROXY = (
     ("route", "times"), [("/v1/embeddings", 4), ("/v1/completions", 1), ("/windve/v1/chat/completions", 1)]
 )
 def test_a_generation_is_not_sent_again_where_its_router_died(tmp_path, route, times, last_words):
-    assert len(heard(tmp_path, route, {}, last_words)) == times
+    assert len(heard(tmp_path, route, last_words=last_words)) == times
 
 
 NOT_UTF_8 = b"\xff\xfe"
@@ -142,5 +125,5 @@ NOT_UTF_8 = b"\xff\xfe"
     ],
 )
 def test_what_serve_itself_would_fail_on_does_not_reach_it(tmp_path, name, value, arrives):
-    (sent,) = set(heard(tmp_path, "/v1/completions", {name: value}))
+    (sent,) = set(heard(tmp_path, "/v1/completions", [(name, value)]))
     assert (name.lower().encode() in sent.lower()) == arrives

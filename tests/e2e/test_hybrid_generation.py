@@ -12,7 +12,7 @@ from test_generation import client, pools, stream, until_room, wait_until
 
 from benchmarks.kit.emulated_text import EmulatedText
 from serve_app.local import _show_generation
-from tests.kit.service import load_yaml, running
+from tests.kit.service import load_yaml
 
 BLOCKS, HOST_BLOCKS, TOKENS = 8, 80, 40
 EMULATED = {"beta_s": 0.01, "row_s": 0.0002, "kv_token_s": 4e-6, "prompt_token_s": 2e-5, "knee": 32}
@@ -21,7 +21,7 @@ BULK = {"extra_headers": {"x-windve-priority": "bulk"}}
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory):
+def service(shared):
     config = load_yaml("generation_rehearsal.yaml")
     (application,) = config["applications"]
     application["args"]["heterogeneous"] = False
@@ -29,8 +29,7 @@ def service(tmp_path_factory):
         "blocks": BLOCKS, "host_blocks": HOST_BLOCKS, "emulated": {**EMULATED, "host": HOST},
     }  # fmt: skip
     application["deployments"][0]["user_config"] = {"ttft_s": 20.0, "tpot_s": 2.0}
-    with running(config, tmp_path_factory.mktemp("hybrid"), until="max_tokens") as service:
-        yield service
+    return shared.serve(config)
 
 
 def replica(service):

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import grpc
@@ -27,28 +26,28 @@ def stray_files():
     return {path for path in names if path.name not in kept and not path.name.startswith("pytest-of-")}
 
 
-@pytest.mark.alone
-def test_ctrl_c_takes_down_exactly_what_was_started(tmp_path, figure):
+def test_ctrl_c_takes_down_exactly_what_was_started(tmp_path):
+    keys = tmp_path / "api-keys"
+    keys.write_text("sk-shown-to-nobody")
+    config = load_yaml("rehearsal.yaml")
+    config["applications"][0]["args"]["api_keys"] = f"file:{keys}"
     before = stray_files()
-    with running(load_yaml("rehearsal.yaml"), tmp_path) as service, tei_wire.connected(service.grpc_port) as tei:
+    with running(config, tmp_path) as service, tei_wire.connected(service.grpc_port) as tei:
         shown = service.log.read_text()
+        for words in ("machine:", "topology: accelerator first, CPU for the overflow", "SLO 2.0 s", "EMULATED",
+                      '-H "authorization: Bearer KEY"', "for Prometheus:", "for gRPC:"):  # fmt: skip
+            assert words in shown
+        assert "sk-shown" not in shown
         assert any("haproxy" in process.name() for process in service.family)
-        watch = tei.watch()  # a client that watches the health does not hold the service up
+        watch = tei.watch(timeout=600)  # a client that watches the health does not hold the service up
         assert next(watch).status == HealthCheckResponse.SERVING
-        started = time.monotonic()
-        status = service.press_ctrl_c()
-        took_s = time.monotonic() - started
-        figure(f"Ctrl-C while a client watches the health: exit status {status} after {took_s:.1f} s")
-        assert took_s < 10
-        assert status == 0, service.log.read_text()
+        assert service.press_ctrl_c() == 0, service.log.read_text()
         assert health_told_last(watch) in {HealthCheckResponse.NOT_SERVING, grpc.StatusCode.UNAVAILABLE}
         assert service.leftovers() == []
         assert "Traceback" not in service.log.read_text()
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", service.port)) != 0
     assert stray_files() - before == set()
-    for word in ("machine:", "topology: accelerator first, CPU for the overflow", "SLO 2.0 s", "EMULATED", "curl -s"):
-        assert word in shown
 
 
 def health_told_last(watch):
@@ -79,44 +78,35 @@ def test_an_application_without_room_says_what_it_waits_for(tmp_path):
         assert service.leftovers() == []
 
 
-def change(config, where, value):
-    changed = copy.deepcopy(config)
-    place = changed
-    for key in where[:-1]:
-        place = place[key]
-    place[where[-1]] = value
-    return changed
-
-
-ARGS = ("applications", 0, "args")
-LIVE = ("applications", 0, "deployments", 0, "user_config")
-
-
 @pytest.mark.parametrize(
     ("where", "value", "sentence"),
-    [
-        ((*ARGS, "modle"), {"id": "x"}, "args.modle: there is no such setting"),
-        ((*ARGS, "cpu", "cores"), "two", "args.cpu.cores: should be 'auto' or a valid integer, not 'two'"),
-        ((*LIVE, "cpu"), {"queue_depth": -3}, "user_config.cpu.queue_depth: should be greater than or equal to 0"),
-        ((*LIVE, "slo"), 1, "user_config.slo: there is no such setting"),
-        ((*ARGS, "model", "id"), "/no/such/folder", "args.model.id: there is no folder /no/such/folder"),
-        ((*ARGS, "accelerator", "device"), "npu", "args.accelerator.device: npu was asked for, but no node"),
-        ((*LIVE[:-1], "max_ongoing_request"), 3, "did you mean max_ongoing_requests?"),
-        (("http_options", "port"), 1, "http_options.port: 127.0.0.1:1 cannot be opened"),
-        (("grpc_options", "port"), 1, "grpc_options.port: 127.0.0.1:1 cannot be opened"),
+    [  # of our own checks before Ray starts, of Serve's, and of the application's where Ray runs
+        (("applications", 0, "args", "modle"), {"id": "x"}, "args.modle: there is no such setting"),
+        (("applications", 0, "deployments", 0, "max_ongoing_request"), 3, "did you mean max_ongoing_requests?"),
+        (
+            ("applications", 0, "args", "accelerator", "device"),
+            "npu",
+            "args.accelerator.device: npu was asked for, but",
+        ),
     ],
 )
 def test_bad_settings_refuse_to_start_and_name_the_key(tmp_path, where, value, sentence):
-    if where[-1] == "port":
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))
-            taken.listen()
-            config = change(load_yaml("config.yaml"), ("http_options", "port"), free_port())
-            refuse(tmp_path, change(config, where, taken.getsockname()[1]), f"{'.'.join(where)}: 127.0.0.1:")
-        return
-    config = change(load_yaml("config.yaml"), ("http_options", "port"), free_port())
-    config = change(config, ("grpc_options", "port"), free_port(19000))
-    refuse(tmp_path, change(config, where, value), sentence)
+    config = load_yaml("config.yaml")
+    place = config
+    for key in where[:-1]:
+        place = place[key]
+    place[where[-1]] = value
+    config["http_options"]["port"], config["grpc_options"]["port"] = free_port(), free_port(19000)
+    refuse(tmp_path, config, sentence)
+
+
+@pytest.mark.parametrize("key", ["http_options", "grpc_options"])
+def test_a_port_that_is_taken_is_named(tmp_path, key):
+    config = load_yaml("config.yaml")
+    config["http_options"]["port"], config["grpc_options"]["port"] = free_port(), free_port(19000)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config[key]["port"] = port = taken.getsockname()[1]
+        refuse(tmp_path, config, f"{key}.port: 127.0.0.1:{port} cannot be opened")
 
 
 def refuse(folder, config, sentence):

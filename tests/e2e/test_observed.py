@@ -1,24 +1,20 @@
-"""What operators see on a real Ray: spans at an OTLP collector, the access log, and a health that is degraded."""
+"""What operators see on a real Ray: spans at an OTLP collector, and the access log."""
 
 import contextlib
 import json
-import os
-import signal
 import time
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2
 from test_with_keys import session_logs
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import request_bytes
 from tests.kit import tei_wire
 from tests.kit.otlp_collector import Collector, attributes
-from tests.kit.service import load_yaml
+from tests.kit.service import emulating, wait_until
 
 MARKER = "Zaubertrank-4711"
 PARENT_ID = "00f067aa0ba902b7"
+DEVICE = {"alpha_s": 0.01, "beta_s": 0.25}
 
 
 def seconds(span):
@@ -34,7 +30,7 @@ def collector():
 
 @pytest.fixture(scope="module")
 def service(collector, shared):
-    config = load_yaml("rehearsal.yaml")
+    config = emulating(20.0, accelerator=DEVICE)
     application = config["applications"][0]
     application["args"]["traces"] = {"endpoint": f"http://127.0.0.1:{collector.port}", "sample_ratio": 0.0}
     application["deployments"][0]["user_config"]["access_log"] = "all"
@@ -42,8 +38,7 @@ def service(collector, shared):
 
 
 def post(service, payload, path="/v1/embeddings", **headers):
-    asked = [(name.replace("_", "-"), value) for name, value in headers.items()]
-    return burst(service.address, [request_bytes(payload, path, headers=asked)])[0]
+    return service.ask(path, payload, [(name.replace("_", "-"), value) for name, value in headers.items()])
 
 
 def by_id(service, awaited):
@@ -72,9 +67,9 @@ def test_a_trace_goes_through_to_the_device(service, collector):
     (admission,), (run,) = spans["admission"], spans["run"]
     told, ran = attributes(admission), attributes(run)
     assert (told["windve.admission"], told["windve.pool"], ran["windve.run.queries"]) == ("admitted", "accelerator", 2)
-    assert attributes(request)["windve.predicted_s"] == pytest.approx(seconds(request), abs=0.05)
-    assert seconds(run) == pytest.approx(int(reply.headers["x-inference-time"]) / 1000, abs=0.002)
-    assert seconds(request) >= seconds(run) > 0.25  # the emulated V100's beta
+    assert attributes(request)["windve.predicted_s"] > DEVICE["beta_s"]
+    assert seconds(run) == pytest.approx(int(reply.headers["x-inference-time"]) / 1000, abs=0.002)  # one measurement
+    assert seconds(request) >= seconds(run) > DEVICE["beta_s"]
 
 
 def test_a_trace_goes_through_grpc(service, collector):
@@ -103,8 +98,8 @@ def test_a_line_of_the_access_log(service):
     assert (line["route"], line["status"], line["model"]) == ("POST /v1/embeddings", 200, "emulated")
     assert (line["queries"], line["pools"], line["offers"]) == (2, ["accelerator"], 1)
     assert line["tokens"] == int(reply.headers["x-compute-tokens"])
-    assert line["actual_s"] == pytest.approx(int(reply.headers["x-total-time"]) / 1000, abs=0.02)
-    assert line["predicted_s"] == pytest.approx(line["actual_s"], abs=0.05)
+    assert line["actual_s"] >= int(reply.headers["x-inference-time"]) / 1000 > DEVICE["beta_s"]
+    assert line["predicted_s"] > DEVICE["beta_s"]
     with tei_wire.connected(service.grpc_port) as client:
         client.call("Embed/Embed", inputs="a", metadata=[("x-request-id", "order-8")])
         refused = client.refused("Embed/Embed", inputs="", metadata=[("x-request-id", "order-9")])
@@ -115,7 +110,7 @@ def test_a_line_of_the_access_log(service):
 
 
 def test_no_log_and_no_span_holds_a_text(service, collector):
-    for path in (
+    paths = (
         "/v1/embeddings",
         "/embed",
         "/",
@@ -125,7 +120,8 @@ def test_no_log_and_no_span_holds_a_text(service, collector):
         f"/{MARKER}",
         "/pooling",
         "/similarity",
-    ):
+    )
+    for path in paths:
         for payload in (
             {"input": MARKER, "inputs": MARKER, "texts": [MARKER]},
             {"input": MARKER, "inputs": [MARKER, 1], "model": MARKER, "prompt_name": MARKER},
@@ -153,36 +149,10 @@ def test_no_log_and_no_span_holds_a_text(service, collector):
 def test_the_log_is_turned_off_in_place(service):
     service.router["access_log"] = "off"
     service.deploy()
-    ends = time.monotonic() + 30
-    while True:
+
+    def is_silent():
         post(service, {"input": "a"}, x_request_id=(last := f"off-{time.monotonic_ns()}"))
         time.sleep(1)
-        if last not in by_id(service, "order-7"):
-            break
-        assert time.monotonic() < ends, "the log goes on"
+        return last not in by_id(service, "order-7")
 
-
-def was_degraded(told):
-    return any(health["status"] == "degraded" for health, _ in told)
-
-
-def test_health_is_degraded_while_a_pool_is_missing(service, figure):
-    assert service.get("/health") == {"status": "ok"}
-    (about,) = service.pools()["accelerator"]["replicas"].values()
-    os.kill(about["pid"], signal.SIGKILL)
-    told, began = [], time.monotonic()
-    with tei_wire.connected(service.grpc_port) as client:
-        check = client.channel.unary_unary(
-            "/grpc.health.v1.Health/Check",
-            request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
-            response_deserializer=health_pb2.HealthCheckResponse.FromString,
-        )
-        while not was_degraded(told) or told[-1][0] != {"status": "ok"}:
-            services = ("", "tei.v1.Embed", "windve.accelerator", "windve.cpu")
-            statuses = [check(health_pb2.HealthCheckRequest(service=one), timeout=30).status for one in services]
-            told.append((service.get("/health"), statuses))
-            assert time.monotonic() - began < 60, told[-1]
-            time.sleep(0.05)
-    figure(f"an accelerator killed: degraded, and ok again after {time.monotonic() - began:.1f} s")
-    assert ({"status": "degraded", "missing": ["accelerator"]}, [1, 1, 2, 1]) in told
-    assert {tuple(statuses) for _, statuses in told} <= {(1, 1, 2, 1), (1, 1, 1, 1)}
+    wait_until(is_silent, "the end of the log")

@@ -7,23 +7,19 @@ import time
 import pytest
 import yaml
 
-from benchmarks.kit.arrivals import burst
 from benchmarks.kit.prometheus import is_installed, reading
-from calibration.load import request_bytes
-from k8s.dashboard import queries
-from tests.kit.service import ROOT
-
-pytestmark = pytest.mark.alone
+from calibration.load import burst
+from k8s.dashboard import queries as panels
+from tests.kit.service import ROOT, queries
 
 RULES = yaml.safe_load((ROOT / "k8s" / "base" / "alerts.yaml").read_text())["spec"]
-TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
-WITHIN_S = 90  # all there is to see of a load is seen
+WITHIN_S = 180  # all there is to see of a load is seen
 
 
 @pytest.fixture(scope="module")
 def prometheus(request, tmp_path_factory):
     """It reads the rehearsal: by the paper's rule, with depths, so that there is one to show. The SLO is made so short
-    that a full queue misses it: something to see for each query.
+    that each query misses it: something to see for each expression.
     """
     if not is_installed():
         pytest.skip("prometheus is not installed (Debian: apt-get install prometheus): its expressions are not tested")
@@ -42,7 +38,7 @@ def load(rehearsal, prometheus):
 
     def send():
         while not over.is_set():
-            bursts.append(burst(rehearsal.address, [request_bytes({"input": f"{TEXT}{n}"}) for n in range(130)]))
+            bursts.append(burst(rehearsal.address, queries(40)))
 
     thread = threading.Thread(target=send)
     thread.start()
@@ -77,12 +73,12 @@ RECORDED = {
 
 
 def test_each_query_of_the_dashboard_is_answered(prometheus, load):
-    asked = {f"{title} {query.legend}": filled_in(query.expr) for title, query in queries() if query.always}
+    asked = {f"{title} {query.legend}": filled_in(query.expr) for title, query in panels() if query.always}
     assert until_answered(prometheus, asked) == {}
 
 
 def test_what_only_some_services_tell_is_a_query_too(prometheus, load):
-    for expr in [filled_in(query.expr) for _, query in queries() if not query.always]:
+    for expr in [filled_in(query.expr) for _, query in panels() if not query.always]:
         prometheus.values(expr)
 
 

@@ -1,203 +1,420 @@
-"""The real model in two real pools, against sentence-transformers in float32. Real clients: test_clients.py."""
+"""The real model in two real pools over HTTP and gRPC: its vectors against sentence-transformers in float32, its
+tokens, and the document that describes the routes. Real clients: test_clients.py.
+"""
 
-import asyncio
 import base64
+import random
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
+import hypothesis
 import numpy as np
 import pytest
+import schemathesis
+from conftest import PROMPTS
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from reference import worst
+from schemathesis.checks import load_all_checks
+from schemathesis.generation import GenerationMode
 from texts import TEXTS
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import connect, request_bytes
+from calibration.load import burst, request_bytes
+from tests.kit import tei_wire
+
+EXAMPLES, MESSAGES = 500, 500
+HEADERS = {"content-type", "x-windve-priority", "x-windve-trial", "x-request-timeout-ms"}
+SENTENCES = ["The overflow goes to the CPU.", "Where does the overflow go?", "A cat sat on a mat.", "你好"]
+LONG = " ".join(str(number) for number in range(100, 600))
 
 
-def ask(service, payload, path="/v1/embeddings", headers=()):
-    return burst(service.address, [request_bytes(payload, path, headers)])[0]
-
-
-def fill_accelerator_and_ask(service, texts):
-    """Each text alone, answered by the CPU pool: the accelerator's queue is kept full meanwhile."""
-    depth = service.router["accelerator"]["queue_depth"]
-    long = "keeps the accelerator pool busy for a while " * 20
-
-    async def run():
-        connections = await connect(service.address, 2)
-        replies = []
-        for text in texts:
-            while True:
-                filling = asyncio.create_task(connections[0].ask(request_bytes({"input": [long] * depth})))
-                await asyncio.sleep(0.02)
-                reply = await connections[1].ask(request_bytes({"input": text}))
-                await filling
-                if reply.pool == "cpu":
-                    replies.append(reply)
-                    break
-        for connection in connections:
-            connection.hang_up()
-        return replies
-
-    return asyncio.run(run())
-
-
-def vectors(replies):
+def openai_vectors(*replies):
     return np.array([item["embedding"] for reply in replies for item in reply.json()["data"]], dtype=np.float32)
 
 
-def test_curl_line_gives_a_unit_vector_of_384_numbers(real):
-    reply = ask(real, {"input": "Where does the overflow go?"})
-    vector = np.array(reply.json()["data"][0]["embedding"])
+def embed(service, inputs, **fields):
+    return np.array(service.ask("/embed", {"inputs": inputs, **fields}).json(), np.float32)
+
+
+def unit(rows):
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+def test_a_line_of_curl(real):
+    reply = real.ask("/v1/embeddings", {"input": "Where does the overflow go?"})
     assert reply.status == 200
-    assert vector.shape == (384,)
-    assert abs(np.linalg.norm(vector) - 1) < 1e-5
+    assert np.linalg.norm(openai_vectors(reply)) == pytest.approx(1, abs=1e-5)
     assert reply.json()["usage"] == {"prompt_tokens": 9, "total_tokens": 9}
     assert "x-windve-emulated" not in reply.headers
 
 
 def test_vectors_agree_with_float32_alone_and_in_mixed_batches_from_both_pools(real, reference, figure):
-    alone = [ask(real, {"input": text}) for text in TEXTS]
-    assert {reply.pool for reply in alone} == {"accelerator"}
-    on_cpu = fill_accelerator_and_ask(real, TEXTS)
-    accelerator_batches = [ask(real, {"input": TEXTS[first : first + 10]}) for first in range(0, 50, 10)]
-    assert {reply.pool for reply in accelerator_batches} == {"accelerator"}
+    def ask(texts):
+        return real.ask("/v1/embeddings", {"input": texts})
+
+    alone = [ask(text) for text in TEXTS]
+    batches = [ask(TEXTS[first : first + 10]) for first in range(0, 50, 10)]
     # 28 queries fill both queues: 20 go to the accelerator and 8 to the CPU, as two batches of mixed lengths.
-    both = [(ask(real, {"input": TEXTS[first : first + 28]}), first) for first in (0, 22)]
-    assert {reply.pool for reply, _ in both} == {"accelerator,cpu"}
-    figures = {
-        "accelerator, alone": worst(vectors(alone), reference),
-        "cpu, alone": worst(vectors(on_cpu), reference),
-        "accelerator, batch of mixed lengths": worst(vectors(accelerator_batches), reference),
-        "both, batch of mixed lengths": min(
-            worst(vectors([reply]), reference[first : first + 28]) for reply, first in both
-        ),
+    both = [ask(TEXTS[first : first + 28]) for first in (0, 22)]
+    set_depth(real, 0)
+    on_cpu = [ask(text) for text in TEXTS]
+    set_depth(real, 20)
+    found = {
+        "accelerator": (alone, reference),
+        "accelerator, 10 at once": (batches, reference),
+        "accelerator,cpu": (both, np.concatenate([reference[:28], reference[22:]])),
+        "cpu": (on_cpu, reference),
     }
-    for name, cosine in figures.items():
-        figure(f"smallest cosine to float32, 50 texts, {name}: {cosine:.6f}")
-    assert min(figures.values()) >= 0.999
+    for name, (replies, wanted) in found.items():
+        assert {reply.pool for reply in replies} == {name.removesuffix(", 10 at once")}
+        cosine = worst(openai_vectors(*replies), wanted)
+        figure(f"smallest cosine to float32, {name}: {cosine:.6f}")
+        assert cosine >= 0.999
 
 
-def test_queries_overflow_from_one_real_pool_to_the_other(real, figure):
+def set_depth(service, depth):
+    service.router["accelerator"]["queue_depth"] = depth
+    service.deploy()
+    service.wait_for(lambda pools: pools["accelerator"]["queue_depth"] == depth)
+
+
+def test_queries_overflow_from_one_real_pool_to_the_other(real):
     replies = burst(real.address, [request_bytes({"input": f"{TEXTS[40]} {number}"}) for number in range(60)])
     pools = Counter(reply.pool or reply.status for reply in replies)
-    figure(f"60 at once on depths 20 and 8: {dict(pools)}")
     assert pools["accelerator"] >= 20
     assert pools["cpu"] >= 8
-    found = vectors([reply for reply in replies if reply.status == 200])
-    assert np.allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
 
 
 def test_formats_say_the_same(real):
-    text = {"input": "the same text"}
-    plain = np.array(ask(real, text).json()["data"][0]["embedding"], np.float32)
-    encoded = ask(real, {**text, "encoding_format": "base64"}).json()["data"][0]["embedding"]
+    def ask(given="hello world", **fields):
+        return real.ask("/v1/embeddings", {"input": given, **fields}).json()["data"][0]["embedding"]
+
+    plain = np.array(ask(), np.float32)
     nulls = {"model": None, "user": None, "dimensions": None, "encoding_format": None, "truncate": None}
-    with_nulls = ask(real, {**text, **nulls}).json()["data"][0]["embedding"]
-    assert np.array_equal(np.frombuffer(base64.b64decode(encoded), "<f4"), plain)
-    assert np.array_equal(np.array(with_nulls, np.float32), plain)
-    cut = np.array(ask(real, {**text, "dimensions": 128}).json()["data"][0]["embedding"], np.float32)
-    assert cut.shape == (128,)
-    assert np.allclose(cut, plain[:128] / np.linalg.norm(plain[:128]), atol=1e-6)
-
-
-def test_token_ids_are_taken_as_they_are(real):
+    encoded = np.frombuffer(base64.b64decode(ask(encoding_format="base64")), "<f4")
     ids = [101, 7592, 2088, 102]  # [CLS] hello world [SEP]
-    from_text, from_ids, from_list = (
-        ask(real, {"input": given}).json()["data"][0]["embedding"] for given in ("hello world", ids, [ids])
-    )
-    assert from_text == from_ids == from_list
-
-
-def test_tei_routes(real):
-    for path in ("/embed", "/"):
-        reply = ask(real, {"inputs": ["one", "two"], "truncate": True, "some_unknown_field": 1}, path)
-        assert reply.status == 200
-        assert np.allclose(np.linalg.norm(np.array(reply.json()), axis=1), 1, atol=1e-5)
-        assert reply.headers["x-windve-pool"] == "accelerator"
-        assert int(reply.headers["x-compute-tokens"]) == 6
-        assert int(reply.headers["x-total-time"]) >= int(reply.headers["x-inference-time"])
-    raw = np.array(ask(real, {"inputs": "one", "normalize": False}, "/embed").json())
-    unit = np.array(ask(real, {"inputs": "one"}, "/embed").json())
+    for same in (encoded, ask(**nulls), ask(ids), ask([ids]), embed(real, "hello world")[0]):
+        assert np.array_equal(np.array(same, np.float32), plain)
+    raw = embed(real, "hello world", normalize=False)[0]
     assert np.linalg.norm(raw) > 2  # the model's own length
-    assert np.allclose(raw / np.linalg.norm(raw), unit, atol=1e-5)
+    assert np.allclose(unit(raw), plain, atol=1e-5)
+    for cut in (ask(dimensions=64), embed(real, "hello world", dimensions=64)[0]):
+        assert np.allclose(cut, unit(plain[:64]), atol=1e-6)
+    assert np.allclose(embed(real, "hello world", dimensions=64, normalize=False)[0], raw[:64], atol=1e-5)
 
 
-def test_info_health_ping_docs(real):
+def test_embed_all_gives_the_vectors_of_tokens(real):
+    tokens = [np.array(one) for one in real.ask("/embed_all", {"inputs": [*SENTENCES, "word " * 400]}).json()]
+    counts = [len(told) for told in real.ask("/tokenize", {"inputs": SENTENCES}).json()]
+    assert [one.shape for one in tokens] == [*((count, 384) for count in counts), (256, 384)]
+    pooled = unit(np.stack([one.mean(0) for one in tokens[:4]]))  # this model's pooling
+    assert np.min(np.sum(pooled * embed(real, SENTENCES), axis=1)) >= 0.999
+    refused = real.ask("/embed_all", {"inputs": ["word " * 400] * 50})
+    assert (refused.status, "send fewer at once" in refused.json()["error"]) == (422, True)
+
+
+def test_similarity_is_the_cosine_of_what_embed_answers(real):
+    """In one admission decision: the source and 27 sentences fill both queues."""
+    real.wait_until_idle()
+    sentences = [*SENTENCES, *(f"sentence number {number}" for number in range(23))]
+    reply = real.ask("/similarity", {"inputs": {"source_sentence": SENTENCES[0], "sentences": sentences}})
+    vectors = embed(real, sentences)
+    assert np.allclose(reply.json(), vectors @ vectors[0], atol=2e-3)
+    assert reply.pool == "accelerator,cpu"
+
+
+def test_tokenize_and_decode(real):
+    text = "Where does the überflow go? 你好"
+    (tokens,) = real.ask("/tokenize", {"inputs": text}).json()
+    assert (tokens[0], tokens[-1]["text"]) == (
+        {"id": 101, "text": "[CLS]", "special": True, "start": None, "stop": None},
+        "[SEP]",
+    )
+    for token in tokens[1:-1]:
+        assert text.encode()[token["start"] : token["stop"]].decode() == token["text"]
+    bare = real.ask("/tokenize", {"inputs": [text, "a"], "add_special_tokens": False}).json()
+    assert bare[0] == tokens[1:-1]
+    ids = [token["id"] for token in tokens]
+    assert embed(real, [ids]).tolist() == embed(real, text).tolist()
+    assert real.ask("/decode", {"ids": ids}).json() == ["where does the uberflow go?"]  # no Chinese in it: [UNK]
+    several = real.ask("/decode", {"ids": [ids[:2], ids[-1:]], "skip_special_tokens": False})
+    assert several.json() == ["[CLS] where", "[SEP]"]
+
+
+def test_prompts_are_put_before_the_text(real):
+    plain, prompted = embed(real, "the overflow"), embed(real, "the overflow", prompt_name="query")
+    assert prompted.tolist() == embed(real, PROMPTS["query"] + "the overflow").tolist() != plain.tolist()
+    assert embed(real, "the overflow", prompt_name="document").tolist() == plain.tolist()
+    ids = [101, 1996, 2058, 12314, 102]  # the overflow
+    assert embed(real, [ids], prompt_name="query").tolist() == prompted.tolist()
+    refused = real.ask("/embed", {"inputs": "a", "prompt_name": "passage"})
+    assert refused.status == 422
+    assert "there is no prompt named 'passage': only query, document" in refused.json()["error"]
+
+
+def test_a_too_long_text_is_cut_on_the_side_that_is_asked_for(real):
+    told = real.ask("/tokenize", {"inputs": LONG, "add_special_tokens": False}).json()[0]
+    ids = [token["id"] for token in told]
+    first, last = (embed(real, [[101, *kept, 102]]) for kept in (ids[:254], ids[-254:]))  # 256 is the model's most
+    assert np.linalg.norm(first - last) > 0.1
+    for side, expected in ((None, first), ("right", first), ("Left", last)):
+        assert np.allclose(embed(real, LONG, truncation_direction=side), expected, atol=1e-6), side
+    refused = real.ask("/embed", {"inputs": LONG, "truncate": False, "truncation_direction": "left"})
+    assert (refused.status, refused.json()["error_type"]) == (422, "Validation")
+
+
+def test_what_is_told_without_a_query(real):
     info = real.get("/info")
     assert (info["model_id"], info["max_input_length"]) == ("all-MiniLM-L6-v2", 256)
     assert info["max_client_batch_size"] >= 2048
     assert info["model_type"] == {"embedding": {"pooling": "mean"}}
-    depths = {name: pool["queue_depth"] for name, pool in info["windve"]["pools"].items()}
-    assert depths == {"accelerator": 20, "cpu": 8}
-    document = real.get("/openapi.json")
-    assert {"/v1/embeddings", "/v1/models", "/embed", "/", "/info", "/health", "/ping"} <= set(document["paths"])
+    assert {name: pool["queue_depth"] for name, pool in info["windve"]["pools"].items()} == {
+        "accelerator": 20,
+        "cpu": 8,
+    }
+    (model,) = real.get("/v1/models")["data"]
+    assert real.get("/v1/models/all-MiniLM-L6-v2") == model
+    assert [real.fetch(path).status for path in ("/health", "/ping", "/docs", "/v1/models/some%2Fother")] == [
+        200,
+        200,
+        200,
+        404,
+    ]
+    assert (real.fetch("/health", "HEAD").status, real.fetch("/embed").headers["allow"]) == (200, "POST")
 
-    async def statuses():
-        connection = (await connect(real.address, 1))[0]
-        paths = ("/health", "/ping", "/docs")
-        found = [(await connection.ask(f"GET {p} HTTP/1.1\r\nhost: x\r\n\r\n".encode())).status for p in paths]
-        connection.hang_up()
-        return found
 
-    assert asyncio.run(statuses()) == [200, 200, 200]
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embed"])
+def test_request_ids(real, path):
+    for payload in ({"input": "a", "inputs": "a"}, {}):
+        assert real.ask(path, payload, [("x-request-id", "mine-1")]).headers["x-request-id"] == "mine-1"
+        assert len({real.ask(path, payload).headers["x-request-id"] for _ in range(2)}) == 2
 
 
 @pytest.mark.parametrize(
     ("payload", "status", "sentence"),
     [
-        ({"input": ""}, 400, "input is an empty string"),
-        ({"input": []}, 400, "input is an empty list"),
-        ({"input": ["a", ""]}, 400, "input[1] is an empty string"),
         ({"input": [30522]}, 400, "check_embedding_ctx_length=False"),
-        ({"input": [[101, 99999999]]}, 400, "vocabulary of 30522"),
         ({"input": "word " * 400, "truncate": False}, 400, "has 402 tokens and the model takes 256"),
         ({"input": "x", "model": "other"}, 404, "there is no model 'other' here"),
-        ({"input": "x", "dimensions": 385}, 400, "from 1 to 384"),
         ({"input": ["x"] * 2049}, 400, "takes 2048 in one request"),
+        ({"input": "x" * (17 * 2**20)}, 413, "larger than this server takes"),
     ],
+    ids=["ids", "long", "model", "many", "large"],
 )
 def test_bad_input_gets_one_plain_sentence(real, payload, status, sentence):
-    reply = ask(real, payload)
+    reply = real.ask("/v1/embeddings", payload)
     assert reply.status == status
-    error = reply.json()["error"]
-    assert sentence in error["message"]
-    assert "\n" not in error["message"]
+    assert sentence in reply.json()["error"]["message"]
+    assert "\n" not in reply.json()["error"]["message"]
 
 
-def test_bad_requests_that_are_not_json(real):
-    async def run():
-        connection = (await connect(real.address, 1))[0]
-        head = "{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {size}\r\n\r\n"
-        found = []
-        for method, path, body in [
-            ("POST", "/v1/embeddings", b"{"),
-            ("POST", "/v1/embeddings", b'{"input": [NaN]}'),
-            ("POST", "/embed", b""),
-            ("GET", "/v1/embeddings", b""),
-            ("POST", "/nowhere", b"{}"),
-        ]:
-            request = head.format(method=method, path=path, size=len(body)).encode() + body
-            found.append(await connection.ask(request))
-        connection.hang_up()
-        return found
-
-    broken, nan, empty, method, nowhere = asyncio.run(run())
-    assert (broken.status, nan.status, empty.status, method.status, nowhere.status) == (400, 400, 422, 405, 404)
-    assert "not valid JSON" in broken.json()["error"]["message"]
-    assert "not valid JSON" in nan.json()["error"]["message"]
-    assert empty.json() == {"error": "the body is empty; send a JSON object", "error_type": "Validation"}
-    assert "GET is not for /v1/embeddings" in method.json()["error"]["message"]
-    assert nowhere.json()["error"].startswith("there is no route /nowhere")
+def test_a_large_body_and_many_inputs_let_single_queries_through(real):
+    assert real.ask("/v1/embeddings", {"input": "x " * 500_000}).status == 200
+    many = {"input": [f"item {number} {TEXTS[40]}" for number in range(2048)], "encoding_format": "base64"}
+    with ThreadPoolExecutor(1) as thread:
+        bulk = thread.submit(real.ask, "/v1/embeddings", many)
+        real.wait_for(lambda pools: pools["accelerator"]["in_flight"], what="the bulk request")
+        assert real.ask("/v1/embeddings", {"input": "a"}).status == 200
+        assert not bulk.done()
+    assert [item["index"] for item in bulk.result().json()["data"]] == list(range(2048))
 
 
-def test_too_large_a_body_is_refused_and_a_large_one_is_not(real):
-    reply = ask(real, {"input": "x" * (17 * 2**20)})
-    assert reply.status == 413
-    assert "larger than this server takes" in reply.json()["error"]["message"]
-    assert ask(real, {"input": "x " * 500_000}).status == 200
+def test_the_document_is_true(real, figure):
+    """Examples made from the document, good ones and bad ones, by schemathesis: each answer is one that the document
+    has, and no 5xx but the 504 that a client asks for by x-request-timeout-ms.
+    """
+    load_all_checks()
+    checks = schemathesis.checks.CHECKS.get_by_names(
+        ["status_code_conformance", "content_type_conformance", "response_schema_conformance"]
+    )
+    schema = schemathesis.openapi.from_url(f"{real.address}/openapi.json")
+    operations = [found.ok() for found in schema.get_all_operations()]
+    with_body = [operation for operation in operations if operation.method.upper() == "POST"]
+    statuses = Counter()
+
+    def check(operation, mode, examples):
+        @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+        @hypothesis.settings(
+            max_examples=examples,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        def run(case):
+            # Headers of its own making could break HTTP itself, and the proxy would answer.
+            case.headers = {name: value for name, value in (case.headers or {}).items() if name.lower() in HEADERS}
+            response = case.call(base_url=str(real.address))
+            statuses[response.status_code] += 1
+            assert response.status_code < 500 or (
+                response.status_code == 504 and "x-request-timeout-ms" in case.headers
+            ), response.text
+            case.validate_response(response, checks=checks)
+
+        run()
+
+    for operation in operations:
+        if operation in with_body:
+            for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+                check(operation, mode, -(-EXAMPLES // (2 * len(with_body))))
+        else:
+            check(operation, GenerationMode.POSITIVE, 5)
+    figure(f"{statuses.total()} requests made from the OpenAPI document: {dict(sorted(statuses.items()))}")
+    assert statuses.total() >= EXAMPLES
+    assert statuses[200] > EXAMPLES / 10
 
 
-def test_2048_inputs_in_one_request(real):
-    reply = ask(real, {"input": [f"item {number}" for number in range(2048)], "encoding_format": "base64"})
-    assert reply.status == 200
-    assert len(reply.json()["data"]) == 2048
+@pytest.fixture
+def tei(real):
+    with tei_wire.connected(real.grpc_port) as client:
+        yield client
+
+
+def floats(answer):
+    return np.array(answer.embeddings, np.float32)
+
+
+def test_grpc_answers_the_bits_of_http(real, tei):
+    for asked in (
+        *({"inputs": text, "truncate": True} for text in TEXTS[:10]),
+        {"inputs": TEXTS[0], "normalize": False, "dimensions": 100},
+        {"inputs": LONG, "truncate": True, "prompt_name": "query"},
+    ):
+        assert floats(tei.call("Embed/Embed", **asked)).tobytes() == embed(real, **asked)[0].tobytes()
+    left = tei.call("Embed/Embed", inputs=LONG, truncate=True, truncation_direction=1)
+    assert floats(left).tobytes() == embed(real, LONG, truncate=True, truncation_direction="left")[0].tobytes()
+    told = tei.call("Embed/EmbedAll", inputs=TEXTS[0]).token_embeddings
+    rows = real.ask("/embed_all", {"inputs": TEXTS[0]}).json()[0]
+    assert np.allclose([list(row.embeddings) for row in told], rows, atol=1e-5)
+
+
+def test_grpc_answer_says_what_it_cost_and_who_answered(tei):
+    answer, call = tei.unary("Embed/Embed").with_call(tei_wire.request("Embed/Embed", inputs="hello world"))
+    told = answer.metadata
+    assert (told.compute_chars, told.compute_tokens) == (11, 4)
+    assert told.total_time_ns >= told.queue_time_ns + told.inference_time_ns > 0
+    assert dict(call.trailing_metadata())["x-windve-pool"] == "accelerator"
+
+
+def test_grpc_streams_answer_in_order(tei, reference):
+    requests = [tei_wire.request("Embed/EmbedStream", inputs=text, truncate=True) for text in TEXTS]
+    answers = tei.stream("Embed/EmbedStream")(iter(requests), timeout=60)
+    assert worst(np.array([floats(answer) for answer in answers]), reference) >= 0.999
+    requests = iter([tei_wire.request("Embed/EmbedAllStream", inputs=text) for text in TEXTS[:2]])
+    assert all(len(one.token_embeddings) > 2 for one in tei.stream("Embed/EmbedAllStream")(requests, timeout=30))
+
+
+def test_grpc_stream_that_waits_for_each_answer(tei):
+    """A conversation: the client sends its next text only when it has the answer to the one before."""
+    answered = []
+
+    def texts():
+        for number in range(3):
+            assert len(answered) == number
+            yield tei_wire.request("Embed/EmbedStream", inputs=f"text {number}")
+            while len(answered) == number:
+                time.sleep(0.001)
+
+    for answer in tei.stream("Embed/EmbedStream")(texts(), timeout=60):
+        answered.append(answer)  # noqa: PERF402 - the texts look at it
+    assert len(answered) == 3
+
+
+def test_grpc_info(tei):
+    info = tei.call("Info/Info")
+    assert (info.model_id, info.max_input_length, info.model_type) == ("all-MiniLM-L6-v2", 256, 0)
+    assert (info.max_concurrent_requests, info.max_client_batch_size) == (28, 2048)
+    assert info.version
+
+
+def test_grpc_tokens_are_those_of_http(real, tei):
+    tokens = tei.call("Tokenize/Tokenize", inputs="Hello wörld", add_special_tokens=True).tokens
+    (told,) = real.ask("/tokenize", {"inputs": "Hello wörld"}).json()
+    assert [(token.id, token.text, token.special) for token in tokens] == [
+        (token["id"], token["text"], token["special"]) for token in told
+    ]
+    assert [(token.start, token.stop) for token in tokens[1:3]] == [(0, 5), (6, 12)]
+    assert not tokens[0].HasField("start")
+    ids = [token.id for token in tokens]
+    assert tei.call("Tokenize/Decode", ids=ids, skip_special_tokens=True).text == "hello world"
+
+
+def test_a_bad_message_ends_its_stream_with_its_status(tei):
+    texts = [tei_wire.request("Embed/EmbedStream", inputs=text) for text in ("one", "two", "", "three")]
+    answers = tei.stream("Embed/EmbedStream")(iter(texts), timeout=30)
+    assert len([next(answers), next(answers)]) == 2
+    with pytest.raises(grpc.RpcError) as caught:
+        next(answers)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "inputs is an empty string" in caught.value.details()
+
+
+def test_calls_that_are_not_there(tei):
+    """TEI has them for other models; a client's wrong application is said, and the right one may be left out."""
+    for call, fields in (("Embed/EmbedSparse", {"inputs": "x"}), ("Predict/Predict", {"inputs": "x"}),
+                         ("Rerank/Rerank", {"query": "x", "texts": ["y"]})):  # fmt: skip
+        error = tei.refused(call, **fields)
+        assert error.code() == grpc.StatusCode.FAILED_PRECONDITION
+        assert "all-MiniLM-L6-v2 is embedding" in error.details()
+    assert len(tei.call("Embed/Embed", inputs="x", metadata=[("application", "windve")]).embeddings) == 384
+    assert tei.refused("Embed/Embed", inputs="x", metadata=[("application", "o")]).code() == grpc.StatusCode.NOT_FOUND
+
+
+def test_standard_health_and_reflection(tei):
+    assert [tei.health(service) for service in ("", "tei.v1.Embed")] == [health_pb2.HealthCheckResponse.SERVING] * 2
+    watch = tei.watch()
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+    watch.cancel()
+    offered = ProtoReflectionDescriptorDatabase(tei.channel)
+    assert {"tei.v1.Embed", "tei.v1.Info", "tei.v1.Tokenize", "grpc.health.v1.Health"} <= set(offered.get_services())
+    file = offered.FindFileContainingSymbol("tei.v1.EmbedRequest")
+    assert [message.name for message in file.message_type] == list(tei_wire.MESSAGES)
+
+
+def random_call(dice):
+    """A call and its bytes: fields at random, or bytes at random."""
+    call = dice.choice(list(tei_wire.UNARY))
+    if dice.random() < 0.2:
+        return call, dice.randbytes(dice.randrange(40))
+    fields = {}
+    for field in tei_wire.CLASSES[tei_wire.UNARY[call][0]].DESCRIPTOR.fields:
+        if dice.random() < 0.7:
+            several = range(dice.randrange(9))
+            fields[field.name] = (
+                [random_value(dice, field) for _ in several] if field.is_repeated else random_value(dice, field)
+            )
+    return call, tei_wire.request(call, **fields).SerializeToString()
+
+
+def random_value(dice, field):
+    if field.name == "ids":
+        return dice.choice([0, 101, 30521, 30522, 2**32 - 1, dice.randrange(30522)])
+    if field.cpp_type == field.CPPTYPE_STRING:
+        letters = [chr(dice.choice([dice.randrange(1, 128), dice.randrange(0x1F000, 0x1FFFF)])) for _ in range(9)]
+        return dice.choice(["", " ", "\0", "a plain text", "query", "".join(letters) * dice.randrange(60)])
+    if field.cpp_type == field.CPPTYPE_BOOL:
+        return dice.random() < 0.5
+    return dice.choice([0, 1, 2, 384, 385, 2**31 - 1])
+
+
+def test_random_messages_are_answered_or_refused_for_a_reason(tei, figure):
+    dice = random.Random(0)
+
+    def code_of(asked):
+        call, raw = asked
+        try:
+            tei.unary(call)(raw, timeout=60)
+        except grpc.RpcError as error:
+            return error.code().name, error.details()
+        return "OK", ""
+
+    with ThreadPoolExecutor(16) as pool:
+        told = list(pool.map(code_of, [random_call(dice) for _ in range(MESSAGES)]))
+    codes = Counter(code for code, _ in told)
+    figure(f"{MESSAGES} random gRPC messages: {dict(codes)}")
+    other_kinds = {entry for entry in told if entry[0] == "FAILED_PRECONDITION" and "is embedding" in entry[1]}
+    unwanted = {entry for entry in told if entry[0] not in {"OK", "INVALID_ARGUMENT"}} - other_kinds
+    assert not unwanted
+    assert min(codes["OK"], codes["INVALID_ARGUMENT"]) > MESSAGES / 10

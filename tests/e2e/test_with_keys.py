@@ -1,31 +1,32 @@
 """API keys on every route, and where they must not show. Over an emulated device that is quick."""
 
-import asyncio
 import json
 import os
 import re
 import subprocess
 import sys
-import time
-import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import openai
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
-from benchmarks.kit.arrivals import burst
-from calibration.load import connect, request_bytes
+from calibration.load import burst, request_bytes
 from tests.kit import tei_wire
-from tests.kit.service import ROOT, load_yaml
+from tests.kit.service import ROOT, emulating, wait_until
 
 OURS, THEIRS = "sk-ours-7f1e", "sk-theirs-90aa"
 POSTS = ("/v1/embeddings", "/embeddings", "/embed", "/", "/embed_all", "/similarity", "/tokenize", "/decode")
-GETS = ("/v1/models", "/v1/models/emulated", "/info", "/docs", "/openapi.json", "/", "/nowhere", "/health/", "//health")
-BODY = {
-    "input": "a",
-    "inputs": {"source_sentence": "a", "sentences": ["b"]},
+GETS = ("/v1/models", "/v1/models/emulated", "/info", "/docs", "/openapi.json", "/", "/nowhere", "/health/", "//health",
+        f"/info?api_key={OURS}")  # fmt: skip
+BODY = {"input": "a", "inputs": {"source_sentence": "a", "sentences": ["b"]}}
+CALLS = {
+    "Info/Info": {},
+    "Embed/Embed": {"inputs": "a"},
+    "Tokenize/Tokenize": {"inputs": "a"},
+    "Tokenize/Decode": {"ids": [101, 102]},
 }
 
 
@@ -40,53 +41,26 @@ def keys(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def service(shared, keys):
-    config = load_yaml("rehearsal.yaml")
-    args = config["applications"][0]["args"]
-    args["api_keys"] = f"file:{keys}"
-    args["heterogeneous"] = False
-    args["accelerator"]["emulated"] = {"alpha_s": 0.005, "beta_s": 0.02}
+    config = emulating(2.0, accelerator={"alpha_s": 0.005, "beta_s": 0.02})
+    config["applications"][0]["args"]["api_keys"] = f"file:{keys}"
     return shared.serve(config, {"authorization": f"Bearer {OURS}"})
 
 
-def statuses(service, requests):
-    """Of each request, one after the other, on connections of their own."""
-
-    async def run():
-        replies = []
-        for request in requests:
-            connection = (await connect(service.address, 1))[0]  # it uses /ping, which needs no key
-            replies.append(await connection.ask(request))
-            connection.hang_up()
-        return replies
-
-    return asyncio.run(run())
+def replies_of_every_route(service, headers):
+    """(path, reply)"""
+    service.headers, before = headers, service.headers
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            replies = [*threads.map(lambda path: service.ask(path, BODY), POSTS), *threads.map(service.fetch, GETS)]
+    finally:
+        service.headers = before
+    return zip([*POSTS, *GETS], replies, strict=True)
 
 
-def with_headers(headers):
-    posts = [request_bytes(BODY, path, headers.items()) for path in POSTS]
-    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    return posts + [f"GET {path} HTTP/1.1\r\nhost: x\r\n{lines}\r\n".encode() for path in GETS]
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"authorization": "Bearer wrong"},
-        {"authorization": f"Bearer {OURS}x"},
-        {"authorization": f"Bearer {OURS[:-1]}"},
-        {"authorization": f"Bearer {OURS} {THEIRS}"},
-        {"authorization": "Bearer "},
-        {"authorization": OURS},
-        {"authorization": f"Basic {OURS}"},
-        {"x-api-key": OURS},
-        {"api-key": OURS},
-        {"cookie": f"authorization=Bearer {OURS}"},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("headers", [{}, {"authorization": f"Bearer {OURS}x"}, {"x-api-key": OURS}], ids=str)
 def test_without_a_key_no_route_answers(service, headers):
-    for path, reply in zip([*POSTS, *GETS], statuses(service, with_headers(headers)), strict=True):
+    """tests/unit/test_api_keys.py has more headers that hold none."""
+    for path, reply in replies_of_every_route(service, headers):
         assert reply.status == 401, path
         assert reply.headers["www-authenticate"] == "Bearer"
         error = reply.json()["error"]
@@ -99,26 +73,17 @@ def test_without_a_key_no_route_answers(service, headers):
         assert OURS not in error
 
 
-CALLS = {
-    "Info/Info": {},
-    "Embed/Embed": {"inputs": "a"},
-    "Tokenize/Tokenize": {"inputs": "a"},
-    "Tokenize/Decode": {"ids": [101, 102]},
-}
+@pytest.mark.parametrize("key", [OURS, THEIRS])
+def test_each_key_opens_every_route_and_call(service, key):
+    for path, reply in replies_of_every_route(service, {"authorization": f"bearer {key}"}):
+        assert reply.status != 401, path
+    with tei_wire.connected(service.grpc_port) as client:
+        for call, fields in CALLS.items():
+            client.call(call, metadata=[("authorization", f"Bearer {key}")], **fields)
 
 
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        [],
-        [("authorization", "Bearer wrong")],
-        [("authorization", f"Bearer {OURS}x")],
-        [("authorization", OURS)],
-        [("x-api-key", OURS)],
-    ],
-    ids=str,
-)
-def test_without_a_key_no_call_answers(service, metadata):
+@pytest.mark.parametrize("metadata", [[], [("authorization", f"Bearer {OURS}x")]], ids=str)
+def test_without_a_key_no_call_answers_but_health_is_open(service, metadata):
     with tei_wire.connected(service.grpc_port) as client:
         for call, fields in CALLS.items():
             refused = client.refused(call, metadata=metadata, **fields)
@@ -130,34 +95,8 @@ def test_without_a_key_no_call_answers(service, metadata):
             with pytest.raises(grpc.RpcError) as refused:
                 list(client.stream(call)(iter([tei_wire.request(call, **fields)]), timeout=30, metadata=metadata))
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED, call
-
-
-def test_each_key_opens_every_call_and_health_is_open(service):
-    with tei_wire.connected(service.grpc_port) as client:
-        for key in (OURS, THEIRS):
-            for call, fields in CALLS.items():
-                client.call(call, metadata=[("authorization", f"Bearer {key}")], **fields)
-        health = health_pb2_grpc.HealthStub(client.channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
-        assert health.status == health_pb2.HealthCheckResponse.SERVING
-
-
-def test_a_key_in_the_url_is_none(service):
-    for path in (f"/info?api_key={OURS}", f"/info?authorization=Bearer%20{OURS}"):
-        (reply,) = statuses(service, [f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode()])
-        assert reply.status == 401
-
-
-@pytest.mark.parametrize("key", [OURS, THEIRS])
-def test_each_key_opens_every_route(service, key):
-    replies = statuses(service, with_headers({"authorization": f"bearer {key}"}))
-    assert 401 not in {reply.status for reply in replies}
-    assert burst(service.address, [request_bytes({"input": "a"}, headers=[("authorization", f"Bearer {key}")])])[0].pool
-
-
-def test_health_and_ping_are_open(service):
-    for path in ("/health", "/ping"):
-        with urllib.request.urlopen(f"{service.address}{path}", timeout=10) as answer:
-            assert answer.status == 200
+        assert client.health() == health_pb2.HealthCheckResponse.SERVING
+    assert [service.fetch(path).status for path in ("/health", "/ping")] == [200, 200]
 
 
 def test_openai_client_with_and_without_a_key(service):
@@ -187,55 +126,40 @@ def session_logs(service):
     return [path for folder in folders for path in Path(folder, "logs").rglob("*") if path.is_file()]
 
 
-def test_the_document_says_that_a_key_is_wanted(service):
-    document = service.get("/openapi.json")
-    assert document["security"] == [{"key": []}]
-    assert "401" in document["paths"]["/embed"]["post"]["responses"]
-    assert document["paths"]["/ping"]["get"]["security"] == []
-
-
 def test_keys_are_changed_in_the_file_without_a_restart(service, keys):
     before, router = keys.read_text(), service.get("/info")["windve"]["router"]
 
     def accepted():
-        asking = [
-            request_bytes({"input": "a"}, headers=[("authorization", f"Bearer {key}")]) for key in (THEIRS, "new")
-        ]
-        return [reply.status == 200 for reply in burst(service.address, asking)]
+        asking = ([("authorization", f"Bearer {key}")] for key in (THEIRS, "new"))
+        return [burst(service.address, [request_bytes({"input": "a"}, headers=one)])[0].status == 200 for one in asking]
 
     keys.write_text(f"{OURS}\nnew\n")
-    ends = time.monotonic() + 60
-    while accepted() != [False, True]:
-        assert time.monotonic() < ends, "the new key is not taken over"
-        time.sleep(0.5)
+    wait_until(lambda: accepted() == [False, True], "the new key")
     assert service.get("/info")["windve"]["router"] == router
     keys.write_text(before)
-    while accepted() != [True, False]:
-        assert time.monotonic() < ends + 60, "the old key is not taken back"
-        time.sleep(0.5)
+    wait_until(lambda: accepted() == [True, False], "the old key")
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
         ([], None),  # the application's own config says where the key is
-        (["--api-keys", "env:WINDVE_KEY"], None),
         (["--api-keys", "env:WRONG_KEY"], "does not take the key; say where a good one is with --api-keys"),
-        (["--api-keys", "env:NO_SUCH_VARIABLE"], "--api-keys: there is no environment variable NO_SUCH_VARIABLE"),
     ],
 )
 def test_calibration_shows_a_key(service, tmp_path, words, problem):
     token, dashboard = service.token_and_dashboard()
     command = [sys.executable, "-m", "calibration", "--dashboard", dashboard, "--out", str(tmp_path / "report")]
-    command += ["--slo", "0.2", "--estimate-only", *words]
-    environment = {**os.environ, **token, "WINDVE_KEY": THEIRS, "WRONG_KEY": "wrong"}
+    command += ["--slo", "0.5", "--estimate-only", *words]
+    environment = {**os.environ, **token, "WRONG_KEY": "wrong"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    shown = done.stdout + done.stderr
     if problem is None:
-        assert done.returncode == 0, done.stdout + done.stderr
-        report = (tmp_path / "report" / "report.json").read_text()
-        assert OURS not in report + done.stdout
-        assert THEIRS not in report + done.stdout
+        assert done.returncode == 0, shown
+        shown += (tmp_path / "report" / "report.json").read_text()
     else:
         assert done.returncode == 1
         assert problem in done.stderr
         assert done.stderr.count("\n") == 1
+    assert OURS not in shown
+    assert THEIRS not in shown

@@ -10,23 +10,19 @@ import random
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import psutil
 
-from calibration.load import Connection, request_bytes
+from calibration.load import request_bytes
 from tests.faults.rig import EMBEDDERS, Rig
-from tests.faults.traffic import Traffic, vectors_of
-from tests.faults.verdict import BEGUN, BROKEN, GRPC, HTTP, LARGE, REFUSED, SILENT, WIRE, Ended, Fault
+from tests.faults.traffic import Traffic
+from tests.faults.verdict import BEGUN, GRPC, HTTP, LARGE, REFUSED, Fault
 
-ALL_WAYS = frozenset({HTTP, WIRE, GRPC})
-LARGE_ONES = frozenset({LARGE})  # of a Router that dies
 OF_A_NODE = frozenset({LARGE, BEGUN, REFUSED})  # that goes
-_HANG_UPS, _SLOW_SENDERS = 60, 12
-_CUT_OFF_S = 10.0  # for whoever sends slowly
+_HANG_UPS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +33,6 @@ class Injury:
     do: Callable[[Rig, Traffic, random.Random], AbstractContextManager[None]]
     hold_s: float = 0.0
     cannot: Callable[[Rig], str | None] = lambda _: None
-
-
-@contextlib.contextmanager
-def nothing(rig, traffic, chance) -> Iterator[None]:
-    yield
 
 
 def killed(*roles):
@@ -82,21 +73,6 @@ def node_killed(rig, traffic, chance):
 
 
 @contextlib.contextmanager
-def node_stopped(rig, traffic, chance):
-    """Ray counts it out meanwhile; another one comes in its place."""
-    node = rig.victim
-    processes = node.processes()
-    _signal(processes, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        _signal(processes, signal.SIGCONT)
-    time.sleep(2)  # it hears that it is dead
-    node.kill()
-    rig.add_worker()
-
-
-@contextlib.contextmanager
 def node_cut_off(rig, traffic, chance):
     """No packet reaches its address, and nobody is told. Another node comes in its place."""
     node = rig.victim
@@ -108,26 +84,6 @@ def node_cut_off(rig, traffic, chance):
         subprocess.run(["ip", "route", "del", *route], check=True)
     node.kill()
     rig.add_worker()
-
-
-def _signal(processes, number):
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.send_signal(number)
-
-
-@contextlib.contextmanager
-def wire_reset(rig, traffic, chance):
-    traffic.run(traffic.wire.reset())
-    yield
-
-
-@contextlib.contextmanager
-def wire_swallows(rig, traffic, chance):
-    traffic.run(traffic.wire.swallow())
-    yield
-    traffic.run(traffic.wire.reset())
-    traffic.run(traffic.wire.flow())
 
 
 @contextlib.contextmanager
@@ -169,22 +125,6 @@ def redeployed(rig, traffic, chance):
 
 
 @contextlib.contextmanager
-def calibrated(rig, traffic, chance):
-    """As a calibration does it over REST: trials are granted, depths applied, trials ended."""
-    token, dashboard = rig.token_and_dashboard()
-    os.environ.update(token)  # before ray is imported: it reads it there
-    from calibration.service.application import Application
-
-    application = Application.find(dashboard=dashboard, name=None, url=f"http://127.0.0.1:{rig.port}")
-    application.grant_trials()
-    changed = {pool: {**rig.router[pool], "queue_depth": 30} for pool in ("accelerator", "cpu")}
-    application.apply({"user_config": changed})
-    yield
-    application.end_trials()
-    rig.deploy()
-
-
-@contextlib.contextmanager
 def disk_full(rig, traffic, chance):
     filler = rig.fill_disk()
     try:
@@ -212,42 +152,6 @@ def clients_hang_up(rig, traffic, chance):
     yield
 
 
-@contextlib.contextmanager
-def clients_send_slowly(rig, traffic, chance):
-    """Some so that they are done in time; others a byte a second, for ever. Each must end: answered, or cut off."""
-
-    async def send(number):
-        in_time = number % 2 == 0
-        text, sent_at = traffic.text(), time.monotonic()
-        request = request_bytes({"inputs": [text], "truncate": True}, "/embed")
-        reader, writer = await traffic.address.open()
-        connection = Connection(traffic.address, reader, writer)
-        step = -(-len(request) // 4) if in_time else 1
-        asking = asyncio.create_task(connection.ask(b"", 4 * _CUT_OFF_S))
-        while request and not asking.done():
-            writer.write(request[:step])
-            request = request[step:]
-            await asyncio.sleep(1)
-        try:
-            reply = await asking
-        except TimeoutError:
-            status, right, come_back = SILENT, False, False
-        except (OSError, EOFError):
-            status, right, come_back = BROKEN, False, False
-        else:
-            status, come_back = reply.status, "retry-after" in reply.headers
-            right = status == 200 and traffic.truth.agrees([text], vectors_of(reply, "/embed"))
-        connection.hang_up()
-        kind = "slow, but in time" if in_time else "slow sender"
-        traffic.add(Ended(kind, HTTP, sent_at, time.monotonic(), status, right, come_back))
-
-    async def all_of_them():
-        await asyncio.gather(*map(send, range(_SLOW_SENDERS)))
-
-    traffic.run(all_of_them())
-    yield
-
-
 def _needs(command):
     return lambda _: None if os.geteuid() == 0 and shutil.which(command) else f"{command}, and root, are needed"
 
@@ -257,22 +161,15 @@ def _needs_disk(rig):
 
 
 INJURIES = (
-    Injury(Fault("nothing"), nothing, 5.0),
-    Injury(Fault("a Router killed", LARGE_ONES), killed("Router")),
+    Injury(Fault("a Router killed", frozenset({LARGE})), killed("Router")),
     Injury(Fault("an embedder killed"), killed(*EMBEDDERS)),
-    Injury(Fault("a node killed, another joins", OF_A_NODE), node_killed, 4.0),
-    Injury(Fault("the HAProxy killed", ALL_WAYS), haproxy_killed),
-    Injury(Fault("Serve's controller killed"), killed("ServeController")),
     Injury(Fault("an embedder stopped for 4 s"), stopped(*EMBEDDERS), 4.0),
-    Injury(Fault("a Router stopped for 4 s"), stopped("Router"), 4.0),
-    Injury(Fault("clients' connections reset", frozenset({WIRE})), wire_reset, 1.0),
-    Injury(Fault("clients' connections swallow all for 5 s", frozenset({WIRE})), wire_swallows, 5.0),
     Injury(Fault("Routers' connections to replicas reset"), channels_reset, 2.0, _needs("ss")),
-    Injury(Fault("depths redeployed by `serve deploy`"), redeployed),
-    Injury(Fault("depths changed as a calibration does"), calibrated, 1.0),
-    Injury(Fault("the disk of logs full for 6 s"), disk_full, 6.0, _needs_disk),
     Injury(Fault(f"{_HANG_UPS} clients hang up"), clients_hang_up),
-    Injury(Fault(f"{_SLOW_SENDERS} clients send slowly"), clients_send_slowly),
-    Injury(Fault("a node stopped for 5 s, another joins", OF_A_NODE), node_stopped, 5.0),
+    Injury(Fault("depths redeployed by `serve deploy`"), redeployed),
+    Injury(Fault("the HAProxy killed", frozenset({HTTP, GRPC})), haproxy_killed),
+    Injury(Fault("Serve's controller killed"), killed("ServeController")),
+    Injury(Fault("a node killed, another joins", OF_A_NODE), node_killed, 4.0),
+    Injury(Fault("the disk of logs full for 6 s"), disk_full, 6.0, _needs_disk),
     Injury(Fault("a node cut off for 8 s, another joins", OF_A_NODE), node_cut_off, 8.0, _needs("ip")),
 )

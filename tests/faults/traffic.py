@@ -17,8 +17,7 @@ import numpy as np
 
 from calibration.load import Address, Connection, Reply, request_bytes
 from tests.faults.truth import Truth
-from tests.faults.verdict import BACK_OFF_S, BEGUN, BROKEN, GRPC, HTTP, LARGE, REFUSED, SILENT, WIRE, Ended
-from tests.faults.wire import Wire
+from tests.faults.verdict import BACK_OFF_S, BEGUN, BROKEN, GRPC, HTTP, LARGE, REFUSED, SILENT, Ended
 from tests.kit import tei_wire
 
 _WORDS = "river stone window garden market paper light winter road music water house field summer letter".split()  # noqa: SIM905 - as one reads it
@@ -73,8 +72,7 @@ class Traffic:
         self.truth, self._chance = Truth(), random.Random(seed)
         self._rate = queries_per_s / queries_a_request()
         self.address, self._grpc_port = Address("127.0.0.1", port), grpc_port
-        self.wire = Wire(port)
-        self._kept: dict[str, list[Connection]] = {HTTP: [], WIRE: []}
+        self._kept: list[Connection] = []
         self._asking: set[asyncio.Task] = set()
         self._ended: list[Ended] = []
         self._coming: asyncio.Task | None = None
@@ -118,8 +116,6 @@ class Traffic:
         self._ended.append(ended)
 
     async def _open(self):
-        await self.wire.open()
-        self._wired = Address("127.0.0.1", self.wire.port)
         self._channel = grpc.aio.insecure_channel(
             f"127.0.0.1:{self._grpc_port}", options=[("grpc.max_reconnect_backoff_ms", int(1000 * BACK_OFF_S))]
         )
@@ -132,10 +128,9 @@ class Traffic:
         )
 
     async def _close(self):
-        for connection in itertools.chain(*self._kept.values()):
+        for connection in self._kept:
             connection.hang_up()
         await self._channel.close()
-        await self.wire.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
@@ -168,8 +163,7 @@ class Traffic:
         if kind.path == "Embed/Embed":
             via, (status, right, come_back, detail) = GRPC, await self._call(texts[0])
         else:
-            via = WIRE if self._chance.random() < 0.25 else HTTP
-            status, right, come_back, detail = await self._post(kind, texts, via)
+            via, (status, right, come_back, detail) = HTTP, await self._post(kind, texts)
         own_time = kind.timeout_ms is not None
         self.add(Ended(kind.name, via, sent_at, time.monotonic(), status, right, come_back, own_time, detail))
 
@@ -186,9 +180,9 @@ class Traffic:
             return status, False, "retry-after-ms" in told, details[:120]
         return 200, self.truth.agrees([text], [list(answer.embeddings)]), False, ""
 
-    async def _post(self, kind: Kind, texts: list[str], via: str):
+    async def _post(self, kind: Kind, texts: list[str]):
         try:
-            reply = await self._exchange(payload_of(kind, texts), via, kept=not kind.large)
+            reply = await self._exchange(payload_of(kind, texts), kept=not kind.large)
         except TimeoutError:
             return SILENT, False, False, f"nothing in {_PATIENCE_S:.0f} s"
         except (OSError, EOFError) as error:
@@ -198,24 +192,24 @@ class Traffic:
             return reply.status, False, come_back, reply.body[:120].decode(errors="replace")
         return 200, self.truth.agrees(texts, vectors_of(reply, kind.path)), False, ""
 
-    async def _exchange(self, request: bytes, via: str, *, kept: bool) -> Reply:
+    async def _exchange(self, request: bytes, *, kept: bool) -> Reply:
         """On a connection that was kept, if one may be. It may have been closed meanwhile: then on a new one."""
-        if kept and self._kept[via]:
-            connection, began = self._kept[via].pop(), time.monotonic()
+        if kept and self._kept:
+            connection, began = self._kept.pop(), time.monotonic()
             try:
-                return await self._use(connection, request, via)
+                return await self._use(connection, request)
             except (OSError, asyncio.IncompleteReadError) as error:
                 if getattr(error, "partial", b"") or time.monotonic() - began > _STALE_S:
                     raise
-        return await self._use(await Connection.open(self._wired if via == WIRE else self.address), request, via)
+        return await self._use(await Connection.open(self.address), request)
 
-    async def _use(self, connection: Connection, request: bytes, via: str) -> Reply:
+    async def _use(self, connection: Connection, request: bytes) -> Reply:
         try:
             reply = await connection.ask(request, _PATIENCE_S)
         except BaseException:
             connection.hang_up()
             raise
-        self._kept[via].append(connection)
+        self._kept.append(connection)
         return reply
 
 

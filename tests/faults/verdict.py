@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 BROKEN = "broken"  # in place of a status: the connection ended without an answer
 SILENT = "silent"  # nothing came within the client's own, very long time
-BUSY, UNAVAILABLE, TOO_LATE, SLOW_SENDER = 429, 503, 504, 408
-HTTP, WIRE, GRPC = "http", "wire", "grpc"  # how a client reaches the service; the wire is the test's own
+BUSY, UNAVAILABLE, TOO_LATE = 429, 503, 504
+HTTP, GRPC = "http", "grpc"  # how a client reaches the service
 BACK_OFF_S = 1.0  # of a gRPC client that was refused, before it connects anew: its calls fail meanwhile
 LARGE = "over 64 KiB, OpenAI"  # the kind that HAProxy cannot send to another Router
 BEGUN, REFUSED = "its answer had begun", "refused by HTTP/2"  # of a gRPC call that broke: no Router may answer it anew
@@ -69,8 +69,6 @@ def broken_promise(ended: Ended, phase: Phase) -> str | None:
         return None if ended.come_back else f"{ended.status} without the time to come back"
     if ended.status == TOO_LATE and ended.own_time:
         return None
-    if ended.status == SLOW_SENDER and ended.kind == "slow sender":
-        return None
     if ended.status in {BROKEN, SILENT} and excused:
         return None
     return f"{ended.status} ({ended.detail})" if ended.detail else str(ended.status)
@@ -100,7 +98,7 @@ def longest_gap_s(phase: Phase) -> float:
     return max((b - a for a, b in zip([phase.injected_at, *moments], moments, strict=False)), default=0.0)
 
 
-HEAD = ("fault", "times", "requests", "right", "429", "503", "504", "408", "broken", "wrong", "gap, s", "whole, s")
+HEAD = ("fault", "times", "requests", "right", "429", "503", "504", "broken", "wrong", "gap, s", "whole, s")
 
 
 def rows_of(phases: Iterable[Phase]) -> list[tuple[str, ...]]:
@@ -123,7 +121,7 @@ def _row(name: str, phases: Sequence[Phase]) -> tuple[str, ...]:
         str(len(phases)),
         str(len(ended)),
         str(sum(one.right for one in ended)),
-        *(str(count.get(status, 0)) for status in (BUSY, UNAVAILABLE, TOO_LATE, SLOW_SENDER, BROKEN)),
+        *(str(count.get(status, 0)) for status in (BUSY, UNAVAILABLE, TOO_LATE, BROKEN)),
         str(wrong),
         f"{max(longest_gap_s(phase) for phase in phases):.1f}",
         "never" if None in whole else f"{max(seconds for seconds in whole if seconds is not None):.1f}",

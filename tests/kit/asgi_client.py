@@ -16,9 +16,9 @@ class Reply:
         return json.loads(self.body)
 
 
-async def ask(api, method, path, payload=b"", *, headers=(), root="", leaves=None):
-    """`payload`: bytes, or what is sent as JSON. `leaves`: is set when the client hangs up. Returns None where nothing
-    was answered.
+async def ask(api, method, path, payload=b"", *, headers=(), root="", leaves=None, takes=None):
+    """`payload`: bytes, or what is sent as JSON. `leaves`: is set when the client hangs up. `takes`: awaited with each
+    message of the answer. Returns None where nothing was answered.
     """
     sent = []
     content = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
@@ -32,6 +32,8 @@ async def ask(api, method, path, payload=b"", *, headers=(), root="", leaves=Non
 
     async def send(message):
         sent.append(message)
+        if takes is not None:
+            await takes(message)
 
     scope = {"type": "http", "method": method, "path": root + path, "root_path": root, "headers": list(headers)}
     await api(scope, receive, send)

@@ -2,23 +2,23 @@
 
 import numpy as np
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from tests.kit.packed_models import VOCABULARY, build
+from tests.kit.packed_models import VOCABULARY, of_type
 
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 FAMILIES = {
-    "llama": (LlamaForCausalLM, LlamaConfig, {"num_key_value_heads": 2, "head_dim": 32}),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {"num_key_value_heads": 1}),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"num_key_value_heads": 2, "head_dim": 32}),
-    "tied": (Qwen2ForCausalLM, Qwen2Config, {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "llama": {"num_key_value_heads": 2, "head_dim": 32},
+    "qwen2": {"num_key_value_heads": 1},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 32},
+    "qwen2, tied": {"num_key_value_heads": 4, "tie_word_embeddings": True},
 }
 NEAR = 1e-4  # of the two best logits: either token is right
 
 
 def causal(family, **changes):
-    model, config, more = FAMILIES[family]
-    return build(model, config, **{"tie_word_embeddings": False} | SHAPE | more | changes)
+    shape = {"tie_word_embeddings": False} | SHAPE | FAMILIES.get(family, {}) | changes
+    return of_type(family.partition(",")[0], MODEL_FOR_CAUSAL_LM_MAPPING, **shape)
 
 
 def check(own, ids, prompt):

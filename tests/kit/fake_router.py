@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from deployments.errors import WrongKind
 from deployments.models.model_files import ModelCard
 from deployments.models.sparse import pack
 from deployments.models.tokenizer import Token
@@ -52,7 +53,9 @@ class FakeRouter:
         self.asked.append((list(queries), asked_of(wanted)))
         if self.error is not None:
             raise self.error
-        kind = next(kind for kind in wanted.kinds if kind in self.card.kinds)
+        kind = next((kind for kind in wanted.kinds if kind in self.card.kinds), None)
+        if kind is None:
+            raise WrongKind("as the Router says it")
         outputs = wanted.outputs or self.card.outputs_for(kind)
         rows = {output: ANSWERS[self.card.kind if output == "text" else output][: len(queries)] for output in outputs}
         return embedded(rows.pop(outputs[0]), rows)

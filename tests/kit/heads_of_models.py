@@ -12,7 +12,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from transformers import AutoModel, AutoModelForCausalLM, BertConfig, Gemma3TextConfig, ModernBertConfig
 
-from tests.kit.kinds_of_models import PACKAGE, SHAPE, VOCABULARY
+from tests.kit.kinds_of_models import PACKAGE, SHAPE, VOCABULARY, shaken
 
 HIDDEN = SHAPE["hidden_size"]
 TRANSFORMER = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}
@@ -36,10 +36,7 @@ def save_bert(folder, pooling="cls", *others, config=None):
     config, instead of a BERT.
     """
     torch.manual_seed(2)
-    model = AutoModel.from_config(config or BertConfig(**COMMON)).eval()
-    for parameter in model.parameters():  # norms and biases are ones and zeros at first: give them a say
-        parameter.data.add_(torch.randn_like(parameter) * 0.05)
-    model.save_pretrained(folder)
+    shaken(AutoModel.from_config(config or BertConfig(**COMMON))).save_pretrained(folder)
     shutil.copy(PACKAGE / "tokenizer.json", folder)
     write(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "model_max_length": 256})
     modules = [TRANSFORMER, *others]

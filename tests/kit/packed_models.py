@@ -2,10 +2,13 @@
 
 import numpy as np
 import torch
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 
 from deployments.engines import packed
 from deployments.engines.packed.model import Answer, PackedModel
 from deployments.engines.packed.tensors import Place, Weights
+from tests.kit.kinds_of_models import shaken
 
 CPU = torch.device("cpu")
 EXACT = Place(CPU, torch.float32)
@@ -16,10 +19,13 @@ LENGTHS = {"ragged": [300, 45, 30, 4, 1], "alike": [40, 40, 40], "long": [700, 5
 def build(model, config, **shape):
     """A transformers model of that class, whose every weight has a say."""
     torch.manual_seed(0)
-    built = model(config(vocab_size=VOCABULARY, max_position_embeddings=720, **shape)).eval()
-    for parameter in built.parameters():  # norms and biases are ones and zeros at first
-        parameter.data.add_(torch.randn_like(parameter) * 0.1)
-    return built
+    return shaken(model(config(vocab_size=VOCABULARY, max_position_embeddings=720, **shape)), 0.1)
+
+
+def of_type(model_type, classes=MODEL_MAPPING, **shape):
+    """The base model of that type, of T5 the encoder; or that of other `classes`."""
+    config = CONFIG_MAPPING[model_type]
+    return build((MODEL_FOR_TEXT_ENCODING_MAPPING if "t5" in model_type else classes)[config], config, **shape)
 
 
 def texts(lengths):

@@ -1,11 +1,12 @@
-"""Models of each family as hubs publish them: config.json and the weights' names written out, from the best known model
-of each, made small in hidden size, layers and vocabulary only. Weights are random.
+"""Models of each family as hubs publish them. `published/` holds the config.json of the best known model of each, and
+the names of its weights there; they are small in hidden size, layers and vocabulary only. Weights are random.
 """
 
 import json
 import re
 import shutil
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,281 +15,6 @@ from transformers import AutoConfig, AutoModel
 
 from tests.kit.kinds_of_models import PACKAGE
 
-HIDDEN, HEADS = 64, 4
-SIZE = HIDDEN // HEADS
-
-# sentence-transformers/msmarco-distilbert-base-tas-b
-DISTILBERT = {
-    "activation": "gelu",
-    "architectures": ["DistilBertModel"],
-    "attention_dropout": 0.1,
-    "dim": HIDDEN,
-    "dropout": 0.1,
-    "hidden_dim": 128,
-    "initializer_range": 0.02,
-    "max_position_embeddings": 512,
-    "model_type": "distilbert",
-    "n_heads": HEADS,
-    "n_layers": 3,
-    "pad_token_id": 0,
-    "qa_dropout": 0.1,
-    "seq_classif_dropout": 0.2,
-    "sinusoidal_pos_embds": False,
-    "tie_weights_": True,
-    "vocab_size": 30522,
-}
-# sentence-transformers/all-mpnet-base-v2
-MPNET = {
-    "_name_or_path": "microsoft/mpnet-base",
-    "architectures": ["MPNetForMaskedLM"],
-    "attention_probs_dropout_prob": 0.1,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "gradient_checkpointing": False,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "hidden_size": HIDDEN,
-    "initializer_range": 0.02,
-    "intermediate_size": 128,
-    "layer_norm_eps": 1e-05,
-    "max_position_embeddings": 514,
-    "model_type": "mpnet",
-    "num_attention_heads": HEADS,
-    "num_hidden_layers": 3,
-    "pad_token_id": 1,
-    "relative_attention_num_buckets": 32,
-    "vocab_size": 30527,
-}
-# Alibaba-NLP/gte-modernbert-base
-MODERNBERT = {
-    "architectures": ["ModernBertModel"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "bos_token_id": 50281,
-    "classifier_activation": "gelu",
-    "classifier_bias": False,
-    "classifier_dropout": 0.0,
-    "classifier_pooling": "mean",
-    "cls_token_id": 50281,
-    "decoder_bias": True,
-    "deterministic_flash_attn": False,
-    "embedding_dropout": 0.0,
-    "eos_token_id": 50282,
-    "global_attn_every_n_layers": 3,
-    "global_rope_theta": 160000.0,
-    "gradient_checkpointing": False,
-    "hidden_activation": "gelu",
-    "hidden_size": HIDDEN,
-    "initializer_cutoff_factor": 2.0,
-    "initializer_range": 0.02,
-    "intermediate_size": 96,
-    "layer_norm_eps": 1e-05,
-    "local_attention": 128,
-    "local_rope_theta": 10000.0,
-    "max_position_embeddings": 8192,
-    "mlp_bias": False,
-    "mlp_dropout": 0.0,
-    "model_type": "modernbert",
-    "norm_bias": False,
-    "norm_eps": 1e-05,
-    "num_attention_heads": HEADS,
-    "num_hidden_layers": 5,
-    "pad_token_id": 50283,
-    "position_embedding_type": "absolute",
-    "reference_compile": True,
-    "repad_logits_with_grad": False,
-    "sep_token_id": 50282,
-    "sparse_pred_ignore_index": -100,
-    "sparse_prediction": False,
-    "torch_dtype": "float16",
-    "vocab_size": 50368,
-}
-# nomic-ai/nomic-embed-text-v1.5
-NOMIC = {
-    "activation_function": "swiglu",
-    "architectures": ["NomicBertModel"],
-    "attn_pdrop": 0.0,
-    "auto_map": {
-        "AutoConfig": "nomic-ai/nomic-bert-2048--configuration_hf_nomic_bert.NomicBertConfig",
-        "AutoModel": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertModel",
-        "AutoModelForMaskedLM": "nomic-ai/nomic-bert-2048--modeling_hf_nomic_bert.NomicBertForPreTraining",
-    },
-    "bos_token_id": None,
-    "causal": False,
-    "dense_seq_output": True,
-    "embd_pdrop": 0.0,
-    "eos_token_id": None,
-    "fused_bias_fc": True,
-    "fused_dropout_add_ln": True,
-    "initializer_range": 0.02,
-    "layer_norm_epsilon": 1e-12,
-    "max_trained_positions": 2048,
-    "mlp_fc1_bias": False,
-    "mlp_fc2_bias": False,
-    "model_type": "nomic_bert",
-    "n_embd": HIDDEN,
-    "n_head": HEADS,
-    "n_inner": 256,
-    "n_layer": 3,
-    "n_positions": 8192,
-    "pad_vocab_size_multiple": 64,
-    "parallel_block": False,
-    "parallel_block_tied_norm": False,
-    "prenorm": False,
-    "qkv_proj_bias": False,
-    "reorder_and_upcast_attn": False,
-    "resid_pdrop": 0.0,
-    "rotary_emb_base": 1000,
-    "rotary_emb_fraction": 1.0,
-    "rotary_emb_interleaved": False,
-    "rotary_emb_scale_base": None,
-    "rotary_scaling_factor": None,
-    "scale_attn_by_inverse_layer_idx": False,
-    "scale_attn_weights": True,
-    "summary_activation": None,
-    "summary_first_dropout": 0.0,
-    "summary_proj_to_labels": True,
-    "summary_type": "cls_index",
-    "summary_use_proj": True,
-    "torch_dtype": "float32",
-    "type_vocab_size": 2,
-    "use_cache": True,
-    "use_flash_attn": True,
-    "use_rms_norm": False,
-    "use_xentropy": True,
-    "vocab_size": 30528,
-}
-# EuroBERT/EuroBERT-210m
-EUROBERT = {
-    "architectures": ["EuroBertForMaskedLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "auto_map": {
-        "AutoConfig": "configuration_eurobert.EuroBertConfig",
-        "AutoModel": "modeling_eurobert.EuroBertModel",
-        "AutoModelForMaskedLM": "modeling_eurobert.EuroBertForMaskedLM",
-    },
-    "bos_token": "<|begin_of_text|>",
-    "bos_token_id": 128000,
-    "classifier_pooling": "late",
-    "eos_token": "<|end_of_text|>",
-    "eos_token_id": 128001,
-    "head_dim": SIZE,
-    "hidden_act": "silu",
-    "hidden_dropout": 0.0,
-    "hidden_size": HIDDEN,
-    "initializer_range": 0.02,
-    "intermediate_size": 128,
-    "mask_token": "<|mask|>",
-    "mask_token_id": 128002,
-    "max_position_embeddings": 8192,
-    "mlp_bias": False,
-    "model_type": "eurobert",
-    "num_attention_heads": HEADS,
-    "num_hidden_layers": 3,
-    "num_key_value_heads": HEADS,
-    "pad_token": "<|end_of_text|>",
-    "pad_token_id": 128001,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": None,
-    "rope_theta": 250000,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "use_cache": False,
-    "vocab_size": 128256,
-}
-_NEW_CODE = "Alibaba-NLP/new-impl--"
-# Alibaba-NLP/gte-base-en-v1.5
-GTE_EN = {
-    "architectures": ["NewModel"],
-    "attention_probs_dropout_prob": 0.0,
-    "auto_map": {
-        "AutoConfig": f"{_NEW_CODE}configuration.NewConfig",
-        "AutoModel": f"{_NEW_CODE}modeling.NewModel",
-        "AutoModelForSequenceClassification": f"{_NEW_CODE}modeling.NewForSequenceClassification",
-    },
-    "classifier_dropout": None,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "hidden_size": HIDDEN,
-    "initializer_range": 0.02,
-    "intermediate_size": 128,
-    "layer_norm_eps": 1e-12,
-    "layer_norm_type": "layer_norm",
-    "logn_attention_clip1": False,
-    "logn_attention_scale": False,
-    "max_position_embeddings": 8192,
-    "model_type": "new",
-    "num_attention_heads": HEADS,
-    "num_hidden_layers": 3,
-    "pack_qkv": True,
-    "pad_token_id": 0,
-    "position_embedding_type": "rope",
-    "rope_scaling": None,
-    "rope_theta": 500000,
-    "torch_dtype": "float32",
-    "type_vocab_size": 0,
-    "unpad_inputs": False,
-    "use_memory_efficient_attention": False,
-    "vocab_size": 30528,
-}
-# Alibaba-NLP/gte-multilingual-base
-GTE_MULTILINGUAL = GTE_EN | {
-    "architectures": ["NewModel", "NewForTokenClassification"],
-    "id2label": {"0": "LABEL_0"},
-    "label2id": {"LABEL_0": 0},
-    "pad_token_id": 1,
-    "rope_scaling": {"factor": 8.0, "type": "ntk"},
-    "rope_theta": 20000,
-    "torch_dtype": "float16",
-    "type_vocab_size": 1,
-}
-_JINA_CODE = "jinaai/jina-bert-implementation--"
-# jinaai/jina-embeddings-v2-base-en
-JINA = {
-    "_name_or_path": "jinaai/jina-bert-implementation",
-    "model_max_length": 8192,
-    "architectures": ["JinaBertForMaskedLM"],
-    "attention_probs_dropout_prob": 0.0,
-    "auto_map": {
-        "AutoConfig": f"{_JINA_CODE}configuration_bert.JinaBertConfig",
-        "AutoModelForMaskedLM": f"{_JINA_CODE}modeling_bert.JinaBertForMaskedLM",
-        "AutoModel": f"{_JINA_CODE}modeling_bert.JinaBertModel",
-        "AutoModelForSequenceClassification": f"{_JINA_CODE}modeling_bert.JinaBertForSequenceClassification",
-    },
-    "classifier_dropout": None,
-    "gradient_checkpointing": False,
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "hidden_size": HIDDEN,
-    "initializer_range": 0.02,
-    "intermediate_size": 128,
-    "layer_norm_eps": 1e-12,
-    "max_position_embeddings": 8192,
-    "model_type": "bert",
-    "num_attention_heads": HEADS,
-    "num_hidden_layers": 3,
-    "pad_token_id": 0,
-    "position_embedding_type": "alibi",
-    "torch_dtype": "float32",
-    "type_vocab_size": 2,
-    "use_cache": True,
-    "vocab_size": 30528,
-    "feed_forward_type": "geglu",
-    "emb_pooler": "mean",
-}
-# jinaai/jina-embeddings-v2-base-code
-_JINA_QK = "jinaai/jina-bert-v2-qk-post-norm"
-JINA_CODE = JINA | {
-    "_name_or_path": _JINA_QK,
-    "auto_map": {
-        "AutoConfig": f"{_JINA_QK}--configuration_bert.JinaBertConfig",
-        "AutoModel": f"{_JINA_QK}--modeling_bert.JinaBertModel",
-    },
-    "attn_implementation": "torch",
-}
-
 
 @dataclass(frozen=True)
 class Published:
@@ -296,74 +22,20 @@ class Published:
     expressions from the class's names of weights to the published ones; `joined`: published weights that hold several.
     """
 
+    published_as: str
     config: dict
     own: dict = field(default_factory=dict)
     names: dict = field(default_factory=dict)
     joined: dict = field(default_factory=dict)
 
 
-_SHAPE = {"hidden_size": HIDDEN, "num_hidden_layers": 3, "num_attention_heads": HEADS, "layer_norm_eps": 1e-12}
-_QKV = ("q_proj", "k_proj", "v_proj")
-_GTE_OWN = {**_SHAPE, "model_type": "gte", "vocab_size": 30528, "intermediate_size": 128, "hidden_act": "gelu"}
-_GTE_NAMES = {
-    r"^layers\.": "encoder.layer.",
-    r"self_attn\.o_proj": "attention.o_proj",
-    "post_attention_layernorm": "attn_ln",
-    "post_mlp_layernorm": "mlp_ln",
+MODELS = {
+    file.stem.replace("-", " "): Published(**json.loads(file.read_text()))
+    for file in sorted(Path(__file__).with_name("published").iterdir())
 }
-_GTE_JOINED = {
-    "attention.qkv_proj": tuple(f"self_attn.{part}" for part in _QKV),
-    "mlp.up_gate_proj": ("mlp.up_proj", "mlp.gate_proj"),
-}
-
-FAMILIES = {
-    "distilbert": Published(DISTILBERT),
-    "mpnet": Published(MPNET),
-    "modernbert": Published(MODERNBERT),
-    "eurobert": Published(EUROBERT, names={"^": "model."}),
-    "nomic": Published(
-        NOMIC,
-        {
-            **_SHAPE,
-            "model_type": "nomic_bert",
-            "vocab_size": 30528,
-            "intermediate_size": 256,
-            "hidden_act": "silu",
-            "max_position_embeddings": 8192,
-            "type_vocab_size": 2,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
-        },
-        {
-            r"^embeddings\.LayerNorm": "emb_ln",
-            r"^layers\.": "encoder.layers.",
-            r"self_attn\.o_proj": "attn.out_proj",
-            r"mlp\.up_proj": "mlp.fc11",
-            r"mlp\.gate_proj": "mlp.fc12",
-            r"mlp\.down_proj": "mlp.fc2",
-            "post_attention_layernorm": "norm1",
-            "post_mlp_layernorm": "norm2",
-        },
-        {"attn.Wqkv": tuple(f"self_attn.{part}" for part in _QKV)},
-    ),
-    "gte en": Published(
-        GTE_EN,
-        {
-            **_GTE_OWN,
-            "type_vocab_size": 0,
-            "pad_token_id": 0,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-        },
-        _GTE_NAMES,
-        _GTE_JOINED,
-    ),
-    "gte multilingual": Published(
-        GTE_MULTILINGUAL,
-        # the frequencies are set by `reference`
-        {**_GTE_OWN, "type_vocab_size": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 1.0}},
-        {**_GTE_NAMES, "^": "new."},
-        _GTE_JOINED,
-    ),
-}
+CONFIGS = {name: model.config for name, model in MODELS.items()}
+JINA = CONFIGS["jina"]
+FAMILIES = [name for name in MODELS if "jina" not in name]  # transformers has a class of each
 
 
 def shaken(model):
@@ -377,12 +49,12 @@ def shaken(model):
 
 def reference(name, kind=AutoModel, **changes):
     """Transformers' own class, told by hand what the published config means."""
-    family = FAMILIES[name]
-    config = AutoConfig.for_model(**((family.own or family.config) | changes))
+    config = AutoConfig.for_model(**((MODELS[name].own or MODELS[name].config) | changes))
     model = shaken(kind.from_config(config, dtype=torch.float32))
     if name == "gte multilingual":  # kexue.fm/archives/9706, equation 6, as the published code has it
-        powers = torch.arange(0, SIZE, 2).float() / SIZE
-        model.base_model.rotary_emb.inv_freq = 1 / (20000 * 8) ** powers / 8 ** (2 / SIZE)
+        size = config.hidden_size // config.num_attention_heads
+        powers = torch.arange(0, size, 2).float() / size
+        model.base_model.rotary_emb.inv_freq = 1 / (20000 * 8) ** powers / 8 ** (2 / size)
     return model
 
 
@@ -391,16 +63,15 @@ def published_weights(name, model):
     if model.base_model is not model:  # its head's weights are named as in transformers' class
         prefix = model.base_model_prefix
         own = {key: value for key, value in model.state_dict().items() if not key.startswith(f"{prefix}.")}
-        outer = "" if "^" in FAMILIES[name].names else f"{prefix}."
+        outer = "" if "^" in MODELS[name].names else f"{prefix}."
         return own | {f"{outer}{key}": value for key, value in published_weights(name, model.base_model).items()}
-    family, found = FAMILIES[name], {}
-    state = dict(model.state_dict())
-    for joined, parts in family.joined.items():
+    found, state = {}, dict(model.state_dict())
+    for joined, parts in MODELS[name].joined.items():
         for key in [key for key in state if parts[0] in key]:
             together = torch.cat([state.pop(key.replace(parts[0], part)) for part in parts])
             state[key.replace(parts[0], joined)] = together
     for key, value in state.items():
-        for pattern, replacement in family.names.items():
+        for pattern, replacement in MODELS[name].names.items():
             key = re.sub(pattern, replacement, key)  # noqa: PLW2901
         found[key] = value.contiguous()
     return found

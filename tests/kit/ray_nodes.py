@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.kit.service import ROOT, START_TIMEOUT_S, STOP_TIMEOUT_S, Service, free_port
+from tests.kit.service import ROOT, SHARED, START_TIMEOUT_S, STOP_TIMEOUT_S, Service, free_port
 
 _MARK = "WINDVE_REHEARSAL_NODE"  # in the environment of all that belongs to a node
 _STORE_BYTES = 80_000_000  # of each node: about the least that Ray takes
@@ -154,6 +154,7 @@ class Cluster(Service):
 
 @contextlib.contextmanager
 def cluster_for(config):
+    SHARED.stop()
     cluster = Cluster(config)
     try:
         cluster.start()

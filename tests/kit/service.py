@@ -20,7 +20,7 @@ import psutil
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from calibration.load import Address
+from calibration.load import Address, Reply, burst, request_bytes
 
 ROOT = Path(__file__).parents[2]
 PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))  # of those that run tests
@@ -198,6 +198,12 @@ class Service:
     def status(self):
         return self.ask_dashboard()
 
+    def kill(self, pool, number=signal.SIGKILL):
+        """Sends the signal to a replica of this pool. Returns its process id."""
+        pid = next(iter(self.pools()[pool]["replicas"].values()))["pid"]
+        os.kill(pid, number)
+        return pid
+
     def deploy(self):
         """What `serve deploy` sends, without the seconds that the command takes to start."""
         self.write()
@@ -219,6 +225,15 @@ class Service:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=self.headers)
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.load(answer)
+
+    def ask(self, path, payload, headers=()) -> Reply:
+        """The answer to one request by POST."""
+        return burst(self.address, [request_bytes(payload, path, [*self.headers.items(), *headers])])[0]
+
+    def fetch(self, path, method="GET") -> Reply:
+        """The answer to a request without a body."""
+        headers = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
+        return burst(self.address, [f"{method} {path} HTTP/1.1\r\nhost: windve\r\n{headers}\r\n".encode()])[0]
 
     def pools(self):
         return self.get("/info")["windve"]["pools"]
@@ -251,8 +266,33 @@ class Service:
         return self.wait_for(lambda pools: all(pool["in_flight"] == 0 for pool in pools.values()), what="idleness")
 
 
+TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
+
+
+def queries(count):
+    """Requests with a query each."""
+    return [request_bytes({"input": f"{TEXT}{number}"}) for number in range(count)]
+
+
+def outcome(replies):
+    """How many were answered by each pool, and how many not, by their status."""
+    return Counter(reply.pool if reply.status == 200 else reply.status for reply in replies)
+
+
 def load_yaml(name):
     return yaml.safe_load((ROOT / "serve_app" / name).read_text())
+
+
+def emulating(slo_s, **devices):
+    """rehearsal.yaml with other devices than the paper's; a pool that is not named is not there."""
+    config = load_yaml("rehearsal.yaml")
+    args, router = config["applications"][0]["args"], config["applications"][0]["deployments"][0]
+    args["heterogeneous"] = "cpu" in devices
+    router["user_config"] = {"slo_s": slo_s}
+    for pool, device in devices.items():
+        args[pool]["emulated"] = device
+        router["user_config"][pool] = {name: device[name] for name in ("alpha_s", "beta_s")}
+    return config
 
 
 def by_depth(config, **depths):
@@ -262,11 +302,6 @@ def by_depth(config, **depths):
     for pool, depth in depths.items():
         user_config.setdefault(pool, {})["queue_depth"] = depth
     return config
-
-
-def runs(service):
-    """{pool: runs of its engines since their start}."""
-    return {name: sum(told["runs"] for told in pool["replicas"].values()) for name, pool in service.pools().items()}
 
 
 def wait_until(holds, what, timeout_s=START_TIMEOUT_S):

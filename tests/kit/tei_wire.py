@@ -119,22 +119,27 @@ class Client:
         self.channel = grpc.insecure_channel(f"127.0.0.1:{port}", options=list(options))
 
     def unary(self, call):
-        _, answer = UNARY[call]
-        return self.channel.unary_unary(
-            f"/{PACKAGE}.{call}", request_serializer=_serialize, response_deserializer=CLASSES[answer].FromString
-        )
+        return self._made(self.channel.unary_unary, call, UNARY)
 
     def stream(self, call):
-        _, answer = STREAMS[call]
-        return self.channel.stream_stream(
-            f"/{PACKAGE}.{call}", request_serializer=_serialize, response_deserializer=CLASSES[answer].FromString
-        )
+        return self._made(self.channel.stream_stream, call, STREAMS)
 
     def collected(self, call):
-        _, answer = COLLECTED[call]
-        return self.channel.stream_unary(
-            f"/{PACKAGE}.{call}", request_serializer=_serialize, response_deserializer=CLASSES[answer].FromString
-        )
+        return self._made(self.channel.stream_unary, call, COLLECTED)
+
+    @staticmethod
+    def _made(make, call, calls):
+        _, answer = calls[call]
+        read = CLASSES[answer].FromString
+        return make(f"/{PACKAGE}.{call}", request_serializer=_serialize, response_deserializer=read)
+
+    def health(self, service=""):
+        """What the standard health check's Check says of a service, or of the whole server."""
+        return self.channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=_serialize,
+            response_deserializer=health_pb2.HealthCheckResponse.FromString,
+        )(health_pb2.HealthCheckRequest(service=service), timeout=30).status
 
     def watch(self, timeout=60):
         """The standard health check's Watch, of the whole server."""

@@ -22,7 +22,6 @@ class Arrival:
     tokens: int = 75
     allowed_s: float = 1.0
     bulk: bool = False
-    returns: int = 0  # how often it comes back when it is refused, as Retry-After says
     tenant: Tenant | None = None
     who: str = ""  # the tenant's name, also where the schedule is not told
 
@@ -35,7 +34,6 @@ class Sent:
     at: float
     admitted: bool = False
     ended: float = math.nan
-    try_number: int = 0
 
     @property
     def in_time(self) -> bool:
@@ -107,12 +105,6 @@ class World:
                 self._kick(device)
                 return
             pools.add(device.pool)
-        if sent.try_number < one.returns:
-            opens_s = min(
-                one.schedule.opens_s(now) + max(0.02 * self.slo_s, one.schedule.model.alpha_s) for one in order
-            )
-            again = Sent(one, now + opens_s, try_number=sent.try_number + 1)
-            self._at(again.at, 2, self._offer, again)
 
     def _kick(self, device: Device):
         schedule, now = device.schedule, self.now

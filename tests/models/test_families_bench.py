@@ -53,4 +53,3 @@ def test_each_family_runs_in_both_forms(monkeypatch, family):
     (sheet,) = families.sheets(found)
     assert [row[3] for row in sheet.rows] == ["75 tokens", "mixed"]
     assert all(goal.reached > 0 for goal in families.goals(found))
-    families.plot(found)

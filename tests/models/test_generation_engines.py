@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from deployments.errors import SettingsError
 from deployments.generation import planned_steps
@@ -27,26 +26,16 @@ from deployments.generation.text.generation_card import read_generation_card
 from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers
 from deployments.settings import ModelSettings
-from tests.kit.causal_models import check
+from tests.kit.causal_models import causal, check
 from tests.kit.packed_models import VOCABULARY
-from tests.kit.packed_models import build as build_transformers
 from tests.kit.virtual_time import run
 
-SHAPE = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-FAMILIES = {
-    "llama": (LlamaForCausalLM, LlamaConfig, {}),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16, "tie_word_embeddings": True}),
-}
+MEMORY = "deployments.generation.engine.generation_engines._free_memory"
+BLOCK_BYTES = 2 * 2 * 2 * 32 * BLOCK * 4  # keys and values, layers, heads, numbers of each, tokens, float32
 
 
-def saved(folder, model, config, **more):
-    own = build_transformers(model, config, **{"tie_word_embeddings": False} | SHAPE | more)
+def saved(folder, family="llama", **changes):
+    own = causal(family, **changes)
     own.save_pretrained(folder)
     return own, read_generation_card(ModelSettings(id=str(folder)))
 
@@ -104,9 +93,9 @@ def generate(engine, offers):
 
 
 @pytest.mark.parametrize("place", [settings(), with_host()], ids=["alone", "with a host"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_tokens_are_those_of_transformers(tmp_path, family, place):
-    own, card = saved(tmp_path, *FAMILIES[family][:2], **FAMILIES[family][2])
+@pytest.mark.parametrize(("family", "changes"), [("llama", {}), ("qwen3", {"tie_word_embeddings": True})])
+def test_greedy_tokens_are_those_of_transformers(tmp_path, family, changes, place):
+    own, card = saved(tmp_path, family, **changes)
     engine = create_step_engine(card, place, "cpu", 1)
     random = np.random.default_rng(1)
     prompts = [random.integers(0, VOCABULARY, length).astype(np.int32) for length in (5, 40, BLOCK, 300, 9)]
@@ -123,7 +112,7 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path, family, place):
 
 
 def test_the_first_times_of_steps_come_from_a_few_of_them(tmp_path, monkeypatch):
-    _, card = saved(tmp_path, *FAMILIES["llama"][:2])
+    _, card = saved(tmp_path)
     monkeypatch.setattr(planned_steps, "_WARM_UP_S", 0.0)
     engine, alone = (create_step_engine(card, place, "cpu", 1) for place in (with_host(), settings()))
     assert measure(engine, card).seconds(StepLoad(1, 32)) > 0
@@ -135,7 +124,7 @@ def test_the_first_times_of_steps_come_from_a_few_of_them(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("place", [settings(), with_host()], ids=["alone", "with a host"])
 def test_tokens_that_are_drawn_on_the_device_are_the_same(tmp_path, monkeypatch, place):
-    _, card = saved(tmp_path, *FAMILIES["llama"][:2])
+    _, card = saved(tmp_path)
     sampled = [Sampling(0.0), Sampling(1.0, seed=1), Sampling(2.0, 20, 0.9, 2), Sampling(0.8, 0, 0.7, 3)]
 
     def answers(engine):
@@ -166,35 +155,32 @@ def test_tokens_that_are_drawn_on_the_device_are_the_same(tmp_path, monkeypatch,
 
 
 def test_the_cache_fills_what_memory_is_left_and_says_where_it_is_too_small(tmp_path, monkeypatch):
-    _, card = saved(tmp_path, *FAMILIES["llama"][:2])
-    block_bytes = 2 * 2 * 2 * 8 * BLOCK * 4  # keys and values, layers, heads, numbers of each, tokens, float32
+    _, card = saved(tmp_path)
     weights = card.model.parameters * 4
-    memory = "deployments.generation.engine.generation_engines._free_memory"
-    monkeypatch.setattr(memory, lambda: weights + 40 * block_bytes)
+    monkeypatch.setattr(MEMORY, lambda: weights + 40 * BLOCK_BYTES)
     assert create_step_engine(card, settings(blocks="auto"), "cpu", 1).blocks == 20
-    monkeypatch.setattr(memory, lambda: weights + 4 * block_bytes)
+    monkeypatch.setattr(MEMORY, lambda: weights + 4 * BLOCK_BYTES)
     with pytest.raises(SettingsError, match=r"args\.cpu\.blocks: .* 256 tokens"):
         create_step_engine(card, settings(blocks="auto"), "cpu", 1)
 
 
 def test_blocks_for_which_the_host_has_no_memory_are_refused(tmp_path, monkeypatch):
-    _, card = saved(tmp_path, *FAMILIES["llama"][:2])
-    block_bytes = 2 * 2 * 2 * 8 * BLOCK * 4
-    memory, own = "deployments.generation.engine.generation_engines._free_memory", card.model.parameters * 4
-    monkeypatch.setattr(memory, lambda: own + (6 + 16) * block_bytes)  # a CPU's own cache lies there, too
+    _, card = saved(tmp_path)
+    weights = card.model.parameters * 4
+    monkeypatch.setattr(MEMORY, lambda: weights + (6 + 16) * BLOCK_BYTES)  # a CPU's own cache lies there, too
     assert create_step_engine(card, with_host(), "cpu", 1).host_blocks == 16
     with pytest.raises(SettingsError, match=r"args\.accelerator\.host_blocks: 17 blocks take .* has room for 16"):
         create_step_engine(card, with_host(host_blocks=17), "cpu", 1)
 
 
 def test_a_model_that_cannot_generate_is_refused_by_name(tmp_path):
-    _, card = saved(tmp_path, MistralForCausalLM, MistralConfig, sliding_window=64)
+    _, card = saved(tmp_path, "mistral", sliding_window=64)
     with pytest.raises(SettingsError, match=r"args\.model\.id: mistral"):
         create_step_engine(card, settings(), "cpu", 1)
 
 
 def test_a_device_that_is_emulated_by_its_name_has_its_host(tmp_path):
-    _, card = saved(tmp_path, *FAMILIES["llama"][:2])
+    _, card = saved(tmp_path)
     named = {"engine": "emulated", "emulated": {"device": "neo-t4-llama-2-7b", "beta_s": 0.001}}
     known = EMULATED_ACCELERATORS["neo-t4-llama-2-7b"]
     engine = create_step_engine(card, GeneratingAccelerator.model_validate({**named, "host_blocks": 9}), "emulated", 1)

@@ -22,9 +22,10 @@ from tests.kit.hybrid_worlds import EVENTS, FIRST, PARKING, SECOND, World
 from tests.kit.packed_models import EXACT
 
 LAYERS, BLOCKS, HOST_BLOCKS = 3, 6, 8
+FAMILIES = ["llama", "qwen2", "qwen3"]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen2", "qwen3"])
+@pytest.fixture(scope="module", params=FAMILIES)
 def own(request):
     """transformers' model."""
     return causal(request.param, num_hidden_layers=LAYERS)
@@ -46,9 +47,11 @@ class Steps(HybridSteps):
 
 
 @pytest.mark.parametrize(
-    "kernel", [pytest.param(True, marks=pytest.mark.skipif(not forms(), reason="not built")), False]
+    ("own", "kernel"), [*((family, True) for family in FAMILIES), ("llama", False)], indirect=["own"]
 )
 def test_in_any_work_each_is_as_if_alone(own, kernel):
+    if kernel and not forms():
+        pytest.skip("not built")
     model = hybrid(own, kernel=kernel)
 
     @settings(max_examples=20, deadline=None)

@@ -1,21 +1,16 @@
 """Rerankers that are language models, against transformers by the code that their authors publish, in float32."""
 
-import threading
-
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen3Config
 
-from deployments.engines import TokenBatch, create_engine, embed
 from deployments.errors import InvalidInput, SettingsError
-from deployments.models.model_files import read_model_card
 from deployments.models.pairs import Pair
 from deployments.models.tokenizer import Tokenizer
-from deployments.settings import CpuSettings, ModelSettings
+from tests.kit.engines import card_of, check_rows, engine_of
 from tests.kit.heads_of_models import save_causal
 
-NEVER = threading.Event()
 EXACT = {"atol": 5e-5, "rtol": 1e-4}
 PAIRS = [
     Pair("where does the overflow go", "to the CPU"),
@@ -34,10 +29,6 @@ TASK = "Given a web search query, retrieve relevant passages that answer the que
 def judge(request, tmp_path_factory):
     template, config, tied = request.param
     return template, save_causal(tmp_path_factory.mktemp(template), config, tied=tied)
-
-
-def load(folder, **settings):
-    return read_model_card(ModelSettings(id=str(folder), **settings))
 
 
 def qwen3_ids(tokenizer, pair, max_length, instruction=None):
@@ -92,57 +83,49 @@ def reference(folder, template, pairs, max_length):
 @pytest.mark.parametrize("engine", ["torch", "openvino"])
 def test_scores_are_the_authors_own_alone_and_in_a_batch(judge, engine):
     template, folder = judge
-    card = load(folder, template=template)
+    card = card_of(folder, template=template)
     assert (card.kind, card.dimension, card.labels) == ("reranker", 1, (WORDS[template][0],))
-    built = create_engine(card, CpuSettings(engine=engine, dtype="float32"), "cpu", 1)
     wanted = reference(folder, template, PAIRS, card.max_tokens)
     assert np.ptp(wanted) > 0.1  # else they would agree whatever is computed
     ids = Tokenizer(card).encode_pairs(PAIRS, truncate=True)
-    np.testing.assert_allclose(embed(built, TokenBatch.pack(ids), NEVER), wanted, **EXACT)
-    for one, score in zip(ids, wanted, strict=True):
-        np.testing.assert_allclose(embed(built, TokenBatch.pack([one]), NEVER), score[None], **EXACT)
+    check_rows(engine_of(card, engine), ids, wanted[:, None], **EXACT)
 
 
 def test_prompts_are_the_authors_own_at_any_length(judge):
     template, folder = judge
     tokenizer = AutoTokenizer.from_pretrained(folder)
     for most in (400, 600, 1200):
-        card = load(folder, template=template, max_tokens=most)
+        card = card_of(folder, template=template, max_tokens=most)
         wanted = [MAKE_IDS[template](tokenizer, pair, most) for pair in PAIRS]
         assert [ids.tolist() for ids in Tokenizer(card).encode_pairs(PAIRS, truncate=True)] == wanted
         assert max(map(len, wanted)) == most
     asked = "Judge the colour"
-    card = load(folder, template=template, instruction=asked)
+    card = card_of(folder, template=template, instruction=asked)
     (found,) = Tokenizer(card).encode_pairs(PAIRS[:1], truncate=True)
     assert found.tolist() == MAKE_IDS[template](tokenizer, PAIRS[0], 1200, asked)
 
 
 def test_what_is_cut_on_the_left_is_the_document_and_its_end_stays(judge):
     template, folder = judge
-    card = load(folder, template=template, max_tokens=400)
+    card = card_of(folder, template=template, max_tokens=400)
     long = Pair("what is it", "first " + "word " * 300 + "last")
     tokenizer = Tokenizer(card)
-    right, left = (tokenizer.encode_pairs([long], truncate=True, side=side)[0] for side in ("right", "left"))
-    assert len(right) == len(left) == 400
-    says = {
-        side: tokenizer.decode([ids.tolist()], skip_special_tokens=True)[0]
-        for side, ids in (("right", right), ("left", left))
-    }
-    assert "what is it" in says["right"]
-    assert "what is it" in says["left"]
-    assert ("first" in says["right"], "last" in says["right"]) == (True, False)
-    assert ("first" in says["left"], "last" in says["left"]) == (False, True)
+    for side, end, cut in (("right", "first", "last"), ("left", "last", "first")):
+        (ids,) = tokenizer.encode_pairs([long], truncate=True, side=side)
+        assert len(ids) == 400
+        said = tokenizer.decode([ids.tolist()], skip_special_tokens=True)[0]
+        assert "what is it" in said
+        assert end in said
+        assert cut not in said
     with pytest.raises(InvalidInput, match=r"input 3 has \d+ tokens and the model takes 400"):
         tokenizer.encode_pairs([long], truncate=False, first=3)
 
 
 def test_a_lone_text_is_a_document_without_a_query(judge):
     template, folder = judge
-    tokenizer = Tokenizer(load(folder, template=template))
-    (one,), (pair,) = (
-        tokenizer.encode(["text"], truncate=True),
-        tokenizer.encode_pairs([Pair("", "text")], truncate=True),
-    )
+    tokenizer = Tokenizer(card_of(folder, template=template))
+    (one,) = tokenizer.encode(["text"], truncate=True)
+    (pair,) = tokenizer.encode_pairs([Pair("", "text")], truncate=True)
     assert one.tolist() == pair.tolist()
 
 
@@ -157,17 +140,14 @@ def test_a_lone_text_is_a_document_without_a_query(judge):
 def test_published_models_are_known_by_their_names(tmp_path, name, config, template):
     folder = tmp_path / name
     folder.mkdir()
-    card = load(save_causal(folder, config))
+    card = card_of(save_causal(folder, config))
     assert (card.kind, card.pooling, card.judge.yes) == ("reranker", "last", template)
 
 
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (
-            {"kind": "reranker"},
-            r"template: the model's files do not say its prompt: set qwen3-reranker or mxbai-rerank",
-        ),
+        ({"kind": "reranker"}, r"template: .* do not say its prompt: set qwen3-reranker or mxbai-rerank"),
         ({"template": "qwen3-reranker", "kind": "classifier"}, r"kind: a reranker has one label"),
         ({"template": "qwen3-reranker", "max_tokens": 64}, r"max_tokens: 64 leaves no room beside the model's prompt"),
         ({}, r"pooling: the model's files do not say how it pools"),
@@ -175,4 +155,4 @@ def test_published_models_are_known_by_their_names(tmp_path, name, config, templ
 )
 def test_what_the_files_do_not_say_is_asked_for_by_name(tmp_path, settings, sentence):
     with pytest.raises(SettingsError, match=rf"args\.model\.{sentence}"):
-        Tokenizer(load(save_causal(tmp_path, Qwen3Config), **settings))
+        Tokenizer(card_of(save_causal(tmp_path, Qwen3Config), **settings))

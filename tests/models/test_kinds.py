@@ -1,27 +1,29 @@
 """Rerankers, classifiers and sparse models against transformers and sentence-transformers, in float32."""
 
-import threading
+import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 from sentence_transformers import CrossEncoder, SparseEncoder
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from deployments.engines import TokenBatch, create_engine, embed
+from deployments.engines import pooled_model
 from deployments.engines.pooled_model import score_agreement, tolerance
 from deployments.errors import SettingsError
-from deployments.models.model_files import read_model_card
 from deployments.models.pairs import Pair
 from deployments.models.tokenizer import Tokenizer
-from deployments.settings import CpuSettings, ModelSettings
+from tests.kit.engines import FORMS, card_of, check_rows, engine_of, rows_of
 from tests.kit.kinds_of_models import KINDS, save_model
 
-NEVER = threading.Event()
 EXACT = {"atol": 2e-5, "rtol": 1e-5}
 QUERY = "where does the overflow go"
 TEXTS = ["to the CPU", "a", "", "it is told busy " * 12, "word " * 400, "the [SEP] of [SEP] texts", "队列 深度 ünïcode"]
+SINGLES = [text for text in TEXTS if text]
 PAIRS = [Pair(QUERY, text) for text in TEXTS] + [Pair("long query " * 150, "long text " * 150), Pair("", "no query")]
+FAMILIES_OF_OPENVINO = ["bert reranker", "roberta classifier", "distilbert classifier", "bert sparse"]
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +38,8 @@ def saved(tmp_path_factory):
     return find
 
 
-def load(folder, **settings):
-    return read_model_card(ModelSettings(id=str(folder), **settings))
+def load(folder, name):
+    return card_of(folder, **({"kind": "sparse"} if "sparse" in name else {}))
 
 
 def reference(folder, name, queries):
@@ -50,8 +52,8 @@ def reference(folder, name, queries):
         for query in queries:
             texts = ([query.first], [query.second]) if isinstance(query, Pair) else ([query],)
             logits = model(**tokenizer(*texts, truncation="longest_first", max_length=256, return_tensors="pt")).logits
-            found.append((logits.relu().log1p().amax(1) if "sparse" in name else logits)[0].numpy())
-    return np.stack(found)
+            found.append((logits.relu().log1p().amax(1) if "sparse" in name else logits).numpy())
+    return found
 
 
 def tokenised(card, queries):
@@ -64,50 +66,31 @@ def tokenised(card, queries):
     ]
 
 
-@pytest.mark.parametrize("engine", ["torch", "openvino"])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    ("name", "engine"), [*((name, "torch") for name in KINDS), *((name, "openvino") for name in FAMILIES_OF_OPENVINO)]
+)
 def test_numbers_are_the_librarys_own_alone_and_in_a_batch(saved, name, engine):
-    folder = saved(name)
-    card = load(folder, **({"kind": "sparse"} if "sparse" in name else {}))
+    card = load(saved(name), name)
     assert card.kind == name.rpartition(" ")[2]
-    singles = [text for text in TEXTS if text]
-    queries = singles if card.kind == "sparse" else [*singles, *PAIRS]
-    ids = tokenised(card, queries)
-    built = create_engine(card, CpuSettings(engine=engine, dtype="float32"), "cpu", 1)
-    wanted = reference(folder, name, queries)
-    together = embed(built, TokenBatch.pack(ids), NEVER)
-    alone = np.concatenate([embed(built, TokenBatch.pack([query]), NEVER) for query in ids])
-    assert together.dtype == np.float32
-    np.testing.assert_allclose(together, wanted, **EXACT)
-    np.testing.assert_allclose(alone, wanted, **EXACT)
+    queries = SINGLES if card.kind == "sparse" else [*SINGLES, *PAIRS]
+    ids, wanted = tokenised(card, queries), reference(saved(name), name, queries)
+    built = engine_of(card, engine)
+    check_rows(built, ids, wanted, **EXACT)
     if engine == "torch":
-        assert "packed" in built.info.why
-        built.use("padded", "float32")
-        np.testing.assert_allclose(embed(built, TokenBatch.pack(ids), NEVER), wanted, **EXACT)
+        assert all(form in built.info.why for form in FORMS)
+        for form in FORMS:
+            built.use(form, "float32")
+            check_rows(built, ids, wanted, **EXACT)
 
 
-@pytest.mark.parametrize("form", ["packed", "padded"])
-@pytest.mark.parametrize("name", ["bert reranker", "xlm-roberta reranker", "bert classifier", "bert sparse"])
-def test_each_form_by_itself(saved, name, form):
-    from deployments.engines.torch_engine import TorchEngine
-
-    card = load(saved(name), **({"kind": "sparse"} if "sparse" in name else {}))
-    queries = [text for text in TEXTS if text] if card.kind == "sparse" else PAIRS
-    engine = TorchEngine(card, CpuSettings(dtype="float32"), "cpu", 1)
-    engine.use(form, "float32")
-    found = embed(engine, TokenBatch.pack(tokenised(card, queries)), NEVER)
-    np.testing.assert_allclose(found, reference(saved(name), name, queries), **EXACT)
-
-
-@pytest.mark.parametrize("name", ["bert reranker", "xlm-roberta reranker"])
-def test_scores_are_those_of_sentence_transformers(saved, name):
+def test_scores_are_those_of_sentence_transformers(saved):
     """Which pads, truncates and batches in its own way."""
+    name = "xlm-roberta reranker"
     wanted = CrossEncoder(str(saved(name)), device="cpu", max_length=256).predict(
         [(pair.first, pair.second) for pair in PAIRS], activation_fn=torch.nn.Identity(), show_progress_bar=False
     )
-    card = load(saved(name))
-    engine = create_engine(card, CpuSettings(engine="torch", dtype="float32"), "cpu", 2)
-    found = embed(engine, TokenBatch.pack(Tokenizer(card).encode_pairs(PAIRS, truncate=True)), NEVER)
+    card = load(saved(name), name)
+    found = rows_of(engine_of(card, threads=2), tokenised(card, PAIRS))
     np.testing.assert_allclose(found[:, 0], wanted, **EXACT)
     assert np.ptp(wanted) > 0.1  # else they would agree whatever is computed
 
@@ -116,31 +99,24 @@ def test_weights_are_those_of_sentence_transformers(saved, tmp_path):
     """And its folder, which says SpladePooling, needs no setting."""
     encoder = SparseEncoder(str(saved("bert sparse")), device="cpu")
     encoder.save(str(tmp_path))
-    texts = [text for text in TEXTS if text]
-    wanted = encoder.encode(texts, convert_to_sparse_tensor=False, show_progress_bar=False).numpy()
-    card = load(tmp_path)
+    wanted = encoder.encode(SINGLES, convert_to_sparse_tensor=False, show_progress_bar=False).numpy()
+    card = card_of(tmp_path)
     assert (card.kind, card.pooling) == ("sparse", "splade")
-    engine = create_engine(card, CpuSettings(engine="torch", dtype="float32"), "cpu", 1)
-    np.testing.assert_allclose(embed(engine, TokenBatch.pack(tokenised(card, texts)), NEVER), wanted, **EXACT)
+    np.testing.assert_allclose(rows_of(engine_of(card), tokenised(card, SINGLES)), wanted, **EXACT)
 
 
 def test_a_head_that_is_not_there_is_not_made_up(saved, tmp_path):
-    import json
-    import shutil
-
-    from safetensors.numpy import load_file, save_file
-
     folder = shutil.copytree(saved("bert reranker"), tmp_path / "model")
     weights = load_file(folder / "model.safetensors")
     del weights["classifier.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(SettingsError, match=r"1 weights of a bert model are missing .*classifier\.weight"):
-        create_engine(load(folder), CpuSettings(engine="torch"), "cpu", 1)
+        engine_of(card_of(folder))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "pad_token_id": None}))
     shutil.copy(saved("bert reranker") / "model.safetensors", folder)
     with pytest.raises(SettingsError, match="gives no pad_token_id"):
-        create_engine(load(folder), CpuSettings(engine="torch"), "cpu", 1)
+        engine_of(card_of(folder))
 
 
 def test_a_difference_of_logits_counts_by_their_spread():
@@ -152,12 +128,10 @@ def test_a_difference_of_logits_counts_by_their_spread():
 
 
 def test_a_dtype_that_moves_scores_is_not_chosen(saved, monkeypatch):
-    card = load(saved("bert reranker"))
+    card = card_of(saved("bert reranker"))
     assert tolerance(card).least == 0.95
-    narrow = create_engine(card, CpuSettings(engine="torch"), "cpu", 1).info
+    narrow = engine_of(card, dtype="auto").info
     assert narrow.agreement is None or narrow.agreement >= 0.95
-    from deployments.engines import pooled_model
-
     strict = pooled_model.Tolerance(score_agreement, 0.999999, "agreement of logits with float32")
     monkeypatch.setattr(pooled_model, "tolerance", lambda _: strict)
-    assert create_engine(card, CpuSettings(engine="torch"), "cpu", 1).info.dtype == "float32"
+    assert engine_of(card, dtype="auto").info.dtype == "float32"

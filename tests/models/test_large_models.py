@@ -3,37 +3,27 @@
 import json
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import (
-    BertConfig,
-    BertModel,
-    DebertaV2Config,
-    DebertaV2Model,
-    Qwen3Config,
-    Qwen3Model,
-)
+from transformers import AutoModel, BertConfig, BertModel, DebertaV2Config, DebertaV2Model, Qwen3Config, Qwen3Model
 
-from deployments.engines import TokenBatch, embed, torch_engine
-from deployments.engines.torch_engine import TorchEngine
+from deployments.engines import TokenBatch, pooled_model, torch_engine
 from deployments.errors import SettingsError
-from deployments.models.model_files import read_model_card
-from deployments.settings import CpuSettings, ModelSettings
+from tests.kit import engines
+from tests.kit.engines import engine_of, rows_of
 from tests.kit.packed_models import build
 
-NEVER = threading.Event()
 SMALL = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
 GROUPED = SMALL | {"num_key_value_heads": 2, "head_dim": 16}
 KINDS = {
     "packed": (Qwen3Model, Qwen3Config, GROUPED),
     "own code": (DebertaV2Model, DebertaV2Config, SMALL | {"relative_attention": True}),
 }
-# 390 MB in bfloat16, in two shards
-MEMORY = {"layers": 24, "hidden": 768, "heads": 12, "groups": 4, "size": 64, "inner": 2816, "words": 4000}
+MEMORY = {"num_hidden_layers": 24, "hidden_size": 768, "num_attention_heads": 12, "num_key_value_heads": 4}
+MEMORY |= {"head_dim": 64, "intermediate_size": 2816, "vocab_size": 4000}  # 390 MB in bfloat16
 MEASURE = """
 import re, sys, torch
 from pathlib import Path
@@ -55,30 +45,27 @@ print(kilobytes("VmHWM") - before, info.agreement, info.dtype)
 """
 
 
-def save(model, folder):
+def save(model, folder, **how):
     """As a hub would publish it, of an embedding model with tokenizer files that the card needs."""
-    model.save_pretrained(folder)
+    model.save_pretrained(folder, **how)
     (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 256}))
     return folder
 
 
 def card_of(folder, pooling="last"):
-    return read_model_card(ModelSettings(id=str(folder), pooling=pooling, max_tokens=256))
+    return engines.card_of(folder, pooling=pooling, max_tokens=256)
 
 
 @pytest.mark.parametrize("form", KINDS)
 def test_a_large_model_computes_what_a_small_one_does(tmp_path, monkeypatch, form):
     model, config, shape = KINDS[form]
     card = card_of(save(build(model, config, pad_token_id=0, **shape), tmp_path))
-    batch = TokenBatch.random(card.vocab_size, [30, 7, 200, 1], seed=0)
-    exact = embed(TorchEngine(card, CpuSettings(dtype="float32"), "cpu", 1), batch, NEVER)
+    queries = TokenBatch.random(card.vocab_size, [30, 7, 200, 1], seed=0).queries()
+    exact = rows_of(engine_of(card), queries)
     monkeypatch.setattr(torch_engine, "LARGE", 1000)
-    same = embed(TorchEngine(card, CpuSettings(dtype="float32"), "cpu", 1), batch, NEVER)
-    np.testing.assert_allclose(same, exact, atol=1e-4)
-    narrow = TorchEngine(card, CpuSettings(dtype="bfloat16"), "cpu", 2)
-    found = embed(narrow, batch, NEVER)
-    cosines = np.sum(found * exact, 1) / np.linalg.norm(found, axis=1) / np.linalg.norm(exact, axis=1)
-    assert cosines.min() >= 0.999
+    np.testing.assert_allclose(rows_of(engine_of(card), queries), exact, atol=1e-4)
+    narrow = engine_of(card, dtype="bfloat16", threads=2)
+    assert pooled_model.agreement(exact, rows_of(narrow, queries)) >= 0.999
     assert narrow.form == ("packed" if form == "packed" else "padded")
     if form == "packed":
         assert narrow.info.agreement == pytest.approx(1, abs=1e-3)
@@ -89,15 +76,13 @@ def test_a_large_model_computes_what_a_small_one_does(tmp_path, monkeypatch, for
 
 
 def test_a_narrow_form_that_disagrees_is_left(tmp_path, monkeypatch):
-    from deployments.engines import pooled_model
-
     card = card_of(save(build(Qwen3Model, Qwen3Config, pad_token_id=0, **GROUPED), tmp_path))
     monkeypatch.setattr(torch_engine, "LARGE", 1000)
     monkeypatch.setattr(torch_engine, "quick_cpu_dtype", lambda: ("bfloat16", "the CPU has it"))
-    assert TorchEngine(card, CpuSettings(), "cpu", 1).info.dtype == "bfloat16"
+    assert engine_of(card, dtype="auto").info.dtype == "bfloat16"
     strict = pooled_model.Tolerance(pooled_model.agreement, 2.0, "cosine to float32")
     monkeypatch.setattr(pooled_model, "tolerance", lambda _: strict)
-    info = TorchEngine(card, CpuSettings(), "cpu", 1).info
+    info = engine_of(card, dtype="auto").info
     assert info.dtype == "float32"
     assert info.why.startswith("bfloat16 differs too much from float32 here (cosine to float32 0.99")
 
@@ -115,19 +100,19 @@ def test_weights_of_a_large_model_that_are_missing(tmp_path, monkeypatch, missin
     monkeypatch.setattr(torch_engine, "LARGE", 1000)
     for dtype in ("float32", "bfloat16"):
         with pytest.raises(SettingsError, match=r"qwen3 model's weight layers\.\d\..* of \[.*\] numbers is missing"):
-            TorchEngine(card_of(tmp_path), CpuSettings(dtype=dtype), "cpu", 1)
+            engine_of(card_of(tmp_path), dtype=dtype)
 
 
 def test_weights_that_the_class_does_not_have_are_not_computed(tmp_path, monkeypatch):
     state = saved_state(tmp_path)
-    batch = TokenBatch.random(100, [30, 7], seed=0)
+    queries = TokenBatch.random(100, [30, 7], seed=0).queries()
     monkeypatch.setattr(torch_engine, "LARGE", 1000)
-    exact = embed(TorchEngine(card_of(tmp_path), CpuSettings(dtype="float32"), "cpu", 1), batch, NEVER)
+    exact = rows_of(engine_of(card_of(tmp_path)), queries)
     strange = {
         f"layers.0.self_attn.{part}_proj.bias": torch.ones(size) for part, size in {"q": 64, "k": 32, "v": 32}.items()
     }
     save_file({f"model.{name}": tensor for name, tensor in (state | strange).items()}, tmp_path / "model.safetensors")
-    found = embed(TorchEngine(card_of(tmp_path), CpuSettings(dtype="float32"), "cpu", 1), batch, NEVER)
+    found = rows_of(engine_of(card_of(tmp_path)), queries)
     np.testing.assert_allclose(found, exact, atol=1e-5)
 
 
@@ -138,10 +123,10 @@ def test_weights_of_another_size(tmp_path, monkeypatch):
     with pytest.raises(
         SettingsError, match=r"1 weights .* are missing in .*, or of another size \(layers\.1\.mlp\.up_"
     ):
-        TorchEngine(card_of(tmp_path), CpuSettings(dtype="float32"), "cpu", 1)
+        engine_of(card_of(tmp_path))
     monkeypatch.setattr(torch_engine, "LARGE", 1000)
     with pytest.raises(SettingsError, match=r"layers\.1\.mlp\.up_proj\.weight of \[128, 64\] numbers is missing"):
-        TorchEngine(card_of(tmp_path), CpuSettings(dtype="float32"), "cpu", 1)
+        engine_of(card_of(tmp_path))
 
 
 def saved_state(folder, **changes):
@@ -150,41 +135,13 @@ def saved_state(folder, **changes):
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def made_shards(folder):
-    """Weights of `MEMORY`, written shard by shard."""
-    shape = MEMORY
-    config = Qwen3Config(
-        vocab_size=shape["words"],
-        hidden_size=shape["hidden"],
-        num_hidden_layers=shape["layers"],
-        num_attention_heads=shape["heads"],
-        num_key_value_heads=shape["groups"],
-        head_dim=shape["size"],
-        intermediate_size=shape["inner"],
-        pad_token_id=0,
-    )
-    with torch.device("meta"):
-        model = Qwen3Model(config)
-    names = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    half = len(names) // 2
-    weight_map, total = {}, 0
-    for number, part in enumerate((list(names)[:half], list(names)[half:])):
-        file = f"model-0000{number + 1}-of-00002.safetensors"
-        tensors = {name: torch.randn(names[name]).mul_(0.02).bfloat16() for name in part}
-        tensors |= {name: torch.ones(names[name]).bfloat16() for name in part if "norm" in name}
-        save_file(tensors, folder / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(part, file)
-        total += sum(2 * tensor.numel() for tensor in tensors.values())
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    config.architectures = ["Qwen3Model"]
-    config.save_pretrained(folder)
-    (folder / "tokenizer_config.json").write_text(json.dumps({"model_max_length": 256}))
-    return total
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_peak_of_memory_is_little_more_than_the_weights(tmp_path, figure):
-    total = made_shards(tmp_path)
+    model = AutoModel.from_config(Qwen3Config(**MEMORY, pad_token_id=0), dtype=torch.bfloat16)
+    total = sum(2 * parameter.numel() for parameter in model.parameters())
+    save(model, tmp_path, max_shard_size="200MB")
+    assert len(list(tmp_path.glob("*.safetensors"))) == 2
+    del model
     done = subprocess.run([sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, check=True)
     kilobytes, agreement, dtype = done.stdout.split()
     assert dtype == "bfloat16"
@@ -202,7 +159,7 @@ def test_any_error_of_a_models_code_ends_in_a_sentence(tmp_path, monkeypatch):
 
     monkeypatch.setattr(BertModel, "forward", broken)
     with pytest.raises(SettingsError, match=r"a bert model, cannot be computed here: AttributeError: no such thing$"):
-        TorchEngine(card, CpuSettings(), "cpu", 1)
+        engine_of(card, dtype="auto")
     monkeypatch.setattr(BertModel, "__init__", broken)
     with pytest.raises(SettingsError, match=r"a bert model, cannot be loaded here: AttributeError: no such thing$"):
-        TorchEngine(card, CpuSettings(), "cpu", 1)
+        engine_of(card, dtype="auto")

@@ -1,7 +1,7 @@
 """ColBERT models as three libraries save them, against transformers and by sentence-transformers, in float32."""
 
 import string
-import threading
+from functools import cache
 
 import numpy as np
 import pytest
@@ -9,15 +9,12 @@ import torch
 from sentence_transformers import MultiVectorEncoder
 from transformers import AutoModel, AutoTokenizer
 
-from deployments.engines import TokenBatch, create_engine, embed
 from deployments.errors import SettingsError
 from deployments.models.encoder import Encoder
-from deployments.models.model_files import read_model_card
 from deployments.models.tokenizer import Tokenizer
-from deployments.settings import CpuSettings, ModelSettings
+from tests.kit.engines import FORMS, card_of, engine_of, rows_of
 from tests.kit.heads_of_models import GEMMA, LOCAL, save_pylate, save_stanford
 
-NEVER = threading.Event()
 EXACT = {"atol": 2e-5, "rtol": 1e-5}
 TEXTS = ["to the CPU", "a.", "it is told: busy! " * 12, "word " * 400, "队列 深度 ünïcode", "(the) overflow, " * 9]
 SAVED = {
@@ -36,14 +33,15 @@ def colbert(request, tmp_path_factory):
     return folder, save(folder, **about), about
 
 
-def load(folder, **settings):
-    return read_model_card(ModelSettings(id=str(folder), **settings))
+@cache
+def transformers_own(folder):
+    return AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
 
 
 def reference(folder, projection, about, text, role):
     """PyLate's `tokenize` and `encode`, of one text alone."""
     is_stanford = not (folder / "1_Dense").is_dir()
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    tokenizer, model = transformers_own(folder)
     lengths = (20, 64) if is_stanford else (about.get("query_length", 32), 180)
     most = lengths[role == "document"]
     ids = tokenizer(text, truncation=True, max_length=most - 1)["input_ids"]
@@ -65,7 +63,7 @@ def served(card, engine, texts, role):
     """What a client gets: a run of all texts, and what the Router makes of each."""
     encoder, tokenizer = Encoder(card, auto_truncate=True), Tokenizer(card)
     ids = tokenizer.encode(texts, truncate=True, role=role)
-    rows = embed(engine, TokenBatch.pack(ids, ("multi_vector",)), NEVER)
+    rows = rows_of(engine, ids, "multi_vector")
     ends = np.cumsum(list(map(len, ids)))[:-1]
     return [
         encoder.rows(one.reshape(-1), tokens, outputs=("multi_vector",), role=role)["multi_vector"]
@@ -73,47 +71,39 @@ def served(card, engine, texts, role):
     ]
 
 
+def encoded(library, role):
+    return library.encode_query(TEXTS) if role == "query" else library.encode_document(TEXTS)
+
+
 @pytest.mark.parametrize("role", ["query", "document"])
-def test_vectors_are_pylates_and_sentence_transformers(colbert, role):
+def test_vectors_are_pylates_and_sentence_transformers(colbert, tmp_path, role):
+    """And so are those of the model as sentence-transformers saves it."""
     folder, projection, about = colbert
-    card = load(folder)
+    card = card_of(folder)
     assert (card.kind, card.kinds, card.dimension) == ("multi_vector", ("multi_vector",), len(projection))
-    engine = create_engine(card, CpuSettings(engine="torch", dtype="float32", max_batch_tokens=200), "cpu", 2)
+    engine = engine_of(card, threads=2, max_batch_tokens=200)
     wanted = [reference(folder, projection, about, text, role) for text in TEXTS]
     together = served(card, engine, TEXTS, role)
     alone = [served(card, engine, [text], role)[0] for text in TEXTS]
     library = MultiVectorEncoder(str(folder), device="cpu")
-    theirs = library.encode_query(TEXTS) if role == "query" else library.encode_document(TEXTS)
-    for one, other, exact, their in zip(together, alone, wanted, theirs, strict=True):
-        np.testing.assert_allclose(one, exact, **EXACT)
-        np.testing.assert_allclose(other, exact, **EXACT)
-        np.testing.assert_allclose(one, their.numpy(), **EXACT)
-
-
-@pytest.mark.parametrize("role", ["query", "document"])
-def test_a_model_that_sentence_transformers_has_saved(colbert, tmp_path, role):
-    library = MultiVectorEncoder(str(colbert[0]), device="cpu")
     library.save(str(tmp_path))
-    card = load(tmp_path)
-    assert card.kind == "multi_vector"
-    engine = create_engine(card, CpuSettings(engine="torch", dtype="float32"), "cpu", 1)
-    theirs = library.encode_query(TEXTS) if role == "query" else library.encode_document(TEXTS)
-    for one, their in zip(served(card, engine, TEXTS, role), theirs, strict=True):
-        np.testing.assert_allclose(one, their.numpy(), **EXACT)
+    again = card_of(tmp_path)
+    assert again.kind == "multi_vector"
+    theirs = [vectors.numpy() for vectors in encoded(library, role)]
+    for found in (together, alone, theirs, served(again, engine_of(again), TEXTS, role)):
+        for one, exact in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(one, exact, **EXACT)
 
 
 @pytest.mark.parametrize("config", [None, GEMMA, LOCAL], ids=["bert", "gemma", "modernbert"])
 @pytest.mark.parametrize("sees", [False, True])
 def test_both_forms_leave_out_tokens_that_none_attends_to(tmp_path, sees, config):
     save_pylate(tmp_path, config=config, attend_to_expansion_tokens=sees)
-    card = load(tmp_path)
-    engine = create_engine(card, CpuSettings(engine="torch", dtype="float32"), "cpu", 1)
-    tokenizer, found = Tokenizer(card), {}
+    card = card_of(tmp_path)
+    tokenizer = Tokenizer(card)
     ids = [*tokenizer.encode(TEXTS, truncate=True, role="query"), *tokenizer.encode(TEXTS, truncate=True)]
-    for form in ("packed", "padded"):
-        engine.use(form, "float32")
-        found[form] = embed(engine, TokenBatch.pack(ids, ("multi_vector",)), NEVER)
-    np.testing.assert_allclose(found["packed"], found["padded"], **EXACT)
+    packed, padded = (rows_of(engine_of(card, form=form), ids, "multi_vector") for form in FORMS)
+    np.testing.assert_allclose(packed, padded, **EXACT)
 
 
 @pytest.mark.parametrize(
@@ -126,4 +116,4 @@ def test_both_forms_leave_out_tokens_that_none_attends_to(tmp_path, sees, config
 def test_a_marker_that_is_no_token_is_refused(tmp_path, about, sentence):
     save_pylate(tmp_path, **about)
     with pytest.raises(SettingsError, match=rf"args\.model\.id: {sentence}"):
-        Tokenizer(load(tmp_path))
+        Tokenizer(card_of(tmp_path))

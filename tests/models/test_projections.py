@@ -1,6 +1,6 @@
 """What comes after transformer and pooling, against transformers and plain products, in float32."""
 
-import threading
+from functools import cache
 
 import numpy as np
 import pytest
@@ -8,17 +8,15 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
-from deployments.engines import TokenBatch, create_engine, embed, embed_all
+from deployments.engines import TokenBatch, embed_all
 from deployments.errors import SettingsError
 from deployments.models.encoder import Encoder
-from deployments.models.model_files import read_model_card
 from deployments.models.outputs import join
 from deployments.models.sparse import unpack
 from deployments.models.tokenizer import Tokenizer
-from deployments.settings import CpuSettings, ModelSettings
+from tests.kit.engines import FORMS, NEVER, card_of, check_rows, engine_of, rows_of
 from tests.kit.heads_of_models import GEMMA, HIDDEN, NORMALIZE, dense, save_bert, save_m3
 
-NEVER = threading.Event()
 EXACT = {"atol": 2e-5, "rtol": 1e-5}
 TEXTS = ["to the CPU", "a", "it is told busy " * 12, "word " * 400, "队列 深度 ünïcode", "the overflow " * 30]
 LABSE = [((HIDDEN, HIDDEN), "torch.nn.modules.activation.Tanh", {})]
@@ -35,28 +33,21 @@ ACTIVATIONS = {
 }
 
 
-def load(folder, **settings):
-    return read_model_card(ModelSettings(id=str(folder), **settings))
+@cache
+def transformers_own(folder):
+    return AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def states(folder, text):
     """[tokens, numbers] of the transformer, and the token ids."""
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-    inputs = AutoTokenizer.from_pretrained(folder)(text, truncation=True, max_length=256, return_tensors="pt")
+    tokenizer, model = transformers_own(folder)
+    inputs = tokenizer(text, truncation=True, max_length=256, return_tensors="pt")
     with torch.inference_mode():
         return model(**inputs).last_hidden_state[0], inputs["input_ids"][0].tolist()
 
 
 def encode(card, texts):
     return Tokenizer(card).encode(texts, truncate=True)
-
-
-def agree(engine, ids, wanted, outputs=("text",)):
-    """The engine's rows are those wanted, of each query alone and of all in one run."""
-    found = embed(engine, TokenBatch.pack(ids, outputs), NEVER)
-    np.testing.assert_allclose(found, np.concatenate(wanted), **EXACT)
-    for one, rows in zip(ids, wanted, strict=True):
-        np.testing.assert_allclose(embed(engine, TokenBatch.pack([one], outputs), NEVER), rows, **EXACT)
 
 
 @pytest.mark.parametrize(
@@ -76,17 +67,16 @@ def test_dense_modules_after_pooling(tmp_path, pooling, stack, config):
                 y = y + (tensors["residual.weight"] @ x if "residual.weight" in tensors else x)
             x = y
         wanted.append(x[None].numpy())
-    card = load(tmp_path)
+    card = card_of(tmp_path)
     assert (card.dimension, card.normalize, card.pooling) == (stack[-1][0][1], True, pooling)
     ids = encode(card, TEXTS)
-    engine = create_engine(card, CpuSettings(engine="torch", dtype="float32"), "cpu", 2)
+    engine = engine_of(card, threads=2)
     assert engine.info.dimension == card.dimension
-    for form in ("packed", "padded"):
+    for form in FORMS:
         engine.use(form, "float32")
-        agree(engine, ids, wanted)
-        tokens = embed(engine, TokenBatch.pack(ids, ("tokens",)), NEVER)
-        assert tokens.shape == (sum(map(len, ids)), HIDDEN)  # as they leave the transformer
-    agree(create_engine(card, CpuSettings(engine="openvino", dtype="float32"), "cpu", 1), ids, wanted)
+        check_rows(engine, ids, wanted, **EXACT)
+        assert rows_of(engine, ids, "tokens").shape == (sum(map(len, ids)), HIDDEN)  # as they leave the transformer
+    check_rows(engine_of(card, "openvino"), ids, wanted, **EXACT)
     units = SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS)
     np.testing.assert_allclose(units, [row[0] / np.linalg.norm(row) for row in wanted], **EXACT)
 
@@ -95,7 +85,7 @@ def test_dense_modules_stay_in_float32(tmp_path):
     """Whatever the transformer computes in; and a narrow format is held against float32 behind them."""
     module, _ = dense(tmp_path, "2_Dense", (HIDDEN, 8), "torch.nn.Tanh")
     save_bert(tmp_path, "mean", module)
-    engine = create_engine(load(tmp_path), CpuSettings(engine="torch", dtype="bfloat16"), "cpu", 1)
+    engine = engine_of(card_of(tmp_path), dtype="bfloat16")
     assert engine.info.agreement > 0.9
     assert all(parameter.dtype == torch.float32 for parameter in engine._heads.parameters())
 
@@ -130,27 +120,25 @@ def wanted(m3):
     return found
 
 
-@pytest.mark.parametrize("form", ["packed", "padded"])
+@pytest.mark.parametrize("form", FORMS)
 def test_m3_gives_each_output_alone_and_all_from_one_run(m3, wanted, form):
-    card = load(m3[0])
+    card = card_of(m3[0])
     assert card.kinds == ("embedding", "sparse", "multi_vector")
     assert card.token_widths == {"tokens": HIDDEN, "sparse": 1, "multi_vector": 24}
-    engine = create_engine(card, CpuSettings(engine="torch", dtype="float32", max_batch_tokens=200), "cpu", 2)
-    engine.use(form, "float32")
+    engine = engine_of(card, form=form, threads=2, max_batch_tokens=200)
     ids = encode(card, TEXTS)
     for output in OUTPUTS:
-        agree(engine, ids, [rows[output] for rows, *_ in wanted], (output,))
+        check_rows(engine, ids, [rows[output] for rows, *_ in wanted], output, **EXACT)
     together = embed_all(engine, TokenBatch.pack(ids, OUTPUTS), NEVER)
     for output, found in zip(OUTPUTS, together, strict=True):
         np.testing.assert_allclose(found, np.concatenate([rows[output] for rows, *_ in wanted]), **EXACT)
 
 
 def test_what_the_router_makes_of_the_numbers(m3, wanted):
-    card = load(m3[0])
+    card = card_of(m3[0])
     encoder = Encoder(card, auto_truncate=True)
-    engine = create_engine(card, CpuSettings(engine="torch", dtype="float32"), "cpu", 1)
     ids = encode(card, TEXTS)
-    found = embed_all(engine, TokenBatch.pack(ids, OUTPUTS), NEVER)
+    found = embed_all(engine_of(card), TokenBatch.pack(ids, OUTPUTS), NEVER)
     numbers = join(found, OUTPUTS, list(map(len, ids)))
     for tokens, one, (rows, largest, vectors) in zip(ids, numbers, wanted, strict=True):
         said = encoder.rows(one, tokens, outputs=OUTPUTS, role="document")
@@ -163,9 +151,9 @@ def test_what_the_router_makes_of_the_numbers(m3, wanted):
 
 
 def test_m3_as_an_embedding_model_has_the_one_kind(m3):
-    assert load(m3[0], kind="embedding").kinds == ("embedding",)
+    assert card_of(m3[0], kind="embedding").kinds == ("embedding",)
 
 
 def test_openvino_leaves_m3_to_torch(m3):
     with pytest.raises(SettingsError, match=r"args\.cpu\.engine: openvino does not compute the sparse"):
-        create_engine(load(m3[0]), CpuSettings(engine="openvino"), "cpu", 1)
+        engine_of(card_of(m3[0]), "openvino")

@@ -1,7 +1,9 @@
 """The small model that is made on the spot: a normal model folder, that has learned, and is made once."""
 
 import math
-import multiprocessing
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,22 +73,18 @@ def test_windve_reads_its_card(made):
     assert "im_start" in card.chat_template
 
 
-def folder_in(home, answers):
-    from huggingface_hub import constants
-
-    constants.HF_HOME = home
-    answers.put(str(small_model_folder(TINY)))
+FOLDER = f"""
+from deployments.generation.text.small_model import small_model_folder
+from deployments.generation.text.train_docstrings import Recipe
+print(small_model_folder({TINY!r}))
+"""
 
 
 def test_two_processes_make_it_once_and_the_command_makes_the_same(tmp_path, monkeypatch, capsys):
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    both = [context.Process(target=folder_in, args=(str(tmp_path / "cache"), answers)) for _ in range(2)]
-    for process in both:
-        process.start()
-    found = {Path(answers.get(timeout=120)) for _ in both}
-    for process in both:
-        process.join()
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-c", FOLDER]
+    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    found = {Path(process.communicate()[0].strip()) for process in both}
     (folder,) = found
     assert {path.name for path in folder.parent.iterdir()} == {folder.name, f".{folder.name}.lock"}
     monkeypatch.setattr(small_model, "Recipe", lambda: TINY)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from functools import partial
 
 import pytest
 from tokenizers import Tokenizer as FastTokenizer
@@ -50,10 +51,10 @@ MODELS = {
     "BERT without tokenizer.json": (tiny.bert_words, []),
     "RoBERTa without tokenizer.json": (tiny.roberta_words, []),
     "XLM-R without tokenizer.json": (tiny.xlm_roberta_words, []),
-    "Mistral": (lambda folder: tiny.llama(folder, add_eos_token=False), []),
-    "Mistral with an end token (e5-mistral)": (lambda folder: tiny.llama(folder, add_eos_token=True), ["</s>"]),
-    "Llama": (lambda folder: tiny.llama(folder, add_eos_token=False, model_type="llama"), []),
-    "Qwen2 with an end token (gte-Qwen2)": (lambda folder: tiny.qwen(folder, add_eos_token=True), ["<|endoftext|>"]),
+    "Mistral": (partial(tiny.llama, add_eos_token=False), []),
+    "Mistral with an end token (e5-mistral)": (partial(tiny.llama, add_eos_token=True), ["</s>"]),
+    "Llama": (partial(tiny.llama, add_eos_token=False, model_type="llama"), []),
+    "Qwen2 with an end token (gte-Qwen2)": (partial(tiny.qwen, add_eos_token=True), ["<|endoftext|>"]),
 }
 
 
@@ -80,66 +81,55 @@ def test_a_template_of_pairs_that_transformers_has_in_code_is_taken(tmp_path, ty
         assert (encoding.ids, encoding.type_ids) == (wanted["input_ids"], wanted["token_type_ids"])
 
 
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (
-            lambda folder: minilm(folder, change=cased),
-            r"args\.model\.tokenizer: token 1 of English, .* is 100 by tokenizer\.json and 1996 by .* file ",
-        ),
-        (
-            lambda folder: minilm(folder, {"tokenize_chinese_chars": False}),
-            r"args\.model\.tokenizer: token \d+ of Chinese, .* is \d+ by tokenizer\.json and 100 by transformers",
-        ),
-        (
-            lambda folder: tiny.llama(folder, add_eos_token=True, eos_token=None),
-            r"args\.model\.id: tokenizer_config\.json says add_eos_token, and it names no such token$",
-        ),
-        (
-            lambda folder: tiny.qwen(folder, add_eos_token=True, eos_token="</s>"),
-            r"args\.model\.id: .* says add_eos_token, and </s> is not in the vocabulary$",
-        ),
-        (
-            lambda folder: tiny.write(folder, {"config.json": {"model_type": "bert"}}),
-            r"args\.model\.tokenizer: .* holds no tokenizer\.json and no older vocabulary$",
-        ),
-        (
-            lambda folder: tiny.write(folder, {"config.json": {"model_type": "xlm-roberta"}, "a.model": "none"}),
-            r"args\.model\.id: transformers finds 5 of the model's 40000 tokens in ",
-        ),
-        (
-            lambda folder: tiny.write(
-                folder, {"config.json": {"model_type": "xlm-roberta"}, "sentencepiece.bpe.model": "none"}
-            ),
-            r"args\.model\.id: transformers cannot build the tokenizer of ",
-        ),
-        (
-            lambda folder: tiny.write(folder, {"config.json": {"model_type": "bert"}, "tokenizer.json": "{}"}),
-            r"args\.model\.id: .*tokenizer\.json cannot be read: ",
-        ),
-    ],
-    ids=[
-        "another case",
-        "other scripts",
-        "no end token",
-        "a foreign end token",
-        "none",
-        "an old one under another name",
-        "a broken old one",
-        "a broken one",
-    ],
-)
-def test_wrong_tokenizers_are_refused_in_one_sentence(tmp_path, make, sentence):
+XLM_ROBERTA = {"config.json": {"model_type": "xlm-roberta"}}
+REFUSED = {
+    "another case": (
+        partial(minilm, change=cased),
+        r"tokenizer: token 1 of English, .* is 100 by tokenizer\.json and 1996 by .* file ",
+    ),
+    "other scripts": (
+        partial(minilm, config={"tokenize_chinese_chars": False}),
+        r"tokenizer: token \d+ of Chinese, .* is \d+ by tokenizer\.json and 100 by transformers",
+    ),
+    "no end token": (
+        partial(tiny.llama, add_eos_token=True, eos_token=None),
+        r"id: tokenizer_config\.json says add_eos_token, and it names no such token$",
+    ),
+    "a foreign end token": (
+        partial(tiny.qwen, add_eos_token=True, eos_token="</s>"),
+        r"id: .* says add_eos_token, and </s> is not in the vocabulary$",
+    ),
+    "none": (
+        partial(tiny.write, files={"config.json": {"model_type": "bert"}}),
+        r"tokenizer: .* holds no tokenizer\.json and no older vocabulary$",
+    ),
+    "an old one under another name": (
+        partial(tiny.write, files=XLM_ROBERTA | {"a.model": "none"}),
+        r"id: transformers finds 5 of the model's 40000 tokens in ",
+    ),
+    "a broken old one": (
+        partial(tiny.write, files=XLM_ROBERTA | {"sentencepiece.bpe.model": "none"}),
+        r"id: transformers cannot build the tokenizer of ",
+    ),
+    "a broken one": (
+        partial(tiny.write, files={"config.json": {"model_type": "bert"}, "tokenizer.json": "{}"}),
+        r"id: .*tokenizer\.json cannot be read: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_wrong_tokenizers_are_refused_in_one_sentence(tmp_path, why):
+    make, sentence = REFUSED[why]
     make(tmp_path / "model")
-    with pytest.raises(SettingsError, match=sentence) as caught:
+    with pytest.raises(SettingsError, match=rf"args\.model\.{sentence}") as caught:
         true_tokenizer(card(tmp_path / "model"))
     assert "\n" not in str(caught.value)
 
 
 def test_a_tokenizer_of_a_larger_vocabulary_is_refused():
-    with pytest.raises(
-        SettingsError, match=r"^args\.model\.id: the tokenizer is not this model's: .* has token \d+, .* 100$"
-    ):
+    sentence = r"^args\.model\.id: the tokenizer is not this model's: .* has token \d+, .* 100$"
+    with pytest.raises(SettingsError, match=sentence):
         true_tokenizer(card(PACKAGE, vocab_size=100))
 
 
@@ -183,15 +173,13 @@ def in_python(question):
 
 
 def test_a_tokenizer_that_is_not_only_fast_is_refused():
-    sentence = (
-        r"token \d+ of English is nothing by .* and 7 by .*, and BertTokenizer of transformers is no fast tokenizer"
-    )
-    with pytest.raises(SettingsError, match=rf"^args\.model\.tokenizer: {sentence}"):
-        true_tokenizer(card(PACKAGE), ask=in_python)
-    with pytest.raises(
-        SettingsError, match=r"^args\.model\.tokenizer: BertTokenizer of transformers is no fast tokenizer"
+    is_slow = "BertTokenizer of transformers is no fast tokenizer"
+    for wanted, sentence in (
+        ("auto", rf"token \d+ of English is nothing by .* and 7 by .*, and {is_slow}"),
+        ("transformers", is_slow),
     ):
-        true_tokenizer(card(PACKAGE), "transformers", ask=in_python)
+        with pytest.raises(SettingsError, match=rf"^args\.model\.tokenizer: {sentence}"):
+            true_tokenizer(card(PACKAGE), wanted, ask=in_python)
 
 
 def test_prompts_are_compared_too(tmp_path):

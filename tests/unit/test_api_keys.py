@@ -3,23 +3,28 @@ import pytest
 from deployments.errors import SettingsError, Unauthorized
 from deployments.queueing.shares import Tenant
 from deployments.settings import Settings
-from serve_app.api_keys import ApiKeys, bearer, read_keys
+from serve_app.api_keys import ApiKey, ApiKeys, bearer, read_keys
 
 KEYS = ("sk-one", "sk-two", "Z29v/ZA+._~==")
 
 
+def accepts(keys, key):
+    try:
+        keys.check(None if key is None else f"Bearer {key}")
+    except Unauthorized:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("key", KEYS)
 def test_each_key_is_accepted(key):
-    ApiKeys(KEYS).check(f"Bearer {key}")
-    assert ApiKeys(KEYS).accepts(key)
+    assert accepts(ApiKeys(KEYS), key)
 
 
-@pytest.mark.parametrize(
-    "key", [None, "", "sk-", "sk-onee", "SK-ONE", "sk-one ", "sk-one,sk-two", "é", "\udcff", "x" * 10**6]
-)
+@pytest.mark.parametrize("key", [None, "", "sk-", "sk-onee", "SK-ONE", "sk-one,sk-two", "é", "\udcff", "x" * 10**6])
 def test_nothing_else_is(key):
-    assert not ApiKeys(KEYS).accepts(key)
-    assert not ApiKeys(()).accepts(key)
+    assert not accepts(ApiKeys(KEYS), key)
+    assert not accepts(ApiKeys(()), key)
 
 
 @pytest.mark.parametrize(
@@ -81,23 +86,31 @@ def test_bad_files_are_refused_by_name_and_without_a_key(tmp_path, content, prob
 
 
 def test_keys_are_read_anew_and_bad_files_change_nothing(tmp_path, caplog):
+    caplog.set_level("INFO")
     file = tmp_path / "keys"
     file.write_text("sk-one\nsk-two\n")
     keys = ApiKeys.read(f"file:{file}")
-    file.write_text("sk-two\nsk-three\n")
-    assert not keys.accepts("sk-three")
-    keys.refresh()
-    assert [keys.accepts(key) for key in ("sk-one", "sk-two", "sk-three")] == [False, True, True]
-    for bad in ("", "two words\n"):
-        file.write_text(bad)
+
+    def refreshed(content):
+        """What is said of a file with this content (None: it is gone) that is looked at three times."""
+        caplog.clear()
+        file.unlink() if content is None else file.write_text(content)
         for _ in range(3):
             keys.refresh()
-        assert keys.accepts("sk-three")
-    file.unlink()
-    keys.refresh()
-    assert keys.accepts("sk-three")
-    assert caplog.text.count("the keys before stay in force") == 3
-    assert "sk-" not in caplog.text
+        return [record.message for record in caplog.records]
+
+    (bad,) = refreshed("")
+    assert bad.endswith("holds no key; the keys before stay in force")
+    assert refreshed("sk-two\nsk-three\n") == [f"API keys read anew from file:{file}: 2 are in force"]
+    assert [accepts(keys, key) for key in ("sk-one", "sk-two", "sk-three")] == [False, True, True]
+    assert refreshed("sk-two\nsk-three\n") == []
+    for content in ("", "two words\n", None, ""):
+        (bad,) = refreshed(content)
+        assert "the keys before stay in force" in bad
+        assert "words" not in bad
+        assert accepts(keys, "sk-three")
+    assert refreshed("sk-two\nsk-three\n") == []
+    assert len(refreshed("")) == 1  # it is said anew after a good one
 
 
 def test_a_variable_that_is_not_there(monkeypatch):
@@ -143,6 +156,11 @@ def test_keys_have_names_weights_and_quotas(tmp_path):
     assert (lab.tenant.weight, lab.quota.per_s, lab.quota.unit) == (1.0, 0.25, "device_seconds")
     assert nobody.tenant == Tenant("unnamed")
     assert "sk-" not in repr(read_keys(f"file:{file}"))
+
+
+def test_a_name_alone_has_the_weight_of_one_and_no_quota():
+    client = ApiKeys([ApiKey("sk-one", "search")]).check("Bearer sk-one")
+    assert (client.tenant, client.quota) == (Tenant("search", 1.0), None)
 
 
 def test_without_names_nobody_is_told_apart():

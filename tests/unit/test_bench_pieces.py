@@ -1,11 +1,19 @@
-"""A comparison that is measured in pieces: what is measured anew takes the place of what was kept."""
+"""What comparisons share: samples measured in pieces, tables, goals, and servers that are started and stopped."""
 
 import json
+import sys
+from functools import partial
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from rich.console import Console
 
+from benchmarks.kit import serving
 from benchmarks.kit.bench import Bench, NotAvailable
+from benchmarks.kit.goal import Goal, goal_sheet
+from benchmarks.kit.serving import running, settled
+from benchmarks.kit.sheet import table
 
 
 @pytest.fixture
@@ -44,3 +52,49 @@ def test_pieces_of_another_machine_or_other_rounds_do_not_add_up(piece):
         other.go_on()
     with pytest.raises(NotAvailable, match="quick"):
         piece("a", quick=True).go_on()
+
+
+def test_a_table_shows_what_is_missing():
+    columns = {"name": "{name}", "p50": "{p50_s:.2f} s", "late": "{router[late]:.1%}"}
+    whole = {"name": "one", "p50_s": 0.5, "router": {"late": 0.01}}
+    sheet = table("Found", columns, [whole, {"name": "two", "p50_s": None, "router": {}}])
+    assert sheet.rows == [["one", "0.50 s", "1.0%"], ["two", "-", "-"]]
+    assert sheet.markdown()[2:5] == ["| name | p50 | late |", "|---|---|---|", "| one | 0.50 s | 1.0% |"]
+
+
+@pytest.mark.parametrize(
+    ("reached", "at_most", "shown"),
+    [
+        (0.5, False, ["late", "at least 1 %", "0.50 %", "no"]),
+        (0.5, True, ["late", "at most 1 %", "0.50 %", "yes"]),
+        (None, True, ["late", "at most 1 %", "not available", "-"]),
+    ],
+)
+def test_a_goal_beside_what_was_reached(reached, at_most, shown):
+    assert goal_sheet([Goal("late", 1.0, reached, "%", at_most=at_most)]).rows == [shown]
+
+
+def test_a_server_is_waited_for_and_stopped():
+    command = [sys.executable, "-uc", "import os, time; print('ready', os.getpid()); time.sleep(60)"]
+    with running(command, lambda told: told.endswith("\n"), {}) as told:
+        pid = int(told.removeprefix("ready"))
+        assert psutil.pid_exists(pid)
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_server_that_ends_says_why():
+    command = [sys.executable, "-c", "raise SystemExit('the port is taken')"]
+    with pytest.raises(RuntimeError, match="the port is taken"), running(command, lambda _: False, {}):
+        pass
+
+
+def test_what_is_counted_is_read_until_it_stays(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(serving, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=partial(tick, clock)))
+    counts = iter([1, 1, 2, 2, 2])  # every half second
+    assert settled(lambda: next(counts), 1.0) == 2
+    assert list(counts) == []
+
+
+def tick(clock, seconds):
+    clock[0] += seconds

@@ -1,10 +1,11 @@
 """What a query costs by its tokens, the fit, and the paper's depths."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.queueing.cost_model import CostModel
+from deployments.queueing.cost_model import CostModel, non_negative
 
 RUNS = [([75], 1), ([75] * 16, 1), ([250] * 4, 1), ([10] * 32, 1), ([75] * 64, 1), ([500] * 2, 1), ([500] * 20, 1)]
 
@@ -53,3 +54,20 @@ def test_one_run_is_enough_and_none_is_not():
     assert found.beta_s + 4 * found.alpha_s == pytest.approx(0.4)
     with pytest.raises(ValueError, match="at least one run"):
         CostModel.fit([])
+
+
+def test_a_run_that_took_no_time_is_no_error():
+    assert CostModel.fit([([75], 0.0)]).cost_s(75) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("columns", "wanted", "coefficients"),
+    [
+        ([[1, 0], [2, 0]], [2, 4], [2, 0]),  # what was never varied is 0
+        ([[1, 1], [1, 2]], [2, 1], [1.5, 0]),  # together the second would be -1
+        ([[1, 1], [1, 1.02]], [1.1, 1.0], [1.05, 0]),  # and by itself it fits less well
+        ([[1, 1], [2, 1], [3, 1]], [2, 3, 4], [1, 1]),
+    ],
+)
+def test_the_best_without_a_negative_coefficient(columns, wanted, coefficients):
+    assert non_negative(np.array(columns, float), np.array(wanted, float)) == pytest.approx(coefficients)

@@ -40,7 +40,7 @@ def prompt_of(length, seed):
     return np.random.default_rng([length, seed]).integers(5, VOCABULARY, length).tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(EVENTS)
 def test_in_any_work_each_token_follows_from_all_before_it(events):
     for ids, prompt in World(Emulated(), 6, 8).run(events, prompt_of):
@@ -105,7 +105,7 @@ def test_two_batches_take_neos_time(layers, host0, host1, tokens):
     assert took <= formula * (1 + 1 / layers)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.integers(1, 5000), max_size=20),
     st.integers(0, 300),

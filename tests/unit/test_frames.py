@@ -3,6 +3,7 @@
 import contextlib
 import math
 import struct
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from deployments.models.outputs import TEXT
 from deployments.queueing.schedule import ReplicaState
 from deployments.queueing.shares import Tenant
 from deployments.transport import frames
-from deployments.transport.frames import Answered, Offer, Offers, Report
+from deployments.transport.channel import Peer
+from deployments.transport.frames import SIZE, Answered, Offer, Offers, Report
 
 STATE = ReplicaState(0.25, 0.5, 0.1, 3, 2, 7, 5, (0.0, 0.001, 0.0, 0.27), 1.1, 0.02, (1, 2, 3))
 
@@ -95,18 +97,77 @@ def test_much_is_cut_into_several_frames_and_says_all_else_once(monkeypatch):
     monkeypatch.setattr(frames, "CUT_BYTES", 1000)
     sent = Report(STATE, 1, refused=[(9, False)], answered=[answered(i, 0, *[float(i)] * 100) for i in range(20)])
     came = reports(sent)
-    assert len(came) > 4
-    assert all(len(b"".join(frame)) < 3000 for frame in sent.encode())
+    assert [len(report.answered) for report in came] == [3, 3, 3, 3, 3, 3, 2]
     assert [one.number for report in came for one in report.answered] == list(range(20))
     assert [one.numbers[0] for report in came for one in report.answered] == list(range(20))
-    assert [report.refused for report in came] == [[[9, False]], *[[]] * (len(came) - 1)]
+    assert [report.refused for report in came] == [[[9, False]], *[[]] * 6]
+
+
+def test_a_frame_that_has_more_than_16_mib_takes_nothing_more():
+    full, one = np.zeros(2**22, np.float32), np.zeros(1, np.float32)
+    sent = Report(STATE, answered=[Answered(0, 0, numbers, 1.0, 0.0, 0.0, 0.0) for numbers in (full, one, one)])
+    assert [len(report.answered) for report in reports(sent)] == [2, 1]
+
+
+@pytest.mark.parametrize(("size", "closed"), [(7, True), (8, False), (2**28, False), (2**28 + 1, True)])
+def test_a_frame_of_more_than_256_mib_is_none_of_ours(size, closed):
+    transport, peer = Mock(get_extra_info=lambda _: None, is_closing=lambda: False), Peer()
+    peer.frame_received = lambda frame: None
+    peer.connection_made(transport)
+    peer.data_received(SIZE.pack(size) + bytes(4))
+    assert transport.abort.called == closed
+
+
+@pytest.mark.parametrize("length", range(8))
+def test_arrays_begin_at_a_multiple_of_four(length):
+    sizes, head, array = frames.frame_of("x" * length, [b"1234"])
+    assert (len(sizes), len(head)) == (8, 4 * math.ceil((length + 2) / 4))
+    assert frames.head_of(b"".join([sizes, head, array])) == ("x" * length, 8 + len(head))
+
+
+def test_what_is_so_unless_it_is_said():
+    assert Offer(1, 1.0, [])[3:] == (TEXT, False, False, False, None, False, None)
+    assert Answered(1, 0, [], 1.0, 0.0, 0.0, 0.0)[7:] == (1, 0)
+    assert Report(STATE) == Report(STATE, 0, [], [], [], [])
+    assert Offers() == Offers([], [], [], {}, None, False)
+
+
+@pytest.mark.parametrize(
+    ("offers", "is_sent"),
+    [
+        (Offers(), False),
+        (Offers(refused_s={None: 1.0}), False),  # it waits for a frame that has to be sent
+        (Offers([Offer(1, 1.0, [])]), True),
+        (Offers(called_off=[1]), True),
+        (Offers(confirmed=[1]), True),
+        (Offers(settings={"slo_s": 1.0}), True),
+        (Offers(asks=True), True),
+    ],
+)
+def test_when_a_frame_has_something_to_say(offers, is_sent):
+    assert bool(offers) == is_sent
+
+
+def test_microseconds_are_enough():
+    assert through(Offers([Offer(1, 0.12345678, [ids(1)])])).offers[0].left_s == 0.123457
 
 
 DAMAGE = (ValueError, TypeError, LookupError, struct.error)
+ABOUT = [1.0, TEXT, False, False, False, None, False, None]  # of an offer, without its number and size
 
 
 def frame_of(head, arrays=()):
     return b"".join(frames.frame_of(head, [array.tobytes() for array in arrays]))
+
+
+def offers_of(*sizes, arrays=()):
+    """A frame that says of each offer how many queries it has, with these arrays."""
+    heads = [[number, ABOUT[0], size, *ABOUT[1:]] for number, size in enumerate(sizes)]
+    return frame_of([heads, [], [], [], None, False], arrays)
+
+
+def test_a_frame_as_the_damaged_ones_are_made():
+    assert len(Offers.decode(offers_of(1, 1, arrays=[ids(2, 1), ids(7, 8, 9)])).offers) == 2
 
 
 @pytest.mark.parametrize(
@@ -118,12 +179,13 @@ def frame_of(head, arrays=()):
         frame_of([]),
         frame_of({}),
         frame_of(7),
-        frame_of([[[1, 1.0, 2, TEXT]], [], [], 0, None, False]),  # two queries, no lengths
-        frame_of([[[1, 1.0, 1, TEXT]], [], [], 0, None, False], [np.int32(3), ids(1, 2)]),  # 3 of 2 tokens
-        frame_of([[[1, 1.0, 1, TEXT]], [], [], 0, None, False], [np.int32(0)]),
-        frame_of([[[1, 1.0, 1, TEXT, 0, 0, 0, 0, 0, 0, 0]], [], [], 0, None, False], [ids(1), ids(1)]),
-        frame_of([[[1]], [], [], 0, None, False]),
-        frame_of([[], [], [], 0, None, False], [np.array([1, 2, 3], np.uint8)]),
+        offers_of(2),  # two queries, no lengths
+        offers_of(1, arrays=[ids(3), ids(1, 2)]),  # 3 of 2 tokens
+        offers_of(1, arrays=[ids(1), ids(1, 2)]),  # 1 of 2
+        offers_of(1, arrays=[ids(0)]),
+        offers_of(2, arrays=[ids(3, -1), ids(1, 2)]),
+        frame_of([[[1]], [], [], [], None, False]),
+        frame_of([[], [], [], [], None, False], [np.array([1, 2, 3], np.uint8)]),
     ],
 )
 def test_damaged_offers_say_so(frame):

@@ -7,6 +7,7 @@ connections in memory that cut frames anywhere and break at any time; emulated e
 import asyncio
 import contextlib
 import random
+from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,24 +20,18 @@ from tokenizers.models import WordLevel
 from deployments.errors import Busy, EngineFailed, ReplicaLost, WindveError
 from deployments.generation import generation_pool
 from deployments.generation.asked import Asked
-from deployments.generation.engine.emulated_steps import EmulatedSteps, following
 from deployments.generation.generation_router import GenerationHost, GenerationRouter
 from deployments.generation.generation_settings import GenerationSettings
-from deployments.generation.scheduling.chunk import load_of
 from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import StepTime
-from deployments.generation.stepper import Stepper
 from deployments.generation.text.sampling import Sampling
-from deployments.generation.token_frames import GenerationOffers
 from deployments.hardware.device_detector import Topology
 from deployments.queueing.quota import Client, Quota
 from deployments.queueing.shares import Tenant
-from deployments.transport.channel import RouterConnection, Server
-from deployments.transport.frames import HEAD
-from tests.kit.virtual_time import run
+from tests.kit.generation_replicas import VOCABULARY, Card, Instruments, Replica, answer_to, reach_of
+from tests.kit.virtual_time import virtual
 
-VOCABULARY = 300
+END_TOKENS = (7,)
 MODEL = StepTime(0.02, 0.0005, 1e-6, 0.0002, 1e-8, 4)
 EMULATED = {"engine": "emulated", "emulated": {"beta_s": 0.02}}
 ARGS = {"model": {"id": "here"}, "accelerator": EMULATED, "cpu": EMULATED}
@@ -45,128 +40,10 @@ TOKENIZER = Tokenizer(WordLevel({f"w{number}": number for number in range(VOCABU
 PATIENCE_S = 40.0
 
 
-class Instruments:
-    def __getattr__(self, _):
-        return lambda *_: self
-
-
-class Card:
-    name, context, end_tokens = "emulated", 4096, (7,)
-
-
-class Wire:
-    """One end of a connection: what it sends arrives late, and in pieces. `deaf`: it hears of nothing any more."""
-
-    def __init__(self, protocol, chance):
-        self.protocol, self.peer, self.closing, self.deaf = protocol, None, False, False
-        self._chance, self._last = chance, 0.0
-
-    def writelines(self, parts):
-        data = b"".join(parts)
-        while data and not self.closing:
-            size = self._chance.choice([1, 7, 300, len(data), len(data)])
-            self._later(self.peer._hear, data[:size])
-            data = data[size:]
-
-    def _later(self, what, *args):
-        loop = asyncio.get_running_loop()
-        late_s = self._chance.choice([0.0, 1e-6, 1e-3])
-        self._last = max(self._last + 1e-9, loop.time() + late_s)  # two never come at the same moment: they keep order
-        loop.call_at(self._last, what, *args)
-
-    def _hear(self, data):
-        if not (self.closing or self.deaf):
-            self.protocol.data_received(data)
-
-    def is_closing(self):
-        return self.closing
-
-    def get_extra_info(self, _):
-        return None
-
-    def get_write_buffer_size(self):
-        return 0
-
-    def abort(self):
-        self._end()
-        if not self.deaf:
-            self._later(self.peer._end)
-
-    def _end(self):
-        if not (self.closing or self.deaf):
-            self.closing = True
-            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
-
-    close = abort
-
-
-class Replica:
-    """As `Generator` puts it together."""
-
-    def __init__(self, name, blocks, chance):
-        self.name, self.chance, self.wires = name, chance, []
-        self.engine = EmulatedSteps(MODEL, blocks, VOCABULARY, sleep=lambda _: None)
-        self.stepper = Stepper(
-            StepSchedule(MODEL, StepPolicy(1.0, 0.1), blocks), self._compute, clock=asyncio.get_running_loop().time
-        )
-        self.server = Server(name, self.stepper.receive, self.stepper.gone, GenerationOffers.decode)
-        self.alive, self.problem, self.slow, self.task = True, None, 1.0, None
-
-    def _compute(self, work, ended):
-        async def step(before):
-            if before is not None:
-                await before
-            try:
-                if self.problem is not None:
-                    raise self.problem
-                found = work.run(self.engine)
-            except RuntimeError as error:
-                found = error
-            self.problem = None
-            await asyncio.sleep(self.slow * MODEL.seconds(load_of(work.work.chunks)))
-            ended(found)
-
-        self.task = asyncio.get_running_loop().create_task(step(self.task))
-
-    @property
-    def about(self):
-        return {"node": "n", "channel": {"host": self.name, "port": 1, "secret": self.server.secret}}
-
-    def connect(self, channel):
-        if not self.alive:
-            raise ConnectionRefusedError
-        here, there = Wire(RouterConnection(self.server), self.chance), Wire(channel, self.chance)
-        here.peer, there.peer = there, here
-        self.wires.append(there)
-        channel.connection_made(there)
-        here.protocol.connection_made(here)
-
-    def die(self):
-        self.alive = False
-        for wire in self.wires:
-            wire.peer.abort()
-            wire.peer.deaf = True
-
-    @property
-    def is_free(self):
-        state, schedule = self.stepper.state(), self.stepper.schedule
-        blocks = schedule.room._blocks
-        return (
-            (self.stepper.in_flight, state.rows, state.waiting) == (0, 0, 0)
-            and state.free_blocks == blocks.free == blocks.count == len(set(blocks._free))
-            and schedule.room.reserved == schedule.room._reserved_bulk == 0
-            and not any(session.generations for session in self.stepper._sessions.values())
-        )
-
-
-def expected(asked, number):
+def expected(asked):
     """The tokens of an answer, as the emulated devices' rule has them."""
-    ids = asked.ids.tolist()
-    for _ in range(asked.most_tokens):
-        ids.append(following(ids, VOCABULARY))
-        if (ids[-1] in Card.end_tokens and not asked.ignore_end) or f"w{ids[-1]}" in asked.stops:
-            break
-    return ids[len(asked.ids) :]
+    ends = () if asked.ignore_end else END_TOKENS
+    return answer_to(asked.ids.tolist(), asked.most_tokens, (*ends, *(int(stop[1:]) for stop in asked.stops)))
 
 
 class World:
@@ -179,7 +56,7 @@ class World:
 
     async def start(self):
         topology = Topology(tuple(self.pools), dict.fromkeys(self.pools, 1), heterogeneous=True, reason="a test")
-        host = GenerationHost("router", "n", Instruments(), Card(), TOKENIZER)
+        host = GenerationHost("router", "n", Instruments(), Card(END_TOKENS), TOKENIZER)
         self.router = GenerationRouter(
             GenerationSettings.parse(ARGS), topology, {name: (name, None) for name in self.pools}, host
         )
@@ -189,18 +66,10 @@ class World:
             self.follow(name)
         await asyncio.sleep(0.2)
 
-    async def reach(self, make, address, secret):
-        replica = next(one for some in self.pools.values() for one in some if one.name == address[0])
-        channel = make()
-        replica.connect(channel)
-        await asyncio.sleep(self.chance.choice([0.0, 0.01]))
-        shown = secret.encode()
-        channel.transport.writelines([HEAD.pack(HEAD.size + len(shown), 0), shown])
-        return channel
-
     def add(self, pool):
         self.count += 1
-        self.pools[pool].append(Replica(f"{pool} {self.count}", self.blocks, self.chance))
+        replica = Replica(f"{pool} {self.count}", MODEL, StepPolicy(1.0, 0.1), self.blocks, chance=self.chance)
+        self.pools[pool].append(replica)
 
     def follow(self, pool, left_out=(), died=None):
         members = {one.name: one.about for one in self.pools[pool] if one.alive and one not in left_out}
@@ -274,7 +143,7 @@ class World:
             assert seen.task.done(), number
             seen.task.result()
             for answer, tokens in seen.tokens.items():
-                right = expected(seen.asked, answer)
+                right = expected(seen.asked)
                 assert tokens == right[: len(tokens)], (number, answer)
                 assert (answer in seen.ends) == (len(tokens) == len(right)), (number, answer)
             if not seen.left and seen.problem is None:
@@ -310,33 +179,30 @@ EVENT = st.one_of(
 WAIT = st.sampled_from([0.0, 0.0, 0.0, 0.001, 0.02, 0.1, 0.7])
 
 
-def lived(happens, blocks, seed):
+async def lived(happens, blocks, seed):
     """The world after all of it."""
-
-    async def main():
-        world = World(blocks, seed)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(generation_pool, "reach", world.reach)
-            patch.setattr(generation_pool.GenerationPool, "connect", lambda _: None)
-            await world.start()
-            for (what, how), wait_s in happens:
-                await world.happen(what, how)
-                await asyncio.sleep(wait_s)
-            await asyncio.sleep(PATIENCE_S + 20)
-            world.check()
-
-        return world
-
-    return run(main(), most_turns=3_000_000)
+    world = World(blocks, seed)
+    reach = reach_of(lambda: chain(*world.pools.values()), lambda: world.chance.choice([0.0, 0.01]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generation_pool, "reach", reach)
+        patch.setattr(generation_pool.GenerationPool, "connect", lambda _: None)
+        await world.start()
+        for (what, how), wait_s in happens:
+            await world.happen(what, how)
+            await asyncio.sleep(wait_s)
+        await asyncio.sleep(PATIENCE_S + 20)
+        world.check()
+    return world
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(EVENT, WAIT), min_size=3, max_size=30), st.sampled_from([6, 24, 100]), st.integers(0, 9))
-def test_each_generation_ends_with_its_own_tokens_and_nothing_is_left(happens, blocks, seed):
-    lived(happens, blocks, seed)
+@virtual
+async def test_each_generation_ends_with_its_own_tokens_and_nothing_is_left(happens, blocks, seed):
+    await lived(happens, blocks, seed)
 
 
-def test_under_faults_without_end_generations_come_to_every_end():
+async def test_under_faults_without_end_generations_come_to_every_end():
     chance, happens = random.Random(5), []
     asks = {"bulk": False, "ignore_end": True, "reads_s": 0.0}
     for _ in range(150):
@@ -346,7 +212,7 @@ def test_under_faults_without_end_generations_come_to_every_end():
         happens.append((("ask", ask), chance.choice([0.0, 0.05, 0.2])))
         if chance.random() < 0.1:
             happens.append(((chance.choice(["fail", "cut", "half cut", "die", "replace"]), chance.randrange(4)), 0.0))
-    world = lived(happens, 8, 1)
+    world = await lived(happens, 8, 1)
     ends = [seen.problem and type(seen.problem) for seen in world.clients if not seen.left]
     assert ends.count(None) > 50
     assert {Busy, EngineFailed, ReplicaLost} <= set(ends)

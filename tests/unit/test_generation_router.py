@@ -1,9 +1,10 @@
-"""The Router of generation with real connections to replicas without Ray: the product's Stepper, emulated devices."""
+"""The Router of generation with replicas without Ray: the product's Stepper, emulated devices, virtual time."""
 
 import asyncio
 import contextlib
 import time
 import types
+from itertools import chain
 from unittest.mock import ANY
 
 import numpy as np
@@ -22,127 +23,55 @@ from deployments.errors import (
     TimedOut,
     Unavailable,
 )
+from deployments.generation import generation_pool
 from deployments.generation.asked import Asked
-from deployments.generation.engine.emulated_steps import EmulatedSteps, following
-from deployments.generation.generation_pool import GenerationPool
 from deployments.generation.generation_record import GenerationRecord
 from deployments.generation.generation_router import GenerationHost, GenerationRouter
 from deployments.generation.generation_settings import GenerationSettings
 from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepTime
-from deployments.generation.stepper import Stepper
 from deployments.generation.text.sampling import Sampling
 from deployments.generation.token_channel import TokenChannel
-from deployments.generation.token_frames import GenerationOffers
 from deployments.hardware.device_detector import Topology
 from deployments.queueing.quota import Client, Quota
 from deployments.queueing.shares import Tenant
-from deployments.transport.channel import Server
 from deployments.trial import Trial, hash_secret
 from serve_app.generation.generations import Generations
+from tests.kit import generation_replicas
+from tests.kit.generation_replicas import VOCABULARY, Card, Instruments, answer_to, reach_of
 
-VOCABULARY = 500
 BLOCKS = 32
 MODEL = StepTime(0.002, 0.0001, 0.0, 0.00002, 0.0, 4)
 CONFIG = {"ttft_s": 1.0, "tpot_s": 0.05}
 EMULATED = {"engine": "emulated", "emulated": {"beta_s": 0.002}}
 ARGS = {"model": {"id": "here"}, "accelerator": EMULATED, "cpu": EMULATED}
-HOST = "127.0.0.1"
+WORDS = Tokenizer(WordLevel({f"w{number}": number for number in range(VOCABULARY)}, "w0"))
 
 
-class Instruments:
-    """In place of `ray.serve.metrics`."""
-
-    def __getattr__(self, _):
-        return lambda *_: self
-
-
-class Card:
-    """Of `GenerationCard` what the Router reads."""
-
-    name, context = "emulated", 4096
-    end_tokens: tuple[int, ...] = ()
-
-
-class Model:
-    """Of its `ModelCard`."""
-
-    vocab_size = VOCABULARY
-
-
-class Replica:
-    """As `Generator` puts it together."""
-
+class Replica(generation_replicas.Replica):
     def __init__(self, name, blocks=BLOCKS, host=None):
-        self.name = name
-        self.engine = EmulatedSteps(MODEL, blocks, VOCABULARY)
-        self.stepper = Stepper(StepSchedule(MODEL, StepPolicy(1.0, 0.05), blocks, host=host), self.compute)
-        self.server = Server(HOST, self.receive, self.stepper.gone, GenerationOffers.decode)
-        self.connections = []
-        self.problem = None
-        self.hung = False
-        self.task = None
-        self.flooded = False  # it comes to decide on nothing new
-
-    def receive(self, connection, offers):
-        if connection not in self.connections:
-            self.connections.append(connection)
-        if self.flooded:
-            if offers.asks:
-                self.stepper._sessions[connection].asks = True
-                self.stepper._send_soon()
-        elif not self.hung:
-            self.stepper.receive(connection, offers)
-
-    def compute(self, work, ended):
-        async def step(before):
-            if before is not None:
-                await before
-            problem, self.problem = self.problem, None
-            ended(problem or await asyncio.to_thread(work.run, self.engine))
-
-        self.task = asyncio.get_running_loop().create_task(step(self.task))
-
-    async def about(self):
-        port = await self.server.start()
-        return {"node": "n", "channel": {"host": HOST, "port": port, "secret": self.server.secret}}
-
-    def die(self):
-        self.server.close()
-        for connection in self.connections:
-            connection.hang_up()
-            self.stepper.gone(connection)
-
-    @property
-    def is_free(self):
-        state = self.stepper.state()
-        return (self.stepper.in_flight, state.free_blocks, state.rows) == (0, state.blocks, 0)
+        super().__init__(name, MODEL, blocks=blocks, host=host)
 
 
 @contextlib.asynccontextmanager
-async def service(monkeypatch, *pools, args=ARGS, **config):
+async def service(monkeypatch, *pools, args=ARGS, end_tokens=(), **config):
     """A Router, and its pools' replicas: the first pool is the accelerator's."""
-    monkeypatch.setattr(GenerationPool, "connect", lambda _: None)
-    words = Tokenizer(WordLevel({f"w{number}": number for number in range(VOCABULARY)}, "w0"))
+    monkeypatch.setattr(generation_pool.GenerationPool, "connect", lambda _: None)
+    monkeypatch.setattr(generation_pool, "reach", reach_of(lambda: chain(*pools)))
     names = ("accelerator", "cpu")[: len(pools)]
     topology = Topology(names, dict.fromkeys(names, 1), heterogeneous=True, reason="a test")
-    host = GenerationHost("router", "n", Instruments(), Card(), words)
+    host = GenerationHost("router", "n", Instruments(), Card(end_tokens), WORDS)
     router = GenerationRouter(GenerationSettings.parse(args), topology, {name: (name, None) for name in names}, host)
     await router.reconfigure({**CONFIG, **config})
     for pool, replicas in zip(router.pools.values(), pools, strict=True):
-        pool.follow({replica.name: await replica.about() for replica in replicas}, None)
+        pool.follow({replica.name: replica.about for replica in replicas}, None)
     await until(lambda: all(pool.live for pool in router.pools.values()))
     try:
         yield router
     finally:
         for pool in router.pools.values():
             pool.follow({}, None)
-            for replica in (one for some in pools for one in some):
-                replica.die()
-        await asyncio.sleep(0.01)  # connections end
 
 
 def asked(length=10, tokens=8, seed=0, **more):
@@ -151,10 +80,7 @@ def asked(length=10, tokens=8, seed=0, **more):
 
 
 def expected(one):
-    ids = one.ids.tolist()
-    for _ in range(one.most_tokens):
-        ids.append(following(ids, VOCABULARY))
-    return ids[len(one.ids) :]
+    return answer_to(one.ids.tolist(), one.most_tokens)
 
 
 async def read(pieces):
@@ -180,237 +106,190 @@ async def freed(*replicas):
     await until(lambda: all(replica.is_free for replica in replicas))
 
 
-def test_tokens_come_as_text_and_in_the_order_of_their_answers(monkeypatch):
-    async def main():
-        replica = Replica("a")
-        async with service(monkeypatch, [replica]) as router:
-            several = [asked(5 + 60 * seed, 5 + seed, seed) for seed in range(6)]
-            got = await asyncio.gather(*[read(await router.begin(one)) for one in several])
-            for one, [(ids, text, finish)] in zip(several, got, strict=True):
-                assert (ids, text, finish) == (expected(one), text_of(expected(one)), "length")
-            many = asked(40, 6, answers=3)
-            assert await read(await router.begin(many)) == [(expected(many), text_of(expected(many)), "length")] * 3
-            await freed(replica)
-            assert router.describe()["pools"]["accelerator"]["live_replicas"] == 1
-
-    asyncio.run(main())
+async def test_tokens_come_as_text_and_in_the_order_of_their_answers(monkeypatch):
+    replica = Replica("a")
+    async with service(monkeypatch, [replica]) as router:
+        several = [asked(5 + 60 * seed, 5 + seed, seed) for seed in range(6)]
+        got = await asyncio.gather(*[read(await router.begin(one)) for one in several])
+        for one, [(ids, text, finish)] in zip(several, got, strict=True):
+            assert (ids, text, finish) == (expected(one), text_of(expected(one)), "length")
+        many = asked(40, 6, answers=3)
+        assert await read(await router.begin(many)) == [(expected(many), text_of(expected(many)), "length")] * 3
+        await freed(replica)
+        assert router.describe()["pools"]["accelerator"]["live_replicas"] == 1
 
 
-def test_a_stop_ends_an_answer_and_frees_its_place(monkeypatch):
-    async def main():
-        replica = Replica("a")
-        async with service(monkeypatch, [replica]) as router:
-            one = asked(tokens=400)
-            ids = expected(one)
-            stopped = asked(tokens=400, stops=(f"w{ids[5]}",))
-            [(got, text, finish)] = await read(await router.begin(stopped))
-            before = ids[: ids.index(ids[5])]
-            assert (got, text.strip(), finish) == ([*before, ids[5]], text_of(before), "stop")
-            await freed(replica)
-
-    asyncio.run(main())
-
-
-def test_an_end_token_is_counted_and_is_no_text(monkeypatch):
-    async def main():
-        replica = Replica("a")
-        one = asked(tokens=30)
+async def test_a_stop_ends_an_answer_and_frees_its_place(monkeypatch):
+    replica = Replica("a")
+    async with service(monkeypatch, [replica]) as router:
+        one = asked(tokens=400)
         ids = expected(one)
-        monkeypatch.setattr(Card, "end_tokens", (ids[3],))
-        async with service(monkeypatch, [replica]) as router:
-            until = ids.index(ids[3])
-            assert await read(await router.begin(one)) == [(ids[: until + 1], text_of(ids[:until]), "stop")]
-            ignored = asked(tokens=30, ignore_end=True)
-            assert await read(await router.begin(ignored)) == [(ids, text_of(ids), "length")]
-
-    asyncio.run(main())
+        stopped = asked(tokens=400, stops=(f"w{ids[5]}",))
+        [(got, text, finish)] = await read(await router.begin(stopped))
+        before = ids[: ids.index(ids[5])]
+        assert (got, text.strip(), finish) == ([*before, ids[5]], text_of(before), "stop")
+        await freed(replica)
 
 
-def test_who_goes_frees_the_place_even_before_the_first_piece(monkeypatch):
-    async def main():
-        replica = Replica("a")
-        async with service(monkeypatch, [replica]) as router:
-            for reads in range(3):
-                pieces = await router.begin(asked(tokens=2000))
-                for _ in range(reads):
-                    await anext(pieces)
-                assert replica.stepper.in_flight == 1
-                await pieces.aclose()
-                await freed(replica)
-
-    asyncio.run(main())
+async def test_an_end_token_is_counted_and_is_no_text(monkeypatch):
+    replica = Replica("a")
+    one = asked(tokens=30)
+    ids = expected(one)
+    async with service(monkeypatch, [replica], end_tokens=(ids[3],)) as router:
+        until = ids.index(ids[3])
+        assert await read(await router.begin(one)) == [(ids[: until + 1], text_of(ids[:until]), "stop")]
+        ignored = asked(tokens=30, ignore_end=True)
+        assert await read(await router.begin(ignored)) == [(ids, text_of(ids), "length")]
 
 
-def test_what_the_accelerator_has_no_room_for_goes_to_the_cpu_and_then_is_busy(monkeypatch):
-    async def main():
-        first, second = Replica("a", blocks=4), Replica("b", blocks=4)
-        async with service(monkeypatch, [first], [second]) as router:
-            begun = [await router.begin(asked(100, 400)) for _ in range(2)]
-            assert [one.stepper.in_flight for one in (first, second)] == [1, 1]
-            with pytest.raises(Busy) as refused:
-                await router.begin(asked(100, 400))
-            assert refused.value.retry_after_s > 0
-            assert router.describe()["refused"] == 1
-            for pieces in begun:
-                await pieces.aclose()
-            await freed(first, second)
-
-    asyncio.run(main())
-
-
-def test_what_no_replica_could_do_names_the_longest_prompt(monkeypatch):
-    async def main():
-        replica = Replica("a", blocks=2000)
-        async with service(monkeypatch, [replica], ttft_s=0.05) as router:
-            with pytest.raises(InvalidInput, match=r"the longest is \d+ tokens"):
-                await router.begin(asked(20_000, 2))
-            with pytest.raises(DeadlineExceeded, match=r"at most \d+ tokens"):
-                await router.begin(asked(20_000, 2, timeout_s=0.1))
-            assert len(await read(await router.begin(asked(20_000, 2, timeout_s=5.0)))) == 1
-            with pytest.raises(InvalidInput, match="fewer tokens or fewer answers"):
-                await router.begin(asked(10, 300_000))
-
-    asyncio.run(main())
-
-
-def test_a_replica_that_dies_in_the_middle_ends_its_streams_with_one_error(monkeypatch):
-    async def main():
-        first, second = Replica("a"), Replica("b")
-        async with service(monkeypatch, [first], [second]) as router:
+async def test_who_goes_frees_the_place_even_before_the_first_piece(monkeypatch):
+    replica = Replica("a")
+    async with service(monkeypatch, [replica]) as router:
+        for reads in range(3):
             pieces = await router.begin(asked(tokens=2000))
-            await anext(pieces)
-            first.die()
-            with pytest.raises(ReplicaLost, match="lost replica a"):
-                await read(pieces)
-            await freed(first, second)
-            assert len(await read(await router.begin(asked()))) == 1
-            second.die()
-            await asyncio.sleep(0.05)
-            with pytest.raises(Unavailable):
-                await router.begin(asked())
-
-    asyncio.run(main())
+            for _ in range(reads):
+                await anext(pieces)
+            assert replica.stepper.in_flight == 1
+            await pieces.aclose()
+            await freed(replica)
 
 
-def test_it_is_offered_elsewhere_while_no_token_has_come(monkeypatch):
-    async def main():
-        first, second = Replica("a"), Replica("b")
-        async with service(monkeypatch, [first], [second]) as router:
-            one = asked(2000, 6)
-            pieces = await router.begin(one)
-            assert first.stepper.in_flight == 1
-            first.die()
-            assert await read(pieces) == [(expected(one), text_of(expected(one)), "length")]
-            await freed(second)
+async def test_what_the_accelerator_has_no_room_for_goes_to_the_cpu_and_then_is_busy(monkeypatch):
+    first, second = Replica("a", blocks=4), Replica("b", blocks=4)
+    async with service(monkeypatch, [first], [second]) as router:
+        begun = [await router.begin(asked(100, 400)) for _ in range(2)]
+        assert [one.stepper.in_flight for one in (first, second)] == [1, 1]
+        with pytest.raises(Busy) as refused:
+            await router.begin(asked(100, 400))
+        assert refused.value.retry_after_s > 0
+        assert router.describe()["refused"] == 1
+        for pieces in begun:
+            await pieces.aclose()
+        await freed(first, second)
 
-    asyncio.run(main())
+
+async def test_what_no_replica_could_do_names_the_longest_prompt(monkeypatch):
+    replica = Replica("a", blocks=2000)
+    async with service(monkeypatch, [replica], ttft_s=0.05) as router:
+        with pytest.raises(InvalidInput, match=r"the longest is \d+ tokens"):
+            await router.begin(asked(20_000, 2))
+        with pytest.raises(DeadlineExceeded, match=r"at most \d+ tokens"):
+            await router.begin(asked(20_000, 2, timeout_s=0.1))
+        assert len(await read(await router.begin(asked(20_000, 2, timeout_s=5.0)))) == 1
+        with pytest.raises(InvalidInput, match="fewer tokens or fewer answers"):
+            await router.begin(asked(10, 300_000))
+
+
+async def test_a_replica_that_dies_in_the_middle_ends_its_streams_with_one_error(monkeypatch):
+    first, second = Replica("a"), Replica("b")
+    async with service(monkeypatch, [first], [second]) as router:
+        pieces = await router.begin(asked(tokens=2000))
+        await anext(pieces)
+        first.die()
+        with pytest.raises(ReplicaLost, match="lost replica a"):
+            await read(pieces)
+        await freed(first, second)
+        assert len(await read(await router.begin(asked()))) == 1
+        second.die()
+        await asyncio.sleep(0.05)
+        with pytest.raises(Unavailable):
+            await router.begin(asked())
+
+
+async def test_it_is_offered_elsewhere_while_no_token_has_come(monkeypatch):
+    first, second = Replica("a"), Replica("b")
+    async with service(monkeypatch, [first], [second]) as router:
+        one = asked(2000, 6)
+        pieces = await router.begin(one)
+        assert first.stepper.in_flight == 1
+        first.die()
+        assert await read(pieces) == [(expected(one), text_of(expected(one)), "length")]
+        await freed(second)
 
 
 @pytest.mark.parametrize("unit", ["tokens", "device_seconds"])
-def test_who_has_used_up_its_quota_waits(monkeypatch, unit):
-    async def main():
-        replica = Replica("a")
-        per_s = 1.0 if unit == "tokens" else 0.0001
-        client = Client(Tenant("greedy"), Quota(per_s, unit))
-        async with service(monkeypatch, [replica]) as router:
-            assert len(await read(await router.begin(asked(20, 10, client=client)))) == 1
-            assert client.quota._left < 0
-            if unit == "tokens":
-                assert client.quota._left == pytest.approx(5 - 20 - 10)
-            with pytest.raises(OverQuota, match="come back in"):
-                await router.begin(asked(20, 10, client=client))
-            assert len(await read(await router.begin(asked(20, 10)))) == 1
-
-    asyncio.run(main())
+async def test_who_has_used_up_its_quota_waits(monkeypatch, unit):
+    replica = Replica("a")
+    per_s = 1.0 if unit == "tokens" else 0.0001
+    client = Client(Tenant("greedy"), Quota(per_s, unit))
+    async with service(monkeypatch, [replica]) as router:
+        assert len(await read(await router.begin(asked(20, 10, client=client)))) == 1
+        assert client.quota._left < 0
+        if unit == "tokens":
+            assert client.quota._left == pytest.approx(5 - 20 - 10)
+        with pytest.raises(OverQuota, match="come back in"):
+            await router.begin(asked(20, 10, client=client))
+        assert len(await read(await router.begin(asked(20, 10)))) == 1
 
 
-def test_requests_at_once_do_not_get_more_of_a_quota_than_one_after_another(monkeypatch):
-    async def main():
-        replica, client = Replica("a", blocks=6), Client(Tenant("greedy"), Quota(1.0, "tokens"))
-        async with service(monkeypatch, [replica]) as router:
-            several = [router.begin(asked(20, 10, seed, client=client)) for seed in range(5)]
-            first, *others = await asyncio.gather(*several, return_exceptions=True)
-            assert [type(one) for one in others] == [OverQuota] * 4
-            await read(first)
-            assert client.quota._left == pytest.approx(5 - 20 - 10, abs=0.5)
-
-    asyncio.run(main())
+async def test_requests_at_once_do_not_get_more_of_a_quota_than_one_after_another(monkeypatch):
+    replica, client = Replica("a", blocks=6), Client(Tenant("greedy"), Quota(1.0, "tokens"))
+    async with service(monkeypatch, [replica]) as router:
+        several = [router.begin(asked(20, 10, seed, client=client)) for seed in range(5)]
+        first, *others = await asyncio.gather(*several, return_exceptions=True)
+        assert [type(one) for one in others] == [OverQuota] * 4
+        await read(first)
+        assert client.quota._left == pytest.approx(5 - 20 - 10, abs=0.5)
 
 
-def test_the_prompts_of_one_request_are_let_in_by_a_quota_together(monkeypatch):
-    async def main():
-        replica, client = Replica("a"), Client(Tenant("t"), Quota(1.0, "tokens"))
-        async with service(monkeypatch, [replica]) as router:
-            generations = Generations(router, 1)
-            await generations.begin([asked(20, 10, seed, client=client, let_in=seed > 0) for seed in range(3)])
-            assert len([one async for one in generations.pieces()]) >= 3
-            assert client.quota._left == pytest.approx(5 - 3 * 30, abs=0.5)
-            with pytest.raises(OverQuota):
-                await router.begin(asked(20, 10, client=client))
-
-    asyncio.run(main())
+async def test_the_prompts_of_one_request_are_let_in_by_a_quota_together(monkeypatch):
+    replica, client = Replica("a"), Client(Tenant("t"), Quota(1.0, "tokens"))
+    async with service(monkeypatch, [replica]) as router:
+        generations = Generations(router, 1)
+        await generations.begin([asked(20, 10, seed, client=client, let_in=seed > 0) for seed in range(3)])
+        assert len([one async for one in generations.pieces()]) >= 3
+        assert client.quota._left == pytest.approx(5 - 3 * 30, abs=0.5)
+        with pytest.raises(OverQuota):
+            await router.begin(asked(20, 10, client=client))
 
 
-def test_prompts_that_are_refused_together_cost_nothing_of_a_quota(monkeypatch):
-    async def main():
-        replica, client = Replica("a", blocks=4), Client(Tenant("t"), Quota(1000.0, "tokens"))
-        async with service(monkeypatch, [replica]) as router:
-            generations = Generations(router, 1)
-            with pytest.raises(Busy):
-                await generations.begin([asked(100, 400, client=client), asked(100, 400, client=client, let_in=True)])
-            assert client.quota._left == 5000
-            await generations.close()
-            await freed(replica)
-
-    asyncio.run(main())
+async def test_prompts_that_are_refused_together_cost_nothing_of_a_quota(monkeypatch):
+    replica, client = Replica("a", blocks=4), Client(Tenant("t"), Quota(1000.0, "tokens"))
+    async with service(monkeypatch, [replica]) as router:
+        generations = Generations(router, 1)
+        with pytest.raises(Busy):
+            await generations.begin([asked(100, 400, client=client), asked(100, 400, client=client, let_in=True)])
+        assert client.quota._left == 5000
+        await generations.close()
+        await freed(replica)
 
 
-def test_a_refused_generation_costs_nothing_of_a_quota(monkeypatch):
-    async def main():
-        replica, client = Replica("a", blocks=4), Client(Tenant("t"), Quota(100.0, "tokens"))
-        async with service(monkeypatch, [replica]) as router:
-            pieces = await router.begin(asked(100, 400))
-            with pytest.raises(Busy):
-                await router.begin(asked(100, 400, client=client))
-            assert client.quota._left == 500
-            await pieces.aclose()
-
-    asyncio.run(main())
+async def test_a_refused_generation_costs_nothing_of_a_quota(monkeypatch):
+    replica, client = Replica("a", blocks=4), Client(Tenant("t"), Quota(100.0, "tokens"))
+    async with service(monkeypatch, [replica]) as router:
+        pieces = await router.begin(asked(100, 400))
+        with pytest.raises(Busy):
+            await router.begin(asked(100, 400, client=client))
+        assert client.quota._left == 500
+        await pieces.aclose()
 
 
-def test_who_had_come_long_before_it_is_asked_for_gives_nobody_more_of_the_quota(monkeypatch):
+async def test_who_had_come_long_before_it_is_asked_for_gives_nobody_more_of_the_quota(monkeypatch):
     """A chat's template may take seconds; others ask meanwhile."""
+    client = Client(Tenant("greedy"), Quota(1.0, "tokens"))
+    async with service(monkeypatch, [Replica("a")]) as router:
+        await read(await router.begin(asked(20, 10, client=client)))
+        before = asyncio.get_running_loop().time() - 100
+        for received in (before, None):
+            with pytest.raises(OverQuota):
+                await router.begin(asked(20, 10, client=client, received=received))
 
-    async def main():
-        client = Client(Tenant("greedy"), Quota(1.0, "tokens"))
-        async with service(monkeypatch, [Replica("a")]) as router:
+
+async def test_a_client_without_a_quota_is_counted_as_one_with_it_pays(monkeypatch):
+    async with service(monkeypatch, [Replica("a")]) as router:
+        used = []
+        monkeypatch.setattr(router.metrics.keys, "used", lambda *_, **told: used.append(told))
+        quota = Quota(10.0, "device_seconds")
+        for client in (Client(Tenant("free")), Client(Tenant("pays"), quota)):
             await read(await router.begin(asked(20, 10, client=client)))
-            before = asyncio.get_running_loop().time() - 100
-            for received in (before, None):
-                with pytest.raises(OverQuota):
-                    await router.begin(asked(20, 10, client=client, received=received))
-
-    asyncio.run(main())
-
-
-def test_a_client_without_a_quota_is_counted_as_one_with_it_pays(monkeypatch):
-    async def main():
-        async with service(monkeypatch, [Replica("a")]) as router:
-            used = []
-            monkeypatch.setattr(router.metrics.keys, "used", lambda *_, **told: used.append(told))
-            quota = Quota(10.0, "device_seconds")
-            for client in (Client(Tenant("free")), Client(Tenant("pays"), quota)):
-                await read(await router.begin(asked(20, 10, client=client)))
-            assert [told["tokens"] for told in used] == [30, 30]
-            assert used[1]["device_s"] == pytest.approx(5 * 10 - quota._left)
-            # The prompt at 0.02 ms a token, and ten steps of 2.1 ms and a little, in which it is alone.
-            assert used[0]["device_s"] == pytest.approx(used[1]["device_s"], rel=0.5)
-            assert 0.01 < used[0]["device_s"] < 0.1
-
-    asyncio.run(main())
+        assert [told["tokens"] for told in used] == [30, 30]
+        assert used[1]["device_s"] == pytest.approx(5 * 10 - quota._left)
+        # The prompt at 0.02 ms a token, and ten steps of 2.1 ms and a little, in which it is alone.
+        assert used[0]["device_s"] == pytest.approx(used[1]["device_s"], rel=0.5)
+        assert 0.01 < used[0]["device_s"] < 0.1
 
 
-def test_tokens_that_come_with_the_admission_are_counted_as_all_others(monkeypatch):
+async def test_tokens_that_come_with_the_admission_are_counted_as_all_others(monkeypatch):
     """A busy Router reads several frames in one turn."""
     hear, held, counted = TokenChannel.hear, [], []
 
@@ -421,136 +300,111 @@ def test_tokens_that_come_with_the_admission_are_counted_as_all_others(monkeypat
                 hear(channel, one)
             held.clear()
 
-    async def main():
-        client = Client(Tenant("t"), Quota(1.0, "tokens"))
-        async with service(monkeypatch, [Replica("a")]) as router:
-            monkeypatch.setattr(TokenChannel, "hear", together)
-            monkeypatch.setattr(router.metrics, "count", lambda name, step, *tags: counted.append((name, step, *tags)))
-            assert len(await read(await router.begin(asked(20, 10, client=client)))) == 1
-            assert client.quota._left == pytest.approx(5 - 20 - 10)
-            assert {tags[0] for _, _, *tags in counted} == {"accelerator"}
-            assert sum(step for name, step, *_ in counted if name == "prompt_tokens") == 20
-
-    asyncio.run(main())
+    client = Client(Tenant("t"), Quota(1.0, "tokens"))
+    async with service(monkeypatch, [Replica("a")]) as router:
+        monkeypatch.setattr(TokenChannel, "hear", together)
+        monkeypatch.setattr(router.metrics, "count", lambda name, step, *tags: counted.append((name, step, *tags)))
+        assert len(await read(await router.begin(asked(20, 10, client=client)))) == 1
+        assert client.quota._left == pytest.approx(5 - 20 - 10)
+        assert {tags[0] for _, _, *tags in counted} == {"accelerator"}
+        assert sum(step for name, step, *_ in counted if name == "prompt_tokens") == 20
 
 
-def test_a_record_tells_where_it_was_offered_and_how_it_came(monkeypatch):
-    async def main():
-        small, big = Replica("a", blocks=2), Replica("c")
-        async with service(monkeypatch, [small], [big]) as router:
-            record = GenerationRecord()
-            one = asked(300, 8, record=record)
-            began = asyncio.get_running_loop().time()
-            await read(await router.begin(one))
-            ended = asyncio.get_running_loop().time()
-            told = [(offer.pool, offer.replica, offer.outcome) for offer in record.offers]
-            assert told == [("accelerator", "a", "never"), ("cpu", "c", "admitted")]
-            streamed = record.streamed
-            assert record.admitted is record.offers[1]
-            times = [began, *(at for offer in record.offers for at in (offer.at, offer.decided))]
-            assert sorted(times) == times
-            assert times[-1] < streamed.first_at < streamed.over_at <= ended
-            assert (streamed.tokens, streamed.is_broken) == (8, False)
-            assert 0 < streamed.pace_s <= streamed.gap_s
-            record = GenerationRecord()
-            with pytest.raises(InvalidInput):
-                await router.begin(asked(30, 5000, record=record))
-            assert [offer.outcome for offer in record.offers] == ["never", "never"]
-            assert (record.admitted, record.streamed.first_s, record.streamed.is_late) == (None, None, False)
-
-    asyncio.run(main())
+async def test_a_record_tells_where_it_was_offered_and_how_it_came(monkeypatch):
+    small, big = Replica("a", blocks=2), Replica("c")
+    async with service(monkeypatch, [small], [big]) as router:
+        record = GenerationRecord()
+        one = asked(300, 8, record=record)
+        began = asyncio.get_running_loop().time()
+        await read(await router.begin(one))
+        ended = asyncio.get_running_loop().time()
+        told = [(offer.pool, offer.replica, offer.outcome) for offer in record.offers]
+        assert told == [("accelerator", "a", "never"), ("cpu", "c", "admitted")]
+        streamed = record.streamed
+        assert record.admitted is record.offers[1]
+        times = [began, *(at for offer in record.offers for at in (offer.at, offer.decided))]
+        assert sorted(times) == times
+        assert times[-1] < streamed.first_at < streamed.over_at <= ended
+        assert (streamed.tokens, streamed.is_broken) == (8, False)
+        assert 0 < streamed.pace_s <= streamed.gap_s
+        record = GenerationRecord()
+        with pytest.raises(InvalidInput):
+            await router.begin(asked(30, 5000, record=record))
+        assert [offer.outcome for offer in record.offers] == ["never", "never"]
+        assert (record.admitted, record.streamed.first_s, record.streamed.is_late) == (None, None, False)
 
 
-def test_a_replica_that_says_nothing_is_passed_over(monkeypatch):
-    async def main():
-        first, second = Replica("a"), Replica("b")
-        async with service(monkeypatch, [first], [second], ttft_s=3.0) as router:
-            first.hung = True
-            assert len(await read(await router.begin(asked()))) == 1
-            assert second.stepper.schedule.steps
-            assert not first.stepper.schedule.steps
-
-    asyncio.run(main())
+async def test_a_replica_that_says_nothing_is_passed_over(monkeypatch):
+    first, second = Replica("a"), Replica("b")
+    async with service(monkeypatch, [first], [second], ttft_s=3.0) as router:
+        first.hung = True
+        assert len(await read(await router.begin(asked()))) == 1
+        assert second.stepper.schedule.steps
+        assert not first.stepper.schedule.steps
 
 
-def test_what_was_offered_too_late_is_told_to_come_back(monkeypatch):
+async def test_what_was_offered_too_late_is_told_to_come_back(monkeypatch):
     """The first replica hangs for longer than the promise allows: the second one could have done it in time."""
-
-    async def main():
-        first, second = Replica("a"), Replica("b")
-        async with service(monkeypatch, [first], [second], ttft_s=1.0) as router:
-            first.hung = True
-            with pytest.raises(Busy):
-                await router.begin(asked())
-            assert not second.stepper.schedule.steps
-
-    asyncio.run(main())
+    first, second = Replica("a"), Replica("b")
+    async with service(monkeypatch, [first], [second], ttft_s=1.0) as router:
+        first.hung = True
+        with pytest.raises(Busy):
+            await router.begin(asked())
+        assert not second.stepper.schedule.steps
 
 
-def test_a_replica_that_decides_on_others_all_the_time_is_busy_and_not_lost(monkeypatch):
-    async def main():
-        replica = Replica("a")
-        async with service(monkeypatch, [replica], ttft_s=1.2) as router:
-            replica.flooded = True
-            with pytest.raises(Busy) as refused:
-                await router.begin(asked())
-            assert refused.value.retry_after_s > 1.2  # it says that there is room: but not when it would come to that
-            replica.flooded = False
-            assert len(await read(await router.begin(asked()))) == 1
-            await freed(replica)
-
-    asyncio.run(main())
+async def test_a_replica_that_decides_on_others_all_the_time_is_busy_and_not_lost(monkeypatch):
+    replica = Replica("a")
+    async with service(monkeypatch, [replica], ttft_s=1.2) as router:
+        replica.flooded = True
+        with pytest.raises(Busy) as refused:
+            await router.begin(asked())
+        assert refused.value.retry_after_s > 1.2  # it says that there is room: but not when it would come to that
+        replica.flooded = False
+        assert len(await read(await router.begin(asked()))) == 1
+        await freed(replica)
 
 
-def test_behind_a_replica_that_decides_on_others_another_is_asked_in_time(monkeypatch):
-    async def main():
-        first, second = Replica("a"), Replica("b")
-        async with service(monkeypatch, [first], [second], ttft_s=2.0) as router:
-            first.flooded = True
-            assert len(await read(await router.begin(asked()))) == 1
-            assert second.stepper.schedule.steps
-            assert first.stepper.in_flight == 0
-            second.flooded = True
-            with pytest.raises(Busy):
-                await router.begin(asked())
-
-    asyncio.run(main())
+async def test_behind_a_replica_that_decides_on_others_another_is_asked_in_time(monkeypatch):
+    first, second = Replica("a"), Replica("b")
+    async with service(monkeypatch, [first], [second], ttft_s=2.0) as router:
+        first.flooded = True
+        assert len(await read(await router.begin(asked()))) == 1
+        assert second.stepper.schedule.steps
+        assert first.stepper.in_flight == 0
+        second.flooded = True
+        with pytest.raises(Busy):
+            await router.begin(asked())
 
 
 @pytest.mark.parametrize("unit", ["tokens", "device_seconds"])
-def test_an_engine_that_fails_says_so_once_and_costs_nothing(monkeypatch, unit):
-    async def main():
-        replica = Replica("a")
-        client = Client(Tenant("t"), Quota(1.0, unit))
-        async with service(monkeypatch, [replica]) as router:
-            pieces = await router.begin(asked(tokens=2000, client=client))
-            await anext(pieces)
-            assert client.quota._left < 5
-            replica.problem = RuntimeError("out of memory")
-            with pytest.raises(EngineFailed, match="out of memory"):
-                await read(pieces)
-            assert client.quota._left == pytest.approx(5)
-            await freed(replica)
-
-    asyncio.run(main())
+async def test_an_engine_that_fails_says_so_once_and_costs_nothing(monkeypatch, unit):
+    replica = Replica("a")
+    client = Client(Tenant("t"), Quota(1.0, unit))
+    async with service(monkeypatch, [replica]) as router:
+        pieces = await router.begin(asked(tokens=2000, client=client))
+        await anext(pieces)
+        assert client.quota._left < 5
+        replica.problem = RuntimeError("out of memory")
+        with pytest.raises(EngineFailed, match="out of memory"):
+            await read(pieces)
+        assert client.quota._left == pytest.approx(5)
+        await freed(replica)
 
 
 @pytest.mark.parametrize(
     ("config", "match"), [({"unread_tokens": 20}, "too slowly"), ({"request_timeout_s": 0.2}, "not ended")]
 )
-def test_who_reads_too_slowly_or_takes_too_long_is_broken_off(monkeypatch, config, match):
-    async def main():
-        replica = Replica("a")
-        async with service(monkeypatch, [replica], **config) as router:
-            pieces = await router.begin(asked(tokens=2000))
-            await anext(pieces)
-            if "unread_tokens" in config:
-                await freed(replica)
-            with pytest.raises(TimedOut, match=match):
-                await read(pieces)
+async def test_who_reads_too_slowly_or_takes_too_long_is_broken_off(monkeypatch, config, match):
+    replica = Replica("a")
+    async with service(monkeypatch, [replica], **config) as router:
+        pieces = await router.begin(asked(tokens=2000))
+        await anext(pieces)
+        if "unread_tokens" in config:
             await freed(replica)
-
-    asyncio.run(main())
+        with pytest.raises(TimedOut, match=match):
+            await read(pieces)
+        await freed(replica)
 
 
 def handle(outcome):
@@ -567,99 +421,91 @@ def handle(outcome):
     return types.SimpleNamespace(calls=calls, options=lambda method_name: options[method_name])
 
 
-def test_steps_are_planned_by_who_has_the_secret_of_a_calibration_that_runs(monkeypatch):
-    async def main():
-        grant = {"secret_sha256": hash_secret("secret"), "expires_at": time.time() + 60}
-        steps, mine = [PlannedStep(4, 256)], Trial("secret", {})
-        times = {"pool": "cpu", "replica": "b", "seconds": [[0.1, 0.1]]}
-        replicas = Replica("a"), Replica("b")
-        async with service(monkeypatch, [replicas[0]], [replicas[1]]) as router:
-            router._handles = {"accelerator": ("accelerator", None), "cpu": ("cpu", handle(times))}
-            for trial in (None, mine, Trial("other", {})):
-                with pytest.raises(Forbidden):
-                    await router.time_steps(trial, "cpu", steps, 2)
-                await router.reconfigure({**CONFIG, "trial": grant if trial is mine else None})
-            await router.reconfigure({**CONFIG, "trial": grant})
-            assert router.trial_seconds_ago is None
-            assert await router.time_steps(mine, "cpu", steps, 2) == times
-            assert router._handles["cpu"][1].calls == [(steps, 2)]
-            assert router.describe()["trial_seconds_ago"] < 60
-            with pytest.raises(InvalidInput, match="no pool named npu, only accelerator and cpu"):
-                await router.time_steps(mine, "npu", steps, 2)
-            outcomes = (EngineFailed("out of memory"), EngineFailed), (OSError("it died"), Unavailable)
-            for outcome, error in outcomes:
-                router._handles = {"cpu": ("cpu", handle(outcome))}
-                with pytest.raises(error):
-                    await router.time_steps(mine, "cpu", steps, 2)
-            await router.reconfigure({**CONFIG, "trial": {**grant, "expires_at": time.time() - 1}})
-            with pytest.raises(Forbidden, match="no calibration is running"):
+async def test_steps_are_planned_by_who_has_the_secret_of_a_calibration_that_runs(monkeypatch):
+    grant = {"secret_sha256": hash_secret("secret"), "expires_at": time.time() + 60}
+    steps, mine = [PlannedStep(4, 256)], Trial("secret", {})
+    times = {"pool": "cpu", "replica": "b", "seconds": [[0.1, 0.1]]}
+    replicas = Replica("a"), Replica("b")
+    async with service(monkeypatch, [replicas[0]], [replicas[1]]) as router:
+        router._handles = {"accelerator": ("accelerator", None), "cpu": ("cpu", handle(times))}
+        for trial in (None, mine, Trial("other", {})):
+            with pytest.raises(Forbidden):
+                await router.time_steps(trial, "cpu", steps, 2)
+            await router.reconfigure({**CONFIG, "trial": grant if trial is mine else None})
+        await router.reconfigure({**CONFIG, "trial": grant})
+        assert router.trial_seconds_ago is None
+        assert await router.time_steps(mine, "cpu", steps, 2) == times
+        assert router._handles["cpu"][1].calls == [(steps, 2)]
+        assert router.describe()["trial_seconds_ago"] < 60
+        with pytest.raises(InvalidInput, match="no pool named npu, only accelerator and cpu"):
+            await router.time_steps(mine, "npu", steps, 2)
+        outcomes = (EngineFailed("out of memory"), EngineFailed), (OSError("it died"), Unavailable)
+        for outcome, error in outcomes:
+            router._handles = {"cpu": ("cpu", handle(outcome))}
+            with pytest.raises(error):
                 await router.time_steps(mine, "cpu", steps, 2)
+        await router.reconfigure({**CONFIG, "trial": {**grant, "expires_at": time.time() - 1}})
+        with pytest.raises(Forbidden, match="no calibration is running"):
+            await router.time_steps(mine, "cpu", steps, 2)
 
-    asyncio.run(main())
 
-
-def test_a_replica_that_times_planned_steps_is_passed_over_and_says_why_where_it_is_alone(monkeypatch):
-    async def main():
-        first, second = Replica("a"), Replica("b")
-        works = [PlannedStep(1, 5).work(BLOCKS, types.SimpleNamespace(model=Model, defaults=Sampling(0.0)))]
-        async with service(monkeypatch, [first], [second]) as router:
-            timing = [asyncio.create_task(first.stepper.time_steps(works * 40, 20))]
-            await asyncio.sleep(0.02)
-            assert len(await read(await router.begin(asked()))) == 1
-            assert second.stepper.schedule.steps
-            timing.append(asyncio.create_task(second.stepper.time_steps(works * 40, 20)))
-            await asyncio.sleep(0.02)
-            with pytest.raises(Busy, match="busy: a calibration measures this device; come back in") as refused:
-                await router.begin(asked())
-            assert 1 < refused.value.retry_after_s < 6
-            for task in timing:
-                task.cancel()
-            await until(lambda: all(one.opens_s(asyncio.get_running_loop().time()) == 0 for one in views(router)))
-            assert len(await read(await router.begin(asked()))) == 1
-
-    asyncio.run(main())
+async def test_a_replica_that_times_planned_steps_is_passed_over_and_says_why_where_it_is_alone(monkeypatch):
+    first, second = Replica("a"), Replica("b")
+    works = [
+        PlannedStep(1, 5).work(
+            BLOCKS, types.SimpleNamespace(model=types.SimpleNamespace(vocab_size=VOCABULARY), defaults=Sampling(0.0))
+        )
+    ]
+    async with service(monkeypatch, [first], [second]) as router:
+        timing = [asyncio.create_task(first.stepper.time_steps(works * 40, 20))]
+        await asyncio.sleep(0.02)
+        assert len(await read(await router.begin(asked()))) == 1
+        assert second.stepper.schedule.steps
+        timing.append(asyncio.create_task(second.stepper.time_steps(works * 40, 20)))
+        await asyncio.sleep(0.02)
+        with pytest.raises(Busy, match="busy: a calibration measures this device; come back in") as refused:
+            await router.begin(asked())
+        assert 1 < refused.value.retry_after_s < 6
+        for task in timing:
+            task.cancel()
+        await until(lambda: all(one.opens_s(asyncio.get_running_loop().time()) == 0 for one in views(router)))
+        assert len(await read(await router.begin(asked()))) == 1
 
 
 def views(router):
     return [link.view for pool in router.pools.values() for link in pool.live]
 
 
-def test_it_says_what_step_time_is_in_force(monkeypatch):
-    async def main():
-        async with service(monkeypatch, [Replica("a")], [Replica("b", blocks=9)]) as router:
-            host = {"row_s": 0.1, "kv_token_s": 0.0, "copy_token_s": 0.0, "layers": 4}
-            found = {"cpu": {"step_time": {"beta_s": 0.5, "knee": 4}}, "accelerator": {"host_time": host}}
-            await router.reconfigure({**CONFIG, **found})
-            accelerator, cpu = router.describe()["pools"].values()
-            assert (accelerator["step_time"], accelerator["blocks"], accelerator["step_tokens"]) == (None, BLOCKS, 2048)
-            rest = dict.fromkeys(("row_s", "kv_token_s", "prompt_token_s", "pair_s"), 0.0)
-            assert cpu["step_time"] == {"beta_s": 0.5, "knee": 4, **rest}
-            assert cpu["blocks"] == 9
-            assert [(pool["host_time"], pool["host_blocks"]) for pool in (accelerator, cpu)] == [(host, 0), (None, 0)]
-
-    asyncio.run(main())
+async def test_it_says_what_step_time_is_in_force(monkeypatch):
+    async with service(monkeypatch, [Replica("a")], [Replica("b", blocks=9)]) as router:
+        host = {"row_s": 0.1, "kv_token_s": 0.0, "copy_token_s": 0.0, "layers": 4}
+        found = {"cpu": {"step_time": {"beta_s": 0.5, "knee": 4}}, "accelerator": {"host_time": host}}
+        await router.reconfigure({**CONFIG, **found})
+        accelerator, cpu = router.describe()["pools"].values()
+        assert (accelerator["step_time"], accelerator["blocks"], accelerator["step_tokens"]) == (None, BLOCKS, 2048)
+        rest = dict.fromkeys(("row_s", "kv_token_s", "prompt_token_s", "pair_s"), 0.0)
+        assert cpu["step_time"] == {"beta_s": 0.5, "knee": 4, **rest}
+        assert cpu["blocks"] == 9
+        assert [(pool["host_time"], pool["host_blocks"]) for pool in (accelerator, cpu)] == [(host, 0), (None, 0)]
 
 
-def test_it_says_what_the_host_of_a_replica_did_and_what_time_of_it_is_in_force(monkeypatch):
-    async def main():
-        times = {"row_s": 1e-4, "kv_token_s": 1e-6}
-        emulated = {**EMULATED, "emulated": {"beta_s": 0.002, "host": times}, "host_blocks": 9}
-        with_host = Replica("a", host=Host(HostTime(**times), 9))
-        args = {**ARGS, "accelerator": emulated}
-        async with service(monkeypatch, [with_host], [Replica("b")], args=args) as router:
-            await read(await router.begin(asked(tokens=5)))
-            accelerator, cpu = router.describe()["pools"].values()
-            steps = accelerator["replicas"]["a"]["steps"]
-            assert accelerator["replicas"]["a"]["host"] == {
-                "rows": 0, "parked": 0, "blocks": 9, "free_blocks": 9,
-                "steps": {"accelerator": steps, "pipelined": 0, "asynchronous": 0}, "tokens": 0,
-                "moved": {"to_accelerator": 0, "to_host": 0}, "gained_tokens": ANY, "gained_share": ANY, "factor": 1.0,
-            }  # fmt: skip
-            assert accelerator["host_time"] is None
-            await router.reconfigure({**CONFIG, "accelerator": {"host_time": {"row_s": 0.5, "kv_token_s": 0.0}}})
-            in_force = {"row_s": 0.5, "kv_token_s": 0.0, "copy_token_s": 0.0, "layers": 32}
-            assert router.describe()["pools"]["accelerator"]["host_time"] == in_force
-            assert (accelerator["host_blocks"], cpu["host_blocks"]) == (9, 0)
-            assert "host" not in cpu["replicas"]["b"]
-
-    asyncio.run(main())
+async def test_it_says_what_the_host_of_a_replica_did_and_what_time_of_it_is_in_force(monkeypatch):
+    times = {"row_s": 1e-4, "kv_token_s": 1e-6}
+    emulated = {**EMULATED, "emulated": {"beta_s": 0.002, "host": times}, "host_blocks": 9}
+    with_host = Replica("a", host=Host(HostTime(**times), 9))
+    args = {**ARGS, "accelerator": emulated}
+    async with service(monkeypatch, [with_host], [Replica("b")], args=args) as router:
+        await read(await router.begin(asked(tokens=5)))
+        accelerator, cpu = router.describe()["pools"].values()
+        steps = accelerator["replicas"]["a"]["steps"]
+        assert accelerator["replicas"]["a"]["host"] == {
+            "rows": 0, "parked": 0, "blocks": 9, "free_blocks": 9,
+            "steps": {"accelerator": steps, "pipelined": 0, "asynchronous": 0}, "tokens": 0,
+            "moved": {"to_accelerator": 0, "to_host": 0}, "gained_tokens": ANY, "gained_share": ANY, "factor": 1.0,
+        }  # fmt: skip
+        assert accelerator["host_time"] is None
+        await router.reconfigure({**CONFIG, "accelerator": {"host_time": {"row_s": 0.5, "kv_token_s": 0.0}}})
+        in_force = {"row_s": 0.5, "kv_token_s": 0.0, "copy_token_s": 0.0, "layers": 32}
+        assert router.describe()["pools"]["accelerator"]["host_time"] == in_force
+        assert (accelerator["host_blocks"], cpu["host_blocks"]) == (9, 0)
+        assert "host" not in cpu["replicas"]["b"]

@@ -15,7 +15,7 @@ from tests.kit.simulation.hybrid_device import HybridDevice
 from tests.kit.simulation.step_world import StepDevice, StepWorld, mixed
 
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.2)
-SECONDS = 150
+SECONDS = 120
 
 
 def sent_to(name, host_blocks, rate, *, bursts, bulk):
@@ -35,8 +35,7 @@ def in_time(sent):
     return sum(sum(one.counts.values()) for one in sent if one.in_time and not one.arrival.bulk)
 
 
-@pytest.mark.parametrize("bulk", [0.0, 0.5])
-@pytest.mark.parametrize("bursts", [False, True])
+@pytest.mark.parametrize(("bursts", "bulk"), [(False, 0.5), (True, 0.0)])
 def test_what_is_admitted_beside_a_host_is_in_time_and_there_is_more_of_it(bursts, bulk):
     """An accelerator of little memory, by APEX's first machine: 31 blocks beside the weights."""
     alone, _ = sent_to("apex-t4-llama-2-7b", 0, 1.5, bursts=bursts, bulk=bulk)

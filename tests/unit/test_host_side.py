@@ -5,7 +5,7 @@ import pytest
 from deployments.generation.scheduling.cache_room import CacheRoom
 from deployments.generation.scheduling.chunk import ComputeSeconds
 from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, ASYNCHRONOUS, PIPELINED, HybridPlan
+from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED, HybridPlan
 from deployments.generation.scheduling.rows import PARKING, Generation, Row
 from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_schedule import StepSchedule
@@ -46,6 +46,272 @@ def run(schedule, now, steps=1, arrive=True):
         if not parts and not schedule.joins:
             break
     return now, copied
+
+
+# --- what is counted on, in exact seconds -----------------------------------------------------------------------------
+
+EXACT = StepTime(1.0, 0.0, 1 / 64, 0.0, 0.0, 100)
+QUARTER = HostTime(row_s=0.25, kv_token_s=0.0, copy_token_s=1 / 128, layers=4)  # a block is copied in a second
+
+
+def planned(mode=PIPELINED, worth=10.0, alone_s=0.05, accelerator_s=0.05, first=(0,), second=(), host_s=0.0):
+    return HybridPlan(mode, 0.1, 0.0, worth, alone_s, accelerator_s, first, second, (), host_s)
+
+
+@pytest.mark.parametrize(
+    ("time", "blocks", "row_blocks", "rows", "factor", "shares"),
+    [
+        # An answer of the accelerator, in a step of 1 s and 1 s of attention. In one batch nine tenths of a second fit
+        # 3.6 of the host, 4.6 in 2 s together; in two batches of 3 s all of it, 11.8 in 3 s.
+        (QUARTER, 99, 1, [(False, 64)], 1.0, [(0.25 / 0.45, False), (0.25 / 0.9, True)]),
+        (QUARTER, 2, 1, [(False, 64)], 1.0, [(0.25 / 0.45, False)]),  # 3 in 2 s, or in 3 s
+        (QUARTER, 8, 4, [(False, 64)], 1.0, [(0.25 / 0.45, False)]),
+        (QUARTER, 8, 1, [(False, 64)], 1.0, [(0.25 / 0.45, False), (0.25 / 0.9, True)]),
+        (QUARTER, 5, 1, [(False, 64)], 1.0, [(0.25 / 0.45, False)]),  # 4.6 in 2 s; 6 in 3 s
+        (QUARTER, 6, 1, [(False, 64)], 1.0, [(0.25 / 0.45, False), (0.25 / 0.9, True)]),  # 7 in 3 s
+        (QUARTER, 99, 1, [(False, 64)], 2.0, [(0.5 / 0.45, False), (0.5 / 0.9, True)]),
+        (QUARTER, 0, 1, [(False, 64), (True, 9), (True, 9)], 1.0, [(0.25 / 0.45, False)]),  # both in either
+        (HostTime(0.25, 1 / 64), 99, 1, [(False, 64), (True, 60), (True, 36)], 4.0, [(1 / 0.45, False)]),
+        (QUARTER, 99, 1, [], 1.0, [(0.25 / 1e-3, False), (0.25 / 0.9, True)]),  # nothing hides it in one batch
+        (HostTime(0.0, 0.0), 99, 1, [(False, 64)], 1.0, [(0.0, False)]),
+    ],
+)
+def test_what_a_forecast_may_count_on(time, blocks, row_blocks, rows, factor, shares):
+    host = Host(time, blocks)
+    host.learning.factor = factor
+    found = host.shares(EXACT, rows, row_blocks)
+    assert [(share.row_s, share.twice) for share in found] == [(pytest.approx(row_s), twice) for row_s, twice in shares]
+
+
+def test_blocks_that_are_reserved_are_not_counted_on():
+    host = Host(HostTime(0.25, 0.125), 6)
+    assert host.shares(EXACT, [(False, 64)])[0].kv_token_s == pytest.approx(0.125 / 0.45)
+    assert len(host.shares(EXACT, [(False, 64)])) == 2
+    host.room.reserved = 1
+    assert len(host.shares(EXACT, [(False, 64)])) == 1
+
+
+@pytest.mark.parametrize(
+    ("passed", "urgent", "parked", "pipelined"),
+    [(3, False, True, True), (4, False, True, False), (4, True, True, True), (4, False, False, True)],
+)
+def test_after_four_pipelined_steps_parked_rows_may_join_one(passed, urgent, parked, pipelined):
+    host = Host(QUARTER, 9)
+    if parked:
+        host.park(Row(ask(0.0), 0))
+    for _ in range(passed):
+        host.ended(planned(), 0.1, ComputeSeconds(), 0)
+    assert (PIPELINED in host.modes(MODES, urgent=urgent)) is (pipelined or not parked)
+    host.ended(planned(ASYNCHRONOUS), 0.1, ComputeSeconds(), 0)
+    assert host.modes(MODES, urgent=False) == MODES
+
+
+def test_parked_rows_arrive_or_are_called_off():
+    host, rows = Host(QUARTER, 9), [Row(ask(0.0), number) for number in range(3)]
+    for row in rows:
+        host.park(row)
+    assert [(row.parked, row.coming) for row in rows] == [(1, 1), (2, 1), (3, 1)]
+    host.call_off(rows[1])
+    host.call_off(rows[1])
+    assert host.arrive([2, 3]) == [rows[2]]
+    assert [(row.parked, row.coming) for row in rows] == [(1, 1), (None, 1), (None, 0)]
+    assert (host.called_off(), host.called_off()) == ([2], [])
+    host.plan = planned()
+    host.clear()
+    assert (host.parked, host.called_off(), host.plan) == ({}, [1], None)
+
+
+@pytest.mark.parametrize(
+    ("plan", "arrived", "counts"),
+    [
+        (planned(ACCELERATOR, first=()), 0, ([1, 0, 0], 0, 0.0, 10.0)),
+        # In twice the time that it needs alone the accelerator would have made twice as many.
+        (planned(first=(0, 1), second=(2,)), 4, ([0, 1, 0], 7, 7 + 10 - 20.0, 20.0)),
+        (planned(ASYNCHRONOUS, alone_s=0.2, first=()), 1, ([0, 0, 1], 1, 1 + 10 - 5.0, 5.0)),
+        (None, 1, ([0, 0, 0], 0, 0.0, 0.0)),
+    ],
+)
+def test_what_the_host_gained(plan, arrived, counts):
+    host = Host(QUARTER, 9)
+    host.ended(plan, 0.1, ComputeSeconds(), arrived)
+    assert (list(host.steps.values()), host.tokens, host.gained, host.alone) == counts
+    host.ended(plan, 0.1, ComputeSeconds(1.0, 1.0), arrived, whole=False)
+    assert (host.tokens, host.accelerator_factor) == (counts[1], 1.0)
+
+
+def test_a_slow_accelerator_would_have_made_less_alone():
+    host = Host(QUARTER, 9)
+    host.accelerator_factor = 2.0
+    host.ended(planned(), 0.1, ComputeSeconds(), 0)
+    assert (host.gained, host.alone) == (1.0, 10.0)
+
+
+@pytest.mark.parametrize(
+    ("plan", "took_s", "factor"),
+    [
+        (planned(), 0.1, 1.0 + 0.05 * 1.0),
+        (planned(first=(), second=(0,), worth=0.0), 0.1, 1.05),
+        (planned(worth=0.0), 0.1, 1.05),
+        (planned(), 0.025, 1.0 - 0.05 * 0.5),
+        (planned(), 1.0, 1.0 + 0.05 * 3.0),  # four times as slow as it was is the most that is believed
+        (planned(), 0.0, 1.0),  # nobody measured it
+        (planned(worth=0.0, first=()), 0.1, 1.0),  # parked rows alone pass few layers
+    ],
+)
+def test_how_slow_the_accelerator_is(plan, took_s, factor):
+    host = Host(QUARTER, 9)
+    host.learning.factor = 3.0
+    host.ended(plan, 0.1, ComputeSeconds(took_s), 0)
+    assert host.accelerator_factor == pytest.approx(factor)
+    assert host.relative_factor == pytest.approx(host.learning.factor / factor)
+
+
+@pytest.mark.parametrize(
+    ("planned_s", "took_s", "parked", "factors"),
+    [
+        (0.02, 0.03, False, [1.5]),  # after 20 ms that were planned
+        (0.019, 0.0285, False, [1.0, 1.5]),
+        (0.05, 0.08, True, [1.0, 1.5]),  # in the first step parked rows are still computed for
+        (0.05, 0.0, False, [1.0]),
+    ],
+)
+def test_how_slow_the_host_is(planned_s, took_s, parked, factors):
+    host, found = Host(QUARTER, 9), []
+    if parked:
+        host.park(Row(ask(0.0), 0))
+    for _ in factors:
+        host.ended(planned(host_s=planned_s), 0.1, ComputeSeconds(0.05, took_s), 0)
+        found.append(host.learning.factor)
+    assert found == factors
+
+
+def test_a_host_without_work_may_be_quick_again():
+    host = Host(QUARTER, 9)
+    host.learning.factor = 3.0
+    host.ended(planned(host_s=0.0), 0.1, ComputeSeconds(), 0)
+    assert host.learning.factor == pytest.approx(3.0 - 0.002 * 2.0)
+
+
+def test_what_others_are_told_of_a_host():
+    host = Host(QUARTER, 9)
+    host.ended(planned(first=(0, 1)), 0.1, ComputeSeconds(), 1)
+    host.ended(planned(ACCELERATOR, first=()), 0.1, ComputeSeconds(), 0)
+    host.park(Row(ask(0.0), 0))
+    host.learning.factor, host.room.reserved, host.moved = 1.23456, 4, [2, 3]
+    state = host.state(5)
+    assert state == (5, 9, 5, 1, (1, 1, 0), 3, (2, 3), -7.0, 30.0, 1.2346)
+    assert state.gained_share == pytest.approx(-7 / 30)
+    assert state._replace(alone=0.0).gained_share is None
+    host.room.reserved = 12
+    assert host.state(5).free_blocks == 0
+
+
+# --- who moves --------------------------------------------------------------------------------------------------------
+
+
+def lying(room, *holds, on_host=False):
+    """Rows of generations that hold so many blocks each in this room."""
+    rows = []
+    for blocks in holds:
+        one = Generation(1, blocks * 128, 9.0, 0.1, on_host=on_host)
+        room.admit(one)
+        one.first_at, one.rows = 0.0, [Row(one, 0, length=2)]
+        assert room.take(one.rows[0], blocks * 128)
+        rows += one.rows
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("free", "within_s", "moved"),
+    [
+        (20, 99.0, [2, 3, 4]),
+        (20, 5.0, [2, 3]),  # a second for each block, all together
+        (20, 4.99, [2]),
+        (20, 4.0, [2]),  # 4 and 2 would not be in time
+        (20, 3.0, [2]),
+        (20, 1.9, []),
+        (7, 99.0, [2, 3]),  # more than a twentieth of the accelerator's blocks stays free
+        (6, 99.0, [2]),
+        (4, 99.0, [2]),
+        (3, 99.0, []),
+    ],
+)
+def test_who_comes_to_the_accelerator(free, within_s, moved):
+    host, room = Host(QUARTER, 64), CacheRoom(20)
+    if free < 20:
+        lying(room, 20 - free)
+    rows = lying(host.room, 2, 3, 4, on_host=True)
+    copies = host.to_accelerator(rows, room, 1.0, within_s)
+    assert [row.generation.on_host for row in rows] == [len(row.table) not in moved for row in rows]
+    assert len(copies) == sum(moved)
+    assert host.moved == [len(moved), 0]
+    assert all(copy.from_host and not copy.to_host for copy in copies)
+    assert host.room.reserved == 9 - sum(moved)
+
+
+def test_a_smaller_one_comes_where_the_copies_of_a_larger_one_would_take_too_long():
+    host, room = Host(QUARTER, 64), CacheRoom(20)
+    rows = lying(host.room, 4, 2, on_host=True)
+    assert len(host.to_accelerator(rows, room, 1.0, 3.0)) == 2
+
+
+@pytest.mark.parametrize(("free", "moved"), [(6, [4, 2]), (5, [4]), (3, [2]), (1, [])])
+def test_who_goes_to_the_host(free, moved):
+    host, room = Host(QUARTER, 64), CacheRoom(20)
+    lying(host.room, 64 - free, on_host=True)
+    rows = lying(room, 4, 2)
+    copies = host.to_host(rows, room, 1.0)
+    assert [row.generation.on_host for row in rows] == [len(row.table) in moved for row in rows]
+    assert len(copies) == sum(moved)
+    assert host.moved == [0, len(moved)]
+    assert all(copy.to_host and not copy.from_host for copy in copies)
+
+
+def test_who_stays_where_it_is():
+    """Who is there already, who has no row left, and who has one that is parked."""
+    host, room = Host(QUARTER, 64), CacheRoom(20)
+    (here,), (ended, parked) = lying(room, 1), lying(host.room, 1, 1, on_host=True)
+    ended.generation.rows = []
+    host.park(parked)
+    assert host.to_accelerator([here, ended, parked], room, 1.0, 99.0) == []
+    assert host.to_host([parked], room, 1.0) == []
+
+
+@pytest.mark.parametrize(
+    ("waits", "copy_s", "moved"),
+    [(True, 0.79, True), (True, 0.81, False), (False, 0.81, True), (False, 7.99, True), (False, 8.01, False)],
+)
+def test_how_long_copies_may_take_before_a_step(waits, copy_s, moved):
+    """A tenth of the longest step; all of one where no prompt waits and no answer is due in the next two."""
+    policy = StepPolicy(ttft_s=16.0, tpot_s=8.0)
+    schedule = StepSchedule(EXACT, policy, 20, host=Host(HostTime(0.01, 0.0, copy_s / 128, layers=4), 64))
+    (row,) = lying(schedule.host.room, 1, on_host=True)
+    row.generation.tpot_s = 99.0
+    schedule._running.append(row)
+    if waits:
+        assert schedule.offer(0.0, Generation(1, 1, 16.0, 8.0))
+    schedule.next_step(0.0)
+    assert row.generation.on_host is not moved
+    assert bool(schedule.copies()) is moved
+    assert schedule.planned_s >= 1.0 + copy_s * moved
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_nobody_comes_to_the_accelerator_while_somebody_finds_no_room_there(asks):
+    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=Host(HostTime(0.01, 0.0), 64))
+    (row,) = lying(schedule.host.room, 1, on_host=True)
+    row.generation.tpot_s = 99.0
+    schedule._running.append(row)
+    if asks:
+        assert schedule.offer(0.0, Generation(21 * 128, 1, 16.0, 8.0))
+    assert row.generation.on_host
+    schedule.next_step(0.0)
+    assert row.generation.on_host is asks
+    schedule.ended(2.0, 2.0)
+    assert schedule.host.room.lengths is schedule.room.lengths
+
+
+# --- a schedule with a host -------------------------------------------------------------------------------------------
 
 
 def test_who_finds_no_room_on_the_accelerator_is_admitted_to_the_host():
@@ -103,7 +369,7 @@ def test_it_comes_back_when_nobody_else_wants_the_accelerator():
 
 def test_who_would_wait_for_a_block_goes_to_the_host_instead():
     schedule = schedule_of(blocks=40, host_blocks=400)
-    for _ in range(5000):
+    for _ in range(500):
         schedule.room.lengths.ended(2, 500)
     now, found = 0.0, []
     while not found or not found[-1].on_host:  # more on the accelerator than it can hold if all become long
@@ -124,7 +390,7 @@ def test_who_would_wait_for_a_block_goes_to_the_host_instead():
 @pytest.mark.parametrize("blocks", [24, 40])
 def test_nobody_goes_to_the_host_and_comes_back_in_one_step(blocks):
     schedule = schedule_of(blocks=blocks, host_blocks=400)
-    for _ in range(5000):
+    for _ in range(500):
         schedule.room.lengths.ended(2, 500)
     now, found, to_host = 0.0, [], 0
     while not found or not found[-1].on_host:
@@ -138,7 +404,7 @@ def test_nobody_goes_to_the_host_and_comes_back_in_one_step(blocks):
 
 def test_who_may_need_more_than_the_accelerators_cache_is_for_the_host_whatever_was_learned():
     schedule = schedule_of(blocks=24, host_blocks=60)
-    for number in range(5000):
+    for number in range(500):
         schedule.room.lengths.ended(32 * number % 700, 4000)
     found = offered(schedule, 0.0, 1, prompt=100, most=3600)
     assert [one.most_blocks > 24 for one in found] == [True]
@@ -146,23 +412,6 @@ def test_who_may_need_more_than_the_accelerators_cache_is_for_the_host_whatever_
     run(schedule, 0.0, 10)
     assert found[0].first_at is not None
     assert schedule.room.stalls == 0
-
-
-def test_nobody_comes_where_all_would_wait_for_ever():
-    """All who are here hold two of three blocks each. It would take the last ones, and may need more itself."""
-    here, there = CacheRoom(100), CacheRoom(100)
-    for number in range(5000):
-        here.lengths.ended(128 + 32 * (number % 2), 4000)
-    many, other = [Generation(100, 283, 9.0, 0.1) for _ in range(47)], Generation(600, 500, 9.0, 0.1)
-    for room, generation in [*((here, one) for one in many), (there, other)]:
-        room.admit(generation)
-        generation.rows = [Row(generation, 0, length=generation.prompt_tokens + 124)]
-        assert room.take(generation.rows[0], generation.rows[0].length)
-        generation.first_at = 0.0
-    assert here.fits(other, (), 1.0)
-    assert not here.may_move_in(other, 1.0)
-    here.end(many[0].rows.pop(), cut_off=True)
-    assert here.may_move_in(other, 1.0)
 
 
 def test_bulk_sets_out_beside_a_busy_accelerator_and_arrives_later():
@@ -225,17 +474,6 @@ def test_parked_rows_go_on_beside_answers_that_the_host_always_has():
     assert PIPELINED in schedule.host.modes(POLICY.modes, urgent=False)  # nobody is parked any more
 
 
-def test_what_the_host_still_computes_for_parked_rows_does_not_make_it_slow():
-    host = Host(QUICK, 64)
-    host.park(Row(ask(0.0), 0))
-    factors = []
-    for _ in range(2):
-        host.plan = HybridPlan(PIPELINED, 0.1, 10.0, 1.0, 0.05, 0.05, first=(0,), host_s=0.05)
-        host.ended(host.plan, 0.1, ComputeSeconds(0.05, 0.08), 0)
-        factors.append(host.learning.factor)
-    assert factors == [1.0, 1.5]
-
-
 def test_steps_of_parked_rows_alone_do_not_say_how_quick_the_accelerator_is():
     """They go through the few layers where the host has got to: nobody predicts how many."""
     schedule = schedule_of(policy=StepPolicy(ttft_s=2.0, tpot_s=0.1, bulk_share=1.0, modes=frozenset({ASYNCHRONOUS})))
@@ -246,29 +484,6 @@ def test_steps_of_parked_rows_alone_do_not_say_how_quick_the_accelerator_is():
         assert schedule.joins
         schedule.ended(0.0, 0.001, compute_s=ComputeSeconds(schedule.model.beta_s / QUICK.layers))
     assert host.accelerator_factor == 1.0
-
-
-def test_the_host_is_known_to_be_slow_after_a_few_steps_and_tried_again_later():
-    schedule = schedule_of()
-    offered(schedule, 0.0, 6, most=100)
-    now = 0.0
-    for _ in range(60):
-        schedule.next_step(now)
-        schedule.copies()
-        now += schedule.planned_s
-        host_s = 8 * QUICK.seconds(len(schedule.host.plan.first) + len(schedule.host.plan.second), 520)
-        schedule.ended(
-            now, schedule.planned_s, compute_s=ComputeSeconds(host_s=host_s if schedule.mode == PIPELINED else 0.0)
-        )
-    slow = schedule.host.learning.factor
-    assert slow > 2
-    schedule.host.clear()
-    for _ in range(1000):
-        schedule.host.planner(MODEL)
-        schedule.host.plan = schedule.host.planner(MODEL).choose(schedule.load, [])
-        schedule.host.ended(schedule.host.plan, 0.02, ComputeSeconds(0.02), 0)
-    assert schedule.host.learning.factor < 1.5
-    assert schedule.host.steps[ACCELERATOR] >= 1000
 
 
 @pytest.mark.parametrize("factor", [0.25, 0.5, 1.0, 2.0])
@@ -322,14 +537,6 @@ def test_modes_that_are_not_allowed_are_not_used(modes):
     assert used == modes
 
 
-def test_a_host_that_takes_no_time_is_no_problem():
-    host = Host(HostTime(0.0, 0.0, 0.0, 32), 100)
-    for kv_token_s, rows in ((0.0, []), (1e-6, [(False, 400), (True, 400)])):
-        shares = host.shares(StepTime(0.04, 0.0, kv_token_s, 0.0, 0.0, 64), rows)
-        assert [share.twice for share in shares] == [False]
-        assert shares[0].kv_token_s == 0.0
-
-
 def test_routers_are_told_of_room_on_the_host():
     schedule = schedule_of(host_blocks=8)
     assert len(offered(schedule, 0.0, 5)) == 5
@@ -356,16 +563,6 @@ def test_a_step_has_no_more_tokens_than_the_engine_computes_in_one():
         schedule.copies()
         now += 0.03
         schedule.ended(now, 0.03)
-
-
-def test_a_step_that_failed_counts_for_nothing():
-    schedule = schedule_of()
-    offered(schedule, 0.0, 6)
-    now, _ = run(schedule, 0.0, 3)
-    schedule.next_step(now)
-    counted = schedule.host.tokens, schedule.host.gained, dict(schedule.host.steps)
-    schedule.ended(now + 1, 1.0, whole=False, compute_s=ComputeSeconds(host_s=1.0))
-    assert counted == (schedule.host.tokens, schedule.host.gained, dict(schedule.host.steps))
 
 
 def test_steps_that_take_no_time_are_no_problem():

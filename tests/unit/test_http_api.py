@@ -200,7 +200,7 @@ def test_the_docs_page_needs_no_internet():
     style, icon, script = re.findall(r'(?:src|href)="([^"]*)"', page)
     assert icon == "data:,"
     for found, kind, words in ((style, "text/css", b".swagger-ui"), (script, "text/javascript", b"SwaggerUIBundle")):
-        prefix = f"data:{kind};base64,"
+        prefix = f"data:{kind};charset=utf-8;base64,"
         assert found.startswith(prefix)
         assert words in base64.b64decode(found.removeprefix(prefix))
 

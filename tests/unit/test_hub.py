@@ -37,12 +37,25 @@ CODE = """
 import sys
 from deployments.models.model_folder import find_folder
 from deployments.settings import ModelSettings
-try:
-    folder, revision = find_folder(ModelSettings(id=sys.argv[1], revision=sys.argv[2] or None))
-    print(revision, *sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))
-except Exception as error:
-    print(type(error).__name__, error)
+for model in sys.argv[1:]:
+    name, _, revision = model.partition("@")
+    try:
+        folder, revision = find_folder(ModelSettings(id=name, revision=revision or None))
+        print(revision, *sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))
+    except Exception as error:
+        print(type(error).__name__, error)
 """
+FETCHED = {  # pickles only where there are no safetensors
+    "some/safe": {*SMALL, *SAFE, "pytorch_model.bin.index.json"},
+    "some/pickled": {*SMALL, *PICKLES},
+    "some/dense": {*SMALL, *SAFE, "2_Dense/config.json", "2_Dense/pytorch_model.bin"},
+    "some/heads": {*SMALL, *SAFE, "sparse_linear.pt", "colbert_linear.pt"},
+}
+REFUSED = {
+    "some/gated": "id: 'some/gated' is gated: accept its terms at {}/some/gated, and set HF_TOKEN .*",
+    "some/missing": "id: {} has no model 'some/missing', or it is private: check the name, or .*HF_TOKEN.*",
+    "some/safe@gone": "revision: {} has no revision gone of 'some/safe'",
+}
 
 
 class Mirror(BaseHTTPRequestHandler):
@@ -105,60 +118,33 @@ def mirror():
     server.server_close()
 
 
-def find(endpoint, home, model, revision="", **environment):
+def find(endpoint, home, models, **environment):
+    """What one process says of each of the models, a line each."""
     done = subprocess.run(
-        [sys.executable, "-c", CODE, model, revision],
+        [sys.executable, "-c", CODE, *models],
         env={**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **environment},
         capture_output=True,
         text=True,
         check=True,
         cwd=Path(__file__).parents[2],
     )
-    return done.stdout.strip().splitlines()[-1]
+    return dict(zip(models, done.stdout.strip().splitlines()[-len(models) :], strict=True))
 
 
-@pytest.mark.parametrize(
-    ("model", "files"),
-    [
-        ("some/safe", {*SMALL, *SAFE, "pytorch_model.bin.index.json"}),
-        ("some/pickled", {*SMALL, *PICKLES}),
-        ("some/dense", {*SMALL, *SAFE, "2_Dense/config.json", "2_Dense/pytorch_model.bin"}),
-        ("some/heads", {*SMALL, *SAFE, "sparse_linear.pt", "colbert_linear.pt"}),
-    ],
-)
-def test_a_model_is_fetched_from_a_mirror_its_pickles_only_where_there_are_no_safetensors(
-    mirror, tmp_path, model, files
-):
-    revision, *found = find(mirror, tmp_path, model).split()
-    assert revision == COMMIT
-    assert set(found) == files - {"README.md"}
+def test_models_are_fetched_from_a_mirror_once(mirror, tmp_path):
+    said = find(mirror, tmp_path, [*FETCHED, *REFUSED])
+    for model, files in FETCHED.items():
+        revision, *found = said[model].split()
+        assert revision == COMMIT
+        assert set(found) == files - {"README.md"}
+    for model, sentence in REFUSED.items():
+        assert re.fullmatch(rf"SettingsError args\.model\.{sentence.format(mirror)}", said[model])
     Mirror.asked.clear()
-    assert find(mirror, tmp_path, model, HF_HUB_OFFLINE="1").split() == [revision, *found]  # as it was fetched
+    assert find(mirror, tmp_path, FETCHED, HF_HUB_OFFLINE="1") == {model: said[model] for model in FETCHED}
     assert Mirror.asked == []
 
 
-@pytest.mark.parametrize(
-    ("model", "revision", "sentence"),
-    [
-        (
-            "some/gated",
-            "",
-            "id: 'some/gated' is gated: accept its terms at {}/some/gated, and set HF_TOKEN .*",
-        ),
-        (
-            "some/missing",
-            "",
-            "id: {} has no model 'some/missing', or it is private: check the name, or .*HF_TOKEN.*",
-        ),
-        ("some/safe", "gone", "revision: {} has no revision gone of 'some/safe'"),
-    ],
-)
-def test_models_that_the_hub_does_not_give_are_one_sentence(mirror, tmp_path, model, revision, sentence):
-    found = find(mirror, tmp_path, model, revision)
-    assert re.fullmatch(rf"SettingsError args\.model\.{sentence.format(mirror)}", found)
-
-
 def test_a_mirror_that_does_not_answer_is_one_sentence(tmp_path):
-    found = find("http://127.0.0.1:9", tmp_path, "some/safe")
+    found = find("http://127.0.0.1:9", tmp_path, ["some/safe"])["some/safe"]
     assert found.startswith("SettingsError args.model.id: 'some/safe' is no folder here and could not be fetched from ")
     assert "http://127.0.0.1:9 (HF_ENDPOINT names another)" in found

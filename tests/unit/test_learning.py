@@ -46,11 +46,40 @@ def answered(learning, *errors, factor=1.0):
     return learning.margin
 
 
-def test_the_margin_is_wide_while_there_are_few_errors():
-    assert Learning(calibrated=True).margin == 0.05
-    assert Learning().margin == 0.10
-    assert answered(Learning(), *[0.0] * 100) == 0.10
-    assert answered(Learning(calibrated=True), *[0.0] * 100) == 0.05
+def after(count, *, calibrated=False):
+    """So many errors of 0 are remembered already."""
+    learning = Learning(calibrated)
+    learning.errors.extend([0.0] * count)
+    return learning
+
+
+@pytest.mark.parametrize(("calibrated", "wide"), [(False, 0.10), (True, 0.05)])
+def test_the_margin_is_wide_while_there_are_few_errors(calibrated, wide):
+    assert Learning(calibrated).margin == wide
+    assert answered(after(183, calibrated=calibrated), *[0.0] * 16) == wide
+    assert answered(after(184, calibrated=calibrated), *[0.0] * 16) == 0.02  # of 200
+
+
+@pytest.mark.parametrize(
+    ("before", "times"), [(0, [16, 32]), (323, [16, 33]), (324, [17, 34]), (1000, [52, 107]), (2000, [100, 200])]
+)
+def test_the_margin_is_found_anew_after_sixteen_errors_or_a_twentieth_of_all(before, times):
+    learning, found = after(before), []
+    for time in range(1, times[-1] + 1):
+        learning.margin = 0.25
+        if answered(learning, 0.0) != 0.25:
+            found.append(time)
+    assert found == times
+
+
+def test_the_oldest_of_more_than_two_thousand_errors_are_forgotten():
+    assert [len(after(count).errors) for count in (1999, 2000, 2001)] == [1999, 2000, 2000]
+
+
+def test_an_error_is_a_share_of_what_was_predicted():
+    learning = Learning()
+    learning.answered(0.5, 0.6, 1.0)
+    assert list(learning.errors) == [pytest.approx(0.2)]
 
 
 @pytest.mark.parametrize(
@@ -76,18 +105,18 @@ def test_a_probe_is_believed():
     assert learning.factor == pytest.approx(1.5 * 1.05)
 
 
-def test_what_a_slower_device_missed_is_not_the_margins_business():
-    learning = Learning(factor=2.0)
-    assert answered(learning, *[1.0] * 400, factor=1.0) == 0.10
-    assert not learning.errors
-    assert answered(learning, *[0.05] * 2000, factor=1.95) == pytest.approx(0.05)
-
-
-def test_nor_is_what_one_slow_run_missed_until_those_who_waited_behind_it_are_answered():
+@pytest.mark.parametrize(
+    ("ratios", "factor", "counts"),
+    [
+        ([1.2], 1.09, False),  # more than 1.1 times what was thought at admission
+        ([1.2], 1.10, True),
+        ([1.2, 1.0], 1.05, False),  # what waited behind the slow work is answered now
+        ([1.2, 1.0, 1.0], 1.05, True),
+    ],
+)
+def test_what_a_slower_device_missed_is_not_the_margins_business(ratios, factor, counts):
     learning = Learning()
-    for ratio in (4.0, 1.0):
+    for ratio in ratios:
         learning.worked(1.0, ratio, least_s=0.05)
-        assert answered(learning, 3.0) == 0.10
-        assert not learning.errors
-    learning.worked(1.0, 1.0, least_s=0.05)
-    assert answered(learning, *[0.0] * 400, factor=learning.factor) == 0.02
+    learning.answered(1.0, 1.1, factor)
+    assert bool(learning.errors) == counts

@@ -1,138 +1,153 @@
-"""A pool's links over connections in memory: whom it asks, and what is lost when."""
+"""A pool, with scripted replicas: whom it asks, how much room it has, and what it shows of itself."""
 
 import asyncio
+from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
-from deployments.errors import ReplicaLost
-from deployments.placement.request import Embedded
-from deployments.transport.frames import Offer
-from tests.kit.router_world import Replica, World, ask
+from deployments.metrics import PoolState
+from deployments.placement.followed import connected
+from deployments.queueing.shares import Tenant
+from deployments.settings import CostConfig, PoolConfig
+from tests.kit.scripted_replicas import ScriptedReplica, pool_of
 
 
-async def pool_of(monkeypatch, *replicas):
-    world = World(monkeypatch, {"accelerator": list(replicas)})
-    router = await world.router()
-    return world, router, router.pools["accelerator"]
+def names(links):
+    return [link.view.replica for link in links]
 
 
-def offer(link, queries=1, left_s=5.0):
-    return link.offer(Offer(0, left_s, [np.ones(75, np.int32)] * queries))
+@pytest.mark.parametrize(
+    ("states", "order"),  # (name, whether it is away, rank, state)
+    [
+        ([("a", False, 2, {}), ("b", False, 1, {}), ("c", True, 0, {})], "bac"),  # level: those of the own node
+        ([("a", False, 0, {"free_s": 0.3}), ("b", False, 1, {"free_s": 0.1})], "ba"),
+        # Those away count as if they took a quarter longer: 0.275 s are 0.344 s.
+        ([("a", False, 0, {"free_s": 0.06}), ("b", True, 1, {})], "ab"),
+        ([("a", False, 0, {"free_s": 0.08}), ("b", True, 1, {})], "ba"),
+        # To a tenth of a millisecond.
+        ([("a", False, 1, {"free_s": 0.00002}), ("b", False, 0, {"free_s": 0.00003})], "ba"),
+        ([("a", False, 1, {"free_s": 0.00001}), ("b", False, 0, {"free_s": 0.0002})], "ab"),
+        # Those that are open before those that said when they open.
+        ([("a", False, 0, {"opens_s": 0.1}), ("b", True, 1, {"free_s": 0.9})], "ba"),
+        ([("a", False, 0, {"opens_s": 0.1, "greedy": ["other"]}), ("b", True, 1, {"free_s": 0.9})], "ab"),
+    ],
+)
+async def test_those_that_finish_first_are_asked_first(states, order):
+    links = []
+    for name, is_away, rank, state in states:
+        links.append(ScriptedReplica(name, rank=rank, **state))
+        links[-1].view.rank = (is_away, rank)
+    found = pool_of("accelerator", *links).by_finish(0.0, [75], 4, tenant=Tenant("mine"))
+    assert "".join(names(found)) == order
 
 
-async def test_those_that_finish_first_are_asked_first(monkeypatch):
-    _, _, pool = await pool_of(monkeypatch, Replica("a"), Replica("b"), Replica("far", node="m"))
-    now = asyncio.get_running_loop().time()
-    first, *_, last = (link.view.replica for link in pool.by_finish(now, [75], 4))
-    assert last == "far"  # level: the own node's first
-    offer(pool.links[first], 5)
-    assert next(pool.by_finish(now, [75], 4)).view.replica not in {first, "far"}
-    assert len(list(pool.by_finish(now, [75], 2))) == 2
+async def test_so_many_are_asked_and_none_that_has_stopped_or_was_sent_enough():
+    links = [ScriptedReplica(name, rank=rank) for rank, name in enumerate("abcd")]
+    pool = pool_of("accelerator", *links)
+    links[0].view.asked(0.1)
+    links[1].view.sent(1, 2, 1.1)
+    assert names(pool.by_finish(1.2, [75], 3, slo_s=1.0)) == ["c", "d"]
+    assert names(pool.by_finish(1.2, [75], 3, slo_s=2.0)) == ["c", "d", "b"]
+    assert names(pool.by_finish(1.2, [75], 1, slo_s=2.0)) == ["c"]
+    assert names(pool.by_finish(1.2, [75], 3, depth=2)) == ["c", "d"]
+    pool.live = links[:3]
+    assert names(pool.by_finish(1.2, [75], 3, slo_s=1.0)) == ["c"]
+    pool.live = links[:2]
+    assert names(pool.by_finish(1.2, [75], 3, slo_s=1.0)) == []
 
 
-async def test_a_replica_that_says_nothing_past_a_deadline_is_left_out_and_taken_back(monkeypatch):
-    one, other = Replica("a"), Replica("b")
-    _, _, pool = await pool_of(monkeypatch, one, other)
-    link = pool.links["a"]
-    offer(link, left_s=600.0)  # something with time does not hide it
-    offer(link, left_s=0.9)
-    link._channel.transport.peer.swallows = True
-    await asyncio.sleep(2.5)
-    now = asyncio.get_running_loop().time()
-    assert [one.view.replica for one in pool.by_finish(now, [75], 4)] == ["b"]
-    link._channel.transport.peer.swallows = False
-    link._channel.ask()
-    await asyncio.sleep(0.1)
-    assert {one.view.replica for one in pool.by_finish(asyncio.get_running_loop().time(), [75], 4)} == {"a", "b"}
+async def test_of_many_sixteen_are_looked_at_in_turn():
+    many = [ScriptedReplica(str(number), rank=number) for number in range(20)]
+    pool = pool_of("accelerator", *many)
+    turns = [sorted(map(int, names(pool.by_finish(0.0, [75], 99)))) for _ in range(3)]
+    assert turns[0] == [*range(16)]
+    assert turns[1] == [*range(12), 16, 17, 18, 19]
+    assert turns[2] == [*range(8), *range(12, 20)]
+    for link in many[8:]:
+        link.view.hear(0.0, link.view.state._replace(opens_s=9.0), 0)
+    assert [pool.is_full(0.0), pool.is_full(0.0)] == [False, False]  # from 8 on, and this takes no turn
+    for link in many[:4]:
+        link.view.hear(0.0, link.view.state._replace(opens_s=9.0), 0)
+    assert pool.is_full(0.0)
+    pool.live = many[:16]
+    assert sorted(map(int, names(pool.by_finish(0.0, [75], 99)))) == [*range(16)]
+    assert not pool.is_full(0.0)
 
 
-@pytest.mark.parametrize("how", ["refused", "told dead", "counted out", "drops it"])
-async def test_what_is_in_doubt_is_lost_when_it_is_known_not_to_run(how, monkeypatch):
-    replica = Replica("a")
-    world, router, pool = await pool_of(monkeypatch, replica, Replica("b"))
-    link = pool.links["a"]
-    pending = offer(link)
-    await asyncio.sleep(0.05)
-    replica.stopped = True  # the network swallows what would connect
-    replica.reset()
-    await asyncio.sleep(1)
-    assert not pending.ended
-    assert pool.live == [pool.links["b"]]
-    match how:
-        case "refused":
-            replica.alive = False
-        case "told dead":
-            replica.alive = False
-            world.follow(router, "accelerator", died="a")
-        case "counted out":
-            replica.alive = False
-            world.follow(router, "accelerator")
-        case _:
-            replica.stopped = False
-    await asyncio.sleep(5)
-    with pytest.raises(ReplicaLost, match="the accelerator pool lost replica a"):
-        pending.outcome.result()
-    assert (link in pool.live) == (how == "drops it")
+@pytest.mark.parametrize(
+    ("how", "capacity", "room"),
+    [
+        # Ten milliseconds a query; the idle devices have 0.8 s, and one of them is busy for 0.5 s.
+        ({}, 160 - 2 * 0.6, 80 + 30),
+        ({"queue_depth": 7}, 2 * 7, 80 + 30),
+        ({"queue_depth": 0}, 0, 0),
+        ({"queue_depth": 7, "admission": "depth"}, 14, 14 - 5),
+        ({"queue_depth": 2, "admission": "depth"}, 4, 0),
+    ],
+)
+async def test_how_many_queries_have_room(how, capacity, room):
+    model = (0.01, 0.0, 0.0, 0.2)
+    links = [
+        ScriptedReplica("a", model=model, in_flight=2),
+        ScriptedReplica("b", model=model, in_flight=3, free_s=0.5),
+        ScriptedReplica("c"),
+    ]
+    links[2].view.forget()
+    pool = pool_of("accelerator", *links[:2], **how)
+    assert pool.is_open == (how.get("queue_depth") != 0)
+    assert pool.capacity(75, 1.0) == pytest.approx(capacity)
+    assert pool.room_queries(0.0, 75, 1.0) == pytest.approx(room)
+    assert pool.queries_per_s == pytest.approx(200)
+    pool.live = []
+    assert (pool.is_open, pool.capacity(75, 1.0), pool.queries_per_s) == (False, 0, 0)
 
 
-async def test_a_replica_that_serve_counts_out_answers_what_it_has(monkeypatch):
-    replica = Replica("a")
-    world, router, pool = await pool_of(monkeypatch, replica, Replica("b"))
-    pending = offer(pool.links["a"])
-    idle = pool.links["b"]
-    await asyncio.sleep(0.01)
-    for gone in list(pool.links):
-        world.pools["accelerator"] = [one for one in world.pools["accelerator"] if one.name != gone]
-    world.follow(router, "accelerator")
-    assert (pool.links, pool.live, idle._channel) == ({}, [], None)
-    assert len(await pending.outcome) == 1
-    assert not router.can_answer
+async def test_a_pool_as_it_shows_itself():
+    pool = pool_of("accelerator", ScriptedReplica("a", in_flight=3, waiting=2), ScriptedReplica("b", in_flight=4))
+    for link in pool.live:
+        link.describe = lambda: "a replica"
+    shown = pool.describe()
+    assert shown["latency_model"] == {"alpha_s": 0.075, "beta_s": 0.2, "source": "measured at warm-up"}
+    assert (shown["in_flight"], shown["waiting"], shown["live_replicas"], shown["queue_depth"]) == (7, 2, 2, None)
+    assert shown["replicas"] == {"a": "a replica", "b": "a replica"}
+    assert pool.state() == PoolState(True, 0, 2, pytest.approx(0.075), 0.2, False)
+    pool.configure(PoolConfig(alpha_s=0.01, beta_s=0.1, queue_depth=0), {})
+    assert pool.describe()["latency_model"] == {"alpha_s": 0.01, "beta_s": 0.1, "source": "calibrated"}
+    assert pool.state() == PoolState(False, 0, 2, 0.01, 0.1, True)
+    assert pool_of("cpu").state() == PoolState(True, 0, 0, 0.0, 0.0, False)
 
 
-async def test_a_hung_replica_that_serve_counts_out_is_given_up(monkeypatch):
-    """Serve ends its process half a minute later; its queries do not wait for that."""
-    replica = Replica("a")
-    world, router, pool = await pool_of(monkeypatch, replica, Replica("b"))
-    link = pool.links["a"]
-    pending = offer(link, left_s=600.0)
-    await asyncio.sleep(0.01)
-    for wire in replica.wires:
-        wire.swallows = wire.peer.swallows = True
-    world.pools["accelerator"] = [one for one in world.pools["accelerator"] if one.name != "a"]
-    world.follow(router, "accelerator")
-    await asyncio.sleep(1)
-    assert not pending.ended
-    await asyncio.sleep(1)
-    with pytest.raises(ReplicaLost):
-        pending.outcome.result()
-    assert (pool._draining, link._channel) == ({}, None)
+@pytest.mark.parametrize(
+    ("config", "model"),
+    [
+        ({}, None),
+        ({"alpha_s": 0.075, "beta_s": 0.2}, [0.0, pytest.approx(0.001), 0.0, 0.2]),
+        (
+            {"alpha_s": 0.075, "beta_s": 0.2, "cost": CostConfig(query_s=0.1, token_s=0.2, token2_s=0.3)},
+            [0.1, 0.2, 0.3, 0.2],
+        ),
+    ],
+)
+async def test_what_replicas_are_told_of_a_config(config, model):
+    pool = pool_of("accelerator")
+    pool.configure(PoolConfig(queue_depth=7, **config), {"slo_s": 2.0, "admission": "depth"})
+    assert pool.policy == {"router": "r", "slo_s": 2.0, "admission": "depth", "depth": 7, "model": model}
+    assert pool.by_count
 
 
-async def test_a_connection_that_breaks_as_it_is_made_is_made_again(monkeypatch):
-    replica = Replica("a")
-    connect, times = replica.connect, []
+async def test_a_replica_is_tried_again_and_again_and_found_dead_where_nobody_listens(caplog):
+    loop, tried, refused = asyncio.get_running_loop(), [], []
+    outcomes = [TimeoutError(), ConnectionRefusedError("no"), *[OSError()] * 6, Mock(is_open=False), open_ := Mock()]
 
-    def breaks_once(channel):
-        connect(channel)
-        times.append(1)
-        if len(times) == 1:
-            replica.reset()
+    async def attempt():
+        tried.append(loop.time())
+        outcome = outcomes[len(tried) - 1]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
-    replica.connect = breaks_once
-    _, router, pool = await pool_of(monkeypatch, replica)
-    await asyncio.sleep(1)
-    assert len(pool.live) == 1
-    assert isinstance(await ask(router), Embedded)
-
-
-async def test_a_new_config_reaches_every_replica(monkeypatch):
-    replica = Replica("a")
-    world, router, pool = await pool_of(monkeypatch, replica)
-    await router.reconfigure({**world.config, "admission": "depth", "accelerator": {"queue_depth": 7}})
-    await asyncio.sleep(0.01)
-    policy = replica.runner.schedule.policy
-    assert (policy.admission, policy.depth, pool.by_count, pool.capacity(75, 1.0)) == ("depth", 7, True, 7)
-    await router.reconfigure({**world.config, "slo_s": 0})  # bad: what runs goes on
-    assert (router.config.admission, policy.depth) == ("depth", 7)
-    assert "slo_s" in router.config_problem
+    assert await connected(attempt, "it", lambda: refused.append(loop.time())) is open_
+    assert tried == [pytest.approx(at, abs=1e-6) for at in (0, 0.1, 0.3, 0.7, 1.5, 3.1, 5.1, 7.1, 9.1, 11.1)]
+    assert refused == [pytest.approx(0.1)]
+    assert len(caplog.records) == 1
+    assert "it is not reached (no answer)" in caplog.text

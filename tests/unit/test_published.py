@@ -8,19 +8,11 @@ from deployments.errors import SettingsError
 from deployments.models.model_files import read_model_card
 from deployments.models.published import class_config
 from deployments.settings import ModelSettings
-from tests.kit.published_models import (
-    DISTILBERT,
-    GTE_EN,
-    GTE_MULTILINGUAL,
-    JINA,
-    JINA_CODE,
-    MODERNBERT,
-    MPNET,
-    NOMIC,
-    jina_weights,
-    save_folder,
-)
+from tests.kit.published_models import CONFIGS, JINA, jina_weights, save_folder
 
+NOMIC, GTE_EN, GTE_MULTILINGUAL, JINA_CODE = (
+    CONFIGS[name] for name in ("nomic", "gte en", "gte multilingual", "jina code")
+)
 BERT = {"model_type": "bert", "hidden_size": 64, "vocab_size": 100, "position_embedding_type": "absolute"}
 
 
@@ -31,7 +23,10 @@ def translated(config, **changes):
 OFF = {"use_bidirectional_attention": False, "attn_logit_softcapping": None, "partial_rotary_factor": 1}
 
 
-@pytest.mark.parametrize("config", [DISTILBERT, MPNET, MODERNBERT, BERT, {"model_type": "qwen3"} | OFF])
+OWN_WORDS = [CONFIGS[name] for name in ("distilbert", "mpnet", "modernbert")]
+
+
+@pytest.mark.parametrize("config", [*OWN_WORDS, BERT, {"model_type": "qwen3"} | OFF])
 def test_configs_in_the_words_of_their_class_stay_as_they_are(config):
     assert translated(config) is None
 

@@ -38,30 +38,30 @@ def test_who_stays_below_is_never_refused():
     assert total > 0
 
 
-def test_who_comes_back_when_told_is_let_in():
-    quota = Quota(0.5, "device_seconds")
-    assert quota.wait_s(0.0, 1) == 0
-    quota.spend(10.0)
-    wait_s = quota.wait_s(0.0, 1)
-    assert wait_s > 14
-    assert quota.wait_s(0.5 * wait_s, 1) > 0
-    assert quota.wait_s(wait_s, 1) == 0
-
-
-def test_what_was_refused_is_given_back():
-    quota = Quota(1.0, "device_seconds")
-    assert quota.wait_s(0.0, 1) == 0
-    quota.spend(100.0)
-    quota.spend(-100.0)
-    assert quota.wait_s(0.0, 1) == 0
-
-
-def test_a_router_that_joins_takes_its_part():
-    quota = Quota(1000.0, "tokens")
-    assert quota.wait_s(0.0, 1) == 0
-    assert quota.wait_s(0.0, 2) == 0
-    quota.spend(2500.0)
-    assert 0 < quota.wait_s(0.0, 2) < 0.1
+@pytest.mark.parametrize(
+    ("asks", "waits"),
+    [
+        # When, of how many Routers, and what it costs. The quota is 2 a second; 5 s of it may be used at once.
+        ([(0.0, 1, 10.0), (0.0, 1, 0.0)], [0, 0.05]),  # nothing is left
+        ([(0.0, 1, 9.99), (0.0, 1, 0.0)], [0, 0]),
+        ([(0.0, 1, 40.0), (0.0, 1, 0.0), (15.0, 1, 0.0), (15.1, 1, 0.0)], [0, 15.05, 0.05, 0]),
+        ([(0.0, 1, 4.0), (1.0, 1, 8.1), (1.0, 1, 0.0)], [0, 0, 0.1]),  # 8 were left
+        ([(0.0, 1, 4.0), (99.0, 1, 11.0), (99.0, 1, 0.0)], [0, 0, 0.55]),  # it holds no more than 10
+        ([(7.0, 1, 4.0), (6.0, 1, 6.1), (6.0, 1, 0.0)], [0, 0, 0.1]),  # the clock goes back
+        ([(0.0, 1, 100.0), (0.0, 1, -100.0), (0.0, 1, 0.0)], [0, 45.05, 0]),  # it was refused: given back
+        # Each of four Routers grants a quarter.
+        ([(0.0, 4, 3.0), (0.0, 4, 0.0)], [0, 1.05]),
+        ([(0.0, 4, 2.4), (0.0, 4, 0.0)], [0, 0]),
+        ([(0.0, 1, 0.0), (0.0, 2, 6.0), (0.0, 2, 0.0)], [0, 0, 1.05]),  # a Router has come
+        ([(0.0, 2, 0.0), (0.0, 1, 6.0), (0.0, 1, 0.0)], [0, 0, 0.55]),  # and gone
+    ],
+)
+def test_how_long_a_request_waits(asks, waits):
+    quota, found = Quota(2.0, "tokens"), []
+    for now, routers, cost in asks:
+        found.append(quota.wait_s(now, routers))
+        quota.spend(cost)
+    assert found == [pytest.approx(wait_s) for wait_s in waits]
 
 
 def test_an_answer_pays_for_what_it_reads_not_for_what_others_of_its_request_read():

@@ -25,18 +25,6 @@ async def test_a_burst_meets_and_becomes_one_run():
     assert len(router.answers()) == 30
 
 
-async def test_bursts_through_two_routers_become_one_run():
-    runner, engine = replica(pass_tokens=0)
-    routers = [FakeRouter(runner, "a"), FakeRouter(runner, "b")]
-    for _ in range(15):
-        for router in routers:
-            router.offer()
-        await asyncio.sleep(0.001)
-    await runner.drained()
-    assert [len(one) for one in engine.runs] == [30]
-    assert {name for name, *_ in engine.runs[0]} == {"a", "b"}
-
-
 async def test_answers_leave_as_passes_end_and_say_where_the_time_went():
     runner, _ = replica()
     router = FakeRouter(runner)

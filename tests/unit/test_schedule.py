@@ -1,424 +1,845 @@
-"""What the queue of a device promises, for any arrivals: the product's schedule on devices in virtual time."""
+"""The queue of one device by exact numbers: one step below and one above each threshold of its docstrings.
 
-import random
+A token costs a millisecond, so lengths are milliseconds. A run takes 200 ms more, and the margin is 0.25: predictions
+may fill 0.8 of the time to a deadline. An idle device waits 6 ms for each waiting query, and a run may hold 600 ms.
+"""
+
+import copy
+import math
+from dataclasses import asdict, astuple
 
 import pytest
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 
 from deployments.queueing.cost_model import CostModel
-from deployments.queueing.fairness import RATIO
 from deployments.queueing.schedule import Policy, Query, Schedule
-from tests.kit.virtual_device import (
-    ATLAS,
-    EIGHT,
-    KUNPENG,
-    V100,
-    XEON,
-    Arrival,
-    Device,
-    World,
-    goodput,
-    late_share,
-    poisson,
-    proven,
-    refused_share,
-    schedule_of,
-)
+from deployments.queueing.shares import Account, Kind, Tenant
 
-CURVES = [V100, XEON, ATLAS, KUNPENG]
-ENDS = [pytest.param(0, id="at the end"), pytest.param(EIGHT, id="pass by pass")]
+MODEL = CostModel(0.0, 0.001, 0.0, 0.2)
+STEP = 0.01  # ms
 
 
-@st.composite
-def arrivals(draw, slo_s, most=40):
-    """Bursts and streams of any lengths and deadlines."""
-    out, at = [], 0.0
-    gaps = st.sampled_from([0.0, 0.0, 0.001, 0.005, 0.02, 0.1, 0.3, 1.0])
-    for _ in range(draw(st.integers(1, most))):
-        at += draw(gaps) * slo_s
-        bulk = draw(st.booleans()) and draw(st.booleans())
-        allowed = draw(st.sampled_from([0.1, 0.3, 0.4, 0.5, 0.7, 0.9, 1.0, 1.0, 1.5, 2.0, 2.1, 5.0, 20.0]))
-        same = draw(st.sampled_from([1, 1, 1, 3, 12]))
-        tokens = draw(st.sampled_from([4, 20, 75, 75, 200, 512]))
-        out += [Arrival(at, tokens, allowed * slo_s, bulk)] * same
-    return out
+def queue_of(*, factor=1.0, pass_tokens=0, slo_s=1.0, model=MODEL, **policy):
+    queue = Schedule(model, Policy(slo_s, **policy))
+    queue.learning.margin, queue.learning.factor = 0.25, factor
+    queue.set_pass_tokens(pass_tokens)
+    return queue
 
 
-def adds_up(device):
-    """Work is what waits."""
-    schedule = device.schedule
-    assert schedule._urgent_s == pytest.approx(sum(query.cost_s for query in schedule._urgent), abs=1e-9)
-    assert schedule._patient_s == pytest.approx(sum(query.cost_s for query in schedule._patient), abs=1e-9)
-    assert schedule._urgent == sorted(schedule._urgent, key=lambda query: query.due)
-    assert schedule.running >= 0
-    assert schedule._bulk_running >= 0
+def query(ms, due=1.0, **how):
+    return Query(ms, due, **how)
 
 
-@pytest.mark.parametrize("pass_tokens", ENDS)
-@settings(max_examples=120, deadline=None, phases=(Phase.explicit, Phase.generate))
-@given(data=st.data())
-def test_whatever_is_admitted_ends_in_time_on_a_device_that_runs_as_predicted(pass_tokens, data):
-    slo_s = data.draw(st.sampled_from([1.0, 2.0]))
-    curve = data.draw(st.sampled_from(CURVES))
-    device = Device(schedule_of(curve, slo_s, pass_tokens=pass_tokens))
-    sent = World([device], look=adds_up).run(data.draw(arrivals(slo_s)))
-    late = [one for one in sent if one.admitted and not one.in_time]
-    assert not late
-    assert device.schedule.in_flight == 0
+def patient(ms, due=5.0, **how):
+    return Query(ms, due, patient=True, **how)
 
 
-def test_who_joins_a_pause_for_a_burst_does_not_make_the_first_late():
-    """Found by the property above: each arrival lengthened the pause, though the first had no time for it."""
-    queue = schedule_of(V100, 1.0, pass_tokens=EIGHT)
-    idle_s = queue._pacing.pause_s + 0.27 + 0.018 + queue._pass_s
-    sent = World([Device(queue)]).run(
-        [Arrival(0.0, 75, idle_s * 1.025), *(Arrival(0.004 * i, 75, 1.0) for i in range(1, 30))]
-    )
-    assert sent[0].admitted
-    assert all(one.in_time for one in sent if one.admitted)
+def bulk(ms, due=600.0):
+    return Query(ms, due, patient=True, bulk=True)
 
 
-def test_patient_queries_do_not_make_those_late_that_were_admitted_before_them():
-    queue = schedule_of(V100, 1.0)
-    urgent = [Arrival(0.0, 75, 0.4) for _ in range(5)]
-    sent = World([Device(queue)]).run([*urgent, Arrival(0.001, 512, 20.0), Arrival(0.001, 512, 600.0, bulk=True)])
-    assert [one.admitted for one in sent[:6]] == [True] * 6
-    assert all(one.in_time for one in sent if one.admitted)
+def running(ms, *waiting, **how):
+    """A run of `ms` and its 200 ms began at 0 s; `waiting` came just afterwards."""
+    queue = queue_of(**how)
+    admit(queue, 0.0, query(ms))
+    queue.start(0.0)
+    return admit(queue, 0.0, *waiting)
 
 
-def test_a_query_that_no_idle_device_would_answer_keeps_no_room_from_others():
-    """512 tokens take this device longer than the SLO: short ones were refused on an idle device to keep room."""
-    curve = (0.05, 0.05)
-    short = [Arrival(0.1 * i, 10, 0.3) for i in range(400)]
-    both = sorted([*short, *(Arrival(1.03 + i, 512, 0.3) for i in range(38))], key=lambda one: one.at)
-    queue = schedule_of(curve, 0.3)
-    sent = World([Device(queue)]).run(both)
-    assert queue.refusals.never == 38
-    alone = World([Device(schedule_of(curve, 0.3))]).run(short)
-    assert sum(one.admitted for one in sent) == sum(one.admitted for one in alone) == 400
+def admit(queue, now, *queries):
+    """Whatever the rules say."""
+    for one in queries:
+        one.cost_s = queue.model.cost_s(one.tokens)
+        queue._admit(now, [one], 1.0, 0.0, promised=False)
+    return queue
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_work_adds_up_after_anything(data):
-    """Offers, call-offs, runs, passes and failures in any order."""
-    admission = data.draw(st.sampled_from(["finish", "depth"]))
-    depth = data.draw(st.sampled_from([5, 40] if admission == "depth" else [None, 10]))
-    queue = schedule_of(V100, 1.0, pass_tokens=data.draw(st.sampled_from([0, EIGHT])), admission=admission, depth=depth)
-    device, now, run = Device(queue), 0.0, []
-    chance = random.Random(data.draw(st.integers(0, 10**6)))
-    for _ in range(80):
-        now += chance.choice([0.0, 0.001, 0.1, 0.7])
-        match chance.choice(["offer", "offer", "offer", "remove", "start", "passed", "ended"]):
-            case "offer":
-                allowed, bulk = chance.choice([0.3, 1.0, 5.0]), chance.random() < 0.2
-                queries = [
-                    Query(chance.randint(4, 512), now + allowed, patient=bulk or allowed > 2, bulk=bulk)
-                    for _ in range(chance.choice([1, 1, 4]))
-                ]
-                before = queue.waiting
-                taken = queue.offer(now, queries, partial=chance.random() < 0.5)
-                assert queue.waiting == before + taken
-            case "remove":
-                waiting = [*queue._urgent, *queue._patient]
-                queue.remove(chance.sample(waiting, chance.randint(0, len(waiting))))
-            case "start":
-                if not run and queue.start_in_s(now) == 0:
-                    run = queue.start(now)
-                    assert run
-            case "passed":
-                cut = chance.randint(0, len(run))
-                queue.passed(now, run[:cut])
-                run = run[cut:]
-            case "ended":
-                if queue._is_running:
-                    queue.ended(now, whole=not run)
-                    run = []
-        adds_up(device)
-        assert queue.running == len(run)
-        assert admission == "finish" or queue.in_flight <= depth
-        state = queue.state(now)
-        assert state.opens_s >= 0
-        assert state.free_s >= 0
-        assert state.bulk_s >= 0
+def takes(queue, now, *queries, **how):
+    return copy.deepcopy(queue).offer(now, queries, **how)
 
 
-# --- admission by depth, trials, parts --------------------------------------------------------------------------------
+def has_room(queue, now, allowed_s, ms, make=query, **how):
+    """A query of just less than `ms` is admitted, and one of just more is not."""
+    return [takes(queue, now, make(ms + more, now + allowed_s), **how) for more in (-STEP, STEP)] == [1, 0]
 
 
-def test_by_depth_a_place_is_free_when_its_query_is_answered():
-    queue = schedule_of(V100, 1.0, admission="depth", depth=3)
-    offer = [Query(75, 1.0) for _ in range(4)]
-    assert [queue.offer(0.0, [query]) for query in offer] == [1, 1, 1, 0]
-    assert queue.start_in_s(0.0) == 0  # full: nobody can join
-    run = queue.start(0.0)
-    assert queue.offer(0.1, [Query(75, 1.1)]) == 0
-    queue.passed(0.3, run[:1])
-    assert queue.offer(0.3, [Query(75, 1.3)]) == 1
-    assert (queue.in_flight, queue.refusals.full) == (3, 2)
-
-
-def test_by_depth_bulk_takes_its_share_of_the_places():
-    queue = schedule_of(V100, 1.0, admission="depth", depth=10)
-    bulk = [Query(75, 600.0, patient=True, bulk=True) for _ in range(9)]
-    assert queue.offer(0.0, bulk, partial=True) == 5
-    assert queue.offer(0.0, [Query(75, 1.0) for _ in range(5)]) == 5
-
-
-def test_a_trial_is_admitted_by_its_own_depth_or_slo_on_a_closed_queue_too():
-    queue = schedule_of(V100, 1.0, depth=2)
-    assert queue.offer(0.0, [Query(75, 1.0) for _ in range(6)], depth=6) == 6
-    assert queue.offer(0.0, [Query(75, 1.0)], depth=6) == 0
-    closed = schedule_of(V100, 1.0, depth=0)
-    assert closed.offer(0.0, [Query(75, 1.0)], depth=1) == 1
-    assert closed.offer(0.0, [Query(75, 1.0)]) == 0
-    assert closed.refusals.closed == 1
-    wide = schedule_of(V100, 1.0)
-    assert wide.offer(0.0, [Query(75, 2.0) for _ in range(80)], slo_s=2.0) == 80
-
-
-def test_all_or_none_or_the_first_of_them():
-    queue = schedule_of(V100, 1.0)
-    many = [Query(75, 1.0) for _ in range(60)]
-    assert queue.offer(0.0, many) == 0
-    assert queue.waiting == 0
-    taken = queue.offer(0.0, many, partial=True)
-    assert 30 <= taken <= 40
-    assert queue._urgent == many[:taken]
-
-
-def test_what_is_held_does_not_run():
-    queue = schedule_of(V100, 1.0)
-    held, free = Query(75, 1.0), Query(75, 1.0)
-    queue.offer(0.0, [held])
-    held.held = True
-    assert queue.start_in_s(0.5) is None
-    queue.offer(0.5, [free])
-    assert queue.start(0.6) == [free]
-    assert queue.start_in_s(0.6) is None
-    queue.passed(0.8, [free])
-    queue.ended(0.8)
-    assert queue.start_in_s(0.8) is None
-    held.held = False
-    assert queue.start_in_s(0.8) == 0
-    assert queue.start(0.8) == [held]
-
-
-def test_a_configured_depth_bounds_the_work_of_one_run():
-    queue = schedule_of(V100, 1.0, depth=10)
-    assert sum(queue.offer(0.0, [Query(75, 1.0)]) for _ in range(40)) == 10
-    assert sum(schedule_of(V100, 1.0, depth=10).offer(0.0, [Query(10, 1.0)] * 1) for _ in range(1)) == 1
-
-
-def test_another_promise_is_taken_over_in_place():
-    queue = schedule_of(V100, 1.0)
-    queue.offer(0.0, [Query(75, 1.0)])
-    queue.configure(Policy(2.0, "depth", 1), CostModel.of_curve(*XEON), calibrated=True)
-    assert queue.waiting == 1
-    assert queue.offer(0.0, [Query(75, 2.0)]) == 0
-
-
-# --- how much is served -----------------------------------------------------------------------------------------------
-
-
-def stream(rate, *, mixed=False, pass_tokens=0, seconds=60, slo_s=1.0, **how):
-    sent = World([Device(schedule_of(V100, slo_s, pass_tokens=pass_tokens, **how))]).run(
-        poisson(rate, seconds, slo_s, mixed=mixed)
-    )
-    return goodput(sent, seconds), late_share(sent), sent
+# --- admission --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("rate", "mixed", "pass_tokens", "times"),
+    ("queue", "now", "allowed_s", "ms"),
     [
-        (61, False, 0, 1.12),
-        (125, False, 0, 1.25),
-        (61, False, EIGHT, 1.3),
-        (125, False, EIGHT, 1.35),
-        (61, True, 0, 1.6),
-        (61, True, EIGHT, 1.6),
+        # An idle device: L + f (beta + W + c) <= t / (1 + m), L its pause.
+        pytest.param(queue_of(), 0.0, 1.0, 800 - 6 - 200, id="idle"),
+        pytest.param(queue_of(), 0.0, 0.5, 400 - 6 - 200, id="idle, a short deadline"),
+        pytest.param(queue_of(), 0.0, 2.0, 800 - 200, id="idle, a long deadline: a run fits into the SLO"),
+        pytest.param(queue_of(factor=2.0), 0.0, 1.0, (800 - 6) / 2 - 200, id="idle and slow"),
+        pytest.param(queue_of(depth=4), 0.0, 1.0, 4 * 75, id="idle, bounded by a depth"),
+        pytest.param(queue_of(pass_tokens=100), 0.0, 1.0, 800 - 6 - 200, id="idle, passes"),
+        pytest.param(admit(queue_of(), 0.0, query(100)), 0.0, 1.0, 800 - 12 - 200 - 100, id="one waits"),
+        pytest.param(
+            admit(queue_of(), 0.0, query(100, 2)), 0.0, 2.0, 600 - 100, id="one waits: a run fits into the SLO"
+        ),
+        pytest.param(admit(queue_of(), 0.0, query(100, 0.6)), 0.0, 1.0, 480 - 12 - 200 - 100, id="one with less time"),
+        pytest.param(admit(queue_of(), 0.0, query(100)), 0.095, 1.0, 724 - 5 - 200 - 100, id="it has nearly waited"),
+        # At the end of runs: one of 300 ms takes until 0.5 s.
+        pytest.param(running(300), 0.2, 1.0, 800 - 300 - 200, id="at the end"),
+        pytest.param(running(300), 0.2, 2.0, 600, id="at the end, a long deadline"),
+        pytest.param(running(300, query(100, 1.2)), 0.2, 1.0, 800 - 300 - 200 - 100, id="at the end, one waits"),
+        pytest.param(running(300, query(100, 1.0)), 0.2, 1.0, 640 - 300 - 200 - 100, id="one that waits has less time"),
+        pytest.param(running(300, patient(50, 1.1)), 0.2, 1.0, 720 - 300 - 200 - 50, id="a patient one has less time"),
+        pytest.param(running(300, patient(90)), 0.2, 2.0, 600 - 90, id="a patient one in the next run"),
+        pytest.param(running(300, *[patient(50, 9)] * 4), 0.2, 2.0, 600 - 60 - 50, id="patient ones' share of any run"),
+        pytest.param(admit(queue_of(), 0.0, *[patient(50, 9)] * 4), 0.0, 2.0, 600 - 60 - 50, id="the same, idle"),
+        pytest.param(running(300, factor=2.0), 0.4, 1.6, (1280 - 600) / 2 - 200, id="at the end, slow"),
+        # Pass by pass: L + f (beta + U + c + pass) <= left / (1 + m).
+        pytest.param(running(300, pass_tokens=100), 0.2, 1.0, 800 - 300 - 200 - 100, id="pass by pass"),
+        pytest.param(running(300, query(50), pass_tokens=100), 0.2, 1.0, 800 - 300 - 200 - 50 - 100, id="one is ahead"),
+        pytest.param(running(300, query(50, 0.7), pass_tokens=100), 0.2, 1.0, 150, id="its deadline is its own matter"),
+        pytest.param(running(300, patient(50), pass_tokens=100), 0.2, 1.0, 200, id="a patient one runs behind it"),
+        pytest.param(running(300, patient(50), pass_tokens=100), 0.2, 2.0, 600 - 50, id="but is in the same run"),
+        pytest.param(running(300, pass_tokens=100, factor=2.0), 0.4, 2.0, (1600 - 600) / 2 - 300, id="passes, slow"),
     ],
 )
-def test_more_is_in_time_than_by_the_steady_depth(rate, mixed, pass_tokens, times, figure):
-    by_depth, _, _ = stream(rate, mixed=mixed, admission="depth", depth=25)
-    by_finish, late, _ = stream(rate, mixed=mixed, pass_tokens=pass_tokens)
-    figure(f"in time at {rate}/s {mixed=} {pass_tokens=}: {by_finish:.1f}/s by finish, {by_depth:.1f} by depth 25")
-    assert by_finish >= times * by_depth
-    assert late == 0
+def test_room_for_an_urgent_query(queue, now, allowed_s, ms):
+    assert has_room(queue, now, allowed_s, ms, again=True)
 
 
-@pytest.mark.parametrize("pass_tokens", ENDS)
-@pytest.mark.parametrize("rate", [61, 125])
-def test_long_queries_are_refused_at_most_the_stated_ratio_as_often(rate, pass_tokens, figure):
-    _, _, sent = stream(rate, mixed=True, pass_tokens=pass_tokens, seconds=90)
-    long = refused_share(one for one in sent if one.arrival.tokens > 200)
-    short = refused_share(one for one in sent if one.arrival.tokens < 50)
-    figure(f"refused at {rate}/s {pass_tokens=}: {long:.2f} of the long, {short:.2f} of the short")
-    assert long <= RATIO * short
+@pytest.mark.parametrize("allowed_s", [0.9097, 0.9100])
+def test_the_first_of_the_next_run_leaves_room_for_those_that_will_come(allowed_s):
+    """L = 0.48 <= (left / 1.25 - 0.2) / (1 + rho), where 300 ms and this millisecond have come in three seconds."""
+    queue = running(300)
+    queue.arrives(0.0, 0.3)
+    least_s = 1.25 * (0.2 + 0.48 * (1 + 0.1 * math.exp(-0.02 / 3) + 0.001 / 3))
+    assert least_s == pytest.approx(0.9099, abs=1e-4)
+    assert takes(queue, 0.02, query(1, 0.02 + allowed_s)) == (allowed_s > least_s)
 
 
-@pytest.mark.parametrize("pass_tokens", ENDS)
-def test_patient_queries_leave_room_for_those_at_the_slo(pass_tokens):
-    devices = [Device(schedule_of(V100, 2.0, pass_tokens=pass_tokens), 0)]
-    devices.append(Device(schedule_of(XEON, 2.0, pass_tokens=pass_tokens), 1))
-    patient, urgent = poisson(60, 60, 20.0, seed=5), poisson(20, 60, 2.0, seed=6)
-    sent = World(devices).run(sorted([*patient, *urgent], key=lambda one: one.at))
-    assert refused_share(one for one in sent if one.arrival.allowed_s == 2.0) <= 0.05
-    assert refused_share(one for one in sent if one.arrival.allowed_s == 20.0) <= 0.7
-    assert late_share(sent) == 0
+def test_the_first_of_the_next_run_on_a_slow_device():
+    """L = 0.96 <= (left / 1.25 - 2 * 0.2) / (1 + 2 * 0.1)"""
+    queue = running(300, factor=2.0)
+    queue._rho, queue._rho_at = 0.1, 0.04
+    least_s = 1.25 * (0.4 + 0.96 * 1.2)
+    assert [takes(queue, 0.04, query(1, 0.04 + least_s + more_s), again=True) for more_s in (-1e-4, 1e-4)] == [0, 1]
 
 
-@pytest.mark.parametrize("pass_tokens", ENDS)
-def test_bulk_runs_behind_an_overload_and_delays_nobody(pass_tokens):
-    urgent = poisson(80, 30, 1.0, seed=2)
-    bulk = [Arrival(1.0 + 0.05 * i, 75, 600.0, bulk=True) for i in range(500)]
-    sent = World([Device(schedule_of(V100, 1.0, pass_tokens=pass_tokens))]).run(
-        sorted([*urgent, *bulk], key=lambda one: one.at)
-    )
-    assert late_share(sent) == 0
-    waited = [one.ended - one.at for one in sent if one.arrival.bulk and one.admitted]
-    assert len(waited) >= 40  # in 30 s of overload
-    assert max(waited) <= 12
-    alone = World([Device(schedule_of(V100, 1.0, pass_tokens=pass_tokens))]).run(urgent)
-    taken = sum(one.in_time for one in sent if not one.arrival.bulk) / sum(one.in_time for one in alone)
-    assert taken >= 0.8
+def test_of_a_run_that_has_begun_to_fill_nobody_is_kept_out_by_what_may_come():
+    queue = running(300, query(10))
+    queue._rho = 9.0
+    assert takes(queue, 0.2, query(100, 1.2))
 
 
-@pytest.mark.parametrize("pass_tokens", ENDS)
-def test_who_comes_back_when_it_was_told_gets_in(pass_tokens, figure):
-    rate = 1.5 * (34 if pass_tokens else 29)
-    arrivals = poisson(rate, 90, 1.0)
-    once = [Arrival(one.at, 75, 1.0, returns=int(i % 20 == 0)) for i, one in enumerate(arrivals)]
-    sent = World([Device(schedule_of(V100, 1.0, pass_tokens=pass_tokens))]).run(once)
-    returned = [one for one in sent if one.try_number == 1]
-    figure(f"{len(returned)} came back, {pass_tokens=}: {1 - refused_share(returned):.2f} admitted")
-    assert len(returned) >= 10
-    assert refused_share(returned) <= 0.3
+def test_what_arrives_in_a_second_is_averaged_over_three():
+    queue = queue_of()
+    queue.arrives(5.0, 3.0)
+    queue.arrives(5.009, 0.0)
+    assert queue._rho == 1
+    queue.arrives(5.011, 0.3)
+    assert queue._rho == pytest.approx(math.exp(-0.011 / 3) + 0.1)
+    queue.arrives(5.022, 0.0)
+    assert queue._rho == pytest.approx(math.exp(-0.022 / 3) + 0.1 * math.exp(-0.011 / 3))
 
 
-# --- devices that are not as predicted --------------------------------------------------------------------------------
+def test_work_is_counted_once_and_not_that_of_patient_queries():
+    queue = queue_of()
+    queue.offer(0.0, [query(30), query(60)])
+    assert queue._rho == pytest.approx(0.03)
+    queue.offer(0.0, [query(30)], again=True)
+    queue.offer(0.0, [bulk(30)])
+    assert queue._rho == pytest.approx(0.03)
 
 
-@pytest.mark.parametrize("pass_tokens", ENDS)
-@pytest.mark.parametrize("times", [1.5, 2.0])
-@pytest.mark.parametrize("mixed", [False, True])
-def test_a_device_that_slows_down_is_late_for_three_seconds(times, pass_tokens, mixed):
-    queue = schedule_of(V100, 1.0, pass_tokens=pass_tokens)
-    device = Device(queue, slow=lambda now: times if now > 20 else 1, noise=0.01)
-    sent = World([device]).run(poisson(61, 60, 1.0, mixed=mixed))
-    assert late_share(one for one in sent if one.at > 23) <= 0.02
-    assert late_share(one for one in sent if one.at < 18) <= 0.005
+@pytest.mark.parametrize(
+    ("queue", "now", "allowed_s", "ms"),
+    [
+        # Of any run a fifth of its half: 60 ms. L + ceil(work / 60 ms) * SLO <= left / (1 + m)
+        pytest.param(running(300, patient(40)), 0.2, 3.0 / 0.8, 60 * 2 - 40, id="two whole runs"),
+        pytest.param(running(300, patient(40)), 0.2, 3.31 / 0.8, 60 * 3 - 40, id="three"),
+        pytest.param(running(300, patient(40), query(10, 9)), 0.2, 4.31 / 0.8, 60 * 3 - 40, id="one later: some wait"),
+        pytest.param(running(300, patient(40), query(10, 9), pass_tokens=1), 0.2, 3.31 / 0.8, 140, id="passes"),
+        pytest.param(running(300, patient(40), factor=2.0), 0.4, 3.61 / 0.8, 20 * 3 - 40, id="slow"),
+        pytest.param(running(300, patient(40), bulk_share=1.0), 0.2, 3.0 / 0.8, 120 * 2 - 40, id="all is for bulk"),
+        # The next run takes longer than others: 200 + 500 + 40 and the query's own 300 ms, and less than one SLO else.
+        pytest.param(running(300, query(500, 9), patient(40)), 0.2, 4.4 / 0.8, 140, id="a long run is next"),
+        pytest.param(running(300), 0.2, 1.31 / 0.8, 810, id="one that is larger goes by itself: with it 10 ms longer"),
+    ],
+)
+def test_room_for_a_patient_query(queue, now, allowed_s, ms):
+    assert has_room(queue, now, allowed_s, ms, patient)
 
 
-@pytest.mark.parametrize("pass_tokens", ENDS)
-def test_two_slow_runs_close_a_device_for_two_slos_only(pass_tokens):
-    """Where beta is half of the SLO nothing is predicted in time on a device that seems twice as slow."""
-    device = Device(schedule_of(V100, 0.6, pass_tokens=pass_tokens), slow=lambda now: 2.2 if 10 < now < 11.5 else 1)
-    sent = World([device]).run(poisson(40, 30, 0.6, mixed=True))
-    assert late_share(one for one in sent if one.at > 11.5) <= 0.01
-    before, after = (goodput([one for one in sent if at < one.at < at + 7], 7) for at in (2, 13))
-    assert after >= 0.7 * before
-    assert device.schedule.refusals.never == 0
+@pytest.mark.parametrize(
+    ("queue", "ms"),
+    [
+        (queue_of(), 500 * 0.8 - 200),
+        (admit(queue_of(), 0.0, bulk(50)), 500 * 0.8 - 200 - 50),
+        (queue_of(bulk_share=0.9), 900 * 0.8 - 200),
+        (queue_of(factor=1.25), 400 * 0.8 - 200),
+        (queue_of(bulk_share=0.3), 75),  # a query of 75 tokens has room wherever beta takes the share
+        (queue_of(slo_s=2.0, bulk_share=0.25, depth=100), 0.25 * 2000 * 0.8 - 200),
+        (queue_of(model=CostModel(0.0, 0.0001, 0.0, 0.5)), 0.2 * 0.5 * (800 - 500)),  # its share of any run is more
+    ],
+)
+def test_bulk_has_room_for_its_share_of_an_slo(queue, ms):
+    assert queue.state(0.0).bulk_s == pytest.approx(ms / 1000)
 
 
-def test_a_device_that_seems_slow_is_probed_by_requests_of_several_texts_too():
-    queue = schedule_of((0.02, 0.2), 1.0)
-    queue.learning.factor = 1.5
-    queue.ended(0.0)
-    texts = [Query(75, 3.0) for _ in range(32)]
-    assert queue.offer(0.5, texts, partial=True) < 32
-    queue.remove(texts)
-    assert queue.offer(2.0, texts, partial=True) == 32
-    queue.start(2.1)
-    queue.ended(2.1 + queue.planned_s)
-    assert queue.learning.factor == pytest.approx(1.0)
+def test_bulk_gets_no_more_than_the_next_run_may_take_and_one_larger_one_by_itself():
+    queue = running(300, bulk(50))
+    assert has_room(queue, 0.2, 600.0, 150, bulk)
+    assert takes(running(300), 0.2, bulk(900))
+    assert takes(running(300), 0.2, *[bulk(50) for _ in range(9)], partial=True) == 4
 
 
-def test_a_probe_that_hangs_up_leaves_nothing_behind():
-    queue = schedule_of(V100, 1.0)
-    queue.learning.factor = 4.0
-    queue.ended(0.0)
-    probe = Query(75, 3.0)
-    assert queue.offer(2.0, [probe]) == 1
-    queue.remove([probe])
-    queue.learning.factor = 1.4
-    queue._learn()
-    assert queue.offer(2.01, [Query(75, 3.1)]) == 1
-    queue.start(2.02)
-    queue.ended(2.02 + queue.planned_s)
-    assert queue.learning.factor == pytest.approx(1.3)  # an ordinary run: down slowly
+@pytest.mark.parametrize(
+    ("queue", "offer", "is_urgent"),
+    [
+        (queue_of(), [patient(100, 2.5)] * 5, True),  # they end within the SLO, and their share would not hold them
+        (queue_of(), [patient(400, 2.5)], False),  # one goes by itself
+        (queue_of(), [patient(400, 1.1)], True),  # and has no time for that
+        (queue_of(), [patient(300, 3.5), patient(295, 3.5)], False),  # no run holds them
+        (queue_of(), [patient(30, 5.0)] * 2, False),  # their share is enough
+        (queue_of(), [bulk(200)] * 2, False),
+        (running(300), [patient(100, 2.5)] * 5, False),
+        (admit(queue_of(), 0.0, query(10)), [patient(100, 2.5)] * 5, False),
+    ],
+)
+def test_several_patient_queries_that_an_idle_device_would_end_in_time_are_urgent(queue, offer, is_urgent):
+    queue = copy.deepcopy(queue)
+    offer = [Query(one.tokens, one.due, one.patient, one.bulk, cost_s=one.tokens / 1000) for one in offer]
+    first = offer[0].due
+    queue._promote(0.0, offer, sum(one.cost_s for one in offer))
+    assert {(one.patient, one.due) for one in offer} == ({(False, 1.0)} if is_urgent else {(True, first)})
 
 
-def test_a_probe_that_was_stopped_is_no_reason_to_wait_longer_for_the_next():
-    queue = schedule_of(V100, 1.0)
-    queue.learning.factor = 4.0
-    queue.ended(0.0)
-    for now in (1.1, 2.3):
-        assert queue.offer(now, [Query(75, now + 1)]) == 1
+def test_an_offer_of_patient_queries_to_an_idle_device_is_urgent_unless_it_is_a_trial():
+    for depth in (None, 9):
+        offer = [patient(100, 2.5) for _ in range(5)]
+        assert queue_of().offer(0.0, offer, depth=depth)
+        assert [one.patient for one in offer] == [depth == 9] * 5
+
+
+def test_by_depth_nobody_is_made_urgent_and_a_nearer_deadline_stays():
+    queue = queue_of(admission="depth", depth=9)
+    queue._promote(0.0, [one := patient(400, 2.5)], 0.4)
+    assert one.patient
+    queue_of()._promote(0.0, [one := patient(400, 0.9, cost_s=0.4)], 0.4)
+    assert (one.patient, one.due) == (False, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("queue", "offer", "how", "taken"),
+    [
+        (queue_of(), [query(100)] * 6, {}, 0),  # 594 ms
+        (queue_of(), [query(100)] * 6, {"partial": True}, 5),
+        (queue_of(), [query(99)] * 6, {"partial": True}, 6),
+        (queue_of(), [query(100)] * 6, {"slo_s": 1.5}, 0),  # the deadline is still their own
+        (queue_of(), [query(100, 1.5)] * 9, {"slo_s": 1.5}, 9),
+        (queue_of(), [query(100, 2.0)] * 9, {"slo_s": 1.5}, 9),
+        (queue_of(), [query(101, 2.0)] * 10, {"slo_s": 1.5}, 0),
+        (queue_of(), [query(101, 2.0)] * 10, {"slo_s": 1.5, "partial": True}, 9),
+        (queue_of(depth=0), [query(1)], {}, 0),
+        (queue_of(depth=1), [query(74)], {}, 1),
+        (queue_of(depth=0), [query(1)], {"depth": 1}, 1),
+        (queue_of(depth=2), [query(75)] * 6, {"depth": 6}, 6),
+        (queue_of(depth=2), [query(75)] * 7, {"depth": 6}, 0),
+        (queue_of(admission="depth", depth=3), [query(9000)] * 4, {"partial": True}, 3),
+        (queue_of(admission="depth", depth=3), [query(9000)] * 4, {}, 0),
+        (queue_of(admission="depth"), [query(1)], {}, 0),
+        (running(300, admission="depth", depth=3), [query(1)] * 4, {"partial": True}, 2),
+        # Bulk has its share of the places, and one at least.
+        (queue_of(admission="depth", depth=9), [bulk(1)] * 9, {"partial": True}, 4),
+        (queue_of(admission="depth", depth=1), [bulk(1)] * 9, {"partial": True}, 1),
+        (admit(queue_of(admission="depth", depth=9), 0.0, bulk(1)), [bulk(1)] * 9, {"partial": True}, 3),
+        (admit(queue_of(admission="depth", depth=9), 0.0, *[query(1)] * 7), [bulk(1)] * 9, {"partial": True}, 2),
+        (admit(queue_of(admission="depth", depth=9), 0.0, *[query(1)] * 12), [query(1)], {"partial": True}, 0),
+    ],
+)
+def test_all_are_admitted_or_none_or_the_first_of_them(queue, offer, how, taken):
+    queue, offer = copy.deepcopy(queue), [copy.copy(one) for one in offer]
+    before = queue.waiting
+    assert queue.offer(0.0, offer, **how) == taken
+    assert queue.waiting == before + taken
+    assert sum(astuple(queue.refusals)) == len(offer) - taken
+
+
+@pytest.mark.parametrize(
+    ("queue", "offer", "reason"),
+    [
+        # Never: beta + c is more than there is, as quick as the device is known to be.
+        (queue_of(), query(801), "never"),
+        (queue_of(), query(799), "full"),
+        (queue_of(factor=0.5), query(1801), "never"),
+        (queue_of(factor=0.5), query(1799), "full"),
+        (queue_of(factor=2.0), query(799), "full"),
+        (queue_of(), query(801, 5.0), "full"),
+        (queue_of(depth=9), query(801, 5.0), "never"),  # a run of such a depth ends within the SLO
+        (queue_of(admission="depth", depth=9), query(9000), None),
+        (queue_of(admission="depth"), query(9000), "full"),
+        (queue_of(depth=0), query(9000), "closed"),
+    ],
+)
+def test_why_a_query_is_refused(queue, offer, reason):
+    queue = copy.deepcopy(queue)
+    assert queue.offer(0.0, [copy.copy(offer)]) == (reason is None)
+    assert asdict(queue.refusals) == {"full": 0, "never": 0, "closed": 0} | ({reason: 1} if reason else {})
+
+
+# --- long queries, and tenants ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("queue", "offer", "how", "mean_ms"),
+    [
+        (queue_of(), [query(95, 1.2)], {}, 75 + 0.4),  # a fiftieth of the way
+        (queue_of(), [query(75, 1.2), query(115, 1.2)], {}, 75 + 0.4),
+        (queue_of(), [bulk(95)], {}, 75),
+        (queue_of(), [query(95, 1.2)], {"depth": 9}, 75),
+        # Refused, and not on an idle device; or refused there as well.
+        (running(300, query(300, 9)), [query(575, 1.2)], {}, 75 + 10),
+        (running(300, query(300, 9)), [query(594 - STEP, 1.2)], {}, 75 + 0.02 * 519),
+        (running(300, query(300, 9)), [query(594 + STEP, 1.2)], {}, 75),
+        (running(300, query(300, 9)), [query(600 + STEP, 3.2)], {}, 75),
+        (running(300, query(300, 9)), [query(75, 1.2), query(600, 1.2)], {}, 75),
+        (running(300, query(300, 9), factor=2.0), [query(197 - STEP, 1.2)], {}, 75 + 0.02 * 122),
+        (running(300, query(300, 9), factor=2.0), [query(197 + STEP, 1.2)], {}, 75),
+    ],
+)
+def test_which_queries_count_for_the_fairness_to_long_ones(queue, offer, how, mean_ms):
+    queue = copy.deepcopy(queue)
+    queue.offer(0.2, [copy.copy(one) for one in offer], **how)
+    assert queue._fairness.mean_s == pytest.approx(mean_ms / 1000, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("long_ms", "now", "offer", "how", "taken"),
+    [
+        # The device takes 300 ms at 0.2 s, and 350 at 0.25 s.
+        (350, 0.2, [query(10, 1.2)], {}, 0),
+        (340, 0.25, [query(10, 1.25)], {}, 1),
+        (360, 0.25, [query(10, 1.25)], {}, 0),
+        (350, 0.2, [query(10, 1.2), query(360, 1.2)], {"partial": True}, 1),  # the long one is among them
+        (593, 0.2, [query(10, 1.2)], {}, 0),
+        (595, 0.2, [query(10, 1.2)], {}, 1),  # no idle device would admit that one
+        (350, 0.2, [bulk(10)], {}, 1),
+    ],
+)
+def test_room_is_kept_for_a_long_query(long_ms, now, offer, how, taken):
+    queue = running(300)
+    for _ in range(3):
+        queue._fairness.offered(0.0, long_ms / 1000, refused=True)
+    assert takes(queue, now, *offer, **how) == taken
+
+
+def shared(queue, now=0.0, *, quiet_rho=0.0, mean_ms=10, **kinds):
+    """Tenants of these kinds, and a level that somebody is below."""
+    queue = copy.deepcopy(queue)
+    shares = queue._shares
+    shares.level, shares.has_quiet, shares.quiet_rho, shares._at = 9.0, True, quiet_rho, now
+    shares.accounts |= {name: Account(1.0, kind=kind) for name, kind in kinds.items()}
+    queue._fairness.mean_s = mean_ms / 1000
+    return queue
+
+
+def of_tenant(name):
+    return lambda ms, due: query(ms, due, tenant=Tenant(name))
+
+
+@pytest.mark.parametrize(
+    ("queue", "sharing", "ms"),
+    [
+        # Half of beta is a sixth of the run's 600 ms. Two queries of the mean are kept room for.
+        (queue_of(), {}, 100 - 20),
+        (queue_of(greedy_share=0.5), {}, 300 - 20),
+        (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.02)), {}, 0.1 * 780 - 20),  # a tenth of the run, at least
+        (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.3)), {}, 0.25 * 500 - 20),  # a quarter, at most
+        # So that a quiet query is in time after its start: 800 ms less two runs of 200 ms and a query.
+        (queue_of(greedy_share=1.0), {}, 800 - 2 * 210 - 20),
+        (queue_of(greedy_share=1.0, pass_tokens=50), {}, 800 - 2 * 210 - 50 - 20),
+        (queue_of(greedy_share=1.0), {"quiet_rho": 0.05}, 800 * 0.9 - 2 * 210 - 20 - 0.05 * 6),
+        (queue_of(greedy_share=1.0), {"quiet_rho": 0.2}, 0.25 * 600 - 20 - 0.2 * 6),  # a quarter at least
+        (queue_of(greedy_share=0.9, factor=2.0), {"mean_ms": 1}, 0.25 * 200 - 2),
+        # What waits of the others counts, and room for their own deadline.
+        (admit(queue_of(greedy_share=0.5), 0.0, query(50)), {"waiting_ms": 50}, 300 - 50 - 20),
+        (admit(queue_of(greedy_share=0.5), 0.0, query(350)), {}, 600 - 350 - 12 + 6 - 6 - 20),
+    ],
+)
+def test_tenants_above_their_share_leave_room_to_others(queue, sharing, ms):
+    sharing = dict(sharing)
+    waiting_ms = sharing.pop("waiting_ms", 0)
+    queue = shared(queue, greedy=Kind.UNDER, quiet=Kind.QUIET, **sharing)
+    queue._shares.waits(queue._shares.accounts["greedy"], waiting_ms / 1000)
+    assert has_room(queue, 0.0, 1.0, ms, of_tenant("greedy"))
+
+
+def test_a_quiet_tenant_goes_by_the_common_rule_without_those_who_will_come():
+    queue = running(550)
+    queue._rho, queue._rho_at = 9.0, 0.2
+    assert not takes(queue, 0.2, query(1, 1.2))
+    queue = shared(queue, 0.2, quiet=Kind.QUIET, greedy=Kind.UNDER)
+    assert has_room(queue, 0.2, 1.0, 50, of_tenant("quiet"))
+    assert not takes(queue, 0.2, query(1, 1.2, tenant=Tenant("greedy")))
+    queue._shares.level = math.inf
+    assert not takes(queue, 0.2, query(1, 1.2, tenant=Tenant("quiet")))
+
+
+def test_a_quiet_tenant_gets_the_room_that_is_kept_for_long_queries():
+    queue = shared(running(300), 0.2, quiet=Kind.QUIET, greedy=Kind.UNDER)
+    for _ in range(3):
+        queue._fairness.offered(0.0, 0.35, refused=True)
+    queue._fairness.mean_s = 0.001
+    assert [takes(queue, 0.2, query(10, 1.2, tenant=Tenant(name))) for name in ("quiet", "greedy")] == [1, 0]
+
+
+def test_by_depth_places_are_kept_for_others():
+    """Two of the mean cost, and what the quiet ones ask for in an SLO: 0.03 s are another."""
+    queue = shared(queue_of(admission="depth", depth=9), greedy=Kind.UNDER, quiet=Kind.QUIET, quiet_rho=0.03)
+    for name, places in (("greedy", 6), ("quiet", 9)):
+        offer = [query(1, tenant=Tenant(name)) for _ in range(9)]
+        assert takes(queue, 0.0, *offer, partial=True) == places
+    assert takes(queue, 0.0, *[patient(1, tenant=Tenant("greedy")) for _ in range(9)], partial=True) == 9
+
+
+def test_what_a_tenant_asked_for_and_got():
+    queue, tenant = running(300), Tenant("a")
+    queue.offer(0.2, [query(200, 1.2, tenant=tenant), query(150, 1.2, tenant=tenant)], partial=True)
+    account = queue._shares.accounts["a"]
+    assert (account.offered_s, account.used_s) == (pytest.approx(0.35), pytest.approx(0.2))
+    assert account.waiting_s == pytest.approx(0.2)
+    queue.offer(0.2, [query(50, 1.2, tenant=tenant)])
+    assert (account.offered_s, account.used_s) == (pytest.approx(0.4), pytest.approx(0.25))
+    queue.arrives(0.2, 0.5, tenant)  # that a Router has refused by itself
+    assert (account.offered_s, account.used_s) == (pytest.approx(0.9), pytest.approx(0.25))
+    queue.offer(0.2, [query(10, 1.2, tenant=tenant)], depth=9)  # a calibration's counts for nobody
+    assert account.offered_s == pytest.approx(0.9)
+    queue.remove(queue._urgent[:1])
+    assert account.waiting_s == pytest.approx(0.06 - 0.01)
+    queue.remove([])
+    assert account.waiting_s == pytest.approx(0.05)
+
+
+# --- probes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("factor", "slo_s", "ms", "after_s"),
+    [
+        # It would be in time with a factor of 1, the pause of 6 ms included: one SLO without a run.
+        (4.0, 1.0, [75], 1.0),
+        (8.0, 2.0, [75], 2.0),
+        (4.0, 1.0, [794 - STEP], 1.0),
+        (4.0, 1.0, [794 + STEP], 8.0),
+        (4.0, 2.0, [1900], 16.0),
+        (1.5, 1.0, [400], 1.0),
+        (1.0, 1.0, [594 + STEP], 8.0),  # the device is not slow
+        # Several at once must be in time.
+        (4.0, 1.0, [394, 400 - STEP], 1.0),
+        (4.0, 1.0, [394, 400 + STEP], None),
+    ],
+)
+def test_an_idle_device_that_would_refuse_lets_a_query_in_now_and_then(factor, slo_s, ms, after_s):
+    queue = queue_of(factor=factor, slo_s=slo_s)
+
+    def let_in(now):
+        return takes(queue, now, *[query(one, now + slo_s) for one in ms]) == len(ms)
+
+    times = (99.0,) if after_s is None else (after_s - 1e-6, after_s + 1e-6)
+    assert [let_in(now) for now in times] == [False, True][: len(times)]
+
+
+@pytest.mark.parametrize("queue", [running(300, factor=4.0), admit(queue_of(factor=4.0), 0.0, query(10))])
+def test_only_an_idle_device_lets_one_in_as_a_probe(queue):
+    queue._since = -20.0
+    assert not takes(queue, 0.3, query(75, 1.3))
+
+
+def test_the_time_between_probes_doubles_until_a_run_that_is_none():
+    queue, now, waits = queue_of(factor=4.0), 0.0, []
+    for is_probe, whole in [*[(True, True)] * 2, (True, False), *[(True, True)] * 2, (False, True), (True, True)]:
+        waits.append(queue.state(now).opens_s)
+        if is_probe:
+            assert not takes(queue, now + waits[-1] - 1e-6, query(75, now + waits[-1] + 1))
+            now += waits[-1] + 1e-6
+        assert queue.offer(now, [query(75, now + 1)], depth=None if is_probe else 9) == 1
         queue.start(now)
-        queue.ended(now + 0.05, whole=False)
+        now += 1.0
+        queue.ended(now, whole=whole)
+        queue.learning.factor = 4.0
+        queue.set_pass_tokens(0)
+    assert waits == [pytest.approx(wait_s) for wait_s in (1, 2, 4, 4, 8, 8, 1)]
+
+
+def test_a_probe_that_is_in_time_is_believed():
+    queue = queue_of(factor=4.0)
+    queue.offer(1.1, [query(300, 2.1)])
+    queue.start(1.1)
+    queue.ended(1.1 + 0.5)
+    assert queue.learning.factor == pytest.approx(1.0)
+    queue.learning.factor = 4.0
+    queue.offer(2.0, [query(75, 9)], depth=1)
+    queue.start(2.0)
+    queue.ended(2.0 + 0.275)
+    assert queue.learning.factor == pytest.approx(3.25)  # an ordinary run: a quarter of the way down
+
+
+# --- what runs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("queue", "now", "wait_s"),
+    [
+        (queue_of(), 0.0, None),
+        (running(300, query(10)), 0.2, None),
+        # 6 ms for each that waits, three at most, from the last; half of beta from the first.
+        (admit(queue_of(), 0.0, query(10)), 0.002, 0.004),
+        (admit(admit(queue_of(), 0.0, query(10)), 0.005, query(10)), 0.006, 0.011),
+        (admit(queue_of(), 0.0, *[query(10)] * 9), 0.0, 0.018),
+        (admit(admit(queue_of(), 0.0, query(10)), 0.095, query(10)), 0.096, 0.004),
+        # A timer cannot tell less than half a millisecond.
+        (admit(queue_of(), 0.0, query(10)), 0.0054, 0.0006),
+        (admit(queue_of(), 0.0, query(10)), 0.0056, 0.0),
+        (admit(queue_of(), 0.0, query(10)), 0.5, 0.0),
+        # No query of the mean cost has room beside it.
+        (admit(queue_of(), 0.0, query(512)), 0.0, 0.006),
+        (admit(queue_of(), 0.0, query(514)), 0.0, 0.0),
+        (admit(queue_of(factor=2.0), 0.0, query(112)), 0.0, 0.006),
+        (admit(queue_of(factor=2.0), 0.0, query(124)), 0.0, 0.0),
+        (admit(queue_of(admission="depth", depth=2), 0.0, query(599)), 0.0, 0.006),
+        (admit(queue_of(admission="depth", depth=1), 0.0, query(10)), 0.0, 0.0),
+    ],
+)
+def test_when_the_next_run_begins(queue, now, wait_s):
+    assert queue.start_in_s(now) == (wait_s if wait_s is None else pytest.approx(wait_s))
+
+
+@pytest.mark.parametrize(
+    ("offers", "wait_s"),
+    [
+        ([query(100, 0.38)], 0.304 - 0.3),  # or it would be late
+        ([query(100, 0.38), query(10, 1.0)], 0.0),
+        ([query(10, 1.0), query(100, 0.39)], 0.312 - 0.31),
+        ([patient(40, 2.0), query(50, 0.5)], 0.012),
+        ([patient(50, 2.0), query(50, 0.377)], 0.3016 - 0.3),
+        ([patient(50, 1.255)], 1.004 - 1.0),  # one SLO before its end
+    ],
+)
+def test_a_pause_makes_nobody_late_who_was_admitted(offers, wait_s):
+    queue = queue_of()
+    for one in offers:
+        one.cost_s = one.tokens / 1000
+        queue._admit(0.0, [one], 1.0, 0.0, promised=True)
+    queue._fairness.mean_s = 1e-6  # somebody could still join
+    assert queue.start_in_s(0.001) == pytest.approx(max(0.0, wait_s - 0.001))
+
+
+def test_only_who_is_admitted_by_its_finish_shortens_the_pause():
+    for policy, wait_s in (({}, 0.054 - 0.046), ({"admission": "depth", "depth": 9}, 0.057 - 0.046)):
+        queue = queue_of(**policy)
+        assert queue.offer(0.0, [query(50, 0.38)])  # 304 ms less 250
+        assert queue.offer(0.045, [query(1, 1.0)])
+        queue._fairness.mean_s = 1e-6
+        assert queue.start_in_s(0.046) == pytest.approx(wait_s)
+
+
+def test_a_calibrations_burst_becomes_one_run():
+    queue = queue_of()
+    queue.offer(0.0, [query(10)], depth=3)
+    queue.offer(0.03, [query(10)], depth=3)
+    assert queue.start_in_s(0.04) == pytest.approx(0.06)
+    assert queue.start_in_s(0.2) == 0
+    queue.offer(0.05, [query(10)], depth=3)
+    assert queue.start_in_s(0.05) == 0  # nobody can join
+
+
+def test_what_waits_at_a_runs_end_has_waited_already():
+    queue = running(300, query(10))
+    queue.ended(0.5)
+    assert queue.start_in_s(0.5) == 0
+    idle = running(300)
+    idle.ended(0.5)
+    admit(idle, 0.6, query(10))
+    assert idle.start_in_s(0.6) == pytest.approx(0.006)
+
+
+@pytest.mark.parametrize(
+    ("urgent", "ms", "how", "taken"),
+    [
+        # Half of the SLO's 800 ms is for patient ones; a fifth of half a run, 60 ms, is theirs in any run.
+        ([], 45, {}, 4),
+        ([], 250, {}, 1),
+        ([query(100)], 45, {}, 2),
+        ([query(50)], 45, {}, 3),
+        ([query(300)], 45, {}, 2),
+        ([query(300)], 61, {}, 1),
+        ([query(300)], 59, {}, 2),
+        ([], 45, {"factor": 1.25}, 2),
+        ([], 101, {"bulk_share": 1.0}, 5),
+        ([query(9)], 45, {"bulk_share": 1.0, "admission": "depth", "depth": 99}, 12),
+        # At the end of a run the urgent ones wait for them: no later than their deadline.
+        ([query(100, 0.51)], 45, {}, 2),
+        ([query(100, 0.45)], 45, {}, 1),
+        ([query(100, 0.40)], 45, {}, 0),
+        ([query(100, 0.40)], 45, {"pass_tokens": 100}, 2),
+    ],
+)
+def test_patient_queries_fill_a_run_behind_the_urgent_ones(urgent, ms, how, taken):
+    queue = admit(queue_of(**how), 0.0, *urgent, *[patient(ms, 9) for _ in range(12)])
+    run = queue.start(0.0)
+    assert run[: len(urgent)] == urgent
+    assert len(run) == len(urgent) + taken
+    assert queue.planned_s == pytest.approx(0.2 + sum(one.cost_s for one in run))
+    assert (queue.waiting, queue.running, queue.runs) == (12 - taken, len(run), 1)
+
+
+def test_a_run_is_in_the_order_of_deadlines_without_what_is_held():
+    late, early, held, last, kept = query(1, 0.9), query(1, 0.8), query(1, 0.7), patient(1, 5.0), patient(1, 4.0)
+    queue = admit(queue_of(), 0.0, late, last, early, held, kept)
+    held.held = kept.held = True
+    assert queue.start(0.0) == [early, late, last]
+    queue.ended(0.3)
+    assert queue.start_in_s(0.3) is None
+    held.held = False
+    assert queue.start_in_s(0.3) == 0
+
+
+# --- predictions ------------------------------------------------------------------------------------------------------
+
+
+def part(queue, now, ms):
+    """So many milliseconds of the run are answered at that time."""
+    queue._done_s, queue._since = ms / 1000, now
+    return queue
+
+
+def ended(queue, now):
+    queue.ended(now)
+    return queue
+
+
+@pytest.mark.parametrize(
+    ("queue", "now", "free_s"),
+    [
+        (queue_of(), 0.0, 0.0),
+        (admit(queue_of(), 0.0, query(100), bulk(50)), 0.0, 0.35),
+        (running(300), 0.2, 0.3),
+        (running(300, query(100), bulk(50)), 0.2, 0.3 + 0.35),
+        (running(300, factor=2.0), 0.2, 0.8),
+        (running(300, query(100), factor=2.0), 0.2, 0.8 + 0.6),
+        # Overdue: a quarter of what it is late by, and the factor is what it has been so far.
+        (running(300), 0.6, 0.025),
+        (running(300, query(100)), 0.6, 0.025 + 1.2 * 0.3),
+        (running(300, factor=2.0), 1.2, 0.05),
+        # Pass by pass: 100 of 300 ms were answered at 0.35 s; 200 are left of then.
+        (part(running(300, pass_tokens=100), 0.35, 100), 0.4, 0.15),
+        (part(running(300, pass_tokens=100), 0.35, 100), 0.6, 1.5 * 0.2 - 0.25),  # 0.4 s were planned until now
+        (part(running(300, query(10), pass_tokens=100), 0.35, 100), 0.6, 1.5 * 0.2 - 0.25 + 1.5 * 0.21),
+        (part(running(300, pass_tokens=900), 0.35, 100), 0.45, 0.1),  # no more than all is planned
+        (running(300, pass_tokens=100), 0.3, 0.2),
+        (running(300, pass_tokens=100), 0.6, 2 * 0.5 - 0.6),  # the first pass is due at 0.3 s
+    ],
+)
+def test_when_all_that_it_holds_is_done(queue, now, free_s):
+    assert queue.state(now).free_s == pytest.approx(free_s)
+    assert queue.fill(now) == pytest.approx(free_s)
+
+
+def test_a_run_that_is_all_answered_is_about_to_end():
+    queue = queue_of()
+    queue.offer(0.0, [one := query(300)])
+    queue.start(0.0)
+    queue.passed(0.4, [one])
+    assert (queue.state(0.4).free_s, queue.in_flight) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("queue", "fill"),
+    [
+        (running(300, slo_s=2.0), 0.15),
+        (running(300, query(300), slo_s=2.0), 0.4),
+        (running(300, query(300), admission="depth", depth=8), 0.25),
+        (running(300, query(300), admission="depth", depth=0), 2.0),
+        (running(300, admission="depth"), 1.0),
+    ],
+)
+def test_how_full_the_queue_is(queue, fill):
+    """Of an SLO what it needs until it has done all; by count, of its depth. Autoscaling goes by it."""
+    assert queue.fill(0.2) == pytest.approx(fill)
+
+
+FULL = {"factor": 4.0}
+
+
+def reserving(queue, ms):
+    for _ in range(3):
+        queue._fairness.offered(0.0, ms / 1000, refused=True)
+    queue._fairness.mean_s = 0.075
+    return queue
+
+
+def expecting(queue, rho):
+    queue._rho = rho
+    return queue
+
+
+@pytest.mark.parametrize(
+    ("queue", "now", "opens_s"),
+    [
+        (queue_of(), 0.0, 0.0),
+        (queue_of(depth=0), 0.0, math.inf),
+        # By count: a place is free, or will be at the end of the run or of the next pass.
+        (running(300, admission="depth", depth=2), 0.2, 0.0),
+        (running(300, admission="depth", depth=1), 0.2, 0.3),
+        (running(300, admission="depth", depth=1, pass_tokens=100), 0.2, 0.1),
+        (running(300, admission="depth", depth=1, pass_tokens=900), 0.2, 0.3),
+        (running(300, admission="depth", depth=1, pass_tokens=100, factor=2.0), 0.4, 0.2),
+        # For a query of the mean cost of 75 ms. At the end of runs one for the next is admitted at 0.6 s before it.
+        (running(300), 0.2, 0.0),
+        (running(550), 0.1, 0.65 - 0.6),
+        (expecting(running(550), 0.1), 0.1, 0.65 - 0.6 / 1.1),
+        (running(500), 0.15, 0.55),  # 50 ms have room
+        (running(300, query(224, 2)), 0.2, 0.0),
+        (running(300, query(226, 2)), 0.2, 0.3),
+        (running(300, query(500, 2)), 0.2, 0.3 + 0.7 - 0.6),
+        (running(300, query(500, 2), patient(40)), 0.2, 0.3 + 0.74 - 0.6),
+        (running(300, query(150, 4), factor=2.0), 0.8, 0.2 + 2 * 0.35 - 0.4),
+        (admit(queue_of(), 0.0, query(590)), 0.0, 0.012 + 0.79 - 0.6),
+        # Pass by pass room grows with time, or with the next run's begin.
+        (running(300, query(100, 2), pass_tokens=100), 0.15, 0.025),
+        (running(300, query(350, 2), pass_tokens=100), 0.29, 0.135),
+        (running(300, query(100, 4), pass_tokens=100, factor=2.0), 0.55, 0.45 + 2 * (0.4 + 0.1 + 0.1 + 0.075) - 0.8),
+        (running(300, query(550, 2), pass_tokens=100), 0.15, 0.35 + 2 * 0.2 + 0.55 + 0.1 + 0.075 - 0.8),
+        (running(300, query(300, 2), pass_tokens=250), 0.44, 0.06 + 2 * 0.2 + 0.3 + 0.25 + 0.075 - 0.8),
+        # It is idle, and would refuse: until a probe.
+        (queue_of(**FULL), 0.3, 0.7),
+        (queue_of(slo_s=2.0, factor=8.0), 0.3, 1.7),
+        (queue_of(**FULL), 1.3, 0.0),
+        (ended(running(0.0, **FULL), 5.0), 5.3, 0.7),
+        (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.74)), 0.0, 0.0),  # shorter ones are admitted
+        (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.776)), 0.3, 7.7),
+        # For a long one that room is kept for.
+        (reserving(running(300), 290), 0.2, 0.0),
+        (reserving(running(300), 310), 0.2, 0.3),
+    ],
+)
+def test_when_a_query_of_the_mean_cost_would_be_admitted(queue, now, opens_s):
+    assert queue.state(now).opens_s == pytest.approx(max(0.0, opens_s), abs=1e-9)
+
+
+def test_a_new_queue_is_open_and_empty():
+    queue = Schedule(MODEL, Policy(1.0))
+    state = queue.state(0.0)
+    assert state.bulk_s == pytest.approx(0.5 / 1.1 - 0.2)
+    assert state._replace(bulk_s=0) == (0, 0, 0, 0, 0, 0, 0, astuple(MODEL), 1, 0.1, (0, 0, 0), 0, (), 1)
+    assert queue.pass_tokens == 0
+
+
+def test_a_state_says_all():
+    queue = queue_of(factor=1.25)
+    admit(queue, 0.0, query(300))
+    queue.start(0.0)
+    admit(queue, 0.0, query(100), bulk(20))
+    queue.refusals.full, queue.refusals.never, queue.refusals.closed = 1, 2, 3
+    state = queue.state(0.125)
+    assert state._replace(opens_s=0, free_s=0, bulk_s=0) == (
+        0, 0, 0, 3, 2, 3, 1, (0.0, 0.001, 0.0, 0.2), 1.25, 0.25, (1, 2, 3), 0.0, (), 1,
+    )  # fmt: skip
+    assert state.free_s == pytest.approx(0.5 + 1.25 * 0.32)
+    assert state.bulk_s == pytest.approx(0.5 * 0.8 / 1.25 - 0.2 - 0.02)
+    by_count = admit(queue_of(admission="depth", depth=9), 0.0, bulk(1))
+    assert by_count.state(0.0).bulk_s == pytest.approx(3 * 0.075)
+
+
+def test_a_state_tells_those_above_their_share_when_it_opens_to_them():
+    """The run holds 300 ms of them; 260 wait. The others' room is 300 ms at 0.2 s, and grows no more."""
+    queue = running(300, query(260, 9), greedy_share=0.5)
+    assert queue.state(0.2)[-3:] == (0.0, (), 1)
+    queue = shared(queue, 0.2, quiet=Kind.QUIET, greedy=Kind.UNDER)
+    queue._shares.waits(queue._shares.accounts["greedy"], 0.285)
+    state = queue.state(0.2)
+    assert (state.opens_s, state.quiet_opens_s, state.greedy) == (pytest.approx(0.3), 0, ["greedy"])
+    queue.policy = Policy(1.0, depth=0)
+    assert queue.state(0.2).greedy == ()
+    queue.policy = Policy(1.0, "depth", 9)
+    assert queue.state(0.2).greedy == ()
+
+
+# --- what is learned --------------------------------------------------------------------------------------------------
+
+
+def answered(*offers, slo_s=1.0, late=1.05, whole=True):
+    """The errors of predictions after a run that begins at 0.05 s and takes so many times as long as planned."""
+    queue = queue_of(slo_s=slo_s)
+    for one in offers:
+        assert queue.offer(0.0, [one])
+    run = queue.start(0.05)
+    ends = 0.05 + late * queue.planned_s
+    queue.passed(ends, run)
+    queue.ended(ends, whole=whole)
+    return queue
+
+
+@pytest.mark.parametrize(
+    ("queue", "errors", "factor"),
+    [
+        (answered(query(100)), [0.05], 1.05),  # from the start of the run: the device was idle
+        (answered(query(100), query(50)), [0.05, 0.05], 1.05),  # the first one's prediction had not known the second
+        (answered(query(100, 1.2), slo_s=1.19), [0.05], 1.05),  # 0.3 s are more than a quarter of the SLO
+        (answered(query(100, 1.2), slo_s=1.21), [], 1.05),
+        (answered(bulk(100)), [], 1.05),
+        (answered(query(100, 5), slo_s=5.9), [], 1.05),  # and more than a twentieth
+        (answered(query(100, 5), slo_s=6.1), [], 1.0),
+        (answered(query(100), whole=False), [], 1.0),
+    ],
+)
+def test_an_idle_devices_run_teaches(queue, errors, factor):
+    assert list(queue.learning.errors) == [pytest.approx(error) for error in errors]
+    assert queue.learning.factor == pytest.approx(factor)
+
+
+def test_a_prediction_behind_a_running_run_counts_from_admission():
+    queue = running(300)
+    queue.offer(0.2, [one := query(100, 1.2)])  # 0.3 s until it begins, and 0.3 s
+    queue.offer(0.2, [other := query(40, 1.1)])  # runs before it
+    queue.passed(0.5, [])
+    queue.ended(0.5)
+    assert queue.start(0.5) == [other, one]
+    queue.passed(0.75, [other])
+    queue.passed(0.2 + 0.64 * 1.05, [one])
+    queue.ended(0.2 + 0.64 * 1.05)
+    assert list(queue.learning.errors) == [pytest.approx(0.55 / 0.64 - 1), pytest.approx(0.05)]
 
 
 def test_a_run_that_another_model_planned_teaches_nothing():
-    queue = schedule_of(V100, 1.0)
-    queue.offer(0.0, [Query(75, 1.0)])
-    queue.start(0.0)
-    queue.configure(queue.policy, CostModel.of_curve(0.01, 0.1), calibrated=True)
-    queue.ended(0.9)
-    assert queue.learning.factor == 1.0
+    queue = running(300)
+    queue.configure(Policy(2.0), CostModel.of_curve(0.01, 0.1), calibrated=True)
+    queue.ended(9.0)
+    assert (queue.learning.factor, queue.learning.margin) == (1.0, 0.05)
+    assert queue._fairness.mean_s == pytest.approx(0.01)
+    assert queue._pacing.pause_s == pytest.approx(0.003)
 
 
-def test_an_idle_device_is_open_for_those_that_fit():
-    """Though the mean query, and the long ones that were refused before, would not."""
-    queue = schedule_of((0.6, 0.3), 1.0)
-    queue.learning.factor = 1.1
-    queue.ended(0.0)
-    assert queue.state(0.5).opens_s == 0
-    assert queue.offer(0.5, [Query(20, 1.5)]) == 1
+def test_another_policy_leaves_what_was_learned_and_counts_at_once():
+    queue = running(300, query(10, 9), factor=1.25)
+    queue.configure(Policy(2.0, bulk_share=0.25), MODEL, calibrated=True)
+    assert (queue.learning.factor, queue.learning.margin, queue.waiting) == (1.25, 0.25, 1)
+    assert queue.state(0.2).bulk_s == pytest.approx(0.25 * 2.0 * 0.8 / 1.25 - 0.2)
+    assert takes(queue, 0.2, query(1000, 3.2))
 
 
-def test_what_leaves_together_counts_from_the_moment_it_is_known():
-    queue = schedule_of(V100, 1.0, pass_tokens=16_384)
-    queue.set_pass_tokens(EIGHT)
-    queue.offer(0.0, [Query(75, 1.0)])
-    queue.start(0.0)
-    assert queue.offer(0.01, [Query(75, 1.01)]) == 1
+def test_what_is_called_off_leaves_no_work_behind():
+    queue = running(300, query(100, 9), gone := patient(300, 9), *(patient(50, 9) for _ in range(3)))
+    queue.remove([gone, queue._urgent[0]])
+    assert has_room(queue, 0.2, 2.0, 600 - 60 - 50)  # their share of any run and the largest of them
+    queue.remove(list(queue._patient))
+    assert has_room(queue, 0.2, 2.0, 600)
 
 
-def test_several_patient_queries_are_admitted_where_nobody_is_ahead():
-    """As many as without a longer deadline."""
-    for count in (8, 15, 30):
-        queue = schedule_of(V100, 1.0)
-        assert queue.offer(0.0, [Query(75, 2.5, patient=True) for _ in range(count)]) == count
-
-
-@pytest.mark.parametrize("pass_tokens", ENDS)
-@pytest.mark.parametrize("mixed", [False, True])
-def test_noise_of_three_percent_is_within_the_margin(pass_tokens, mixed):
-    device = Device(schedule_of(V100, 1.0, pass_tokens=pass_tokens, learned=False), noise=0.03)
-    sent = World([device]).run(poisson(61, 90, 1.0, mixed=mixed))
-    assert late_share(one for one in sent if one.at > 20) <= 0.005
-
-
-def test_one_admission_looks_at_none_of_those_that_wait():
-    """A thousand wait; a comparison more or less for their order, and no walk over them."""
-
-    class Counted(list):
-        walks = 0
-
-        def __iter__(self):
-            Counted.walks += 1
-            return super().__iter__()
-
-    queue = Schedule(CostModel.of_curve(1e-4, 0.05), Policy(1.0), EIGHT, proven())
-    queue.offer(0.0, [Query(75, 0.5)])
-    queue.start(0.0)
-    for i in range(1000):
-        assert queue.offer(0.0, [Query(75, 0.9 + 1e-5 * i)])
-    queue._urgent, queue._patient = Counted(queue._urgent), Counted()
-    queue.offer(0.01, [Query(75, 1.0)])
-    queue.offer(0.01, [Query(75, 5.0, patient=True)])
-    queue.start_in_s(0.01)
-    queue.state(0.01)
-    assert Counted.walks == 0
+def test_a_call_off_of_a_probe_leaves_nothing_behind():
+    queue = queue_of(factor=4.0)
+    queue.offer(2.0, [probe := query(75, 3.0)])
+    queue.remove([probe])
+    queue.learning.factor = 1.4
+    queue.set_pass_tokens(0)
+    assert queue.offer(2.01, [query(75, 3.1)]) == 1
+    queue.start(2.02)
+    queue.ended(2.02 + queue.planned_s)
+    assert queue.learning.factor == pytest.approx(1.3)  # an ordinary run: down slowly

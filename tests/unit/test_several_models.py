@@ -38,25 +38,62 @@ def test_an_entry_replaces_what_is_said_of_all():
     }
 
 
+def config(raw):
+    """Two models' with this `user_config`."""
+    return Args({"models": [A, B]}).router_configs(raw, {"a": ("cpu",), "b": ("cpu",)})
+
+
+def dotted(raw):
+    return Args({"models": [{"model": {"id": "v1.5"}}]}).router_configs(raw)
+
+
+BAD_ARGS = [
+    ({}, "args.model: missing"),
+    ({**A, "models": [B]}, "args.model: there is args.models as well; give one of the two"),
+    ({"models": []}, "args.models: should be"),
+    ({"models": A}, "args.models: should be a valid list, not a dict"),
+    ({"models": [A, {"name": "b"}]}, "args.models[1].name: there is no such setting"),
+    ({"models": [A, {**B, "limits": {}}]}, "args.models[1].limits: there is no such setting"),
+    ({"models": [A, {**B, "cpu": {"cores": 0}}]}, "args.models[1].cpu.cores: should be 'auto' or greater"),
+    ({"models": [A, {"model": {"id": "x", "name": "a"}}]}, "args: two models are called a; give one of them"),
+    ({"models": [A, {**B, "cpu": EMULATED}]}, "args.models[1]: accelerator.engine and cpu.engine: emulated and"),
+    ({"models": [A, {**B, "accelerator": EMULATED, "cpu": EMULATED}]}, "args.models: emulated and real engines"),
+    ({"models": [A], "slo_s": 1}, "args.slo_s: there is no such setting"),
+]
+BAD_CONFIGS = [
+    (None, "user_config: missing"),
+    ([], "user_config: should be a mapping"),
+    ({}, "user_config.slo_s: missing"),
+    ({"slo": 1}, "user_config.slo: there is no such setting"),
+    ({"slo_s": 0}, "user_config.slo_s: should be greater than 0"),
+    ({"models": {"a": {"slo_s": 1}}}, "user_config.slo_s: missing"),
+    (
+        {"slo_s": 1, "cpu": {"queue_depth": 3}},
+        "user_config.cpu: belongs to one model: put it under user_config.models",
+    ),
+    ({"slo_s": 1, "models": []}, "user_config.models: should be a mapping"),
+    ({"slo_s": 1, "models": {"a": 3}}, "user_config.models.a: should be a mapping"),
+    ({"slo_s": 1, "models": {"c": {}}}, "user_config.models.c: there is no such model, only 'a' and 'b'"),
+    ({"slo_s": 1, "models": {"b": {"slo_s": 0}}}, "user_config.models.b.slo_s: should be greater than 0"),
+    ({"slo_s": 1, "models": {"b": {"queue": 0}}}, "user_config.models.b.queue: there is no such setting"),
+    (
+        {"slo_s": 1, "admission": "depth", "models": {"a": {"cpu": {"queue_depth": 1}}}},
+        "user_config.models.b.cpu.queue_depth: missing: admission by depth needs one for the cpu pool",
+    ),
+]
+
+
 @pytest.mark.parametrize(
-    ("raw", "sentence"),
+    ("read", "raw", "sentence"),
     [
-        ({}, "args.model: missing"),
-        ({**A, "models": [B]}, "args.model: there is args.models as well; give one of the two"),
-        ({"models": []}, "args.models: should be"),
-        ({"models": A}, "args.models: should be a valid list, not a dict"),
-        ({"models": [A, {"name": "b"}]}, "args.models[1].name: there is no such setting"),
-        ({"models": [A, {**B, "limits": {}}]}, "args.models[1].limits: there is no such setting"),
-        ({"models": [A, {**B, "cpu": {"cores": 0}}]}, "args.models[1].cpu.cores: should be 'auto' or greater"),
-        ({"models": [A, {"model": {"id": "x", "name": "a"}}]}, "args: two models are called a; give one of them"),
-        ({"models": [A, {**B, "cpu": EMULATED}]}, "args.models[1]: accelerator.engine and cpu.engine: emulated and"),
-        ({"models": [A, {**B, "accelerator": EMULATED, "cpu": EMULATED}]}, "args.models: emulated and real engines"),
-        ({"models": [A], "slo_s": 1}, "args.slo_s: there is no such setting"),
+        *((Args, *row) for row in BAD_ARGS),
+        *((config, *row) for row in BAD_CONFIGS),
+        (dotted, {"slo_s": 1, "models": {"v1.5": {"cpu": {"queue_depth": -1}}}}, "user_config.models.v1.5.cpu.queue_d"),
     ],
 )
-def test_bad_args_name_the_key(raw, sentence):
+def test_what_is_wrong_is_said_by_its_key(read, raw, sentence):
     with pytest.raises(SettingsError) as caught:
-        Args(raw)
+        read(raw)
     assert str(caught.value).startswith(sentence)
 
 
@@ -90,42 +127,6 @@ def test_a_config_for_all_and_for_each():
     assert [found[name].pool("cpu").queue_depth for name in ("a", "b")] == [None, 3]
     assert found["a"].bulk.share == found["b"].bulk.share == 0.2
     assert Args(A).router_configs({"slo_s": 3, "cpu": {"queue_depth": 3}})["a"].slo_s == 3
-
-
-@pytest.mark.parametrize(
-    ("raw", "sentence"),
-    [
-        (None, "user_config: missing"),
-        ([], "user_config: should be a mapping"),
-        ({}, "user_config.slo_s: missing"),
-        ({"slo": 1}, "user_config.slo: there is no such setting"),
-        ({"slo_s": 0}, "user_config.slo_s: should be greater than 0"),
-        ({"models": {"a": {"slo_s": 1}}}, "user_config.slo_s: missing"),
-        (
-            {"slo_s": 1, "cpu": {"queue_depth": 3}},
-            "user_config.cpu: belongs to one model: put it under user_config.models",
-        ),
-        ({"slo_s": 1, "models": []}, "user_config.models: should be a mapping"),
-        ({"slo_s": 1, "models": {"a": 3}}, "user_config.models.a: should be a mapping"),
-        ({"slo_s": 1, "models": {"c": {}}}, "user_config.models.c: there is no such model, only 'a' and 'b'"),
-        ({"slo_s": 1, "models": {"b": {"slo_s": 0}}}, "user_config.models.b.slo_s: should be greater than 0"),
-        ({"slo_s": 1, "models": {"b": {"queue": 0}}}, "user_config.models.b.queue: there is no such setting"),
-        (
-            {"slo_s": 1, "admission": "depth", "models": {"a": {"cpu": {"queue_depth": 1}}}},
-            "user_config.models.b.cpu.queue_depth: missing: admission by depth needs one for the cpu pool",
-        ),
-    ],
-)
-def test_a_bad_config_names_the_key(raw, sentence):
-    with pytest.raises(SettingsError) as caught:
-        Args({"models": [A, B]}).router_configs(raw, {"a": ("cpu",), "b": ("cpu",)})
-    assert str(caught.value).startswith(sentence)
-
-
-def test_names_with_dots_are_names():
-    args = Args({"models": [{"model": {"id": "v1.5"}}]})
-    with pytest.raises(SettingsError, match=r"^user_config.models.v1.5.cpu.queue_depth: should be"):
-        args.router_configs({"slo_s": 1, "models": {"v1.5": {"cpu": {"queue_depth": -1}}}})
 
 
 # --- which model ------------------------------------------------------------------------------------------------------

@@ -1,251 +1,119 @@
-"""Tenants of one device, or of several: who asks for little gets it, and the others share the rest by their weights."""
+"""The level of max-min fairness, who stands where to it, and the room that those above leave to the others."""
 
-from dataclasses import replace
-from typing import NamedTuple
+import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from deployments.queueing.schedule import Query
 from deployments.queueing.shares import Kind, Shares, Tenant
-from tests.kit.virtual_device import ATLAS, EIGHT, V100, Arrival, Device, World, poisson, schedule_of
 
-QUICK = (0.003, 0.004)  # alpha, beta of a device whose runs cost little to begin
-SETTLED_S = 5.0  # until all that is measured here is remembered
-
-
-class Got(NamedTuple):
-    """What one tenant got: per second what it asked for and what was answered in time, in queries of 75 tokens."""
-
-    asked: float
-    answered: float
-    admitted: float
-    late: int
-    p95_s: float
+QUIET, UNDER, OVER = Kind
+FADED = math.exp(-0.006)  # of what is remembered for 10 s, after 0.06 s
 
 
-class Load(NamedTuple):
-    curve: tuple[float, float]
-    slo_s: float
-    pass_tokens: int = EIGHT
-    devices: int = 1
-    mixed: bool = False
-    seconds: float = 25.0
-    seed: int = 1
-    greedy_share: float | None = None
-    returns: int = 0
-
-    @property
-    def capacity(self):
-        """Queries a second, about."""
-        alpha, beta = self.curve
-        return self.devices * (self.slo_s - beta) / alpha / self.slo_s
-
-    def serve(self, rates, weights=None, *, told_apart=True):
-        """`rates`: name -> queries a second."""
-        arrivals: list[Arrival] = []
-        for number, (name, rate) in enumerate(rates.items()):
-            tenant = Tenant(name, (weights or {}).get(name, 1.0))
-            stream = poisson(rate, self.seconds, self.slo_s, mixed=self.mixed, seed=100 * self.seed + number)
-            arrivals += [
-                replace(one, who=name, returns=self.returns, tenant=tenant if told_apart else None) for one in stream
-            ]
-        devices = [
-            Device(schedule_of(self.curve, self.slo_s, pass_tokens=self.pass_tokens)) for _ in range(self.devices)
-        ]
-        for device in devices:
-            schedule = device.schedule
-            schedule.policy = replace(schedule.policy, greedy_share=self.greedy_share)
-        sent = World(devices, self.seed).run(sorted(arrivals, key=lambda one: one.at))
-        return {name: self._got([one for one in sent if one.arrival.who == name]) for name in rates}
-
-    def _got(self, sent):
-        mine = [one for one in sent if one.at > SETTLED_S]
-        admitted = [one for one in mine if one.admitted]
-        seconds = self.seconds - SETTLED_S
-        waits = sorted(one.ended - one.at for one in admitted)
-        return Got(
-            sum(one.arrival.tokens for one in mine) / 75 / seconds,
-            sum(one.arrival.tokens for one in mine if one.in_time) / 75 / seconds,
-            len(admitted) / max(1, len(mine)),
-            sum(not one.in_time for one in admitted),
-            waits[int(0.95 * len(waits))] if waits else 0.0,
-        )
-
-
-def max_min(asked, weights, capacity):
-    out, left, weight = {}, capacity, sum(weights.values())
-    for name in sorted(asked, key=lambda name: asked[name] / weights[name]):
-        out[name] = min(asked[name], left * weights[name] / weight)
-        left -= out[name]
-        weight -= weights[name]
-    return out
-
-
-LOADS = [
-    pytest.param(Load(ATLAS, 1.0), id="atlas"),
-    pytest.param(Load(ATLAS, 1.0, mixed=True), id="mixed lengths"),
-    pytest.param(Load(ATLAS, 1.0, devices=3, seconds=12), id="three replicas"),
-    pytest.param(Load(QUICK, 0.5, seconds=12), id="quick"),
-    pytest.param(Load(QUICK, 0.5, pass_tokens=0, seconds=12), id="answers at the end"),
-]
-
-
-V100S = [pytest.param(Load(V100, 1.0), id="v100"), pytest.param(Load(V100, 1.0, pass_tokens=0), id="v100 at the end")]
-
-
-@pytest.mark.parametrize("seed", [1, 2])
-@pytest.mark.parametrize("load", LOADS + V100S)
-def test_a_quiet_tenant_is_served_in_time_beside_one_that_asks_ten_times_as_much(load, seed):
-    rates = {"quiet": 2 * load.capacity / 11, "greedy": 20 * load.capacity / 11}
-    got = load._replace(seed=seed).serve(rates)
-    assert got["quiet"].admitted >= 0.99
-    assert got["quiet"].late == got["greedy"].late == 0
-    assert got["greedy"].admitted > 0.05
-
-
-def test_without_names_of_keys_it_is_refused_like_the_other():
-    load = Load(ATLAS, 1.0)
-    rates = {"quiet": 2 * load.capacity / 11, "greedy": 20 * load.capacity / 11}
-    assert load.serve(rates, told_apart=False)["quiet"].admitted < 0.75
+def divided(*tenants, at=0.06):
+    """`tenants`: device seconds asked for and got at 0 s, and the weight, of a, b, c and so on."""
+    shares = Shares()
+    for name, (offered_s, used_s, *weight) in zip("abcdefgh", tenants, strict=False):
+        shares.account(0.0, Tenant(name, *weight)).count(offered_s, used_s)
+    shares.account(at, Tenant("nobody"))
+    return shares
 
 
 @pytest.mark.parametrize(
-    ("load", "later", "throughput"),  # of the SLO: how much later the quiet tenant's p95 is at most
-    [(Load(ATLAS, 1.0), 0.2, 0.5), (Load(V100, 1.0), 0.25, 0.5), (Load(QUICK, 0.5, seconds=12), 0.18, 0.9)],
-    ids=["atlas", "v100", "quick"],
+    ("tenants", "level", "kinds"),
+    [
+        # More than one part in a hundred was refused, or all get what they ask for.
+        ([(2.0, 2.0), (98.0, 97.1)], math.inf, [QUIET, QUIET]),
+        ([(2.0, 2.0), (98.0, 96.9)], 96.9, [QUIET, UNDER]),
+        # Who asks for less than the level drops out, and the others share the rest.
+        ([(1.0, 0.9), (9.0, 4.0), (9.0, 5.1)], 4.5, [QUIET, UNDER, OVER]),
+        ([(9.0, 5.1), (1.0, 0.9), (9.0, 4.0)], 4.5, [OVER, QUIET, UNDER]),
+        ([(1.0, 1.0), (3.0, 3.0), (9.0, 5.0), (9.0, 5.0)], 5.0, [QUIET, QUIET, UNDER, UNDER]),
+        ([(5.0, 5.0), (15.0, 5.0)], 5.0, [UNDER, UNDER]),  # at the level
+        # By weight.
+        ([(4.0, 4.0, 4.0), (3.0, 2.0)], 2.0, [QUIET, UNDER]),
+        ([(9.0, 3.1), (9.0, 5.9, 2.0)], 3.0, [OVER, UNDER]),
+        ([(9.0, 2.9), (9.0, 6.1, 2.0)], 3.0, [UNDER, OVER]),
+    ],
 )
-def test_without_a_setting_the_others_runs_are_as_short_as_the_device_can_afford(figure, load, later, throughput):
-    rates = {"quiet": 2 * load.capacity / 11, "greedy": 20 * load.capacity / 11}
-    alone, got = load.serve({"quiet": rates["quiet"]})["quiet"], load.serve(rates)
-    before = sum(one.answered for one in load.serve(rates, told_apart=False).values())
-    total = sum(one.answered for one in got.values())
-    figure(f"p95 {alone.p95_s:.3f} s alone, {got['quiet'].p95_s:.3f} s beside; {total / before:.2f} of the throughput")
-    assert got["quiet"].p95_s <= alone.p95_s + later * load.slo_s
-    assert total >= throughput * before
+def test_the_level_and_who_is_above_it(tenants, level, kinds):
+    shares = divided(*tenants)
+    assert shares.level == pytest.approx(level * FADED)
+    names = "abcd"[: len(tenants)]
+    assert [shares.accounts[name].kind for name in names] == kinds
+    assert shares.has_level == (level < math.inf)
+    assert shares.greedy == [name for name, kind in zip(names, kinds, strict=True) if kind != QUIET]
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_with_short_runs_its_p95_is_as_good_as_alone(figure, seed):
-    load = Load(ATLAS, 1.0, greedy_share=0.04, seed=seed)
-    rates = {"quiet": 2 * load.capacity / 11, "greedy": 20 * load.capacity / 11}
-    alone, beside = load.serve({"quiet": rates["quiet"]})["quiet"], load.serve(rates)["quiet"]
-    figure(f"p95 {alone.p95_s:.3f} s alone, {beside.p95_s:.3f} s beside a greedy one")
-    assert beside.admitted >= 0.99
-    assert beside.p95_s <= 1.2 * alone.p95_s
+GREEDY = [(1.0, 0.9), (9.0, 4.0), (9.0, 5.1)]  # quiet, under and over a level of 4.5
 
 
-@pytest.mark.parametrize("load", LOADS)
-def test_ten_tenants_share_by_their_weights(figure, load):
-    load = load._replace(seconds=3 * load.seconds)
-    weights = {f"t{number}": 1.0 + number % 5 for number in range(10)}
-    rates = {name: 2 * load.capacity * weight / 30 for name, weight in weights.items()}
-    got = load.serve(rates, weights)
-    total = sum(one.answered for one in got.values())
-    before = sum(one.answered for one in load.serve(rates, weights, told_apart=False).values())
-    fair = max_min({name: one.asked for name, one in got.items()}, weights, total)
-    shares = [got[name].answered / fair[name] for name in rates]
-    figure(f"shares {min(shares):.2f} to {max(shares):.2f} of max-min; {total / before:.3f} of the throughput before")
-    assert 0.9 <= min(shares) <= max(shares) <= 1.1
-    assert total >= 0.98 * before
-
-
-@settings(max_examples=10, deadline=None)
-@given(
-    weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 5.0]), min_size=2, max_size=8),
-    asks=st.lists(st.sampled_from([0.05, 0.2, 0.5, 2.0]), min_size=8, max_size=8),
-    seed=st.integers(1, 10_000),
+@pytest.mark.parametrize(
+    ("name", "within_s", "kept_s"),
+    [
+        ("a", 0.5, 0.0),
+        # The quiet one asks for 0.1 device seconds a second; two queries of the mean cost of 0.02 come unevenly.
+        ("b", 0.5, 0.05 * FADED + 0.04),
+        # The one under asks for 0.9 a second, and is short of 0.5; it is to have it soon: three times as much.
+        ("c", 0.5, (0.05 + 0.45) * FADED + 0.04),
+        ("c", 2.0, (0.2 + 1.5) * FADED + 0.04),
+    ],
 )
-def test_nobody_starves_and_nobody_who_is_admitted_is_late(weights, asks, seed):
-    load = Load(QUICK, 0.5, seconds=8, seed=seed)
-    names = [f"t{number}" for number in range(len(weights))]
-    rates = {name: ask * load.capacity for name, ask in zip(names, asks, strict=False)}
-    got = load.serve(rates, dict(zip(names, weights, strict=True)))
-    fair = max_min(rates, dict(zip(names, weights, strict=True)), load.capacity)
-    assert not any(one.late for one in got.values())
-    assert all(got[name].answered >= 0.5 * fair[name] for name in names)
+def test_those_above_leave_room_for_what_others_will_ask_for(name, within_s, kept_s):
+    shares = divided(*GREEDY)
+    assert shares.quiet_rho == pytest.approx(0.1 * FADED)
+    assert shares.kept_s(shares.accounts[name], 0.02, within_s) == pytest.approx(kept_s)
 
 
-def test_with_room_everybody_gets_it():
-    load = Load(QUICK, 0.5, seconds=12)
-    got = load.serve({"a": 0.1 * load.capacity, "b": 0.4 * load.capacity})
-    assert all(one.admitted == 1 for one in got.values())
+def test_where_nobody_is_quiet_room_is_left_only_for_those_under_the_level():
+    shares = divided((9.0, 4.0), (9.0, 6.0))
+    del shares.accounts["nobody"]
+    shares.account(0.12, Tenant("a"))
+    assert not shares.has_quiet
+    faded = FADED**2
+    assert [shares.kept_s(shares.accounts[name], 0.02, 0.5) for name in "ab"] == [0, pytest.approx(0.45 * faded)]
 
 
-def test_one_tenant_alone_gets_the_whole_device():
-    load = Load(ATLAS, 1.0)
-    rates = {"a": 2 * load.capacity}
-    assert load.serve(rates)["a"].answered == load.serve(rates, told_apart=False)["a"].answered
+def test_while_nothing_is_refused_nobody_counts_as_quiet():
+    assert not divided((1.0, 1.0), (9.0, 9.0)).has_quiet
 
 
-def asked(shares, **tenants):
-    """name -> (device seconds asked for, got)"""
-    for name, (offered_s, used_s) in tenants.items():
-        shares.account(0.0, Tenant(name)).count(offered_s, used_s)
-    shares.account(0.06, Tenant("nobody"))
-    return {name: shares.accounts[name].kind for name in tenants}
+def test_the_level_is_found_anew_every_twentieth_of_a_second():
+    assert not divided(*GREEDY, at=0.05).has_level
+    assert divided(*GREEDY, at=0.051).has_level
 
 
-def test_who_asks_for_less_than_the_level_is_quiet():
+def test_an_account_is_forgotten_when_next_to_nothing_is_left_of_it():
+    for at, names in ((92.0, {"a", "nobody"}), (92.2, {"nobody"})):  # 1e-4 device seconds after 92.1 s
+        assert set(divided((1.0, 0.5), at=at).accounts) == names
+    shares = divided((1.0, 0.5))
+    shares.waits(shares.accounts["a"], 0.1)
+    shares.account(200.0, Tenant("b"))
+    assert set(shares.accounts) == {"a", "b"}
+
+
+def test_a_key_whose_weight_is_changed_has_it_at_once():
+    shares = divided(*GREEDY)
+    assert shares.account(0.06, Tenant("a", 3.0)).weight == 3
+    assert shares.account(0.06, Tenant("new", 2.0)).weight == 2
+
+
+def test_what_waits_of_those_who_are_not_quiet():
+    shares = divided(*GREEDY)
+    a, b, c = (shares.accounts[name] for name in "abc")
+    shares.wait([(a, 1.0), (b, 2.0), (c, 3.0)])
+    shares.waits(c, 4.0)
+    assert shares.others_waiting_s == 9
+    shares.wait([(a, 1.0), (b, 2.0)])  # these, and no others
+    assert (shares.others_waiting_s, c.waiting_s) == (2, 0)
+    a.count(20.0, 0.0)
+    shares.account(0.12, Tenant("a"))  # it is quiet no more
+    assert shares.others_waiting_s == 3
+
+
+def test_routers_are_told_of_so_many_only():
     shares = Shares()
-    assert asked(shares, a=(1.0, 0.9), b=(9.0, 4.0), c=(9.0, 5.1)) == {"a": Kind.QUIET, "b": Kind.UNDER, "c": Kind.OVER}
-    assert shares.level == pytest.approx(4.5, rel=0.02)
-    assert set(shares.greedy) == {"b", "c"}
-
-
-def test_while_nothing_is_refused_nobody_is_held_back():
-    shares = Shares()
-    assert set(asked(shares, a=(1.0, 1.0), b=(9.0, 9.0)).values()) == {Kind.QUIET}
-    assert not shares.has_level
-    assert not shares.greedy
-
-
-def test_accounts_are_forgotten():
-    shares = Shares()
-    asked(shares, a=(1.0, 0.5), b=(1.0, 1.0))
-    shares.account(200.0, Tenant("c"))
-    assert set(shares.accounts) == {"c"}
-
-
-def test_routers_are_told_who_asks_for_too_much_and_when_it_opens_to_whom():
-    schedule = schedule_of(ATLAS, 1.0, pass_tokens=EIGHT)
-    greedy, quiet = Tenant("greedy"), Tenant("quiet")
-
-    def offer(now, tenant):
-        return schedule.offer(now, [Query(75, now + 1.0, tenant=tenant)])
-
-    assert offer(0.0, quiet)
-    schedule.start(0.0)
-    while offer(0.01, greedy):
-        pass
-    for _ in range(50):
-        offer(0.02, greedy)
-    offer(0.1, greedy)
-    state = schedule.state(0.1)
-    assert state.greedy == ["greedy"]
-    assert state.opens_s > 0
-    assert state.quiet_opens_s <= state.opens_s
-
-
-def test_work_that_a_router_refused_counts_as_asked_for():
-    schedule = schedule_of(ATLAS, 1.0)
-    schedule.offer(0.0, [Query(75, 1.0, tenant=Tenant("quiet"))])
-    schedule.offer(0.0, [Query(75, 1.0, tenant=Tenant("greedy")) for _ in range(30)])
-    schedule.arrives(0.0, 5.0, Tenant("greedy"))
-    schedule.offer(0.1, [Query(75, 1.1, tenant=Tenant("quiet"))])
-    assert schedule.state(0.1).greedy == ["greedy"]
-
-
-def test_with_admission_by_count_places_are_kept_as_well():
-    schedule = schedule_of(ATLAS, 1.0, admission="depth", depth=20)
-    tenants = {"quiet": 0, "greedy": 0}
-    for step in range(3000):
-        now = 0.01 * step
-        for name in ["greedy"] * 10 + ["quiet"] * (step % 10 == 0):
-            tenants[name] += schedule.offer(now, [Query(75, now + 1.0, tenant=Tenant(name))])
-        if step % 30 == 29:  # a run of what waits takes 0.3 s
-            schedule.ended(now)
-            schedule.start(now)
-    assert tenants["quiet"] >= 0.97 * 300
-    assert tenants["greedy"] > tenants["quiet"]
+    for number in range(40):
+        shares.account(0.0, Tenant(str(number))).count(2.0, 1.0)
+    shares.account(0.06, Tenant("0"))
+    assert shares.greedy == [str(number) for number in range(32)]

@@ -1,10 +1,11 @@
-"""What the schedule of a device that generates promises, and that no block is lost, whatever comes and goes."""
+"""What the schedule of a device that generates promises, computes and learns."""
 
 import pytest
 
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.chunk import Copy
 from deployments.generation.scheduling.host_side import Host
+from deployments.generation.scheduling.kept_room import KeptRoom
 from deployments.generation.scheduling.rows import Generation
 from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_schedule import StepSchedule
@@ -270,3 +271,346 @@ def test_what_the_host_gained_is_what_both_made_less_what_the_accelerator_would_
     assert 0 < host.gained_share < 1
     assert (host.rows, host.free_blocks) == (0, 20)
     assert schedule_of().state(0.0).host is None
+
+
+# --- in steps of one second, and a 64th for each token of a prompt ----------------------------------------------------
+
+SECONDS = StepPolicy(ttft_s=16.0, tpot_s=8.0)
+
+
+def exact(blocks=200, policy=SECONDS, **times):
+    """It takes as long as it should, and knows it."""
+    times = {"beta_s": 1.0, "row_s": 0.0, "kv_token_s": 0.0, "prompt_token_s": 1 / 64, "pair_s": 0.0, **times}
+    schedule = StepSchedule(StepTime(**times), policy, blocks)
+    schedule.learning.margin = schedule.scatter.margin = 0.0
+    return schedule
+
+
+def paced(tokens=64, most=50, due=16.0, pace_s=8.0, **more):
+    return Generation(tokens, most, due, pace_s, **more)
+
+
+def admitted(schedule, now, one):
+    assert schedule.offer(now, one)
+    return one
+
+
+def begun(schedule, now=0.0, **more):
+    """One whose first token is there; its only step has ended."""
+    one = admitted(schedule, now, paced(due=now + 16.0, **more))
+    schedule.next_step(now)
+    schedule.ended(now + schedule.planned_s, schedule.planned_s)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("one", "left_s", "never"),
+    [
+        (paced(9 * BLOCK, BLOCK), 99.0, False),
+        (paced(9 * BLOCK, BLOCK + 2), 99.0, True),  # eleven blocks
+        (paced(4 * BLOCK, BLOCK, bulk=True), 0.0, False),
+        (paced(4 * BLOCK, BLOCK + 2, bulk=True), 99.0, True),  # more than its half
+        (paced(1, 1, answers=8), 16.0, False),
+        (paced(1, 1, answers=9), 16.0, True),  # more than are computed in one step
+        (paced(64), 2.0, False),
+        (paced(64), 1.99, True),
+        (paced(64, pace_s=1.0), 2.0, False),
+        (paced(64, pace_s=0.99), 2.0, True),
+    ],
+)
+def test_what_an_idle_device_never_does(one, left_s, never):
+    assert exact(10, StepPolicy(16.0, 8.0, step_tokens=8)).never(one, left_s) is never
+
+
+def test_what_is_never_in_time_is_refused_for_good():
+    schedule = exact()
+    assert not schedule.offer(50.0, paced(64, due=51.9))
+    assert schedule.offer(50.0, paced(64, due=52.0))
+    assert schedule.state(50.0).refusals == (0, 1)
+
+
+@pytest.mark.parametrize(("factor", "latest_s"), [(1.0, 2.0), (3.0, 2.0), (0.5, 1.0)])
+def test_never_is_said_by_how_quick_a_device_is_known_to_be(factor, latest_s):
+    schedule = exact()
+    schedule.learning.factor = factor
+    assert not schedule.never(paced(64), latest_s)
+    assert schedule.never(paced(64), latest_s - 0.01)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "left_s", "tokens"), [(200, 3.0, 128), (200, 1.0, 0), (200, 0.5, 0), (2, 99.0, 256)]
+)
+def test_the_longest_prompt(blocks, left_s, tokens):
+    assert exact(blocks).longest_prompt(left_s) == tokens
+
+
+@pytest.mark.parametrize(("answers", "fits"), [(2, True), (3, False)])
+def test_no_more_answers_are_admitted_than_one_step_holds(answers, fits):
+    schedule = exact(policy=StepPolicy(16.0, 8.0, step_tokens=64))
+    begun(schedule, answers=30)
+    admitted(schedule, 2.0, paced(answers=32, due=40.0))
+    assert schedule.offer(2.0, paced(8, answers=answers, due=40.0)) is fits
+
+
+def test_when_first_tokens_come_is_predicted_by_what_is_due_before():
+    schedule = exact()
+    found = [admitted(schedule, 0.0, paced(64, due=due)) for due in (10.0, 5.0, 20.0)]
+    assert [one.predicted_s for one in found] == [2.0, 2.0, 4.0]
+    schedule.next_step(0.0)  # all three of them
+    found = [admitted(schedule, 1.0, paced(128, due=due)) for due in (30.0, 16.0)]
+    assert [one.predicted_s for one in found] == [3.0 + 3.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("factor", "now", "predicted_s"), [(1.0, 1.0, 1.0 + 2.0), (2.0, 1.0, 3.0 + 4.0), (1.0, 9.0, 2.0)]
+)
+def test_what_comes_while_a_step_runs_waits_for_its_end(factor, now, predicted_s):
+    schedule = exact()
+    admitted(schedule, 0.0, paced(64, 1))
+    schedule.next_step(0.0)
+    schedule.learning.factor = factor
+    assert schedule.ends_at == factor * 2.0
+    assert admitted(schedule, now, paced(64, due=now + 16.0)).predicted_s == predicted_s
+
+
+@pytest.mark.parametrize(
+    ("pace_s", "due", "fits"),
+    [
+        (2.0, 5.0, True),  # a step for the answer, and one that ends the prompt
+        (2.0, 4.99, False),
+        (2.01, 4.0, True),  # one step for both is in time
+        (2.01, 3.99, False),
+        (1.0, 18.0, True),
+        (0.99, 18.0, False),
+    ],
+)
+def test_nobody_is_admitted_beside_whom_an_answer_would_be_late(pace_s, due, fits):
+    schedule = exact()
+    begun(schedule, most=2).tpot_s = pace_s
+    assert schedule.offer(2.0, paced(64, 1, due=due)) is fits
+
+
+@pytest.mark.parametrize(
+    ("most", "ahead", "predicted_s"),
+    [
+        (6, False, 4.0 + 1.0 + 4.0),  # four tokens are due before, every two seconds
+        (6, True, 1.0 + 3.0 + 1.0 + 4.0),  # one of them is computed already
+        (2, True, 1.0 + 1.0 + 4.0),  # it was the last one
+        (2, False, 1.0 + 1.0 + 4.0),
+    ],
+)
+def test_what_the_running_step_computes_counts_as_done(most, ahead, predicted_s):
+    schedule = exact()
+    begun(schedule, most=most, pace_s=2.0)
+    if ahead:
+        schedule.next_step(2.0)
+    assert admitted(schedule, 2.0, paced(4 * 64, 1, due=50.0)).predicted_s == predicted_s
+
+
+def test_the_token_that_the_running_step_computes_is_read_by_the_next_one():
+    schedule = exact(kv_token_s=1 / 64)
+    begun(schedule, pace_s=None)
+    schedule.next_step(2.0)
+    one = admitted(schedule, 2.0, paced(64, 1, due=50.0))
+    assert one.predicted_s == pytest.approx((1.0 + 65 / 64) + (1.0 + 1.0 + 66 / 64))
+
+
+def test_answers_behind_those_of_bulk_are_to_be_in_time_too():
+    schedule = exact()
+    begun(schedule, bulk=True)
+    begun(schedule, most=2, pace_s=2.0)
+    assert not schedule.offer(2.0, paced(64, 1, due=4.99))
+    assert schedule.offer(2.0, paced(64, 1, due=5.0))
+
+
+def test_answers_whose_prompt_the_running_step_ends_are_due_after_it():
+    schedule = exact()
+    admitted(schedule, 0.0, paced(64, 6, pace_s=2.0))
+    schedule.next_step(0.0)
+    assert admitted(schedule, 0.0, paced(4 * 64, 1, due=50.0)).predicted_s == 2.0 + 4.0 + 1.0 + 4.0
+
+
+# --- what is learned --------------------------------------------------------------------------------------------------
+
+
+class Heard:
+    """In place of `Learning`: writes down what it hears."""
+
+    calibrated = False
+
+    def __init__(self):
+        self.factor, self.margin, self.works, self.answers = 1.0, 0.0, [], []
+
+    def worked(self, planned_s, seconds, *, least_s, probe):
+        self.works.append((planned_s, seconds, least_s, probe))
+
+    def answered(self, *what):
+        self.answers.append(what)
+
+
+def listening(ttft_s):
+    schedule = exact(policy=StepPolicy(ttft_s, 8.0), beta_s=4.0, prompt_token_s=0.0)
+    schedule.learning, schedule.scatter = Heard(), Heard()
+    return schedule
+
+
+@pytest.mark.parametrize(("ttft_s", "after"), [(80.0, 2), (81.0, 3)])
+def test_the_factor_is_learned_from_each_step_and_the_margin_from_several_in_a_row(ttft_s, after):
+    """A twentieth, and a tenth of `ttft_s`; steps are planned as four seconds each."""
+    schedule = listening(ttft_s)
+    admitted(schedule, 0.0, paced(1, pace_s=None))
+    now = 0.0
+    for number in range(after + 1):
+        schedule.next_step(now)
+        now += 5.0
+        schedule.ended(now, 5.0)
+        schedule.learning.factor = 3.0 if number + 1 < after else 2.5
+    assert schedule.learning.works == [(4.0, 5.0, 0.05 * ttft_s, False)] * (after + 1)
+    assert schedule.scatter.answers[:2] == [(4.0, 5.0, 1.0), (12.0, 5.0, 3.0)]
+    together = 4.0 * after  # by the factor before the first of them
+    assert schedule.learning.answers == [(together, 5.0 * after, 1.0), (10.0, 5.0, 2.5)]
+    assert (schedule.steps, schedule._since) == (after + 1, now)
+
+
+def test_a_device_that_rests_tries_whether_it_is_still_slow_less_and_less_often():
+    schedule = exact(policy=StepPolicy(2.0, 2.0))
+    schedule.learning.factor = 3.0
+    for after_s in (2.0, 4.0, 8.0, 16.0, 16.0):
+        assert not schedule.offer(after_s - 0.01, paced(1, due=after_s + 1.99))
+        probe = admitted(schedule, after_s, paced(1, due=after_s + 2.0))
+        assert not schedule.offer(after_s, paced(1, due=after_s + 2.0))  # it does not rest any more
+        schedule.remove(after_s, probe)
+
+
+@pytest.mark.parametrize(("alone", "probe"), [(True, True), (False, False)])
+def test_a_probe_is_told_from_other_work(alone, probe):
+    schedule = listening(2.0)
+    schedule._probe_after = 2.0
+    for _ in range(1 if alone else 2):
+        admitted(schedule, 0.0, paced(1, 2, bulk=True))
+    for number in range(2):
+        schedule.next_step(float(number))
+        schedule.ended(number + 1.0, 1.0)
+    assert [work[-1] for work in schedule.learning.works] == [probe, False]
+    assert schedule._probe_after == 1.0
+
+
+@pytest.mark.parametrize(("whole", "planned_s"), [(False, 4.0), (True, 0.0)])
+def test_nothing_is_learned_of_a_step_that_failed_or_that_nobody_planned(whole, planned_s):
+    schedule = listening(80.0)
+    admitted(schedule, 0.0, paced(1))
+    schedule.next_step(0.0)
+    schedule.planned_s = planned_s
+    schedule.ended(5.0, 5.0, whole=whole)
+    assert not schedule.learning.works
+    assert schedule.steps == 1
+
+
+# --- when there is room -----------------------------------------------------------------------------------------------
+
+
+def test_the_mean_time_between_ends_counts_from_when_the_device_began_to_work():
+    schedule, gaps = exact(), []
+    for began, ended in ((10.0, 14.0), (20.0, 30.0)):
+        for one in [admitted(schedule, began, paced(due=began + 16.0, answers=2)) for _ in range(2)]:
+            schedule.remove(ended, one)
+            gaps.append(schedule._mean_gap_s)
+    assert gaps == pytest.approx([0.2, 0.19, 0.6805, 0.646475])
+
+
+@pytest.mark.parametrize(
+    ("blocks", "gap_s", "opens_s"),
+    [
+        (2, 10.0, 0.0),
+        (3, 10.0, 10.0),  # one block is missing, and each of the two has four
+        (6, 10.0, 10.0),
+        (7, 10.0, 20.0),
+        (10, 10.0, 20.0),
+        (3, 0.5, 1.0),  # a step at least
+    ],
+)
+def test_there_is_room_when_so_many_have_ended_as_hold_what_is_missing(blocks, gap_s, opens_s):
+    schedule = exact(10)
+    for _ in range(2):
+        admitted(schedule, 0.0, paced(4 * BLOCK, 1, due=99.0))
+    schedule._mean_gap_s = gap_s
+    one = paced(blocks * BLOCK, 1, due=99.0)
+    assert schedule.offer(0.0, one) is (opens_s == 0)
+    assert one.opens_s == opens_s
+
+
+@pytest.mark.parametrize(("tokens", "due_s", "opens_s"), [(64, 5.0, 1.0), (4 * 64, 14.5, 4.5)])
+def test_who_would_be_late_may_come_back_when_it_would_not(tokens, due_s, opens_s):
+    """In steps of eight seconds at most: the long one comes in the third, after 3 s for steps and 16 s for prompts."""
+    schedule = exact()
+    admitted(schedule, 0.0, paced(12 * 64, due=14.0))
+    one = paced(tokens, due=due_s)
+    assert not schedule.offer(0.0, one)
+    assert one.opens_s == opens_s
+    assert schedule.state(0.0).refusals == (1, 0)
+
+
+def test_what_routers_are_told():
+    schedule = exact(50)
+    idle = schedule.state(0.0)
+    assert (idle.opens_s, idle.first_s, idle.prompt_token_s) == (0.0, 1.0, 1 / 64)
+    begun(schedule, answers=2)
+    admitted(schedule, 2.0, paced(128, 2 * BLOCK, due=9.0))
+    schedule.learning.factor, schedule.learning.margin = 2.0, 0.5
+    told = schedule.state(3.0)
+    # Prompts have 67 tokens in the mean. One comes in the third step, behind the one that waits, and is late.
+    first_s = 3.0 * (3 + (128 + 67) / 64)
+    assert told.first_s == pytest.approx(first_s - 67 / 32)
+    assert told.opens_s == pytest.approx(first_s - 16.0)
+    assert (told.prompt_token_s, told.free_blocks, told.blocks) == (1 / 32, 50 - 2 - 3, 50)
+    assert (told.rows, told.waiting, told.steps) == (2, 1, 1)
+    assert (told.model, told.factor, told.margin) == (schedule.model.as_tuple(), 2.0, 0.5)
+
+
+# --- for whom room is kept --------------------------------------------------------------------------------------------
+
+
+class Kept(KeptRoom):
+    """Writes down what was decided."""
+
+    def decided(self, now, generation, account, cost_s, may_be_helped, *, admitted):
+        self.decision = cost_s, may_be_helped(), admitted
+
+
+@pytest.mark.parametrize(
+    ("running", "answers", "cost_s"),
+    [
+        (0, 1, 1.0 + 64**2 / 2 / 2048 + 20 * (1.0 + 64 / 128)),
+        (3, 2, 1.0 + 64**2 / 2 / 2048 + 2 * 20 * (1.0 / 3 + 64 / 128)),
+    ],
+)
+def test_what_a_generation_costs_beside_others(running, answers, cost_s):
+    schedule = exact(kv_token_s=1 / 128, pair_s=1 / 2048)
+    if running:
+        begun(schedule, answers=running, pace_s=None)
+    schedule._kept = Kept()
+    schedule.offer(50.0, paced(64, 20, due=90.0, answers=answers))
+    assert schedule._kept.decision == (pytest.approx(cost_s), True, True)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "margin", "helped"),
+    [(6 * 64, 0.0, True), (6 * 64 + 1, 0.0, False), (4 * 64, 0.4, True), (5 * 64, 0.4, False)],
+)
+def test_nobody_is_helped_who_needs_most_of_an_idle_device(tokens, margin, helped):
+    """Seven tenths of the ten seconds until its first token."""
+    schedule = exact()
+    schedule.learning.margin, schedule._kept = margin, Kept()
+    schedule.offer(50.0, paced(tokens, 1, due=60.0))
+    assert schedule._kept.decision[1] is helped
+    schedule._kept.decision = None
+    schedule.offer(50.0, paced(64, bulk=True))
+    assert schedule._kept.decision is None
+
+
+def test_who_finds_no_room_is_refused_and_nothing_else_is_said_of_it():
+    schedule = exact(10)
+    admitted(schedule, 0.0, paced(10 * BLOCK, 1, due=99.0))
+    schedule._kept = Kept()
+    assert not schedule.offer(0.0, paced(64, 1, due=99.0))
+    assert schedule._kept.decision[2] is False

@@ -1,6 +1,9 @@
 """The proof by streams, against an application that is a formula."""
 
 import asyncio
+import itertools
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -80,8 +83,8 @@ def test_failures_are_no_proof():
         proved(Answers(0, failed=1))
 
 
-def streamed(folder, *answers, arrivals):
-    """What a stream through HTTP ends with, and the server it went to."""
+def tried(folder, load, *answers):
+    """What `load(trials)` through HTTP ends with, and the server it went to."""
     done = []
 
     async def test(address: Address):
@@ -89,18 +92,22 @@ def streamed(folder, *answers, arrivals):
         replicas = {"accelerator": 1, "cpu": 1}
         trials = Trials(address, (), "secret", journal, replicas, 75, 0, 5.0, _words={10: 8, 75: 73})
         try:
-            done.append(await trials.stream("stream", 1.5, arrivals, "cpu"))
+            done.append(await load(trials))
         finally:
             trials.close()
             journal.close()
         assert journal.bursts == done
 
-    return done, serve(test, *answers)
+    server = serve(test, *answers)
+    return done[0], [request for _, request in server.asked if request.startswith(b"POST")]
+
+
+def streamed(folder, *answers, arrivals):
+    return tried(folder, lambda trials: trials.stream("stream", 1.5, arrivals, "cpu"), *answers)
 
 
 def test_a_stream_goes_by_predicted_finish_and_each_query_has_its_length(tmp_path):
-    (found,), server = streamed(tmp_path, OK, arrivals=[(0.0, 75), (0.0, 10), (0.001, 200)])
-    asked = [request for _, request in server.asked if request.startswith(b"POST")]
+    found, asked = streamed(tmp_path, OK, arrivals=[(0.0, 75), (0.0, 10), (0.001, 200)])
     words = [len(request.partition(b'"input": "')[2].split(b'"')[0].split()) for request in asked]
     assert sorted(words) == [8, 73, 198]
     header = f"{HEADER}: {Trial('secret', {}, 'cpu', 1.5).header()}".encode()
@@ -110,5 +117,26 @@ def test_a_stream_goes_by_predicted_finish_and_each_query_has_its_length(tmp_pat
 
 def test_busy_answers_of_a_stream_are_counted(tmp_path):
     ping = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
-    (found,), _ = streamed(tmp_path, *[ping] * 4, OK, BUSY, arrivals=[(0.0, 75)] * 4)
+    found, _ = streamed(tmp_path, *[ping] * 4, OK, BUSY, arrivals=[(0.0, 75)] * 4)
     assert (found.sent, found.busy, len(found.latencies_s["cpu"])) == (4, 3, 1)
+
+
+DEPTHS = {"accelerator": 2, "cpu": 1}
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        lambda trials: trials.burst("fine-tune", DEPTHS, extra=1),
+        lambda trials: trials.steady("fine-tune", DEPTHS, extra=1, seconds=6.0, pause_s=0.0),
+    ],
+    ids=["burst", "steady"],
+)
+def test_each_place_gets_queries_aimed_at_its_pool(tmp_path, monkeypatch, load):
+    clock = SimpleNamespace(monotonic=itertools.count().__next__, perf_counter=time.perf_counter)
+    monkeypatch.setattr("calibration.load.time", clock)  # a second for each look at it
+    found, asked = tried(tmp_path, load, OK)
+    header = [next(line for line in request.split(b"\r\n") if line.startswith(HEADER.encode())) for request in asked]
+    aims = [None, "accelerator", "cpu"]
+    assert set(header) == {f"{HEADER}: {Trial('secret', DEPTHS, only).header()}".encode() for only in aims}
+    assert (found.sent, found.busy, found.failed, len(found.latencies_s["cpu"])) == (4, 0, 0, len(asked))

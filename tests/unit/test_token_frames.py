@@ -43,19 +43,52 @@ def test_offers_come_out_as_they_went_in():
         assert here.ids.tolist() == there.ids.tolist()
         assert here._replace(ids=None) == there._replace(ids=None)
     assert (got.called_off, got.stopped, got.settings, got.asks) == ([8, 9], [(4, 1)], {"router": "r"}, True)
+    assert got.offers[0].ids.dtype == np.int32
 
 
-def test_a_frame_whose_lengths_do_not_add_up_is_refused():
-    frame = b"".join(GenerationOffers([offer(1, 3)]).encode())
+def test_an_offer_s_time_is_told_to_the_microsecond():
+    (got,) = through(GenerationOffers([offer(1, 3)._replace(left_s=1 / 3)]).encode(), GenerationOffers.decode).offers
+    assert got.left_s == 0.333333
+
+
+@pytest.mark.parametrize(
+    "what", [{"offers": [1]}, {"called_off": [1]}, {"stopped": [(1, 0)]}, {"settings": {"a": 1}}, {"asks": True}]
+)
+def test_a_frame_is_sent_if_it_says_anything(what):
+    assert GenerationOffers(**what)
+    assert not GenerationOffers()
+    assert not through(GenerationOffers().encode(), GenerationOffers.decode)
+
+
+@pytest.mark.parametrize("lengths", [[3], [1, 2], [3, 1]])
+@pytest.mark.parametrize("broken", [lambda frame: frame[:-4], lambda frame: frame + bytes(4)])
+def test_a_frame_whose_lengths_do_not_add_up_is_refused(lengths, broken):
+    frame = b"".join(GenerationOffers([offer(number, length) for number, length in enumerate(lengths)]).encode())
     with pytest.raises(ValueError, match="add up"):
-        GenerationOffers.decode(frame[:-4])
+        GenerationOffers.decode(broken(frame))
+
+
+def test_a_prompt_without_tokens_is_refused():
+    frame = b"".join(GenerationOffers([offer(1, 0), offer(2, 3)]).encode())
+    with pytest.raises(ValueError, match="add up"):
+        GenerationOffers.decode(frame)
+
+
+def test_what_is_not_said_is_as_it_is_called_by_default():
+    one = GenerationOffer(1, 1.0, np.zeros(1, np.int32), 5, Sampling())
+    assert one[5:] == (1, None, (), None, False, None)
+    assert RefusedOffer(3) == (3, False, 0, 0.0, "")
+    (frame,) = TokenReport().encode()
+    got = through(frame, TokenReport.decode)
+    assert plain(got.state) == StepState(0.0, 0.0, 0.0, 0, 0, 0, 0, 0, (), 1.0, 0.0, (0, 0))
+    assert (got.seen, got.routers, got.tokens, got.refused) == (0, 1, [], [])
 
 
 @pytest.mark.parametrize("state", [STATE, WITH_HOST])
 def test_a_report_comes_out_as_it_went_in(state):
     sure = Picked(3, -0.5, ((3, -0.5), (4, -math.inf)))
     tokens = [NewToken(1, 0, Picked(2**30)), NewToken(1, 1, sure, "stop"), NewToken(2, 0, Picked(5), "length")]
-    sent = TokenReport(state, 6, [RefusedOffer(3, never=True, longest=900)], [1, 2], [(4, "it broke")], tokens)
+    sent = TokenReport(state, 6, [RefusedOffer(3, never=True, longest=900)], [1, 2], [(4, "it broke")], tokens, 3)
     (frame,) = sent.encode()
     got = through(frame, TokenReport.decode)
     assert got.tokens[0] == tokens[0]
@@ -64,3 +97,4 @@ def test_a_report_comes_out_as_it_went_in(state):
     assert plain(got.state) == plain(state)
     assert got.state.host is None or got.state.host.gained_share == pytest.approx(0.4017, abs=1e-4)
     assert (got.seen, got.refused, got.admitted, got.failed) == (6, sent.refused, [1, 2], [[4, "it broke"]])
+    assert got.routers == 3

@@ -1,8 +1,7 @@
 """Traces: spans of the product's own Router over replicas in virtual time, as an in-process exporter gets them."""
 
 import asyncio
-import json
-from types import SimpleNamespace
+import sys
 
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
@@ -10,19 +9,19 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, ParentBasedTraceIdRatio
 from opentelemetry.trace import SpanKind, StatusCode
-from test_grpc import Context
-from test_http_api import FakeRouter
 
 from deployments.errors import EngineFailed, SettingsError
 from deployments.settings import RouterConfig, Settings
 from serve_app.grpc_api import GrpcApi
 from serve_app.http_api import HttpApi
 from serve_app.observer import Observer
-from serve_app.proto import tei_pb2
+from serve_app.proto.tei_pb2 import EmbedRequest
 from serve_app.tracer import Tracer
 from tests.kit import otlp_collector
+from tests.kit.asgi_client import ask
+from tests.kit.fake_router import FakeRouter
+from tests.kit.grpc_caller import answer, stream
 from tests.kit.router_world import Replica, World, text
-from tests.kit.virtual_time import run
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
@@ -56,42 +55,21 @@ def seconds(span):
     return (span.end_time - span.start_time) / 1e9
 
 
-async def post(api, path, payload, headers=()):
-    sent = []
-
-    async def receive():
-        return {"type": "http.request", "body": json.dumps(payload).encode()}
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": path, "headers": list(headers)}
-    await api(scope, receive, send)
-    return SimpleNamespace(status=sent[0]["status"], headers=dict(sent[0]["headers"]))
-
-
-def traced(monkeypatch, pools, ask, **config):
-    """The collector after `ask(router, api)`, and what it returned."""
+async def traced(monkeypatch, *pools):
+    """The product's Router over these pools of one replica each, and the collector of its spans."""
     collector = Collector()
-
-    async def scene():
-        world = World(monkeypatch, pools(), **config)
-        router = await world.router()
-        return await ask(router, HttpApi(router, None, collector.observer))
-
-    return collector, run(scene())
+    router = await World(monkeypatch, {name: [Replica(name[0])] for name in pools}).router()
+    return HttpApi(router, None, collector.observer), collector
 
 
-def one_of_each():
-    return {"accelerator": [Replica("a")], "cpu": [Replica("c")]}
+async def embed(api, *texts, headers=()):
+    return await ask(api, "POST", "/embed", {"inputs": texts}, headers=headers)
 
 
-def test_the_spans_of_a_request(monkeypatch):
-    async def ask(router, api):
-        headers = [(b"traceparent", PARENT.encode()), (b"x-request-id", b"order-7")]
-        return await post(api, "/embed", {"inputs": [text(), text(40)]}, headers)
-
-    collector, reply = traced(monkeypatch, one_of_each, ask)
+async def test_the_spans_of_a_request(monkeypatch):
+    api, collector = await traced(monkeypatch, "accelerator", "cpu")
+    headers = [(b"traceparent", PARENT.encode()), (b"x-request-id", b"order-7")]
+    reply = await embed(api, text(), text(40), headers=headers)
     request = collector.request
     assert (request.name, request.status.status_code) == ("POST /embed", StatusCode.UNSET)
     assert f"{request.context.trace_id:032x}" == TRACE
@@ -129,30 +107,24 @@ def test_the_spans_of_a_request(monkeypatch):
         assert inner[before].end_time <= inner[after].start_time + 1000
     assert request.start_time <= inner["tokenize"].start_time
     assert inner["run"].end_time <= request.end_time + 1000
-    assert seconds(inner["run"]) == pytest.approx(float(reply.headers[b"x-inference-time"]) / 1000, abs=0.001)
+    assert seconds(inner["run"]) == pytest.approx(float(reply.headers["x-inference-time"]) / 1000, abs=0.001)
 
 
-def test_a_run_is_shared_and_a_query_waits_for_it(monkeypatch):
-    async def ask(router, api):
-        first = asyncio.ensure_future(post(api, "/embed", {"inputs": text()}))
-        await asyncio.sleep(0.1)  # it runs
-        more = [asyncio.ensure_future(post(api, "/embed", {"inputs": text()})) for _ in range(3)]
-        return [reply.status for reply in await asyncio.gather(first, *more)]
-
-    collector, statuses = traced(monkeypatch, lambda: {"accelerator": [Replica("a")]}, ask)
-    assert statuses == [200] * 4
+async def test_a_run_is_shared_and_a_query_waits_for_it(monkeypatch):
+    api, collector = await traced(monkeypatch, "accelerator")
+    first = asyncio.ensure_future(embed(api, text()))
+    await asyncio.sleep(0.1)  # it runs
+    replies = await asyncio.gather(first, *(embed(api, text()) for _ in range(3)))
+    assert [reply.status for reply in replies] == [200] * 4
     runs = [span.attributes["windve.run.queries"] for span in collector.within("run")]
     assert sorted(runs) == [1, 3, 3, 3]
     waited = sorted(seconds(span) for span in collector.within("queue"))
     assert waited[0] < 0.05 < waited[-1]
 
 
-def test_who_refused_and_who_took_it(monkeypatch):
-    async def ask(router, api):
-        asked = [asyncio.ensure_future(post(api, "/embed", {"inputs": text()})) for _ in range(200)]
-        return [reply.status for reply in await asyncio.gather(*asked)]
-
-    collector, statuses = traced(monkeypatch, one_of_each, ask)
+async def test_who_refused_and_who_took_it(monkeypatch):
+    api, collector = await traced(monkeypatch, "accelerator", "cpu")
+    statuses = [reply.status for reply in await asyncio.gather(*(embed(api, text()) for _ in range(200)))]
     assert {200, 429} == set(statuses)
     decided = {
         (span.attributes.get("windve.pool"), span.attributes["windve.admission"])
@@ -164,22 +136,14 @@ def test_who_refused_and_who_took_it(monkeypatch):
     assert all(span.status.status_code == StatusCode.UNSET for span in busy)  # 4xx is no error of the server
 
 
-def test_a_failed_run_is_an_error(monkeypatch):
-    def fails(engine):
-        def compute(items, passed, ended, stop):
-            asyncio.get_running_loop().call_soon(ended, RuntimeError("the device is gone"))
+async def test_a_failed_run_is_an_error(monkeypatch):
+    def fail(items, passed, ended, stop):
+        asyncio.get_running_loop().call_soon(ended, RuntimeError("the device is gone"))
 
-        return compute
-
-    def pools():
-        replica = Replica("a")
-        replica.runner._compute = fails(replica.engine)
-        return {"accelerator": [replica]}
-
-    async def ask(router, api):
-        return await post(api, "/v1/embeddings", {"input": text()})
-
-    collector, reply = traced(monkeypatch, pools, ask)
+    replica, collector = Replica("a"), Collector()
+    replica.runner._compute = fail
+    router = await World(monkeypatch, {"accelerator": [replica]}).router()
+    reply = await ask(HttpApi(router, None, collector.observer), "POST", "/v1/embeddings", {"input": text()})
     assert reply.status == 500
     (admission,) = collector.within("admission")
     assert admission.attributes["windve.admission"] == "failed"
@@ -190,34 +154,19 @@ def test_a_failed_run_is_an_error(monkeypatch):
 
 def test_a_grpc_call_takes_over_its_trace_and_so_does_each_message_of_a_stream():
     collector = Collector()
-
-    class Speaking(FakeRouter):
-        capacity = 2
-
-    api = GrpcApi(Speaking(), None, collector.observer)
-    context = Context(("traceparent", PARENT))
-    asyncio.run(api.Embed(tei_pb2.EmbedRequest(inputs="a"), context))
+    api = GrpcApi(FakeRouter(), None, collector.observer)
+    answer(api, "Embed", EmbedRequest(inputs="a"), ("traceparent", PARENT))
     assert collector.request.name == "tei.v1.Embed/Embed"
-    assert f"{collector.request.context.trace_id:032x}" == TRACE
     told = {"rpc.system.name": "grpc", "rpc.method": "tei.v1.Embed/Embed", "rpc.response.status_code": "OK"}
     assert dict(collector.request.attributes) == told
-
-    async def stream():
-        async def requests():
-            yield tei_pb2.EmbedRequest(inputs="a")
-            yield tei_pb2.EmbedRequest(inputs="b")
-
-        return [message async for message in api.EmbedStream(requests(), context)]
-
-    asyncio.run(stream())
+    stream(api, "EmbedStream", [EmbedRequest(inputs="a")] * 2, ("traceparent", PARENT))
     assert [span.name for span in collector.spans[1:]] == ["tei.v1.Embed/EmbedStream"] * 2
     assert {f"{span.context.trace_id:032x}" for span in collector.spans} == {TRACE}
 
 
 def test_a_grpc_error_has_its_status():
     collector = Collector()
-    api = GrpcApi(FakeRouter(EngineFailed("x")), None, collector.observer)
-    asyncio.run(api.Embed(tei_pb2.EmbedRequest(inputs="a"), Context()))
+    answer(GrpcApi(FakeRouter(error=EngineFailed("x")), None, collector.observer), "Embed", EmbedRequest(inputs="a"))
     assert collector.request.attributes["rpc.response.status_code"] == "FAILED_PRECONDITION"
     assert collector.request.status.status_code == StatusCode.ERROR
 
@@ -232,17 +181,12 @@ def test_a_grpc_error_has_its_status():
         (ParentBased(ALWAYS_OFF), None, False),
     ],
 )
-def test_the_parent_s_flag_counts_before_the_ratio(sampler, flag, sampled):
-    collector = Collector(sampler)
+async def test_the_parent_s_flag_counts_before_the_ratio(sampler, flag, sampled):
+    collector, router = Collector(sampler), FakeRouter()
     headers = [] if flag is None else [(b"traceparent", f"{PARENT[:-2]}{flag}".encode())]
-    asyncio.run(post(HttpApi(FakeRouter(), None, collector.observer), "/embed", {"inputs": "a"}, headers))
+    await embed(HttpApi(router, None, collector.observer), "a", headers=headers)
     assert len(collector.spans) == sampled
-
-
-def test_the_router_keeps_nothing_of_what_is_not_sampled():
-    collector, router = Collector(ParentBasedTraceIdRatio(0.0)), FakeRouter()
-    asyncio.run(post(HttpApi(router, None, collector.observer), "/embed", {"inputs": "a"}))
-    assert "record" not in router.asked[1]
+    assert ("record" in router.asked[0][1]) == sampled  # the Router keeps nothing of what is not sampled
 
 
 def test_settings_and_the_standard_variables(monkeypatch):
@@ -260,14 +204,14 @@ def test_settings_and_the_standard_variables(monkeypatch):
     assert Tracer.exporting(parsed.traces, "r1")._tracer.resource.attributes["service.name"] == "mine"
 
 
-def test_spans_reach_a_collector_by_otlp():
+async def test_spans_reach_a_collector_by_otlp():
     collector = otlp_collector.Collector()
     traces = Settings.parse({"model": {"id": "m"}, "traces": {"endpoint": f"http://127.0.0.1:{collector.port}"}}).traces
     tracer = Tracer.exporting(traces, "r1")
     observer = Observer(None, tracer)
     observer.configure({"m": RouterConfig.parse({"slo_s": 1.0})})
     headers = [(b"traceparent", PARENT.encode())]
-    asyncio.run(post(HttpApi(FakeRouter(), None, observer), "/embed", {"inputs": "a"}, headers))
+    await embed(HttpApi(FakeRouter(), None, observer), "a", headers=headers)
     tracer.provider.shutdown()
     spans, (resource,) = collector.spans(TRACE)
     collector.server.stop(0)
@@ -287,6 +231,6 @@ def test_a_bad_setting_is_named(traces, key):
 
 
 def test_without_the_packages_one_sentence_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(SettingsError, match=r"pip install 'windve\[traces\]'"):
         Tracer.exporting(Settings.parse({"model": {"id": "m"}, "traces": {}}).traces, "r1")

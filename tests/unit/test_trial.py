@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from deployments.errors import Forbidden, InvalidInput
 from deployments.settings import TrialGrant
-from deployments.trial import Trial, hash_secret
+from deployments.trial import Trial, Trials, hash_secret
 
 SECRET = "3q2-a_Secret"
 POOLS = ("accelerator", "cpu")
@@ -122,3 +122,34 @@ def test_others_are_turned_away(trial, allowed, now, error, problem):
 def test_a_pool_that_is_not_there_is_unknown():
     with pytest.raises(InvalidInput, match="no pool named accelerator, only cpu"):
         Trial(SECRET, {"accelerator": 1}).check(ALLOWED, ("cpu",), NOW)
+
+
+@pytest.mark.parametrize(
+    ("words", "uses"),  # by pool: its depth there, and whether it may be offered there
+    [
+        ("accelerator=40 cpu=7", {"accelerator": (40, True), "cpu": (7, True)}),
+        ("accelerator=40", {"accelerator": (40, True), "cpu": (0, False)}),
+        ("accelerator=40 cpu=0", {"accelerator": (40, True), "cpu": (0, False)}),
+        ("accelerator=40 cpu=7 only=cpu", {"accelerator": (40, False), "cpu": (7, True)}),
+        ("finish=1.5", {"accelerator": (None, True), "cpu": (None, True)}),
+        ("finish=1.5 only=cpu", {"accelerator": (None, False), "cpu": (None, True)}),
+    ],
+)
+def test_which_pools_a_trial_may_use_and_by_what_it_is_admitted(words, uses):
+    trial = Trial.parse(f"{SECRET} {words}")
+    assert {pool: (trial.depth(pool), trial.may_use(pool)) for pool in POOLS} == uses
+
+
+def test_a_calibration_runs_from_its_first_trial_until_its_grant_is_withdrawn():
+    trials, trial = Trials(), Trial(SECRET, {"cpu": 1})
+    trials.configure(ALLOWED)
+    with pytest.raises(Forbidden):
+        trials.enter(Trial("guessed", {}), POOLS, 10.0, NOW)
+    assert trials.seconds_ago(12.0) is None
+    trials.enter(trial, POOLS, 10.0, NOW)
+    trials.configure(ALLOWED)
+    assert trials.seconds_ago(12.0) == 2
+    trials.configure(None)
+    assert trials.seconds_ago(12.0) is None
+    with pytest.raises(Forbidden):
+        trials.enter(trial, POOLS, 12.0, NOW)

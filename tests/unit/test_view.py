@@ -1,4 +1,4 @@
-"""What a Router knows of a replica between two of its states."""
+"""What a Router knows of a replica between two of its states: exact numbers on both sides of each threshold."""
 
 import math
 
@@ -7,93 +7,175 @@ import pytest
 from deployments.placement.locality import rank
 from deployments.placement.view import View
 from deployments.queueing.schedule import ReplicaState
+from deployments.queueing.shares import Tenant
 
 MODEL = (0.0, 0.018 / 75, 0.0, 0.27)
+STATE = ReplicaState(0.0, 0.0, 0.5, 0, 0, 0, 0, MODEL, 1.0, 0.02, (0, 0, 0))
 
 
 def view(now=10.0, seen=0, **state):
-    told = ReplicaState(0.0, 0.0, 0.5, 0, 0, 0, 0, MODEL, 1.0, 0.02, (0, 0, 0))._replace(**state)
     one = View("a", (False, 1))
-    one.hear(now, told, seen)
+    one.hear(now, STATE._replace(**state), seen)
     return one
 
 
-def test_before_its_first_word_it_finishes_nothing():
-    assert View("a", (False, 1)).finish_s(0.0, [75]) == math.inf
-    assert View("a", (False, 1)).room_queries(0.0, 75, 1.0) == 0
+def sent(*offers, **state):
+    """`offers`: how many queries and how much work went there since its last state."""
+    one = view(**state)
+    for frame, (queries, cost_s) in enumerate(offers, 1):
+        one.sent(frame, queries, cost_s)
+    return one
+
+
+def test_before_its_first_word_nothing_is_known():
+    one = View("a", (False, 1))
+    assert one.finish_s(0.0, [75]) == math.inf
+    assert (one.room_queries(0.0, 75, 1.0), one.bulk_room_s(by_count=False), one.opens_s(0.0)) == (0, 0, 0)
+    assert not one.is_greedy(Tenant("a"))
+    assert not one.is_flooded(1.0, None)
+    assert not one.is_silent(5.0)
+    assert one.has_read_all
+    one.sent(1, 1, 0.1)
+    assert one.should_be_asked(0.25)  # since it was made
+    one.hear(0.25, STATE, 0)
+    assert one.finish_s(0.25, []) == pytest.approx(0.37)
 
 
 @pytest.mark.parametrize(
-    ("state", "now", "finish_s"),
+    ("one", "now", "finish_s"),
     [
-        ({}, 10.0, 0.27 + 0.018),
-        ({"free_s": 0.5}, 10.2, 0.3 + 0.288),
-        ({"free_s": 0.5}, 99.0, 0.288),
-        ({"factor": 2.0}, 10.0, 0.576),
+        (view(), 10.0, 0.27 + 0.018),
+        (view(free_s=0.5), 10.2, 0.3 + 0.288),
+        (view(free_s=0.5), 99.0, 0.288),
+        (view(factor=2.0), 10.0, 0.576),
+        (sent((10, 0.18), (5, 0.09)), 10.0, 0.288 + 0.27),
+        (sent((10, 0.18), factor=2.0), 10.0, 2 * (0.288 + 0.18)),
     ],
 )
-def test_when_a_query_would_be_answered(state, now, finish_s):
-    assert view(**state).finish_s(now, [75]) == pytest.approx(finish_s)
+def test_when_a_query_would_be_answered(one, now, finish_s):
+    assert one.finish_s(now, [75]) == pytest.approx(finish_s)
 
 
-def test_what_was_sent_since_its_last_word_counts_until_it_has_read_it():
-    one = view()
-    one.sent(1, 10, 0.18)
-    one.sent(2, 5, 0.09)
-    assert one.finish_s(10.0, [75]) == pytest.approx(0.288 + 0.27)
-    one.hear(10.1, one.state, 1)
-    assert one.finish_s(10.1, [75]) == pytest.approx(0.288 + 0.09)
-    one.hear(10.2, one.state, 2)
-    assert one.finish_s(10.2, [75]) == pytest.approx(0.288)
+def test_what_was_sent_counts_until_it_has_read_it_or_its_connection_breaks():
+    one = sent((10, 0.18), (5, 0.09))
+    for seen, unseen_s in ((1, 0.09), (2, 0.0)):
+        one.hear(10.0, STATE, seen)
+        assert one.finish_s(10.0, [75]) == pytest.approx(0.288 + unseen_s)
+        assert one.has_read_all == (seen == 2)
     one.sent(3, 5, 0.09)
+    one.asked(10.3)
     one.forget()
-    one.hear(11.0, view().state, 0)
-    assert one.finish_s(11.0, [75]) == pytest.approx(0.288)
+    assert one.finish_s(10.0, [75]) == math.inf
+    assert one.has_read_all
+    assert not one.is_silent(12.0)
+    one.sent(1, 1, 0.018)
+    assert one.finish_s(10.0, [75]) == math.inf
+    one.hear(11.0, STATE, 0)
+    assert one.finish_s(11.0, [75]) == pytest.approx(0.288 + 0.018)
+    assert one.should_be_asked(11.25)
 
 
-def test_its_opening_passes():
-    one = view(opens_s=0.5)
-    assert [one.opens_s(now) for now in (10.0, 10.25, 10.5, 12.0)] == [0.5, 0.25, 0, 0]
-    assert view(opens_s=math.inf).opens_s(99.0) == math.inf
-    assert view(opens_s=math.inf).room_queries(10.0, 75, 1.0) == 0
+GREEDY = {"opens_s": 0.5, "quiet_opens_s": 0.1, "greedy": ["big"]}
 
 
-def test_about_how_many_queries_have_room():
-    assert view().room_queries(10.0, 75, 1.0) == pytest.approx(0.73 / 0.018)
-    assert view(free_s=0.5).room_queries(10.0, 75, 1.0) == pytest.approx(0.23 / 0.018)
-    assert view().most_queries(75, 1.0, None) == pytest.approx(39.0, abs=0.05)  # less its margin and the pause
-    assert view().most_queries(75, 1.0, 10) == pytest.approx(10)
-    assert view().most_queries(150, 1.0, 10) == pytest.approx(5)
+@pytest.mark.parametrize(
+    ("state", "tenant", "now", "opens_s"),
+    [
+        ({"opens_s": 0.5}, None, 10.0, 0.5),
+        ({"opens_s": 0.5}, None, 10.2, 0.3),
+        ({"opens_s": 0.5}, None, 12.0, 0.0),
+        ({"opens_s": math.inf}, None, 99.0, math.inf),
+        ({"opens_s": 0.5}, "big", 10.0, 0.5),
+        (GREEDY, "big", 10.0, 0.5),
+        (GREEDY, "small", 10.0, 0.1),
+        (GREEDY, None, 10.0, 0.1),
+    ],
+)
+def test_when_it_opens_and_to_whom(state, tenant, now, opens_s):
+    one = view(**state)
+    tenant = tenant and Tenant(tenant)
+    assert one.opens_s(now, tenant) == pytest.approx(opens_s)
+    assert one.is_greedy(tenant) == (state is GREEDY and tenant == Tenant("big"))
+
+
+@pytest.mark.parametrize(
+    ("one", "now", "tokens", "queries"),
+    [
+        (view(), 10.0, 75, 0.73 / 0.018),
+        (view(), 10.0, 150.4, 0.73 / 0.036),
+        (view(free_s=0.5), 10.0, 75, 0.23 / 0.018),
+        (view(free_s=0.5), 10.2, 75, 0.43 / 0.018),
+        (view(free_s=0.9), 10.0, 75, 0.0),
+        (view(factor=2.0), 10.0, 75, 0.46 / 0.036),
+        (sent((5, 0.09), factor=2.0), 10.0, 75, 0.28 / 0.036),
+        (view(opens_s=math.inf), 10.0, 75, 0.0),
+        (view(model=(0.0, 0.0, 0.0, 0.0)), 10.0, 75, 1e9),
+    ],
+)
+def test_about_how_many_queries_have_room(one, now, tokens, queries):
+    assert one.room_queries(now, tokens, 1.0) == pytest.approx(queries)
+
+
+@pytest.mark.parametrize(
+    ("one", "tokens", "slo_s", "depth", "queries"),
+    [
+        # Its margin of 2 % is left free, and the pause of 8.1 ms.
+        (view(), 75, 1.0, None, (1 / 1.02 - 0.0081 - 0.27) / 0.018),
+        (view(factor=2.0), 75, 1.0, None, ((1 / 1.02 - 0.0081) / 2 - 0.27) / 0.018),
+        (view(), 75, 0.2, None, 0.0),
+        (view(), 75, 1.0, 10, 10),
+        (view(), 150.4, 1.0, 10, 5),
+        (view(), 75, 1.0, 90, (1 / 1.02 - 0.0081 - 0.27) / 0.018),
+        (view(model=(0.001, 0.0, 0.0, 0.0), margin=0.0), 75, 1.0, None, 1000),
+        (view(model=(0.0, 0.0, 0.0, 0.0), margin=0.0), 75, 1.0, None, 1e9),
+        (View("a", (False, 1)), 75, 1.0, None, 1e9),
+    ],
+)
+def test_how_many_it_would_admit_if_it_were_idle(one, tokens, slo_s, depth, queries):
+    assert one.most_queries(tokens, slo_s, depth) == pytest.approx(queries)
 
 
 def test_room_for_bulk_is_told_less_what_was_sent():
-    one = view(bulk_s=0.2)
-    one.sent(1, 5, 0.05)
-    assert one.bulk_room_s(by_count=False) == pytest.approx(0.15)
-    assert one.bulk_room_s(by_count=True) == pytest.approx(0.2 - 5 * 0.018)
+    one = sent((5, 0.05), (1, 0.02), bulk_s=0.2)
+    assert one.bulk_room_s(by_count=False) == pytest.approx(0.13)
+    assert one.bulk_room_s(by_count=True) == pytest.approx(0.2 - 6 * 0.018)
 
 
-def test_a_replica_that_is_asked_and_says_nothing_is_silent():
+@pytest.mark.parametrize(
+    ("now", "heard_at", "asked_at", "should_be_asked", "is_silent"),
+    [
+        (10.24, 10.0, None, False, False),
+        (10.25, 10.0, None, True, False),  # it has said nothing for a quarter of a second
+        (11.0, 10.0, 10.3, False, False),  # it was asked
+        (11.3, 10.0, 10.3, False, False),
+        (11.31, 10.0, 10.3, False, True),  # and has said nothing for a second
+        (11.5, 10.4, 10.3, True, False),  # it had answered
+        (11.5, 10.3, 10.3, True, False),
+    ],
+)
+def test_a_replica_that_is_asked_and_says_nothing_is_silent(now, heard_at, asked_at, should_be_asked, is_silent):
     one = view()
-    assert not one.should_be_asked(11.0)  # it has read all
+    if asked_at is not None:
+        one.asked(asked_at)
+    one.hear(heard_at, STATE, 0)
+    assert not one.should_be_asked(now)  # it has read all
     one.sent(1, 1, 0.018)
-    assert [one.should_be_asked(now) for now in (10.1, 10.3)] == [False, True]
-    one.asked(10.3)
-    assert not one.should_be_asked(10.4)
-    assert [one.is_silent(now) for now in (11.2, 11.4)] == [False, True]
-    one.hear(11.5, one.state, 1)
-    assert one.has_read_all
-    assert not one.is_silent(11.6)
+    assert (one.should_be_asked(now), one.is_silent(now)) == (should_be_asked, is_silent)
 
 
-def test_a_replica_is_sent_no_more_than_it_can_ever_admit_before_its_next_word():
-    one = view()
-    one.sent(1, 50, 0.9)
-    assert [one.is_flooded(1.0, None), one.is_flooded(1.0, 50), one.is_flooded(1.0, 51)] == [False, True, False]
-    one.sent(1, 10, 0.18)
-    assert one.is_flooded(1.0, None)
-    one.hear(10.1, one.state, 1)
-    assert not one.is_flooded(1.0, None)
+@pytest.mark.parametrize(
+    ("one", "depth", "is_flooded"),
+    [
+        (sent((30, 0.6), (20, 0.39)), None, False),
+        (sent((30, 0.6), (20, 0.41)), None, True),  # more than an SLO's work
+        (sent((50, 0.49), factor=2.0), None, False),
+        (sent((50, 0.51), factor=2.0), None, True),
+        (sent((30, 9.0), (20, 9.0)), 51, False),
+        (sent((30, 9.0), (20, 9.0)), 50, True),
+    ],
+)
+def test_a_replica_is_sent_no_more_than_it_can_ever_admit_before_its_next_word(one, depth, is_flooded):
+    assert one.is_flooded(1.0, depth) == is_flooded
 
 
 def test_replicas_on_the_routers_node_are_preferred_and_others_in_an_order_of_its_own():

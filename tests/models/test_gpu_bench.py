@@ -63,7 +63,6 @@ def test_what_is_measured_is_what_is_shown(bench, folder):
         assert sample["tflops"] == pytest.approx(sample["queries_s"] * TINY.operations(sample["tokens"]) / 1e12)
         assert len(sample["seconds"]) >= 5
     assert [sheet.title for sheet in gpu.sheets(found)]
-    assert gpu.plot(found)
 
 
 def test_texts_of_a_length(folder):
@@ -94,25 +93,6 @@ def test_ratios_and_goals():
     nothing = {"samples": []}
     assert [goal.met for goal in gpu.goals(nothing)] == [None, None]
     assert gpu.sheets(nothing)
-    assert gpu.plot(nothing)
-
-
-def test_a_pair_without_the_cpus_help():
-    pool = {"fine_tuned": 900, "alpha_s": 0.001, "beta_s": 0.02}
-    report = {
-        "pools": {"accelerator": pool, "cpu": {**pool, "fine_tuned": 20}},
-        "heterogeneous": {"used": True, "reason": None},
-        "settings": {"most": 8192},
-        "verification": None,
-        "seconds": 60.0,
-    }
-    assert gpu.pair_figures(report)["gain"] == pytest.approx(20 / 900)
-    told = gpu.pair_figures({**report, "heterogeneous": {"used": False, "reason": "too slow"}})
-    assert (told["cpu_depth"], told["gain"], told["why_without_cpu"]) == (0, 0.0, "too slow")
-    with pytest.raises(RuntimeError, match="no accelerator"):
-        gpu.pair_figures({**report, "pools": {"cpu": pool}})
-    sheet = gpu.sheets({"samples": [{"what": "pair", "slo_s": 1.0, **told}]})[-1]
-    assert sheet.rows == [["1 s", "900", "0", "+0.0%", "1.000 C + 20.0", "1.000 C + 20.0", "too slow"]]
 
 
 def test_without_a_gpu(bench, monkeypatch):

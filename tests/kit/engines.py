@@ -1,0 +1,37 @@
+"""Engines of models in folders: in float32 on one core, unless a test says otherwise."""
+
+import threading
+
+import numpy as np
+
+from deployments.engines import TokenBatch, create_engine, embed
+from deployments.models.model_files import read_model_card
+from deployments.settings import CpuSettings, ModelSettings
+
+FORMS = ("packed", "padded")
+NEVER = threading.Event()
+
+
+def card_of(folder, **settings):
+    return read_model_card(ModelSettings(id=str(folder), **settings))
+
+
+def engine_of(card, name="torch", *, form=None, threads=1, **settings):
+    """In that `form`, or in the quicker one."""
+    settings = CpuSettings(**{"engine": name, "dtype": "float32"} | settings)
+    engine = create_engine(card, settings, "cpu", threads)
+    if form is not None:
+        engine.use(form, settings.dtype)
+    return engine
+
+
+def rows_of(engine, queries, output="text"):
+    """What one run of these queries gives."""
+    return embed(engine, TokenBatch.pack(queries, (output,)), NEVER)
+
+
+def check_rows(engine, queries, wanted, output="text", **close):
+    """The rows of these queries, in one run and each alone, are those `wanted`, an array a query."""
+    np.testing.assert_allclose(rows_of(engine, queries, output), np.concatenate(wanted), **close)
+    for query, rows in zip(queries, wanted, strict=True):
+        np.testing.assert_allclose(rows_of(engine, [query], output), rows, **close)

@@ -1,0 +1,173 @@
+"""Replicas that generate, as `Generator` puts them together, over emulated devices in virtual time; connections to them
+are in memory.
+"""
+
+import asyncio
+
+from deployments.generation.engine.emulated_steps import EmulatedSteps, following
+from deployments.generation.scheduling.chunk import load_of
+from deployments.generation.scheduling.step_policy import StepPolicy
+from deployments.generation.scheduling.step_schedule import StepSchedule
+from deployments.generation.stepper import Stepper
+from deployments.generation.token_frames import GenerationOffers
+from deployments.transport.channel import RouterConnection, Server
+from deployments.transport.frames import HEAD
+
+VOCABULARY = 300
+
+
+class Instruments:
+    """In place of `ray.serve.metrics`."""
+
+    def __getattr__(self, _):
+        return lambda *_: self
+
+
+class Card:
+    """Of `GenerationCard` what a Router reads."""
+
+    name, context = "emulated", 4096
+
+    def __init__(self, end_tokens=()):
+        self.end_tokens = end_tokens
+
+
+def answer_to(ids, most_tokens, ends=(), vocabulary=VOCABULARY):
+    """The tokens that follow these by the emulated devices' rule, up to the first one that `ends`."""
+    ids = list(ids)
+    length = len(ids)
+    while len(ids) < length + most_tokens and not (len(ids) > length and ids[-1] in ends):
+        ids.append(following(ids, vocabulary))
+    return ids[length:]
+
+
+class Wire:
+    """One end of a connection. `chance`: cuts what it sends into pieces, which arrive late; None: all arrives at once,
+    and whole. `deaf`: it hears of nothing any more.
+    """
+
+    def __init__(self, protocol, chance=None):
+        self.protocol, self.peer, self.closing, self.deaf = protocol, None, False, False
+        self._chance, self._last = chance, 0.0
+
+    def writelines(self, parts):
+        data = b"".join(parts)
+        while data and not self.closing:
+            size = len(data) if self._chance is None else self._chance.choice([1, 7, 300, len(data), len(data)])
+            self._later(self.peer._hear, data[:size])
+            data = data[size:]
+
+    def _later(self, what, *args):
+        loop = asyncio.get_running_loop()
+        late_s = 0.0 if self._chance is None else self._chance.choice([0.0, 1e-6, 1e-3])
+        self._last = max(self._last + 1e-9, loop.time() + late_s)  # two never come at the same moment: they keep order
+        loop.call_at(self._last, what, *args)
+
+    def _hear(self, data):
+        if not (self.closing or self.deaf):
+            self.protocol.data_received(data)
+
+    def is_closing(self):
+        return self.closing
+
+    def get_extra_info(self, _):
+        return None
+
+    def get_write_buffer_size(self):
+        return 0
+
+    def abort(self):
+        self._end()
+        if not self.deaf:
+            self._later(self.peer._end)
+
+    def _end(self):
+        if not (self.closing or self.deaf):
+            self.closing = True
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    close = abort
+
+
+class Replica:
+    """`problem`: the next step fails with it. `slow`: so many times as long as planned its steps take. `hung`: it reads
+    nothing. `flooded`: it reads what it is asked, and comes to decide on nothing.
+    """
+
+    def __init__(self, name, model, policy=None, blocks=32, host=None, chance=None):
+        self.name, self.model, self.chance, self.wires = name, model, chance, []
+        self.engine = EmulatedSteps(model, blocks, VOCABULARY, sleep=lambda _: None)
+        schedule = StepSchedule(model, policy or StepPolicy(1.0, 0.05), blocks, host=host)
+        self.stepper = Stepper(schedule, self._compute, clock=asyncio.get_running_loop().time)
+        self.server = Server(name, self._receive, self.stepper.gone, GenerationOffers.decode)
+        self.alive, self.hung, self.flooded = True, False, False
+        self.problem, self.slow, self._task = None, 1.0, None
+
+    def _receive(self, connection, offers):
+        if self.flooded and offers.asks:
+            self.stepper._sessions[connection].asks = True
+            self.stepper._send_soon()
+        elif not (self.hung or self.flooded):
+            self.stepper.receive(connection, offers)
+
+    def _compute(self, work, ended):
+        async def step(before):
+            if before is not None:
+                await before
+            try:
+                if self.problem is not None:
+                    raise self.problem
+                found = work.run(self.engine)
+            except RuntimeError as error:
+                found = error
+            self.problem = None
+            await asyncio.sleep(self.slow * self.model.seconds(load_of(work.work.chunks)))
+            ended(found)
+
+        self._task = asyncio.get_running_loop().create_task(step(self._task))
+
+    @property
+    def about(self):
+        return {"node": "n", "channel": {"host": self.name, "port": 1, "secret": self.server.secret}}
+
+    def connect(self, channel):
+        if not self.alive:
+            raise ConnectionRefusedError
+        here, there = Wire(RouterConnection(self.server), self.chance), Wire(channel, self.chance)
+        here.peer, there.peer = there, here
+        self.wires.append(there)
+        channel.connection_made(there)
+        here.protocol.connection_made(here)
+
+    def die(self):
+        self.alive = False
+        for wire in self.wires:
+            wire.peer.abort()
+            wire.peer.deaf = True
+
+    @property
+    def is_free(self):
+        """No block is taken or promised, and nobody waits for anything."""
+        state, schedule = self.stepper.state(), self.stepper.schedule
+        blocks = schedule.room._blocks
+        return (
+            (self.stepper.in_flight, state.rows, state.waiting) == (0, 0, 0)
+            and state.free_blocks == blocks.free == blocks.count == len(set(blocks._free))
+            and schedule.room.reserved == schedule.room._reserved_bulk == 0
+            and not any(session.generations for session in self.stepper._sessions.values())
+        )
+
+
+def reach_of(replicas, late_s=lambda: 0.0):
+    """In place of `transport.channel.reach`. `replicas()`: all that there are; `late_s()`: seconds to reach one."""
+
+    async def reach(make, address, secret):
+        replica = next(one for one in replicas() if one.name == address[0])
+        channel = make()
+        replica.connect(channel)
+        await asyncio.sleep(late_s())
+        shown = secret.encode()
+        channel.transport.writelines([HEAD.pack(HEAD.size + len(shown), 0), shown])
+        return channel
+
+    return reach

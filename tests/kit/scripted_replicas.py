@@ -1,0 +1,110 @@
+"""Replicas as a Router's Placer and BulkQueue see them: each does with its offers what a script says, after 10 ms."""
+
+import asyncio
+
+import numpy as np
+
+from deployments.errors import ReplicaLost
+from deployments.placement.pool import Pool
+from deployments.placement.request import Request, Wanted
+from deployments.placement.view import View
+from deployments.queueing.schedule import ReplicaState
+from deployments.settings import PoolConfig
+from deployments.transport.channel import PendingOffer
+from deployments.transport.frames import Answered
+
+AFTER_S = 0.01
+STAY_S = 0.004  # of an answer, at the replica
+# A token costs a millisecond, a run 200 ms; there is no margin, and room for 301 ms of bulk queries.
+STATE = ReplicaState(0.0, 0.0, 0.301, 0, 0, 0, 0, (0.0, 0.001, 0.0, 0.2), 1.0, 0.0, (0, 0, 0))
+
+
+def _now():
+    """The loop's clock moves by nanoseconds whenever nothing else happens."""
+    return round(asyncio.get_running_loop().time(), 6)
+
+
+def answers(pending):
+    admitted = pending.admitted
+    for index in range(admitted.result() if admitted is not None and admitted.done() else pending.size):
+        pending.answer(Answered(pending.number, index, np.ones(2, np.float32), 1.0, 0.0, 0.0, STAY_S))
+
+
+def refuses(pending):
+    pending.refuse()
+
+
+def never(pending):
+    pending.refuse(never=True)
+
+
+def dies(pending):
+    pending.fail(ReplicaLost("it died"))
+
+
+def lapses(pending):
+    """What it held has waited for too long."""
+    pending.admitted.set_result(pending.size)
+    pending.refuse()
+
+
+def says_nothing(pending):
+    pass
+
+
+def admits(count, then=answers, *, after_s=AFTER_S):
+    def script(pending):
+        pending.admit(count)
+        if count:
+            asyncio.get_running_loop().call_later(after_s, then, pending)
+
+    return script
+
+
+class ScriptedReplica:
+    """In place of a Link. `heard`, at these `times`, `called_off`, `confirmed`, `refused`: what it was told."""
+
+    def __init__(self, name, *scripts, is_live=True, rank=0, **state):
+        self.view, self.scripts, self.is_live = View(name, (False, rank)), list(scripts), is_live
+        self.view.hear(_now(), STATE._replace(**state), 0)
+        self.heard, self.times, self.called_off, self.confirmed, self.refused = [], [], [], [], []
+        self.bulk_parts, self.bulk_again_at = 0, 0.0
+
+    def offer(self, offer):
+        loop = asyncio.get_running_loop()
+        offer = offer._replace(number=len(self.heard) + 1)
+        self.heard.append(offer)
+        self.times.append(_now())
+        pending = PendingOffer(offer, loop)
+        script = self.scripts.pop(0) if self.scripts else answers
+        loop.call_later(AFTER_S, lambda: pending.ended or script(pending))
+        return pending
+
+    def call_off(self, pending):
+        if not pending.ended or pending.outcome.cancelled():
+            self.called_off.append(pending.number)
+        pending.forget()
+
+    def confirm(self, pending):
+        self.confirmed.append(pending.number)
+
+    def refuse_here(self, work_s, tenant):
+        self.refused.append((work_s, tenant))
+
+    def configure(self):
+        pass
+
+
+def pool_of(name, *replicas, admission="finish", **config):
+    pool = Pool(name, deployment=name, handle=None, router="r", node="n", on_change=lambda: None)
+    pool.live = list(replicas)
+    pool.configure(PoolConfig(**config), {"admission": admission})
+    return pool
+
+
+def request_of(*lengths, allowed_s=1.0, patient=False, bulk=False, **wanted):
+    """Queries of so many tokens each."""
+    now = _now()
+    request = Request(["x"] * len(lengths), Wanted(**wanted), "", now, now + allowed_s, patient, bulk)
+    request.ids = [np.ones(tokens, np.int32) for tokens in lengths]
+    return request

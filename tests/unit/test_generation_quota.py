@@ -1,0 +1,62 @@
+"""What a generation costs its client, in tokens and in device seconds."""
+
+import pytest
+
+from deployments.errors import OverQuota
+from deployments.generation.generation_quota import Charged
+from deployments.generation.scheduling.step_schedule import StepState
+from deployments.queueing.quota import Quota
+
+# A step takes 1 s, a quarter for each row but the first, 1/128 for each token that is read, 1/64 for each of a prompt.
+MODEL = (1.0, 0.25, 1 / 128, 1 / 64, 1 / 1024, 1)
+STATE = StepState(0.0, 0.0, 0.0, 7, 12, 3, 2, 99, MODEL, 2.0, 0.02, (4, 1))
+PROMPT_S = 2.0 * (63 / 64 + 64 * 32 / 1024)  # twice as slow as the model says
+
+
+def token_s(rows, read):
+    return 2.0 * ((1.0 + 0.25 * (rows - 1)) / rows + read / 128)
+
+
+@pytest.mark.parametrize(
+    ("unit", "prompt", "tokens"),
+    [("tokens", 64, [1, 1, 1]), ("device_seconds", PROMPT_S, [token_s(3, 64), token_s(3, 64), token_s(3, 65)])],
+)
+def test_a_prompt_and_each_token_are_paid(unit, prompt, tokens):
+    quota = Quota(1000.0, unit)
+    charged = Charged(quota, 64)
+    full = quota._left
+    charged.prompt(STATE)
+    spent = [full - quota._left]
+    for answer in (0, 1, 0):
+        charged.came(STATE, answer)
+        spent.append(full - quota._left - sum(spent))
+    assert spent == pytest.approx([prompt, *tokens])
+    assert charged.spent == pytest.approx(prompt + sum(tokens))
+    assert charged.device_s == pytest.approx(PROMPT_S + 2 * token_s(3, 64) + token_s(3, 65))
+    charged.prompt(STATE)  # another replica computes it: in place of what was charged
+    assert (charged.spent, charged.device_s) == pytest.approx((prompt, PROMPT_S))
+    charged.give_back()
+    assert (quota._left, charged.spent, charged.device_s) == pytest.approx((full, 0.0, 0.0))
+
+
+def test_where_nobody_pays_device_seconds_are_counted():
+    charged = Charged(None, 64)
+    charged.check(0.0, 1)
+    charged.came(STATE._replace(rows=0), 0)  # the state was sent before it ran
+    assert charged.device_s == pytest.approx(token_s(1, 64))
+    assert charged.spent == charged.device_s
+
+
+@pytest.mark.parametrize(("spent", "waits"), [(4.0, False), (6.0, True)])
+def test_who_has_spent_more_than_its_quota_waits(spent, waits):
+    quota = Quota(1.0, "device_seconds")
+    charged = Charged(quota, 64)
+    charged.check(0.0, 1)
+    quota.spend(spent)
+    if not waits:
+        charged.check(0.0, 1)
+        return
+    wait_s = quota.wait_s(0.0, 1)
+    with pytest.raises(OverQuota, match=rf"\(device seconds\) is used up; come back in {wait_s:.2f} s") as caught:
+        charged.check(0.0, 1)
+    assert caught.value.retry_after_s == wait_s > 0

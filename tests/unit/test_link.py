@@ -1,0 +1,295 @@
+"""A Router's connection to one replica, and which replicas it follows: what is lost when, over a scripted channel."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from deployments.errors import ReplicaLost
+from deployments.serve_adapter import membership
+from deployments.settings import PoolConfig
+from deployments.transport.channel import PendingOffer
+from deployments.transport.frames import Answered, Offer, Report
+from tests.kit.scripted_replicas import STATE, pool_of
+
+ABOUT = {"node": "n", "channel": {"host": "h", "port": 7, "secret": "s"}}
+LOST = r"the accelerator pool lost replica a while the query was on it"
+
+
+class ScriptedChannel:
+    """`told`: what went to the replica."""
+
+    is_open = True
+
+    def __init__(self, on_report, on_lost):
+        self._on_report, self._on_lost = on_report, on_lost
+        self.pending, self.frames, self.told = {}, 0, []
+
+    def __getattr__(self, word):
+        return lambda *what: self.told.append((word, *what))
+
+    def offer(self, offer):
+        self.frames += 1
+        pending = self.pending[self.frames] = PendingOffer(offer, asyncio.get_running_loop())
+        return pending
+
+    def reports(self, seen=0, **what):
+        self._on_report(Report(STATE, seen, **what))
+
+    def breaks(self):
+        left, self.pending = list(self.pending.values()), {}
+        self._on_lost(left)
+
+    @property
+    def asked(self):
+        return self.told.count(("ask",))
+
+
+class Followed:
+    """A pool and its channels. `outcomes`: of attempts to connect; None: it is reached."""
+
+    def __init__(self, *outcomes):
+        self.outcomes, self.channels, self.tried, self.changes = list(outcomes), [], [], []
+        self.pool = pool_of("accelerator")
+        self.pool.open_channel, self.pool._on_change = self.open, lambda: self.changes.append(len(self.pool.live))
+
+    async def open(self, address, secret, on_report, on_lost):
+        assert (address, secret) == (("h", 7), "s")
+        self.tried.append(round(asyncio.get_running_loop().time(), 6))
+        if self.outcomes and (outcome := self.outcomes.pop(0)):
+            raise outcome
+        self.channels.append(ScriptedChannel(on_report, on_lost))
+        return self.channels[-1]
+
+    async def follow(self, *names, died=None):
+        self.pool.follow(dict.fromkeys(names, ABOUT), died)
+        await asyncio.sleep(1e-4)
+        return self.pool.links.get("a")
+
+    async def live(self):
+        link = await self.follow("a")
+        self.channels[-1].reports()
+        await asyncio.sleep(0.01)
+        return link, self.channels[-1]
+
+
+def offer(*lengths):
+    return Offer(0, 1.0, [range(tokens) for tokens in lengths])
+
+
+async def test_a_replica_that_comes_is_configured_and_lives_with_its_first_report():
+    world = Followed()
+    link = await world.follow("a")
+    (channel,) = world.channels
+    assert channel.told == [("configure", world.pool.policy), ("ask",)]
+    assert (link.is_live, world.pool.live, link.view.rank[0]) == (False, [], False)
+    world.pool.configure(PoolConfig(queue_depth=7), {})
+    assert channel.told[2:] == [("configure", world.pool.policy)]
+    channel.reports()
+    assert (link.is_live, world.pool.live, world.changes) == (True, [link], [0, 1])
+    channel.reports(answered=[None, None])
+    assert (link.answered, world.changes) == (2, [0, 1])
+    assert link.describe() == {
+        "node": "n", "channel": "port 7", "queries": 2, "in_flight": 0, "waiting": 0, "most_in_flight": 0, "runs": 0,
+        "opens_s": 0.0, "factor": 1.0, "margin": 0.0, "refusals": {"full": 0, "never": 0, "closed": 0},
+    }  # fmt: skip
+    link.view.hear(0.0, STATE._replace(opens_s=float("inf"), factor=1.23456, margin=0.12345, refusals=(1, 2, 3)), 0)
+    shown = link.describe()
+    assert [shown[key] for key in ("opens_s", "factor", "margin")] == [None, 1.2346, 0.1235]
+    assert shown["refusals"] == {"full": 1, "never": 2, "closed": 3}
+
+
+async def test_what_is_sent_counts_until_it_is_read_and_a_silent_replica_is_asked():
+    link, channel = await Followed().live()
+    link.offer(offer(75, 25))
+    assert link.view.finish_s(0.0, []) == pytest.approx(0.3, abs=1e-3)
+    await asyncio.sleep(0.24)
+    link.offer(offer(50))
+    assert link.view.finish_s(0.0, []) == pytest.approx(0.35, abs=1e-3)
+    assert channel.asked == 1
+    await asyncio.sleep(0.3)
+    assert channel.asked == 2
+    await asyncio.sleep(2.0)
+    assert channel.asked == 2  # once is enough
+    channel.reports(seen=1)
+    await asyncio.sleep(0.6)
+    assert channel.asked == 3
+    channel.reports(seen=2)
+    await asyncio.sleep(2.0)
+    assert channel.asked == 3  # it has read all
+    link.offer(offer(50))
+    await asyncio.sleep(0.3)
+    assert channel.asked == 4
+
+
+async def test_what_is_said_of_an_offer_goes_to_its_connection():
+    world = Followed(None, *[OSError()] * 9)
+    link, channel = await world.live()
+    pending = link.offer(offer(75))
+    del channel.told[:]
+    link.confirm(pending)
+    link.refuse_here(0.5, None)
+    link.call_off(pending)
+    assert channel.told == [("confirm", pending), ("note_refused", 0.5, None), ("call_off", pending)]
+    assert pending.ended
+    channel.breaks()
+    for word, what in (
+        ("confirm", [pending]),
+        ("refuse_here", [0.5, None]),
+        ("call_off", [pending]),
+        ("configure", []),
+    ):
+        getattr(link, word)(*what)
+    await link.ask_state()
+    assert len(channel.told) == 3
+
+
+async def test_its_state_is_waited_for_half_a_second_at_most():
+    loop, (link, channel) = asyncio.get_running_loop(), await Followed().live()
+    for report_s, took_s in ((0.3, 0.3), (0.4, 0.4), (0.7, 0.5)):
+        began = loop.time()
+        loop.call_later(report_s, channel.reports)
+        await asyncio.gather(link.ask_state(), link.ask_state())
+        assert loop.time() - began == pytest.approx(took_s, abs=1e-3)
+        await asyncio.sleep(1)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "died", "is_lost_at"),
+    [
+        ([None, None], None, 0.0),  # it is reached again, and reports: it has dropped them
+        ([None, TimeoutError(), TimeoutError(), None], None, 0.3),
+        ([None, ConnectionRefusedError(), TimeoutError(), TimeoutError()], None, 0.0),  # nobody listens there
+        ([None, *[TimeoutError()] * 9], "a", 0.5),  # Serve says so
+    ],
+)
+async def test_what_was_there_when_a_connection_broke_is_lost_when_it_is_known_not_to_run(outcomes, died, is_lost_at):
+    world = Followed(*outcomes)
+    link, channel = await world.live()
+    pending = link.offer(offer(75))
+    channel.breaks()
+    assert (link.is_live, link.view.state, world.pool.live) == (False, None, [])
+    found = []
+    for step in range(10):
+        await asyncio.sleep(0.01)
+        if died and step == 5:
+            await world.follow(died=died)
+        if len(world.channels) > 1 and not link.is_live:
+            world.channels[1].reports()
+        if pending.ended:
+            found.append(step / 10)
+        await asyncio.sleep(0.09)
+    assert found[0] == pytest.approx(is_lost_at, abs=0.11)
+    with pytest.raises(ReplicaLost, match=LOST):
+        pending.outcome.result()
+
+
+async def test_a_connection_that_breaks_before_it_reports_is_made_again_ever_later():
+    world = Followed()
+    link, channel = await world.live()
+    channel.breaks()
+    await asyncio.sleep(1e-4)
+    for wait_s in (0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0):
+        world.channels[-1].breaks()
+        await asyncio.sleep(wait_s + 1e-3)
+        assert world.tried[-1] - world.tried[-2] == pytest.approx(wait_s, abs=2e-3)
+    world.channels[-1].reports()
+    assert link.is_live
+    world.channels[-1].breaks()
+    await asyncio.sleep(1e-3)
+    assert world.tried[-1] - world.tried[-2] < 0.01  # at once
+
+
+async def test_a_replica_that_serve_counts_out_answers_what_it_has():
+    world = Followed()
+    link, channel = await world.live()
+    pending = link.offer(offer(75))
+    asked = channel.asked
+    await world.follow()
+    assert (world.pool.links, world.pool.live, channel.asked) == ({}, [], asked + 1)
+    channel.reports()
+    await asyncio.sleep(2.0)
+    assert ("close",) not in channel.told
+    assert await world.follow("a") is link  # counted in again
+    assert (channel.told[-1], world.pool.live) == (("configure", world.pool.policy), [link])
+    await world.follow()
+    channel.pending.pop(1)
+    pending.answer(Answered(1, 0, None, 1.0, 0, 0, 0))
+    channel.breaks()
+    assert await pending.outcome
+    assert (world.pool._draining, len(world.tried)) == ({}, 1)
+
+
+async def test_one_that_has_nothing_ends_at_once():
+    world = Followed()
+    _, channel = await world.live()
+    await world.follow()
+    assert channel.told[-1] == ("close",)
+    assert world.pool._draining == {}
+
+
+@pytest.mark.parametrize(("reports", "is_lost"), [(False, True), (True, False)])
+async def test_a_hung_one_that_serve_counts_out_is_given_up(reports, is_lost):
+    """Serve ends its process half a minute later; its queries do not wait for that."""
+    world = Followed()
+    link, channel = await world.live()
+    pending = link.offer(offer(75))
+    await world.follow()
+    if reports:
+        channel.reports()
+    await asyncio.sleep(1.49)
+    assert not pending.ended
+    await asyncio.sleep(0.02)
+    assert pending.ended == is_lost
+    assert (("close",) in channel.told) == is_lost
+    assert (world.pool._draining == {}) == is_lost
+    if is_lost:
+        with pytest.raises(ReplicaLost, match=LOST):
+            pending.outcome.result()
+
+
+async def test_one_that_breaks_while_it_is_counted_out_has_ended():
+    world = Followed()
+    link, channel = await world.live()
+    pending = link.offer(offer(75))
+    await world.follow()
+    channel.breaks()
+    with pytest.raises(ReplicaLost, match=LOST):
+        await pending.outcome
+    await asyncio.sleep(1)
+    assert (world.pool._draining, len(world.tried)) == ({}, 1)
+
+
+async def test_one_that_is_dead_for_sure_is_gone_and_not_taken_in_again():
+    world = Followed()
+    link, channel = await world.live()
+    pending = link.offer(offer(75))
+    await world.follow("a", "b", died="a")
+    assert set(world.pool.links) == {"b"}
+    assert channel.told[-1] == ("close",)
+    with pytest.raises(ReplicaLost, match=LOST):
+        await pending.outcome
+    await world.follow("b")
+    assert world.changes == [0, 1, 0, 0]
+
+
+async def test_a_pool_follows_what_serve_says_and_wakes_its_handle(monkeypatch, caplog):
+    woken, watched = [], {}
+    monkeypatch.setattr(membership, "watch", watched.__setitem__)
+
+    async def remote():
+        woken.append(True)
+        raise RuntimeError("not yet")
+
+    world = Followed()
+    caplog.set_level("INFO", "ray.serve")
+    world.pool._handle = SimpleNamespace(options=lambda method_name: SimpleNamespace(remote=remote))
+    world.pool.connect()
+    await asyncio.sleep(0.01)
+    assert woken
+    assert "first call failed: not yet" in caplog.text
+    watched["accelerator"]({"a": ABOUT}, None)
+    await asyncio.sleep(0.01)
+    assert set(world.pool.links) == {"a"}
+    assert "the accelerator pool has 1 live replicas" in caplog.text
+    assert not world.pool._tasks or all(not task.done() for task in world.pool._tasks)

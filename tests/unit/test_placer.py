@@ -1,0 +1,370 @@
+"""Which replicas a request is offered to, what becomes of its parts, and what it is told if nobody admits it."""
+
+import asyncio
+import math
+
+import pytest
+
+from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable
+from deployments.placement.placer import Placer
+from deployments.placement.request import Part, Record
+from deployments.queueing.quota import Client
+from deployments.queueing.shares import Tenant
+from deployments.settings import RouterConfig
+from deployments.transport.channel import PendingOffer, Refused
+from deployments.transport.frames import Answered, Offer
+from deployments.trial import Trial
+from tests.kit.scripted_replicas import (
+    ScriptedReplica,
+    admits,
+    answers,
+    dies,
+    lapses,
+    never,
+    pool_of,
+    refuses,
+    request_of,
+    says_nothing,
+)
+
+TENANT = Tenant("big")
+CLIENT = Client(TENANT)
+GREEDY = {"quiet_opens_s": 0.1, "greedy": ["big"]}
+
+
+def placer_of(*replicas, cpu=(), slo_s=1.0, admission="finish", **config):
+    pools = {"accelerator": pool_of("accelerator", *replicas, admission=admission, **config)}
+    if cpu:
+        pools["cpu"] = pool_of("cpu", *cpu, admission=admission)
+    placer = Placer(pools)
+    placer.config = RouterConfig.parse({"slo_s": slo_s})
+    return placer
+
+
+def replicas(*scripts):
+    """One for each script, in this order."""
+    return [ScriptedReplica(f"a{rank}", script, rank=rank) for rank, script in enumerate(scripts)]
+
+
+# --- the way of a request ---------------------------------------------------------------------------------------------
+
+
+async def test_pool_by_pool_until_one_admits():
+    a1, a2 = replicas(refuses, refuses)
+    c1 = ScriptedReplica("c1")
+    placer = placer_of(a1, a2, cpu=[c1])
+    placer.transit_s = 0.05
+    found = await placer.answer(request_of(75))
+    assert [pool for pool, _ in found.values()] == ["cpu"]
+    offers = [one.heard[0] for one in (a1, a2, c1)]
+    assert [offer.left_s for offer in offers] == [pytest.approx(left_s) for left_s in (0.95, 0.94, 0.93)]
+    assert [offer.again for offer in offers] == [False, True, False]  # the pool has counted its work
+    assert {(offer.partial, offer.bulk, offer.trial, offer.depth, offer.tenant) for offer in offers} == {
+        (False, False, False, None, None)
+    }
+
+
+async def test_a_deadline_that_has_passed_is_no_time_left():
+    (a1,) = replicas(refuses)
+    placer = placer_of(a1)
+    placer.transit_s = 0.2
+    with pytest.raises(Busy):
+        await placer.answer(request_of(75, allowed_s=0.1))
+    assert a1.heard[0].left_s == 0
+
+
+async def test_bulk_is_in_no_hurry_and_its_way_is_not_counted():
+    (a1,) = replicas(refuses)
+    placer = placer_of(a1)
+    placer.transit_s = 0.2
+    placer.send(request_of(75, 75, bulk=True), placer.pools["accelerator"], a1, [1], partial=True)
+    assert a1.heard[0].left_s == pytest.approx(1.0)
+    assert (len(a1.heard[0].queries), a1.heard[0].bulk, a1.heard[0].partial) == (1, True, True)
+    assert placer.transit_s == 0.2
+
+
+async def test_the_rest_of_a_request_goes_to_the_next_and_all_but_the_last_are_confirmed():
+    a1, a2, a3 = replicas(admits(2), admits(1), admits(2))
+    found = await placer_of(a1, a2, a3).answer(request_of(1, 2, 3, 4, 5))
+    assert sorted(found) == [0, 1, 2, 3, 4]
+    assert [[len(ids) for ids in one.heard[0].queries] for one in (a1, a2, a3)] == [[1, 2, 3, 4, 5], [3, 4, 5], [4, 5]]
+    assert [one.confirmed for one in (a1, a2, a3)] == [[1], [1], []]
+    assert all(one.heard[0].partial for one in (a1, a2, a3))
+
+
+async def test_what_is_held_is_called_off_when_the_rest_has_no_room():
+    a1, a2 = replicas(admits(2, says_nothing), refuses)
+    with pytest.raises(Busy):
+        await placer_of(a1, a2).answer(request_of(75, 75, 75))
+    assert (a1.called_off, a1.confirmed) == ([1], [])
+
+
+async def test_a_client_that_goes_takes_its_queries_along():
+    (a1,) = replicas(says_nothing)
+    asked = asyncio.ensure_future(placer_of(a1).answer(request_of(75)))
+    await asyncio.sleep(0.1)
+    asked.cancel()
+    await asyncio.wait([asked])
+    assert a1.called_off == [1]
+
+
+async def test_a_query_whose_replica_dies_is_offered_once_more_after_a_pause():
+    a1, a2 = replicas(dies, answers)
+    a1.scripts.append(refuses)
+    assert len(await placer_of(a1, a2).answer(request_of(75))) == 1
+    # 10 ms until it is lost, 50 for the news of others that died with it, 10 until the first refuses.
+    assert a2.heard[0].left_s == pytest.approx(1.0 - 0.07, abs=1e-6)
+
+
+async def test_a_query_that_is_lost_twice_is_lost():
+    a1, a2 = replicas(dies, answers)
+    a1.scripts.append(dies)
+    with pytest.raises(ReplicaLost, match="it died"):
+        await placer_of(a1, a2).answer(request_of(75))
+    assert (len(a1.heard), len(a2.heard)) == (2, 0)
+
+
+async def test_what_the_others_answer_counts_when_one_dies():
+    a1, a2 = replicas(admits(2, lambda pending: pending.fail(ReplicaLost("it died"))), admits(3, after_s=0.2))
+    a1.scripts.append(refuses)
+    found = await placer_of(a1, a2).answer(request_of(1, 2, 3, 4, 5))
+    assert sorted(found) == [0, 1, 2, 3, 4]
+    assert [len(ids) for ids in a2.heard[1].queries] == [1, 2]
+
+
+async def test_parts_are_called_off_where_another_is_lost_while_they_are_placed():
+    a1, a2 = replicas(admits(2, says_nothing), dies)
+    a1.scripts += [admits(3)]
+    found = await placer_of(a1, a2).answer(request_of(1, 2, 3))
+    assert a1.called_off == [1]
+    assert sorted(found) == [0, 1, 2]
+
+
+async def test_a_part_that_waited_too_long_is_lost():
+    (a1,) = replicas(lapses)
+    a1.scripts.append(lapses)
+    with pytest.raises(ReplicaLost, match="waited too long for the rest"):
+        await placer_of(a1).answer(request_of(1, 2))
+
+
+async def test_a_record_keeps_what_was_offered_and_when_it_would_end():
+    a1 = ScriptedReplica("a1", refuses, free_s=0.1)
+    a2 = ScriptedReplica("a2", free_s=0.2)
+    record = Record()
+    await placer_of(a1, a2).answer(request_of(75, record=record))
+    assert [(part.link, finish_s) for part, finish_s in record.parts] == [
+        (a1, pytest.approx(0.1 + 0.275)),
+        (a2, pytest.approx(0.2 - 0.01 + 0.275)),
+    ]
+
+
+# --- who is asked -----------------------------------------------------------------------------------------------------
+
+
+def asked(placer, request, lengths=(75,)):
+    return [link.view.replica for _, link in placer.candidates(request, lengths)]
+
+
+async def test_who_said_when_it_opens_is_not_asked_before_and_hears_of_the_work_later():
+    full = [ScriptedReplica(f"f{rank}", opens_s=0.5, rank=rank) for rank in range(2)]
+    a1, c1 = ScriptedReplica("a1"), ScriptedReplica("c1", opens_s=0.2)
+    placer, request = placer_of(a1, *full, cpu=[c1]), request_of(75, 25, client=CLIENT)
+    assert asked(placer, request, (75, 25)) == ["a1"]
+    assert [one.refused for one in (*full, c1)] == [[(pytest.approx(0.1), TENANT)], [], [(pytest.approx(0.1), TENANT)]]
+    assert (request.asked, request.last_pool) == (3, "cpu")
+    assert asked(placer, request_of(75, patient=True)) == ["a1", "f0", "f1", "c1"]  # it waits behind the others
+    assert asked(placer, request_of(75, trial=Trial("s", {"accelerator": 4}))) == ["a1", "f0", "f1"]
+    await asyncio.sleep(0.2)
+    assert asked(placer, request_of(75)) == ["a1", "c1"]
+
+
+async def test_to_a_quiet_tenant_it_may_be_open():
+    placer = placer_of(ScriptedReplica("a1", opens_s=0.5, quiet_opens_s=0.0, greedy=["big"]))
+    assert asked(placer, request_of(75, client=Client(Tenant("small")))) == ["a1"]
+    assert asked(placer, request_of(75, client=CLIENT)) == []
+
+
+async def test_of_one_pool_four_are_asked_and_none_that_has_gone():
+    many = [ScriptedReplica(f"a{rank}", rank=rank) for rank in range(6)]
+    many[1].is_live = False
+    assert asked(placer_of(*many), request_of(75)) == ["a0", "a2", "a3"]
+
+
+async def test_a_closed_pool_is_asked_by_trials_only():
+    placer = placer_of(ScriptedReplica("a1"), cpu=[ScriptedReplica("c1")], queue_depth=0)
+    assert asked(placer, request_of(75)) == ["c1"]
+    trial = request_of(75, trial=Trial("s", {"accelerator": 4, "cpu": 7}, only="accelerator"))
+    assert asked(placer, trial) == ["a1"]
+    part = placer.send(trial, placer.pools["accelerator"], placer.pools["accelerator"].live[0], [0], partial=False)
+    (offer,) = part.link.heard
+    assert (offer.trial, offer.depth, offer.tenant) == (True, 4, None)
+
+
+@pytest.mark.parametrize(
+    ("how", "request_", "unseen", "is_asked"),
+    [
+        # More was sent to it than it can ever admit: within the SLO, or what the request allows, or by its depth.
+        ({}, {}, (1, 0.9), True),
+        ({}, {}, (1, 1.1), False),
+        ({}, {"allowed_s": 3.0}, (1, 1.1), True),
+        ({}, {"allowed_s": 0.5}, (1, 0.9), True),
+        ({"queue_depth": 4}, {}, (4, 0.9), True),
+        ({"queue_depth": 4, "admission": "depth"}, {}, (3, 9.0), True),
+        ({"queue_depth": 4, "admission": "depth"}, {}, (4, 0.1), False),
+        ({"queue_depth": 4}, {"trial": Trial("s", {"accelerator": 2})}, (2, 0.1), False),
+        ({"queue_depth": 4}, {"trial": Trial("s", {"accelerator": 3})}, (2, 9.0), True),
+    ],
+)
+async def test_who_was_sent_enough_is_not_asked(how, request_, unseen, is_asked):
+    a1 = ScriptedReplica("a1")
+    a1.view.sent(1, *unseen)
+    assert asked(placer_of(a1, **how), request_of(75, **request_)) == (["a1"] if is_asked else [])
+
+
+async def test_it_is_full_where_all_open_pools_are():
+    full, a1 = ScriptedReplica("f", opens_s=0.5), ScriptedReplica("a1")
+    assert placer_of(full).is_full(None)
+    assert not placer_of(full, a1).is_full(None)
+    assert not placer_of(full, cpu=[a1]).is_full(None)
+    assert placer_of(a1, cpu=[full], queue_depth=0).is_full(None)
+    greedy = ScriptedReplica("g", opens_s=0.5, greedy=["big"])
+    assert [placer_of(greedy).is_full(tenant) for tenant in (TENANT, Tenant("small"), None)] == [True, False, False]
+
+
+# --- what there is ----------------------------------------------------------------------------------------------------
+
+
+async def test_capacity_is_what_idle_replicas_take_in_the_time_that_is_left():
+    model = (0.001, 0.0, 0.0, 0.0)  # a thousand a second
+    placer = placer_of(ScriptedReplica("a1", model=model), cpu=[ScriptedReplica("c1", model=model)])
+    placer.transit_s = 0.05
+    request = request_of(75)
+    await asyncio.sleep(0.2)
+    assert placer.capacity(75) == pytest.approx(2000)
+    assert placer.capacity(75, request) == pytest.approx(1500)
+    assert placer.room_queries(0.2, 75, 0.3) == pytest.approx(600)
+
+
+async def test_how_many_routers_there_are_as_far_as_replicas_know():
+    assert placer_of().routers == 1
+    one, other, unknown = (ScriptedReplica(str(count), routers=count) for count in (2, 3, 9))
+    unknown.view.forget()
+    assert placer_of(one, unknown, cpu=[other]).routers == 3
+
+
+@pytest.mark.parametrize(("unit", "first", "answered"), [("tokens", 100, 100), ("device_seconds", 0.1, 0.175)])
+async def test_what_a_request_costs(unit, first, answered):
+    placer = placer_of(ScriptedReplica("a1"), cpu=[ScriptedReplica("c1", model=(0.0, 0.002, 0.0, 0.2))])
+    request = request_of(75, 25)
+    assert placer.price(request, unit) == pytest.approx(first)
+    assert placer.price(request, unit, {0: ("cpu", None), 1: ("accelerator", None)}) == pytest.approx(answered)
+    closed = placer_of(ScriptedReplica("a1"), queue_depth=0)
+    assert closed.price(request, unit) == (100 if unit == "tokens" else 0)
+    assert closed.price(request, unit, {0: ("accelerator", None)}) == (100 if unit == "tokens" else 0)
+
+
+async def test_who_can_answer():
+    assert not placer_of().can_answer
+    assert placer_of(ScriptedReplica("a1")).can_answer
+    assert not placer_of(ScriptedReplica("a1"), queue_depth=0).can_answer
+    assert placer_of(cpu=[ScriptedReplica("c1")]).can_answer
+
+
+@pytest.mark.parametrize(
+    ("bulk", "ways", "transit_s"),
+    [
+        # `ways`: when an answer came, and how long it was on its way.
+        (False, [(1.0, 0.1)], 0.1),
+        (True, [(1.0, 0.1)], 0.0),
+        (False, [(1.0, 0.1), (1.5, 0.2)], 0.2),
+        (False, [(1.0, 0.3)], 0.25),  # a quarter of the SLO at most
+        (False, [(1.0, 0.1), (1.5, 0.01)], 0.1 * math.exp(-0.25)),  # forgotten within two SLOs
+        (False, [(1.0, 0.1), (1.5, 0.01), (2.0, 0.0)], 0.1 * math.exp(-0.5)),
+        (False, [(1.0, 0.1), (9.0, 0.01)], 0.01),
+    ],
+)
+async def test_the_way_there_and_back(bulk, ways, transit_s):
+    placer, a1 = placer_of(ScriptedReplica("a1")), None
+    for at, way_s in ways:
+        pending = PendingOffer(Offer(1, 1.0, [None, None]), asyncio.get_running_loop())
+        pending.sent_at, pending.settled_at = at - 0.5 - way_s, at
+        found = [Answered(1, index, None, 1.0, 0.0, 0.0, stay_s) for index, stay_s in enumerate((0.2, 0.5))]
+        placer.collect(request_of(1, 2, bulk=bulk), Part(a1, "accelerator", pending, [0, 1]), found, taken := {})
+    assert placer.transit_s == pytest.approx(transit_s)
+    assert taken == {0: ("accelerator", found[0]), 1: ("accelerator", found[1])}
+
+
+# --- why it is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("states", "how", "retry_after_s"),
+    [
+        # When the first of them opens, and a little later: the cost of a query, 75 ms, or a fiftieth of the SLO.
+        ([{"opens_s": 0.502}], {}, 0.577),
+        ([{"opens_s": 0.502}, {"opens_s": 0.302}], {}, 0.377),
+        ([{"opens_s": 0.502}], {"slo_s": 5.0}, 0.602),
+        ([{"opens_s": 0.502, "model": (0.0, 0.0, 0.0, 0.2)}], {}, 0.522),
+        # Not before it would be in time: 0.9 s, and 0.275 for itself, are 0.175 s too late.
+        ([{"free_s": 0.9, "opens_s": 0.1}], {}, 0.175 + 0.075),
+        ([{"opens_s": math.inf}], {}, 1.0),
+        ([{"opens_s": math.inf}], {"slo_s": 3.0}, 3.0),
+        ([{"opens_s": 1e-4, "model": (0.0, 0.0, 0.0, 0.0)}], {"slo_s": 0.2}, 0.01),
+    ],
+)
+async def test_when_to_come_back(states, how, retry_after_s):
+    placer = placer_of(*(ScriptedReplica(str(rank), rank=rank, **state) for rank, state in enumerate(states)), **how)
+    with pytest.raises(Busy, match=rf"no room for 1 more within 1 s; come back in {retry_after_s:.2f} s") as refused:
+        await placer.answer(request_of(75))
+    assert refused.value.retry_after_s == pytest.approx(retry_after_s, abs=1e-6)
+    assert not isinstance(refused.value, OverShare)
+    assert placer.refused == 1
+
+
+async def test_a_tenant_that_asks_for_more_than_its_share_is_told_so():
+    placer = placer_of(ScriptedReplica("a1", opens_s=0.502, **GREEDY), ScriptedReplica("a2", opens_s=0.6))
+    with pytest.raises(OverShare, match=r"more than its fair share of it; come back in 0\.58 s") as refused:
+        await placer.answer(request_of(75, client=CLIENT))
+    assert refused.value.retry_after_s == pytest.approx(0.577)
+
+
+async def test_early_refusals_count_the_work_as_it_is_estimated():
+    a1 = ScriptedReplica("a1", opens_s=0.5)
+    placer, request = placer_of(a1), request_of(client=CLIENT)
+    request.queries, request.ids = ["x", "y", "z"], []
+    error = placer.busy_everywhere(request, 40.4)
+    assert "no room for 3 more" in str(error)
+    assert a1.refused == [(pytest.approx(3 * 0.04), TENANT)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "allowed_s", "scripts", "error"),
+    [
+        ((801,), 1.0, [never, never], DeadlineExceeded),
+        ((75, 801), 1.0, [never, never], DeadlineExceeded),
+        ((801,), 1.0, [never, refuses], Busy),
+        ((799,), 1.0, [never, never], Busy),  # it was too late for it, and not too long
+        ((75, 75), 0.27, [never], DeadlineExceeded),
+        ((801,), 1.0, [refuses, refuses], Busy),
+    ],
+)
+async def test_what_would_never_be_in_time_is_told_so(lengths, allowed_s, scripts, error):
+    placer = placer_of(*replicas(*scripts))
+    with pytest.raises(error) as refused:
+        await placer.answer(request_of(*lengths, allowed_s=allowed_s))
+    if error is DeadlineExceeded:
+        assert f"a query of {max(lengths)} tokens takes longer than {allowed_s:g} s here" in str(refused.value)
+    assert placer.refused == (error is Busy)
+
+
+async def test_where_nobody_lives_it_is_unavailable_but_a_trial_may_come_again():
+    placer = placer_of()
+    with pytest.raises(Unavailable, match="no live replica"):
+        await placer.answer(request_of(75))
+    with pytest.raises(Busy, match=r"come back in 1\.00 s"):
+        await placer.answer(request_of(75, trial=Trial("s", {"accelerator": 4})))
+
+
+def test_a_refusal_is_no_answer():
+    with pytest.raises(ReplicaLost):
+        Placer({}).collect(None, None, Refused(), {})

@@ -1,0 +1,174 @@
+"""Tenants of one device, or of several: who asks for little gets it, and the others share the rest by their weights."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.queueing.shares import Tenant
+from tests.kit.virtual_device import ATLAS, EIGHT, V100, Arrival, Device, World, poisson, schedule_of
+
+QUICK = (0.003, 0.004)  # alpha, beta of a device whose runs cost little to begin
+SETTLED_S = 5.0  # until all that is measured here is remembered
+
+
+class Got(NamedTuple):
+    """What one tenant got: per second what it asked for and what was answered in time, in queries of 75 tokens."""
+
+    asked: float
+    answered: float
+    admitted: float
+    late: int
+    p95_s: float
+
+
+class Load(NamedTuple):
+    curve: tuple[float, float]
+    slo_s: float
+    pass_tokens: int = EIGHT
+    devices: int = 1
+    mixed: bool = False
+    seconds: float = 25.0
+    seed: int = 1
+    greedy_share: float | None = None
+
+    @property
+    def capacity(self):
+        """Queries a second, about."""
+        alpha, beta = self.curve
+        return self.devices * (self.slo_s - beta) / alpha / self.slo_s
+
+    def serve(self, rates, weights=None, *, told_apart=True):
+        """`rates`: name -> queries a second."""
+        arrivals: list[Arrival] = []
+        for number, (name, rate) in enumerate(rates.items()):
+            tenant = Tenant(name, (weights or {}).get(name, 1.0))
+            stream = poisson(rate, self.seconds, self.slo_s, mixed=self.mixed, seed=100 * self.seed + number)
+            arrivals += [replace(one, who=name, tenant=tenant if told_apart else None) for one in stream]
+        devices = [
+            Device(schedule_of(self.curve, self.slo_s, pass_tokens=self.pass_tokens)) for _ in range(self.devices)
+        ]
+        for device in devices:
+            schedule = device.schedule
+            schedule.policy = replace(schedule.policy, greedy_share=self.greedy_share)
+        sent = World(devices, self.seed).run(sorted(arrivals, key=lambda one: one.at))
+        return {name: self._got([one for one in sent if one.arrival.who == name]) for name in rates}
+
+    def _got(self, sent):
+        mine = [one for one in sent if one.at > SETTLED_S]
+        admitted = [one for one in mine if one.admitted]
+        seconds = self.seconds - SETTLED_S
+        waits = sorted(one.ended - one.at for one in admitted)
+        return Got(
+            sum(one.arrival.tokens for one in mine) / 75 / seconds,
+            sum(one.arrival.tokens for one in mine if one.in_time) / 75 / seconds,
+            len(admitted) / max(1, len(mine)),
+            sum(not one.in_time for one in admitted),
+            waits[int(0.95 * len(waits))] if waits else 0.0,
+        )
+
+
+def max_min(asked, weights, capacity):
+    out, left, weight = {}, capacity, sum(weights.values())
+    for name in sorted(asked, key=lambda name: asked[name] / weights[name]):
+        out[name] = min(asked[name], left * weights[name] / weight)
+        left -= out[name]
+        weight -= weights[name]
+    return out
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        pytest.param(Load(ATLAS, 1.0, mixed=True, seconds=15), id="mixed lengths"),
+        pytest.param(Load(ATLAS, 1.0, devices=3, seconds=10), id="three replicas"),
+        pytest.param(Load(QUICK, 0.5, pass_tokens=0, seconds=8), id="quick, answers at the end"),
+        pytest.param(Load(V100, 1.0, pass_tokens=0), id="v100, answers at the end"),
+    ],
+)
+def test_a_quiet_tenant_is_served_in_time_beside_one_that_asks_ten_times_as_much(load):
+    rates = {"quiet": 2 * load.capacity / 11, "greedy": 20 * load.capacity / 11}
+    got = load.serve(rates)
+    assert got["quiet"].admitted >= 0.99
+    assert got["quiet"].late == got["greedy"].late == 0
+    assert got["greedy"].admitted > 0.05
+
+
+def test_without_names_of_keys_it_is_refused_like_the_other():
+    load = Load(ATLAS, 1.0, seconds=15)
+    rates = {"quiet": 2 * load.capacity / 11, "greedy": 20 * load.capacity / 11}
+    assert load.serve(rates, told_apart=False)["quiet"].admitted < 0.75
+
+
+@pytest.mark.parametrize(
+    ("load", "later", "throughput"),  # of the SLO: how much later the quiet tenant's p95 is at most
+    [(Load(V100, 1.0), 0.25, 0.5), (Load(QUICK, 0.5, seconds=8), 0.18, 0.9)],
+    ids=["v100", "quick"],
+)
+def test_without_a_setting_the_others_runs_are_as_short_as_the_device_can_afford(figure, load, later, throughput):
+    rates = {"quiet": 2 * load.capacity / 11, "greedy": 20 * load.capacity / 11}
+    alone, got = load.serve({"quiet": rates["quiet"]})["quiet"], load.serve(rates)
+    before = sum(one.answered for one in load.serve(rates, told_apart=False).values())
+    total = sum(one.answered for one in got.values())
+    figure(f"p95 {alone.p95_s:.3f} s alone, {got['quiet'].p95_s:.3f} s beside; {total / before:.2f} of the throughput")
+    assert got["quiet"].p95_s <= alone.p95_s + later * load.slo_s
+    assert total >= throughput * before
+
+
+def test_with_short_runs_its_p95_is_as_good_as_alone(figure):
+    load = Load(ATLAS, 1.0, greedy_share=0.04)
+    rates = {"quiet": 2 * load.capacity / 11, "greedy": 20 * load.capacity / 11}
+    alone, beside = load.serve({"quiet": rates["quiet"]})["quiet"], load.serve(rates)["quiet"]
+    figure(f"p95 {alone.p95_s:.3f} s alone, {beside.p95_s:.3f} s beside a greedy one")
+    assert beside.admitted >= 0.99
+    assert beside.p95_s <= 1.2 * alone.p95_s
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        pytest.param(Load(ATLAS, 1.0, mixed=True, seconds=40), id="mixed lengths"),
+        pytest.param(Load(QUICK, 0.5, pass_tokens=0, seconds=15), id="quick, answers at the end"),
+    ],
+)
+def test_ten_tenants_share_by_their_weights(figure, load):
+    weights = {f"t{number}": 1.0 + number % 5 for number in range(10)}
+    rates = {name: 2 * load.capacity * weight / 30 for name, weight in weights.items()}
+    got = load.serve(rates, weights)
+    total = sum(one.answered for one in got.values())
+    before = sum(one.answered for one in load.serve(rates, weights, told_apart=False).values())
+    fair = max_min({name: one.asked for name, one in got.items()}, weights, total)
+    shares = [got[name].answered / fair[name] for name in rates]
+    figure(f"shares {min(shares):.2f} to {max(shares):.2f} of max-min; {total / before:.3f} of the throughput before")
+    assert 0.9 <= min(shares) <= max(shares) <= 1.1
+    assert total >= 0.98 * before
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([0.5, 1.0, 2.0, 5.0]), min_size=2, max_size=8),
+    asks=st.lists(st.sampled_from([0.05, 0.2, 0.5, 2.0]), min_size=8, max_size=8),
+    seed=st.integers(1, 10_000),
+)
+def test_nobody_starves_and_nobody_who_is_admitted_is_late(weights, asks, seed):
+    load = Load(QUICK, 0.5, seconds=8, seed=seed)
+    names = [f"t{number}" for number in range(len(weights))]
+    rates = {name: ask * load.capacity for name, ask in zip(names, asks, strict=False)}
+    got = load.serve(rates, dict(zip(names, weights, strict=True)))
+    fair = max_min(rates, dict(zip(names, weights, strict=True)), load.capacity)
+    assert not any(one.late for one in got.values())
+    assert all(got[name].answered >= 0.5 * fair[name] for name in names)
+
+
+def test_with_room_everybody_gets_it():
+    load = Load(QUICK, 0.5, seconds=8)
+    got = load.serve({"a": 0.1 * load.capacity, "b": 0.4 * load.capacity})
+    assert all(one.admitted == 1 for one in got.values())
+
+
+def test_one_tenant_alone_gets_the_whole_device():
+    load = Load(ATLAS, 1.0, seconds=15)
+    rates = {"a": 2 * load.capacity}
+    assert load.serve(rates)["a"].answered == load.serve(rates, told_apart=False)["a"].answered
