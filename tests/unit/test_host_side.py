@@ -6,7 +6,9 @@ from deployments.generation.scheduling.cache_room import CacheRoom
 from deployments.generation.scheduling.chunk import ComputeSeconds
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED, HybridPlan
+from deployments.generation.scheduling.kept_room import KeptRoom
 from deployments.generation.scheduling.rows import PARKING, Generation, Row
+from deployments.generation.scheduling.step_forecast import HostShare
 from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepTime
@@ -306,6 +308,26 @@ def test_how_long_copies_may_take_before_a_step(waits, due_s, copy_s, moved):
     assert bool(schedule.copies()) is moved
     if moved:  # the seconds are those of a device as quick as the model
         assert schedule.planned_s == pytest.approx(1.0 + 2 / 64 + copy_s / 2.0)
+
+
+def test_a_forecast_goes_by_the_first_share_of_the_host_that_keeps_all(monkeypatch):
+    asked, shares = [], [HostShare(0.0, 0.0, twice=False), HostShare(1e9, 0.0, twice=True)]
+    monkeypatch.setattr(Host, "shares", lambda _, *what: asked.append(what) or shares)
+    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 2, host=Host(QUARTER, 64))
+    one = Generation(300, 200, 16.0, 99.0, answers=2)
+    assert schedule.offer(0.0, one)
+    assert one.on_host
+    assert asked == [(EXACT, [(True, 300)] * 2, 2)]
+
+
+@pytest.mark.parametrize(("blocks", "on_host"), [(8, False), (7, True)])
+def test_room_is_kept_on_the_accelerator_alone(monkeypatch, blocks, on_host):
+    kept = [Generation(4 * 128, 1, 16.0, 8.0)]
+    monkeypatch.setattr(KeptRoom, "beside", lambda *_, **__: kept)
+    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), blocks, host=Host(QUARTER, 4))
+    one = Generation(4 * 128, 1, 16.0, 8.0)
+    assert schedule.offer(0.0, one)
+    assert one.on_host is on_host
 
 
 @pytest.mark.parametrize(("most_tokens", "left"), [(3, 1), (2, 0)])
