@@ -6,7 +6,9 @@ from deployments.generation.scheduling.cache_room import CacheRoom
 from deployments.generation.scheduling.chunk import ComputeSeconds
 from deployments.generation.scheduling.host_side import Host
 from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED, HybridPlan
+from deployments.generation.scheduling.kept_room import KeptRoom
 from deployments.generation.scheduling.rows import PARKING, Generation, Row
+from deployments.generation.scheduling.step_forecast import HostShare
 from deployments.generation.scheduling.step_policy import StepPolicy
 from deployments.generation.scheduling.step_schedule import StepSchedule
 from deployments.generation.scheduling.step_time import HostTime, StepTime
@@ -278,24 +280,73 @@ def test_who_stays_where_it_is():
 
 
 @pytest.mark.parametrize(
-    ("waits", "copy_s", "moved"),
-    [(True, 0.79, True), (True, 0.81, False), (False, 0.81, True), (False, 7.99, True), (False, 8.01, False)],
+    ("waits", "due_s", "copy_s", "moved"),
+    [
+        ("a prompt", 99.0, 0.79, True),
+        ("a prompt", 99.0, 0.81, False),
+        ("bulk", 99.0, 7.99, True),
+        ("nobody", 99.0, 7.99, True),
+        ("nobody", 99.0, 8.01, False),
+        ("nobody", 10.0, 1.99, True),  # what is left of its time behind one step
+        ("nobody", 10.0, 2.01, False),
+        ("nobody", 8.5, 0.79, True),
+        ("nobody", 8.5, 0.81, False),
+    ],
 )
-def test_how_long_copies_may_take_before_a_step(waits, copy_s, moved):
-    """A tenth of the longest step; all of one where no prompt waits and no answer is due in the next two."""
-    policy = StepPolicy(ttft_s=16.0, tpot_s=8.0)
+def test_how_long_copies_may_take_before_a_step(waits, due_s, copy_s, moved):
+    """A tenth of the longest step; up to all of it where no prompt waits and no answer is due before."""
+    policy, now = StepPolicy(ttft_s=16.0, tpot_s=8.0), 100.0
     schedule = StepSchedule(EXACT, policy, 20, host=Host(HostTime(0.01, 0.0, copy_s / 128, layers=4), 64))
     schedule.learning.factor = 2.0
     (row,) = lying(schedule.host.room, 1, on_host=True)
-    row.generation.tpot_s = 99.0
+    row.generation.tpot_s, row.generation.first_at = 99.0, now + due_s - 99.0
     schedule._running.append(row)
-    if waits:
-        assert schedule.offer(0.0, Generation(1, 1, 16.0, 8.0))
-    schedule.next_step(0.0)
+    if waits != "nobody":
+        assert schedule.offer(now, Generation(1, 1, now + 16.0, 8.0, bulk=waits == "bulk"))
+    schedule.next_step(now)
     assert row.generation.on_host is not moved
     assert bool(schedule.copies()) is moved
     if moved:  # the seconds are those of a device as quick as the model
         assert schedule.planned_s == pytest.approx(1.0 + 2 / 64 + copy_s / 2.0)
+
+
+def test_a_forecast_goes_by_the_first_share_of_the_host_that_keeps_all(monkeypatch):
+    asked, shares = [], [HostShare(0.0, 0.0, twice=False), HostShare(1e9, 0.0, twice=True)]
+    monkeypatch.setattr(Host, "shares", lambda _, *what: asked.append(what) or shares)
+    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 2, host=Host(QUARTER, 64))
+    one = Generation(300, 200, 16.0, 99.0, answers=2)
+    assert schedule.offer(0.0, one)
+    assert one.on_host
+    assert asked == [(EXACT, [(True, 300)] * 2, 2)]
+
+
+@pytest.mark.parametrize(("blocks", "on_host"), [(8, False), (7, True)])
+def test_room_is_kept_on_the_accelerator_alone(monkeypatch, blocks, on_host):
+    kept = [Generation(4 * 128, 1, 16.0, 8.0)]
+    monkeypatch.setattr(KeptRoom, "beside", lambda *_, **__: kept)
+    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), blocks, host=Host(QUARTER, 4))
+    one = Generation(4 * 128, 1, 16.0, 8.0)
+    assert schedule.offer(0.0, one)
+    assert one.on_host is on_host
+
+
+@pytest.mark.parametrize(("most_tokens", "left"), [(3, 1), (2, 0)])
+def test_a_parked_row_that_arrives_has_a_token_more(most_tokens, left):
+    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=Host(QUARTER, 64))
+    (row,) = lying(schedule.host.room, 1, on_host=True)
+    row.generation.most_tokens = most_tokens
+    schedule._running.append(row)
+    schedule.host.park(row)
+    assert not schedule.next_step(0.0)
+    assert (schedule.joins, schedule.mode, dict(schedule.parked)) == (True, ASYNCHRONOUS, {1: row})
+    schedule.ended(1.0, 1.0, arrived=[1])
+    assert (row.picked, row.computed, schedule.joins) == (2, 1, False)
+    assert len(row.generation.rows) == len(schedule._running) == left
+
+
+def test_without_a_host_nothing_is_parked():
+    schedule = StepSchedule(EXACT, POLICY, 20)
+    assert (schedule.joins, schedule.mode, schedule.parked, schedule.called_off()) == (False, ACCELERATOR, {}, [])
 
 
 @pytest.mark.parametrize("asks", [False, True])

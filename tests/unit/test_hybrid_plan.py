@@ -64,6 +64,7 @@ def test_both_inequalities_hold(planner, load, rows):
     times = true_batches(planner, load, rows, found.first, found.second)
     assert found[:5] == pytest.approx(times, rel=1e-9, abs=1e-12)
     linear0_s, linear1_s, attention0_s, host0_s, host1_s = times
+    assert found.accelerator_s == pytest.approx(linear0_s + linear1_s + attention0_s, abs=2e-9)
     if load != StepLoad():
         assert host1_s <= linear0_s + TINY
         assert host0_s <= linear1_s + attention0_s + TINY
