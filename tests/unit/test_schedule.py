@@ -661,6 +661,14 @@ def test_when_all_that_it_holds_is_done(queue, now, free_s):
     assert queue.fill(now) == pytest.approx(free_s)
 
 
+def test_a_run_that_began_later_is_overdue_later():
+    queue = admit(queue_of(), 5.0, query(300, 6.0))
+    queue.start(5.0)
+    admit(queue, 5.0, query(100, 9.0))
+    assert queue.state(5.2).free_s == pytest.approx(0.3 + 0.3)
+    assert queue.state(5.6).free_s == pytest.approx(0.025 + 1.2 * 0.3)
+
+
 def test_a_run_that_is_all_answered_is_about_to_end():
     queue = queue_of(pass_tokens=100)
     queue.offer(0.0, [one := query(200), other := query(100)])
