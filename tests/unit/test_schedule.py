@@ -716,6 +716,7 @@ def expecting(queue, rho):
         (queue_of(depth=0), 0.0, math.inf),
         # By count: a place is free, or will be at the end of the run or of the next pass.
         (running(300, admission="depth", depth=2), 0.2, 0.0),
+        (admit(queue_of(admission="depth", depth=9), 0.0, *[bulk(9)] * 4), 0.0, 0.0),  # for others than bulk
         (running(300, admission="depth", depth=1), 0.2, 0.3),
         (running(300, admission="depth", depth=1, pass_tokens=100), 0.2, 0.1),
         (running(300, admission="depth", depth=1, pass_tokens=900), 0.2, 0.3),
@@ -743,6 +744,7 @@ def expecting(queue, rho):
         (queue_of(**FULL), 1.3, 0.0),
         (ended(running(0.0, **FULL), 5.0), 5.3, 0.7),
         (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.74)), 0.0, 0.0),  # shorter ones are admitted
+        (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.77524)), 0.0, 0.0),  # of one token, at least: 1.5 ms
         (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.776)), 0.3, 7.7),
         # For a long one that room is kept for.
         (reserving(running(300), 290), 0.2, 0.0),
