@@ -35,7 +35,8 @@ METHODS = ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "HEAD", "PROPFIN
 @dataclass(frozen=True, slots=True)
 class Bad:
     """`halves`: the client shuts its side when it has sent this, so that nobody waits for more. `late`: it may ask for
-    less time than there is, so 504 is what it wants. `grpc`: it goes to the other port.
+    less time than there is, so 504 is what it wants. `grpc`: it goes to the other port. `internal`: gRPC's own library
+    says INTERNAL to it.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Bad:
     halves: bool = False
     late: bool = False
     grpc: bool = False
+    internal: bool = False
 
 
 def many(count: int, seed: int) -> Iterator[Bad]:
@@ -315,7 +317,7 @@ def grpc_prefixes(chance: random.Random, kind: str) -> Bad:
     ))  # fmt: skip
     headers = frame(HEADERS, END_HEADERS, 1, call(f"/tei.v1.{chance.choice(CALLS)}", *([more] if more else [])))
     # A call that ends within its message is never answered by gRPC's Python server: whoever waits for that hangs up.
-    return Bad(kind, opened(headers, frame(DATA, END_STREAM, 1, body)), grpc=True, halves=True)
+    return Bad(kind, opened(headers, frame(DATA, END_STREAM, 1, body)), grpc=True, halves=True, internal=True)
 
 
 def grpc_headers(chance: random.Random, kind: str) -> Bad:
@@ -332,7 +334,8 @@ def grpc_headers(chance: random.Random, kind: str) -> Bad:
         (b"content-length", b"99"), (b"te", b"gzip"), (b"multiplexed_model_id", b"\xff"), (b"request_id", b"x" * 3_000),
     ))  # fmt: skip
     headers = frame(HEADERS, END_HEADERS, 1, call(path, more))
-    return Bad(kind, opened(headers, frame(DATA, END_STREAM, 1, message(_field(1, b"a")))), grpc=True)
+    sent = opened(headers, frame(DATA, END_STREAM, 1, message(_field(1, b"a"))))
+    return Bad(kind, sent, grpc=True, internal=more[0] == b"x-bin-bin")  # what it holds is no base64
 
 
 def grpc_frames(chance: random.Random, kind: str) -> Bad:

@@ -49,7 +49,7 @@ def shared():
     SHARED.stop()
 
 
-SLOW = {"accelerator": {"alpha_s": 0.05, "beta_s": 4.0}, "cpu": {"alpha_s": 0.2, "beta_s": 4.0}}
+SLOW = {"accelerator": {"alpha_s": 0.05, "beta_s": 3.0}, "cpu": {"alpha_s": 0.2, "beta_s": 3.0}}
 
 
 @pytest.fixture(scope="module")

@@ -107,11 +107,11 @@ def about(seen):
 
 
 def is_fault(bad, what):
-    """Ours, and not what gRPC's own library says of broken frames."""
+    """Ours, and not what gRPC's own library says."""
     if what == "504":
         return not bad.late
     if what == "INTERNAL":
-        return bad.kind != "gRPC: lengths and flags" and b"x-bin-bin" not in bad.sent  # is no base64
+        return not bad.internal
     return what in OUR_FAULT or what.removeprefix("HTTP ").startswith("5")
 
 

@@ -3,7 +3,6 @@ tokens, and the document that describes the routes. Real clients: test_clients.p
 """
 
 import base64
-import random
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +23,7 @@ from texts import TEXTS
 from calibration.load import burst, request_bytes
 from tests.kit import tei_wire
 
-EXAMPLES, MESSAGES = 500, 500
+EXAMPLES = 500
 HEADERS = {"content-type", "x-windve-priority", "x-windve-trial", "x-request-timeout-ms"}
 SENTENCES = ["The overflow goes to the CPU.", "Where does the overflow go?", "A cat sat on a mat.", "你好"]
 LONG = " ".join(str(number) for number in range(100, 600))
@@ -371,50 +370,3 @@ def test_standard_health_and_reflection(tei):
     assert {"tei.v1.Embed", "tei.v1.Info", "tei.v1.Tokenize", "grpc.health.v1.Health"} <= set(offered.get_services())
     file = offered.FindFileContainingSymbol("tei.v1.EmbedRequest")
     assert [message.name for message in file.message_type] == list(tei_wire.MESSAGES)
-
-
-def random_call(dice):
-    """A call and its bytes: fields at random, or bytes at random."""
-    call = dice.choice(list(tei_wire.UNARY))
-    if dice.random() < 0.2:
-        return call, dice.randbytes(dice.randrange(40))
-    fields = {}
-    for field in tei_wire.CLASSES[tei_wire.UNARY[call][0]].DESCRIPTOR.fields:
-        if dice.random() < 0.7:
-            several = range(dice.randrange(9))
-            fields[field.name] = (
-                [random_value(dice, field) for _ in several] if field.is_repeated else random_value(dice, field)
-            )
-    return call, tei_wire.request(call, **fields).SerializeToString()
-
-
-def random_value(dice, field):
-    if field.name == "ids":
-        return dice.choice([0, 101, 30521, 30522, 2**32 - 1, dice.randrange(30522)])
-    if field.cpp_type == field.CPPTYPE_STRING:
-        letters = [chr(dice.choice([dice.randrange(1, 128), dice.randrange(0x1F000, 0x1FFFF)])) for _ in range(9)]
-        return dice.choice(["", " ", "\0", "a plain text", "query", "".join(letters) * dice.randrange(60)])
-    if field.cpp_type == field.CPPTYPE_BOOL:
-        return dice.random() < 0.5
-    return dice.choice([0, 1, 2, 384, 385, 2**31 - 1])
-
-
-def test_random_messages_are_answered_or_refused_for_a_reason(tei, figure):
-    dice = random.Random(0)
-
-    def code_of(asked):
-        call, raw = asked
-        try:
-            tei.unary(call)(raw, timeout=60)
-        except grpc.RpcError as error:
-            return error.code().name, error.details()
-        return "OK", ""
-
-    with ThreadPoolExecutor(16) as pool:
-        told = list(pool.map(code_of, [random_call(dice) for _ in range(MESSAGES)]))
-    codes = Counter(code for code, _ in told)
-    figure(f"{MESSAGES} random gRPC messages: {dict(codes)}")
-    other_kinds = {entry for entry in told if entry[0] == "FAILED_PRECONDITION" and "is embedding" in entry[1]}
-    unwanted = {entry for entry in told if entry[0] not in {"OK", "INVALID_ARGUMENT"}} - other_kinds
-    assert not unwanted
-    assert min(codes["OK"], codes["INVALID_ARGUMENT"]) > MESSAGES / 10

@@ -34,6 +34,11 @@ def in_flight(count):
     return lambda pools: sum(pool["in_flight"] for pool in pools.values()) == count
 
 
+def runs_alone(count):
+    """So many are in a run of the accelerator, and none wait."""
+    return lambda pools: (pools["accelerator"]["in_flight"], pools["accelerator"]["waiting"]) == (count, 0)
+
+
 def test_a_burst_fills_both_queues_and_the_rest_is_told_busy(rehearsal):
     before = rehearsal.settled_samples()
     replies = burst(rehearsal.address, queries(40))
@@ -212,7 +217,7 @@ def test_who_gives_up_while_waiting_frees_the_place_and_no_engine_sees_the_query
         connections = await connect(rehearsal.address, 20)
         running, leaving, waiting = connections[:10], connections[10:15], connections[15:]
         asked = [asyncio.create_task(c.ask(r)) for c, r in zip(running, queries(10), strict=True)]
-        await asyncio.to_thread(rehearsal.wait_for, in_flight(10))
+        await asyncio.to_thread(rehearsal.wait_for, runs_alone(10))
         left = [asyncio.create_task(c.ask(r)) for c, r in zip(leaving, queries(5), strict=True)]
         late = [asyncio.create_task(c.ask(r)) for c, r in zip(waiting, hurried, strict=True)]
         await asyncio.sleep(0.1)

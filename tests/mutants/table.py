@@ -24,7 +24,7 @@ MODULES = {
     "deployments/generation/scheduling/answer_lengths.py": "test_answer_lengths",
     "deployments/generation/scheduling/blocks.py": "test_cache_room",
     "deployments/generation/scheduling/cache_room.py": "test_cache_room",
-    "deployments/generation/scheduling/chunk.py": "test_step_schedule",
+    "deployments/generation/scheduling/chunk.py": "test_step_time",
     "deployments/generation/scheduling/composed_step.py": "test_composed_step",
     "deployments/generation/scheduling/host_side.py": "test_host_side",
     "deployments/generation/scheduling/hybrid_plan.py": "test_hybrid_plan",
