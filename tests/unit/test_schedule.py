@@ -741,6 +741,7 @@ def expecting(queue, rho):
         # It is idle, and would refuse: until a probe.
         (queue_of(**FULL), 0.3, 0.7),
         (queue_of(slo_s=2.0, factor=8.0), 0.3, 1.7),
+        (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.55), factor=1.5), 0.3, 0.7),
         (queue_of(**FULL), 1.3, 0.0),
         (ended(running(0.0, **FULL), 5.0), 5.3, 0.7),
         (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.74)), 0.0, 0.0),  # shorter ones are admitted
