@@ -95,8 +95,8 @@ class ScriptedReplica:
         pass
 
 
-def pool_of(name, *replicas, admission="finish", **config):
-    pool = Pool(name, deployment=name, handle=None, router="r", node="n", on_change=lambda: None)
+def pool_of(name, *replicas, admission="finish", on_change=lambda: None, **config):
+    pool = Pool(name, deployment=name, handle=None, router="r", node="n", on_change=on_change)
     pool.live = list(replicas)
     pool.configure(PoolConfig(**config), {"admission": admission})
     return pool

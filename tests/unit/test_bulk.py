@@ -143,7 +143,7 @@ async def test_one_whose_client_goes_makes_way_at_once():
     [
         ([admits(2, dies)], False),
         ([admits(2, dies), admits(2, dies)], True),
-        ([admits(1, dies), refuses, admits(2, dies)], True),  # one of them twice
+        ([admits(1, dies, after_s=0.05), refuses, admits(2, dies)], True),  # one of them twice
         ([refuses, refuses, admits(2, dies)], False),  # what was refused before was no try
         ([refuses, admits(2, dies), admits(2, dies)], True),
     ],

@@ -50,8 +50,8 @@ class Followed:
 
     def __init__(self, *outcomes):
         self.outcomes, self.channels, self.tried, self.changes = list(outcomes), [], [], []
-        self.pool = pool_of("accelerator")
-        self.pool.open_channel, self.pool._on_change = self.open, lambda: self.changes.append(len(self.pool.live))
+        self.pool = pool_of("accelerator", on_change=lambda: self.changes.append(len(self.pool.live)))
+        self.pool.open_channel = self.open
 
     async def open(self, address, secret, on_report, on_lost):
         assert (address, secret) == (("h", 7), "s")

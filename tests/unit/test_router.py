@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from deployments.errors import Busy, EngineFailed, Forbidden
+from deployments.errors import Busy, EngineFailed, Forbidden, Unavailable
 from deployments.models.tokenizer import Tokenizer
 from deployments.placement.request import Embedded
 from deployments.queueing.quota import Client, Quota
@@ -104,6 +104,9 @@ async def test_a_pool_without_replicas_is_not_live_and_a_closed_one_is_not_count
     assert router.live_pools == {"accelerator": False, "cpu": True}
     await router.reconfigure({**world.config, "accelerator": {"queue_depth": 0}})
     assert router.live_pools == {"cpu": True}
+    other.die()
+    await asyncio.sleep(0.1)
+    assert isinstance(await ask(router), Unavailable)
 
 
 async def test_a_reset_connection_does_not_run_a_query_twice_at_once(monkeypatch):

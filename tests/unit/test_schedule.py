@@ -577,6 +577,7 @@ def test_what_waits_at_a_runs_end_has_waited_already():
         ([query(300)], 59, {}, 2),
         ([], 45, {"factor": 1.25}, 2),
         ([], 101, {"bulk_share": 1.0}, 5),
+        ([], 101, {"slo_s": 2.0}, 5),
         ([query(9)], 45, {"bulk_share": 1.0, "admission": "depth", "depth": 99}, 12),
         # At the end of a run the urgent ones wait for them: no later than their deadline.
         ([query(100, 0.51)], 45, {}, 2),
@@ -593,6 +594,19 @@ def test_patient_queries_fill_a_run_behind_the_urgent_ones(urgent, ms, how, take
     assert len(run) == len(urgent) + taken
     assert queue.planned_s == pytest.approx(0.2 + sum(one.cost_s for one in run))
     assert (queue.waiting, queue.running, queue.runs) == (12 - taken, len(run), 1)
+
+
+def test_behind_a_patient_query_that_does_not_fit_none_runs():
+    queue = admit(queue_of(), 0.0, query(100), *(patient(ms, due) for ms, due in ((70, 7), (200, 8), (10, 9))))
+    assert [one.tokens for one in queue.start(0.0)] == [100, 70]
+
+
+def test_bulk_that_runs_has_its_places_until_it_is_answered():
+    queue = admit(queue_of(admission="depth", depth=9), 0.0, *[bulk(1) for _ in range(4)])
+    run = queue.start(0.0)
+    assert takes(queue, 0.0, *[bulk(1) for _ in range(9)], partial=True) == 0
+    queue.passed(0.1, run[:3])
+    assert takes(queue, 0.1, *[bulk(1) for _ in range(9)], partial=True) == 3
 
 
 def test_a_run_is_in_the_order_of_deadlines_without_what_is_held():
@@ -647,12 +661,22 @@ def test_when_all_that_it_holds_is_done(queue, now, free_s):
     assert queue.fill(now) == pytest.approx(free_s)
 
 
+def test_a_run_that_began_later_is_overdue_later():
+    queue = admit(queue_of(), 5.0, query(300, 6.0))
+    queue.start(5.0)
+    admit(queue, 5.0, query(100, 9.0))
+    assert queue.state(5.2).free_s == pytest.approx(0.3 + 0.3)
+    assert queue.state(5.6).free_s == pytest.approx(0.025 + 1.2 * 0.3)
+
+
 def test_a_run_that_is_all_answered_is_about_to_end():
-    queue = queue_of()
-    queue.offer(0.0, [one := query(300)])
+    queue = queue_of(pass_tokens=100)
+    queue.offer(0.0, [one := query(200), other := query(100)])
     queue.start(0.0)
     queue.passed(0.4, [one])
-    assert (queue.state(0.4).free_s, queue.in_flight) == (0, 0)
+    assert queue.state(0.45).free_s == pytest.approx(0.05)
+    queue.passed(0.48, [other])
+    assert (queue.state(0.49).free_s, queue.in_flight) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -692,6 +716,7 @@ def expecting(queue, rho):
         (queue_of(depth=0), 0.0, math.inf),
         # By count: a place is free, or will be at the end of the run or of the next pass.
         (running(300, admission="depth", depth=2), 0.2, 0.0),
+        (admit(queue_of(admission="depth", depth=9), 0.0, *[bulk(9)] * 4), 0.0, 0.0),  # for others than bulk
         (running(300, admission="depth", depth=1), 0.2, 0.3),
         (running(300, admission="depth", depth=1, pass_tokens=100), 0.2, 0.1),
         (running(300, admission="depth", depth=1, pass_tokens=900), 0.2, 0.3),
@@ -716,9 +741,11 @@ def expecting(queue, rho):
         # It is idle, and would refuse: until a probe.
         (queue_of(**FULL), 0.3, 0.7),
         (queue_of(slo_s=2.0, factor=8.0), 0.3, 1.7),
+        (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.55), factor=1.5), 0.3, 0.7),
         (queue_of(**FULL), 1.3, 0.0),
         (ended(running(0.0, **FULL), 5.0), 5.3, 0.7),
         (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.74)), 0.0, 0.0),  # shorter ones are admitted
+        (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.77524)), 0.0, 0.0),  # of one token, at least: 1.5 ms
         (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.776)), 0.3, 7.7),
         # For a long one that room is kept for.
         (reserving(running(300), 290), 0.2, 0.0),
@@ -832,11 +859,30 @@ def test_another_policy_leaves_what_was_learned_and_counts_at_once():
 
 
 def test_what_is_called_off_leaves_no_work_behind():
-    queue = running(300, query(100, 9), gone := patient(300, 9), *(patient(50, 9) for _ in range(3)))
-    queue.remove([gone, queue._urgent[0]])
+    some = [patient(ms, 9) for ms in (300, 50, 40, 30)]
+    queue = running(300, query(100, 9), *some)
+    queue.remove([some[0], queue._urgent[0]])
     assert has_room(queue, 0.2, 2.0, 600 - 60 - 50)  # their share of any run and the largest of them
-    queue.remove(list(queue._patient))
+    queue.remove(some[1:3])
+    assert has_room(queue, 0.2, 2.0, 600 - 30)
+    queue.remove(some[3:])
     assert has_room(queue, 0.2, 2.0, 600)
+
+
+def test_a_run_that_was_slow_makes_the_next_one_short():
+    queue = running(300)
+    queue.ended(0.75)
+    assert has_room(queue, 0.75, 2.0, 800 / 1.5 - 200)
+
+
+def test_each_answer_teaches_once():
+    queue = queue_of()
+    for now in (0.0, 1.0):
+        queue.offer(now, [one := query(300, now + 1)])
+        queue.start(now)
+        queue.passed(now + 0.5, [one])
+        queue.ended(now + 0.5)
+    assert len(queue.learning.errors) == 2
 
 
 def test_a_call_off_of_a_probe_leaves_nothing_behind():
