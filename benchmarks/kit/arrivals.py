@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 
 from benchmarks.kit import texts
 from calibration.load import Address, Clients, Reply, request_bytes
-from calibration.load import burst as burst  # noqa: PLC0414 - tests take it from here
 from tests.kit.simulation.arrivals import Arrival
 
 LONGEST = 256  # tokens that all-MiniLM-L6-v2 takes: longer texts are cut
@@ -47,15 +46,14 @@ class Ended:
 
 
 class Load(Clients):
-    """Clients of one service, whose requests have these headers. Longer texts are cut to what the model takes."""
+    """Clients of one service. Longer texts are cut to what the model takes."""
 
-    def __init__(self, url: str, headers: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(self, url: str) -> None:
         super().__init__(Address.parse(url), _TIMEOUT_S)
-        self._headers = tuple(headers)
 
     def request(self, arrival: Arrival, number: int) -> bytes:
         payload = {"input": texts.of_tokens(min(arrival.tokens, LONGEST), number), "encoding_format": "base64"}
-        return request_bytes(payload, headers=self._headers, host=self.address.netloc)
+        return request_bytes(payload, host=self.address.netloc)
 
     async def send_at_once(self, queries: int, tokens: int, allowed_s: float) -> list[Ended]:
         arrivals = [Arrival(0.0, tokens, allowed_s)] * queries

@@ -138,9 +138,11 @@ def _guess(time: StepTime, mix: Mix) -> float:
 
 
 def _largest(holds: Callable[[float], bool], first: float) -> float:
-    """To `_EXACT`; 0 where a thousandth of `first` is too much."""
+    """To `_EXACT`, between a thousandth of `first`, or else 0, and a thousand times `first`: where even that holds, a
+    stream is too short to fill the device.
+    """
     low, high, rate = 0.0, math.inf, first
-    while high > (1 + _EXACT) * low and rate > first / 1000:
+    while high > (1 + _EXACT) * low and first / 1000 < rate < 1000 * first:
         low, high = (rate, high) if holds(rate) else (low, rate)
         rate = _STEP * low if math.isinf(high) else high / _STEP if not low else math.sqrt(low * high)
     return low

@@ -1,5 +1,7 @@
 """A Router without replicas: it answers at once, the same for each kind of model, and keeps what it was asked."""
 
+import dataclasses
+
 import numpy as np
 
 from deployments.errors import WrongKind
@@ -8,7 +10,6 @@ from deployments.models.sparse import pack
 from deployments.models.tokenizer import Token
 from deployments.placement.request import Embedded
 from deployments.settings import Settings
-from tests.kit.asked import asked_of
 
 VECTORS = np.array([[0.6, 0.8, 0, 0], [0.8, 0.6, 0, 0]], np.float32)
 TOKENS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)  # of each text
@@ -23,6 +24,15 @@ ANSWERS = {  # to the first query, the second and so on; by output, or by the ki
 }
 LABELS = {"reranker": ("LABEL_0",), "classifier": ("bad", "good", "so so")}
 LIMITS = {"max_body_bytes": 1000, "max_inputs_per_request": 3}
+
+
+def asked_of(wanted):
+    """What differs from what is asked where nothing is said."""
+    return {
+        field.name: getattr(wanted, field.name)
+        for field in dataclasses.fields(wanted)
+        if getattr(wanted, field.name) != field.default
+    }
 
 
 def embedded(vectors, others=None):

@@ -17,6 +17,7 @@ from deployments.runner import Runner
 from deployments.serve_adapter import membership
 from deployments.settings import Settings
 from deployments.transport.channel import Channel, RouterConnection, Server
+from deployments.transport.frames import HEAD
 from tests.kit.replica_world import FakeEngine
 from tests.kit.virtual_device import V100, schedule_of
 
@@ -156,7 +157,7 @@ class World:
             word = secret.encode()
             await asyncio.sleep(0)  # a connection may break before it is known here
             await asyncio.sleep(0)
-            channel.transport.writelines([routers_head(word), word])
+            channel.transport.writelines([HEAD.pack(HEAD.size + len(word), 0), word])
             return channel
 
         monkeypatch.setattr(Channel, "open", classmethod(connect))
@@ -180,12 +181,6 @@ class World:
         """Serve says who lives."""
         members = {replica.name: replica.about for replica in self.pools[pool] if replica.alive}
         router.pools[pool].follow(members, died)
-
-
-def routers_head(word):
-    from deployments.transport.frames import HEAD
-
-    return HEAD.pack(HEAD.size + len(word), 0)
 
 
 def topology_of(counts):

@@ -1,6 +1,7 @@
 """The goals of the estimator, on devices with the papers' lines: how near it comes, and how little it sends."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -216,6 +217,16 @@ def test_only_what_scatters_is_refused(curve):
             assert "scatter" in str(error)  # noqa: PT017 - a few get by: fine-tuning and the proof are still to come
             refused += 1
     assert refused >= 8
+
+
+@pytest.mark.parametrize(("off", "is_refused"), [(0.23, False), (0.245, True)])
+def test_bursts_that_scatter_by_more_than_a_quarter_are_refused(off, is_refused):
+    """Half of 20 bursts above the line and half below it: a deviation of 1.054 times `off`."""
+    line = COLUMNS[0].latency_s
+    samples = [Sample(level, line(level) * (1 + by * off)) for level in (1, 40) for by in (1, -1) * 5]
+    refusing = pytest.raises(CalibrationFailed, match="scatter by 26%") if is_refused else nullcontext()
+    with refusing:
+        estimated("cpu", samples, Aim(1), 0)
 
 
 def test_a_step_beyond_what_the_slo_allows_is_none_of_its_business():

@@ -32,6 +32,7 @@ from serve_app.proto.generation_pb2 import (
 )
 from tests.kit.asgi_client import post
 from tests.kit.generating import ANSWER, Generating
+from tests.kit.grpc_caller import answer
 
 PROMPT = "Where does the overflow go?"
 RULES = CompletionRules("tiny", 0, 3, ("gpt-4o",), most_answers=4, most_messages=5, default_tokens=100)
@@ -188,8 +189,8 @@ def test_a_call_asks_and_answers_as_its_route(client, world, request_, path, bod
     )
     assert over_grpc == over_http
     assert [one.get("text") or one["message"]["content"] for one in choices] == [
-        "".join(message.text for message in reply.messages if message.answer == answer)
-        for answer in range(len(choices))
+        "".join(message.text for message in reply.messages if message.answer == number)
+        for number in range(len(choices))
     ]
     finished = [(one.answer, one.finish_reason) for one in reply.messages if one.finish_reason]
     assert sorted(finished) == [(one["index"], one["finish_reason"]) for one in choices]
@@ -302,15 +303,8 @@ async def test_a_call_that_ends_early_frees_its_place(client, world, by):
 def check(world, asking, service, *metadata):
     """The status of a health check by its name, else the call's."""
     calls = GenerationCalls(world, asking, TokenNames(world.tokenizer), ApiKeys([ApiKey("secret", "search")]), Log())
-    context = RayServegRPCContext(
-        SimpleNamespace(
-            invocation_metadata=lambda: metadata, code=lambda: None, details=lambda: "", auth_context=dict,
-            peer=lambda: "", peer_identities=lambda: None, peer_identity_key=lambda: None,
-            trailing_metadata=lambda: (),
-        )
-    )  # fmt: skip
-    told = asyncio.run(calls.Check(HealthCheckRequest(service=service), grpc_context=context))
-    return context.code() or HealthCheckResponse.ServingStatus.Name(told.status)
+    told, context = answer(calls, "Check", HealthCheckRequest(service=service), *metadata)
+    return context.code or HealthCheckResponse.ServingStatus.Name(told.status)
 
 
 @pytest.mark.parametrize(

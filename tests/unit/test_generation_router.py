@@ -254,16 +254,6 @@ async def test_prompts_that_are_refused_together_cost_nothing_of_a_quota(monkeyp
         await freed(replica)
 
 
-async def test_a_refused_generation_costs_nothing_of_a_quota(monkeypatch):
-    replica, client = Replica("a", blocks=4), Client(Tenant("t"), Quota(100.0, "tokens"))
-    async with service(monkeypatch, [replica]) as router:
-        pieces = await router.begin(asked(100, 400))
-        with pytest.raises(Busy):
-            await router.begin(asked(100, 400, client=client))
-        assert client.quota._left == 500
-        await pieces.aclose()
-
-
 async def test_who_had_come_long_before_it_is_asked_for_gives_nobody_more_of_the_quota(monkeypatch):
     """A chat's template may take seconds; others ask meanwhile."""
     client = Client(Tenant("greedy"), Quota(1.0, "tokens"))

@@ -285,6 +285,7 @@ def test_how_long_copies_may_take_before_a_step(waits, copy_s, moved):
     """A tenth of the longest step; all of one where no prompt waits and no answer is due in the next two."""
     policy = StepPolicy(ttft_s=16.0, tpot_s=8.0)
     schedule = StepSchedule(EXACT, policy, 20, host=Host(HostTime(0.01, 0.0, copy_s / 128, layers=4), 64))
+    schedule.learning.factor = 2.0
     (row,) = lying(schedule.host.room, 1, on_host=True)
     row.generation.tpot_s = 99.0
     schedule._running.append(row)
@@ -293,7 +294,8 @@ def test_how_long_copies_may_take_before_a_step(waits, copy_s, moved):
     schedule.next_step(0.0)
     assert row.generation.on_host is not moved
     assert bool(schedule.copies()) is moved
-    assert schedule.planned_s >= 1.0 + copy_s * moved
+    if moved:  # the seconds are those of a device as quick as the model
+        assert schedule.planned_s == pytest.approx(1.0 + 2 / 64 + copy_s / 2.0)
 
 
 @pytest.mark.parametrize("asks", [False, True])
@@ -330,22 +332,6 @@ def test_a_host_that_cannot_keep_the_pace_admits_only_bulk():
     assert [one.on_host for one in offered(schedule, 0.0, 3, bulk=True)] == [True] * 3
 
 
-def test_answers_on_the_host_are_in_time_and_all_end():
-    schedule = schedule_of()
-    found = offered(schedule, 0.0, 6)
-    now, firsts = 0.0, {}
-    for _ in range(40):
-        now, _ = run(schedule, now)
-        for one in found:
-            if one.first_at is not None:
-                firsts.setdefault(id(one), one.first_at)
-                assert all(now <= one.first_at + row.picked * POLICY.tpot_s for row in one.rows)
-    assert not any(one.rows for one in found)
-    assert schedule.host.steps[PIPELINED] > 5
-    assert schedule.host.tokens >= 2 * 11 or schedule.host.moved[0]
-    assert schedule.host.room._blocks.free == 64
-
-
 def test_it_comes_back_when_nobody_else_wants_the_accelerator():
     schedule = schedule_of()
     found = offered(schedule, 0.0, 6, prompt=450, most=60)
@@ -367,26 +353,6 @@ def test_it_comes_back_when_nobody_else_wants_the_accelerator():
     assert not any(one.rows for one in found)
 
 
-def test_who_would_wait_for_a_block_goes_to_the_host_instead():
-    schedule = schedule_of(blocks=40, host_blocks=400)
-    for _ in range(500):
-        schedule.room.lengths.ended(2, 500)
-    now, found = 0.0, []
-    while not found or not found[-1].on_host:  # more on the accelerator than it can hold if all become long
-        found += offered(schedule, now, 1, prompt=10, most=500)
-    on_accelerator = [one for one in found if not one.on_host]
-    assert sum(one.most_blocks for one in on_accelerator) > 40
-    copies = []
-    for _ in range(1500):
-        now, copied = run(schedule, now)
-        copies += copied
-        if not any(one.rows for one in found):
-            break
-    assert not any(one.rows for one in found)
-    assert any(copy.to_host for copy in copies)
-    assert schedule.host.moved[1] > 0
-
-
 @pytest.mark.parametrize("blocks", [24, 40])
 def test_nobody_goes_to_the_host_and_comes_back_in_one_step(blocks):
     schedule = schedule_of(blocks=blocks, host_blocks=400)
@@ -400,18 +366,6 @@ def test_nobody_goes_to_the_host_and_comes_back_in_one_step(blocks):
         to_host += any(copy.to_host for copy in copies)
         assert len({(copy.from_host, copy.to_host) for copy in copies}) <= 1
     assert to_host
-
-
-def test_who_may_need_more_than_the_accelerators_cache_is_for_the_host_whatever_was_learned():
-    schedule = schedule_of(blocks=24, host_blocks=60)
-    for number in range(500):
-        schedule.room.lengths.ended(32 * number % 700, 4000)
-    found = offered(schedule, 0.0, 1, prompt=100, most=3600)
-    assert [one.most_blocks > 24 for one in found] == [True]
-    found += offered(schedule, 0.0, 20, prompt=300, most=300)
-    run(schedule, 0.0, 10)
-    assert found[0].first_at is not None
-    assert schedule.room.stalls == 0
 
 
 def test_bulk_sets_out_beside_a_busy_accelerator_and_arrives_later():
@@ -472,18 +426,6 @@ def test_parked_rows_go_on_beside_answers_that_the_host_always_has():
     schedule.host._passed = 10**6
     schedule.clear()
     assert PIPELINED in schedule.host.modes(POLICY.modes, urgent=False)  # nobody is parked any more
-
-
-def test_steps_of_parked_rows_alone_do_not_say_how_quick_the_accelerator_is():
-    """They go through the few layers where the host has got to: nobody predicts how many."""
-    schedule = schedule_of(policy=StepPolicy(ttft_s=2.0, tpot_s=0.1, bulk_share=1.0, modes=frozenset({ASYNCHRONOUS})))
-    host = schedule.host
-    host.park(Row(ask(0.0), 0))
-    for _ in range(QUICK.layers):
-        assert not schedule.next_step(0.0)
-        assert schedule.joins
-        schedule.ended(0.0, 0.001, compute_s=ComputeSeconds(schedule.model.beta_s / QUICK.layers))
-    assert host.accelerator_factor == 1.0
 
 
 @pytest.mark.parametrize("factor", [0.25, 0.5, 1.0, 2.0])
@@ -551,18 +493,6 @@ def test_a_generation_larger_than_the_accelerators_cache_is_for_the_host():
     assert schedule.never(ask(0.0, prompt=65 * 128), 2.0)
     assert [one.on_host for one in offered(schedule, 0.0, 1)] == [True]
     assert schedule.longest_prompt(2.0) > 2 * 128
-
-
-def test_a_step_has_no_more_tokens_than_the_engine_computes_in_one():
-    schedule = schedule_of(policy=StepPolicy(2.0, 0.1, step_tokens=12))
-    found, now = offered(schedule, 0.0, 6, prompt=400), 0.0
-    assert any(one.on_host for one in found)
-    for _ in range(300):
-        parts = schedule.next_step(now)
-        assert sum(part.tokens for part in parts) <= 12
-        schedule.copies()
-        now += 0.03
-        schedule.ended(now, 0.03)
 
 
 def test_steps_that_take_no_time_are_no_problem():

@@ -153,50 +153,12 @@ def test_the_safe_depth_is_never_above_the_depth(samples, slo_s, shape, most):
     assert 0 <= found.safe_depth(slo_s, shape, most) <= found.curve.depth(slo_s, shape, most) <= most
 
 
-def test_a_few_samples_on_a_line_are_no_proof_that_there_is_no_noise():
-    assert fit(on(V100)).margin_s(96) > 0
-    assert 0.95 * 40 <= fit(on(V100)).safe_depth(1) < 40
-
-
-@few
-@given(st.lists(st.floats(0.98, 1.02), min_size=5, max_size=5), st.integers(1, 200), SHAPES)
-def test_the_margin_shrinks_with_more_samples(factors, concurrency, shape):
-    samples = on(V100, LEVELS, factors)
-    margins = [fit(times * samples).margin_s(concurrency, shape) for times in (1, 2, 4)]
-    assert margins == sorted(margins, reverse=True)
-    assert margins[2] < 0.6 * margins[0]
-
-
-def test_the_margin_grows_with_the_noise():
-    quiet, loud = (fit(on(V100, LEVELS, [1, 1 + by, 1 - by, 1 + by, 1 - by])) for by in (0.01, 0.04))
-    assert quiet.noise < loud.noise
-    assert all(quiet.margin_s(at) < loud.margin_s(at) for at in (1, 40, 96))
-
-
-@pytest.mark.parametrize("factor", [0.5, 0.85, 1.2, 3.0])
-def test_a_level_far_from_the_line_is_named(factor):
-    samples = on(V100, (*LEVELS, *LEVELS, 20, 20), [*[1.0] * 10, factor, factor])
-    odd = misfit(samples, fit(samples))
-    assert odd is not None
-    assert odd.concurrency == 20
-    assert "20 at once take" in odd.problem
-
-
 @pytest.mark.parametrize(
     "factors", [[1.0] * 5, [1.0, 3.0, 1.0, 1.0, 1.0], [1.02, 0.98, 1.01, 0.99, 1.0]], ids=["on", "outlier", "noise"]
 )
 def test_a_line_a_slow_burst_and_noise_are_no_misfit(factors):
     samples = on(V100, LEVELS, factors)
     assert misfit(samples, fit(samples)) is None
-
-
-@few
-@given(ANY_SAMPLES)
-def test_a_misfit_is_at_one_of_the_levels(samples):
-    odd = misfit(samples, fit(samples))
-    if odd is not None:
-        assert odd.concurrency in {sample.concurrency for sample in samples}
-        assert odd.problem.startswith(f"latency is not linear in concurrency: {odd.concurrency} at once take ")
 
 
 def apart_by(noise):

@@ -36,7 +36,10 @@ def measured(line, shares, depth, lengths=(10, 225), most=2048, noise=lambda: 1.
 
 @pytest.mark.parametrize(
     ("tokens", "most_tokens", "lengths"),
-    [(75, 512, [10, 225]), (75, 200, [10, 200]), (75, 75, [10]), (10, 512, [30]), (200, 256, [10]), (3, 3, [])],
+    [
+        *[(75, 512, [10, 225]), (75, 200, [10, 200]), (75, 75, [10]), (10, 512, [30]), (200, 256, [10]), (3, 3, [])],
+        *[(15, 22, []), (16, 24, [10]), (16, 25, [10, 25])],  # alike: at most one and a half times as long
+    ],
 )
 def test_a_short_and_a_long_length_that_the_model_takes(tokens, most_tokens, lengths):
     assert other_lengths(tokens, most_tokens) == lengths
@@ -79,6 +82,42 @@ def test_where_no_other_length_was_measured_it_is_in_proportion_to_the_tokens():
 
 def test_a_device_whose_time_does_not_grow_is_not_asked():
     assert next_concurrency([], 3.0, Curve(0.0, 0.5), 2048, 2048) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "times", "depth", "most", "level"),
+    [
+        ([], 3.0, 96, 2048, 16),  # half of the depth's work
+        ([], 0.1, 96, 2048, 48),  # a short query may cost as much
+        ([], 3.0, 1, 2048, 1),
+        ([(48, 2)], 0.1, 96, 2048, 24),  # each cost twice alpha
+        ([(48, 0.5)], 0.1, 96, 2048, 96),
+        ([(48, 0.1)], 0.1, 96, 2048, 288),  # six times the burst before
+        ([(48, 0.1)], 0.1, 96, 200, 200),
+        ([(500, 0)], 0.1, 96, 2048, 960),  # it counts as a twentieth
+        ([(48, 200)], 0.1, 96, 2048, 1),
+        ([(1, 0.5)], 0.1, 1, 2048, 2),  # of a depth of one all of its work
+        ([(48, 2), (24, 1)], 0.1, 96, 2048, 24),  # as the first one said
+        ([(48, 2), (24, 2), (24, 2)], 0.1, 96, 2048, None),
+    ],
+)
+def test_what_is_sent_of_another_length(found, times, depth, most, level):
+    """`found`: queries, and what each cost, times alpha."""
+    line = Curve(0.015625, 0.25)  # exact in floats
+    samples = [LengthSample(10, count, line.beta_s + count * cost * line.alpha_s) for count, cost in found]
+    assert next_concurrency(samples, times, line, depth, most) == level
+
+
+@pytest.mark.parametrize(("tokens", "cost", "counts_as"), [(50, 0.3, 0.3), (10, 0.02, 0.05)])
+def test_errors_weigh_by_their_share_of_the_cost_and_of_a_twentieth_of_alpha_at_least(tokens, cost, counts_as):
+    """A share q for the query itself brings the one length nearer to its cost, and the other away from it."""
+    samples = [LengthSample(tokens, 1, cost), LengthSample(200, 1, 4.2)]
+    squared = np.array([(tokens / 100) ** 2, 4.0])
+    weights = 1 / np.array([counts_as, 4.2])
+    slopes, wanted = (1 - squared) * weights, (np.array([cost, 4.2]) - squared) * weights
+    q = slopes @ wanted / (slopes @ slopes)
+    found = fit_cost(samples, Curve(1.0, 0.0), 100)
+    assert (found.query_s, found.token_s, 100**2 * found.token2_s) == pytest.approx((q, 0, 1 - q), rel=1e-4)
 
 
 SAMPLES = st.lists(

@@ -6,8 +6,9 @@ import math
 import pytest
 
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable
+from deployments.models.pairs import Pair
 from deployments.placement.placer import Placer
-from deployments.placement.request import Part, Record
+from deployments.placement.request import Part, Record, Request, Wanted, embedded
 from deployments.queueing.quota import Client
 from deployments.queueing.shares import Tenant
 from deployments.settings import RouterConfig
@@ -238,11 +239,12 @@ async def test_capacity_is_what_idle_replicas_take_in_the_time_that_is_left():
     model = (0.001, 0.0, 0.0, 0.0)  # a thousand a second
     placer = placer_of(ScriptedReplica("a1", model=model), cpu=[ScriptedReplica("c1", model=model)])
     placer.transit_s = 0.05
+    await asyncio.sleep(0.2)
     request = request_of(75)
     await asyncio.sleep(0.2)
     assert placer.capacity(75) == pytest.approx(2000)
     assert placer.capacity(75, request) == pytest.approx(1500)
-    assert placer.room_queries(0.2, 75, 0.3) == pytest.approx(600)
+    assert placer.room_queries(0.4, 75, 0.3) == pytest.approx(600)
 
 
 async def test_how_many_routers_there_are_as_far_as_replicas_know():
@@ -271,20 +273,22 @@ async def test_who_can_answer():
 
 
 @pytest.mark.parametrize(
-    ("bulk", "ways", "transit_s"),
+    ("slo_s", "ways", "transit_s"),
     [
         # `ways`: when an answer came, and how long it was on its way.
-        (False, [(1.0, 0.1)], 0.1),
-        (True, [(1.0, 0.1)], 0.0),
-        (False, [(1.0, 0.1), (1.5, 0.2)], 0.2),
-        (False, [(1.0, 0.3)], 0.25),  # a quarter of the SLO at most
-        (False, [(1.0, 0.1), (1.5, 0.01)], 0.1 * math.exp(-0.25)),  # forgotten within two SLOs
-        (False, [(1.0, 0.1), (1.5, 0.01), (2.0, 0.0)], 0.1 * math.exp(-0.5)),
-        (False, [(1.0, 0.1), (9.0, 0.01)], 0.01),
+        (1.0, [(1.0, 0.1)], 0.1),
+        (1.0, [(1.0, 0.1), (1.5, 0.2)], 0.2),
+        (1.0, [(1.0, 0.3)], 0.25),  # a quarter of the SLO at most
+        (2.0, [(1.0, 0.6)], 0.5),
+        (1.0, [(1.0, 0.1), (1.5, 0.01)], 0.1 * math.exp(-0.25)),  # forgotten within two SLOs
+        (2.0, [(1.0, 0.1), (1.5, 0.01)], 0.1 * math.exp(-0.125)),
+        (1.0, [(1.0, 0.1), (1.5, 0.01), (2.0, 0.0)], 0.1 * math.exp(-0.5)),
+        (1.0, [(1.0, 0.1), (9.0, 0.01)], 0.01),
+        (None, [(1.0, 0.1)], 0.0),  # bulk answers wait for more than their way
     ],
 )
-async def test_the_way_there_and_back(bulk, ways, transit_s):
-    placer, a1 = placer_of(ScriptedReplica("a1")), None
+async def test_the_way_there_and_back(slo_s, ways, transit_s):
+    placer, a1, bulk = placer_of(ScriptedReplica("a1"), slo_s=slo_s or 1.0), None, slo_s is None
     for at, way_s in ways:
         pending = PendingOffer(Offer(1, 1.0, [None, None]), asyncio.get_running_loop())
         pending.sent_at, pending.settled_at = at - 0.5 - way_s, at
@@ -368,3 +372,48 @@ async def test_where_nobody_lives_it_is_unavailable_but_a_trial_may_come_again()
 def test_a_refusal_is_no_answer():
     with pytest.raises(ReplicaLost):
         Placer({}).collect(None, None, Refused(), {})
+
+
+async def test_the_answer_to_a_request():
+    request = Request(["abc", Pair("de", "f"), [1, 2]], Wanted(), "query: ", 0.0, 1.0, patient=False, bulk=False)
+    assert request.characters == 3 + 3 + 2 + 3 * 7
+    request.ids, request.tokenised = [range(3), range(4), range(2)], 0.1
+    answers = {
+        index: (pool, Answered(1, 0, f"numbers {index}", 1.0 + index, queue_s, compute_s, 0.0))
+        for index, pool, queue_s, compute_s in (
+            (2, "cpu", 0.1, 0.3),
+            (0, "cpu", 0.2, 0.1),
+            (1, "accelerator", 0.0, 0.2),
+        )
+    }
+    await asyncio.sleep(0.5)
+    done = embedded(request, answers, None)
+    assert (done.vectors, done.norms) == (["numbers 0", "numbers 1", "numbers 2"], [1.0, 2.0, 3.0])
+    assert (done.pools, done.tokens, done.characters) == (("accelerator", "cpu"), 9, 6)
+    assert (done.tokenization_s, done.queue_s, done.compute_s) == (0.1, 0.2, 0.3)
+    assert (done.total_s, done.others) == (pytest.approx(0.5, abs=1e-6), {})
+    request.outputs = ("tokens", "sparse")
+    done = embedded(request, answers, lambda numbers, ids: {"tokens": (numbers, len(ids)), "sparse": numbers[-1]})
+    assert done.vectors == [("numbers 0", 3), ("numbers 1", 4), ("numbers 2", 2)]
+    assert done.others == {"sparse": ["0", "1", "2"]}
+
+
+async def test_when_a_record_says_that_the_answer_was_predicted():
+    record = Record()
+    assert record.predicted_s is None
+    await asyncio.sleep(0.2)
+    record.request = request_of(75)
+    assert record.predicted_s is None
+    await asyncio.sleep(0.1)
+    pendings = [PendingOffer(Offer(1, 1.0, [None]), asyncio.get_running_loop()) for _ in range(2)]
+    record.parts = [
+        (Part(None, "cpu", pending, [0]), finish_s) for pending, finish_s in zip(pendings, (0.7, 0.4), strict=True)
+    ]
+    assert record.predicted_s == pytest.approx(0.1 + 0.4, abs=1e-6)
+
+
+def test_what_a_trial_asks_counts_against_nobody():
+    request = Request([], Wanted(client=CLIENT), "", 2.0, 5.0, patient=False, bulk=False)
+    assert (request.tenant, request.quota, request.allowed_s) == (TENANT, None, 3.0)
+    trial = Request([], Wanted(client=CLIENT, trial=Trial("s", {})), "", 0.0, 1.0, patient=False, bulk=False)
+    assert (trial.tenant, trial.quota) == (None, None)

@@ -133,6 +133,10 @@ async def test_what_replicas_are_told_of_a_config(config, model):
     pool.configure(PoolConfig(queue_depth=7, **config), {"slo_s": 2.0, "admission": "depth"})
     assert pool.policy == {"router": "r", "slo_s": 2.0, "admission": "depth", "depth": 7, "model": model}
     assert pool.by_count
+    pool.links["a"] = Mock()
+    pool.configure(PoolConfig(), {})
+    assert pool.links["a"].configure.called
+    assert not pool.by_count
 
 
 async def test_a_replica_is_tried_again_and_again_and_found_dead_where_nobody_listens(caplog):

@@ -158,8 +158,9 @@ def test_work_is_counted_once_and_not_that_of_patient_queries():
         pytest.param(running(300, patient(40), query(10, 9), pass_tokens=1), 0.2, 3.31 / 0.8, 140, id="passes"),
         pytest.param(running(300, patient(40), factor=2.0), 0.4, 3.61 / 0.8, 20 * 3 - 40, id="slow"),
         pytest.param(running(300, patient(40), bulk_share=1.0), 0.2, 3.0 / 0.8, 120 * 2 - 40, id="all is for bulk"),
-        # The next run takes longer than others: 200 + 500 + 40 and the query's own 300 ms, and less than one SLO else.
-        pytest.param(running(300, query(500, 9), patient(40)), 0.2, 4.4 / 0.8, 140, id="a long run is next"),
+        # The next run takes longer than others: 200 ms, 900, 40 and the query's own; so it is one of 50 ms at most.
+        pytest.param(running(300, query(900, 9), patient(40)), 0.2, 3.49 / 0.8, 50, id="a long run is next"),
+        pytest.param(running(300, patient(40), slo_s=2.0), 0.2, 4.31 / 0.8, 140 * 2 - 40, id="a longer SLO"),
         pytest.param(running(300), 0.2, 1.31 / 0.8, 810, id="one that is larger goes by itself: with it 10 ms longer"),
     ],
 )
@@ -248,6 +249,7 @@ def test_by_depth_nobody_is_made_urgent_and_a_nearer_deadline_stays():
         (running(300, admission="depth", depth=3), [query(1)] * 4, {"partial": True}, 2),
         # Bulk has its share of the places, and one at least.
         (queue_of(admission="depth", depth=9), [bulk(1)] * 9, {"partial": True}, 4),
+        (queue_of(admission="depth", depth=3), [bulk(1)] * 9, {"partial": True}, 1),
         (queue_of(admission="depth", depth=1), [bulk(1)] * 9, {"partial": True}, 1),
         (admit(queue_of(admission="depth", depth=9), 0.0, bulk(1)), [bulk(1)] * 9, {"partial": True}, 3),
         (admit(queue_of(admission="depth", depth=9), 0.0, *[query(1)] * 7), [bulk(1)] * 9, {"partial": True}, 2),
@@ -280,7 +282,7 @@ def test_all_are_admitted_or_none_or_the_first_of_them(queue, offer, how, taken)
 )
 def test_why_a_query_is_refused(queue, offer, reason):
     queue = copy.deepcopy(queue)
-    assert queue.offer(0.0, [copy.copy(offer)]) == (reason is None)
+    assert queue.offer(5.0, [query(offer.tokens, 5.0 + offer.due)]) == (reason is None)
     assert asdict(queue.refusals) == {"full": 0, "never": 0, "closed": 0} | ({reason: 1} if reason else {})
 
 
@@ -397,6 +399,7 @@ def test_by_depth_places_are_kept_for_others():
         offer = [query(1, tenant=Tenant(name)) for _ in range(9)]
         assert takes(queue, 0.0, *offer, partial=True) == places
     assert takes(queue, 0.0, *[patient(1, tenant=Tenant("greedy")) for _ in range(9)], partial=True) == 9
+    assert takes(admit(queue, 0.0, *[query(1)] * 9), 0.0, query(1, tenant=Tenant("greedy"))) == 0
 
 
 def test_what_a_tenant_asked_for_and_got():
@@ -505,6 +508,7 @@ def test_a_probe_that_is_in_time_is_believed():
         (admit(queue_of(factor=2.0), 0.0, query(124)), 0.0, 0.0),
         (admit(queue_of(admission="depth", depth=2), 0.0, query(599)), 0.0, 0.006),
         (admit(queue_of(admission="depth", depth=1), 0.0, query(10)), 0.0, 0.0),
+        (admit(queue_of(admission="depth", depth=9), 0.0, *[bulk(10)] * 4), 0.0, 0.018),  # bulk has its share of places
     ],
 )
 def test_when_the_next_run_begins(queue, now, wait_s):
@@ -525,10 +529,10 @@ def test_when_the_next_run_begins(queue, now, wait_s):
 def test_a_pause_makes_nobody_late_who_was_admitted(offers, wait_s):
     queue = queue_of()
     for one in offers:
-        one.cost_s = one.tokens / 1000
-        queue._admit(0.0, [one], 1.0, 0.0, promised=True)
+        later = Query(one.tokens, 5.0 + one.due, one.patient, cost_s=one.tokens / 1000)
+        queue._admit(5.0, [later], 1.0, 0.0, promised=True)
     queue._fairness.mean_s = 1e-6  # somebody could still join
-    assert queue.start_in_s(0.001) == pytest.approx(max(0.0, wait_s - 0.001))
+    assert queue.start_in_s(5.001) == pytest.approx(max(0.0, wait_s - 0.001))
 
 
 def test_only_who_is_admitted_by_its_finish_shortens_the_pause():
@@ -582,8 +586,9 @@ def test_what_waits_at_a_runs_end_has_waited_already():
     ],
 )
 def test_patient_queries_fill_a_run_behind_the_urgent_ones(urgent, ms, how, taken):
-    queue = admit(queue_of(**how), 0.0, *urgent, *[patient(ms, 9) for _ in range(12)])
-    run = queue.start(0.0)
+    urgent = [query(one.tokens, 5.0 + one.due) for one in urgent]
+    queue = admit(queue_of(**how), 5.0, *urgent, *[patient(ms, 19.0) for _ in range(12)])
+    run = queue.start(5.0)
     assert run[: len(urgent)] == urgent
     assert len(run) == len(urgent) + taken
     assert queue.planned_s == pytest.approx(0.2 + sum(one.cost_s for one in run))
@@ -782,6 +787,7 @@ def answered(*offers, slo_s=1.0, late=1.05, whole=True):
     [
         (answered(query(100)), [0.05], 1.05),  # from the start of the run: the device was idle
         (answered(query(100), query(50)), [0.05, 0.05], 1.05),  # the first one's prediction had not known the second
+        (answered(patient(50, 9), query(100)), [0.05], 1.05),  # with the patient one that runs behind it
         (answered(query(100, 1.2), slo_s=1.19), [0.05], 1.05),  # 0.3 s are more than a quarter of the SLO
         (answered(query(100, 1.2), slo_s=1.21), [], 1.05),
         (answered(bulk(100)), [], 1.05),

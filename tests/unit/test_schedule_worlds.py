@@ -78,14 +78,6 @@ def test_who_joins_a_pause_for_a_burst_does_not_make_the_first_late():
     assert all(one.in_time for one in sent if one.admitted)
 
 
-def test_patient_queries_do_not_make_those_late_that_were_admitted_before_them():
-    queue = schedule_of(V100, 1.0)
-    urgent = [Arrival(0.0, 75, 0.4) for _ in range(5)]
-    sent = World([Device(queue)]).run([*urgent, Arrival(0.001, 512, 20.0), Arrival(0.001, 512, 600.0, bulk=True)])
-    assert [one.admitted for one in sent[:6]] == [True] * 6
-    assert all(one.in_time for one in sent if one.admitted)
-
-
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_work_adds_up_after_anything(data):

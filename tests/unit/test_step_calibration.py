@@ -159,6 +159,14 @@ def test_at_the_capacity_nearly_all_are_admitted_and_two_replicas_take_more(monk
     assert capacity([Replica(StepTime(3.0, 0, 0, 0, 0), 512, 2048)], POLICY, mix, 0) == 0
 
 
+@pytest.mark.parametrize(("most", "found"), [(3.0, 3.0), (0.0005, 0.0), (float("inf"), 1000.0)])
+def test_the_search_for_a_capacity_ends(most, found):
+    """A device that takes every stream that is tried, too: a stream of 500 requests is too short to fill it."""
+    assert request_capacity._largest(lambda rate: rate <= most, 1.0) == pytest.approx(
+        found, rel=0.5 if found > 100 else 0.05
+    )
+
+
 def test_a_mix_keeps_its_bounds_and_its_means():
     mix = Mix(300, 60, 100_000, 100_000)
     arrivals = mix.arrivals(10, 200, seed=3)

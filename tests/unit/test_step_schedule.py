@@ -2,6 +2,7 @@
 
 import pytest
 
+from deployments.generation.scheduling.answer_lengths import AnswerLengths
 from deployments.generation.scheduling.blocks import BLOCK
 from deployments.generation.scheduling.chunk import Copy
 from deployments.generation.scheduling.host_side import Host
@@ -15,11 +16,8 @@ MODEL = StepTime(0.02, 1.4e-4, 2e-7, 1.4e-4, 6e-9, 128)
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)
 
 
-HOST = HostTime(row_s=1e-4, kv_token_s=2e-6, copy_token_s=1e-5, layers=4)
-
-
-def schedule_of(blocks=200, policy=POLICY, host_blocks=None):
-    return StepSchedule(MODEL, policy, blocks, host=host_blocks and Host(HOST, host_blocks))
+def schedule_of(blocks=200, policy=POLICY):
+    return StepSchedule(MODEL, policy, blocks)
 
 
 def generation(prompt=300, most=20, due=2.0, answers=1, *, bulk=False):
@@ -73,31 +71,6 @@ def test_a_prompt_that_ends_with_a_block_has_nothing_to_copy():
     assert first[2] != second[2]
 
 
-def test_blocks_are_reserved_for_the_longest_answer():
-    schedule = schedule_of(blocks=6)
-    assert schedule.offer(0.0, generation(prompt=BLOCK, most=2 * BLOCK + 1))
-    assert schedule.offer(0.0, generation(prompt=BLOCK, most=2 * BLOCK + 1))
-    assert schedule.state(0.0).free_blocks == 0
-    assert not schedule.offer(0.0, generation(prompt=1, most=2 * BLOCK + 1))
-    assert schedule.state(0.0).refusals == (1, 0)
-    assert schedule.state(0.0).opens_s > 0
-
-
-def test_what_an_idle_device_cannot_do_in_time_never_fits():
-    schedule = schedule_of()
-    longest = schedule.longest_prompt(1.0)
-    assert 0 < longest < 200 * BLOCK
-    assert not schedule.never(generation(longest, 1), 1.0)
-    assert schedule.never(generation(longest + 1, 1), 1.0)
-    assert schedule.longest_prompt(0.5) < longest < schedule.longest_prompt(2.0)
-    assert schedule.never(generation(100, 20), 0.0)
-    assert schedule.never(generation(100, 201 * BLOCK), 10.0)
-    quick = Generation(100, 20, 2.0, tpot_s=0.01)
-    assert schedule.never(quick, 2.0)
-    assert not schedule.offer(0.0, quick)
-    assert schedule.state(0.0).refusals == (0, 1)
-
-
 @pytest.mark.parametrize("step_s", [0.05, 0.07, 0.09, 0.0999])
 @pytest.mark.parametrize("ttft_s", [0.2, 0.5, 2.0])
 def test_an_idle_device_whose_steps_nearly_take_as_long_as_the_pace_allows_can_do_it(step_s, ttft_s):
@@ -105,16 +78,6 @@ def test_an_idle_device_whose_steps_nearly_take_as_long_as_the_pace_allows_can_d
     assert not schedule.never(generation(most=400), ttft_s)
     assert not schedule.never(generation(most=400), 1.01 * step_s)
     assert schedule.never(generation(most=400), 0.99 * step_s)
-
-
-def test_who_is_refused_knows_when_to_come_back_by_its_own_size():
-    schedule, now = schedule_of(blocks=110), 0.0
-    for _ in range(30):
-        while schedule.offer(now, small := generation(prompt=10 * BLOCK, due=now + 20)):
-            pass
-        now, _ = run_step(schedule, now)
-    assert not schedule.offer(now, large := generation(prompt=60 * BLOCK, due=now + 20))
-    assert MODEL.beta_s <= small.opens_s < large.opens_s / 3 < 10
 
 
 def test_the_earliest_due_is_computed_first():
@@ -125,21 +88,6 @@ def test_the_earliest_due_is_computed_first():
     assert [part.row.generation for part in schedule.next_step(0.0)] == [sooner]
 
 
-def test_rows_without_slack_keep_chunks_short_and_those_with_slack_let_them_grow():
-    schedule = schedule_of()
-    quick = generation(prompt=10, most=400)
-    schedule.offer(0.0, quick)
-    now, _ = run_step(schedule, 0.0)
-    schedule.offer(now, generation(prompt=4000, due=now + 5))
-    short = schedule.next_step(now)[-1].tokens
-    schedule.ended(now + 0.03, 0.03)
-    while quick.rows[0].picked < 10:
-        now, _ = run_step(schedule, now + 0.07)
-    assert short > 100
-    tight = schedule.next_step(now + 0.06)
-    assert len(tight) == 1 or tight[-1].tokens < short
-
-
 def test_bulk_is_behind_all_others_and_takes_its_share_of_the_blocks():
     schedule = schedule_of(blocks=20)
     bulk = [generation(prompt=2 * BLOCK, most=1, bulk=True) for _ in range(6)]
@@ -147,30 +95,6 @@ def test_bulk_is_behind_all_others_and_takes_its_share_of_the_blocks():
     other = generation()
     assert schedule.offer(0.0, other)
     assert schedule.next_step(0.0)[0].row.generation is other
-
-
-@pytest.mark.parametrize(("late_s", "parts"), [(0.0, 2), (0.2, 1)])
-def test_bulk_makes_no_late_answer_later(late_s, parts):
-    schedule = schedule_of()
-    assert schedule.offer(0.0, generation(prompt=10, most=400))
-    now, _ = run_step(schedule, 0.0)
-    assert schedule.offer(now, generation(prompt=1000, bulk=True))
-    assert len(schedule.next_step(now + late_s)) == parts
-
-
-def test_a_device_that_became_slow_admits_less_and_tries_again_when_it_rests():
-    schedule = schedule_of()
-    now = 0.0
-    one = generation(prompt=2000, most=100)
-    assert schedule.offer(now, one)
-    while one.rows:
-        schedule.next_step(now)
-        seconds = 20 * schedule.planned_s
-        now += seconds
-        schedule.ended(now, seconds)
-    assert schedule.learning.factor > 10
-    assert not schedule.offer(now, generation(due=now + 2))
-    assert schedule.offer(now + 2.1, generation(due=now + 4.1))
 
 
 def test_who_gives_up_while_waiting_leaves_no_trace():
@@ -190,87 +114,6 @@ def test_answers_of_one_token_end_with_their_prompt(answers):
     run_step(schedule, 0.0)
     assert not one.rows
     assert schedule.room._blocks.free == 200
-
-
-def ended(schedule, now, most=30):
-    """Run steps until nothing is left; the time."""
-    for _ in range(most):
-        now, parts = run_step(schedule, now)
-        if not parts:
-            return now
-    raise AssertionError("it does not end")
-
-
-def test_a_device_that_has_rested_for_days_says_when_there_is_room_by_its_work():
-    schedule, days = schedule_of(blocks=20), 10 * 86_400.0
-    for now in (days, 2 * days):
-        assert schedule.offer(now, generation(due=now + 2.0))
-        ended(schedule, now)
-    now = 2 * days + 10
-    while schedule.offer(now, generation(due=now + 2.0)):
-        pass
-    assert 0 < schedule.state(now).opens_s < 2
-
-
-@pytest.mark.parametrize("factor", [1.0, 3.0])
-def test_a_device_that_rests_tries_what_only_its_margin_refuses(factor):
-    schedule = StepSchedule(StepTime(0.08, 0.0, 0.0, 0.0, 0.0), POLICY, 200)
-    schedule.learning.margin, schedule.learning.factor = 0.3, factor
-    now = schedule._since = 100.0
-    assert not schedule.never(generation(due=2.0), 2.0)
-    assert not schedule.offer(now + 0.1, generation(due=now + 2.1))  # it has only just come to rest
-    assert schedule.offer(now + 3.0, generation(due=now + 5.0))
-
-
-def test_bulk_goes_on_where_one_row_takes_longer_than_a_step_should():
-    schedule = StepSchedule(StepTime(0.1, 0.03, 0.0, 0.03, 0.0), StepPolicy(ttft_s=1.0, tpot_s=0.1), 200)
-    schedule.learning.factor = 5.0
-    assert schedule.offer(0.0, generation(prompt=3, most=4, bulk=True))
-    ended(schedule, 0.0)
-    assert schedule.state(10.0).free_blocks == 200
-
-
-def test_a_step_that_failed_teaches_nothing():
-    schedule = schedule_of()
-    assert schedule.offer(0.0, generation())
-    schedule.next_step(0.0)
-    schedule.ended(1e-6, 1e-6, whole=False)
-    assert schedule.learning.factor == 1.0
-
-
-def test_an_accelerator_that_is_full_is_open_where_its_host_has_room():
-    schedule = schedule_of(6, host_blocks=20)
-    while schedule.offer(0.0, one := generation()) and not one.on_host:
-        pass
-    assert one.on_host
-    assert schedule.state(0.0).opens_s == 0
-    while schedule.offer(0.0, generation()):
-        pass
-    state = schedule.state(0.0)
-    assert state.opens_s > 0
-    assert (state.free_blocks, state.host.free_blocks) == (0, 2)
-
-
-def test_what_the_host_gained_is_what_both_made_less_what_the_accelerator_would_have():
-    schedule = schedule_of(6, host_blocks=20)
-    while schedule.offer(0.0, generation(most=80)):
-        pass
-    now, made = 0.0, 0.0
-    while schedule._running or schedule._waiting:
-        schedule.next_step(now)
-        schedule.copies()
-        plan = schedule.host.plan
-        made += plan.worth + len(plan.first) + len(plan.second)
-        now += schedule.planned_s
-        schedule.ended(now, schedule.planned_s)
-    host = schedule.state(now).host
-    assert sum(host.steps) == schedule.steps
-    assert host.steps[1] > 0
-    assert host.tokens > 0
-    assert host.gained + host.alone == pytest.approx(made, abs=0.2)
-    assert 0 < host.gained_share < 1
-    assert (host.rows, host.free_blocks) == (0, 20)
-    assert schedule_of().state(0.0).host is None
 
 
 # --- in steps of one second, and a 64th for each token of a prompt ----------------------------------------------------
@@ -614,3 +457,101 @@ def test_who_finds_no_room_is_refused_and_nothing_else_is_said_of_it():
     schedule._kept = Kept()
     assert not schedule.offer(0.0, paced(64, 1, due=99.0))
     assert schedule._kept.decision[2] is False
+
+
+# --- steps, and what ends ---------------------------------------------------------------------------------------------
+
+
+def test_the_next_step_goes_on_where_the_running_one_will_have_ended():
+    schedule = exact()
+    one = admitted(schedule, 0.0, paced(64, 3, answers=2))
+    steps = [[(part.start, part.tokens) for part in schedule.next_step(at)] for at in (0.0, 2.0)]
+    assert steps == [[(0, 64)], [(64, 1), (64, 1)]]
+    assert (one.first_at, [row.length for row in one.rows]) == (2.0, [65, 65])
+    assert schedule.ends_at == 3.0
+    schedule.ended(2.5, 2.5)
+    assert (one.first_at, schedule.steps) == (2.5, 1)  # so late it was
+    assert [(row.computed, row.picked, row.coming) for row in one.rows] == [(64, 1, 1)] * 2
+    schedule.ended(3.5, 1.0, one.rows[1:])
+    assert [(row.number, row.computed, row.picked, row.coming) for row in one.rows] == [(0, 65, 2, 0)]
+    assert [part.start for part in schedule.next_step(3.5)] == [65]
+    schedule.ended(4.5, 1.0)
+    assert (one.rows, schedule.room.reserved, schedule._mean_gap_s) == ([], 0, pytest.approx(0.05 * 4.5))
+
+
+def test_a_step_leaves_time_for_how_much_single_steps_scatter():
+    schedule = exact()
+    admitted(schedule, 0.0, paced(1000, due=200.0))
+    schedule.learning.factor, schedule.scatter.margin = 2.0, 0.25
+    (part,) = schedule.next_step(0.0)
+    assert part.tokens == int((8.0 / 2.5 - 1.0) * 64)
+    assert (schedule.planned_s, schedule.ends_at) == (1.0 + 140 / 64, 2.0 + 280 / 64)
+
+
+def test_a_row_that_waits_for_a_block_makes_what_was_learned_doubtful(monkeypatch):
+    monkeypatch.setattr(AnswerLengths, "most_blocks", lambda *_: 0.0)
+    schedule = exact(4)
+    both = [begun(schedule, tokens=BLOCK, most=2 * BLOCK, pace_s=None) for _ in range(2)]
+    assert schedule.room.reserved == 6
+    for one in both:
+        one.rows[0].computed = one.rows[0].length = 2 * BLOCK
+    schedule.room.take(both[0].rows[0], 2 * BLOCK)
+    parts = schedule.next_step(9.0)
+    assert [part.row.generation for part in parts] == both[:1]
+    assert (schedule._stalled, schedule.room._trust) == (both[1].rows, 0.5)
+
+
+@pytest.mark.parametrize(("cut_off", "learned"), [(True, False), (False, True)])
+def test_who_goes_says_how_long_answers_become_unless_it_was_cut_off(cut_off, learned):
+    schedule = exact()
+    waits, runs = admitted(schedule, 0.0, paced(64, due=40.0)), begun(schedule)
+    schedule.remove(3.0, runs, cut_off=cut_off)
+    schedule.remove(3.0, waits, cut_off=cut_off)
+    assert (schedule.room.lengths.mean(500) < 500) is learned
+    assert (schedule._running, schedule._waiting, schedule.room.reserved) == ([], [], 0)
+
+
+def test_nothing_is_left_when_all_is_cleared():
+    schedule = exact()
+    begun(schedule, answers=2, tokens=5)
+    admitted(schedule, 2.0, paced(64, due=40.0))
+    schedule.next_step(2.0)
+    schedule.clear()
+    assert schedule._rests
+    assert (schedule.copies(), schedule.room.reserved, schedule.next_step(3.0)) == ([], 0, [])
+    assert admitted(schedule, 3.0, paced(64, due=50.0)).predicted_s == 2.0
+
+
+OTHER = StepTime(2.0, 0.0, 0.0, 1 / 64, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "calibrated", "host", "kept"),
+    [
+        ("same", False, None, "all"),
+        ("same", True, None, "host"),
+        (OTHER, False, None, "host"),
+        ("same", False, HostTime(9.0, 9.0), "steps"),
+        (OTHER, True, HostTime(9.0, 9.0), "nothing"),
+    ],
+)
+def test_what_is_forgotten_when_another_model_is_in_force(model, calibrated, host, kept):
+    schedule = exact()
+    schedule.host = Host(HostTime(1e-4, 1e-6), 9)
+    admitted(schedule, 0.0, paced(64, due=40.0))
+    schedule.next_step(0.0)
+    schedule._count(2.0)
+    for learning in (schedule.learning, schedule.scatter, schedule.host.learning):
+        learning.factor = 1.5
+    schedule._in_a_row, schedule._probe_after, schedule.host.accelerator_factor = (1.0, 2.0, 3.0), 4.0, 1.5
+    model = schedule.model if model == "same" else model
+    schedule.follow(model, host, calibrated=calibrated)
+    steps, of_host = kept in ("all", "steps"), kept in ("all", "host")
+    assert [one.factor for one in (schedule.learning, schedule.scatter)] == [1.5 if steps else 1.0] * 2
+    assert schedule._in_a_row == ((1.0, 2.0, 3.0) if steps else (0.0, 0.0, 1.0))
+    assert (schedule._probe_after, schedule.host.accelerator_factor) == ((4.0, 1.5) if steps else (1.0, 1.0))
+    assert schedule.host.learning.factor == (1.5 if of_host else 1.0)
+    assert schedule.host.time == (host or HostTime(1e-4, 1e-6))
+    assert (schedule.model, schedule.learning.calibrated) == (model, calibrated and not steps)
+    assert schedule.planned_s == (2.0 if model != OTHER else 3.0)
+    assert schedule._counted.planned_s == (2.0 if steps else 0.0)

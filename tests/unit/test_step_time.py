@@ -3,10 +3,12 @@
 import random
 from dataclasses import astuple, replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.generation.scheduling.chunk import UNTIMED, Chunk, Copy, Work, load_of
 from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
 
 ACCELERATOR = StepTime(0.02, 1.4e-4, 2e-7, 1.4e-4, 6e-9, 128)
@@ -43,13 +45,58 @@ def test_the_fit_finds_what_the_steps_were_made_of(model, noise):
         assert found.seconds(load) == pytest.approx(model.seconds(load), rel=1e-6 if not noise else 0.05)
 
 
-@pytest.mark.parametrize("knee", [0, 1, 2, 3, 5, 17, 100, 129, 300])
+@pytest.mark.parametrize("knee", [0, 1, 3, 17, 129, 300])
 @pytest.mark.parametrize("model", [ACCELERATOR, CPU])
 def test_the_fit_finds_any_knee(model, knee):
     """Where rows cost other than tokens of prompts: else a knee of 1 is one of 0 and a lower `beta_s`."""
     model = replace(model, row_s=0.8 * model.row_s, knee=knee)
     steps = [(load, model.seconds(load)) for load in (*loads(), StepLoad().with_chunk(0, 5), StepLoad(512, 512 * 30))]
     assert astuple(StepTime.fit(steps)) == pytest.approx(astuple(model), rel=1e-6)
+
+
+def test_a_fit_looks_for_the_knee_more_and_more_closely(monkeypatch):
+    tried, of_knee = [], StepTime._with_knee
+    monkeypatch.setattr(StepTime, "_with_knee", lambda *given: tried.append(given[-1]) or of_knee(*given))
+    model = replace(ACCELERATOR, row_s=1e-4, knee=100)
+    assert StepTime.fit([(load, model.seconds(load)) for load in loads()]).knee == 100
+    assert tried == [
+        0, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512,
+        72, 80, 88, 104, 112, 120,  # eight parts of what lies between 64 and 128
+        98, 100, 102, 106, 108, 110,  # and between 96 and 112
+        99, 101,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "prompt", "within_s", "tokens"),
+    [(0, 99, 2.0, 14), (0, 14, 2.0, 14), (0, 13, 2.0, 13), (4, 99, 2.0, 10), (6, 99, 2.2, 10), (6, 99, 1.2, 0)],
+)
+def test_the_most_tokens_of_a_prompt(rows, prompt, within_s, tokens):
+    """A second, and a tenth for each row and token behind the first four."""
+    model = StepTime(1.0, 0.1, 0.0, 0.1, 0.0, 4)
+    assert model.most_tokens(StepLoad(rows), 0, prompt, within_s + 1e-9) == tokens
+
+
+def test_a_piece_of_one_token_is_a_row():
+    assert StepLoad().with_piece(9, 1) == StepLoad(1, 10)
+    assert StepLoad(1, 10).with_piece(9, 2) == StepLoad(1, 10, 2, 20)
+
+
+def test_the_load_of_what_a_schedule_asks_for():
+    row, chunk = (Chunk(np.zeros(tokens, np.int32), start, ()) for start, tokens in ((9, 1), (2, 4)))
+    assert load_of([row, chunk]) == StepLoad(1, 10, 4, 16)
+    assert (row.end, chunk.end, chunk.wanted, chunk.on_host) == (10, 6, True, False)
+    assert Copy(1, 2) == (1, 2, False, False)
+    assert Work([row]) == ([row], (), (), (), (), False)
+    assert UNTIMED == (0.0, 0.0)
+
+
+def test_linear_layers_and_attention():
+    model, load = StepTime(1.0, 0.5, 0.25, 0.125, 2.0, 4), StepLoad(6, 8).with_chunk(2, 4)
+    assert (model.linear_s(load), model.attention_s(load)) == (1.0 + 2 * 0.5 + 4 * 0.125, 8 * 0.25 + 16 * 2.0)
+    assert model.linear_s(StepLoad(3, 0, 5)) == 1.0 + 4 * 0.125
+    assert HostTime(0.5, 0.25).seconds(2, 8) == 3.0
+    assert model.as_tuple() == (1.0, 0.5, 0.25, 0.125, 2.0, 4)
 
 
 def test_a_fit_needs_steps():
@@ -76,7 +123,7 @@ def test_copies_that_seem_to_save_time_cost_nothing():
 
 
 @pytest.mark.parametrize("model", [ACCELERATOR, CPU])
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 200), st.integers(0, 4000), st.integers(1, 4000), st.floats(0, 2))
 def test_as_many_tokens_as_fit(model, rows, start, tokens, within_s):
     load = StepLoad(rows, 500 * rows)

@@ -22,6 +22,7 @@ from deployments.generation.text.generation_card import GenerationCard
 from deployments.generation.text.sampling import Sampling
 from deployments.generation.token_frames import GenerationOffer, GenerationOffers
 from deployments.models.model_files import ModelCard
+from deployments.queueing.learning import Learning
 from tests.kit.generation_replicas import VOCABULARY, answer_to
 from tests.kit.virtual_time import virtual
 
@@ -331,14 +332,20 @@ async def test_more_than_there_is_room_for_is_refused_and_room_is_told():
     assert nothing_is_reserved(stepper)
 
 
+@pytest.fixture
+def one_offer_a_turn(monkeypatch):
+    """Of the event loop."""
+    monkeypatch.setattr("deployments.generation.stepper._READS_S", 0.0)
+
+
 def many(first, count):
     """Offers of so many, the first with this number."""
     sampling = Sampling(0.0)
     return [GenerationOffer(first + at, 2.0, np.array([at], np.int32), 4, sampling, tpot_s=0.1) for at in range(count)]
 
 
+@pytest.mark.usefixtures("one_offer_a_turn")
 async def test_while_hundreds_of_offers_are_looked_at_steps_run_and_routers_are_told(monkeypatch):
-    monkeypatch.setattr("deployments.generation.stepper._READS_S", 0.0)  # one offer in each turn of the loop
     stepper, device = world()
     router, other = Router(stepper, "a"), Router(stepper, "b")
     await asyncio.sleep(0)
@@ -367,8 +374,8 @@ async def test_while_hundreds_of_offers_are_looked_at_steps_run_and_routers_are_
     assert nothing_is_reserved(stepper)
 
 
-async def test_what_nobody_wants_any_more_does_not_wait_behind_hundreds_of_offers(monkeypatch):
-    monkeypatch.setattr("deployments.generation.stepper._READS_S", 0.0)  # one offer in each turn of the loop
+@pytest.mark.usefixtures("one_offer_a_turn")
+async def test_what_nobody_wants_any_more_does_not_wait_behind_hundreds_of_offers():
     stepper, _ = world()
     router, other = Router(stepper, "a"), Router(stepper, "b")
     gone, kept = router.ask(prompt(10, 1), 40), router.ask(prompt(10, 2), 40, answers=2)
@@ -384,8 +391,8 @@ async def test_what_nobody_wants_any_more_does_not_wait_behind_hundreds_of_offer
     assert nothing_is_reserved(stepper)
 
 
+@pytest.mark.usefixtures("one_offer_a_turn")
 async def test_who_waited_until_it_was_too_late_is_told_to_come_back_after_as_long(monkeypatch):
-    monkeypatch.setattr("deployments.generation.stepper._READS_S", 0.0)  # one offer in each turn of the loop
     stepper, _ = world()
     router = Router(stepper)
     offer, took = stepper.schedule.offer, []
@@ -441,17 +448,16 @@ async def test_a_router_that_is_lost_takes_its_generations_along(how):
 @pytest.mark.parametrize("how", ["gone", "failed"])
 async def test_answers_that_a_router_or_a_step_broke_off_are_no_proof_that_answers_are_short(how):
     stepper, device = world()
-    for _ in range(3):
-        router = Router(stepper)
-        for seed in range(8):
-            router.ask(prompt(10, seed), most_tokens=250)
-        await asyncio.sleep(0.5)
-        assert stepper.state().rows == 8
-        if how == "gone":
-            stepper.gone(router)
-        else:
-            device.problem = RuntimeError("out of memory")
-        await stepper.drained()
+    router = Router(stepper)
+    for seed in range(8):
+        router.ask(prompt(10, seed), most_tokens=250)
+    await asyncio.sleep(0.5)
+    assert stepper.state().rows == 8
+    if how == "gone":
+        stepper.gone(router)
+    else:
+        device.problem = RuntimeError("out of memory")
+    await stepper.drained()
     assert stepper.schedule.room.lengths.mean(500) == 500
     assert nothing_is_reserved(stepper)
 
@@ -467,30 +473,19 @@ async def test_what_steps_were_to_take_is_told_without_what_was_learned_since():
     assert planned_s == pytest.approx(MODEL.seconds(StepLoad().with_chunk(0, 40)))
 
 
-async def test_a_new_model_of_its_steps_forgets_what_was_learned_of_the_one_before():
-    stepper, device = world()
-    device.steps.model = StepTime(*(4 * one for one in MODEL.as_tuple()[:-1]), MODEL.knee)
-    router = Router(stepper)
-    for seed in range(12):
-        router.ask(prompt(40, seed), most_tokens=5)
-        await stepper.drained()
-    schedule = stepper.schedule
-    assert schedule.learning.factor == pytest.approx(4, rel=0.1)
+async def test_settings_put_a_model_in_force_until_they_withdraw_it():
+    stepper, _ = world(Host(QUICK, 64))
+    router, schedule = Router(stepper), stepper.schedule
+    schedule.learning.factor = 4.0
     router.tell(settings={**SETTINGS, "ttft_s": 1.5})  # says nothing of the model
-    assert schedule.learning.factor == pytest.approx(4, rel=0.1)
-    number = router.ask(prompt(40), most_tokens=30)
-    await asyncio.sleep(0.3)
-    planned_s = schedule.planned_s
-    router.tell(settings={**SETTINGS, "model": list(device.steps.model.as_tuple())})
-    assert (schedule.learning.factor, list(schedule.learning.errors)) == (1.0, [])
-    calibrated = type(schedule.learning)(calibrated=True).margin
-    assert schedule.scatter.margin == schedule.learning.margin == calibrated
-    assert schedule.planned_s == pytest.approx(4 * planned_s)  # of the step that runs
-    await stepper.drained()
-    assert router.finished[number, 0] == "length"
-    assert schedule.learning.factor == pytest.approx(1, rel=0.1)
-    router.tell(settings=SETTINGS)  # back to what was measured
-    assert schedule.model == MODEL
+    assert (schedule.policy.ttft_s, schedule.learning.factor) == (1.5, 4.0)
+    other, host = StepTime(0.08, 0.002, 4e-6, 0.002, 4e-8, 4), HostTime(0.5, 1e-6, 0.0, 3)
+    router.tell(settings={**SETTINGS, "model": list(other.as_tuple()), "host": [0.5, 1e-6, 0.0, 3]})
+    assert (schedule.model, schedule.host.time) == (other, host)
+    assert schedule.learning == schedule.scatter == Learning(calibrated=True)
+    router.tell(settings=SETTINGS)
+    assert (schedule.model, schedule.host.time) == (MODEL, QUICK)
+    assert schedule.learning == Learning()
 
 
 # --- planned steps ----------------------------------------------------------------------------------------------------
@@ -615,15 +610,6 @@ def test_what_does_not_fit_a_replica():
     assert PlannedStep(1, 999).fits(*bounds)
 
 
-async def test_a_calibrated_step_time_is_trusted_from_the_start():
-    stepper, _ = world()
-    router, learning = Router(stepper), type(stepper.schedule.learning)
-    assert stepper.schedule.learning == learning()
-    router.tell(settings={**SETTINGS, "model": list(MODEL.as_tuple())})
-    assert stepper.schedule.learning == stepper.schedule.scatter == learning(calibrated=True)
-    assert stepper.schedule.learning.margin < learning().margin
-
-
 # --- with a host ------------------------------------------------------------------------------------------------------
 
 
@@ -715,18 +701,6 @@ async def test_a_failed_step_ends_the_host_s_answers_too_and_the_loop_goes_on():
     router, asked = await crowded(stepper)
     await stepper.drained()
     assert all(is_right(router, number, *one) for number, one in asked.items())
-
-
-async def test_a_host_s_time_in_the_settings_is_in_force_until_it_is_withdrawn():
-    stepper, _ = world(Host(QUICK, 64))
-    router, host = Router(stepper), stepper.schedule.host
-    assert host.time == QUICK
-    host.learning.factor = 2.0
-    router.tell(settings={**SETTINGS, "host": [0.5, 1e-6, 0.0, 3]})
-    assert host.time == HostTime(0.5, 1e-6, 0.0, 3)
-    assert host.learning.factor == 1.0
-    router.tell(settings=SETTINGS)
-    assert host.time == QUICK
 
 
 def tokens_of(work):

@@ -31,15 +31,12 @@ def encode(queries, first):
     return [[first + i, len(query)] for i, query in enumerate(queries)]
 
 
-def with_thread(test):
-    async def whole():
-        thread = Later()
-        tokenising = Tokenising()
-        tokenising._thread.shutdown()
-        tokenising._thread = thread
-        await test(tokenising, thread)
-
-    return lambda: asyncio.run(whole())
+def by_hand():
+    """A tokeniser, and its thread."""
+    told = Tokenising()
+    told._thread.shutdown()
+    told._thread = Later()
+    return told, told._thread
 
 
 async def settle():
@@ -47,14 +44,14 @@ async def settle():
         await asyncio.sleep(0)
 
 
-@with_thread
-async def test_what_is_short_stays_on_the_loop(told, thread):
+async def test_what_is_short_stays_on_the_loop():
+    told, thread = by_hand()
     assert await told.encode(["ab", "c"], ON_LOOP, encode) == [[0, 2], [1, 1]]
     assert thread.waiting == []
 
 
-@with_thread
-async def test_a_large_request_lets_others_in_between(told, thread):
+async def test_a_large_request_lets_others_in_between():
+    told, thread = by_hand()
     large = ["x" * (tokenising._TURN // 2)] * 5  # two turns of two, and one more
     first = asyncio.ensure_future(told.encode(large, sum(map(len, large)), encode))
     second = asyncio.ensure_future(told.encode(["y" * 5000], 5000, encode))
@@ -72,8 +69,8 @@ async def test_a_large_request_lets_others_in_between(told, thread):
     assert (told.queries, told._characters) == (0, 0)
 
 
-@with_thread
-async def test_the_wait_for_a_turn_is_told_by_what_is_ahead(told, thread):
+async def test_the_wait_for_a_turn_is_told_by_what_is_ahead():
+    told, thread = by_hand()
     asked = asyncio.ensure_future(told.encode(["x" * 50_000], 50_000, encode))
     await settle()
     assert told.waiting_s == pytest.approx(50_000 / told.characters_per_s)
@@ -83,23 +80,21 @@ async def test_the_wait_for_a_turn_is_told_by_what_is_ahead(told, thread):
 
 
 @pytest.mark.parametrize("how", ["cancelled", "failed"])
-def test_nothing_is_kept_by_who_has_gone(how):
-    @with_thread
-    async def test(told, thread):
-        def fails(queries, first):
-            raise ValueError
+async def test_nothing_is_kept_by_who_has_gone(how):
+    told, thread = by_hand()
 
-        asked = asyncio.ensure_future(told.encode(["x" * 90_000, "y" * 90_000], 180_000, fails))
-        await settle()
-        if how == "cancelled":
-            asked.cancel()
-        else:
-            thread.work()
-        with pytest.raises((asyncio.CancelledError, ValueError)):
-            await asked
-        assert (told.queries, told._characters) == (0, 0)
+    def fails(queries, first):
+        raise ValueError
 
-    test()
+    asked = asyncio.ensure_future(told.encode(["x" * 90_000, "y" * 90_000], 180_000, fails))
+    await settle()
+    if how == "cancelled":
+        asked.cancel()
+    else:
+        thread.work()
+    with pytest.raises((asyncio.CancelledError, ValueError)):
+        await asked
+    assert (told.queries, told._characters) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +104,8 @@ def test_tokens_are_estimated_by_characters(queries, tokens):
     assert estimated_tokens(queries, 512) == tokens
 
 
-@with_thread
-async def test_a_prompt_before_each_text_does_not_make_the_queue_seem_longer(told, thread):
+async def test_a_prompt_before_each_text_does_not_make_the_queue_seem_longer():
+    told, thread = by_hand()
     texts, prompt = ["x" * tokenising._TURN] * 3, tokenising._TURN
     one = asyncio.create_task(told.encode(texts, sum(map(len, texts)) + prompt * len(texts), encode))
     await settle()
