@@ -25,6 +25,10 @@ class Fault:
     name: str
     plant: Callable[[], None]
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.file, self.name
+
 
 def faults(file: str, source: str) -> tuple[ast.Module, list[Fault]]:
     """The module's syntax tree, and all that can be planted in it. The name of a fault is made of the function or class
