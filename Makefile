@@ -50,7 +50,7 @@ endif
 
 # Property tests draw new examples; `make test` draws the same ones each time.
 test-more: $(VENV)/.test
-	for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest tests/unit tests/models -m hypothesis -n auto --hypothesis-profile=new || exit 1; done
+	for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest tests/unit tests/models -m hypothesis -n auto --maxprocesses 4 --hypothesis-profile=new || exit 1; done
 
 mutants: $(VENV)/.test
 	$(BIN)/python -m tests.mutants $(ARGS)

@@ -12,11 +12,11 @@ the libraries loaded; the tests run until the first one fails. A fault that make
 
 import argparse
 import ast
-import contextlib
 import importlib
 import math
 import os
 import random
+import resource
 import signal
 import sys
 import time
@@ -30,6 +30,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from deployments.hardware.affinity import read_cpu_shape
 from tests.mutants.faults import Fault, faults
 from tests.mutants.table import MODULES
 
@@ -39,6 +40,8 @@ BAR = 0.85  # of the faults in a folder that change anything: so many must be fo
 LIBRARIES = "numpy hypothesis.strategies pydantic yaml orjson psutil rich.console hypothesis.extra.numpy _pytest.mark"
 LIBRARIES_ARE_LOADED = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 LEAST_TIMEOUT_S = 20.0
+NOT_PLANTED = 99  # the status of a child that failed before its tests
+MOST_BYTES = 8 * 2**30  # of a child's address space
 TIMEOUT_RUNS = 10  # times as long as without a fault: it hangs
 CHANCE = 3.0  # standard errors below the bar, that a sample of good tests may find by chance
 
@@ -51,10 +54,11 @@ def main() -> int:
         "--seed", type=int, default=int(time.time()) // 86_400, help="of the sample; another one each day"
     )
     parser.add_argument("--constants", action="store_true", help="only constants at the top of a module")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes at the same time")
+    parser.add_argument("--jobs", type=int, default=read_cpu_shape().usable, help="processes at the same time")
     given = parser.parse_args()
     os.chdir(ROOT)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # half of the time of a short test
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a fork in which numpy's threads are missing could hang
     for name in LIBRARIES.split():
         importlib.import_module(name)
     console = Console(highlight=False, soft_wrap=True)
@@ -73,6 +77,8 @@ def main() -> int:
     planted = [fault for fault in everything if fault.key not in reasons]
     if given.minutes:
         random.Random(given.seed).shuffle(planted)
+    if given.minutes:
+        print(f"a sample, --seed {given.seed}")
     timeouts = timeouts_of(sorted({fault.file for fault in planted}), given.jobs)
     ends = time.monotonic() + 60 * given.minutes if given.minutes else float("inf")
     tried, found = Counter[str](), Counter[str]()
@@ -91,7 +97,7 @@ def timeouts_of(files: Sequence[str], jobs: int) -> dict[str, float]:
     started = time.monotonic()
     for fault, failed in outcomes(list(nothing.values()), dict.fromkeys(files, 600.0), jobs, float("inf"), timeouts):
         if failed:
-            sys.exit(f"the tests of {fault.file} fail as it is: {MODULES[fault.file]}")
+            sys.exit(f"the tests of {fault.file} fail as it is: pytest {' '.join(tests_of(fault.file))}")
     print(f"{len(files)} files; their tests as they are took {time.monotonic() - started:.0f} s", flush=True)
     return {file: max(LEAST_TIMEOUT_S, TIMEOUT_RUNS * took) for file, took in timeouts.items()}
 
@@ -101,33 +107,48 @@ def outcomes(
 ) -> Iterator[tuple[Fault, bool]]:
     """Each fault, and whether a test failed. `took` gets the seconds of the last run of each file."""
     waiting, running = list(reversed(planted)), dict[int, tuple[Fault, float]]()
-    while waiting or running:
-        while waiting and len(running) < jobs and time.monotonic() < ends:
-            fault = waiting.pop()
-            sys.stdout.flush()
-            pid = os.fork()
-            if pid == 0:
-                run_tests(fault, timeouts[fault.file])
-            running[pid] = fault, time.monotonic()
-        if not running:
-            return
-        pid, status = os.wait()
-        fault, started = running.pop(pid)
-        if took is not None:
-            took[fault.file] = time.monotonic() - started
-        yield fault, status != 0
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs and time.monotonic() < ends:
+                fault = waiting.pop()
+                sys.stdout.flush()
+                pid = os.fork()
+                if pid == 0:
+                    run_tests(fault, timeouts[fault.file])
+                running[pid] = fault, time.monotonic()
+            if not running:
+                return
+            pid, status = os.wait()
+            fault, started = running.pop(pid)
+            if took is not None:
+                took[fault.file] = time.monotonic() - started
+            if os.waitstatus_to_exitcode(status) == NOT_PLANTED:
+                sys.exit(f"cannot be planted: {fault.file} {fault.name}")
+            yield fault, status != 0
+    finally:
+        for pid in running:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
 def run_tests(fault: Fault, timeout_s: float) -> None:
     """In the child: plants the fault and ends with the status of its tests; the alarm's signal ends it if they hang."""
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
-    with contextlib.suppress(BaseException), Path(os.devnull).open("w") as silent:
-        os.dup2(silent.fileno(), 1)
-        os.dup2(silent.fileno(), 2)
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))  # a loop that never ends may also take memory
+    status = NOT_PLANTED
+    try:
+        silent = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silent, 1)
+        os.dup2(silent, 2)
         plant(fault)
-        tests = [f"tests/unit/{name}.py" for name in MODULES[fault.file].split()]
-        os._exit(int(pytest.main([*tests, "-x", "-q", "-p", "no:cacheprovider", *LIBRARIES_ARE_LOADED])))
-    os._exit(99)
+        status = int(pytest.ExitCode.INTERNAL_ERROR)  # where pytest itself is broken by the fault
+        status = int(pytest.main([*tests_of(fault.file), "-x", "-q", "-p", "no:cacheprovider", *LIBRARIES_ARE_LOADED]))
+    finally:
+        os._exit(status)
+
+
+def tests_of(file: str) -> list[str]:
+    return [f"tests/unit/{name}.py" for name in MODULES[file].split()]
 
 
 def plant(fault: Fault) -> None:
@@ -172,7 +193,7 @@ def verdict(console: Console, tried: Counter[str], found: Counter[str], same: Co
         )
         return noticed / max(1, planted)
 
-    files = sorted(tried)
+    files = sorted(tried, key=lambda file: (str(Path(file).parent), file))
     shares = {}
     for folder, its_files in groupby(files, lambda file: str(Path(file).parent)):
         members = list(its_files)
