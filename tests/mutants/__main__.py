@@ -61,7 +61,7 @@ def main() -> int:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # a fork in which numpy's threads are missing could hang
     for name in LIBRARIES.split():
         importlib.import_module(name)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, width=100)  # what the table needs
     chosen = [file for file in MODULES if not given.words or any(word in file for word in given.words)]
     if not chosen:
         print(f"no file of table.py is called so: {' '.join(given.words)}")
@@ -183,7 +183,7 @@ def equivalent() -> dict[tuple[str, str], str]:
 def verdict(console: Console, tried: Counter[str], found: Counter[str], same: Counter[str], *, is_sample: bool) -> int:
     """Prints the table. Returns the exit status."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("file", "planted", "found", "share", "change nothing"):
+    for column in ("file", "planted", "found", "share", "no effect"):
         table.add_column(column, justify="left" if column == "file" else "right", no_wrap=True)
 
     def add(name: str, files: Sequence[str]) -> float:
