@@ -3,6 +3,7 @@
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
@@ -37,16 +38,20 @@ def load(rehearsal, prometheus):
     bursts, over = [], threading.Event()
 
     def send():
+        """A replica that is not full is sent as many as it takes when idle: it refuses some of them."""
         while not over.is_set():
+            first = some.submit(burst, rehearsal.address, queries(15))
+            rehearsal.wait_for(lambda pools: pools["accelerator"]["in_flight"] > 0 or first.done())
             bursts.append(burst(rehearsal.address, queries(40)))
+            bursts.append(first.result())
 
-    thread = threading.Thread(target=send)
-    thread.start()
-    try:
-        yield bursts
-    finally:
-        over.set()
-        thread.join()
+    with ThreadPoolExecutor() as some:
+        sending = some.submit(send)
+        try:
+            yield bursts
+        finally:
+            over.set()
+            sending.result()
         seen = {reply.pool if reply.status == 200 else reply.status for replies in bursts for reply in replies}
         assert seen == {"accelerator", "cpu", 429}
 
