@@ -220,16 +220,6 @@ async def test_spans_reach_a_collector_by_otlp():
     assert otlp_collector.attributes(request)["http.response.status_code"] == 200
 
 
-@pytest.mark.parametrize(
-    ("traces", "key"),
-    [({"endpoint": "collector:4317"}, "args.traces.endpoint"), ({"sample_ratio": 2}, "args.traces.sample_ratio")],
-)
-def test_a_bad_setting_is_named(traces, key):
-    with pytest.raises(SettingsError) as raised:
-        Settings.parse({"model": {"id": "m"}, "traces": traces})
-    assert raised.value.key == key
-
-
 def test_without_the_packages_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
     with pytest.raises(SettingsError, match=r"pip install 'windve\[traces\]'"):
