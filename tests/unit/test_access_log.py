@@ -67,40 +67,38 @@ def test_off_may_be_written_as_yaml_reads_it():
     assert RouterConfig.parse({"slo_s": 1.0, "access_log": False}).access_log == "off"
 
 
-def followed(allowed_s=None):
-    made = Followed("id", None, 0.0, 0.0)
+def followed(*, allowed_s=None, late=None):
+    """Of a request with this deadline; or of a generation, whose route says whether it was late."""
+    made = Followed("id", None, 0.0, 0.0, facts=None if late is None else SimpleNamespace(is_late=late))
     if allowed_s is not None:
-        made.record.request = type("Request", (), {"allowed_s": allowed_s})()
+        made.record.request = SimpleNamespace(allowed_s=allowed_s)
     return made
 
 
+PLAIN = followed()
+
+
 @pytest.mark.parametrize(
-    ("error", "seconds", "allowed_s", "levels"),
+    ("error", "seconds", "one", "levels"),
     [
-        (None, 0.9, None, {"all"}),
-        (None, 1.1, None, {"all", "errors", "slow"}),
-        (None, 1.1, 5.0, {"all"}),
-        (None, 0.3, 0.2, {"all", "errors", "slow"}),
-        (InvalidInput("x"), 0.1, None, {"all", "errors"}),
-        (Busy("x", retry_after_s=1), 0.1, None, {"all", "errors"}),
-        (EngineFailed("x"), 0.1, None, {"all", "errors", "slow"}),
-        (Unavailable("x"), 0.1, None, {"all", "errors", "slow"}),
-        (DeadlineExceeded("x"), 0.1, None, {"all", "errors", "slow"}),
-        (asyncio.CancelledError(), 0.1, None, {"all", "errors"}),
-        (ValueError("a bug"), 0.1, None, {"all", "errors", "slow"}),
+        (None, 0.9, PLAIN, {"all"}),
+        (None, 1.1, PLAIN, {"all", "errors", "slow"}),
+        (None, 1.1, followed(allowed_s=5.0), {"all"}),
+        (None, 0.3, followed(allowed_s=0.2), {"all", "errors", "slow"}),
+        (None, 60.0, followed(late=False), {"all"}),
+        (None, 0.1, followed(late=True), {"all", "errors", "slow"}),
+        (InvalidInput("x"), 0.1, PLAIN, {"all", "errors"}),
+        (Busy("x", retry_after_s=1), 0.1, PLAIN, {"all", "errors"}),
+        (EngineFailed("x"), 0.1, PLAIN, {"all", "errors", "slow"}),
+        (Unavailable("x"), 0.1, PLAIN, {"all", "errors", "slow"}),
+        (DeadlineExceeded("x"), 0.1, PLAIN, {"all", "errors", "slow"}),
+        (asyncio.CancelledError(), 0.1, PLAIN, {"all", "errors"}),
+        (ValueError("a bug"), 0.1, PLAIN, {"all", "errors", "slow"}),
     ],
 )
-def test_which_level_wants_which_request(error, seconds, allowed_s, levels):
+def test_which_level_wants_which_request(error, seconds, one, levels):
     ended = Ended("POST /embed", 200, seconds, error)
-    assert {level for level in LEVELS if is_wanted(level, followed(allowed_s), ended, 1.0)} == levels
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_an_answer_that_is_generated_is_slow_if_its_route_says_so(late):
-    one = Followed("id", None, 0.0, 0.0, facts=SimpleNamespace(is_late=late))
-    ended = Ended("POST /v1/completions", 200, 60.0)
-    wanted = {level for level in LEVELS if is_wanted(level, one, ended, 1.0)}
-    assert wanted == ({"slow", "errors", "all"} if late else {"all"})
+    assert {level for level in LEVELS if is_wanted(level, one, ended, 1.0)} == levels
 
 
 async def test_a_line_has_the_client_s_ids():

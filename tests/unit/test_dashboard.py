@@ -56,7 +56,7 @@ def test_no_panel_lies_on_another():
     assert len({panel["id"] for panel in panels()}) == len(panels())
 
 
-def test_it_asks_only_for_metrics_that_windve_has():
+def test_it_and_the_alerts_ask_only_for_metrics_that_windve_has():
     names = set()
 
     def instrument(*suffixes):
@@ -69,5 +69,6 @@ def test_it_asks_only_for_metrics_that_windve_has():
     EmbedderMetrics(told, "cpu", {})
     GenerationMetrics(told)
     GeneratorMetrics(told, "cpu", {})
-    asked = {name for _, query in queries() for name in re.findall(r"ray_windve_\w+", query.expr)}
-    assert asked <= names
+    alerts = yaml.safe_load(MANIFEST.with_name("alerts.yaml").read_text())["spec"]["groups"]
+    exprs = [query.expr for _, query in queries()] + [rule["expr"] for group in alerts for rule in group["rules"]]
+    assert {name for expr in exprs for name in re.findall(r"ray_windve_\w+", expr)} <= names

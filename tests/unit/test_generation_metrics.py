@@ -140,8 +140,9 @@ def test_what_fails_by_us_or_is_given_up_late_breaks_the_promise(times, error, n
 @pytest.mark.parametrize(("error", "outcome"), [(Busy("x", retry_after_s=1), "busy"), (InvalidInput("x"), "invalid")])
 def test_what_nobody_admits_breaks_no_promise(error, outcome):
     told = Told()
-    told.begin().over(15.0, error)
+    told.begin(client="search").over(15.0, error)
     assert told.of("queries") == [(1, ("none", outcome))]
+    assert told.of("key_queries") == [(1, ("search", outcome))]
     assert told.kept("first_tokens") == (0, 0)
     assert told.of("answers") == told.of("prompt_tokens") == []
 
@@ -156,12 +157,6 @@ def test_a_generation_that_a_second_replica_takes_has_one_prompt():
     assert told.of("prompt_tokens") == [(30, ("accelerator",))]
     assert told.of("queries") == [(1, ("cpu", "ok"))]
     assert told.of("key_tokens") == [(34, ("search",))]
-
-
-def test_a_client_that_is_refused_is_counted_by_its_key():
-    told = Told()
-    told.begin(client="search").over(10.1, Busy("x", retry_after_s=1))
-    assert told.of("key_queries") == [(1, ("search", "busy"))]
 
 
 def test_the_promise_and_the_pools():

@@ -153,15 +153,18 @@ def status_of(error):
     return context
 
 
-def test_busy_says_when_to_come_back_to_people_and_to_grpc_itself():
-    context = status_of(Busy("busy: come back", retry_after_s=0.0123))
-    assert (context.code, context.details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "busy: come back")
-    assert context.trailing == {"retry-after-ms": "13", "grpc-retry-pushback-ms": "13"}
-
-
-def test_unavailable_says_when_to_come_back_and_a_bad_input_does_not():
-    assert status_of(Unavailable("no pool")).trailing["retry-after-ms"] == "1000"
-    assert status_of(InvalidInput("bad")).trailing == {}
+@pytest.mark.parametrize(
+    ("error", "status", "retry_ms"),
+    [
+        (Busy("x", retry_after_s=0.0123), grpc.StatusCode.RESOURCE_EXHAUSTED, "13"),
+        (Unavailable("x"), grpc.StatusCode.UNAVAILABLE, "1000"),
+        (InvalidInput("x"), grpc.StatusCode.INVALID_ARGUMENT, None),
+    ],
+)
+def test_a_status_says_when_to_come_back_to_people_and_to_grpc_itself(error, status, retry_ms):
+    context = status_of(error)
+    assert (context.code, context.details) == (status, "x")
+    assert context.trailing == dict.fromkeys(["retry-after-ms", "grpc-retry-pushback-ms"] if retry_ms else [], retry_ms)
 
 
 def test_a_status_fits_into_headers_whatever_is_quoted_in_it():
@@ -235,12 +238,7 @@ def test_each_call_asks_and_answers_as_its_route(kind, call, path, fields):
         ("embedding", "Embed", EmbedRequest(inputs="a" * 1001), "the message is larger than this server takes (1000 "),
         ("embedding", "Embed", EmbedRequest(inputs="a", dimensions=0), "dimensions must be a whole number from 1 to 4"),
         ("embedding", "Embed", EmbedRequest(inputs="a", dimensions=5), "dimensions must be a whole number from 1 to 4"),
-        (
-            "embedding",
-            "Embed",
-            EmbedRequest(inputs="a", truncation_direction=7),
-            "truncation_direction must be 0 (right",
-        ),
+        ("embedding", "Embed", EmbedRequest(inputs="a", truncation_direction=7), "truncation_direction must be 0 (ri"),
         ("reranker", "Rerank", RerankRequest(query="q"), "texts is an empty list"),
         ("reranker", "Rerank", RerankRequest(query="q", texts=["x"] * 4), "texts has 4 items and this server takes 3"),
         ("reranker", "Predict", PredictRequest(), "inputs is an empty string"),

@@ -113,18 +113,10 @@ def test_what_a_calibration_wrote_stays_and_nothing_else_does():
     assert made(calibrated) != made()
 
 
-def test_each_worker_has_a_replica_of_each_pool():
-    told = made()["applications"][0]["args"]
-    assert (told["accelerator"]["replicas"], told["cpu"]["replicas"]) == (3, 3)
-
-
-def test_no_depth_is_guessed():
+def test_no_depth_is_guessed_and_without_an_accelerator_there_is_no_model_of_one():
     user_config = router_config(made()["applications"][0])
     assert user_config["admission"] == "finish"
     assert not {"accelerator", "cpu"} & user_config.keys()
-
-
-def test_without_an_accelerator_there_is_no_model_of_one():
     source = serve_config.OVERLAYS["gpu"].config
     router_config(source["applications"][0])["accelerator"] = {"alpha_s": 0.01, "beta_s": 0.1}
     application = serve_config.for_overlay(source, None, device="none", workers=3)["applications"][0]
@@ -156,7 +148,6 @@ def test_the_api_server_takes_all_of_it(name):
         ("apiVersion", "ray.io/v1alpha1", ".apiVersion: ray.io/v1alpha1, not ray.io/v1"),
         ("kind", "Job", ".: ray.io/v1 has no Job that is known here"),
         ("metadata name", "Windve", ".metadata.name: not a DNS subdomain"),
-        ("metadata label", {}, ".metadata: Additional properties are not allowed ('label' was unexpected)"),
         ("spec backofLimit", 1, ".spec: Additional properties are not allowed ('backofLimit' was unexpected)"),
         ("spec backoffLimit", 2**31, ".spec.backoffLimit: 2147483648 is greater than the maximum of 2147483647"),
         ("spec managedBy", "me", ".spec.managedBy: the managedBy field value must be either"),
@@ -183,6 +174,10 @@ def test_kuberay_takes_what_the_api_server_took(name):
             assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", document["metadata"]["name"])
             assert len(document["metadata"]["name"]) <= 47  # it makes longer names of it
             assert "ray.io/initializing-timeout" not in document["metadata"].get("annotations", {})  # cannot be undone
+    for template in templates(name):
+        assert (
+            "app.kubernetes.io/name" not in template["metadata"]["labels"]
+        )  # its own: the head's Service selects by it
     of_gates = {"networkPolicy", "tlsOptions", "historyServerOptions"}  # alpha features, off by default
     assert not {"upgradeStrategy", *of_gates} & cluster(name).keys()
     for group in (head(name), worker(name)):
@@ -324,13 +319,6 @@ def test_prometheus_and_budgets_mean_the_service_s_pods_and_no_others(overlay):
     assert sorted(found) == [
         (kind, pod) for kind in ("PodDisruptionBudget", "PodMonitor") for pod in ("head", "worker")
     ]
-
-
-@of_each_build
-def test_kuberay_s_own_label_stays_on_the_pods(name):
-    """Its Service for the head selects by it."""
-    for template in templates(name):
-        assert "app.kubernetes.io/name" not in template["metadata"]["labels"]
 
 
 @of_each_overlay

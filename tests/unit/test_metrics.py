@@ -1,6 +1,7 @@
 """What is counted, with instruments that write down what they are told."""
 
 import asyncio
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,9 @@ from deployments.errors import (
     WrongKind,
 )
 from deployments.metrics import EmbedderMetrics, PoolState, RouterMetrics, outcome_of
+from deployments.placement.request import Wanted
 from deployments.queueing.schedule import ReplicaState
+from tests.kit.router_world import Replica, World, text
 
 STATE = ReplicaState(0.5, 1.5, 0.0, 7, 2, 9, 4, (0, 0, 0, 0), 1.25, 0.02, (3, 2, 1))
 
@@ -177,3 +180,57 @@ def test_an_embedder_tells_each_run_and_what_it_is():
     ]
     metrics.publish(STATE._replace(refusals=(5, 2, 1)))
     assert written.of("windve_refusals")[3:] == [(2, ("cpu", "full"))]  # only what is new
+
+
+def a_run_fails(accelerator, cpu):
+    accelerator.engine.outcome = lambda _: RuntimeError("the device says no")
+
+
+def devices_hang(accelerator, cpu):
+    accelerator.engine.slow = cpu.engine.slow = 1e6
+
+
+def the_device_is_slow(accelerator, cpu):
+    accelerator.engine.slow = 1.5
+
+
+def a_replica_dies(accelerator, cpu):
+    accelerator.die()
+
+
+WELL = {"requests": 1, "slo_missed": 0, "runs": 1, "failed_runs": 0, "drift": 1, "in_flight": 0, "live_replicas": 1}
+NO_RUN = {"requests": 1, "slo_missed": 1, "runs": 0, "drift": None}
+
+
+@pytest.mark.parametrize(
+    ("harm", "outcomes", "expected"),
+    [
+        (lambda *_: None, {("accelerator", "ok"): 1}, WELL),
+        (a_run_fails, {("none", "error"): 1}, {**WELL, **NO_RUN, "failed_runs": 1}),
+        (devices_hang, {("none", "cancelled"): 1}, {**WELL, **NO_RUN, "in_flight": 1}),
+        (the_device_is_slow, {("accelerator", "ok"): 1}, {**WELL, "drift": 1.5}),
+        (a_replica_dies, {("cpu", "ok"): 1}, {**WELL, "runs": 0, "drift": None, "live_replicas": 0}),
+    ],
+    ids=["well", "a run fails", "devices hang", "a slow device", "a replica dies"],
+)
+async def test_a_router_and_a_replica_tell_what_the_alerts_are_made_of(monkeypatch, harm, outcomes, expected):
+    """Of one request, whose client waits for five seconds."""
+    written, pools = Written(), {"accelerator": [Replica("a")], "cpu": [Replica("c")]}
+    (accelerator,), (cpu,) = pools.values()
+    accelerator.metrics = EmbedderMetrics(written, "accelerator", {})
+    router = await World(monkeypatch, pools).router(instruments=written)
+    harm(accelerator, cpu)
+    with contextlib.suppress(Exception):
+        await asyncio.wait_for(router.embed([text()], Wanted()), 5.0)
+    await asyncio.sleep(4.0)  # the Router publishes meanwhile
+    accelerator.metrics.publish(accelerator.runner.state())
+
+    def total(name):
+        return sum(value for value, _ in written.of(f"windve_{name}"))
+
+    assert {tags: value for value, tags in written.of("windve_queries")} == outcomes
+    found = {name: total(name) for name in ("requests", "slo_missed", "runs", "failed_runs", "in_flight")}
+    planned_s = total("planned_seconds")
+    found["drift"] = pytest.approx(total("run_seconds") / planned_s, rel=0.1) if planned_s else None
+    *_, found["live_replicas"] = [live for live, tags in written.of("windve_live_replicas") if tags == ("accelerator",)]
+    assert found == expected

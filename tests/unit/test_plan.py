@@ -72,8 +72,6 @@ def test_the_papers_best_case(planned):
     assert average["queries_per_window_alone"] == 96
     assert found["bound"]["limit"] == pytest.approx(0.21, abs=0.005)
     assert found["bound"]["measured"] == 22 / 96
-    assert found["bound"]["premise"] is True
-    assert found["bound"]["below"] is False  # tuned above the line, as in the paper
     assert [row["slo_s"] for row in found["slos"]] == [1, 2, 3, 4, 6, 8]
     assert [(row["accelerator"], row["cpu"]) for row in found["slos"][:2]] == [(40, 7), (96, 19)]
     assert found["cores"]["measured"] is False
@@ -108,9 +106,27 @@ def test_a_folder_is_as_good_as_the_file(planned):
     assert planned(target=".").splitlines()[:2] == planned().splitlines()[:2]
 
 
-def test_the_currency_is_only_a_word(planned):
-    text = planned(asked=[*ASKED[:4], "--price", "1999.5", "--currency", "[red]USD\x1b[0m"])
-    assert "3,999 [red]USD" in text
+NO_HELP = (((*CPU, "fine_tuned"), 0), ((*CPU, "beta_s"), 2.2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "sentence"),
+    [
+        ([], ["--price", "1999.5", "--currency", "[red]USD\x1b[0m"], "(3,999 [red]USD"),
+        ([], ["--peak", "1", "--average", "0.5"], "the CPU's help saves nothing (1 device either way)"),
+        ([], ["--peak", "10"], "deploy for the average"),
+        ([((*CPU, "fine_tuned"), 19)], [], "lets this CPU add more than 21.0 %"),
+        ([((*CPU, "beta_s"), 0.1)], [], "The premise does not hold"),
+        ([((*ACCELERATOR, "alpha_s"), 0.0)], [], "does not rise"),
+        (NO_HELP, [], "The CPU answers a first query from an SLO of 2.29 s on (Eq. 11)."),
+        (NO_HELP, [], "By it, the CPU meets the SLO from 56 cores on."),
+        ([((*CPU, "fine_tuned"), 0), ((*CPU, "beta_s"), 99.0)], [], "no number of cores"),
+        ([((*CPU, "cores"), None)], [], "of its cores on"),
+    ],
+)
+def test_a_sentence_for_each_case(planned, changes, asked, sentence):
+    text = planned(changed(*changes), [*ASKED, *asked])
+    assert sentence in " ".join(text.split())
     assert "\x1b" not in text
 
 
@@ -130,35 +146,11 @@ def test_an_instance_is_all_replicas_of_the_report(planned):
     assert "All replicas counted: 2 on CPUs beside 4 on accelerators." in planned(report)
 
 
-def test_below_one_instance_nothing_is_saved(planned):
-    text = " ".join(planned(asked=["--peak", "1", "--average", "0.5", "--price", "2000"]).split())
-    assert text.startswith("For a peak of 1 query at once, the CPU's help saves nothing (1 device either way);")
-
-
-def test_an_average_above_the_peak(planned):
-    text = planned(asked=["--peak", "10", "--average", "400", "--price", "2000"])
-    assert "deploy for the average" in text
-
-
-def test_real_devices_need_no_warning(planned):
-    assert "EMULATED" not in planned(changed((("application", "emulated"), False)))
-
-
 def test_steady_traffic(planned):
     report = changed((("settings", "shape"), "steady"), ((*ACCELERATOR, "fine_tuned"), 81), ((*CPU, "fine_tuned"), 15))
     found = as_json(planned, report)
     assert found["average"]["alone"]["each"] == pytest.approx(81 / (81 * 0.018 + 0.54))
     assert (found["slos"][1]["accelerator"], found["slos"][1]["cpu"]) == (81, 15)
-
-
-def test_where_beta_of_the_cpu_is_lower_the_bound_says_so(planned):
-    report = changed(((*CPU, "beta_s"), 0.1), ((*CPU, "fine_tuned"), 22))
-    assert as_json(planned, report)["bound"]["premise"] is False
-    assert "The premise does not hold" in planned(report)
-
-
-def test_within_the_bound(planned):
-    assert "lets this CPU add more than 21.0 %" in planned(changed(((*CPU, "fine_tuned"), 19)))
 
 
 # one kind of device
@@ -200,24 +192,6 @@ def test_a_cpu_that_does_not_help_and_why(planned, report, why):
     assert found["peak"]["alone"]["devices"] == 11
 
 
-def test_an_slo_from_which_the_cpu_would_help(planned):
-    text = planned(changed(((*CPU, "fine_tuned"), 0), ((*CPU, "beta_s"), 2.2)))
-    assert "The CPU answers a first query from an SLO of 2.29 s on (Eq. 11)." in text
-    assert "By it, the CPU meets the SLO from 56 cores on." in text
-
-
-def test_a_cpu_that_no_cores_can_help(planned):
-    report = changed(((*CPU, "fine_tuned"), 0), ((*CPU, "beta_s"), 99.0))
-    assert "no number of cores" in planned(report)
-    assert as_json(planned, report)["cores"]["least_factor"] is None
-
-
-def test_cores_unknown(planned):
-    report = changed(((*CPU, "cores"), None))
-    assert as_json(planned, report)["cores"]["least_cores"] is None
-    assert "of its cores on" in planned(report)
-
-
 @pytest.mark.parametrize("emulated", [True, False])
 def test_cpu_only(planned, emulated):
     report = changed(
@@ -227,6 +201,7 @@ def test_cpu_only(planned, emulated):
     )
     text = " ".join(planned(report).split())
     assert text.startswith("Without an accelerator in the report, the CPU alone serves: 46 devices (92,000 EUR)")
+    assert ("EMULATED" in text) == emulated
     found = as_json(planned, report)
     assert (found["planned_by"], found["cpu_helps"], found["bound"]) == ("cpu", False, None)
     assert {row["accelerator"] for row in found["slos"]} == {None}
@@ -238,7 +213,6 @@ def test_a_latency_that_does_not_rise_is_planned_without_extrapolation(planned):
     found = as_json(planned, report)
     assert (found["slos"], found["bound"]) == ([], None)
     assert found["average"]["alone"]["each"] == pytest.approx(96 / 0.27)
-    assert "does not rise" in planned(report)
     assert as_json(planned, changed(((*CPU, "alpha_s"), 0)))["cores"] is None
 
 
@@ -266,27 +240,20 @@ def test_numbers_that_cannot_be(planned, option, value):
         (changed((("outcome",), "refused")), "refused: it gives no reason"),
         (changed((("format",), 2)), "has format 2, but this version reads format 1"),
         (changed((("format",), ...)), "not a report of the calibration"),
-        (changed((("outcome",), ...)), "not a report of the calibration"),
         ([], "not a report of the calibration"),
         (changed((("settings",), ...)), "settings: missing"),
-        (changed((("settings",), 5)), "settings: should be a mapping of settings, not 5"),
         (changed((("settings", "shape"), ["burst"])), "settings.shape: should be 'burst' or 'steady'"),
         (changed((("settings", "slo_s"), 0)), "settings.slo_s: should be greater than 0, not 0"),
         (changed((("settings", "slo_s"), "2")), "settings.slo_s: should be a valid number, not '2'"),
-        (changed((("settings", "slo_s"), True)), "settings.slo_s: should be a valid number, not True"),
         (changed((("settings", "slo_s"), float("nan"))), "settings.slo_s: should be a finite number, not nan"),
         (changed((("settings", "slo_s"), 10**400)), "settings.slo_s: should be "),
         (changed((("pools",), [])), "pools: should be a mapping of settings, not a list"),
         (changed((("pools",), {})), "pools: has neither"),
-        (changed((("pools",), {"cpu": 7})), "pools.cpu: should be a mapping of settings, not 7"),
-        (changed((("application",), None)), "application: should be a mapping of settings, not None"),
         (changed((("heterogeneous",), ...)), "heterogeneous: missing"),
         (changed((("outcome",), "estimated")), "estimates that were not proven"),
         (changed((("outcome",), 7)), "outcome: should be 'refused', 'estimated' or 'calibrated', not 7"),
-        (changed((("written",), ...)), "written: missing"),
         (changed(((*ACCELERATOR, "alpha_s"), None)), "pools.accelerator: has a depth but no alpha_s"),
         (changed(((*ACCELERATOR, "alpha_s"), -1)), "pools.accelerator.alpha_s: should be greater than or equal to 0"),
-        (changed(((*ACCELERATOR, "alpha_s"), []), ((*ACCELERATOR, "fine_tuned"), 0)), "alpha_s: should be a valid"),
         (changed(((*ACCELERATOR, "alpha_s"), 0), ((*ACCELERATOR, "beta_s"), 0)), "takes no time"),
         (changed(((*ACCELERATOR, "fine_tuned"), 1.5)), "fine_tuned: should be a valid integer, not 1.5"),
         (changed(((*ACCELERATOR, "replicas"), 0)), "replicas: should be greater than or equal to 1, not 0"),

@@ -14,78 +14,61 @@ COST = {"query_s": 0.0, "token_s": 0.001, "token2_s": 0.0}
 EMULATED = {"engine": "emulated", "emulated": {"alpha_s": 0.1, "beta_s": 0.2}}
 
 
+def user_config(raw):
+    return RouterConfig.parse(raw, ("cpu",))
+
+
+BAD_ARGS = [
+    (None, "args: missing; it must be given"),
+    ([], "args: should be a mapping of settings, not a list"),
+    ({}, "args.model: missing"),
+    ({"model": {"id": ""}}, "args.model.id: must not be empty"),
+    ({**MODEL, "foo": 1}, "args.foo: there is no such setting"),
+    ({"model": {"id": "x", "aliases": "y"}}, "args.model.aliases: should be a valid list, not 'y'"),
+    ({"model": {"id": "x", "aliases": ["y", ""]}}, "args.model.aliases[1]: must not be empty"),
+    ({**MODEL, "cpu": {"cores": "two"}}, "args.cpu.cores: should be 'auto' or a valid integer, not 'two'"),
+    ({**MODEL, "cpu": {"cores": 0}}, "args.cpu.cores: should be 'auto' or greater than or equal to 1, not 0"),
+    ({**MODEL, "cpu": {"engine": "emulated"}}, "args.cpu: engine: emulated needs"),
+    ({**MODEL, "cpu": {"emulated": EMULATED["emulated"]}}, "args.cpu: `emulated` is given but the engine is auto"),
+    ({**MODEL, "cpu": EMULATED}, "args: accelerator.engine and cpu.engine: emulated and real engines never mix"),
+    ({**MODEL, "accelerator": {"device": "tpu"}}, "args.accelerator.device: should be 'auto', 'npu', 'cuda'"),
+    ({**MODEL, "heterogeneous": "yes"}, "args.heterogeneous: should be a valid boolean, not 'yes'"),
+    ({**MODEL, "traces": {"endpoint": "collector:4317"}}, "args.traces.endpoint: "),
+    ({**MODEL, "traces": {"sample_ratio": 2}}, "args.traces.sample_ratio: "),
+]
+BAD_USER_CONFIGS = [
+    (None, "user_config: missing"),
+    ({"slo_s": 1, "admission": "depth"}, "user_config.cpu.queue_depth: missing: admission by depth needs one for"),
+    ({"slo_s": 1, "admission": "both"}, "user_config.admission: should be 'finish' or 'depth', not 'both'"),
+    ({"slo_s": 1, "cpu": {"cost": COST}}, "user_config.cpu: cost needs alpha_s and beta_s beside it"),
+    ({"slo_s": 1, "cpu": {"alpha_s": 0.1}}, "user_config.cpu: alpha_s and beta_s belong together"),
+    ({"slo_s": 1, "cpu": {"queue_depth": -1}}, "user_config.cpu.queue_depth: should be greater than or equal to 0"),
+    ({"slo_s": 1, "cpu": {"queue_depth": 1.5}}, "user_config.cpu.queue_depth: should be a valid integer, not 1.5"),
+    ({"slo_s": 1, "cpu": {"queue_dept": 1}}, "user_config.cpu.queue_dept: there is no such setting"),
+    ({"slo_s": 1, "cpu": {"queue_depth": 0}}, "user_config.cpu.queue_depth: 0 closes a pool, and this leaves none"),
+    ({"slo_s": 0, "cpu": {"queue_depth": 1}}, "user_config.slo_s: should be greater than 0, not 0"),
+    ({"slo_s": float("nan"), "cpu": {"queue_depth": 1}}, "user_config.slo_s: should be a finite number, not nan"),
+]
+
+
 @pytest.mark.parametrize(
-    ("raw", "sentence"),
-    [
-        (None, "args: missing; it must be given"),
-        ([], "args: should be a mapping of settings, not a list"),
-        ({}, "args.model: missing"),
-        ({"model": {"id": ""}}, "args.model.id: must not be empty"),
-        ({**MODEL, "foo": 1}, "args.foo: there is no such setting"),
-        ({"model": {"id": "x", "aliases": "y"}}, "args.model.aliases: should be a valid list, not 'y'"),
-        ({"model": {"id": "x", "aliases": ["y", ""]}}, "args.model.aliases[1]: must not be empty"),
-        ({**MODEL, "cpu": {"cores": "two"}}, "args.cpu.cores: should be 'auto' or a valid integer, not 'two'"),
-        ({**MODEL, "cpu": {"cores": 0}}, "args.cpu.cores: should be 'auto' or greater than or equal to 1, not 0"),
-        ({**MODEL, "cpu": {"engine": "emulated"}}, "args.cpu: engine: emulated needs"),
-        ({**MODEL, "cpu": {"emulated": EMULATED["emulated"]}}, "args.cpu: `emulated` is given but the engine is auto"),
-        ({**MODEL, "cpu": EMULATED}, "args: accelerator.engine and cpu.engine: emulated and real engines never mix"),
-        ({**MODEL, "cpu": EMULATED, "heterogeneous": False}, "args: accelerator.engine and cpu.engine: emulated and"),
-        ({**MODEL, "accelerator": {"device": "tpu"}}, "args.accelerator.device: should be 'auto', 'npu', 'cuda'"),
-        ({**MODEL, "heterogeneous": "yes"}, "args.heterogeneous: should be a valid boolean, not 'yes'"),
-    ],
+    ("read", "raw", "sentence"),
+    [*((Settings.parse, *row) for row in BAD_ARGS), *((user_config, *row) for row in BAD_USER_CONFIGS)],
 )
-def test_bad_args_name_the_key(raw, sentence):
+def test_what_is_wrong_is_said_by_its_key(read, raw, sentence):
     with pytest.raises(SettingsError) as caught:
-        Settings.parse(raw)
+        read(raw)
     assert str(caught.value).startswith(sentence)
     assert "\n" not in str(caught.value)
 
 
-COST = {"query_s": 0, "token_s": 0.001, "token2_s": 0}
-
-
-def test_without_a_depth_admission_by_finish_is_open():
-    config = RouterConfig.parse({"slo_s": 1, "cpu": {"alpha_s": 0.1, "beta_s": 0.2, "cost": COST}}, ("cpu",))
-    assert (config.admission, config.pool("cpu").queue_depth) == ("finish", None)
-
-
 @pytest.mark.parametrize(
-    ("raw", "sentence"),
-    [
-        (None, "user_config: missing"),
-        (
-            {"slo_s": 1, "admission": "depth"},
-            "user_config.cpu.queue_depth: missing: admission by depth needs one for the cpu pool",
-        ),
-        ({"slo_s": 1, "admission": "both"}, "user_config.admission: should be 'finish' or 'depth', not 'both'"),
-        ({"slo_s": 1, "cpu": {"cost": COST}}, "user_config.cpu: cost needs alpha_s and beta_s beside it"),
-        ({"slo_s": 1, "cpu": {"alpha_s": 0.1}}, "user_config.cpu: alpha_s and beta_s belong together"),
-        ({"slo_s": 1, "cpu": {"queue_depth": -1}}, "user_config.cpu.queue_depth: should be greater than or equal to 0"),
-        ({"slo_s": 1, "cpu": {"queue_depth": 1.5}}, "user_config.cpu.queue_depth: should be a valid integer, not 1.5"),
-        (
-            {"slo_s": 1, "cpu": {"queue_depth": True}},
-            "user_config.cpu.queue_depth: should be a valid integer, not True",
-        ),
-        ({"slo_s": 1, "cpu": {"queue_dept": 1}}, "user_config.cpu.queue_dept: there is no such setting"),
-        ({"slo_s": 1, "cpu": {"queue_depth": 0}}, "user_config.cpu.queue_depth: 0 closes a pool, and this leaves none"),
-        (
-            {"slo_s": 1, "cpu": {"queue_depth": 1, "alpha_s": 0.1}},
-            "user_config.cpu: alpha_s and beta_s belong together",
-        ),
-        ({"slo_s": 0, "cpu": {"queue_depth": 1}}, "user_config.slo_s: should be greater than 0, not 0"),
-        ({"slo_s": float("nan"), "cpu": {"queue_depth": 1}}, "user_config.slo_s: should be a finite number, not nan"),
-    ],
+    "pools",
+    [{}, {"cpu": {"alpha_s": 0.1, "beta_s": 0.2, "cost": COST}}, {"accelerator": {"queue_depth": 0}}],
 )
-def test_bad_user_config_names_the_key(raw, sentence):
-    with pytest.raises(SettingsError) as caught:
-        RouterConfig.parse(raw, ("cpu",))
-    assert str(caught.value).startswith(sentence)
-
-
-@pytest.mark.parametrize("pools", [{}, {"cpu": {}}, {"accelerator": {"queue_depth": 0}}])
 def test_by_predicted_finish_a_pool_needs_no_depth(pools):
     config = RouterConfig.parse({"slo_s": 1, **pools}, ("accelerator", "cpu"))
-    assert config.admission == "finish"
+    assert (config.admission, config.pool("cpu").queue_depth) == ("finish", None)
 
 
 def test_a_depth_for_a_pool_that_is_not_there_is_fine():

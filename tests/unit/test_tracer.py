@@ -152,7 +152,7 @@ async def test_a_failed_run_is_an_error(monkeypatch):
     assert collector.request.attributes["error.type"] == "engine_failed"
 
 
-def test_a_grpc_call_takes_over_its_trace_and_so_does_each_message_of_a_stream():
+def test_a_grpc_call_has_its_status_and_its_client_s_trace_and_so_does_each_message_of_a_stream():
     collector = Collector()
     api = GrpcApi(FakeRouter(), None, collector.observer)
     answer(api, "Embed", EmbedRequest(inputs="a"), ("traceparent", PARENT))
@@ -162,9 +162,6 @@ def test_a_grpc_call_takes_over_its_trace_and_so_does_each_message_of_a_stream()
     stream(api, "EmbedStream", [EmbedRequest(inputs="a")] * 2, ("traceparent", PARENT))
     assert [span.name for span in collector.spans[1:]] == ["tei.v1.Embed/EmbedStream"] * 2
     assert {f"{span.context.trace_id:032x}" for span in collector.spans} == {TRACE}
-
-
-def test_a_grpc_error_has_its_status():
     collector = Collector()
     answer(GrpcApi(FakeRouter(error=EngineFailed("x")), None, collector.observer), "Embed", EmbedRequest(inputs="a"))
     assert collector.request.attributes["rpc.response.status_code"] == "FAILED_PRECONDITION"
@@ -218,16 +215,6 @@ async def test_spans_reach_a_collector_by_otlp():
     (request,) = spans["POST /embed"]
     assert (request.parent_span_id.hex(), resource["service.name"]) == ("00f067aa0ba902b7", "windve")
     assert otlp_collector.attributes(request)["http.response.status_code"] == 200
-
-
-@pytest.mark.parametrize(
-    ("traces", "key"),
-    [({"endpoint": "collector:4317"}, "args.traces.endpoint"), ({"sample_ratio": 2}, "args.traces.sample_ratio")],
-)
-def test_a_bad_setting_is_named(traces, key):
-    with pytest.raises(SettingsError) as raised:
-        Settings.parse({"model": {"id": "m"}, "traces": traces})
-    assert raised.value.key == key
 
 
 def test_without_the_packages_one_sentence_says_what_to_install(monkeypatch):
