@@ -41,7 +41,7 @@ def load(rehearsal, prometheus):
         """A replica that is not full is sent as many as it takes when idle: it refuses some of them."""
         while not over.is_set():
             first = some.submit(burst, rehearsal.address, queries(15))
-            rehearsal.wait_for(lambda pools: pools["accelerator"]["in_flight"] > 0 or first.done())
+            rehearsal.wait_for(lambda pools, first=first: pools["accelerator"]["in_flight"] > 0 or first.done())
             bursts.append(burst(rehearsal.address, queries(40)))
             bursts.append(first.result())
 
