@@ -1,74 +1,16 @@
-"""A replica without Ray: the product's Runner and Schedule, an engine that takes the time that the model says, and
-Routers' connections that keep what they are told. For an event loop whose clock jumps.
-"""
+"""A replica in virtual time: the product's Runner and Schedule, and Routers that keep what they are told."""
 
 import asyncio
 import itertools
 
 import numpy as np
 
-from deployments.engines import Stopped
-from deployments.models.outputs import TEXT
-from deployments.runner import Runner
 from deployments.transport.frames import Offer, Offers
-from tests.kit.virtual_device import EIGHT, V100, schedule_of
+from tests.kit.simulation.application import Replica
+from tests.kit.simulation.device import Device
+from tests.kit.virtual_device import V100, proven
 
 POLICY = {"slo_s": 1.0, "admission": "finish", "bulk_share": 0.5, "greedy_share": None, "depth": None, "model": None}
-
-
-class FakeEngine:
-    """`outcome(waiting)` is None, an exception to raise, or the norm of its answer."""
-
-    def __init__(self, schedule):
-        self.schedule, self.runs, self.stopped = schedule, [], 0
-        self.outcome = lambda waiting: None
-        self.slow = 1.0
-        self.running = set()
-        self.silent = False
-        self.task, self.ends_later_s = None, 0.0
-
-    def compute(self, run, passed, ended, stop):
-        async def until_it_ends():
-            problem = None
-            try:
-                await self._compute(run, passed, stop)
-            except Exception as error:  # noqa: BLE001 - as the real one tells it
-                problem = error
-            await asyncio.sleep(self.ends_later_s)
-            ended(problem)
-
-        self.task = asyncio.get_running_loop().create_task(until_it_ends())
-
-    async def _compute(self, run, passed, stop):
-        self.runs.append([(one.session.name, one.number, one.index) for one in run])
-        assert not self.running, "two runs at once"
-        self.running = {id(one) for one in run}
-        try:
-            await asyncio.sleep(self.slow * self.schedule.model.beta_s)
-            for chunk in self._passes(run):
-                seconds = sum(self.schedule.model.cost_s(len(run[i].ids)) for i in chunk)
-                await asyncio.sleep(self.slow * seconds)
-                if stop.is_set():
-                    self.stopped += 1
-                    raise Stopped
-                for i in chunk:
-                    if isinstance(problem := self.outcome(run[i]), Exception):
-                        raise problem
-                if not self.silent:
-                    rows = [1 if run[i].outputs == TEXT else len(run[i].ids) for i in chunk]
-                    found = [
-                        np.tile(np.array([run[i].ids[0], len(run[i].ids)], np.float32), n)
-                        for i, n in zip(chunk, rows, strict=True)
-                    ]
-                    norms = np.array([1.0 if (n := self.outcome(run[i])) is None else n for i in chunk], np.float32)
-                    passed(np.array(chunk, np.intp), found, norms)
-        finally:
-            self.running = set()
-
-    def _passes(self, run):
-        if not self.schedule.pass_tokens:
-            return [range(len(run))]
-        return [range(at, min(at + 8, len(run))) for at in range(0, len(run), 8)]
 
 
 class FakeRouter:
@@ -116,7 +58,6 @@ class FakeRouter:
         return [key for key, how in self.ends.items() if isinstance(key, tuple)]
 
 
-def replica(pass_tokens=EIGHT, curve=V100, slo_s=1.0, **how):
-    schedule = schedule_of(curve, slo_s, pass_tokens=pass_tokens, **how)
-    engine = FakeEngine(schedule)
-    return Runner(schedule, engine.compute, clock=asyncio.get_running_loop().time), engine
+def replica(pass_queries=8, curve=V100):
+    one = Replica("a", Device(*curve, pass_queries), learning=proven())
+    return one.runner, one.engine

@@ -54,18 +54,19 @@ class Instrument:
         self.series[self._key(tags)] = value
 
 
-def series_of(monkeypatch, minutes, every_s, harm, tokens=75):
+def series_of(minutes, every_s, harm, tokens=75):
     """{series: its value at each reading}, of one query every so many seconds. `harm(world, minute)` does its worst."""
     found = {}
 
     async def scene():
         now, taken = {}, 0
-        world = World(monkeypatch, {"accelerator": [Replica("a")], "cpu": [Replica("c")]})
+        world = World({"accelerator": [Replica("a")], "cpu": [Replica("c")]})
         world.series = now
         for pool, (replica,) in world.pools.items():
             instruments = OfModel(Instruments(now, replica.name), "m")
-            replica.metrics = EmbedderMetrics(instruments, pool, {})
-            publish_again_and_again(lambda r=replica: r.alive and r.metrics.publish(r.runner.state()))
+            metrics, runner = EmbedderMetrics(instruments, pool, {}), replica.runner
+            runner._on_run, runner._on_failure = metrics.ran, lambda error, m=metrics: m.failed() or str(error)
+            publish_again_and_again(lambda r=replica, m=metrics: r.alive and m.publish(r.runner.state()))
         router = await world.router(instruments=OfModel(Instruments(now, "r0"), "m"))
 
         async def ask():
@@ -168,6 +169,6 @@ BURNS = {"WindveSloBurnsFast", "WindveSloBurnsSlowly"}
     ],
     ids=["well", "runs fail", "devices hang", "a pool dies", "slow devices", "too much load"],
 )  # fmt: skip
-def test_what_fires(monkeypatch, tmp_path, harm, load, expected):
-    series = series_of(monkeypatch, harm=harm, **load)
+def test_what_fires(tmp_path, harm, load, expected):
+    series = series_of(harm=harm, **load)
     assert fired(series, load["minutes"], tmp_path) == expected

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from hypothesis import strategies as st
 
 from deployments.transport.frames import Offer, Offers
 from tests.kit.replica_world import FakeRouter, replica
-from tests.kit.virtual_device import EIGHT
 from tests.kit.virtual_time import virtual
 
 
@@ -21,7 +21,7 @@ async def test_a_burst_meets_and_becomes_one_run():
         router.offer()
         await asyncio.sleep(0.001)
     await asyncio.sleep(2)
-    assert [len(one) for one in engine.runs] == [30]
+    assert engine.runs == [30]
     assert len(router.answers()) == 30
 
 
@@ -52,7 +52,7 @@ async def test_the_rows_of_tokens_go_to_their_query():
 
 
 async def test_calling_off_frees_its_room_at_once():
-    runner, _ = replica(pass_tokens=0)
+    runner, _ = replica(pass_queries=None)
     router = FakeRouter(runner)
     first = router.offer(25)
     await asyncio.sleep(0.6)  # it runs
@@ -71,7 +71,7 @@ async def test_calling_off_frees_its_room_at_once():
 
 
 async def test_a_router_that_called_off_hears_that_there_is_room_sooner():
-    runner, _ = replica(pass_tokens=0)
+    runner, _ = replica(pass_queries=None)
     router, other = FakeRouter(runner, "a"), FakeRouter(runner, "b")
     router.offer(30)
     await asyncio.sleep(0.6)
@@ -115,7 +115,7 @@ async def test_a_run_that_nobody_waits_for_is_stopped():
 
 
 async def test_what_a_router_had_waiting_is_dropped_with_its_connection():
-    runner, engine = replica(pass_tokens=0)
+    runner, engine = replica(pass_queries=None)
     dead, other = FakeRouter(runner, "dead"), FakeRouter(runner, "other")
     other.offer(20)
     await asyncio.sleep(0.2)
@@ -126,7 +126,7 @@ async def test_what_a_router_had_waiting_is_dropped_with_its_connection():
     assert runner.schedule.waiting == 1
     runner.gone(dead)  # once is enough, twice no error
     await runner.drained()
-    assert len(engine.runs[1]) == 1
+    assert engine.runs[1] == 1
 
 
 async def test_a_hold_lapses_and_is_told():
@@ -212,9 +212,9 @@ async def test_a_query_whose_answer_is_no_number_fails_with_its_offer():
 
 
 async def test_an_engine_that_forgets_a_query_has_failed():
-    runner, engine = replica()
+    runner, _ = replica()
     router = FakeRouter(runner)
-    engine.silent = True
+    runner._compute = lambda run, passed, ended, stop: asyncio.get_running_loop().call_soon(ended, None)
     router.offer()
     await asyncio.sleep(2)
     assert router.ends[1] == ("failed", "the engine left 1 of 1 queries without an answer")
@@ -222,7 +222,7 @@ async def test_an_engine_that_forgets_a_query_has_failed():
 
 async def test_a_router_that_comes_back_hears_when_its_old_queries_have_ended():
     """Until then it must not send them elsewhere: they would run twice at once."""
-    runner, engine = replica(pass_tokens=0)
+    runner, engine = replica(pass_queries=None)
     other, old = FakeRouter(runner, "other"), FakeRouter(runner, "same")
     other.offer(5)
     old.offer(20)
@@ -240,7 +240,7 @@ async def test_a_router_that_comes_back_hears_when_its_old_queries_have_ended():
 
 
 async def test_others_hear_when_it_opens_sooner_than_they_were_told():
-    runner, _ = replica(pass_tokens=0)
+    runner, _ = replica(pass_queries=None)
     dead, other = FakeRouter(runner, "dead"), FakeRouter(runner, "other")
     dead.offer(30)
     await asyncio.sleep(0.6)
@@ -260,7 +260,8 @@ async def test_others_hear_when_it_opens_sooner_than_they_were_told():
 async def test_a_router_hears_when_a_runs_end_shows_that_there_is_room():
     """Its last answers left before the run had ended, with its state by what was known then."""
     runner, engine = replica()
-    engine.ends_later_s = 0.001
+    later = asyncio.get_running_loop().call_later
+    runner._compute = lambda run, passed, ended, stop: engine.compute(run, passed, partial(later, 0.001, ended), stop)
     runner.schedule.learning.factor = 3.5
     runner.schedule.ended(asyncio.get_running_loop().time())
     await asyncio.sleep(1.5)
@@ -292,15 +293,15 @@ async def test_never_is_told_apart_from_full():
     assert router.ends[61] == ("refused", False)
 
 
-@pytest.mark.parametrize("pass_tokens", [0, EIGHT])
+@pytest.mark.parametrize("pass_queries", [None, 8])
 @pytest.mark.parametrize("admission", ["finish", "depth"])
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6))
 @virtual
-async def test_every_query_ends_once(admission, pass_tokens, seed):
+async def test_every_query_ends_once(admission, pass_queries, seed):
     """Random offers, call-offs, confirmations, ends of connections and failures: nothing is left."""
     chance = random.Random(seed)
-    runner, engine = replica(pass_tokens=pass_tokens)
+    runner, engine = replica(pass_queries=pass_queries)
     depth = 20 if admission == "depth" else None
     policy = {"admission": admission, "depth": depth}
     engine.outcome = lambda waiting: (

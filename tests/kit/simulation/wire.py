@@ -65,7 +65,7 @@ class ReplicaEnd:
         self._channel = channel
 
     def hang_up(self) -> None:
-        pass
+        self._channel.breaks()
 
     def send(self, report: Report) -> None:
         channel = self._channel
@@ -130,3 +130,9 @@ class MemoryChannel(Channel):
         """The replica hears of it as of a frame."""
         self.closed = True
         self.there.send(0.0, self._gone, self.end)
+
+    def breaks(self) -> None:
+        """At both ends."""
+        if not self.closed:
+            self.close()
+            self._loop.call_soon(self.connection_lost, None)
