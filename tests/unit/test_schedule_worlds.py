@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from deployments.queueing.cost_model import CostModel
 from deployments.queueing.pacing import Pacing
 from deployments.queueing.schedule import Policy, Query, Schedule
-from tests.kit.replica_world import ATLAS, KUNPENG, V100, XEON, proven
+from tests.kit.replica_world import ATLAS, KUNPENG, V100, XEON, World, goodput, late_share, proven, refused_share
 from tests.kit.simulation.arrivals import Arrival, poisson
 from tests.kit.simulation.device import Device
-from tests.kit.virtual_device import World, goodput, late_share, refused_share
 
 CURVES = [V100, XEON, ATLAS, KUNPENG]
 ENDS = [pytest.param(None, id="at the end"), pytest.param(8, id="pass by pass")]

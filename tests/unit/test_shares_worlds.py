@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.queueing.shares import Tenant
-from tests.kit.replica_world import ATLAS, V100
+from tests.kit.replica_world import ATLAS, V100, World
 from tests.kit.simulation.arrivals import poisson
 from tests.kit.simulation.device import Device
-from tests.kit.virtual_device import World
 
 QUICK = (0.003, 0.004)  # alpha, beta of a device whose runs cost little to begin
 SETTLED_S = 5.0  # until all that is measured here is remembered
