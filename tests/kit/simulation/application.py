@@ -54,6 +54,14 @@ class Costs:
     frame_s: float = 0.0
     item_s: float = 0.0
 
+    def of_frame(self, items: int) -> float:
+        return self.frame_s + items * self.item_s
+
+    @property
+    def of_answer(self) -> float:
+        """A Router's, until the client has it."""
+        return self.query_s - self.refusal_s / 2
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -151,21 +159,9 @@ class Cluster:
         if not replica.alive:
             raise ConnectionRefusedError
         lines = Line(core, replica.core, self._delay_s, self.draw), Line(replica.core, core, self._delay_s, self.draw)
-        channel = MemoryChannel(
-            lines=lines,
-            receive=replica.runner.receive,
-            gone=replica.runner.gone,
-            frame_s=self._frame_s,
-            core=core,
-            answer_s=self._costs.query_s - self._costs.refusal_s / 2,
-            on_report=on_report,
-            on_lost=on_lost,
-        )
+        channel = MemoryChannel(lines, core, replica.runner, self._costs, on_report, on_lost)
         replica.channels.append(channel)
         return channel
-
-    def _frame_s(self, items: int) -> float:
-        return self._costs.frame_s + items * self._costs.item_s
 
 
 class SimulatedRouter(Router):
