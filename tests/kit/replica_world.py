@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from deployments.queueing.learning import Learning
 from deployments.transport.frames import Offer, Offers
@@ -98,7 +99,7 @@ class World:
     schedule after each arrival. `schedules`: those of the devices, once queries were served.
     """
 
-    def __init__(self, *devices, slo_s=1.0, greedy_share=None, learned=True, slow=(), look=lambda schedule: None):
+    def __init__(self, *devices, slo_s=1.0, greedy_share=None, learned=True, slow=(), look=lambda schedule, now: None):
         self.devices, self.learned, self.slow, self.look = devices, learned, slow, look
         self.policy = {"slo_s": slo_s, "greedy_share": greedy_share}
 
@@ -122,7 +123,7 @@ class World:
             offered.append((sent := Sent(arrival, loop.time()), self._offer(arrival)))
             sent.admitted = offered[-1][1] is not None
             for schedule in self.schedules:
-                self.look(schedule)
+                self.look(schedule, loop.time())
         for replica in replicas:
             await replica.runner.drained()
         await asyncio.sleep(0.001)
@@ -161,3 +162,13 @@ def late_share(sent):
 def refused_share(sent):
     sent = list(sent)
     return sum(not one.admitted for one in sent) / max(1, len(sent))
+
+
+def adds_up(schedule, now):
+    """Work is what waits."""
+    assert schedule._urgent_s == pytest.approx(sum(query.cost_s for query in schedule._urgent), abs=1e-9)
+    assert schedule._patient_s == pytest.approx(sum(query.cost_s for query in schedule._patient), abs=1e-9)
+    assert schedule._urgent == sorted(schedule._urgent, key=lambda query: query.due)
+    assert schedule._bulk_running >= 0
+    state = schedule.state(now)
+    assert min(state.opens_s, state.free_s, state.bulk_s) >= 0

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.transport.frames import Offer, Offers
-from tests.kit.replica_world import FakeRouter, replica
+from tests.kit.replica_world import FakeRouter, adds_up, replica
 from tests.kit.virtual_time import virtual
 
 
@@ -279,7 +279,7 @@ async def test_never_is_told_apart_from_full():
 @given(seed=st.integers(0, 10**6))
 @virtual
 async def test_every_query_ends_once(admission, pass_queries, seed):
-    """Random offers, call-offs, confirmations, ends of connections and failures: nothing is left."""
+    """Random offers, call-offs, confirmations, ends of connections and failures: work adds up, and nothing is left."""
     chance = random.Random(seed)
     runner, engine = replica(pass_queries=pass_queries)
     depth = 20 if admission == "depth" else None
@@ -319,8 +319,9 @@ async def test_every_query_ends_once(admission, pass_queries, seed):
                 everyone.append(routers[at])
             case "wait":
                 await asyncio.sleep(chance.choice([0.0, 0.01, 0.3]))
-        if depth:
-            assert runner.schedule.in_flight <= depth
+        adds_up(runner.schedule, asyncio.get_running_loop().time())
+        assert runner.schedule.running == (len(runner._run.left) if runner._run else 0)
+        assert depth is None or runner.schedule.in_flight <= depth
     await asyncio.sleep(120)
     assert runner.schedule.in_flight == 0
     assert runner._run is None

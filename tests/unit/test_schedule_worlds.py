@@ -1,7 +1,5 @@
 """What the queue of a device promises, for any arrivals: the product's schedule on devices in virtual time."""
 
-import random
-
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -9,7 +7,18 @@ from hypothesis import strategies as st
 from deployments.queueing.cost_model import CostModel
 from deployments.queueing.pacing import Pacing
 from deployments.queueing.schedule import Policy, Query, Schedule
-from tests.kit.replica_world import ATLAS, KUNPENG, V100, XEON, World, goodput, late_share, proven, refused_share
+from tests.kit.replica_world import (
+    ATLAS,
+    KUNPENG,
+    V100,
+    XEON,
+    World,
+    adds_up,
+    goodput,
+    late_share,
+    proven,
+    refused_share,
+)
 from tests.kit.simulation.arrivals import Arrival, poisson
 from tests.kit.simulation.device import Device
 
@@ -30,15 +39,6 @@ def arrivals(draw, slo_s, most=40):
         tokens = draw(st.sampled_from([4, 20, 75, 75, 200, 512]))
         out += [Arrival(at, tokens, allowed * slo_s, bulk)] * same
     return out
-
-
-def adds_up(schedule):
-    """Work is what waits."""
-    assert schedule._urgent_s == pytest.approx(sum(query.cost_s for query in schedule._urgent), abs=1e-9)
-    assert schedule._patient_s == pytest.approx(sum(query.cost_s for query in schedule._patient), abs=1e-9)
-    assert schedule._urgent == sorted(schedule._urgent, key=lambda query: query.due)
-    assert schedule.running >= 0
-    assert schedule._bulk_running >= 0
 
 
 @pytest.mark.parametrize("pass_queries", ENDS)
@@ -63,52 +63,6 @@ def test_who_joins_a_pause_for_a_burst_does_not_make_the_first_late():
     )
     assert sent[0].admitted
     assert all(one.in_time for one in sent if one.admitted)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.data())
-def test_work_adds_up_after_anything(data):
-    """Offers, call-offs, runs, passes and failures in any order."""
-    admission = data.draw(st.sampled_from(["finish", "depth"]))
-    depth = data.draw(st.sampled_from([5, 40] if admission == "depth" else [None, 10]))
-    pass_tokens = data.draw(st.sampled_from([0, 8 * 75]))
-    queue = Schedule(CostModel.of_curve(*V100), Policy(1.0, admission, depth), pass_tokens, proven())
-    now, run = 0.0, []
-    chance = random.Random(data.draw(st.integers(0, 10**6)))
-    for _ in range(80):
-        now += chance.choice([0.0, 0.001, 0.1, 0.7])
-        match chance.choice(["offer", "offer", "offer", "remove", "start", "passed", "ended"]):
-            case "offer":
-                allowed, bulk = chance.choice([0.3, 1.0, 5.0]), chance.random() < 0.2
-                queries = [
-                    Query(chance.randint(4, 512), now + allowed, patient=bulk or allowed > 2, bulk=bulk)
-                    for _ in range(chance.choice([1, 1, 4]))
-                ]
-                before = queue.waiting
-                taken = queue.offer(now, queries, partial=chance.random() < 0.5)
-                assert queue.waiting == before + taken
-            case "remove":
-                waiting = [*queue._urgent, *queue._patient]
-                queue.remove(chance.sample(waiting, chance.randint(0, len(waiting))))
-            case "start":
-                if not run and queue.start_in_s(now) == 0:
-                    run = queue.start(now)
-                    assert run
-            case "passed" if run:
-                cut = chance.randint(0, len(run))
-                queue.passed(now, run[:cut])
-                run = run[cut:]
-            case "ended":
-                if queue._is_running:
-                    queue.ended(now, whole=not run)
-                    run = []
-        adds_up(queue)
-        assert queue.running == len(run)
-        assert admission == "finish" or queue.in_flight <= depth
-        state = queue.state(now)
-        assert state.opens_s >= 0
-        assert state.free_s >= 0
-        assert state.bulk_s >= 0
 
 
 @pytest.mark.parametrize("pass_queries", ENDS)
