@@ -2,8 +2,7 @@
 
 import asyncio
 import itertools
-import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -78,17 +77,24 @@ def replica(pass_queries=8, curve=V100):
     return one.runner, one.engine
 
 
-@dataclass(eq=False)
-class Sent:
-    """One query: what became of it."""
+class Sent(NamedTuple):
+    """One query: the connection on which it was admitted, if it was, and its number there."""
 
     arrival: Arrival
     at: float
-    admitted: bool = False
-    ended: float = math.nan
+    router: FakeRouter | None
+    number: int
 
     @property
-    def in_time(self) -> bool:
+    def admitted(self):
+        return self.router is not None
+
+    @property
+    def ended(self):
+        return self.router.ends[self.number, 0][0]
+
+    @property
+    def in_time(self):
         return self.admitted and self.ended <= self.at + self.arrival.allowed_s + 1e-6
 
 
@@ -117,24 +123,19 @@ class World:
                 loop.call_at(at, setattr, replica.engine, "slow", times)
         self.schedules = [replica.runner.schedule for replica in replicas]
         self.routers = [FakeRouter(replica.runner, **self.policy) for replica in replicas]
-        offered = []
+        sent = []
         for arrival in arrivals:
             await asyncio.sleep(arrival.at - loop.time())
-            offered.append((sent := Sent(arrival, loop.time()), self._offer(arrival)))
-            sent.admitted = offered[-1][1] is not None
+            sent.append(Sent(arrival, loop.time(), *self._offer(arrival)))
             for schedule in self.schedules:
                 self.look(schedule, loop.time())
         for replica in replicas:
             await replica.runner.drained()
         await asyncio.sleep(0.001)
-        for sent, at in offered:
-            if sent.admitted:
-                router, number = at
-                sent.ended, _ = router.ends[number, 0]
-        return [sent for sent, _ in offered]
+        return sent
 
     def _offer(self, arrival):
-        """Where it is admitted."""
+        """The connection on which it is admitted, if it is, and its number there."""
         now, pools = asyncio.get_running_loop().time(), set()
         places = [
             (self.devices.index(device), router.runner.schedule.state(now).free_s, router)
@@ -146,7 +147,7 @@ class World:
             if number in router.runner._sessions[router].offers:
                 return router, number
             pools.add(pool)
-        return None
+        return None, 0
 
 
 def goodput(sent, seconds):

@@ -1,13 +1,12 @@
 """The way of a query: tokenise, place, answer. Routers and replicas in virtual time."""
 
 import asyncio
-import math
 import time
 from collections import Counter
 
 import pytest
 
-from deployments.errors import Busy, EngineFailed, Forbidden, Unavailable
+from deployments.errors import Busy, Forbidden, Unavailable
 from deployments.models.tokenizer import Tokenizer
 from deployments.placement.request import Embedded
 from deployments.queueing.quota import Client, Quota
@@ -174,15 +173,6 @@ async def test_a_hang_up_frees_its_place_at_once():
         assert replica.runner.schedule.waiting == 0
         assert replica.runner._run is None or replica.runner._run.stop.is_set()
     assert all(not link._channel.pending for link in router.pools["accelerator"].live)
-
-
-async def test_an_engines_failure_is_the_queries_own():
-    replica = Replica("a")
-    router = await World({"accelerator": [replica]}).router()
-    replica.engine.outcome = lambda waiting: math.nan if len(waiting.ids) == 33 else None
-    bad, good = several(router, 1, text(33)), several(router, 3)
-    assert isinstance((await asyncio.gather(*bad))[0], EngineFailed)
-    assert kinds(await asyncio.gather(*good)) == {"Embedded": 3}
 
 
 async def test_a_quota_is_divided_among_the_routers_that_live():

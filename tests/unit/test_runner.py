@@ -190,13 +190,6 @@ async def test_an_engine_that_cannot_begin_a_run_fails_it_and_takes_the_next():
     assert len(router.answers()) == len(engine.runs) == 1
 
 
-async def test_an_idle_device_does_not_wait_for_less_than_a_timer_can_tell():
-    """uvloop's timers count milliseconds: a shorter wait would be a busy one, or a longer one."""
-    runner, _ = replica(curve=(0.0001, 0.004))  # a pause of 0.4 ms
-    FakeRouter(runner).offer()
-    assert runner.schedule.running == 1
-
-
 async def test_a_query_whose_answer_is_no_number_fails_with_its_offer():
     runner, engine = replica()
     router = FakeRouter(runner)
