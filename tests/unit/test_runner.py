@@ -25,6 +25,19 @@ async def test_a_burst_meets_and_becomes_one_run():
     assert [len(router.answers()) for router in routers] == [15, 15]
 
 
+async def test_a_run_that_is_full_begins_before_its_pause_is_over_and_the_next_one_has_its_own():
+    runner, engine = replica()
+    router = FakeRouter(runner)
+    for _ in range(60):
+        router.offer()
+    assert runner.schedule.running
+    await runner.drained()
+    router.offer()
+    assert len(engine.runs) == 1
+    await asyncio.sleep(1)
+    assert len(engine.runs) == 2
+
+
 async def test_answers_leave_as_passes_end_and_say_where_the_time_went():
     runner, _ = replica()
     router = FakeRouter(runner)
