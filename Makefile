@@ -5,7 +5,7 @@
 # make test     set up, run all tests                                 make test TESTS=tests/unit
 # make test-more ROUNDS=10   property tests with examples that nobody has seen
 # make mutants  plant faults in pure modules: which does no test notice?   make mutants ARGS='queueing/shares'
-# make soak MINUTES=60   load on a small cluster of this machine while one fault after another is done to it
+# make soak     fault after fault under load on a small cluster of this machine, each once   make soak MINUTES=60
 # make check    ruff and mypy
 # make docs     the documentation with search, on http://127.0.0.1:8001
 # make proto    the gRPC messages anew, after a change to serve_app/proto/*.proto
@@ -14,7 +14,7 @@
 PYTHON ?= python3
 CONFIG ?= serve_app/config.yaml
 TESTS  ?=
-MINUTES ?= 3
+MINUTES ?= 0
 ROUNDS ?= 10
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -50,7 +50,7 @@ endif
 
 # Property tests draw new examples; `make test` draws the same ones each time.
 test-more: $(VENV)/.test
-	for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest tests/unit tests/models -m hypothesis -n auto --hypothesis-profile=new || exit 1; done
+	for round in $$(seq $(ROUNDS)); do $(BIN)/python -m pytest tests/unit tests/models -m hypothesis -n auto --maxprocesses 4 --hypothesis-profile=new || exit 1; done
 
 mutants: $(VENV)/.test
 	$(BIN)/python -m tests.mutants $(ARGS)

@@ -173,8 +173,8 @@ async def _some_at_a_time(calls: Sequence[Callable[[], Awaitable[T]]]) -> list[T
 
 
 class Clients:
-    """Clients of one service, who keep their connections. A load returns when all that it sent has ended; `burst` and
-    `steady` raise OSError, EOFError or TimeoutError where an answer does not come.
+    """Clients of one service, who keep their connections. A load ends when all that it sent has ended. `burst` and
+    `steady` then raise OSError, EOFError or TimeoutError if an answer did not come; its connection is closed.
     """
 
     def __init__(self, address: Address, timeout_s: float = 60.0) -> None:
@@ -182,8 +182,8 @@ class Clients:
         self._connections: list[Connection] = []
 
     async def open(self, wanted: int) -> None:
-        """So many connections, or more, each just used: others where the server has closed some. Raises OSError or
-        EOFError.
+        """Open connections until there are `wanted`, and use each once. If the server has closed any, open all anew.
+        Raises OSError or EOFError.
         """
         try:
             await ping(self._connections, self.address)
@@ -200,27 +200,27 @@ class Clients:
     async def burst(self, requests: Sequence[bytes]) -> list[Reply]:
         """All at once, one on each open connection; their replies in the same order."""
         pairs = zip(self._connections[: len(requests)], requests, strict=True)
-        return await asyncio.gather(*(connection.ask(request, self.timeout_s) for connection, request in pairs))
+        return await _all_or_first_error(self._ask(*pair) for pair in pairs)
 
     async def steady(
         self, clients: Sequence[Callable[[], bytes]], seconds: float, pause_s: float = 0.0, seed: int = 0
     ) -> list[list[Reply]]:
-        """For so long a client for each of `clients`, which gives its requests, on each open connection. It asks again
-        once it has its answer, and has paused for a random time of `pause_s` on average. Their replies, by client.
+        """Each client sends what its function makes, on a connection of its own. When it has the answer it pauses for a
+        random time, `pause_s` on average, and sends the next. Returns after `seconds`: the replies, by client.
         """
         chance, ends = random.Random(seed), time.monotonic() + seconds  # noqa: S311 - to be repeated, not a secret
 
         async def ask_again_and_again(connection: Connection, request: Callable[[], bytes]) -> list[Reply]:
             replies = []
             await asyncio.sleep(chance.random() * pause_s)
-            while time.monotonic() < ends:
-                replies.append(await connection.ask(request(), self.timeout_s))
+            while time.monotonic() < ends and connection in self._connections:
+                replies.append(await self._ask(connection, request()))
                 if pause_s:
                     await asyncio.sleep(chance.expovariate(1 / pause_s))
             return replies
 
         pairs = zip(self._connections[: len(clients)], clients, strict=True)
-        return await asyncio.gather(*(ask_again_and_again(*pair) for pair in pairs))
+        return await _all_or_first_error(ask_again_and_again(*pair) for pair in pairs)
 
     async def stream(self, arrivals: Iterable[tuple[float, bytes]]) -> list[Reply | Exception]:
         """Each request at its moment, in seconds from now, whatever became of those before; where no connection is
@@ -234,14 +234,10 @@ class Clients:
             return connection
 
         async def ask(request: bytes) -> Reply | Exception:
-            connection = None
             try:
                 connection = free.pop() if free else await another()
-                reply = await connection.ask(request, self.timeout_s)
+                reply = await self._ask(connection, request)
             except (OSError, EOFError, TimeoutError) as error:
-                if connection is not None:
-                    connection.hang_up()
-                    self._connections.remove(connection)
                 return error
             free.append(connection)
             return reply
@@ -250,6 +246,23 @@ class Clients:
             await asyncio.sleep(began + at_s - time.monotonic())
             asking.append(asyncio.create_task(ask(request)))
         return await asyncio.gather(*asking)
+
+    async def _ask(self, connection: Connection, request: bytes) -> Reply:
+        try:
+            return await connection.ask(request, self.timeout_s)
+        except BaseException:  # its answer may still come, and would be taken for the next one's
+            connection.hang_up()
+            self._connections.remove(connection)
+            raise
+
+
+async def _all_or_first_error(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """Their results, once all have ended. Raises the first error among them."""
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return outcomes  # type: ignore[return-value] # none is an error
 
 
 def burst(address: Address, requests: Sequence[bytes]) -> list[Reply]:

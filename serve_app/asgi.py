@@ -140,7 +140,8 @@ class Asgi(ABC):
         return [], b""
 
     async def docs(self, _: Request) -> Answer:
-        return [(b"content-type", b"text/html; charset=utf-8")], _swagger_ui()
+        headers = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"max-age=86400")]
+        return headers, await asyncio.to_thread(_swagger_ui)  # it reads two megabytes the first time
 
     async def openapi(self, request: Request) -> Answer:
         return json_answer({**self._document, "servers": [{"url": request.root or "/"}]})

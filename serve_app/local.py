@@ -344,7 +344,8 @@ def _wait_until_running(stop: StopSignal, reporter: Reporter) -> bool:
 
 def first_reason(messages: list[str]) -> str:
     """The sentence of our own error in Serve's messages (which hold tracebacks), or their last line."""
-    lines = [line.strip() for message in messages for line in message.splitlines() if line.strip(" .")]
+    lines = [line.strip() for message in messages for line in message.splitlines()]
+    lines = [line for line in lines if line.strip(".")]
     for line in lines:
         if "SettingsError: " in line:
             return line.split("SettingsError: ", 1)[1]

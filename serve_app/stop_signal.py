@@ -1,4 +1,4 @@
-"""Waits for Ctrl-C in a way that cannot miss it. Pure but for the signals themselves."""
+"""Waits for Ctrl-C in a way that cannot miss it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TURN_S = 0.2
 
 
 class StopSignal:
-    """Becomes true for good at the first SIGINT or SIGTERM after `listen`. For the main thread.
+    """Remembers the first SIGINT or SIGTERM after `listen`. For the main thread.
 
     The kernel may deliver a process's signal to any of its threads, and does so while the main thread already has one
     pending. Python then notes the signal there, and runs the handler in the main thread as soon as that runs Python
@@ -21,9 +21,6 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._came = False
-
-    def __bool__(self) -> bool:
-        return self._came
 
     def listen(self) -> None:
         """Handles both signals from here on. Libraries put handlers of their own in place: call it again after them."""

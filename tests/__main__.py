@@ -1,4 +1,4 @@
-"""`make test`: all tests, part after part. It goes on behind a part that fails, says what each took, and fails at last.
+"""`make test`: all tests, part after part. It continues after a failure, prints each part's time, and fails at the end.
 
 python -m tests              all parts
 python -m tests unit models  these
@@ -16,7 +16,7 @@ PARTS = {
     "unit": ("tests/unit", *SIDE_BY_SIDE),
     "models": ("tests/models", *SIDE_BY_SIDE),  # each process loads PyTorch and OpenVINO
     "e2e": ("tests/e2e", "-m", "not alone", "-n", "2", "--dist", "loadfile"),  # each process has a Ray
-    "e2e, one by one": ("tests/e2e", "-m", "alone"),
+    "alone": ("tests/e2e", "-m", "alone"),
 }
 
 

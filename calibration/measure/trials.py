@@ -23,7 +23,7 @@ Answer = tuple[str | None, Reply]  # the only pool that the query was for, if an
 Ask = Callable[[], Awaitable[list[Answer]]]
 
 _ROOM_FOR_OTHERS = 1000  # the depth by which the first query is admitted, whatever else is in flight
-_ROOM_IN_STREAM, _ROOM_AT_LEAST = 2.0, 50  # connections, times what arrives within the SLO
+_ROOM_IN_STREAM, _ROOM_AT_LEAST = 2.0, 50  # connections, times what arrives within the SLO; others open late
 GRANT_ARRIVES_S = 15.0  # the new user_config is on its way to the Router
 _ANOTHER_S = 10.0  # since the last trial query: a run that goes on sends some more often
 _WORDS = (  # noqa: SIM905 - most are one token

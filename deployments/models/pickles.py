@@ -67,7 +67,7 @@ def safe_folder(folder: Path) -> Path:
     try:
         kept = kept_folder() / _name(folder, pickles)
         kept.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(kept.with_name(f".{kept.name}.lock")):
+        with FileLock(kept.with_name(f".{kept.name}.lock"), fallback_to_soft=False):
             if not kept.is_dir():
                 logger.warning(
                     "%s: %s read by torch.load(weights_only=True), and kept as safetensors in %s",

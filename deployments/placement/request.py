@@ -182,16 +182,18 @@ def embedded(request: Request, answers: Answers, rows_of: RowsOf) -> Embedded:
         each = [rows_of(answer.numbers, ids) for (_, answer), ids in zip(in_order, request.ids, strict=True)]
         found = {output: [one[output] for one in each] for output in outputs}
     vectors = found.pop(outputs[0])
-    elapsed_s = asyncio.get_running_loop().time() - request.started  # uvloop counts whole milliseconds
+    tokenization_s = request.tokenised - request.started
+    parts_s = tokenization_s + max(answer.queue_s + answer.compute_s for _, answer in in_order)
+    elapsed_s = asyncio.get_running_loop().time() - request.started  # uvloop counts whole milliseconds: it may be less
     return Embedded(
         vectors=vectors,
         norms=[answer.norm for _, answer in in_order],
         pools=tuple(sorted({pool for pool, _ in in_order})),
         tokens=sum(map(len, request.ids)),
         characters=sum(len(query) for query in request.queries if isinstance(query, str | Pair)),
-        tokenization_s=request.tokenised - request.started,
+        tokenization_s=tokenization_s,
         queue_s=max(answer.queue_s for _, answer in in_order),
         compute_s=max(answer.compute_s for _, answer in in_order),
-        total_s=max(elapsed_s, *(answer.queue_s + answer.compute_s for _, answer in in_order)),
+        total_s=max(elapsed_s, parts_s),
         others=found,
     )

@@ -1,6 +1,6 @@
 """A TCP connection between each Router and each replica, in place of calls through Serve's handle.
 
-A call through the handle costs both processes about a millisecond of a core (measured). That is thirty times the cost
+A call through the handle costs both processes about a millisecond of a core. That is thirty times the cost
 of a frame of one query here, and three times where 32 queries share it.
 
     Router: Channel  ── offers ──▶  replica: RouterConnection, one for each Router; Server accepts them

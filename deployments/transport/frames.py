@@ -31,6 +31,9 @@ LARGEST_FRAME = 2**28  # bytes; a frame is cut long before
 CUT_BYTES = 2**24  # a frame that has so much takes nothing more
 
 
+_SILENT = ReplicaState(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (0, 0, 0))  # until it is sent
+
+
 class Offer(NamedTuple):
     """Queries of one request, offered to one replica.
 
@@ -156,7 +159,7 @@ class Report:
     - `failed`: (offer, the sentence for the client).
     """
 
-    state: ReplicaState = None  # type: ignore[assignment] # whoever sends it sets this
+    state: ReplicaState = _SILENT
     seen: int = 0
     refused: list[tuple[int, bool]] = field(default_factory=list)
     admitted: list[tuple[int, int]] = field(default_factory=list)

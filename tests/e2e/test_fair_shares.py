@@ -28,14 +28,24 @@ def key_of(name):
     return [("authorization", f"Bearer sk-{name}")]
 
 
+def admitted_of(stream, since):
+    statuses = [status for when, status in stream.answers if when > since]
+    assert set(statuses) <= {200, 429}
+    return statuses.count(200) / len(statuses)
+
+
 def test_who_asks_for_too_much_leaves_room_for_another(service, figure):
-    with streaming(service.address, GREEDY_S, headers=key_of("greedy")) as greedy:
+    """Asked for is 2.6 times what the device can do. Half a device would be enough for four times the quiet one."""
+    with streaming(service.address, QUIET_S, headers=key_of("quiet")) as quiet:
         time.sleep(SETTLED_S)
-        with streaming(service.address, QUIET_S, headers=key_of("quiet")) as quiet:
+        with streaming(service.address, GREEDY_S, headers=key_of("greedy")) as greedy:
+            time.sleep(SETTLED_S)
+            settled_at = time.monotonic()
             time.sleep(2 * SETTLED_S)
     figure(f"greedy: {greedy}; quiet: {quiet}")
-    assert set(quiet.of("small")) == {200}
-    assert set(greedy.of("small")) == {200, 429}
+    admitted = {name: admitted_of(stream, settled_at) for name, stream in (("quiet", quiet), ("greedy", greedy))}
+    assert admitted["greedy"] < 0.6
+    assert admitted["quiet"] > 0.8
     assert greedy.refusals[429, "over_share"]
     assert not greedy.strange + quiet.strange
     wait_until(lambda: service.samples()["key_queries_total", (("key", "greedy"), ("outcome", "share"))], "its metric")

@@ -1,5 +1,6 @@
 """Unmodified client libraries against the generation routes over real HTTP: docs/use.md's lines, answers, errors."""
 
+import asyncio
 import json
 import os
 import re
@@ -64,7 +65,8 @@ class Server:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    with only_loopback():
+    with only_loopback(), asyncio.Runner() as runner:
+        runner.get_loop()  # litellm leaves tasks on the one that it finds: here they end
         server = Server(tmp_path_factory.mktemp("generating") / "model")
         yield server
         server.close()

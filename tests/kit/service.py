@@ -132,8 +132,17 @@ class Service:
         return self.process.wait(STOP_TIMEOUT_S)
 
     def stop(self):
-        if self.process is not None and self.process.poll() is None:
-            self.press_ctrl_c()
+        """Nothing of it is left, whatever it makes of Ctrl-C."""
+        try:
+            if self.process is not None and self.process.poll() is None:
+                self.press_ctrl_c()
+        finally:
+            if self.process is not None and self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+            self._kill_leftovers()
+
+    def _kill_leftovers(self):
         for process in self.leftovers():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -240,7 +249,7 @@ class Service:
 
     def wait_for(self, condition, timeout_s=60.0, what="the condition"):
         """Poll `condition(pools)` until it holds; returns the seconds it took."""
-        started = time.monotonic()
+        started, pools = time.monotonic(), None
         while True:
             with contextlib.suppress(OSError):
                 pools = self.pools()
@@ -340,10 +349,12 @@ class SharedRay:
         return self._service
 
     def stop(self):
-        if self._service is not None:
-            self._service.stop()
-            shutil.rmtree(self._service.file.parent)
-            self._service = None
+        service, self._service = self._service, None
+        if service is not None:
+            try:
+                service.stop()
+            finally:
+                shutil.rmtree(service.file.parent)
 
 
 SHARED = SharedRay()

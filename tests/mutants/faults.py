@@ -25,14 +25,19 @@ class Fault:
     name: str
     plant: Callable[[], None]
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.file, self.name
+
 
 def faults(file: str, source: str) -> tuple[ast.Module, list[Fault]]:
     """The module's syntax tree, and all that can be planted in it. The name of a fault is made of the function or class
-    around it, the line as it stands, and what becomes what: `Learning.passed | self.slow = ... | 0.02 -> 0.03`.
+    around it, the line without its comment, and what becomes what: `Learning.passed | self.slow = ... | 0.02 -> 0.03`.
     """
     tree, lines, found, seen = ast.parse(source), source.splitlines(), [], Counter[str]()
     for node, where, before, after, plant in _inside(tree, "module"):
-        name = f"{where} | {lines[node.lineno - 1].strip()} | {before} -> {after}"
+        line = lines[node.lineno - 1].split("  # ")[0].strip()
+        name = f"{where} | {line} | {before} -> {after}"
         seen[name] += 1
         found.append(Fault(file, node.lineno, f"{name} #{seen[name]}" if seen[name] > 1 else name, plant))
     return tree, found

@@ -1,8 +1,11 @@
 """Which faults are planted, and how they are called."""
 
 import ast
+import io
+from collections import Counter
 
 import pytest
+from rich.console import Console
 
 from tests.mutants import __main__ as mutants
 from tests.mutants.faults import faults
@@ -53,10 +56,25 @@ def test_a_fault_keeps_its_name_when_lines_move_and_two_have_two_names():
     assert names == [fault.name for fault in faults("m.py", "\n\n" + source)[1]]
 
 
-def test_survivors_are_read_as_they_are_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(mutants, "SURVIVORS", tmp_path / "survivors.txt")
-    file = "deployments/queueing/pacing.py"
-    source = (mutants.ROOT / file).read_text()
-    one, other, *_ = faults(file, source)[1]
-    mutants.write_survivors({(file, one.name): "it changes nothing"}, {file: [one, other]}, [file])
-    assert mutants.known_survivors() == {(file, one.name): "it changes nothing", (file, other.name): mutants.UNNOTICED}
+def test_what_changes_nothing_is_read_with_its_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(mutants, "EQUIVALENT", tmp_path / "equivalent.txt")
+    mutants.EQUIVALENT.write_text(
+        "# A comment.\na.py\n    A.f | x = 1 | 1 -> 2\n        x is not read\nb.py\n    f | y | 1 -> 2\n        so\n"
+    )
+    assert mutants.equivalent() == {("a.py", "A.f | x = 1 | 1 -> 2"): "x is not read", ("b.py", "f | y | 1 -> 2"): "so"}
+
+
+@pytest.mark.parametrize(
+    ("planted", "found", "is_sample", "status"),
+    [
+        (100, 85, False, 0),
+        (100, 84, False, 1),
+        (100, 75, True, 0),  # 0.85 less three times sqrt(0.85 * 0.15 / 100)
+        (100, 74, True, 1),
+        (10_000, 8300, True, 1),
+    ],
+)
+def test_a_sample_fails_where_it_cannot_be_chance(planted, found, is_sample, status):
+    console = Console(file=io.StringIO())
+    counts = Counter({"a/b.py": planted}), Counter({"a/b.py": found}), Counter[str]()
+    assert mutants.verdict(console, *counts, is_sample=is_sample) == status

@@ -54,7 +54,7 @@ def small_model_folder(recipe: Recipe | None = None) -> Path:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.parent.stat().st_uid != os.getuid():
             raise PermissionError("it belongs to another user")
-        with FileLock(folder.with_name(f".{folder.name}.lock")):
+        with FileLock(folder.with_name(f".{folder.name}.lock"), fallback_to_soft=False):
             if not folder.is_dir():
                 make_and_show(folder, recipe)
     except OSError as error:
