@@ -16,13 +16,6 @@ from deployments.transport.frames import HEAD
 VOCABULARY = 300
 
 
-class Instruments:
-    """In place of `ray.serve.metrics`."""
-
-    def __getattr__(self, _):
-        return lambda *_: self
-
-
 class Card:
     """Of `GenerationCard` what a Router reads."""
 

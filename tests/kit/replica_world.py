@@ -1,74 +1,22 @@
-"""A replica without Ray: the product's Runner and Schedule, an engine that takes the time that the model says, and
-Routers' connections that keep what they are told. For an event loop whose clock jumps.
-"""
+"""Replicas in virtual time: the product's Runner and Schedule, and Routers that keep what they are told."""
 
 import asyncio
 import itertools
+from typing import NamedTuple
 
 import numpy as np
+import pytest
 
-from deployments.engines import Stopped
-from deployments.models.outputs import TEXT
-from deployments.runner import Runner
+from deployments.queueing.learning import Learning
 from deployments.transport.frames import Offer, Offers
-from tests.kit.virtual_device import EIGHT, V100, schedule_of
+from tests.kit.simulation.application import Replica
+from tests.kit.simulation.arrivals import Arrival
+from tests.kit.simulation.device import Device
+from tests.kit.virtual_time import run
 
+V100, XEON, ATLAS, KUNPENG = (0.018, 0.27), (0.0858, 0.32), (0.00904, 0.24), (0.0752, 0.85)  # alpha, beta
+MOST_TURNS = 10**7
 POLICY = {"slo_s": 1.0, "admission": "finish", "bulk_share": 0.5, "greedy_share": None, "depth": None, "model": None}
-
-
-class FakeEngine:
-    """`outcome(waiting)` is None, an exception to raise, or the norm of its answer."""
-
-    def __init__(self, schedule):
-        self.schedule, self.runs, self.stopped = schedule, [], 0
-        self.outcome = lambda waiting: None
-        self.slow = 1.0
-        self.running = set()
-        self.silent = False
-        self.task, self.ends_later_s = None, 0.0
-
-    def compute(self, run, passed, ended, stop):
-        async def until_it_ends():
-            problem = None
-            try:
-                await self._compute(run, passed, stop)
-            except Exception as error:  # noqa: BLE001 - as the real one tells it
-                problem = error
-            await asyncio.sleep(self.ends_later_s)
-            ended(problem)
-
-        self.task = asyncio.get_running_loop().create_task(until_it_ends())
-
-    async def _compute(self, run, passed, stop):
-        self.runs.append([(one.session.name, one.number, one.index) for one in run])
-        assert not self.running, "two runs at once"
-        self.running = {id(one) for one in run}
-        try:
-            await asyncio.sleep(self.slow * self.schedule.model.beta_s)
-            for chunk in self._passes(run):
-                seconds = sum(self.schedule.model.cost_s(len(run[i].ids)) for i in chunk)
-                await asyncio.sleep(self.slow * seconds)
-                if stop.is_set():
-                    self.stopped += 1
-                    raise Stopped
-                for i in chunk:
-                    if isinstance(problem := self.outcome(run[i]), Exception):
-                        raise problem
-                if not self.silent:
-                    rows = [1 if run[i].outputs == TEXT else len(run[i].ids) for i in chunk]
-                    found = [
-                        np.tile(np.array([run[i].ids[0], len(run[i].ids)], np.float32), n)
-                        for i, n in zip(chunk, rows, strict=True)
-                    ]
-                    norms = np.array([1.0 if (n := self.outcome(run[i])) is None else n for i in chunk], np.float32)
-                    passed(np.array(chunk, np.intp), found, norms)
-        finally:
-            self.running = set()
-
-    def _passes(self, run):
-        if not self.schedule.pass_tokens:
-            return [range(len(run))]
-        return [range(at, min(at + 8, len(run))) for at in range(0, len(run), 8)]
 
 
 class FakeRouter:
@@ -116,7 +64,112 @@ class FakeRouter:
         return [key for key, how in self.ends.items() if isinstance(key, tuple)]
 
 
-def replica(pass_tokens=EIGHT, curve=V100, slo_s=1.0, **how):
-    schedule = schedule_of(curve, slo_s, pass_tokens=pass_tokens, **how)
-    engine = FakeEngine(schedule)
-    return Runner(schedule, engine.compute, clock=asyncio.get_running_loop().time), engine
+def proven():
+    """As after 200 answers that came when they were predicted: the least margin."""
+    learning = Learning(calibrated=True)
+    for _ in range(400):
+        learning.answered(1.0, 1.0, 1.0)
+    return learning
+
+
+def replica(pass_queries=8, curve=V100):
+    one = Replica("a", Device(*curve, pass_queries), learning=proven())
+    return one.runner, one.engine
+
+
+class Sent(NamedTuple):
+    """One query: the connection on which it was admitted, if it was, and its number there."""
+
+    arrival: Arrival
+    at: float
+    router: FakeRouter | None
+    number: int
+
+    @property
+    def admitted(self):
+        return self.router is not None
+
+    @property
+    def ended(self):
+        return self.router.ends[self.number, 0][0]
+
+    @property
+    def in_time(self):
+        return self.admitted and self.ended <= self.at + self.arrival.allowed_s + 1e-6
+
+
+class World:
+    """Devices in the order of preference; equal ones are one pool, in which the first to be free is asked first.
+
+    `slow`: ((at, times), ...): so many times as long as planned all takes from then on. `look` is called with each
+    schedule after each arrival. `schedules`: those of the devices, once queries were served.
+    """
+
+    def __init__(self, *devices, slo_s=1.0, greedy_share=None, learned=True, slow=(), look=lambda schedule, now: None):
+        self.devices, self.learned, self.slow, self.look = devices, learned, slow, look
+        self.policy = {"slo_s": slo_s, "greedy_share": greedy_share}
+
+    def serve(self, arrivals):
+        return run(self._serve(sorted(arrivals, key=lambda one: one.at)), MOST_TURNS)
+
+    async def _serve(self, arrivals):
+        loop = asyncio.get_running_loop()
+        replicas = [
+            Replica(f"r{number}", device, seed=number, learning=proven() if self.learned else Learning(calibrated=True))
+            for number, device in enumerate(self.devices)
+        ]
+        for at, times in self.slow:
+            for replica in replicas:
+                loop.call_at(at, setattr, replica.engine, "slow", times)
+        self.schedules = [replica.runner.schedule for replica in replicas]
+        self.routers = [FakeRouter(replica.runner, **self.policy) for replica in replicas]
+        sent = []
+        for arrival in arrivals:
+            await asyncio.sleep(arrival.at - loop.time())
+            sent.append(Sent(arrival, loop.time(), *self._offer(arrival)))
+            for schedule in self.schedules:
+                self.look(schedule, loop.time())
+        for replica in replicas:
+            await replica.runner.drained()
+        await asyncio.sleep(0.001)
+        return sent
+
+    def _offer(self, arrival):
+        """The connection on which it is admitted, if it is, and its number there."""
+        now, pools = asyncio.get_running_loop().time(), set()
+        places = [
+            (self.devices.index(device), router.runner.schedule.state(now).free_s, router)
+            for device, router in zip(self.devices, self.routers, strict=True)
+        ]
+        for pool, _, router in sorted(places, key=lambda place: place[:2]):
+            about = {"bulk": arrival.bulk, "tenant": arrival.tenant, "again": pool in pools}
+            number = router.offer(1, arrival.tokens, arrival.allowed_s, **about)
+            if number in router.runner._sessions[router].offers:
+                return router, number
+            pools.add(pool)
+        return None, 0
+
+
+def goodput(sent, seconds):
+    return sum(one.in_time for one in sent) / seconds
+
+
+def late_share(sent):
+    """Of those admitted."""
+    admitted = [one for one in sent if one.admitted]
+    return sum(not one.in_time for one in admitted) / max(1, len(admitted))
+
+
+def refused_share(sent):
+    sent = list(sent)
+    return sum(not one.admitted for one in sent) / max(1, len(sent))
+
+
+def adds_up(schedule, now):
+    """Work is what waits."""
+    assert schedule._urgent_s == pytest.approx(sum(query.cost_s for query in schedule._urgent), abs=1e-9)
+    assert schedule._patient_s == pytest.approx(sum(query.cost_s for query in schedule._patient), abs=1e-9)
+    assert schedule._urgent == sorted(schedule._urgent, key=lambda query: query.due)
+    assert schedule._bulk_running >= 0
+    state = schedule.state(now)
+    assert min(state.opens_s, state.free_s, state.bulk_s) >= 0

@@ -5,11 +5,12 @@ import asyncio
 import numpy as np
 
 from deployments.errors import ReplicaLost
+from deployments.placement.placer import Placer
 from deployments.placement.pool import Pool
 from deployments.placement.request import Request, Wanted
 from deployments.placement.view import View
 from deployments.queueing.schedule import ReplicaState
-from deployments.settings import PoolConfig
+from deployments.settings import PoolConfig, RouterConfig
 from deployments.transport.channel import PendingOffer
 from deployments.transport.frames import Answered
 
@@ -100,6 +101,15 @@ def pool_of(name, *replicas, admission="finish", on_change=lambda: None, **confi
     pool.live = list(replicas)
     pool.configure(PoolConfig(**config), {"admission": admission})
     return pool
+
+
+def placer_of(*replicas, cpu=(), slo_s=1.0, admission="finish", bulk=None, **config):
+    pools = {"accelerator": pool_of("accelerator", *replicas, admission=admission, **config)}
+    if cpu:
+        pools["cpu"] = pool_of("cpu", *cpu, admission=admission)
+    placer = Placer(pools)
+    placer.config = RouterConfig.parse({"slo_s": slo_s, "bulk": bulk or {}})
+    return placer
 
 
 def request_of(*lengths, allowed_s=1.0, patient=False, bulk=False, **wanted):

@@ -133,8 +133,8 @@ async def test_a_client_that_hangs_up():
     assert (line["status"], line["error"]) == (499, "cancelled")
 
 
-async def test_what_was_predicted_and_what_came(monkeypatch):
-    world = World(monkeypatch, {"accelerator": [Replica("a")], "cpu": [Replica("c")]})
+async def test_what_was_predicted_and_what_came():
+    world = World({"accelerator": [Replica("a")], "cpu": [Replica("c")]})
     router = await world.router()
     record, busy = Record(), Record()
     done = await router.embed([text()], Wanted(record=record))
@@ -316,13 +316,13 @@ def test_each_message_of_a_stream_is_a_line_and_one_that_is_not_let_in(keys, met
     assert told == [("tei.v1.Embed/EmbedStream", status, "s-1")] * count
 
 
-async def test_a_line_has_the_name_of_the_key_that_was_shown(monkeypatch):
+async def test_a_line_has_the_name_of_the_key_that_was_shown():
     keys = ApiKeys([ApiKey("sk-one", "team")])
     observer, lines = observed()
     api, shown = HttpApi(FakeRouter(), keys, observer), [(b"authorization", b"Bearer sk-one")]
     for body, headers in (({"inputs": "a"}, shown), ({"wrong": "a"}, shown), ({"inputs": "a"}, [])):
         await ask(api, "POST", "/embed", body, headers=headers)
-    router = await World(monkeypatch, {"accelerator": [Replica("a")]}).router()
+    router = await World({"accelerator": [Replica("a")]}).router()
     calls, context = GrpcApi(router, keys, observer), Context(("authorization", "Bearer sk-one"))
     await calls.Embed(EmbedRequest(inputs="a"), context)
     [_ async for _ in calls.EmbedStream(incoming([EmbedRequest(inputs="a")]), context)]

@@ -6,28 +6,21 @@ import pytest
 
 from deployments.errors import Busy, EngineFailed, ReplicaLost, Unavailable
 from deployments.placement.bulk import BulkQueue
-from deployments.placement.placer import Placer
-from deployments.settings import RouterConfig
 from deployments.transport.frames import CUT_BYTES
 from tests.kit.scripted_replicas import (
     ScriptedReplica,
     admits,
     dies,
-    pool_of,
+    placer_of,
     refuses,
     request_of,
     says_nothing,
 )
 
 
-def queue_of(*replicas, cpu=(), slo_s=1.0, admission="finish", queue_depth=None, **bulk):
+def queue_of(*replicas, **how):
     """A replica has room for four queries of 75 tokens."""
-    pools = {"accelerator": pool_of("accelerator", *replicas, admission=admission, queue_depth=queue_depth)}
-    if cpu:
-        pools["cpu"] = pool_of("cpu", *cpu, admission=admission)
-    placer = Placer(pools)
-    placer.config = RouterConfig.parse({"slo_s": slo_s, "bulk": bulk})
-    return BulkQueue(placer)
+    return BulkQueue(placer_of(*replicas, **how))
 
 
 def begin(queue, *lengths, **how):
@@ -179,7 +172,7 @@ async def test_where_nobody_lives_it_is_unavailable():
 async def test_too_much_that_waits_is_refused(model, slo_s, retry_after_s):
     a1 = ScriptedReplica("a1", says_nothing, bulk_s=0.0, model=model)
     a1.view.sent(1, 1, 1.0)
-    queue = queue_of(a1, slo_s=slo_s, max_waiting=10, share=0.5)
+    queue = queue_of(a1, slo_s=slo_s, bulk={"max_waiting": 10, "share": 0.5})
     asked = begin(queue, *[75] * 10)
     await asyncio.sleep(0)
     queue.check(1)
@@ -196,5 +189,5 @@ async def test_too_much_that_waits_is_refused(model, slo_s, retry_after_s):
 async def test_it_has_bulks_time(wanted, allowed_s):
     a1 = ScriptedReplica("a1")
     request = request_of(75, bulk=True, timeout_s=wanted)
-    await queue_of(a1, timeout_s=40.0).answer(request)
+    await queue_of(a1, bulk={"timeout_s": 40.0}).answer(request)
     assert request.allowed_s == pytest.approx(allowed_s)

@@ -28,7 +28,8 @@ from deployments.generation.text.sampling import Sampling
 from deployments.hardware.device_detector import Topology
 from deployments.queueing.quota import Client, Quota
 from deployments.queueing.shares import Tenant
-from tests.kit.generation_replicas import VOCABULARY, Card, Instruments, Replica, answer_to, reach_of
+from tests.kit.generation_replicas import VOCABULARY, Card, Replica, answer_to, reach_of
+from tests.kit.simulation.application import NoInstruments
 from tests.kit.virtual_time import virtual
 
 END_TOKENS = (7,)
@@ -56,7 +57,7 @@ class World:
 
     async def start(self):
         topology = Topology(tuple(self.pools), dict.fromkeys(self.pools, 1), heterogeneous=True, reason="a test")
-        host = GenerationHost("router", "n", Instruments(), Card(END_TOKENS), TOKENIZER)
+        host = GenerationHost("router", "n", NoInstruments(), Card(END_TOKENS), TOKENIZER)
         self.router = GenerationRouter(
             GenerationSettings.parse(ARGS), topology, {name: (name, None) for name in self.pools}, host
         )

@@ -39,7 +39,8 @@ from deployments.queueing.shares import Tenant
 from deployments.trial import Trial, hash_secret
 from serve_app.generation.generations import Generations
 from tests.kit import generation_replicas
-from tests.kit.generation_replicas import VOCABULARY, Card, Instruments, answer_to, reach_of
+from tests.kit.generation_replicas import VOCABULARY, Card, answer_to, reach_of
+from tests.kit.simulation.application import NoInstruments
 
 BLOCKS = 32
 MODEL = StepTime(0.002, 0.0001, 0.0, 0.00002, 0.0, 4)
@@ -61,7 +62,7 @@ async def service(monkeypatch, *pools, args=ARGS, end_tokens=(), **config):
     monkeypatch.setattr(generation_pool, "reach", reach_of(lambda: chain(*pools)))
     names = ("accelerator", "cpu")[: len(pools)]
     topology = Topology(names, dict.fromkeys(names, 1), heterogeneous=True, reason="a test")
-    host = GenerationHost("router", "n", Instruments(), Card(end_tokens), WORDS)
+    host = GenerationHost("router", "n", NoInstruments(), Card(end_tokens), WORDS)
     router = GenerationRouter(GenerationSettings.parse(args), topology, {name: (name, None) for name in names}, host)
     await router.reconfigure({**CONFIG, **config})
     for pool, replicas in zip(router.pools.values(), pools, strict=True):

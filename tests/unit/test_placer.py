@@ -11,7 +11,6 @@ from deployments.placement.placer import Placer
 from deployments.placement.request import Part, Record, Request, Wanted, embedded
 from deployments.queueing.quota import Client
 from deployments.queueing.shares import Tenant
-from deployments.settings import RouterConfig
 from deployments.transport.channel import PendingOffer, Refused
 from deployments.transport.frames import Answered, Offer
 from deployments.trial import Trial
@@ -22,7 +21,7 @@ from tests.kit.scripted_replicas import (
     dies,
     lapses,
     never,
-    pool_of,
+    placer_of,
     refuses,
     request_of,
     says_nothing,
@@ -31,15 +30,6 @@ from tests.kit.scripted_replicas import (
 TENANT = Tenant("big")
 CLIENT = Client(TENANT)
 GREEDY = {"quiet_opens_s": 0.1, "greedy": ["big"]}
-
-
-def placer_of(*replicas, cpu=(), slo_s=1.0, admission="finish", **config):
-    pools = {"accelerator": pool_of("accelerator", *replicas, admission=admission, **config)}
-    if cpu:
-        pools["cpu"] = pool_of("cpu", *cpu, admission=admission)
-    placer = Placer(pools)
-    placer.config = RouterConfig.parse({"slo_s": slo_s})
-    return placer
 
 
 def replicas(*scripts):

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,20 +10,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.transport.frames import Offer, Offers
-from tests.kit.replica_world import FakeRouter, replica
-from tests.kit.virtual_device import EIGHT
+from tests.kit.replica_world import FakeRouter, adds_up, replica
 from tests.kit.virtual_time import virtual
 
 
 async def test_a_burst_meets_and_becomes_one_run():
     runner, engine = replica()
-    router = FakeRouter(runner)
-    for _ in range(30):
-        router.offer()
+    routers = [FakeRouter(runner, name) for name in "ab"]
+    for number in range(30):
+        routers[number % 2].offer()
         await asyncio.sleep(0.001)
     await asyncio.sleep(2)
-    assert [len(one) for one in engine.runs] == [30]
-    assert len(router.answers()) == 30
+    assert engine.runs == [30]
+    assert [len(router.answers()) for router in routers] == [15, 15]
+
+
+async def test_a_run_that_is_full_begins_before_its_pause_is_over_and_the_next_one_has_its_own():
+    runner, engine = replica()
+    router = FakeRouter(runner)
+    for _ in range(60):
+        router.offer()
+    assert runner.schedule.running
+    await runner.drained()
+    router.offer()
+    assert len(engine.runs) == 1
+    await asyncio.sleep(1)
+    assert len(engine.runs) == 2
 
 
 async def test_answers_leave_as_passes_end_and_say_where_the_time_went():
@@ -52,7 +65,7 @@ async def test_the_rows_of_tokens_go_to_their_query():
 
 
 async def test_calling_off_frees_its_room_at_once():
-    runner, _ = replica(pass_tokens=0)
+    runner, _ = replica(pass_queries=None)
     router = FakeRouter(runner)
     first = router.offer(25)
     await asyncio.sleep(0.6)  # it runs
@@ -70,23 +83,27 @@ async def test_calling_off_frees_its_room_at_once():
     assert not {(number, 0) for number in waiting} & set(router.ends)
 
 
-async def test_a_router_that_called_off_hears_that_there_is_room_sooner():
-    runner, _ = replica(pass_tokens=0)
+@pytest.mark.parametrize("is_gone", [False, True])
+async def test_routers_hear_when_it_opens_sooner_than_they_were_told(is_gone):
+    runner, _ = replica(pass_queries=None)
     router, other = FakeRouter(runner, "a"), FakeRouter(runner, "b")
     router.offer(30)
     await asyncio.sleep(0.6)
     many = [router.offer() for _ in range(60)]
     other.offer()
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert all(one.reports[-1][1].state.opens_s > 0 for one in (router, other))
-    reports = [len(one.reports) for one in (router, other)]
-    router.call_off(*(number for number in many if number not in router.ends))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert [len(one.reports) for one in (router, other)] == [count + 1 for count in reports]
+    await asyncio.sleep(1e-6)
     told = [one.reports[-1][1].state.opens_s for one in (router, other)]
-    assert told[0] == told[1]
+    assert min(told) > 0
+    reports = len(other.reports)
+    if is_gone:
+        runner.gone(router)
+    else:
+        router.call_off(*(number for number in many if number not in router.ends))
+    await asyncio.sleep(1e-6)
+    assert len(other.reports) == reports + 1
+    assert other.reports[-1][1].state.opens_s < told[1]
+    if not is_gone:
+        assert router.reports[-1][1].state.opens_s == other.reports[-1][1].state.opens_s
 
 
 async def test_what_is_offered_and_called_off_in_one_frame_does_not_run():
@@ -115,7 +132,7 @@ async def test_a_run_that_nobody_waits_for_is_stopped():
 
 
 async def test_what_a_router_had_waiting_is_dropped_with_its_connection():
-    runner, engine = replica(pass_tokens=0)
+    runner, engine = replica(pass_queries=None)
     dead, other = FakeRouter(runner, "dead"), FakeRouter(runner, "other")
     other.offer(20)
     await asyncio.sleep(0.2)
@@ -126,7 +143,7 @@ async def test_what_a_router_had_waiting_is_dropped_with_its_connection():
     assert runner.schedule.waiting == 1
     runner.gone(dead)  # once is enough, twice no error
     await runner.drained()
-    assert len(engine.runs[1]) == 1
+    assert engine.runs[1] == 1
 
 
 async def test_a_hold_lapses_and_is_told():
@@ -144,24 +161,18 @@ async def test_a_hold_lapses_and_is_told():
     router.confirm(number)  # too late, and no error
 
 
-async def test_what_is_confirmed_runs():
+@pytest.mark.parametrize(
+    ("queries", "how", "confirmed"), [(60, {}, True), (60, {"bulk": True, "left_s": 600.0}, False), (10, {}, False)]
+)
+async def test_what_is_confirmed_or_bulk_or_admitted_whole_is_not_held(queries, how, confirmed):
     runner, engine = replica()
     router = FakeRouter(runner)
-    number = router.offer(60, partial=True)
+    number = router.offer(queries, partial=True, **how)
     await asyncio.sleep(0)
-    router.confirm(number)
+    if confirmed:
+        router.confirm(number)
     await asyncio.sleep(3)
-    assert len(engine.runs) == 1
-    assert len(router.answers()) == router.admitted[number]
-
-
-@pytest.mark.parametrize("how", [{"bulk": True}, {}])
-async def test_bulk_and_what_is_admitted_whole_is_not_held(how):
-    runner, engine = replica()
-    router = FakeRouter(runner)
-    router.offer(60 if how else 10, left_s=600.0 if how else 1.0, partial=True, **how)
-    await asyncio.sleep(3)
-    assert engine.runs
+    assert len(router.answers()) == sum(engine.runs) == router.admitted[number]
 
 
 async def test_an_engines_failure_is_told_to_its_own_queries():
@@ -192,13 +203,6 @@ async def test_an_engine_that_cannot_begin_a_run_fails_it_and_takes_the_next():
     assert len(router.answers()) == len(engine.runs) == 1
 
 
-async def test_an_idle_device_does_not_wait_for_less_than_a_timer_can_tell():
-    """uvloop's timers count milliseconds: a shorter wait would be a busy one, or a longer one."""
-    runner, _ = replica(curve=(0.0001, 0.004))  # a pause of 0.4 ms
-    FakeRouter(runner).offer()
-    assert runner.schedule.running == 1
-
-
 async def test_a_query_whose_answer_is_no_number_fails_with_its_offer():
     runner, engine = replica()
     router = FakeRouter(runner)
@@ -212,9 +216,9 @@ async def test_a_query_whose_answer_is_no_number_fails_with_its_offer():
 
 
 async def test_an_engine_that_forgets_a_query_has_failed():
-    runner, engine = replica()
+    runner, _ = replica()
     router = FakeRouter(runner)
-    engine.silent = True
+    runner._compute = lambda run, passed, ended, stop: asyncio.get_running_loop().call_soon(ended, None)
     router.offer()
     await asyncio.sleep(2)
     assert router.ends[1] == ("failed", "the engine left 1 of 1 queries without an answer")
@@ -222,7 +226,7 @@ async def test_an_engine_that_forgets_a_query_has_failed():
 
 async def test_a_router_that_comes_back_hears_when_its_old_queries_have_ended():
     """Until then it must not send them elsewhere: they would run twice at once."""
-    runner, engine = replica(pass_tokens=0)
+    runner, engine = replica(pass_queries=None)
     other, old = FakeRouter(runner, "other"), FakeRouter(runner, "same")
     other.offer(5)
     old.offer(20)
@@ -239,28 +243,11 @@ async def test_a_router_that_comes_back_hears_when_its_old_queries_have_ended():
     assert old.answers() == []
 
 
-async def test_others_hear_when_it_opens_sooner_than_they_were_told():
-    runner, _ = replica(pass_tokens=0)
-    dead, other = FakeRouter(runner, "dead"), FakeRouter(runner, "other")
-    dead.offer(30)
-    await asyncio.sleep(0.6)
-    for _ in range(60):
-        dead.offer()
-    other.offer()
-    await asyncio.sleep(0)
-    told = len(other.reports)
-    assert other.reports[-1][1].state.opens_s > 0
-    runner.gone(dead)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert len(other.reports) == told + 1
-    assert other.reports[-1][1].state.opens_s < other.reports[-2][1].state.opens_s
-
-
 async def test_a_router_hears_when_a_runs_end_shows_that_there_is_room():
     """Its last answers left before the run had ended, with its state by what was known then."""
     runner, engine = replica()
-    engine.ends_later_s = 0.001
+    later = asyncio.get_running_loop().call_later
+    runner._compute = lambda run, passed, ended, stop: engine.compute(run, passed, partial(later, 0.001, ended), stop)
     runner.schedule.learning.factor = 3.5
     runner.schedule.ended(asyncio.get_running_loop().time())
     await asyncio.sleep(1.5)
@@ -292,15 +279,15 @@ async def test_never_is_told_apart_from_full():
     assert router.ends[61] == ("refused", False)
 
 
-@pytest.mark.parametrize("pass_tokens", [0, EIGHT])
+@pytest.mark.parametrize("pass_queries", [None, 8])
 @pytest.mark.parametrize("admission", ["finish", "depth"])
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6))
 @virtual
-async def test_every_query_ends_once(admission, pass_tokens, seed):
-    """Random offers, call-offs, confirmations, ends of connections and failures: nothing is left."""
+async def test_every_query_ends_once(admission, pass_queries, seed):
+    """Random offers, call-offs, confirmations, ends of connections and failures: work adds up, and nothing is left."""
     chance = random.Random(seed)
-    runner, engine = replica(pass_tokens=pass_tokens)
+    runner, engine = replica(pass_queries=pass_queries)
     depth = 20 if admission == "depth" else None
     policy = {"admission": admission, "depth": depth}
     engine.outcome = lambda waiting: (
@@ -338,8 +325,9 @@ async def test_every_query_ends_once(admission, pass_tokens, seed):
                 everyone.append(routers[at])
             case "wait":
                 await asyncio.sleep(chance.choice([0.0, 0.01, 0.3]))
-        if depth:
-            assert runner.schedule.in_flight <= depth
+        adds_up(runner.schedule, asyncio.get_running_loop().time())
+        assert runner.schedule.running == (len(runner._run.left) if runner._run else 0)
+        assert depth is None or runner.schedule.in_flight <= depth
     await asyncio.sleep(120)
     assert runner.schedule.in_flight == 0
     assert runner._run is None

@@ -21,6 +21,16 @@ def devices(pass_queries: int | None = None, **how: float) -> dict[str, Device]:
     return {"accelerator": Device(0.01, 0.1, pass_queries, **how), "cpu": Device(0.05, 0.2, pass_queries, **how)}
 
 
+def served_by(shape, arrivals, **how):
+    async def serve():
+        application = Application(shape)
+        await application.start()
+        await application.serve(arrivals, **how)
+        return application
+
+    return run(serve(), TURNS)
+
+
 def test_the_papers_devices():
     curves, slo_s = paper_curves()
     assert slo_s == 2.0
@@ -53,13 +63,8 @@ def test_small_clusters_keep_the_promise(routers, load, pass_queries):
 def test_more_replicas_than_a_router_looks_at_are_all_used():
     shape = Shape(40, 2, {"accelerator": Device(0.01, 0.1, 4)}, SLO_S, COSTS, DELAY_S)
 
-    async def serve():
-        application = Application(shape)
-        await application.start()
-        await application.serve(poisson(1500.0, 1.0))
-        return [replica.engine.busy_s for replica in application.replicas.values()]
-
-    busy = run(serve(), TURNS)
+    found = served_by(shape, poisson(1500.0, 1.0))
+    busy = [replica.engine.busy_s for replica in found.replicas.values()]
     assert min(busy) > 0.5 * max(busy)
 
 
@@ -94,13 +99,7 @@ def test_the_rule_alone_by_hand():
 
 
 def test_who_returns_is_kept():
-    async def serve():
-        application = Application(Shape(1, 1, devices(), SLO_S))
-        await application.start()
-        await application.serve(poisson(200.0, 3.0), returns=0.2)
-        return application
-
-    found = run(serve(), TURNS)
+    found = served_by(Shape(1, 1, devices(), SLO_S), poisson(200.0, 3.0), returns=0.2)
     busy = sum(one.pool is None for one in found.ended)
     assert 0.1 * busy < len(found.returned) < 0.3 * busy
 

@@ -1,32 +1,29 @@
 """What the queue of a device promises, for any arrivals: the product's schedule on devices in virtual time."""
 
-import random
-
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from deployments.queueing.cost_model import CostModel
+from deployments.queueing.pacing import Pacing
 from deployments.queueing.schedule import Policy, Query, Schedule
-from tests.kit.virtual_device import (
+from tests.kit.replica_world import (
     ATLAS,
-    EIGHT,
     KUNPENG,
     V100,
     XEON,
-    Arrival,
-    Device,
     World,
+    adds_up,
     goodput,
     late_share,
-    poisson,
     proven,
     refused_share,
-    schedule_of,
 )
+from tests.kit.simulation.arrivals import Arrival, poisson
+from tests.kit.simulation.device import Device
 
 CURVES = [V100, XEON, ATLAS, KUNPENG]
-ENDS = [pytest.param(0, id="at the end"), pytest.param(EIGHT, id="pass by pass")]
+ENDS = [pytest.param(None, id="at the end"), pytest.param(8, id="pass by pass")]
 
 
 @st.composite
@@ -44,136 +41,77 @@ def arrivals(draw, slo_s, most=40):
     return out
 
 
-def adds_up(device):
-    """Work is what waits."""
-    schedule = device.schedule
-    assert schedule._urgent_s == pytest.approx(sum(query.cost_s for query in schedule._urgent), abs=1e-9)
-    assert schedule._patient_s == pytest.approx(sum(query.cost_s for query in schedule._patient), abs=1e-9)
-    assert schedule._urgent == sorted(schedule._urgent, key=lambda query: query.due)
-    assert schedule.running >= 0
-    assert schedule._bulk_running >= 0
-
-
-@pytest.mark.parametrize("pass_tokens", ENDS)
+@pytest.mark.parametrize("pass_queries", ENDS)
 @settings(max_examples=40, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(data=st.data())
-def test_whatever_is_admitted_ends_in_time_on_a_device_that_runs_as_predicted(pass_tokens, data):
+def test_whatever_is_admitted_ends_in_time_on_a_device_that_runs_as_predicted(pass_queries, data):
     slo_s = data.draw(st.sampled_from([1.0, 2.0]))
     curve = data.draw(st.sampled_from(CURVES))
-    device = Device(schedule_of(curve, slo_s, pass_tokens=pass_tokens))
-    sent = World([device], look=adds_up).run(data.draw(arrivals(slo_s)))
+    world = World(Device(*curve, pass_queries), slo_s=slo_s, look=adds_up)
+    sent = world.serve(data.draw(arrivals(slo_s)))
     late = [one for one in sent if one.admitted and not one.in_time]
     assert not late
-    assert device.schedule.in_flight == 0
+    assert world.schedules[0].in_flight == 0
 
 
 def test_who_joins_a_pause_for_a_burst_does_not_make_the_first_late():
     """Found by the property above: each arrival lengthened the pause, though the first had no time for it."""
-    queue = schedule_of(V100, 1.0, pass_tokens=EIGHT)
-    idle_s = queue._pacing.pause_s + 0.27 + 0.018 + queue._pass_s
-    sent = World([Device(queue)]).run(
+    model = CostModel.of_curve(*V100)
+    idle_s = Pacing.of_beta(model.beta_s).pause_s + model.beta_s + (1 + 8) * model.alpha_s
+    sent = World(Device(*V100, 8)).serve(
         [Arrival(0.0, 75, idle_s * 1.025), *(Arrival(0.004 * i, 75, 1.0) for i in range(1, 30))]
     )
     assert sent[0].admitted
     assert all(one.in_time for one in sent if one.admitted)
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.data())
-def test_work_adds_up_after_anything(data):
-    """Offers, call-offs, runs, passes and failures in any order."""
-    admission = data.draw(st.sampled_from(["finish", "depth"]))
-    depth = data.draw(st.sampled_from([5, 40] if admission == "depth" else [None, 10]))
-    queue = schedule_of(V100, 1.0, pass_tokens=data.draw(st.sampled_from([0, EIGHT])), admission=admission, depth=depth)
-    device, now, run = Device(queue), 0.0, []
-    chance = random.Random(data.draw(st.integers(0, 10**6)))
-    for _ in range(80):
-        now += chance.choice([0.0, 0.001, 0.1, 0.7])
-        match chance.choice(["offer", "offer", "offer", "remove", "start", "passed", "ended"]):
-            case "offer":
-                allowed, bulk = chance.choice([0.3, 1.0, 5.0]), chance.random() < 0.2
-                queries = [
-                    Query(chance.randint(4, 512), now + allowed, patient=bulk or allowed > 2, bulk=bulk)
-                    for _ in range(chance.choice([1, 1, 4]))
-                ]
-                before = queue.waiting
-                taken = queue.offer(now, queries, partial=chance.random() < 0.5)
-                assert queue.waiting == before + taken
-            case "remove":
-                waiting = [*queue._urgent, *queue._patient]
-                queue.remove(chance.sample(waiting, chance.randint(0, len(waiting))))
-            case "start":
-                if not run and queue.start_in_s(now) == 0:
-                    run = queue.start(now)
-                    assert run
-            case "passed" if run:
-                cut = chance.randint(0, len(run))
-                queue.passed(now, run[:cut])
-                run = run[cut:]
-            case "ended":
-                if queue._is_running:
-                    queue.ended(now, whole=not run)
-                    run = []
-        adds_up(device)
-        assert queue.running == len(run)
-        assert admission == "finish" or queue.in_flight <= depth
-        state = queue.state(now)
-        assert state.opens_s >= 0
-        assert state.free_s >= 0
-        assert state.bulk_s >= 0
-
-
-@pytest.mark.parametrize("pass_tokens", ENDS)
-def test_patient_queries_leave_room_for_those_at_the_slo(pass_tokens):
-    devices = [Device(schedule_of(V100, 2.0, pass_tokens=pass_tokens), 0)]
-    devices.append(Device(schedule_of(XEON, 2.0, pass_tokens=pass_tokens), 1))
-    patient, urgent = poisson(60, 30, 20.0, seed=5), poisson(20, 30, 2.0, seed=6)
-    sent = World(devices).run(sorted([*patient, *urgent], key=lambda one: one.at))
+@pytest.mark.parametrize("pass_queries", ENDS)
+def test_patient_queries_leave_room_for_those_at_the_slo(pass_queries):
+    devices = [Device(*curve, pass_queries) for curve in (V100, XEON)]
+    patient, urgent = poisson(60, 30, allowed_s=20.0, seed=5), poisson(20, 30, allowed_s=2.0, seed=6)
+    sent = World(*devices, slo_s=2.0).serve([*patient, *urgent])
     assert refused_share(one for one in sent if one.arrival.allowed_s == 2.0) <= 0.05
     assert refused_share(one for one in sent if one.arrival.allowed_s == 20.0) <= 0.7
     assert late_share(sent) == 0
 
 
-@pytest.mark.parametrize("pass_tokens", ENDS)
-def test_bulk_runs_behind_an_overload_and_delays_nobody(pass_tokens):
-    urgent = poisson(80, 30, 1.0, seed=2)
+@pytest.mark.parametrize("pass_queries", ENDS)
+def test_bulk_runs_behind_an_overload_and_delays_nobody(pass_queries):
+    urgent = list(poisson(80, 30, allowed_s=1.0, seed=2))
     bulk = [Arrival(1.0 + 0.05 * i, 75, 600.0, bulk=True) for i in range(500)]
-    sent = World([Device(schedule_of(V100, 1.0, pass_tokens=pass_tokens))]).run(
-        sorted([*urgent, *bulk], key=lambda one: one.at)
-    )
+    world = World(Device(*V100, pass_queries))
+    alone, sent = world.serve(urgent), world.serve([*urgent, *bulk])
     assert late_share(sent) == 0
     waited = [one.ended - one.at for one in sent if one.arrival.bulk and one.admitted]
     assert len(waited) >= 40  # in 30 s of overload
     assert max(waited) <= 12
-    alone = World([Device(schedule_of(V100, 1.0, pass_tokens=pass_tokens))]).run(urgent)
     taken = sum(one.in_time for one in sent if not one.arrival.bulk) / sum(one.in_time for one in alone)
     assert taken >= 0.8
 
 
-@pytest.mark.parametrize(("times", "pass_tokens", "mixed"), [(1.5, EIGHT, True), (2.0, 0, False)])
-def test_a_device_that_slows_down_is_late_for_three_seconds(times, pass_tokens, mixed):
-    queue = schedule_of(V100, 1.0, pass_tokens=pass_tokens)
-    device = Device(queue, slow=lambda now: times if now > 15 else 1, noise=0.01)
-    sent = World([device]).run(poisson(61, 40, 1.0, mixed=mixed))
+@pytest.mark.parametrize(("times", "pass_queries", "mixed"), [(1.5, 8, True), (2.0, None, False)])
+def test_a_device_that_slows_down_is_late_for_three_seconds(times, pass_queries, mixed):
+    world = World(Device(*V100, pass_queries, noise=0.01), slow=[(15, times)])
+    sent = world.serve(poisson(61, 40, allowed_s=1.0, mixed=mixed))
     assert late_share(one for one in sent if one.at > 18) <= 0.02
     assert late_share(one for one in sent if one.at < 13) <= 0.005
 
 
-@pytest.mark.parametrize("pass_tokens", ENDS)
-def test_two_slow_runs_close_a_device_for_two_slos_only(pass_tokens):
+@pytest.mark.parametrize("pass_queries", ENDS)
+def test_two_slow_runs_close_a_device_for_two_slos_only(pass_queries):
     """Where beta is half of the SLO nothing is predicted in time on a device that seems twice as slow."""
-    device = Device(schedule_of(V100, 0.6, pass_tokens=pass_tokens), slow=lambda now: 2.2 if 10 < now < 11.5 else 1)
-    sent = World([device]).run(poisson(40, 30, 0.6, mixed=True))
+    world = World(Device(*V100, pass_queries), slo_s=0.6, slow=[(10, 2.2), (11.5, 1.0)])
+    sent = world.serve(poisson(40, 30, allowed_s=0.6, mixed=True))
     assert late_share(one for one in sent if one.at > 11.5) <= 0.01
     before, after = (goodput([one for one in sent if at < one.at < at + 7], 7) for at in (2, 13))
     assert after >= 0.7 * before
-    assert device.schedule.refusals.never == 0
+    assert world.schedules[0].refusals.never == 0
 
 
-@pytest.mark.parametrize(("pass_tokens", "mixed"), [(0, False), (EIGHT, True)])
-def test_noise_of_three_percent_is_within_the_margin(pass_tokens, mixed):
-    device = Device(schedule_of(V100, 1.0, pass_tokens=pass_tokens, learned=False), noise=0.03)
-    sent = World([device]).run(poisson(61, 60, 1.0, mixed=mixed))
+@pytest.mark.parametrize(("pass_queries", "mixed"), [(None, False), (8, True)])
+def test_noise_of_three_percent_is_within_the_margin(pass_queries, mixed):
+    world = World(Device(*V100, pass_queries, noise=0.03), learned=False)
+    sent = world.serve(poisson(61, 60, allowed_s=1.0, mixed=mixed))
     assert late_share(one for one in sent if one.at > 20) <= 0.005
 
 
@@ -187,7 +125,7 @@ def test_one_admission_looks_at_none_of_those_that_wait():
             Counted.walks += 1
             return super().__iter__()
 
-    queue = Schedule(CostModel.of_curve(1e-4, 0.05), Policy(1.0), EIGHT, proven())
+    queue = Schedule(CostModel.of_curve(1e-4, 0.05), Policy(1.0), 8 * 75, proven())
     queue.offer(0.0, [Query(75, 0.5)])
     queue.start(0.0)
     for i in range(1000):

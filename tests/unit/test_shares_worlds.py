@@ -1,6 +1,5 @@
 """Tenants of simulated devices: who asks for little gets it, and the others share the rest by their weights."""
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -8,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.queueing.shares import Tenant
-from tests.kit.virtual_device import ATLAS, EIGHT, V100, Arrival, Device, World, poisson, schedule_of
+from tests.kit.replica_world import ATLAS, V100, World
+from tests.kit.simulation.arrivals import poisson
+from tests.kit.simulation.device import Device
 
 QUICK = (0.003, 0.004)  # alpha, beta of a device whose runs cost little to begin
 SETTLED_S = 5.0  # until all that is measured here is remembered
@@ -27,7 +28,7 @@ class Got(NamedTuple):
 class Load(NamedTuple):
     curve: tuple[float, float]
     slo_s: float
-    pass_tokens: int = EIGHT
+    pass_queries: int | None = 8
     devices: int = 1
     mixed: bool = False
     seconds: float = 25.0
@@ -41,19 +42,18 @@ class Load(NamedTuple):
         return self.devices * (self.slo_s - beta) / alpha / self.slo_s
 
     def serve(self, rates, weights=None, *, told_apart=True):
-        """`rates`: name -> queries a second."""
-        arrivals: list[Arrival] = []
+        """`rates`: name -> queries a second. What each got, or all of them where they are not told apart."""
+        arrivals, names = [], [*rates] if told_apart else [None]
         for number, (name, rate) in enumerate(rates.items()):
-            tenant = Tenant(name, (weights or {}).get(name, 1.0))
-            stream = poisson(rate, self.seconds, self.slo_s, mixed=self.mixed, seed=100 * self.seed + number)
-            arrivals += [replace(one, who=name, tenant=tenant if told_apart else None) for one in stream]
-        devices = [
-            Device(schedule_of(self.curve, self.slo_s, pass_tokens=self.pass_tokens)) for _ in range(self.devices)
-        ]
-        for device in devices:
-            device.schedule.policy = replace(device.schedule.policy, greedy_share=self.greedy_share)
-        sent = World(devices, self.seed).run(sorted(arrivals, key=lambda one: one.at))
-        return {name: self._got([one for one in sent if one.arrival.who == name]) for name in rates}
+            tenant = Tenant(name, (weights or {}).get(name, 1.0)) if told_apart else None
+            seed = 100 * self.seed + number
+            arrivals += poisson(rate, self.seconds, mixed=self.mixed, allowed_s=self.slo_s, tenant=tenant, seed=seed)
+        devices = [Device(*self.curve, self.pass_queries)] * self.devices
+        sent = World(*devices, slo_s=self.slo_s, greedy_share=self.greedy_share).serve(arrivals)
+        by_name = {name: [] for name in names}
+        for one in sent:
+            by_name[one.arrival.tenant and one.arrival.tenant.name].append(one)
+        return {name: self._got(mine) for name, mine in by_name.items()}
 
     def _got(self, sent):
         mine = [one for one in sent if one.at > SETTLED_S]
@@ -83,8 +83,8 @@ def max_min(asked, weights, capacity):
     [
         pytest.param(Load(ATLAS, 1.0, mixed=True, seconds=15), id="mixed lengths"),
         pytest.param(Load(ATLAS, 1.0, devices=3, seconds=10), id="three replicas"),
-        pytest.param(Load(QUICK, 0.5, pass_tokens=0, seconds=8), id="quick, answers at the end"),
-        pytest.param(Load(V100, 1.0, pass_tokens=0), id="v100, answers at the end"),
+        pytest.param(Load(QUICK, 0.5, pass_queries=None, seconds=8), id="quick, answers at the end"),
+        pytest.param(Load(V100, 1.0, pass_queries=None), id="v100, answers at the end"),
     ],
 )
 def test_a_quiet_tenant_is_served_in_time_beside_one_that_asks_ten_times_as_much(load):
@@ -108,7 +108,7 @@ def test_with_short_runs_its_p95_is_as_good_as_alone(figure):
     "load",
     [
         pytest.param(Load(ATLAS, 1.0, mixed=True, seconds=40), id="mixed lengths"),
-        pytest.param(Load(QUICK, 0.5, pass_tokens=0, seconds=15), id="quick, answers at the end"),
+        pytest.param(Load(QUICK, 0.5, pass_queries=None, seconds=15), id="quick, answers at the end"),
     ],
 )
 def test_ten_tenants_share_by_their_weights(figure, load):
@@ -116,7 +116,7 @@ def test_ten_tenants_share_by_their_weights(figure, load):
     rates = {name: 2 * load.capacity * weight / 30 for name, weight in weights.items()}
     got = load.serve(rates, weights)
     total = sum(one.answered for one in got.values())
-    before = sum(one.answered for one in load.serve(rates, weights, told_apart=False).values())
+    before = load.serve(rates, weights, told_apart=False)[None].answered
     fair = max_min({name: one.asked for name, one in got.items()}, weights, total)
     shares = [got[name].answered / fair[name] for name in rates]
     figure(f"shares {min(shares):.2f} to {max(shares):.2f} of max-min; {total / before:.3f} of the throughput before")

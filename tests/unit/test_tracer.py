@@ -55,10 +55,10 @@ def seconds(span):
     return (span.end_time - span.start_time) / 1e9
 
 
-async def traced(monkeypatch, *pools):
+async def traced(*pools):
     """The product's Router over these pools of one replica each, and the collector of its spans."""
     collector = Collector()
-    router = await World(monkeypatch, {name: [Replica(name[0])] for name in pools}).router()
+    router = await World({name: [Replica(name[0])] for name in pools}).router()
     return HttpApi(router, None, collector.observer), collector
 
 
@@ -67,7 +67,7 @@ async def embed(api, *texts, headers=()):
 
 
 async def test_the_spans_of_a_request(monkeypatch):
-    api, collector = await traced(monkeypatch, "accelerator", "cpu")
+    api, collector = await traced("accelerator", "cpu")
     headers = [(b"traceparent", PARENT.encode()), (b"x-request-id", b"order-7")]
     reply = await embed(api, text(), text(40), headers=headers)
     request = collector.request
@@ -111,7 +111,7 @@ async def test_the_spans_of_a_request(monkeypatch):
 
 
 async def test_a_run_is_shared_and_a_query_waits_for_it(monkeypatch):
-    api, collector = await traced(monkeypatch, "accelerator")
+    api, collector = await traced("accelerator")
     first = asyncio.ensure_future(embed(api, text()))
     await asyncio.sleep(0.1)  # it runs
     replies = await asyncio.gather(first, *(embed(api, text()) for _ in range(3)))
@@ -123,7 +123,7 @@ async def test_a_run_is_shared_and_a_query_waits_for_it(monkeypatch):
 
 
 async def test_who_refused_and_who_took_it(monkeypatch):
-    api, collector = await traced(monkeypatch, "accelerator", "cpu")
+    api, collector = await traced("accelerator", "cpu")
     statuses = [reply.status for reply in await asyncio.gather(*(embed(api, text()) for _ in range(200)))]
     assert {200, 429} == set(statuses)
     decided = {
@@ -136,13 +136,13 @@ async def test_who_refused_and_who_took_it(monkeypatch):
     assert all(span.status.status_code == StatusCode.UNSET for span in busy)  # 4xx is no error of the server
 
 
-async def test_a_failed_run_is_an_error(monkeypatch):
+async def test_a_failed_run_is_an_error():
     def fail(items, passed, ended, stop):
         asyncio.get_running_loop().call_soon(ended, RuntimeError("the device is gone"))
 
     replica, collector = Replica("a"), Collector()
     replica.runner._compute = fail
-    router = await World(monkeypatch, {"accelerator": [replica]}).router()
+    router = await World({"accelerator": [replica]}).router()
     reply = await ask(HttpApi(router, None, collector.observer), "POST", "/v1/embeddings", {"input": text()})
     assert reply.status == 500
     (admission,) = collector.within("admission")

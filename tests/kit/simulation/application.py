@@ -11,7 +11,7 @@ import asyncio
 import functools
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -28,6 +28,7 @@ from deployments.models.tokenizer import TokenIds
 from deployments.placement.link import Link
 from deployments.placement.pool import Pool
 from deployments.placement.request import Wanted
+from deployments.queueing.learning import Learning
 from deployments.queueing.schedule import Policy, Schedule
 from deployments.router import Host, Router
 from deployments.runner import Runner
@@ -52,6 +53,14 @@ class Costs:
     place_s: float = 0.0  # a Router's, for choosing replicas
     frame_s: float = 0.0
     item_s: float = 0.0
+
+    def of_frame(self, items: int) -> float:
+        return self.frame_s + items * self.item_s
+
+    @property
+    def of_answer(self) -> float:
+        """A Router's, until the client has it."""
+        return self.query_s - self.refusal_s / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,42 +94,92 @@ class Ended(NamedTuple):
         return self.pool is not None and self.took_s <= self.allowed_s + 1e-9
 
 
-@dataclass(slots=True, eq=False)
 class Replica:
-    """One device with its queue."""
+    """One device with its queue, closed until a Router has told its policy."""
 
-    name: str
-    pool: str
-    node: str
-    runner: Runner
-    engine: Engine
-    core: Core = field(default_factory=Core)
+    def __init__(
+        self,
+        name: str,
+        device: Device,
+        *,
+        pool: str = "",
+        node: str = "n",
+        slo_s: float = 1.0,
+        seed: int = 0,
+        learning: Learning | None = None,
+    ) -> None:
+        self.name, self.pool, self.node = name, pool, node
+        self.engine, self.core = Engine(device, seed=seed), Core()
+        schedule = Schedule(device.model, Policy(slo_s, depth=0), device.pass_tokens, learning or Learning())
+        self.runner = Runner(schedule, self.engine.compute, clock=asyncio.get_running_loop().time)
+        self.alive = True
+        self.channels: list[MemoryChannel] = []
+
+    def reset(self) -> None:
+        """The connections break; the process lives."""
+        for channel in self.channels:
+            channel.breaks()
+
+    def die(self) -> None:
+        self.alive = False
+        self.reset()
+        self.engine.cancel()
+
+
+class Cluster:
+    """Replicas, and connections in memory to them. `delay_s`: see `Shape`."""
+
+    def __init__(
+        self,
+        replicas: Iterable[Replica],
+        costs: Costs = Costs(),
+        delay_s: tuple[float, float] = (0.0, 0.0),
+        seed: int = 0,
+    ) -> None:
+        self.replicas = {replica.name: replica for replica in replicas}
+        self.draw = random.Random(seed)
+        self._costs, self._delay_s = costs, delay_s
+
+    def members(self, pool: str) -> dict[str, dict[str, Any]]:
+        """Those of a pool that live, as Serve tells Routers of them."""
+        return {
+            name: {"node": replica.node, "channel": {"host": name, "port": 1, "secret": ""}}
+            for name, replica in self.replicas.items()
+            if replica.pool == pool and replica.alive
+        }
+
+    def connect(
+        self,
+        core: Core,
+        replica: Replica,
+        on_report: Callable[[Report], None],
+        on_lost: Callable[[list[PendingOffer]], None],
+    ) -> MemoryChannel:
+        """Raises ConnectionRefusedError. `core`: the Router's."""
+        if not replica.alive:
+            raise ConnectionRefusedError
+        lines = Line(core, replica.core, self._delay_s, self.draw), Line(replica.core, core, self._delay_s, self.draw)
+        channel = MemoryChannel(lines, core, replica.runner, self._costs, on_report, on_lost)
+        replica.channels.append(channel)
+        return channel
 
 
 class SimulatedRouter(Router):
-    """The Router without Ray, files and tokenizer."""
+    """The Router without Serve. `counts`: replicas by pool."""
 
-    def __init__(self, application: Application, name: str, node: str) -> None:
-        shape = application.shape
-        pools = tuple(shape.devices)
-        topology = Topology(pools, dict.fromkeys(pools, shape.nodes), len(pools) > 1, "simulated")
-        card = SimpleNamespace(
-            kinds=("embedding",), token_widths={}, outputs_for=lambda _: ("text",), name="none", max_tokens=_MAX_TOKENS
-        )
-        host = Host(
-            name, node, cast("Instruments", _Instruments()), cast("ModelCard", card), cast("Encoder", _Encoder())
-        )
-        super().__init__(
-            cast("Settings", SimpleNamespace()), topology, dict.fromkeys(pools, ("", cast("Any", None))), host
-        )
-        self.application = application
+    def __init__(self, cluster: Cluster, counts: Mapping[str, int], host: Host, settings: Settings) -> None:
+        topology = Topology(tuple(counts), dict(counts), len(counts) > 1, "simulated")
+        super().__init__(settings, topology, dict.fromkeys(counts, ("", cast("Any", None))), host)
+        self.cluster = cluster
         self.core = Core()
         self.open: set[asyncio.Task[None]] = set()
 
     def _pool(self, name: str) -> Pool:
-        return _Pool(
+        pool = _Pool(
             name, deployment="", handle=None, router=self.replica, node=self._node, on_change=self._bulk.look_again
-        ).of(self)
+        )
+        pool.cluster, pool.core = self.cluster, self.core
+        return pool
 
     @property
     def known(self) -> int:
@@ -133,55 +192,55 @@ class SimulatedRouter(Router):
 
 
 class _Pool(Pool):
-    """Its replicas are the application's."""
+    """Its replicas are the cluster's."""
 
-    router: SimulatedRouter
-
-    def of(self, router: SimulatedRouter) -> _Pool:
-        self.router = router
-        self.open_channel = self._open_channel  # type: ignore[assignment]
-        return self
+    cluster: Cluster
+    core: Core
 
     def connect(self) -> None:
-        replicas = self.router.application.replicas
-        members = {
-            name: {"node": replica.node, "channel": {"host": name, "port": 0, "secret": ""}}
-            for name, replica in replicas.items()
-            if replica.pool == self.name
-        }
-        self.follow(members, None)
+        self.follow(self.cluster.members(self.name), None)
 
-    async def _open_channel(
+    async def open_channel(
         self,
         address: tuple[str, int],
-        _secret: str,
+        secret: str,
         on_report: Callable[[Report], None],
         on_lost: Callable[[list[PendingOffer]], None],
     ) -> MemoryChannel:
-        application = self.router.application
-        replica = application.replicas[address[0]]
-        return application.connect(self.router.core, replica, on_report, on_lost)
+        return self.cluster.connect(self.core, self.cluster.replicas[address[0]], on_report, on_lost)
 
 
-class Application:
+class Application(Cluster):
     """Use within `virtual_time.run`."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
-        self._draw = random.Random(shape.seed)
-        self.replicas: dict[str, Replica] = {}
-        for number in range(shape.nodes):
-            for pool, device in shape.devices.items():
-                engine = Engine(device, seed=shape.seed + len(self.replicas))
-                schedule = Schedule(device.model, Policy(shape.slo_s, depth=0), device.pass_tokens)
-                name = f"{pool} {number}"
-                runner = Runner(schedule, engine.compute, clock=asyncio.get_running_loop().time)
-                self.replicas[name] = Replica(name, pool, str(number), runner, engine)
-        self.routers = [SimulatedRouter(self, f"router {n}", str(n % shape.nodes)) for n in range(shape.routers)]
+        places = [(pool, device, node) for node in range(shape.nodes) for pool, device in shape.devices.items()]
+        replicas = [
+            Replica(f"{pool} {node}", device, pool=pool, node=str(node), slo_s=shape.slo_s, seed=shape.seed + index)
+            for index, (pool, device, node) in enumerate(places)
+        ]
+        super().__init__(replicas, shape.costs, shape.delay_s, shape.seed)
+        self.routers = [self._router(number) for number in range(shape.routers)]
         self._outstanding = [[0] * shape.routers for _ in range(shape.nodes)]  # at each node's proxy, of each Router
         self._alive = list(range(shape.routers))
         self.ended: list[Ended] = []
         self.returned: list[Ended] = []
+
+    def _router(self, number: int) -> SimulatedRouter:
+        """Without files and tokenizer."""
+        card = SimpleNamespace(
+            kinds=("embedding",), token_widths={}, outputs_for=lambda _: ("text",), name="none", max_tokens=_MAX_TOKENS
+        )
+        host = Host(
+            f"router {number}",
+            str(number % self.shape.nodes),
+            cast("Instruments", NoInstruments()),
+            cast("ModelCard", card),
+            cast("Encoder", _Encoder()),
+        )
+        counts = dict.fromkeys(self.shape.devices, self.shape.nodes)
+        return SimulatedRouter(self, counts, host, cast("Settings", SimpleNamespace()))
 
     async def start(self) -> None:
         shape = self.shape
@@ -196,37 +255,6 @@ class Application:
         while not all(router.known == len(self.replicas) for router in self.routers):  # noqa: ASYNC110 - virtual time
             await asyncio.sleep(_START_S)
 
-    def connect(
-        self,
-        core: Core,
-        replica: Replica,
-        on_report: Callable[[Report], None],
-        on_lost: Callable[[list[PendingOffer]], None],
-    ) -> MemoryChannel:
-        lines = (
-            Line(core, replica.core, self.shape.delay_s, self._draw),
-            Line(replica.core, core, self.shape.delay_s, self._draw),
-        )
-        runner = replica.runner
-        return MemoryChannel(
-            lines=lines,
-            receive=runner.receive,
-            gone=runner.gone,
-            frame_s=self._frame_s,
-            core=core,
-            answer_s=self._answer_s,
-            on_report=on_report,
-            on_lost=on_lost,
-        )
-
-    def _frame_s(self, items: int) -> float:
-        return self.shape.costs.frame_s + items * self.shape.costs.item_s
-
-    @property
-    def _answer_s(self) -> float:
-        costs = self.shape.costs
-        return costs.query_s - costs.refusal_s / 2
-
     async def serve(self, arrivals: Iterable[Arrival], *, returns: float = 0.0) -> None:
         """Until all have ended; they are kept in `ended`. Of those told busy the share `returns` comes back once, when
         Retry-After says: how that ends is kept in `returned`.
@@ -238,8 +266,8 @@ class Application:
             wait_s = began + arrival.at - loop.time()
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
-            node = self._draw.randrange(self.shape.nodes)
-            honours = returns > 0 and self._draw.random() < returns
+            node = self.draw.randrange(self.shape.nodes)
+            honours = returns > 0 and self.draw.random() < returns
             task = loop.create_task(self._client(node, arrival, honours=honours))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
@@ -329,17 +357,11 @@ class _Encoder:
         return {"text": numbers}
 
 
-class _Instruments:
-    """In place of `ray.serve.metrics`."""
+class NoInstruments:
+    """In place of `ray.serve.metrics`; each of its instruments, too."""
 
     def __getattr__(self, _: str) -> Any:
         return lambda *_: self
-
-    def inc(self, *_: Any) -> None: ...
-
-    def set(self, *_: Any) -> None: ...
-
-    def observe(self, *_: Any) -> None: ...
 
 
 @functools.cache

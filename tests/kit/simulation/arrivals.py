@@ -5,6 +5,8 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from deployments.queueing.shares import Tenant
+
 QUERY_TOKENS = 75
 _LONGEST, _SHORTEST = 512, 4
 _MEDIAN, _SPREAD = 60, 0.9  # log-normal: 75 and more on average, a few of several hundred
@@ -14,15 +16,23 @@ class Arrival(NamedTuple):
     at: float  # seconds
     tokens: int
     allowed_s: float | None = None  # its own deadline; None: the SLO
+    bulk: bool = False
+    tenant: Tenant | None = None
 
 
 def poisson(
-    queries_s: float, seconds: float, *, mixed: bool = False, allowed_s: float | None = None, seed: int = 3
+    queries_s: float,
+    seconds: float,
+    *,
+    mixed: bool = False,
+    allowed_s: float | None = None,
+    tenant: Tenant | None = None,
+    seed: int = 3,
 ) -> Iterator[Arrival]:
     """A stream of `queries_s`, of 75 tokens each or of lengths `mixed`."""
     draw, at = random.Random(seed), 0.0
     while (at := at + draw.expovariate(queries_s)) < seconds:
-        yield Arrival(at, _length(draw) if mixed else QUERY_TOKENS, allowed_s)
+        yield Arrival(at, _length(draw) if mixed else QUERY_TOKENS, allowed_s, tenant=tenant)
 
 
 def _length(draw: random.Random) -> int:

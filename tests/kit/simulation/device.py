@@ -3,17 +3,15 @@
 import asyncio
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from deployments.engines import Stopped
+from deployments.models.outputs import TEXT, Numbers
 from deployments.queueing.cost_model import QUERY_TOKENS, CostModel
 from deployments.runner import Ended, OfferedQuery, Passed
-
-_MOST = 8192
-_UNIT, _NORMS = np.zeros((_MOST, 1), np.float32), np.ones(_MOST, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +50,19 @@ class Device:
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """One such device at work, for `Runner`. `busy_s`: how long it has run."""
+    """One such device at work, for `Runner`. `runs`: how many queries each had; `busy_s`: how long it has run.
+
+    `outcome(query)` is None, the error that the run fails with, or the norm of the answer. An answer is the first token
+    and how many there are.
+    """
 
     device: Device
     seed: int = 0
     busy_s: float = 0.0
+    slow: float = 1.0  # beside the device's own
+    runs: list[int] = field(default_factory=list)
+    stopped: int = 0
+    outcome: Callable[[OfferedQuery], Exception | float | None] = lambda _: None
     _draw: random.Random = field(init=False)
     _running: asyncio.Task[None] | None = None
 
@@ -65,22 +71,34 @@ class Engine:
 
     def compute(self, run: Sequence[OfferedQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
         """Begins a run; it ends with Stopped where nobody waits any more."""
+        assert self._running is None, "two runs at once"
+        self.runs.append(len(run))
         self._running = asyncio.get_running_loop().create_task(self._run(run, passed, ended, stop))
+
+    def cancel(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
 
     async def _run(self, run: Sequence[OfferedQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
         device, model = self.device, self.device.model
-        times = device.slow * (1 + self._draw.gauss(0, device.noise) if device.noise else 1.0)
-        wait_s = device.beta_s
+        times = self.slow * device.slow * (1 + self._draw.gauss(0, device.noise) if device.noise else 1.0)
+        wait_s, problem = device.beta_s, None
         for indices in self._passes(run):
             wait_s += sum(model.cost_s(len(run[index].ids)) for index in indices)
             await asyncio.sleep(wait_s * times)
             self.busy_s += wait_s * times
             wait_s = 0.0
-            if stop.is_set():
-                ended(Stopped())
-                return
-            passed(np.array(indices), _UNIT[: len(indices)], _NORMS[: len(indices)])
-        ended(None)
+            outcomes = [self.outcome(run[index]) for index in indices]
+            problem = (
+                Stopped() if stop.is_set() else next((one for one in outcomes if isinstance(one, Exception)), None)
+            )
+            if problem is not None:
+                break
+            norms = np.array([1.0 if norm is None else norm for norm in outcomes], np.float32)
+            passed(np.array(indices), [_answer(run[index]) for index in indices], norms)
+        self.stopped += isinstance(problem, Stopped)
+        self._running = None
+        ended(problem)
 
     def _passes(self, run: Sequence[OfferedQuery]) -> Iterator[range]:
         most = self.device.pass_tokens
@@ -91,3 +109,8 @@ class Engine:
                 start, tokens = index, 0
             tokens += len(waiting.ids)
         yield range(start, len(run))
+
+
+def _answer(query: OfferedQuery) -> Numbers:
+    row = np.array([query.ids[0], len(query.ids)], np.float32)
+    return row if query.outputs == TEXT else np.tile(row, len(query.ids))

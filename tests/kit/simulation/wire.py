@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deployments.transport.channel import Channel, PendingOffer
 from deployments.transport.frames import Answered, Offers, Report
+
+if TYPE_CHECKING:
+    from deployments.runner import Runner
+    from tests.kit.simulation.application import Costs
 
 _IN_ORDER_S = 1e-9  # two frames of one connection never arrive at the same moment
 
@@ -65,38 +69,33 @@ class ReplicaEnd:
         self._channel = channel
 
     def hang_up(self) -> None:
-        pass
+        self._channel.breaks()
 
     def send(self, report: Report) -> None:
         channel = self._channel
         if not channel.closed:
-            channel.back.send(channel.frame_s(len(report.answered) + len(report.refused)), channel.deliver, report)
+            items = len(report.answered) + len(report.refused)
+            channel.back.send(channel.costs.of_frame(items), channel.deliver, report)
 
 
 class MemoryChannel(Channel):
-    """The product's channel, whose frames are handed over instead of being encoded. `frame_s` is what one of so many
-    queries or answers takes of either core, `answer_s` what each answer takes of the Router's until its client has it.
-    """
+    """The product's channel, whose frames are handed over instead of being encoded. `core`: the Router's."""
 
     def __init__(
         self,
-        *,
         lines: tuple[Line, Line],
-        receive: Callable[[ReplicaEnd, Offers], None],
-        gone: Callable[[ReplicaEnd], None],
-        frame_s: Callable[[int], float],
         core: Core,
-        answer_s: float,
+        runner: Runner,
+        costs: Costs,
         on_report: Callable[[Report], None],
         on_lost: Callable[[list[PendingOffer]], None],
     ) -> None:
         super().__init__(on_report, on_lost)
         self.there, self.back = lines
-        self.frame_s, self.answer_s = frame_s, answer_s
-        self._core = core
+        self.costs = costs
         self.closed = False
-        self._receive, self._gone = receive, gone
-        self.end = ReplicaEnd(self)
+        self._core, self._runner = core, runner
+        self._end = ReplicaEnd(self)
 
     @property
     def is_open(self) -> bool:
@@ -105,21 +104,21 @@ class MemoryChannel(Channel):
     def _flush(self) -> None:
         out, self._out, self._out_bytes = self._out, Offers(), 0
         if not self.closed:
-            self.there.send(self.frame_s(len(out.offers)), self._receive, self.end, out)
+            self.there.send(self.costs.of_frame(len(out.offers)), self._runner.receive, self._end, out)
 
     def deliver(self, report: Report) -> None:
         """Each answer is its task's when the Router has dealt with those before it."""
         if self.closed:
             return
         answers = report.answered
-        if not self.answer_s or not answers:
+        if not self.costs.of_answer or not answers:
             self.hear(report)
             return
         report.answered = []
         self.hear(report)
         now = self._loop.time()
         for answer in answers:
-            self._loop.call_at(self._core.done_at(now, self.answer_s), self._answered, answer)
+            self._loop.call_at(self._core.done_at(now, self.costs.of_answer), self._answered, answer)
 
     def _answered(self, answer: Answered) -> None:
         if (pending := self.pending.get(answer.number)) is not None:
@@ -129,4 +128,10 @@ class MemoryChannel(Channel):
     def close(self) -> None:
         """The replica hears of it as of a frame."""
         self.closed = True
-        self.there.send(0.0, self._gone, self.end)
+        self.there.send(0.0, self._runner.gone, self._end)
+
+    def breaks(self) -> None:
+        """At both ends."""
+        if not self.closed:
+            self.close()
+            self._loop.call_soon(self.connection_lost, None)
