@@ -213,17 +213,19 @@ NO_RUN = {"requests": 1, "slo_missed": 1, "runs": 0, "drift": None}
     ],
     ids=["well", "a run fails", "devices hang", "a slow device", "a replica dies"],
 )
-async def test_a_router_and_a_replica_tell_what_the_alerts_are_made_of(monkeypatch, harm, outcomes, expected):
+async def test_a_router_and_a_replica_tell_what_the_alerts_are_made_of(harm, outcomes, expected):
     """Of one request, whose client waits for five seconds."""
     written, pools = Written(), {"accelerator": [Replica("a")], "cpu": [Replica("c")]}
     (accelerator,), (cpu,) = pools.values()
-    accelerator.metrics = EmbedderMetrics(written, "accelerator", {})
-    router = await World(monkeypatch, pools).router(instruments=written)
+    metrics = EmbedderMetrics(written, "accelerator", {})
+    accelerator.runner._on_run = metrics.ran
+    accelerator.runner._on_failure = lambda error: metrics.failed() or str(error)
+    router = await World(pools).router(instruments=written)
     harm(accelerator, cpu)
     with contextlib.suppress(Exception):
         await asyncio.wait_for(router.embed([text()], Wanted()), 5.0)
     await asyncio.sleep(4.0)  # the Router publishes meanwhile
-    accelerator.metrics.publish(accelerator.runner.state())
+    metrics.publish(accelerator.runner.state())
 
     def total(name):
         return sum(value for value, _ in written.of(f"windve_{name}"))
