@@ -149,6 +149,7 @@ class Link:
 
     def _on_report(self, report: Report) -> None:
         first = self.view.state is None
+        assert report.state is not None  # whoever sends a report sets it
         self.view.hear(asyncio.get_running_loop().time(), report.state, report.seen)
         self.answered += len(report.answered)
         for heard in self._asking:

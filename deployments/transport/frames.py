@@ -31,9 +31,6 @@ LARGEST_FRAME = 2**28  # bytes; a frame is cut long before
 CUT_BYTES = 2**24  # a frame that has so much takes nothing more
 
 
-_SILENT = ReplicaState(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (0, 0, 0))  # until it is sent
-
-
 class Offer(NamedTuple):
     """Queries of one request, offered to one replica.
 
@@ -159,7 +156,7 @@ class Report:
     - `failed`: (offer, the sentence for the client).
     """
 
-    state: ReplicaState = _SILENT
+    state: ReplicaState | None = None  # until it is sent
     seen: int = 0
     refused: list[tuple[int, bool]] = field(default_factory=list)
     admitted: list[tuple[int, int]] = field(default_factory=list)
@@ -181,6 +178,7 @@ class Report:
         return frames
 
     def _encode(self, head: list[Any], answers: list[Answered]) -> list[bytes]:
+        assert self.state is not None
         about = [[a.number, a.query, len(a.numbers), *a[3:]] for a in answers]
         arrays = [np.ascontiguousarray(a.numbers, np.float32).tobytes() for a in answers]
         return frame_of([list(self.state), self.seen, *head, about], arrays)

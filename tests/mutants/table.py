@@ -15,7 +15,7 @@ MODULES = {
     "deployments/placement/locality.py": "test_view",
     "deployments/placement/placer.py": "test_placer",
     "deployments/placement/pool.py": "test_pool",
-    "deployments/placement/request.py": "test_placer",
+    "deployments/placement/request.py": "test_placer test_answer_times",
     "deployments/placement/view.py": "test_view",
     "deployments/transport/frames.py": "test_frames",
     "deployments/generation/token_frames.py": "test_token_frames",
