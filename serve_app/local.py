@@ -169,6 +169,8 @@ def _set_ray_environment(scratch: Path, console: Console) -> None:
         RAY_DEDUP_LOGS="0",
     )
     os.environ.update(LESS_OFTEN | os.environ)
+    # Serve kills a proxy that is not up by then, 5 s by default, and refuses the config; a busy machine takes longer.
+    os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
     first, ports = _REPLICA_GRPC_PORTS
     first = _free_port(first, block=ports)  # Serve's gRPC servers would share a port with another service's, unnoticed
     os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT", str(first))

@@ -22,6 +22,7 @@ _SWITCHES = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
     "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "0.1",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
     # Ray counts a silent node out after 2 s; by its defaults it takes 15 s and more.
