@@ -22,7 +22,10 @@ from tests.kit.service import ROOT, free_port, load_yaml, one_at_a_time, running
 def stray_files():
     places = [Path(tempfile.gettempdir()), Path.home()]
     names = {path for place in places for path in place.iterdir()}
-    kept = {f"windve-service-{os.getuid()}"}  # Ray's logs, where only this user can read them
+    kept = {
+        f"windve-service-{os.getuid()}",  # Ray's logs, where only this user can read them
+        ".cache",  # what a tokenizer's check said
+    }
     return {path for path in names if path.name not in kept and not path.name.startswith("pytest-of-")}
 
 
