@@ -213,7 +213,7 @@ class Clients:
         async def ask_again_and_again(connection: Connection, request: Callable[[], bytes]) -> list[Reply]:
             replies = []
             await asyncio.sleep(chance.random() * pause_s)
-            while time.monotonic() < ends and connection in self._connections:
+            while time.monotonic() < ends:
                 replies.append(await self._ask(connection, request()))
                 if pause_s:
                     await asyncio.sleep(chance.expovariate(1 / pause_s))
@@ -252,7 +252,8 @@ class Clients:
             return await connection.ask(request, self.timeout_s)
         except BaseException:  # its answer may still come, and would be taken for the next one's
             connection.hang_up()
-            self._connections.remove(connection)
+            if connection in self._connections:  # nobody has hung up all of them meanwhile
+                self._connections.remove(connection)
             raise
 
 
