@@ -184,6 +184,30 @@ def test_connections_that_the_server_has_closed_are_opened_anew():
     assert server.connections == 5
 
 
+def test_a_burst_without_an_answer_raises_and_its_connection_is_not_used_again():
+    async def test(clients):
+        await clients.open(2)
+        with pytest.raises(EOFError):
+            await clients.burst([request_bytes("a"), request_bytes("b")])
+        await clients.open(2)
+        return await clients.burst([request_bytes("c"), request_bytes("d")])
+
+    server, replies = use(test, PING, PING, OK, b"", PING, PING, OK)
+    assert ([reply.status for reply in replies], server.connections) == ([200] * 2, 3)
+
+
+def test_hanging_up_ends_a_burst_with_the_connections_own_error():
+    async def test(clients):
+        await clients.open(1)
+        sent = asyncio.ensure_future(clients.burst([request_bytes("a")]))
+        await asyncio.sleep(0)
+        clients.hang_up()
+        with pytest.raises((OSError, EOFError)):
+            await sent
+
+    use(test, PING)
+
+
 def test_a_client_asks_again_once_it_is_answered(monkeypatch):
     clock = SimpleNamespace(monotonic=itertools.count().__next__, perf_counter=time.perf_counter)
     monkeypatch.setattr(load, "time", clock)  # a second for each look at it
