@@ -36,8 +36,8 @@ from calibration.report.report_model import (
     utc,
 )
 from calibration.service.application import Application
+from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.hardware.device_detector import ACCELERATOR, CPU
-from deployments.queueing.cost_model import CostModel
 
 _MAX_ONGOING = 1_000_000  # requests at the Router: above all depths, or overload would wait in the proxy unrefused
 _PLACES_BEFORE_PROXY = 10  # times all depths together, at least

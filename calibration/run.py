@@ -22,8 +22,8 @@ from calibration.prove.stream import OVERLOAD, Stream, prove
 from calibration.result import CalibrationResult, Options
 from calibration.service.application import Application, CalibrationFailed
 from calibration.service.live_pools import check_replicas, notes_on_pools
+from deployments.embedding.config import RouterConfig
 from deployments.hardware.device_detector import ACCELERATOR, CPU
-from deployments.settings import RouterConfig
 
 _TIMEOUT_MARGIN_S = 30.0  # beyond the application's own: then it does not answer at all
 _NOISY = 0.08  # standard deviation of a burst's latency, a share of it: worth a word

@@ -19,7 +19,7 @@ WindveError
     ├── ReplicaLost         503  UNAVAILABLE          the replica died with the query; the Router tries once more
     └── TimedOut            503  DEADLINE_EXCEEDED    the time that the settings allow has passed
 
-These are the statuses of OpenAI's and Cohere's routes. On all others TEI's numbers count: `serve_app/http_errors.py`.
+These are the statuses of OpenAI's and Cohere's routes. On all others TEI's numbers count: `serve_app/web/errors.py`.
 """
 
 from __future__ import annotations

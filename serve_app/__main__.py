@@ -47,12 +47,12 @@ def _serve() -> None:
     parser.add_argument("--check", action="store_true", help="only check the config: names the first bad key, if any")
     arguments = parser.parse_args()
     if arguments.check:
-        from serve_app.service_config import load_config
+        from serve_app.config.service_config import load_config
 
         load_config(arguments.config)
         print(f"{arguments.config}: good")
     else:
-        from serve_app.local import serve_until_interrupted
+        from serve_app.local.serve import serve_until_interrupted
 
         serve_until_interrupted(arguments.config)
 

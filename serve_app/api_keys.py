@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from deployments.admission.fair_share import Tenant
+from deployments.admission.quota import Client, Quota, Unit
 from deployments.errors import SettingsError, Unauthorized
-from deployments.queueing.quota import Client, Quota, Unit
-from deployments.queueing.shares import Tenant
 
 logger = logging.getLogger("ray.serve")
 

@@ -16,20 +16,20 @@ from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from deployments.embedder import Embedder
+from deployments.embedding.replica import Embedder
+from deployments.embedding.router import Router
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import Topology
-from deployments.router import Router
 from deployments.serve_adapter.access_log_file import access_log_handler
-from deployments.serve_adapter.garbage import spare_what_is_loaded
-from serve_app.access_log import LineWriter
+from deployments.serve_adapter.gc_freeze import spare_what_is_loaded
 from serve_app.api_keys import ApiKeys
-from serve_app.bound_pools import bind_pools, bindable_router
-from serve_app.cluster_plan import cpu_parts, plan_once_nodes_are_there
+from serve_app.config.cluster_plan import cpu_parts, plan_once_nodes_are_there
+from serve_app.config.models import Args
+from serve_app.config.serve_deployments import bind_pools, bindable_router
 from serve_app.grpc_services import METHODS
-from serve_app.observer import Observer
-from serve_app.several_models import Args
-from serve_app.tracer import Tracer
+from serve_app.observe.access_log import LineWriter
+from serve_app.observe.observer import Observer
+from serve_app.observe.tracer import Tracer
 
 Embedders = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # of one model: pool -> name and handle of its deployment
 
@@ -46,7 +46,7 @@ class Ingress:
             with args.locating(name):
                 routers[name] = Router(settings, topologies[name], embedders[name])
         self.routers = args.by_model(routers)
-        from serve_app.grpc_api import GrpcApi
+        from serve_app.embedding.grpc_calls import GrpcApi
 
         traces = args.shared.traces
         tracer = None if traces is None else Tracer.exporting(traces, serve.get_replica_context().replica_tag)
@@ -79,10 +79,10 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         if self._args.several:
-            from serve_app.models_api import ModelsApi
+            from serve_app.embedding.models_api import ModelsApi
 
             return ModelsApi(self.routers, self.api_keys, self._observer)
-        from serve_app.http_api import HttpApi
+        from serve_app.embedding.api import HttpApi
 
         return HttpApi(self.routers.first, self.api_keys, self._observer)
 

@@ -1,4 +1,4 @@
-"""The gRPC services that are offered: TEI's, and the standard health check. `grpc_api.py` answers them.
+"""The gRPC services that are offered: TEI's, and the standard health check. `embedding/grpc_calls.py` answers them.
 
 The Serve config names `add_to_server` under `grpc_options.grpc_servicer_functions`. Serve calls it in each process that
 listens, its proxies included, so this module stays light; it routes a call to the ingress's method of the same name.

@@ -17,10 +17,10 @@ from benchmarks.kit.bench import Bench, Found, all_of, one_of
 from benchmarks.kit.figures import BLUE, RED, figure_of, panels
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet, table
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_schedule import StepSchedule
-from deployments.generation.scheduling.step_time import StepTime
-from deployments.queueing.shares import Tenant
+from deployments.admission.fair_share import Tenant
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.step_time import StepTime
 from tests.kit.simulation.step_world import Arrival, Certain, Sent, StepDevice, StepTable, StepWorld, Times, mixed
 
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)

@@ -22,15 +22,15 @@ from benchmarks.kit.bench import Bench, Found, all_of, one_of
 from benchmarks.kit.figures import BLUE, RED, figure_of, panels
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet, table
+from calibration.generation.overlap import Overlap, alone_s
+from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.engine.emulated_steps import EmulatedSteps
-from deployments.generation.scheduling.blocks import BLOCK, blocks_of
-from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
-from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED
-from deployments.generation.scheduling.overlap import Overlap, alone_s
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_schedule import StepSchedule
-from deployments.generation.scheduling.step_time import HostTime, StepTime
+from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
+from deployments.generation.scheduler.hybrid.host_cache import Host
+from deployments.generation.scheduler.hybrid.planner import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.step_time import HostTime, StepTime
 from tests.kit.simulation.hybrid_device import HybridDevice
 from tests.kit.simulation.step_world import Arrival, StepDevice, StepWorld
 from tests.kit.simulation.true_device import TrueDevice

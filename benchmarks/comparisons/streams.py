@@ -25,7 +25,7 @@ from benchmarks.kit.serving import Service, serving, settled, shipped
 from benchmarks.kit.sheet import Sheet, table
 from benchmarks.kit.streaming import stream_all
 from calibration.generation.token_stream import Streamed
-from deployments.generation.scheduling.step_time import StepLoad, StepTime
+from deployments.generation.scheduler.step_time import StepLoad, StepTime
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 from tests.kit.simulation.step_world import Arrival, mixed
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from deployments.placement.request import Wanted
-from deployments.queueing.schedule import Policy, Query, ReplicaState, Schedule
-from deployments.transport.frames import Answered, Offer, Offers, Report
+from deployments.embedding.frames import Answered, Offer, Offers, Report
+from deployments.embedding.request import Wanted
+from deployments.embedding.scheduler.scheduler import Schedule
+from deployments.embedding.scheduler.state import Policy, Query, ReplicaState
 from tests.kit.simulation.application import Application, Shape
 from tests.kit.simulation.arrivals import QUERY_TOKENS
 from tests.kit.simulation.device import Device

@@ -6,12 +6,12 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.hybrid_plan import HostRow
-from deployments.generation.scheduling.rows import Generation
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_schedule import StepSchedule
-from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
+from deployments.generation.scheduler.hybrid.host_cache import Host
+from deployments.generation.scheduler.hybrid.planner import HostRow
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.sequences import Generation
+from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 
 SEQUENCES = 256
 _HERE = SEQUENCES // 4  # on the accelerator; the others are on the host

@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.kit.texts import model_folder
 from deployments.generation.engine.emulated_steps import following
-from deployments.generation.text.generation_card import read_generation_card
-from deployments.generation.text.text_stream import TextStream
+from deployments.generation.text.detokenizer import TextStream
+from deployments.generation.text.model_card import read_generation_card
 from deployments.models.tokenizer_files import read_tokenizer
 from deployments.settings import ModelSettings
 

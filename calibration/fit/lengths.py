@@ -17,7 +17,7 @@ import numpy as np
 
 from calibration.fit.curve import Curve
 from calibration.fit.levels import CLIMB
-from deployments.queueing.cost_model import CostModel
+from deployments.embedding.scheduler.cost_model import CostModel
 
 _SHORT, _TIMES_LONGER = 10, 3  # tokens; times the sweep's length
 _ALIKE = 1.5  # lengths less than so many times apart tell nothing of each other

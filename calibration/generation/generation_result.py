@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from calibration.generation.overlap import Overlap
 from calibration.generation.promise_proof import PromiseProof
 from calibration.generation.request_capacity import Mix, Replica
 from calibration.generation.step_report_model import (
@@ -18,8 +19,7 @@ from calibration.generation.step_report_model import (
 from calibration.generation.step_series import StepFit, StepRoom
 from calibration.report.report_model import WrittenReport, head_of
 from calibration.service.application import Application
-from deployments.generation.scheduling.overlap import Overlap
-from deployments.generation.scheduling.step_policy import StepPolicy
+from deployments.generation.scheduler.policy import StepPolicy
 
 _CONTEXTS = (256, 1024, 4096)  # for which the overlap is shown, beside the mix's
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from deployments.generation.scheduling.rows import Generation
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_schedule import StepSchedule
-from deployments.generation.scheduling.step_time import StepLoad, StepTime
-from deployments.queueing.learning import Learning
+from deployments.admission.learning import Learning
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.sequences import Generation
+from deployments.generation.scheduler.step_time import StepLoad, StepTime
 
 _SPREAD = 0.9  # of the logarithm of lengths
 _ADMITTED = 0.99  # at the capacity

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from calibration.generation.overlap import largest_ratio
 from calibration.generation.step_report_model import GenerationReport, OverlapReport, ProofReport
 from calibration.report.plots import DOTS_PER_INCH, GREY, INK, LABEL_BOX, SLO, plain_axes, png
 from calibration.report.tables import POOLS
-from deployments.generation.scheduling.overlap import largest_ratio
 
 _COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#CC79A7", "#666666", "#000000")
 _MARKS = "osD^v<>P"

@@ -37,7 +37,7 @@ class StepReport(Part):
 
 
 class OverlapReport(Part):
-    """APEX's model (`scheduling.overlap`) where the accelerator's cache is full of answers with `context` tokens each:
+    """APEX's model (`generation.overlap`) where the accelerator's cache is full of answers with `context` tokens each:
     does it pay that the host computes attention in batches that take turns? Rates are tokens a second, `blocks` of the
     host's cache that keep it busy.
     """

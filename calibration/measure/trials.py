@@ -15,8 +15,8 @@ from typing import TypeVar
 from calibration.load import Address, Clients, Reply, request_bytes
 from calibration.measure.journal import Burst, Journal
 from calibration.service.application import Application, CalibrationFailed
+from deployments.admission.trial import HEADER, Trial
 from deployments.errors import SettingsError
-from deployments.trial import HEADER, Trial
 
 T = TypeVar("T")
 Answer = tuple[str | None, Reply]  # the only pool that the query was for, if any; what came back

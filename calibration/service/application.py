@@ -18,11 +18,11 @@ import orjson
 
 from calibration.load import Address
 from calibration.service.serve_config import DEPLOYMENT, EMBEDDINGS, GENERATION, IMPORT_PATHS
+from deployments.admission.trial import hash_secret
 from deployments.errors import SettingsError, WindveError
-from deployments.trial import hash_secret
-from serve_app import local_service
 from serve_app.api_keys import read_keys
-from serve_app.several_models import Args
+from serve_app.config.models import Args
+from serve_app.local import service_file
 
 _DEFAULT_DASHBOARD = "http://127.0.0.1:8265"
 _CONFIG_KEYS = ("proxy_location", "http_options", "grpc_options", "target_capacity")
@@ -223,7 +223,7 @@ def find_dashboard(given: str | None) -> str:
 
     Call it before ray is imported: it may set Ray's token, which ray reads when it is imported.
     """
-    service = local_service.find()
+    service = service_file.find()
     given = given or os.environ.get("RAY_DASHBOARD_ADDRESS")
     if given:
         if service is not None and service.dashboard == given and "RAY_AUTH_MODE" not in os.environ:

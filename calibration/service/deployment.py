@@ -11,7 +11,7 @@ from typing import Any
 
 from calibration.service.application import CalibrationFailed, deploy_config, serve_details
 from deployments.errors import SettingsError
-from serve_app.local import first_reason
+from serve_app.local.serve import first_reason
 
 _START_TIMEOUT_S = 1800.0  # a large model from a slow disk or hub
 _POLL_S = 0.5
@@ -23,7 +23,7 @@ def deploy(path: Path, dashboard: str) -> None:
     Raises SettingsError: the config is not good, or something is served there already; CalibrationFailed: it does not
     start.
     """
-    from serve_app.service_config import load_config
+    from serve_app.config.service_config import load_config
 
     config = for_the_devices_there(load_config(path))
     there = serve_details(dashboard)["applications"]

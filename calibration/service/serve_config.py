@@ -15,7 +15,7 @@ from calibration.service.yaml_text import FILE, load, rewrite
 from deployments.errors import SettingsError
 
 EMBEDDINGS, GENERATION = "serve_app.app:build", "serve_app.generation.generation_app:build"
-IMPORT_PATHS = (EMBEDDINGS, GENERATION)  # serve_app.service_config says the same, but imports ray
+IMPORT_PATHS = (EMBEDDINGS, GENERATION)  # serve_app.config.service_config says the same, but imports ray
 DEPLOYMENT = "Router"
 WHOLE = re.compile(r"\]\.user_config(\.models\..+)?\.calibration$")  # ours as a whole: no old key stays in it
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from deployments.engines import Engine
-from deployments.engines.race_results import RaceResults
+from deployments.engines.race_cache import RaceResults
 from deployments.engines.torch_engine import LARGE, TorchEngine
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard

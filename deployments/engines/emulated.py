@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors
-from deployments.engines.passes import Lengths
+from deployments.engines.micro_batches import Lengths
 from deployments.models.model_files import ModelCard
 from deployments.models.outputs import Output
 from deployments.settings import EmulatedDevice

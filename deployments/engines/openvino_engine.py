@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed
-from deployments.engines.passes import cut_batch, window_tokens
-from deployments.engines.product_race import quickest_cpu_dtype
-from deployments.engines.served_speed import served_speed
+from deployments.engines.matmul_race import quickest_cpu_dtype
+from deployments.engines.micro_batches import cut_batch, window_tokens
+from deployments.engines.throughput import served_speed
 from deployments.engines.torch_engine import import_torch
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
@@ -104,7 +104,7 @@ class OpenVinoEngine:
         """
         torch = import_torch("cpu")
         from deployments.engines.pooled_model import PooledModel, pad, probe_batch
-        from deployments.engines.projected import Heads, Whole
+        from deployments.engines.projection_heads import Heads, Whole
 
         torch.set_num_threads(self._threads)
         model = Whole(PooledModel(self._card, attention="eager"), Heads(self._card))

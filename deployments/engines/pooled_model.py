@@ -25,12 +25,12 @@ from transformers.utils import logging as transformers_logging
 
 import deployments.engines.jina_bert  # noqa: F401 - registers its classes
 from deployments.engines import TokenBatch, Vectors
-from deployments.engines.passes import Lengths
+from deployments.engines.micro_batches import Lengths
 from deployments.errors import SettingsError, WindveError
-from deployments.models.late import UNSEEN
+from deployments.models.colbert import UNSEEN
 from deployments.models.model_files import ModelCard
 from deployments.models.model_kind import SCORING
-from deployments.models.pairs import TYPE
+from deployments.models.text_pairs import TYPE
 
 logger = logging.getLogger("ray.serve")
 

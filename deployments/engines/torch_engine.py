@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed
+from deployments.engines.matmul_race import quickest_cpu_dtype
 from deployments.engines.memory import bound_prepared_operations, give_back_freed_memory, keep_freed_memory
-from deployments.engines.passes import cut_batch, window_tokens
-from deployments.engines.product_race import quickest_cpu_dtype
-from deployments.engines.race_results import RaceResults
-from deployments.engines.served_speed import Speed, served_speed
+from deployments.engines.micro_batches import cut_batch, window_tokens
+from deployments.engines.race_cache import RaceResults
+from deployments.engines.throughput import Speed, served_speed
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import quick_cpu_dtype
 from deployments.models.model_files import ModelCard
 from deployments.settings import AcceleratorSettings, CpuSettings
 
 if TYPE_CHECKING:
-    from deployments.engines.forms import Forms, LargeForms
+    from deployments.engines.model_forms import Forms, LargeForms
     from deployments.engines.packed.model import PackedModel
     from deployments.engines.pooled_model import PaddedModel
 
@@ -70,7 +70,7 @@ class TorchEngine:
             self._local = threading.local()
             self._workers = ThreadPoolExecutor(threads, thread_name_prefix="engine")
         self._pass_tokens = self._most_tokens
-        from deployments.engines.projected import Heads
+        from deployments.engines.projection_heads import Heads
 
         self._heads = Heads(card).to(self._device)
         self._encoder: PackedModel | PaddedModel
@@ -98,7 +98,7 @@ class TorchEngine:
 
     def use(self, form: str, dtype: str) -> None:
         """Run that form in that number format whatever is quicker: to compare with."""
-        from deployments.engines.forms import Forms
+        from deployments.engines.model_forms import Forms
         from deployments.engines.packed.tensors import Place
 
         self._encoder = Forms(self._card).builds(Place(self._device, getattr(self._torch, dtype)))[form]()
@@ -168,7 +168,7 @@ class TorchEngine:
 
     def _choose(self, wanted: str) -> tuple[PackedModel | PaddedModel, str, str, float | None, Speed]:
         """The quickest that agrees: (encoder, dtype, why, agreement with float32 on the probe, speed)."""
-        from deployments.engines.forms import Forms
+        from deployments.engines.model_forms import Forms
         from deployments.engines.pooled_model import probe_batch, tolerance
 
         if (before := self._as_before()) is not None:
@@ -195,7 +195,7 @@ class TorchEngine:
 
     def _as_before(self) -> tuple[PackedModel | PaddedModel, str, str, float | None, Speed] | None:
         """What won at an earlier start, as `_choose` returns it. None where it does not agree with float32 any more."""
-        from deployments.engines.forms import Forms
+        from deployments.engines.model_forms import Forms
         from deployments.engines.packed.tensors import Place
         from deployments.engines.pooled_model import probe_batch, tolerance
 
@@ -216,7 +216,7 @@ class TorchEngine:
 
     def _choose_large(self, wanted: str) -> tuple[PackedModel | PaddedModel, str, str, float | None, Speed]:
         """As `_choose`, of a model that never lies in memory in float32, unless its narrow form disagrees with that."""
-        from deployments.engines.forms import LargeForms
+        from deployments.engines.model_forms import LargeForms
         from deployments.engines.pooled_model import tolerance
 
         forms = LargeForms(self._card)

@@ -11,11 +11,11 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 
 from deployments.errors import InvalidInput
-from deployments.models.late import Role
+from deployments.models.colbert import Role
 from deployments.models.model_files import ModelCard
 from deployments.models.outputs import Numbers, Output, Outputs, split
-from deployments.models.pairs import Pair, Side
 from deployments.models.sparse import largest_weights
+from deployments.models.text_pairs import Pair, Side
 from deployments.models.tokenising import Tokenising
 from deployments.models.tokenizer import Query, Token, TokenIds, Tokenizer, check_texts
 

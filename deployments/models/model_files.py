@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from deployments.errors import SettingsError
-from deployments.models.judges import Judge, judge_of
-from deployments.models.late import Late, read_late
+from deployments.models.colbert import Late, read_late
+from deployments.models.config_adapters import class_config
+from deployments.models.llm_reranker import Judge, judge_of
 from deployments.models.model_folder import read_json
 from deployments.models.model_kind import SCORING, kind_of
 from deployments.models.modules import check_modules, names_of, pooled_by, prompts_of, splade_pooling
 from deployments.models.outputs import TEXT, Output, Outputs
 from deployments.models.pickles import served_folder
 from deployments.models.projections import Projection, projections_of, score_of
-from deployments.models.published import class_config
 from deployments.models.weights import count_parameters, find_weights
 from deployments.settings import Auto, Kind, ModelSettings
 

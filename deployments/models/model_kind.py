@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.errors import SettingsError
-from deployments.models.late import is_stanford
+from deployments.models.colbert import is_stanford
 from deployments.models.modules import names_of
 from deployments.settings import Kind
 
@@ -17,7 +17,7 @@ SCORING = frozenset({"reranker", "classifier"})  # kinds that answer with a numb
 def kind_of(
     folder: Path, config: Mapping[str, Any], labels: tuple[str, ...], wanted: str, *, is_judge: bool = False
 ) -> Kind:
-    """`wanted` if that is not auto. `is_judge`: it is a language model that scores pairs (`judges`).
+    """`wanted` if that is not auto. `is_judge`: it is a language model that scores pairs (`llm_reranker`).
 
     Raises SettingsError where the model cannot be of this kind.
     """

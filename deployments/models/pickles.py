@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from deployments.errors import SettingsError
-from deployments.models.kept_file import kept_folder
+from deployments.models.disk_cache import kept_folder
 from deployments.models.model_folder import find_folder, read_json
 from deployments.models.modules import modules_of
 from deployments.models.unpickle import NotWeights, Written, unpickle

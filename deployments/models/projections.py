@@ -14,7 +14,7 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from deployments.errors import SettingsError
-from deployments.models.late import is_stanford
+from deployments.models.colbert import is_stanford
 from deployments.models.model_folder import read_json
 from deployments.models.modules import module_name, modules_of
 from deployments.models.outputs import Output

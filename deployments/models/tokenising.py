@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from deployments.models.pairs import Pair
+from deployments.models.text_pairs import Pair
 from deployments.models.tokenizer import Query, TokenIds
 
 # Tokenising this many characters takes about a millisecond: more than that leaves the event loop.

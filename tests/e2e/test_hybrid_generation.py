@@ -11,7 +11,7 @@ from rich.console import Console
 from test_generation import client, pools, stream, until_room, wait_until
 
 from benchmarks.kit.emulated_text import EmulatedText
-from serve_app.local import _show_generation
+from serve_app.local.console import _show_generation
 from tests.kit.service import load_yaml
 
 BLOCKS, HOST_BLOCKS, TOKENS = 8, 80, 40

@@ -18,7 +18,7 @@ from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTran
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import AutoModel, AutoTokenizer, MistralConfig, Qwen3Config
 
-from deployments.models.pairs import Pair
+from deployments.models.text_pairs import Pair
 from tests.kit import tei_wire, tiny_tokenizers
 from tests.kit.heads_of_models import NORMALIZE, TRANSFORMER, save_causal, save_m3, save_pylate, write
 from tests.kit.jina_reference import Jina

@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.comparisons.generation import CASES, served, two_tenants
-from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
-from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_schedule import StepSchedule
-from deployments.queueing.cost_model import CostModel
-from deployments.queueing.schedule import Policy, Query, Schedule
-from deployments.queueing.shares import Tenant
+from deployments.admission.fair_share import Tenant
+from deployments.embedding.scheduler.cost_model import CostModel
+from deployments.embedding.scheduler.scheduler import Schedule
+from deployments.embedding.scheduler.state import Policy, Query
+from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
+from deployments.generation.scheduler.hybrid.host_cache import Host
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.scheduler import StepSchedule
 from tests.kit.replica_world import ATLAS, KUNPENG, V100, XEON, World
 from tests.kit.simulation.application import Application, Costs, Shape
 from tests.kit.simulation.arrivals import Arrival, poisson

@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 
+from deployments.embedding.request import Embedded
 from deployments.errors import WrongKind
 from deployments.models.model_files import ModelCard
 from deployments.models.sparse import pack
 from deployments.models.tokenizer import Token
-from deployments.placement.request import Embedded
 from deployments.settings import Settings
 
 VECTORS = np.array([[0.6, 0.8, 0, 0], [0.8, 0.6, 0, 0]], np.float32)

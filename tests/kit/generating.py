@@ -4,10 +4,10 @@ import asyncio
 import itertools
 from pathlib import Path
 
-from deployments.generation.asked import Piece
-from deployments.generation.text.generation_card import GenerationCard
+from deployments.generation.request import Piece
+from deployments.generation.text.detokenizer import TextStream
+from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.text.sampling import Picked, Sampling
-from deployments.generation.text.text_stream import TextStream
 from deployments.models.model_files import ModelCard
 from deployments.models.tokenizer_files import read_tokenizer
 from tests.kit.tiny_tokenizers import qwen

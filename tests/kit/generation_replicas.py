@@ -5,13 +5,13 @@ are in memory.
 import asyncio
 
 from deployments.generation.engine.emulated_steps import EmulatedSteps, following
-from deployments.generation.scheduling.chunk import load_of
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_schedule import StepSchedule
-from deployments.generation.stepper import Stepper
-from deployments.generation.token_frames import GenerationOffers
-from deployments.transport.channel import RouterConnection, Server
-from deployments.transport.frames import HEAD
+from deployments.generation.frames import GenerationOffers
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.step import load_of
+from deployments.generation.step_loop import Stepper
+from deployments.serving.frames import HEAD
+from deployments.serving.wire import RouterConnection, Server
 
 VOCABULARY = 300
 

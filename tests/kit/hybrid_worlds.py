@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from deployments.generation.scheduling.blocks import BLOCK, Blocks, NoBlocks
-from deployments.generation.scheduling.chunk import Chunk, Copy, Work
+from deployments.generation.scheduler.block_pool import BLOCK, Blocks, NoBlocks
+from deployments.generation.scheduler.step import Chunk, Copy, Work
 
 MOST = 6  # sequences at once
 FIRST, SECOND, PARKING = "first", "second", "parking"

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from deployments.queueing.learning import Learning
-from deployments.transport.frames import Offer, Offers
+from deployments.admission.learning import Learning
+from deployments.embedding.frames import Offer, Offers
 from tests.kit.simulation.application import Replica
 from tests.kit.simulation.arrivals import Arrival
 from tests.kit.simulation.device import Device

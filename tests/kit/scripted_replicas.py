@@ -4,15 +4,15 @@ import asyncio
 
 import numpy as np
 
+from deployments.embedding.channel import PendingOffer
+from deployments.embedding.config import PoolConfig, RouterConfig
+from deployments.embedding.frames import Answered
+from deployments.embedding.placer import Placer
+from deployments.embedding.pool import Pool
+from deployments.embedding.request import Request, Wanted
+from deployments.embedding.scheduler.state import ReplicaState
+from deployments.embedding.view import View
 from deployments.errors import ReplicaLost
-from deployments.placement.placer import Placer
-from deployments.placement.pool import Pool
-from deployments.placement.request import Request, Wanted
-from deployments.placement.view import View
-from deployments.queueing.schedule import ReplicaState
-from deployments.settings import PoolConfig, RouterConfig
-from deployments.transport.channel import PendingOffer
-from deployments.transport.frames import Answered
 
 AFTER_S = 0.01
 STAY_S = 0.004  # of an answer, at the replica

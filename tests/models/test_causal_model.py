@@ -12,10 +12,10 @@ from transformers import MistralConfig, Qwen2Config
 from deployments.engines.packed.layers import TorchProducts
 from deployments.engines.packed.tensors import Place, Weights
 from deployments.generation.engine.causal_model import CausalModel, unsupported
-from deployments.generation.engine.generation_engines import ModelSteps
+from deployments.generation.engine.factory import ModelSteps
 from deployments.generation.kernels.packed_products import PackedProducts, forms
-from deployments.generation.scheduling.blocks import BLOCK, Blocks, NoBlocks
-from deployments.generation.scheduling.chunk import Chunk
+from deployments.generation.scheduler.block_pool import BLOCK, Blocks, NoBlocks
+from deployments.generation.scheduler.step import Chunk
 from tests.kit.causal_models import FAMILIES, causal, check, prompt_of
 from tests.kit.hybrid_worlds import EVENTS, FIRST, World
 from tests.kit.packed_models import EXACT

@@ -10,9 +10,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from deployments.errors import ContextExceeded, EngineFailed, InvalidInput, SettingsError
-from deployments.generation.prompts import Prompts
 from deployments.generation.text.chat_template import ChatTemplate
-from deployments.generation.text.generation_card import GenerationCard
+from deployments.generation.text.model_card import GenerationCard
+from deployments.generation.text.prompt_encoder import Prompts
 from deployments.generation.text.sampling import Sampling
 from deployments.models.model_files import ModelCard
 from deployments.models.tokenizer_files import read_tokenizer

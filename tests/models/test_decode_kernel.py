@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from deployments.engines.packed.attention import Heads
 from deployments.engines.packed.tensors import Place
 from deployments.generation.engine.cache import Cache
-from deployments.generation.engine.step import StepLayout
+from deployments.generation.engine.packed_step import StepLayout
 from deployments.generation.kernels.decode_kernel import DecodeKernel, decode_kernel, forms
-from deployments.generation.scheduling.blocks import BLOCK, blocks_of
-from deployments.generation.scheduling.chunk import Chunk
+from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
+from deployments.generation.scheduler.step import Chunk
 from tests.kit.packed_models import EXACT
 
 CPU = EXACT.device

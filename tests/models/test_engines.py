@@ -11,11 +11,11 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.processors import Sequence
 
-from deployments.engines import Stopped, TokenBatch, create_engine, embed, pooled_model, race_results, torch_engine
+from deployments.engines import Stopped, TokenBatch, create_engine, embed, pooled_model, race_cache, torch_engine
 from deployments.engines.emulated import EmulatedEngine, run_seconds
+from deployments.engines.micro_batches import window_tokens
 from deployments.engines.packed.families import bert
-from deployments.engines.passes import window_tokens
-from deployments.engines.race_results import RaceResults
+from deployments.engines.race_cache import RaceResults
 from deployments.engines.torch_engine import LARGE
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
 from deployments.models.tokenizer import Tokenizer
@@ -118,7 +118,7 @@ def test_what_openvino_cannot_compile_is_served_by_torch(card, monkeypatch, capl
 
 
 def test_an_openvino_that_won_and_fails_now_is_left_out(card, monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(race_results, "KEPT_S", 3600.0)
+    monkeypatch.setattr(race_cache, "KEPT_S", 3600.0)
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
     for _ in range(2):
         RaceResults.of("engines", card, CpuSettings(), 1).keep("openvino 1", "torch: slower")
@@ -421,7 +421,7 @@ def test_a_tokenizer_without_special_tokens_takes_any_ids(card, tmp_path):
 
 
 def test_the_form_that_won_is_taken_at_the_next_start_if_it_still_agrees(card, queries, monkeypatch, tmp_path):
-    monkeypatch.setattr(race_results, "KEPT_S", 3_600)
+    monkeypatch.setattr(race_cache, "KEPT_S", 3_600)
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
     first = engine_of(card, dtype="auto")
     (file,) = (tmp_path / "windve" / "races").iterdir()

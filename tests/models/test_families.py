@@ -10,7 +10,7 @@ from deployments.engines.packed.attention import Ways
 from deployments.engines.packed.families import bert, decoder, distilbert, jina, modernbert, mpnet, rotary_bert
 from deployments.engines.pooled_model import agreement
 from deployments.errors import SettingsError
-from deployments.models.pairs import TYPE
+from deployments.models.text_pairs import TYPE
 from tests.kit.engines import FORMS, card_of, check_rows, engine_of, rows_of
 from tests.kit.jina_reference import Jina
 from tests.kit.published_models import CONFIGS, FAMILIES, JINA, jina_weights, published_weights, reference, save_folder

@@ -7,30 +7,30 @@ import numpy as np
 import pytest
 
 from deployments.errors import SettingsError
-from deployments.generation import planned_steps
+from deployments.generation import timed_steps
+from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.engine import causal_stages, device_sampling
 from deployments.generation.engine.device_sampling import TorchLogits
-from deployments.generation.engine.generation_engines import _Loaded, create_step_engine
-from deployments.generation.generation_settings import GeneratingAccelerator, GeneratingCpu
-from deployments.generation.planned_steps import PlannedStep, measure, measure_host
-from deployments.generation.scheduling.blocks import BLOCK
-from deployments.generation.scheduling.chunk import UNTIMED, Chunk, Work
-from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
-from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_schedule import StepSchedule
-from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
-from deployments.generation.step_work import StepWork
-from deployments.generation.stepper import Stepper
-from deployments.generation.text.generation_card import read_generation_card
+from deployments.generation.engine.factory import _Loaded, create_step_engine
+from deployments.generation.frames import GenerationOffer, GenerationOffers
+from deployments.generation.scheduler.block_pool import BLOCK
+from deployments.generation.scheduler.hybrid.host_cache import Host
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.step import UNTIMED, Chunk, Work
+from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
+from deployments.generation.settings import GeneratingAccelerator, GeneratingCpu
+from deployments.generation.step_loop import Stepper
+from deployments.generation.step_run import StepWork
+from deployments.generation.text.model_card import read_generation_card
 from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling
-from deployments.generation.token_frames import GenerationOffer, GenerationOffers
+from deployments.generation.timed_steps import PlannedStep, measure, measure_host
 from deployments.settings import ModelSettings
 from tests.kit.causal_models import causal, check
 from tests.kit.packed_models import VOCABULARY
 from tests.kit.virtual_time import run
 
-MEMORY = "deployments.generation.engine.generation_engines._free_memory"
+MEMORY = "deployments.generation.engine.factory._free_memory"
 BLOCK_BYTES = 2 * 2 * 2 * 32 * BLOCK * 4  # keys and values, layers, heads, numbers of each, tokens, float32
 
 
@@ -113,7 +113,7 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path, family, changes, plac
 
 def test_the_first_times_of_steps_come_from_a_few_of_them(tmp_path, monkeypatch):
     _, card = saved(tmp_path)
-    monkeypatch.setattr(planned_steps, "_WARM_UP_S", 0.0)
+    monkeypatch.setattr(timed_steps, "_WARM_UP_S", 0.0)
     engine, alone = (create_step_engine(card, place, "cpu", 1) for place in (with_host(), settings()))
     assert measure(engine, card).seconds(StepLoad(1, 32)) > 0
     took = measure_host(engine, card)

@@ -6,7 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen3Config
 
 from deployments.errors import InvalidInput, SettingsError
-from deployments.models.pairs import Pair
+from deployments.models.text_pairs import Pair
 from deployments.models.tokenizer import Tokenizer
 from tests.kit.engines import card_of, check_rows, engine_of
 from tests.kit.heads_of_models import save_causal

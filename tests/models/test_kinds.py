@@ -13,7 +13,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 from deployments.engines import pooled_model
 from deployments.engines.pooled_model import score_agreement, tolerance
 from deployments.errors import SettingsError
-from deployments.models.pairs import Pair
+from deployments.models.text_pairs import Pair
 from deployments.models.tokenizer import Tokenizer
 from tests.kit.engines import FORMS, card_of, check_rows, engine_of, rows_of
 from tests.kit.kinds_of_models import KINDS, save_model

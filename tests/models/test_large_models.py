@@ -30,7 +30,7 @@ from pathlib import Path
 from deployments.engines import torch_engine
 from deployments.models.model_files import read_model_card
 from deployments.settings import CpuSettings, ModelSettings
-import deployments.engines.forms, deployments.engines.projected, transformers.models.qwen3.modeling_qwen3
+import deployments.engines.model_forms, deployments.engines.projection_heads, transformers.models.qwen3.modeling_qwen3
 
 torch.set_num_threads(1)
 torch_engine.LARGE = 1000

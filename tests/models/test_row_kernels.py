@@ -11,10 +11,10 @@ from deployments.engines.packed.layers import RmsNorm
 from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Place
 from deployments.generation.engine.cache import Cache, Turned
-from deployments.generation.engine.step import StepLayout
+from deployments.generation.engine.packed_step import StepLayout
 from deployments.generation.kernels import native
 from deployments.generation.kernels.row_kernels import NormKernel, kernel_norm, turn_kernel
-from deployments.generation.scheduling.chunk import Chunk
+from deployments.generation.scheduler.step import Chunk
 from tests.kit.packed_models import EXACT
 
 CPU = EXACT.device

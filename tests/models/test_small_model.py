@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from deployments.errors import SettingsError
 from deployments.generation.text import small_model, train_docstrings
-from deployments.generation.text.generation_card import read_generation_card
+from deployments.generation.text.model_card import read_generation_card
 from deployments.generation.text.small_model import make, small_model_folder
 from deployments.generation.text.train_docstrings import Recipe, loss_of
 from deployments.settings import ModelSettings

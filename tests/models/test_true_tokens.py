@@ -12,9 +12,9 @@ from transformers import AutoTokenizer
 
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
-from deployments.models.own_tokenizer import ask
-from deployments.models.probe_texts import ODD, PAIRS, PLAIN
-from deployments.models.true_tokens import true_tokenizer
+from deployments.models.reference_tokenizer import ask
+from deployments.models.tokenizer_check import true_tokenizer
+from deployments.models.tokenizer_probes import ODD, PAIRS, PLAIN
 from tests.kit import tiny_tokenizers as tiny
 from tests.kit.kinds_of_models import PACKAGE
 

@@ -5,7 +5,7 @@ the libraries loaded; the tests run until the first one fails. A fault that make
 `equivalent.txt` lists faults that change nothing that anybody could see, each with its reason; they are not planted.
 
     python -m tests.mutants                      all faults; prints a table by file; fails below the bar in any folder
-    python -m tests.mutants queueing/shares      those of the files whose path holds these words
+    python -m tests.mutants fair_share           those of the files whose path holds these words
     python -m tests.mutants --minutes 2          a sample; fails if so few found cannot be chance
     python -m tests.mutants pacing --constants   module-level constants only
 """

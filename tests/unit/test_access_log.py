@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from deployments.embedding.config import RouterConfig
+from deployments.embedding.request import Record, Wanted
 from deployments.errors import (
     Busy,
     DeadlineExceeded,
@@ -18,15 +20,14 @@ from deployments.errors import (
     Unavailable,
     WindveError,
 )
-from deployments.placement.request import Record, Wanted
 from deployments.serve_adapter.access_log_file import access_log_handler
-from deployments.settings import RouterConfig
-from serve_app.access_log import Ended, Followed, LineWriter, is_wanted
 from serve_app.api_keys import ApiKey, ApiKeys
-from serve_app.grpc_api import GrpcApi
-from serve_app.http_api import HttpApi
-from serve_app.kinds import ALL_ROUTES, routes_of
-from serve_app.observer import Observer
+from serve_app.embedding.api import HttpApi
+from serve_app.embedding.grpc_calls import GrpcApi
+from serve_app.embedding.routes import ALL_ROUTES, routes_of
+from serve_app.observe.access_log import LineWriter, is_wanted
+from serve_app.observe.facts import Ended, Followed
+from serve_app.observe.observer import Observer
 from serve_app.proto.tei_pb2 import EmbedRequest, EncodeRequest, PredictRequest
 from tests.kit.asgi_client import ask
 from tests.kit.fake_router import FakeRouter
@@ -189,7 +190,7 @@ async def test_lines_are_written_in_a_thread():
 
 @pytest.mark.real_time
 async def test_what_is_too_much_is_counted(monkeypatch):
-    monkeypatch.setattr("serve_app.access_log._MOST_WAITING", 2)
+    monkeypatch.setattr("serve_app.observe.access_log._MOST_WAITING", 2)
     kept = Kept()
     writer = LineWriter(kept)
     for number in range(5):

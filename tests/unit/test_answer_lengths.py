@@ -5,8 +5,8 @@ from math import sqrt
 
 import pytest
 
-from deployments.generation.scheduling.answer_lengths import AnswerLengths
-from deployments.generation.scheduling.blocks import blocks_of
+from deployments.generation.scheduler.answer_lengths import AnswerLengths
+from deployments.generation.scheduler.block_pool import blocks_of
 
 LIVES = 20 / 21  # the share that outlives a bin in which one answer has ended, beside the 20 that are thought not to
 SURE = 3.5 * sqrt(LIVES * (1 - LIVES))  # standard deviations of one such answer

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from deployments.placement.request import Request, Wanted, embedded
-from deployments.transport.frames import Answered
+from deployments.embedding.frames import Answered
+from deployments.embedding.request import Request, Wanted, embedded
 from tests.kit.virtual_time import run
 
 

@@ -1,7 +1,7 @@
 import pytest
 
+from deployments.admission.fair_share import Tenant
 from deployments.errors import SettingsError, Unauthorized
-from deployments.queueing.shares import Tenant
 from deployments.settings import Settings
 from serve_app.api_keys import ApiKey, ApiKeys, bearer, read_keys
 

@@ -3,7 +3,7 @@
 import pytest
 
 from deployments.errors import SettingsError
-from serve_app.cluster_plan import (
+from serve_app.config.cluster_plan import (
     accelerator_options,
     cpu_options,
     cpu_parts,
@@ -11,7 +11,7 @@ from serve_app.cluster_plan import (
     plan_once_nodes_are_there,
     router_count,
 )
-from serve_app.several_models import Args
+from serve_app.config.models import Args
 
 NPU_NODE = {"Alive": True, "NodeID": "a", "Resources": {"CPU": 128, "NPU": 8}}
 GPU_NODE = {"Alive": True, "NodeID": "b", "Resources": {"CPU": 48, "GPU": 2}}

@@ -9,9 +9,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.serve_adapter.autoscaling import FILL, KeepFill
-from serve_app.bound_pools import how_many
-from serve_app.cluster_plan import plan_models
-from serve_app.several_models import Args
+from serve_app.config.cluster_plan import plan_models
+from serve_app.config.models import Args
+from serve_app.config.serve_deployments import how_many
 
 GPU_NODE = {"Alive": True, "NodeID": "b", "Resources": {"CPU": 48, "GPU": 2}}
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from deployments.embedding.bulk import BulkQueue
 from deployments.errors import Busy, EngineFailed, ReplicaLost, Unavailable
-from deployments.placement.bulk import BulkQueue
-from deployments.transport.frames import CUT_BYTES
+from deployments.serving.frames import CUT_BYTES
 from tests.kit.scripted_replicas import (
     ScriptedReplica,
     admits,

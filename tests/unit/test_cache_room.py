@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.generation.scheduling.blocks import BLOCK, Blocks, NoBlocks, blocks_of
-from deployments.generation.scheduling.cache_room import CacheRoom
-from deployments.generation.scheduling.rows import Generation, Row
+from deployments.generation.scheduler.block_manager import CacheRoom
+from deployments.generation.scheduler.block_pool import BLOCK, Blocks, NoBlocks, blocks_of
+from deployments.generation.scheduler.sequences import Generation, Row
 
 
 class Likely:

@@ -20,7 +20,7 @@ from calibration.result import Options
 from calibration.run import Calibration
 from calibration.service.application import CalibrationFailed
 from calibration.service.serve_config import edit
-from deployments.settings import RouterConfig
+from deployments.embedding.config import RouterConfig
 
 CURVES = {"accelerator": (0.018, 0.27), "cpu": (0.0858, 0.32)}
 TILES = {"accelerator": 24, "cpu": 4}

@@ -12,7 +12,7 @@ from calibration.generation.step_trials import StepTrials
 from calibration.generation.token_stream import Streamed, send_all
 from calibration.load import Address, request_bytes
 from calibration.service.application import CalibrationFailed
-from deployments.generation.planned_steps import PlannedStep
+from deployments.generation.timed_steps import PlannedStep
 
 
 class Scripted:

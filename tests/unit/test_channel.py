@@ -6,11 +6,13 @@ import contextlib
 import numpy as np
 import pytest
 
+from deployments.embedding.channel import Channel, Refused
+from deployments.embedding.frames import Answered, Offer, Offers, Report
+from deployments.embedding.scheduler.state import ReplicaState
 from deployments.errors import EngineFailed
-from deployments.queueing.schedule import ReplicaState
-from deployments.transport import channel as channels
-from deployments.transport.channel import Channel, Refused, Server
-from deployments.transport.frames import HEAD, Answered, Offer, Report
+from deployments.serving import wire as channels
+from deployments.serving.frames import HEAD
+from deployments.serving.wire import Server
 
 HOST = "127.0.0.1"
 STATE = ReplicaState(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (0, 0, 0))
@@ -21,7 +23,7 @@ class Replica:
 
     def __init__(self):
         self.heard, self.gone, self.client = [], [], None
-        self.server = Server(HOST, self.offers, self.gone.append)
+        self.server = Server(HOST, self.offers, self.gone.append, Offers.decode)
 
     def offers(self, client, offers):
         self.client = client

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from deployments.admission.trial import Trial
 from deployments.errors import (
     Busy,
     EngineFailed,
@@ -18,17 +19,16 @@ from deployments.errors import (
     TimedOut,
     Unavailable,
 )
-from deployments.generation.generation_settings import GenerationSettings
-from deployments.generation.planned_steps import PlannedStep
-from deployments.generation.scheduling.step_time import StepLoad
+from deployments.generation.scheduler.step_time import StepLoad
+from deployments.generation.settings import GenerationSettings
 from deployments.generation.text.sampling import Sampling
-from deployments.trial import Trial
-from serve_app.access_log import Followed
+from deployments.generation.timed_steps import PlannedStep
 from serve_app.api_keys import ApiKey, ApiKeys
-from serve_app.asgi import ClientGone
-from serve_app.generation.completions_api import ApiOptions, CompletionsApi
-from serve_app.generation.completions_requests import ChatRequest, CompletionRequest, CompletionRules
-from serve_app.generation.event_stream import EventStream, StreamBounds
+from serve_app.generation.api import ApiOptions, CompletionsApi
+from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules
+from serve_app.observe.facts import Followed
+from serve_app.web.asgi import ClientGone
+from serve_app.web.event_stream import EventStream, StreamBounds
 from tests.kit.asgi_client import ask, call, get, post
 from tests.kit.generating import ANSWER, Generating
 from tests.kit.virtual_time import virtual

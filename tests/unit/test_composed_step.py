@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from deployments.generation.scheduling.blocks import BLOCK
-from deployments.generation.scheduling.composed_step import ComposedStep, by_pace
-from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.hybrid_plan import MODES, PIPELINED, HostRow, HybridPlan
-from deployments.generation.scheduling.rows import FIRST, PARKING, SECOND, Generation, Row
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_time import HostTime, StepTime
+from deployments.generation.scheduler.block_pool import BLOCK
+from deployments.generation.scheduler.composer import ComposedStep, by_pace
+from deployments.generation.scheduler.hybrid.host_cache import Host
+from deployments.generation.scheduler.hybrid.planner import MODES, PIPELINED, HostRow, HybridPlan
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Row
+from deployments.generation.scheduler.step_time import HostTime, StepTime
 
 TOKEN_S = 1 / 64
 MODEL = StepTime(1.0, 0.125, 0.0, TOKEN_S, 0.0, 0)

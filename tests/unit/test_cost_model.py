@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.queueing.cost_model import CostModel, non_negative
+from deployments.admission.least_squares import non_negative
+from deployments.embedding.scheduler.cost_model import CostModel
 
 RUNS = [([75], 1), ([75] * 16, 1), ([250] * 4, 1), ([10] * 32, 1), ([75] * 64, 1), ([500] * 2, 1), ([500] * 20, 1)]
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from deployments.generation.generation_metrics import GenerationMetrics, GeneratorMetrics
-from deployments.metrics import EmbedderMetrics, RouterMetrics
+from deployments.embedding.metrics import EmbedderMetrics, RouterMetrics
+from deployments.generation.metrics import GenerationMetrics, GeneratorMetrics
 from k8s.dashboard import GRID, MANIFEST, manifest, queries
 
 

@@ -9,10 +9,11 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from deployments.generation.generation_metrics import GenerationMetrics, GeneratorMetrics
-from deployments.metrics import EmbedderMetrics, RouterMetrics
-from deployments.settings import Autoscaled, CostConfig, CpuSettings, EmulatedDevice, RouterConfig, Settings
-from serve_app.several_models import SeveralSettings
+from deployments.embedding.config import CostConfig, RouterConfig
+from deployments.embedding.metrics import EmbedderMetrics, RouterMetrics
+from deployments.generation.metrics import GenerationMetrics, GeneratorMetrics
+from deployments.settings import Autoscaled, CpuSettings, EmulatedDevice, Settings
+from serve_app.config.models import SeveralSettings
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

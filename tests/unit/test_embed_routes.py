@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from deployments.errors import Busy
-from serve_app.http_api import HttpApi
-from serve_app.vector_types import quantize
+from serve_app.embedding.api import HttpApi
+from serve_app.embedding.vector_types import quantize
 from tests.kit.asgi_client import post
 from tests.kit.fake_router import VECTORS, FakeRouter
 

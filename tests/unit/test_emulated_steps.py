@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.generation.engine.emulated_steps import EmulatedSteps, following
-from deployments.generation.scheduling.blocks import BLOCK
-from deployments.generation.scheduling.chunk import Chunk, Copy, Work, load_of
-from deployments.generation.scheduling.step_time import HostTime, StepTime
+from deployments.generation.scheduler.block_pool import BLOCK
+from deployments.generation.scheduler.step import Chunk, Copy, Work, load_of
+from deployments.generation.scheduler.step_time import HostTime, StepTime
 from tests.kit.hybrid_worlds import EVENTS, World
 from tests.kit.simulation.hybrid_device import HybridDevice, HybridWork, SubBatch
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.queueing.fairness import Fairness
+from deployments.embedding.scheduler.starvation import Fairness
 
 LONG, MIDDLE, SHORT = 5.0, 1.5, 0.3
 

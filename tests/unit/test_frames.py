@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.admission.fair_share import Tenant
+from deployments.embedding import frames
+from deployments.embedding.frames import Answered, Offer, Offers, Report
+from deployments.embedding.scheduler.state import ReplicaState
 from deployments.models.outputs import TEXT
-from deployments.queueing.schedule import ReplicaState
-from deployments.queueing.shares import Tenant
-from deployments.transport import frames
-from deployments.transport.channel import Peer
-from deployments.transport.frames import SIZE, Answered, Offer, Offers, Report
+from deployments.serving.frames import HEAD, SIZE, frame_of, head_of
+from deployments.serving.wire import Peer
 
 STATE = ReplicaState(0.25, 0.5, 0.1, 3, 2, 7, 5, (0.0, 0.001, 0.0, 0.27), 1.1, 0.02, (1, 2, 3))
 
@@ -120,9 +121,9 @@ def test_a_frame_of_more_than_256_mib_is_none_of_ours(size, closed):
 
 @pytest.mark.parametrize("length", range(8))
 def test_arrays_begin_at_a_multiple_of_four(length):
-    sizes, head, array = frames.frame_of("x" * length, [b"1234"])
+    sizes, head, array = frame_of("x" * length, [b"1234"])
     assert (len(sizes), len(head)) == (8, 4 * math.ceil((length + 2) / 4))
-    assert frames.head_of(b"".join([sizes, head, array])) == ("x" * length, 8 + len(head))
+    assert head_of(b"".join([sizes, head, array])) == ("x" * length, 8 + len(head))
 
 
 def test_what_is_so_unless_it_is_said():
@@ -156,14 +157,14 @@ DAMAGE = (ValueError, TypeError, LookupError, struct.error)
 ABOUT = [1.0, TEXT, False, False, False, None, False, None]  # of an offer, without its number and size
 
 
-def frame_of(head, arrays=()):
-    return b"".join(frames.frame_of(head, [array.tobytes() for array in arrays]))
+def whole(head, arrays=()):
+    return b"".join(frame_of(head, [array.tobytes() for array in arrays]))
 
 
 def offers_of(*sizes, arrays=()):
     """A frame that says of each offer how many queries it has, with these arrays."""
     heads = [[number, ABOUT[0], size, *ABOUT[1:]] for number, size in enumerate(sizes)]
-    return frame_of([heads, [], [], [], None, False], arrays)
+    return whole([heads, [], [], [], None, False], arrays)
 
 
 def test_a_frame_as_the_damaged_ones_are_made():
@@ -175,17 +176,17 @@ def test_a_frame_as_the_damaged_ones_are_made():
     [
         b"",
         b"\0\0",
-        frames.HEAD.pack(8, 0),
-        frame_of([]),
-        frame_of({}),
-        frame_of(7),
+        HEAD.pack(8, 0),
+        whole([]),
+        whole({}),
+        whole(7),
         offers_of(2),  # two queries, no lengths
         offers_of(1, arrays=[ids(3), ids(1, 2)]),  # 3 of 2 tokens
         offers_of(1, arrays=[ids(1), ids(1, 2)]),  # 1 of 2
         offers_of(1, arrays=[ids(0)]),
         offers_of(2, arrays=[ids(3, -1), ids(1, 2)]),
-        frame_of([[[1]], [], [], [], None, False]),
-        frame_of([[], [], [], [], None, False], [np.array([1, 2, 3], np.uint8)]),
+        whole([[[1]], [], [], [], None, False]),
+        whole([[], [], [], [], None, False], [np.array([1, 2, 3], np.uint8)]),
     ],
 )
 def test_damaged_offers_say_so(frame):
@@ -196,11 +197,11 @@ def test_damaged_offers_say_so(frame):
 @pytest.mark.parametrize(
     "frame",
     [
-        frame_of([]),
-        frame_of([list(STATE), 0, [], [], [], [[1, 0, 1, 1, 0, 0, 0]]]),  # no numbers
-        frame_of([list(STATE)[:3], 0, [], [], [], []]),
-        frame_of([7, 0, [], [], [], []]),
-        frame_of([list(STATE), 0, [], [], [], [[1, 0]]]),
+        whole([]),
+        whole([list(STATE), 0, [], [], [], [[1, 0, 1, 1, 0, 0, 0]]]),  # no numbers
+        whole([list(STATE)[:3], 0, [], [], [], []]),
+        whole([7, 0, [], [], [], []]),
+        whole([list(STATE), 0, [], [], [], [[1, 0]]]),
     ],
 )
 def test_damaged_reports_say_so(frame):

@@ -5,7 +5,7 @@ import sys
 
 _CODE = """
 import gc
-from deployments.serve_adapter.garbage import spare_what_is_loaded
+from deployments.serve_adapter.gc_freeze import spare_what_is_loaded
 gc.disable()
 class Node: pass
 loaded, garbage = [Node() for _ in range(1000)], Node()

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from deployments.errors import SettingsError
-from deployments.generation.text.generation_card import read_generation_card
+from deployments.generation.text.model_card import read_generation_card
 from deployments.generation.text.sampling import Sampling
 from deployments.settings import ModelSettings
 

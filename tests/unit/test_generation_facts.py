@@ -7,11 +7,11 @@ from test_generation_metrics import BULK, PROMISE, Told
 from test_tracer import Collector, seconds
 
 from deployments.errors import Busy, EngineFailed
-from deployments.generation.asked import Asked
-from deployments.generation.generation_record import GenerationRecord
+from deployments.generation.record import GenerationRecord
+from deployments.generation.request import Asked
 from deployments.generation.text.sampling import Sampling
-from serve_app.access_log import Ended, Followed
-from serve_app.generation.generation_facts import GenerationFacts
+from serve_app.generation.facts import GenerationFacts
+from serve_app.observe.facts import Ended, Followed
 
 ROUTE = "POST /v1/completions"
 

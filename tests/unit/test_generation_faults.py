@@ -17,17 +17,17 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from deployments.admission.fair_share import Tenant
+from deployments.admission.quota import Client, Quota
 from deployments.errors import Busy, EngineFailed, ReplicaLost, WindveError
-from deployments.generation import generation_pool
-from deployments.generation.asked import Asked
-from deployments.generation.generation_router import GenerationHost, GenerationRouter
-from deployments.generation.generation_settings import GenerationSettings
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_time import StepTime
+from deployments.generation import pool as pool_module
+from deployments.generation.request import Asked
+from deployments.generation.router import GenerationHost, GenerationRouter
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.step_time import StepTime
+from deployments.generation.settings import GenerationSettings
 from deployments.generation.text.sampling import Sampling
 from deployments.hardware.device_detector import Topology
-from deployments.queueing.quota import Client, Quota
-from deployments.queueing.shares import Tenant
 from tests.kit.generation_replicas import VOCABULARY, Card, Replica, answer_to, reach_of
 from tests.kit.simulation.application import NoInstruments
 from tests.kit.virtual_time import virtual
@@ -185,8 +185,8 @@ async def lived(happens, blocks, seed):
     world = World(blocks, seed)
     reach = reach_of(lambda: chain(*world.pools.values()), lambda: world.chance.choice([0.0, 0.01]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(generation_pool, "reach", reach)
-        patch.setattr(generation_pool.GenerationPool, "connect", lambda _: None)
+        patch.setattr(pool_module, "reach", reach)
+        patch.setattr(pool_module.GenerationPool, "connect", lambda _: None)
         await world.start()
         for (what, how), wait_s in happens:
             await world.happen(what, how)

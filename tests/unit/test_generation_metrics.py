@@ -6,14 +6,8 @@ import pytest
 from test_metrics import Written
 
 from deployments.errors import Busy, DeadlineExceeded, EngineFailed, InvalidInput, ReplicaLost
-from deployments.generation.generation_metrics import (
-    GenerationMetrics,
-    GenerationPool,
-    GeneratorMetrics,
-    GeneratorState,
-    Promise,
-)
-from deployments.generation.scheduling.host_side import HostState
+from deployments.generation.metrics import GenerationMetrics, GenerationPool, GeneratorMetrics, GeneratorState, Promise
+from deployments.generation.scheduler.hybrid.host_cache import HostState
 
 PROMISE = Promise(1.0, 0.1)
 BULK = Promise(None, None)

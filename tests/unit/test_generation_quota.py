@@ -2,10 +2,10 @@
 
 import pytest
 
+from deployments.admission.quota import Quota
 from deployments.errors import OverQuota
-from deployments.generation.generation_quota import Charged
-from deployments.generation.scheduling.step_schedule import StepState
-from deployments.queueing.quota import Quota
+from deployments.generation.charge import Charged
+from deployments.generation.scheduler.state import StepState
 
 # A step takes 1 s, a quarter for each row but the first, 1/128 for each token that is read, 1/64 for each of a prompt.
 MODEL = (1.0, 0.25, 1 / 128, 1 / 64, 1 / 1024, 1)

@@ -12,6 +12,9 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from deployments.admission.fair_share import Tenant
+from deployments.admission.quota import Client, Quota
+from deployments.admission.trial import Trial, hash_secret
 from deployments.errors import (
     Busy,
     DeadlineExceeded,
@@ -23,21 +26,18 @@ from deployments.errors import (
     TimedOut,
     Unavailable,
 )
-from deployments.generation import generation_pool
-from deployments.generation.asked import Asked
-from deployments.generation.generation_record import GenerationRecord
-from deployments.generation.generation_router import GenerationHost, GenerationRouter
-from deployments.generation.generation_settings import GenerationSettings
-from deployments.generation.planned_steps import PlannedStep
-from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.step_time import HostTime, StepTime
+from deployments.generation import pool as pool_module
+from deployments.generation.channel import TokenChannel
+from deployments.generation.record import GenerationRecord
+from deployments.generation.request import Asked
+from deployments.generation.router import GenerationHost, GenerationRouter
+from deployments.generation.scheduler.hybrid.host_cache import Host
+from deployments.generation.scheduler.step_time import HostTime, StepTime
+from deployments.generation.settings import GenerationSettings
 from deployments.generation.text.sampling import Sampling
-from deployments.generation.token_channel import TokenChannel
+from deployments.generation.timed_steps import PlannedStep
 from deployments.hardware.device_detector import Topology
-from deployments.queueing.quota import Client, Quota
-from deployments.queueing.shares import Tenant
-from deployments.trial import Trial, hash_secret
-from serve_app.generation.generations import Generations
+from serve_app.generation.group import Generations
 from tests.kit import generation_replicas
 from tests.kit.generation_replicas import VOCABULARY, Card, answer_to, reach_of
 from tests.kit.simulation.application import NoInstruments
@@ -58,8 +58,8 @@ class Replica(generation_replicas.Replica):
 @contextlib.asynccontextmanager
 async def service(monkeypatch, *pools, args=ARGS, end_tokens=(), **config):
     """A Router, and its pools' replicas: the first pool is the accelerator's."""
-    monkeypatch.setattr(generation_pool.GenerationPool, "connect", lambda _: None)
-    monkeypatch.setattr(generation_pool, "reach", reach_of(lambda: chain(*pools)))
+    monkeypatch.setattr(pool_module.GenerationPool, "connect", lambda _: None)
+    monkeypatch.setattr(pool_module, "reach", reach_of(lambda: chain(*pools)))
     names = ("accelerator", "cpu")[: len(pools)]
     topology = Topology(names, dict.fromkeys(names, 1), heterogeneous=True, reason="a test")
     host = GenerationHost("router", "n", NoInstruments(), Card(end_tokens), WORDS)

@@ -7,11 +7,11 @@ import yaml
 
 import serve_app
 from deployments.errors import SettingsError
-from deployments.generation.generation_settings import GeneratingAccelerator, GenerationConfig
-from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
-from deployments.generation.scheduling.step_time import HostTime, StepLoad
-from serve_app.generation.generation_args import GenerationArgs
-from serve_app.service_config import args_of, check_config, load_config
+from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
+from deployments.generation.scheduler.step_time import HostTime, StepLoad
+from deployments.generation.settings import GeneratingAccelerator, GenerationConfig
+from serve_app.config.generation import GenerationArgs
+from serve_app.config.service_config import args_of, check_config, load_config
 
 FOLDER = Path(serve_app.__file__).parent
 EMULATED = {"engine": "emulated", "emulated": {"beta_s": 0.02}}

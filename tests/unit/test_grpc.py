@@ -19,14 +19,12 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from deployments import errors
 from deployments.errors import Busy, EmptyInput, InvalidInput, Unavailable
-from deployments.models.pairs import Pair
-from serve_app import grpc_health
+from deployments.models.text_pairs import Pair
 from serve_app.api_keys import ApiKey, ApiKeys
-from serve_app.grpc_answers import embed_response, info_response, tokens_response
-from serve_app.grpc_api import GrpcApi
-from serve_app.grpc_calls import in_order, set_status
+from serve_app.embedding.api import HttpApi
+from serve_app.embedding.grpc_answers import embed_response, info_response, tokens_response
+from serve_app.embedding.grpc_calls import GrpcApi
 from serve_app.grpc_services import METHODS, add_to_server, reader
-from serve_app.http_api import HttpApi
 from serve_app.proto.tei_pb2 import (
     DESCRIPTOR,
     EmbedAllRequest,
@@ -37,6 +35,8 @@ from serve_app.proto.tei_pb2 import (
     RerankRequest,
     RerankStreamRequest,
 )
+from serve_app.rpc import health
+from serve_app.rpc.calls import in_order, set_status
 from tests.kit import tei_wire
 from tests.kit.asgi_client import post
 from tests.kit.fake_router import FakeRouter, embedded
@@ -307,7 +307,7 @@ def test_health_follows_the_pools(can_answer, pools, serving):
 async def test_the_watch_tells_changes_and_ends_with_the_router(service, changes, told, monkeypatch):
     """One of `changes` happens every 0.6 s: whether the Router can answer; None: Serve stops it."""
     router, stops, found = FakeRouter(), [], []
-    monkeypatch.setattr(grpc_health, "is_stopping", lambda: bool(stops))
+    monkeypatch.setattr(health, "is_stopping", lambda: bool(stops))
 
     async def change():
         for now in changes:

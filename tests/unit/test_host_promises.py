@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
-from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_schedule import StepSchedule
-from deployments.generation.scheduling.step_time import HostTime, StepTime
+from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
+from deployments.generation.scheduler.hybrid.host_cache import Host
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.step_time import HostTime, StepTime
 from tests.kit.simulation.hybrid_device import HybridDevice
 from tests.kit.simulation.step_world import StepDevice, StepWorld, mixed
 

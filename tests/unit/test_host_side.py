@@ -2,16 +2,16 @@
 
 import pytest
 
-from deployments.generation.scheduling.cache_room import CacheRoom
-from deployments.generation.scheduling.chunk import ComputeSeconds
-from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.hybrid_plan import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED, HybridPlan
-from deployments.generation.scheduling.kept_room import KeptRoom
-from deployments.generation.scheduling.rows import PARKING, Generation, Row
-from deployments.generation.scheduling.step_forecast import HostShare
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_schedule import StepSchedule
-from deployments.generation.scheduling.step_time import HostTime, StepTime
+from deployments.generation.scheduler.block_manager import CacheRoom
+from deployments.generation.scheduler.forecast import HostShare
+from deployments.generation.scheduler.hybrid.host_cache import Host
+from deployments.generation.scheduler.hybrid.planner import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED, HybridPlan
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.reserve import KeptRoom
+from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.sequences import PARKING, Generation, Row
+from deployments.generation.scheduler.step import ComputeSeconds
+from deployments.generation.scheduler.step_time import HostTime, StepTime
 
 MODEL = StepTime(0.02, 0.0, 4e-6, 1e-5, 0.0, 128)
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1, bulk_share=1.0)

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from deployments.admission.fair_share import Tenant
 from deployments.errors import (
     Busy,
     DeadlineExceeded,
@@ -21,9 +22,8 @@ from deployments.errors import (
     Unavailable,
     WindveError,
 )
-from deployments.queueing.shares import Tenant
 from serve_app.api_keys import ApiKey, ApiKeys
-from serve_app.http_api import HttpApi
+from serve_app.embedding.api import HttpApi
 from tests.kit.asgi_client import call, get, post
 from tests.kit.fake_router import VECTORS, FakeRouter
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
+from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 from tests.kit.simulation.hybrid_device import HybridDevice, HybridWork, SubBatch
 
 TIMES = StepTime(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.generation.scheduling.hybrid_plan import (
+from deployments.generation.scheduler.hybrid.planner import (
     ACCELERATOR,
     ASYNCHRONOUS,
     MODES,
@@ -12,7 +12,7 @@ from deployments.generation.scheduling.hybrid_plan import (
     HostRow,
     HybridPlanner,
 )
-from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
+from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 
 LAYERS = 8
 TINY = 1e-9

@@ -3,7 +3,6 @@ functions are short.
 """
 
 import ast
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -28,21 +27,18 @@ ORDER = (  # from the top
     "deployments.generation.engine",
     "deployments.generation.kernels",
     "deployments.generation.text",
-    "deployments.generation.generation_settings",
-    "deployments.generation.scheduling",
+    "deployments.generation.settings",
+    "deployments.generation.emulated_devices",
+    "deployments.generation.scheduler",
     "deployments.generation.text.sampling",
-    "deployments.router",
-    "deployments.embedder",
-    "deployments.runner",
-    "deployments.placement",
+    "deployments.embedding",
     "deployments.engines",
-    "deployments.transport",
+    "deployments.serving",
     "deployments.models",
     "deployments.hardware",
-    "deployments.metrics",
-    "deployments.queueing",
+    "deployments.embedding.scheduler",
+    "deployments.admission",
     "deployments.serve_adapter",
-    "deployments.trial",
     "deployments.settings",
     "deployments.errors",
 )
@@ -79,11 +75,6 @@ def test_imports_point_down(path):
         if (there := place(module)) is not None:
             assert ORDER.index(there) >= ORDER.index(here), f"{path} imports {module}"
             assert not (name or "").startswith("_"), f"{path} imports {module}.{name}"
-
-
-def test_each_file_name_of_the_product_is_used_once():
-    names = Counter(path.name for path in FILES if path.parts[0] in PRODUCT and not path.name.startswith("__"))
-    assert [name for name, times in names.items() if times > 1] == []
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from deployments.generation.scheduling.kept_room import KeptRoom
-from deployments.generation.scheduling.rows import Generation
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.queueing.shares import Account, Kind, Tenant
+from deployments.admission.fair_share import Account, Kind, Tenant
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.reserve import KeptRoom
+from deployments.generation.scheduler.sequences import Generation
 
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)
 QUIET, UNDER, OVER = (Account(1.0, kind=kind) for kind in Kind)

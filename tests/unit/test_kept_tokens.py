@@ -7,8 +7,8 @@ from dataclasses import asdict
 import pytest
 from huggingface_hub import constants
 
-from deployments.models.kept_tokens import ask_once
-from deployments.models.own_tokenizer import OwnTokenizer, Question
+from deployments.models.reference_tokenizer import OwnTokenizer, Question
+from deployments.models.tokenizer_cache import ask_once
 
 ANSWER = OwnTokenizer("BertTokenizer", [[101, 102]], [([101, 102], [0, 1])], "{}")
 

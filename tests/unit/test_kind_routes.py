@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from calibration.measure import trials
+from deployments.embedding.request import Wanted
+from deployments.embedding.router import Router
 from deployments.errors import WrongKind
-from deployments.models.pairs import Pair
 from deployments.models.sparse import largest_weights
-from deployments.placement.request import Wanted
-from deployments.router import Router
+from deployments.models.text_pairs import Pair
 from deployments.settings import Kind
-from serve_app import local
-from serve_app.answers import model_type
-from serve_app.http_api import HttpApi
-from serve_app.kinds import A_MODEL, ROOT, ROUTES
+from serve_app.embedding.answers import model_type
+from serve_app.embedding.api import HttpApi
+from serve_app.embedding.routes import A_MODEL, ROOT, ROUTES
+from serve_app.local import console
 from tests.kit import asgi_client
 from tests.kit.fake_router import MULTI, VECTORS, FakeRouter
 
@@ -187,7 +187,7 @@ def test_a_model_of_several_kinds_has_the_routes_of_each():
 def test_each_kind_has_routes_of_which_one_is_shown_and_one_measured(kind):
     assert ROOT[kind] in {"/", *ROUTES[kind]}  # that of embedding models is a route of its own
     assert trials._ROUTES[kind][0] in ROUTES[kind]
-    route, body = local._EXAMPLES[kind]
+    route, body = console._EXAMPLES[kind]
     assert route in ROUTES[kind]
     assert json.loads(body)
     assert kind.split("_")[0] in A_MODEL[kind]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.queueing.learning import Learning
+from deployments.admission.learning import Learning
 
 
 def learned(*ratios):

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from deployments.embedding.channel import PendingOffer
+from deployments.embedding.config import PoolConfig
+from deployments.embedding.frames import Answered, Offer, Report
 from deployments.errors import ReplicaLost
 from deployments.serve_adapter import membership
-from deployments.settings import PoolConfig
-from deployments.transport.channel import PendingOffer
-from deployments.transport.frames import Answered, Offer, Report
 from tests.kit.scripted_replicas import STATE, pool_of
 
 ABOUT = {"node": "n", "channel": {"host": "h", "port": 7, "secret": "s"}}

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from serve_app.local import StartFailed, _free_port
+from serve_app.local.ray_environment import StartFailed, free_port
 
 LOOPBACK = "127.0.0.1"
 
@@ -22,12 +22,12 @@ def listening(host=LOOPBACK):
 @pytest.mark.parametrize("host", ["", LOOPBACK])
 def test_a_port_at_which_somebody_listens_is_passed_over(host):
     with listening() as (_, port):
-        assert port < _free_port(port, host=host)
+        assert port < free_port(port, host=host)
 
 
 def test_a_block_of_ports_is_free_as_a_whole():
     with listening() as (_, port):
-        assert _free_port(port - 1, block=2) > port
+        assert free_port(port - 1, block=2) > port
 
 
 def test_a_port_that_a_service_has_just_left_is_free():
@@ -38,15 +38,15 @@ def test_a_port_that_a_service_has_just_left_is_free():
         client.close()
     with socket.socket() as careful, pytest.raises(OSError, match="in use"):
         careful.bind((LOOPBACK, port))
-    assert _free_port(port) == port
+    assert free_port(port) == port
 
 
 def test_a_listener_at_another_address_takes_no_port_of_loopback():
     with listening("127.0.0.2") as (_, port):
-        assert _free_port(port, host=LOOPBACK) == port
+        assert free_port(port, host=LOOPBACK) == port
 
 
 def test_where_none_is_free_it_is_said(monkeypatch):
-    monkeypatch.setattr("serve_app.local._bind_problem", lambda host, port: "Address already in use")
+    monkeypatch.setattr("serve_app.local.ray_environment.bind_problem", lambda host, port: "Address already in use")
     with pytest.raises(StartFailed, match="no 50 ports from 31100 on are free"):
-        _free_port(31100, block=50)
+        free_port(31100, block=50)

@@ -3,8 +3,8 @@ import tempfile
 
 import pytest
 
-from serve_app import local_service
-from serve_app.local_service import LocalService
+from serve_app.local import service_file
+from serve_app.local.service_file import LocalService
 
 HERE = LocalService(os.getpid(), "http://127.0.0.1:8265", {"RAY_AUTH_MODE": "token"})
 
@@ -16,11 +16,11 @@ def scratch(monkeypatch, tmp_path):
 
 
 def test_what_is_announced_is_found_until_it_is_withdrawn(scratch):
-    assert local_service.find() is None
+    assert service_file.find() is None
     HERE.announce()
-    assert local_service.find() == HERE
+    assert service_file.find() == HERE
     HERE.withdraw()
-    assert local_service.find() is None
+    assert service_file.find() is None
     assert list(scratch.iterdir()) == []
 
 
@@ -29,30 +29,30 @@ def test_the_last_one_is_found_and_only_its_own_is_withdrawn():
     other = LocalService(os.getpid(), "http://127.0.0.1:8266", {})
     other.announce()
     HERE.withdraw()
-    assert local_service.find() == other
+    assert service_file.find() == other
 
 
 def test_a_service_that_has_died_is_not_found():
     LocalService(2**22 + 1, "http://127.0.0.1:8265", {}).announce()
-    assert local_service.find() is None
+    assert service_file.find() is None
 
 
 def test_a_folder_that_others_can_write_to_is_not_trusted(scratch):
     HERE.announce()
     (folder,) = scratch.iterdir()
     folder.chmod(0o777)
-    assert local_service.find() is None
+    assert service_file.find() is None
     LocalService(os.getpid(), "http://127.0.0.1:1", {}).announce()
     assert "8265" in (folder / "service.json").read_text()
-    assert local_service.private_folder() is None
+    assert service_file.private_folder() is None
 
 
 def test_a_link_in_its_place_is_not_trusted(scratch):
     (scratch / "elsewhere").mkdir(mode=0o700)
     (scratch / f"windve-service-{os.getuid()}").symlink_to(scratch / "elsewhere")
-    assert local_service.private_folder() is None
+    assert service_file.private_folder() is None
 
 
 def test_the_folder_is_its_users_alone():
-    assert local_service.private_folder() == local_service.private_folder()
-    assert local_service.private_folder().stat().st_mode & 0o777 == 0o700
+    assert service_file.private_folder() == service_file.private_folder()
+    assert service_file.private_folder().stat().st_mode & 0o777 == 0o700

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deployments.generation.scheduling.long_prompts import _AIM, SHARE, LongPrompts
+from deployments.generation.scheduler.starvation import _AIM, SHARE, LongPrompts
 
 SHORT, LONG = 100, 1000
 

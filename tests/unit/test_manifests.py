@@ -14,7 +14,7 @@ import yaml
 
 from calibration.__main__ import _check, parser
 from k8s import serve_config
-from serve_app.service_config import args_of, check_config, router_config
+from serve_app.config.service_config import args_of, check_config, router_config
 from tests.kit.crds import problems
 
 ROOT = Path(__file__).parents[2]

@@ -6,6 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from deployments.embedding.metrics import EmbedderMetrics, PoolState, RouterMetrics
+from deployments.embedding.request import Wanted
+from deployments.embedding.scheduler.state import ReplicaState
 from deployments.errors import (
     Busy,
     DeadlineExceeded,
@@ -18,9 +21,7 @@ from deployments.errors import (
     Unavailable,
     WrongKind,
 )
-from deployments.metrics import EmbedderMetrics, PoolState, RouterMetrics, outcome_of
-from deployments.placement.request import Wanted
-from deployments.queueing.schedule import ReplicaState
+from deployments.serving.metrics import outcome_of
 from tests.kit.router_world import Replica, World, text
 
 STATE = ReplicaState(0.5, 1.5, 0.0, 7, 2, 9, 4, (0, 0, 0, 0), 1.25, 0.02, (3, 2, 1))

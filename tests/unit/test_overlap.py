@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
-from deployments.generation.scheduling.overlap import Overlap, largest_ratio
-from deployments.generation.scheduling.step_time import HostTime, StepTime
+from calibration.generation.overlap import Overlap, largest_ratio
+from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
+from deployments.generation.scheduler.step_time import HostTime, StepTime
 
 POSITIVE = st.fractions(min_value=Fraction(1, 1000), max_value=1000, max_denominator=1000)
 

@@ -11,7 +11,7 @@ from tokenizers.processors import RobertaProcessing
 
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
 from deployments.models.model_files import read_model_card
-from deployments.models.pairs import TYPE, Pair, longest_first
+from deployments.models.text_pairs import TYPE, Pair, longest_first
 from deployments.models.tokenizer import Tokenizer
 from deployments.settings import ModelSettings
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.engines import TokenBatch
-from deployments.engines.passes import cut_batch, even_slices, padded_slices, window_tokens
+from deployments.engines.micro_batches import cut_batch, even_slices, padded_slices, window_tokens
 
 lengths = st.lists(st.integers(1, 600), min_size=1, max_size=300).map(lambda them: np.array(them, np.int32))
 longest_first = lengths.map(lambda them: -np.sort(-them))

@@ -5,15 +5,15 @@ import math
 
 import pytest
 
+from deployments.admission.fair_share import Tenant
+from deployments.admission.quota import Client
+from deployments.admission.trial import Trial
+from deployments.embedding.channel import PendingOffer, Refused
+from deployments.embedding.frames import Answered, Offer
+from deployments.embedding.placer import Placer
+from deployments.embedding.request import Part, Record, Request, Wanted, embedded
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable
-from deployments.models.pairs import Pair
-from deployments.placement.placer import Placer
-from deployments.placement.request import Part, Record, Request, Wanted, embedded
-from deployments.queueing.quota import Client
-from deployments.queueing.shares import Tenant
-from deployments.transport.channel import PendingOffer, Refused
-from deployments.transport.frames import Answered, Offer
-from deployments.trial import Trial
+from deployments.models.text_pairs import Pair
 from tests.kit.scripted_replicas import (
     ScriptedReplica,
     admits,

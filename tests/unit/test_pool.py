@@ -5,10 +5,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from deployments.metrics import PoolState
-from deployments.placement.followed import connected
-from deployments.queueing.shares import Tenant
-from deployments.settings import CostConfig, PoolConfig
+from deployments.admission.fair_share import Tenant
+from deployments.embedding.config import CostConfig, PoolConfig
+from deployments.embedding.metrics import PoolState
+from deployments.serving.replica_set import connected
 from tests.kit.scripted_replicas import ScriptedReplica, pool_of
 
 

@@ -2,8 +2,8 @@ import itertools
 
 import pytest
 
-from deployments.engines import product_race
-from deployments.engines.product_race import choose, quickest_cpu_dtype
+from deployments.engines import matmul_race
+from deployments.engines.matmul_race import choose, quickest_cpu_dtype
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def test_a_moment_in_which_the_machine_is_busy_decides_nothing():
 
 
 def test_without_instructions_there_is_no_race(monkeypatch):
-    monkeypatch.setattr(product_race, "quick_cpu_dtype", lambda: ("float32", "none"))
+    monkeypatch.setattr(matmul_race, "quick_cpu_dtype", lambda: ("float32", "none"))
     quickest_cpu_dtype.cache_clear()
     assert quickest_cpu_dtype() == ("float32", "none")
     quickest_cpu_dtype.cache_clear()

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from deployments.errors import SettingsError
+from deployments.models.config_adapters import class_config
 from deployments.models.model_files import read_model_card
-from deployments.models.published import class_config
 from deployments.settings import ModelSettings
 from tests.kit.published_models import CONFIGS, JINA, jina_weights, save_folder
 

@@ -6,16 +6,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 WITH_RAY = {
-    *(f"serve_app.{name}" for name in ("app", "bound_pools", "cluster_plan", "service_config")),
-    *(f"serve_app.{name}" for name in ("grpc_api", "grpc_calls", "grpc_health")),
-    *(f"serve_app.generation.{name}" for name in ("generation_app", "generation_calls")),
+    "serve_app.app",
+    *(f"serve_app.config.{name}" for name in ("cluster_plan", "serve_deployments", "service_config")),
+    *(f"serve_app.{name}" for name in ("embedding.grpc_calls", "rpc.calls", "rpc.health")),
+    *(f"serve_app.generation.{name}" for name in ("generation_app", "grpc_calls")),
     *(f"deployments.serve_adapter.{name}" for name in ("replica_router", "stopping")),
 }
 WITH_TORCH = {  # or transformers
-    *(f"deployments.engines.{name}" for name in ("forms", "jina_bert", "packed", "pooled_model", "projected")),
+    *(f"deployments.engines.{name}" for name in ("jina_bert", "model_forms", "packed", "pooled_model")),
+    "deployments.engines.projection_heads",
     *(f"deployments.generation.engine.{name}" for name in ("block_copies", "cache", "causal_batch", "causal_model")),
     *(f"deployments.generation.engine.{name}" for name in ("causal_stages", "device_draws", "device_sampling")),
-    *(f"deployments.generation.engine.{name}" for name in ("host_attention", "paged_attention", "step", "stopwatch")),
+    *(f"deployments.generation.engine.{name}" for name in ("host_attention", "packed_step", "paged_attention")),
+    "deployments.generation.engine.stopwatch",
     *(f"deployments.generation.kernels.{name}" for name in ("decode_kernel", "native", "packed_products")),
     "deployments.generation.kernels.row_kernels",
 }

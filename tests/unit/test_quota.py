@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from deployments.generation.generation_quota import Charged
-from deployments.generation.scheduling.step_schedule import StepState
-from deployments.generation.scheduling.step_time import StepTime
-from deployments.queueing.quota import Quota
+from deployments.admission.quota import Quota
+from deployments.generation.charge import Charged
+from deployments.generation.scheduler.state import StepState
+from deployments.generation.scheduler.step_time import StepTime
 
 
 def used(quota, rate, cost, seconds, routers=1, seed=1):

@@ -8,8 +8,8 @@ from functools import partial
 
 import pytest
 
-from deployments.engines import race_results
-from deployments.engines.race_results import RaceResults
+from deployments.engines import race_cache
+from deployments.engines.race_cache import RaceResults
 from deployments.models.model_files import read_model_card
 from deployments.settings import CpuSettings, Settings
 
@@ -27,7 +27,7 @@ def card(tmp_path):
 
 @pytest.fixture
 def of(tmp_path, monkeypatch):
-    monkeypatch.setattr(race_results, "KEPT_S", 30 * 86_400)
+    monkeypatch.setattr(race_cache, "KEPT_S", 30 * 86_400)
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
     return partial(RaceResults.of, "engines")
 
@@ -53,7 +53,7 @@ def test_whatever_may_change_who_wins_makes_them_race_again(card, of, monkeypatc
     assert of(dataclasses.replace(card, pooling="cls"), CpuSettings(), 2).recall() is None
     for name, other in (("cpu_model", "another"), ("_version", "9"), ("_digest", "changed")):
         with monkeypatch.context() as patch:
-            patch.setattr(race_results, name, lambda *_, other=other: other)
+            patch.setattr(race_cache, name, lambda *_, other=other: other)
             assert of(card, CpuSettings(), 2).recall() is None, name
     assert of(card, CpuSettings(), 2).recall() is not None
     (card.folder / "model.safetensors").write_bytes(b"new weights")

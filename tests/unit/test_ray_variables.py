@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from serve_app.local import LESS_OFTEN
+from serve_app.local.ray_environment import LESS_OFTEN
 
 RAY = Path(importlib.util.find_spec("ray").origin).parent
 COMPILED = RAY / "core" / "src" / "ray" / "raylet" / "raylet"  # has RAY_x, in small letters, by the name x

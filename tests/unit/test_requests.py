@@ -8,13 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.errors import EmptyInput, InvalidInput, UnknownModel
-from serve_app.fields import Rules
-from serve_app.generation.completions_requests import ChatRequest, CompletionRequest, CompletionRules
-from serve_app.generation.steps_request import StepsRequest
-from serve_app.requests import (
+from serve_app.embedding.requests import (
     CohereEmbedRequest,
     CohereRerankRequest,
-    DecodeRequest,
     EmbedRequest,
     EncodeRequest,
     MultiVectorRequest,
@@ -27,9 +23,12 @@ from serve_app.requests import (
     RootRequest,
     SeveralRequest,
     SimilarityRequest,
-    TokenizeRequest,
-    admission,
 )
+from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules
+from serve_app.generation.steps_request import StepsRequest
+from serve_app.web.admission_headers import admission
+from serve_app.web.fields import Rules
+from serve_app.web.tokenizer_requests import DecodeRequest, TokenizeRequest
 
 RULES = Rules(model="m", dimension=8, max_inputs=3)
 GENERATION_RULES = CompletionRules("m", 0, 3, default_tokens=100, most_answers=4, most_messages=5)

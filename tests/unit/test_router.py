@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 
+from deployments.admission.fair_share import Tenant
+from deployments.admission.quota import Client, Quota
+from deployments.admission.trial import Trial, hash_secret
+from deployments.embedding.request import Embedded
 from deployments.errors import Busy, Forbidden, Unavailable
 from deployments.models.tokenizer import Tokenizer
-from deployments.placement.request import Embedded
-from deployments.queueing.quota import Client, Quota
-from deployments.queueing.shares import Tenant
-from deployments.trial import Trial, hash_secret
 from tests.kit.replica_world import V100, XEON
 from tests.kit.router_world import Replica, World, ask, several, text
 
@@ -220,7 +220,7 @@ async def test_a_calibration_runs_from_its_first_trial_query_until_its_grant_is_
 
 async def test_a_router_that_starts_waits_for_its_first_replica_but_not_for_ever(monkeypatch):
     loop = asyncio.get_running_loop()
-    monkeypatch.setattr("deployments.router.time.time", loop.time)
+    monkeypatch.setattr("deployments.embedding.router.time.time", loop.time)
     world = World({"accelerator": [Replica("a")]})
     world.replicas["a"].alive = False
     began = loop.time()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.transport.frames import Offer, Offers
+from deployments.embedding.frames import Offer, Offers
 from tests.kit.replica_world import FakeRouter, adds_up, replica
 from tests.kit.virtual_time import virtual
 

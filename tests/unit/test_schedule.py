@@ -10,9 +10,10 @@ from dataclasses import asdict, astuple
 
 import pytest
 
-from deployments.queueing.cost_model import CostModel
-from deployments.queueing.schedule import Policy, Query, Schedule
-from deployments.queueing.shares import Account, Kind, Tenant
+from deployments.admission.fair_share import Account, Kind, Tenant
+from deployments.embedding.scheduler.cost_model import CostModel
+from deployments.embedding.scheduler.scheduler import Schedule
+from deployments.embedding.scheduler.state import Policy, Query
 
 MODEL = CostModel(0.0, 0.001, 0.0, 0.2)
 STEP = 0.01  # ms

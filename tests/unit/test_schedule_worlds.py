@@ -4,9 +4,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from deployments.queueing.cost_model import CostModel
-from deployments.queueing.pacing import Pacing
-from deployments.queueing.schedule import Policy, Query, Schedule
+from deployments.embedding.scheduler.cost_model import CostModel
+from deployments.embedding.scheduler.pacing import Pacing
+from deployments.embedding.scheduler.scheduler import Schedule
+from deployments.embedding.scheduler.state import Policy, Query
 from tests.kit.replica_world import (
     ATLAS,
     KUNPENG,

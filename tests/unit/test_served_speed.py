@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from deployments.engines.served_speed import served_speed
+from deployments.engines.throughput import served_speed
 
 PACKED, PADDED = 1.1e-3, 1.0e-3  # seconds a token
 

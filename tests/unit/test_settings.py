@@ -5,9 +5,10 @@ import pytest
 import yaml
 
 import serve_app
+from deployments.embedding.config import RouterConfig
 from deployments.errors import SettingsError
-from deployments.settings import RouterConfig, Settings
-from serve_app.service_config import check_config, load_config
+from deployments.settings import Settings
+from serve_app.config.service_config import check_config, load_config
 
 MODEL = {"model": {"id": "x"}}
 COST = {"query_s": 0.0, "token_s": 0.001, "token2_s": 0.0}

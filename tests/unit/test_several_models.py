@@ -6,14 +6,14 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest
 
 from deployments.errors import SettingsError
-from deployments.metrics import OfModel
+from deployments.serving.metrics import OfModel
 from deployments.settings import Settings
 from serve_app.api_keys import ApiKeys
-from serve_app.grpc_api import GrpcApi
-from serve_app.http_errors import error_shape
-from serve_app.models_api import ModelsApi
+from serve_app.config.models import Args, ByModel
+from serve_app.embedding.grpc_calls import GrpcApi
+from serve_app.embedding.models_api import ModelsApi
 from serve_app.proto.tei_pb2 import EmbedRequest
-from serve_app.several_models import Args, ByModel
+from serve_app.web.errors import error_shape
 from tests.kit import grpc_caller
 from tests.kit.asgi_client import call, get, post
 from tests.kit.fake_router import FakeRouter
@@ -201,7 +201,9 @@ def test_what_is_refused_in_the_routes_own_shape(routers, path, payload, status)
 
 
 def test_all_models_are_told_of(routers, monkeypatch):
-    monkeypatch.setattr("serve_app.models_api.describe", lambda router: {"model_id": router.card.name, "more": 1})
+    monkeypatch.setattr(
+        "serve_app.embedding.models_api.describe", lambda router: {"model_id": router.card.name, "more": 1}
+    )
     api = ModelsApi(routers)
     names = ["a", "org/b", "ranks"]
     assert [model["id"] for model in get(api, "/v1/models").json["data"]] == names

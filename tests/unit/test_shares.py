@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from deployments.queueing.shares import Kind, Shares, Tenant
+from deployments.admission.fair_share import Kind, Shares, Tenant
 
 QUIET, UNDER, OVER = Kind
 FADED = math.exp(-0.006)  # of what is remembered for 10 s, after 0.06 s

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.queueing.shares import Tenant
+from deployments.admission.fair_share import Tenant
 from tests.kit.replica_world import ATLAS, V100, World
 from tests.kit.simulation.arrivals import poisson
 from tests.kit.simulation.device import Device

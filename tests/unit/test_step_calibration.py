@@ -15,6 +15,7 @@ from calibration.__main__ import check_options, main, parser
 from calibration.generation import generation_run, request_capacity, step_plots, step_report
 from calibration.generation.generation_result import GenerationOptions
 from calibration.generation.generation_run import GenerationCalibration
+from calibration.generation.overlap import Overlap
 from calibration.generation.promise_proof import PromiseProof, PromiseStream
 from calibration.generation.request_capacity import Arrival, Mix, Replica, capacity, longest_prompt, refused
 from calibration.generation.step_report_model import GenerationReport
@@ -25,12 +26,11 @@ from calibration.progress import Progress
 from calibration.report.report_model import Report, WrittenReport
 from calibration.service.application import CalibrationFailed
 from deployments.errors import SettingsError
-from deployments.generation.generation_settings import StepTimeSettings
-from deployments.generation.planned_steps import PlannedStep
-from deployments.generation.scheduling.emulated_devices import EMULATED_ACCELERATORS
-from deployments.generation.scheduling.overlap import Overlap
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
+from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
+from deployments.generation.settings import StepTimeSettings
+from deployments.generation.timed_steps import PlannedStep
 
 ROOT = Path(__file__).parents[2]
 ROOM = StepRoom(step_tokens=2048, blocks=512, context=8192)

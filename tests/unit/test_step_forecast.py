@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from deployments.generation.scheduling.step_forecast import Forecast, HostShare, Pace, Prompt
-from deployments.generation.scheduling.step_time import StepTime
+from deployments.generation.scheduler.forecast import Forecast, HostShare, Pace, Prompt
+from deployments.generation.scheduler.step_time import StepTime
 
 STEPS = StepTime(1.0, 0.0, 0.0, 0.5, 0.0, 0)  # a step takes 1 s, and each token of a prompt half a second
 ROWS = StepTime(1.0, 0.25, 0.0, 0.5, 0.0, 1)  # each row but the first a quarter

@@ -5,13 +5,13 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.generation.scheduling.blocks import BLOCK
-from deployments.generation.scheduling.chunk import ComputeSeconds
-from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.rows import FIRST, Generation
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_schedule import StepSchedule
-from deployments.generation.scheduling.step_time import HostTime, StepTime
+from deployments.generation.scheduler.block_pool import BLOCK
+from deployments.generation.scheduler.hybrid.host_cache import Host
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.sequences import FIRST, Generation
+from deployments.generation.scheduler.step import ComputeSeconds
+from deployments.generation.scheduler.step_time import HostTime, StepTime
 
 MODEL = StepTime(0.02, 1.4e-4, 2e-7, 1.4e-4, 6e-9, 128)
 HOST = HostTime(row_s=1e-4, kv_token_s=2e-6, copy_token_s=1e-5, layers=4)

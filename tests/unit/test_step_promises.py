@@ -5,11 +5,11 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.comparisons.generation import CASES, served, told_of
-from deployments.generation.scheduling.long_prompts import SHARE
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_schedule import StepSchedule
-from deployments.generation.scheduling.step_time import StepTime
-from deployments.queueing.shares import Tenant
+from deployments.admission.fair_share import Tenant
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.starvation import SHARE
+from deployments.generation.scheduler.step_time import StepTime
 from tests.kit.simulation.step_world import Arrival, StepDevice, StepWorld, mixed
 
 ACCELERATOR = StepTime(0.03, 2.6e-4, 2.2e-7, 2.6e-4, 1e-8, 96)
@@ -60,7 +60,7 @@ def test_a_noisy_device_is_in_time_and_nearly_as_good_as_one_that_knows_all(rate
     known = [one._replace(most_tokens=max(one.tokens)) for one in come]
     bound = told_of(served(pools, known, certain=True), SECONDS)
     assert told["late"] <= 0.005
-    # Each deadline that cuts a step short makes one more; `step_forecast` counts one of these.
+    # Each deadline that cuts a step short makes one more; `forecast` counts one of these.
     assert bound["late"] <= (0.015 if bursts else 0.005)
     # Of a burst the bound knows which answers are short, and so serves more of those that come late in it.
     assert told["tokens"] >= (0.85 if bursts else 0.9) * bound["tokens"]

@@ -2,15 +2,15 @@
 
 import pytest
 
-from deployments.generation.scheduling.answer_lengths import AnswerLengths
-from deployments.generation.scheduling.blocks import BLOCK
-from deployments.generation.scheduling.chunk import Copy
-from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.kept_room import KeptRoom
-from deployments.generation.scheduling.rows import Generation
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_schedule import StepSchedule
-from deployments.generation.scheduling.step_time import HostTime, StepTime
+from deployments.generation.scheduler.answer_lengths import AnswerLengths
+from deployments.generation.scheduler.block_pool import BLOCK
+from deployments.generation.scheduler.hybrid.host_cache import Host
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.reserve import KeptRoom
+from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.sequences import Generation
+from deployments.generation.scheduler.step import Copy
+from deployments.generation.scheduler.step_time import HostTime, StepTime
 
 MODEL = StepTime(0.02, 1.4e-4, 2e-7, 1.4e-4, 6e-9, 128)
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)

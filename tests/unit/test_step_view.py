@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from deployments.generation.scheduling.step_schedule import StepState
-from deployments.generation.step_view import StepView
+from deployments.generation.scheduler.state import StepState
+from deployments.generation.view import StepView
 
 STATE = StepState(3.0, 0.5, 0.01, 7, 12, 3, 2, 99, (0.1, 0.0, 0.0, 0.001, 0.0, 8), 1.5, 0.02, (4, 1))
 

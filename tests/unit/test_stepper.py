@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.admission.learning import Learning
 from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.engine.emulated_steps import EmulatedSteps
-from deployments.generation.planned_steps import PlannedStep
-from deployments.generation.scheduling.blocks import BLOCK
-from deployments.generation.scheduling.chunk import Computed, load_of
-from deployments.generation.scheduling.host_side import Host
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_schedule import StepSchedule
-from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
-from deployments.generation.stepper import Stepper
-from deployments.generation.text.generation_card import GenerationCard
+from deployments.generation.frames import GenerationOffer, GenerationOffers
+from deployments.generation.scheduler.block_pool import BLOCK
+from deployments.generation.scheduler.hybrid.host_cache import Host
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.step import Computed, load_of
+from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
+from deployments.generation.step_loop import Stepper
+from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.text.sampling import Sampling
-from deployments.generation.token_frames import GenerationOffer, GenerationOffers
+from deployments.generation.timed_steps import PlannedStep
 from deployments.models.model_files import ModelCard
-from deployments.queueing.learning import Learning
 from tests.kit.generation_replicas import VOCABULARY, answer_to
 from tests.kit.virtual_time import virtual
 
@@ -335,7 +335,7 @@ async def test_more_than_there_is_room_for_is_refused_and_room_is_told():
 @pytest.fixture
 def one_offer_a_turn(monkeypatch):
     """Of the event loop."""
-    monkeypatch.setattr("deployments.generation.stepper._READS_S", 0.0)
+    monkeypatch.setattr("deployments.generation.step_loop._READS_S", 0.0)
 
 
 def many(first, count):

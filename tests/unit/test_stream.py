@@ -14,7 +14,7 @@ from calibration.measure.journal import Burst, Journal
 from calibration.measure.trials import Trials
 from calibration.prove.stream import Stream, prove
 from calibration.service.application import CalibrationFailed
-from deployments.trial import HEADER, Trial
+from deployments.admission.trial import HEADER, Trial
 
 EQUAL, MIXED = Stream("stream", 60.0, 75, mixed=False), Stream("stream of mixed lengths", 60.0, 75, mixed=True)
 

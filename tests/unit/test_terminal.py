@@ -5,7 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from serve_app.local import _show_examples, _show_model, first_reason
+from serve_app.local.console import _show_model, show_examples
+from serve_app.local.serve import first_reason
 
 POOL = {
     "live_replicas": 1,
@@ -56,7 +57,7 @@ def test_a_model(ours, words):
     ],
 )
 def test_lines_to_try(models, address, key, lines):
-    text = shown(_show_examples, models, address, key)
+    text = shown(show_examples, models, address, key)
     for line in lines:
         assert line in text
     assert "sk-secret" not in text

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from deployments.generation.text.text_stream import TextStream
+from deployments.generation.text.detokenizer import TextStream
 
 BYTES = pre_tokenizers.ByteLevel.alphabet()
 

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from deployments.generation.scheduling.host_side import HostState
-from deployments.generation.scheduling.step_schedule import StepState
+from deployments.admission.fair_share import Tenant
+from deployments.generation.frames import GenerationOffer, GenerationOffers, NewToken, RefusedOffer, TokenReport
+from deployments.generation.scheduler.hybrid.host_cache import HostState
+from deployments.generation.scheduler.state import StepState
 from deployments.generation.text.sampling import Picked, Sampling
-from deployments.generation.token_frames import GenerationOffer, GenerationOffers, NewToken, RefusedOffer, TokenReport
-from deployments.queueing.shares import Tenant
 
 STATE = StepState(math.inf, 0.25, 0.001, 7, 12, 3, 2, 99, (0.1, 0.0, 0.0, 0.001, 0.0, 8), 1.5, 0.02, (4, 1))
 WITH_HOST = STATE._replace(host=HostState(5, 9, 4, 1, (50, 30, 19), 400, (2, 3), 120.5, 300.0, 1.25))

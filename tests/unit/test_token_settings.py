@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from serve_app.local import _set_token
+from serve_app.local.ray_environment import _set_token
 
 OURS = "<made by us>"
 

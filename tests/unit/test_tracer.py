@@ -10,13 +10,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased, ParentBasedTraceIdRatio
 from opentelemetry.trace import SpanKind, StatusCode
 
+from deployments.embedding.config import RouterConfig
 from deployments.errors import EngineFailed, SettingsError
-from deployments.settings import RouterConfig, Settings
-from serve_app.grpc_api import GrpcApi
-from serve_app.http_api import HttpApi
-from serve_app.observer import Observer
+from deployments.settings import Settings
+from serve_app.embedding.api import HttpApi
+from serve_app.embedding.grpc_calls import GrpcApi
+from serve_app.observe.observer import Observer
+from serve_app.observe.tracer import Tracer
 from serve_app.proto.tei_pb2 import EmbedRequest
-from serve_app.tracer import Tracer
 from tests.kit import otlp_collector
 from tests.kit.asgi_client import ask
 from tests.kit.fake_router import FakeRouter

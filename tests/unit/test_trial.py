@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.admission.trial import Trial, Trials, hash_secret
 from deployments.errors import Forbidden, InvalidInput
 from deployments.settings import TrialGrant
-from deployments.trial import Trial, Trials, hash_secret
 
 SECRET = "3q2-a_Secret"
 POOLS = ("accelerator", "cpu")

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from deployments.placement.locality import rank
-from deployments.placement.view import View
-from deployments.queueing.schedule import ReplicaState
-from deployments.queueing.shares import Tenant
+from deployments.admission.fair_share import Tenant
+from deployments.embedding.scheduler.state import ReplicaState
+from deployments.embedding.view import View
+from deployments.serving.replica_set import rank
 
 MODEL = (0.0, 0.018 / 75, 0.0, 0.27)
 STATE = ReplicaState(0.0, 0.0, 0.5, 0, 0, 0, 0, MODEL, 1.0, 0.02, (0, 0, 0))

@@ -2,8 +2,8 @@
 
 import pytest
 
-from serve_app.several_models import Args
-from serve_app.waiting import Reporter, deployment_models, lacking, waits
+from serve_app.config.models import Args
+from serve_app.local.progress import Reporter, deployment_models, lacking, waits
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import torch
 from torch.nn import functional
 from transformers.activations import ACT2FN
 
+from deployments.engines.micro_batches import even_slices
 from deployments.engines.packed.layers import Dense, Layer, dense, layer_norm
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.model import Head, pool
 from deployments.engines.packed.tensors import Weights
-from deployments.engines.passes import even_slices
 
 _SCORES, _WORDS = "ForSequenceClassification", "ForMaskedLM"
 _WORD_TOKENS = 2048  # whose numbers, one for each word of the vocabulary, are in memory at once

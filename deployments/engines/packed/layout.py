@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from deployments.engines.micro_batches import Lengths
 from deployments.engines.packed.tensors import Place
-from deployments.engines.passes import Lengths
 
 _ROWS = 32  # oneDNN prepares a product anew for each number of rows that it has not met
 _T = TypeVar("_T")

@@ -9,12 +9,12 @@ from functools import partial
 import torch
 from torch.nn import functional
 
+from deployments.engines.micro_batches import Lengths
 from deployments.engines.packed.layers import Block, Layer
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.tensors import Place
-from deployments.engines.passes import Lengths
-from deployments.models.late import UNSEEN
-from deployments.models.pairs import TYPE
+from deployments.models.colbert import UNSEEN
+from deployments.models.text_pairs import TYPE
 
 Head = Callable[[torch.Tensor, Layout], torch.Tensor]  # [tokens, width] -> float32 [queries, numbers]
 

@@ -13,12 +13,12 @@ from deployments.engines.packed.layers import RmsNorm
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Place
+from deployments.generation.engine.packed_step import StepLayout
 from deployments.generation.engine.paged_attention import Paged, paged_attention
-from deployments.generation.engine.step import StepLayout
 from deployments.generation.kernels import native
 from deployments.generation.kernels.decode_kernel import DecodeKernel, decode_kernel
 from deployments.generation.kernels.row_kernels import turn_kernel
-from deployments.generation.scheduling.blocks import BLOCK, blocks_of
+from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 
 
 class Cache:

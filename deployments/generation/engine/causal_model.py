@@ -16,10 +16,10 @@ from deployments.engines.packed.layers import PreNorm, Products, RmsNorm
 from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Place, Weights
 from deployments.generation.engine.cache import Cache, CachedAttention, Turned
-from deployments.generation.engine.step import StepLayout
+from deployments.generation.engine.packed_step import StepLayout
 from deployments.generation.kernels.packed_products import products_for
 from deployments.generation.kernels.row_kernels import kernel_norm
-from deployments.generation.scheduling.chunk import Chunk
+from deployments.generation.scheduler.step import Chunk
 
 _CPU = torch.device("cpu")
 FAMILIES = {"llama", "qwen2", "qwen3"}  # by the config's model_type

@@ -41,7 +41,7 @@ from deployments.generation.engine.device_draws import (
     likeliest,
     log_shares,
 )
-from deployments.generation.scheduling.chunk import DeviceLogits, Logits
+from deployments.generation.scheduler.step import DeviceLogits, Logits
 from deployments.generation.text.sampling import LIKELIEST, Picked, RowSamplers, Sampler, Sampling, pick
 
 logger = logging.getLogger("ray.serve")

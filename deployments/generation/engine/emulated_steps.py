@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from deployments.generation.engine.hybrid_steps import HybridSteps
-from deployments.generation.scheduling.blocks import BLOCK, blocks_of
-from deployments.generation.scheduling.chunk import Chunk, Computed, ComputeSeconds, Copy, Logits, Work, load_of
-from deployments.generation.scheduling.step_time import HostTime, StepLoad, StepTime
+from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
+from deployments.generation.scheduler.step import Chunk, Computed, ComputeSeconds, Copy, Logits, Work, load_of
+from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 
 _SURE = 100.0  # a logit beside which all others are nothing, whatever the temperature
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that all its powers differ

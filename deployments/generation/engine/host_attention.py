@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from deployments.generation.engine.cache import CachedAttention
-from deployments.generation.engine.step import StepLayout
+from deployments.generation.engine.packed_step import StepLayout
 from deployments.hardware.affinity import pin_thread
 
 logger = logging.getLogger("ray.serve")

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from deployments.generation.scheduling.chunk import Chunk, Computed, ComputeSeconds, Copy, DeviceLogits, Logits, Work
+from deployments.generation.scheduler.step import Chunk, Computed, ComputeSeconds, Copy, DeviceLogits, Logits, Work
 
 
 class Batch(Protocol):

@@ -14,9 +14,9 @@ import torch
 
 from deployments.engines.packed.attention import Heads
 from deployments.engines.packed.tensors import Place
-from deployments.generation.engine.step import StepLayout
-from deployments.generation.scheduling.blocks import BLOCK, blocks_of
-from deployments.generation.scheduling.chunk import Chunk
+from deployments.generation.engine.packed_step import StepLayout
+from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
+from deployments.generation.scheduler.step import Chunk
 
 logger = logging.getLogger("ray.serve")
 

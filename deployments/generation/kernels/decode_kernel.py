@@ -15,7 +15,7 @@ import torch
 from deployments.engines.packed.attention import Heads
 from deployments.engines.packed.tensors import Place
 from deployments.generation.kernels import native
-from deployments.generation.scheduling.chunk import Chunk
+from deployments.generation.scheduler.step import Chunk
 
 _NAME = "decode_attention"
 _SIZES = 16  # a head's size is a multiple of it

@@ -22,7 +22,7 @@ from filelock import FileLock
 from deployments.errors import SettingsError
 from deployments.generation.text import train_docstrings
 from deployments.generation.text.train_docstrings import Recipe
-from deployments.models.kept_file import kept_folder
+from deployments.models.disk_cache import kept_folder
 
 SMALL_MODEL = "small:docstrings"
 Tell = Callable[[int, int, float], None]  # steps done, of how many, the loss in nats a token

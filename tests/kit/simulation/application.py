@@ -17,24 +17,25 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from deployments.admission.learning import Learning
+from deployments.embedding.channel import PendingOffer
+from deployments.embedding.frames import Report
+from deployments.embedding.link import Link
+from deployments.embedding.pool import Pool
+from deployments.embedding.request import Wanted
+from deployments.embedding.router import Host, Router
+from deployments.embedding.run_loop import Runner
+from deployments.embedding.scheduler.scheduler import Schedule
+from deployments.embedding.scheduler.state import Policy
 from deployments.errors import Busy, WindveError
 from deployments.hardware.device_detector import Topology
-from deployments.metrics import Instruments
 from deployments.models.encoder import Encoder
 from deployments.models.model_files import ModelCard
 from deployments.models.outputs import Numbers, Output
 from deployments.models.tokenising import Tokenising
 from deployments.models.tokenizer import TokenIds
-from deployments.placement.link import Link
-from deployments.placement.pool import Pool
-from deployments.placement.request import Wanted
-from deployments.queueing.learning import Learning
-from deployments.queueing.schedule import Policy, Schedule
-from deployments.router import Host, Router
-from deployments.runner import Runner
+from deployments.serving.metrics import Instruments
 from deployments.settings import Settings
-from deployments.transport.channel import PendingOffer
-from deployments.transport.frames import Report
 from tests.kit.simulation.arrivals import Arrival
 from tests.kit.simulation.device import Device, Engine
 from tests.kit.simulation.wire import Core, Line, MemoryChannel

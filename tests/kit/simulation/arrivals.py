@@ -5,7 +5,7 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from deployments.queueing.shares import Tenant
+from deployments.admission.fair_share import Tenant
 
 QUERY_TOKENS = 75
 _LONGEST, _SHORTEST = 512, 4

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from deployments.embedding.run_loop import Ended, OfferedQuery, Passed
+from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 from deployments.engines import Stopped
 from deployments.models.outputs import TEXT, Numbers
-from deployments.queueing.cost_model import QUERY_TOKENS, CostModel
-from deployments.runner import Ended, OfferedQuery, Passed
 
 
 @dataclass(frozen=True, slots=True)

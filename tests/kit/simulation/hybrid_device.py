@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from deployments.generation.scheduling.chunk import ComputeSeconds
-from deployments.generation.scheduling.step_time import HostTime, StepLoad
+from deployments.generation.scheduler.step import ComputeSeconds
+from deployments.generation.scheduler.step_time import HostTime, StepLoad
 
 
 class StageTimes(Protocol):

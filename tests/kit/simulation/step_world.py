@@ -13,14 +13,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from deployments.generation.scheduling.blocks import BLOCK
-from deployments.generation.scheduling.chunk import UNTIMED, Copy
-from deployments.generation.scheduling.rows import PARKING, Generation, Part, Row
-from deployments.generation.scheduling.step_policy import StepPolicy
-from deployments.generation.scheduling.step_schedule import StepSchedule
-from deployments.generation.scheduling.step_time import StepLoad, StepTime
-from deployments.queueing.learning import Learning
-from deployments.queueing.shares import Tenant
+from deployments.admission.fair_share import Tenant
+from deployments.admission.learning import Learning
+from deployments.generation.scheduler.block_pool import BLOCK
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.sequences import PARKING, Generation, Part, Row
+from deployments.generation.scheduler.step import UNTIMED, Copy
+from deployments.generation.scheduler.step_time import StepLoad, StepTime
 from tests.kit.simulation.hybrid_device import HybridDevice, HybridStep, HybridWork, SubBatch
 
 _COUNTS = (0, 1, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)  # of the tables' rows

@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from deployments.transport.channel import Channel, PendingOffer
-from deployments.transport.frames import Answered, Offers, Report
+from deployments.embedding.channel import Channel, PendingOffer
+from deployments.embedding.frames import Answered, Offers, Report
 
 if TYPE_CHECKING:
-    from deployments.runner import Runner
+    from deployments.embedding.run_loop import Runner
     from tests.kit.simulation.application import Costs
 
 _IN_ORDER_S = 1e-9  # two frames of one connection never arrive at the same moment

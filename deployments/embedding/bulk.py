@@ -1,0 +1,160 @@
+"""Bulk requests: their queries wait at the Router, and go to replicas as these have room for them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from deployments.embedding.channel import Refused
+from deployments.embedding.link import Link
+from deployments.embedding.placer import TRIES, Placer
+from deployments.embedding.pool import Pool
+from deployments.embedding.request import Answers, Part, Request
+from deployments.errors import Busy, ReplicaLost
+from deployments.serving.frames import CUT_BYTES
+
+_LOOK = 0.1  # of the SLO: so often a bulk request that has nothing anywhere asks again
+
+
+@dataclass(slots=True, eq=False)
+class _Bulk:
+    """One request: the queries that are nowhere yet, how often each was sent, and whether it should look again."""
+
+    request: Request
+    missing: deque[int]
+    tries: list[int]
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    parts: list[Part] = field(default_factory=list)
+    answers: Answers = field(default_factory=dict)
+
+
+class BulkQueue:
+    """One Router's bulk requests, first come first served."""
+
+    def __init__(self, placer: Placer) -> None:
+        self._placer = placer
+        self._waiting: deque[_Bulk] = deque()
+
+    def check(self, more: int) -> None:
+        """Raises Busy where too many bulk queries wait here already for so many more."""
+        limits = self._placer.config.bulk
+        waiting = sum(len(bulk.missing) for bulk in self._waiting)
+        if waiting + more <= limits.max_waiting:
+            return
+        self._placer.refused += 1
+        queries_s = sum(pool.queries_per_s for pool in self._placer.pools.values()) * limits.share
+        raise Busy(
+            f"{waiting} bulk queries wait already (bulk.max_waiting: {limits.max_waiting}); "
+            "please send fewer at once or come back later",
+            retry_after_s=max(self._placer.config.slo_s, waiting / max(queries_s, 1e-6)),
+        )
+
+    async def answer(self, request: Request) -> Answers:
+        """Let the queries in as the replicas have room for them, and wait for their answers.
+
+        Raises Busy, Unavailable, EngineFailed or ReplicaLost.
+        """
+        self.check(len(request.ids))
+        request.due = request.started + min(self._placer.config.bulk.timeout_s, request.wanted.timeout_s or math.inf)
+        count = len(request.ids)
+        bulk = _Bulk(request, deque(range(count)), [0] * count)
+        self._waiting.append(bulk)
+        try:
+            while len(bulk.answers) < count:
+                await self._advance(bulk)
+            return bulk.answers
+        finally:
+            for part in bulk.parts:
+                part.link.call_off(part.pending)
+                part.link.bulk_parts -= 1
+            self._waiting.remove(bulk)
+            self.look_again()
+
+    async def _advance(self, bulk: _Bulk) -> None:
+        """Send what has room now; wait for news, and take the answers."""
+        bulk.news.clear()
+        if bulk.missing and self._next is bulk:
+            self._spread(bulk)
+        if bulk.missing and not bulk.parts and not self._placer.can_answer:
+            raise self._placer.unavailable()
+        try:
+            async with asyncio.timeout(_LOOK * self._placer.config.slo_s if bulk.missing else None):
+                await bulk.news.wait()
+        except TimeoutError:
+            pass
+        for part in list(bulk.parts):
+            self._take_answers(bulk, part)
+
+    def _spread(self, bulk: _Bulk) -> None:
+        """Offer each replica as many queries as it has room for. Where none of the request's queries is at any replica,
+        offer at least one: the report that answers it says how much room there is.
+        """
+        for pool in self._placer.pools.values():
+            for link in pool.live if pool.is_open else ():
+                now = asyncio.get_running_loop().time()
+                if link.bulk_again_at > now or link.view.is_silent(now):
+                    continue
+                if indices := self._fitting(bulk, pool, link):
+                    self._send(bulk, pool, link, indices)
+        if not bulk.missing:
+            self.look_again()
+
+    def _fitting(self, bulk: _Bulk, pool: Pool, link: Link) -> list[int]:
+        """Queries that are nowhere yet, as many as that replica has room for."""
+        indices: list[int] = []
+        room_s, size = link.view.bulk_room_s(by_count=pool.by_count), 0
+        while bulk.missing and size < CUT_BYTES:
+            ids = bulk.request.ids[bulk.missing[0]]
+            room_s -= link.view.model.alpha_s if pool.by_count else link.view.model.cost_s(len(ids))
+            if room_s < 0 and (indices or bulk.parts or link.bulk_parts):
+                break
+            size += ids.nbytes
+            indices.append(bulk.missing.popleft())
+        return indices
+
+    def _send(self, bulk: _Bulk, pool: Pool, link: Link, indices: list[int]) -> None:
+        for index in indices:
+            bulk.tries[index] += 1
+        part = self._placer.send(bulk.request, pool, link, indices, partial=True)
+        pending = part.pending
+        assert pending.admitted is not None
+        pending.admitted.add_done_callback(lambda _: bulk.news.set())
+        pending.outcome.add_done_callback(lambda _: bulk.news.set())
+        bulk.parts.append(part)
+        link.bulk_parts += 1
+
+    def _take_answers(self, bulk: _Bulk, part: Part) -> None:
+        """What is answered, and what is missing again: not admitted, or lost with its replica."""
+        admitted = part.pending.admitted
+        if admitted is not None and admitted.done() and admitted.result() < len(part.indices):
+            for index in reversed(part.indices[admitted.result() :]):
+                bulk.tries[index] -= 1
+                bulk.missing.appendleft(index)
+            del part.indices[admitted.result() :]
+        if not part.pending.ended:
+            return
+        bulk.parts.remove(part)
+        part.link.bulk_parts -= 1
+        try:
+            found = part.pending.outcome.result()
+        except ReplicaLost:
+            if any(bulk.tries[index] >= TRIES for index in part.indices):
+                raise
+            bulk.missing.extendleft(reversed(part.indices))
+            return
+        if isinstance(found, Refused):
+            part.link.bulk_again_at = asyncio.get_running_loop().time() + _LOOK * self._placer.config.slo_s
+        else:
+            self._placer.collect(bulk.request, part, found, bulk.answers)
+
+    @property
+    def _next(self) -> _Bulk | None:
+        """The bulk request whose turn it is."""
+        return next((bulk for bulk in self._waiting if bulk.missing), None)
+
+    def look_again(self) -> None:
+        """There may be room for bulk requests."""
+        if (bulk := self._next) is not None:
+            bulk.news.set()

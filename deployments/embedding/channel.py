@@ -1,0 +1,209 @@
+"""A Router's end of a connection to an embedding replica, and what became of each offer. Pure asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from deployments.admission.fair_share import Tenant
+from deployments.embedding.frames import Answered, Offer, Offers, Report
+from deployments.errors import EngineFailed
+from deployments.serving.frames import CUT_BYTES
+from deployments.serving.wire import Peer, reach
+
+_LONGEST_TURN_S = 0.002  # a burst keeps a Router's loop busy for long: a replica must not take that for a pause
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The replica has no room; `never`: such a query would not end in time there on an idle device either."""
+
+    never: bool = False
+
+
+class PendingOffer:
+    """What became of an offer.
+
+    `outcome`: a future of the answers of the admitted queries, in the order of the offer, or of `Refused`; it raises
+    EngineFailed or ReplicaLost. `admitted`: of a `partial` offer, a future of how many of its first queries the replica
+    admitted (0 where it refused or failed); None of any other offer. `sent_at`, `settled_at`: loop time, s.
+    """
+
+    __slots__ = ("_answers", "_left", "admitted", "number", "outcome", "sent_at", "settled_at", "size")
+
+    def __init__(self, offer: Offer, loop: asyncio.AbstractEventLoop) -> None:
+        self.number, self.size = offer.number, len(offer.queries)
+        self.sent_at = self.settled_at = loop.time()
+        self.outcome: asyncio.Future[list[Answered] | Refused] = loop.create_future()
+        self.admitted: asyncio.Future[int] | None = loop.create_future() if offer.partial else None
+        self._answers: list[Answered | None] = [None] * self.size
+        self._left = self.size
+
+    @property
+    def never(self) -> bool:
+        """It is refused, and would be on an idle device, too."""
+        if not self.outcome.done() or self.outcome.cancelled() or self.outcome.exception() is not None:
+            return False
+        outcome = self.outcome.result()
+        return isinstance(outcome, Refused) and outcome.never
+
+    def refuse(self, *, never: bool = False) -> None:
+        self._settle(Refused(never), admitted=0)
+
+    def admit(self, count: int) -> None:
+        if not count:
+            self.refuse()
+            return
+        self._left -= self.size - count
+        del self._answers[count:]
+        if self.admitted is not None and not self.admitted.done():
+            self.admitted.set_result(count)
+        self._look()
+
+    def answer(self, one: Answered) -> None:
+        if self._answers[one.query] is None:
+            self._answers[one.query] = one
+            self._left -= 1
+        self._look()
+
+    def fail(self, error: Exception) -> None:
+        self._settle(error, admitted=0)
+
+    def forget(self) -> None:
+        """Nobody looks at its outcome."""
+        if not self.outcome.cancel() and not self.outcome.cancelled():
+            self.outcome.exception()  # seen, so that asyncio does not complain
+
+    @property
+    def ended(self) -> bool:
+        return self.outcome.done()
+
+    def _look(self) -> None:
+        if not self._left:
+            self._settle([answer for answer in self._answers if answer is not None], admitted=len(self._answers))
+
+    def _settle(self, outcome: list[Answered] | Refused | Exception, admitted: int) -> None:
+        if self.admitted is not None and not self.admitted.done():
+            self.admitted.set_result(admitted)
+        if self.outcome.done():
+            return  # nobody waits any more
+        self.settled_at = self.outcome.get_loop().time()
+        if isinstance(outcome, Exception):
+            self.outcome.set_exception(outcome)
+        else:
+            self.outcome.set_result(outcome)
+
+
+class Channel(Peer):
+    """A Router's end of a connection. All that one turn of the event loop sends goes in one frame; a turn that takes
+    longer than 2 ms, or sends more than 16 MiB, is cut into several.
+
+    It calls `on_report` with each report, before the report's contents resolve the pending offers. It calls `on_lost`
+    when the connection ends, with the offers that are not resolved: they may still run on the replica.
+    """
+
+    def __init__(self, on_report: Callable[[Report], None], on_lost: Callable[[list[PendingOffer]], None]) -> None:
+        super().__init__()
+        self._on_report, self._on_lost = on_report, on_lost
+        self._loop = asyncio.get_running_loop()
+        self._numbers = 0
+        self._out = Offers()
+        self._out_bytes = 0
+        self._out_since = 0.0
+        self.pending: dict[int, PendingOffer] = {}
+        self.frames = 0  # sent, and in the making
+
+    @classmethod
+    async def open(
+        cls,
+        address: tuple[str, int],
+        secret: str,
+        on_report: Callable[[Report], None],
+        on_lost: Callable[[list[PendingOffer]], None],
+    ) -> Channel:
+        """Raises OSError or TimeoutError."""
+        return await reach(lambda: cls(on_report, on_lost), address, secret)
+
+    @property
+    def is_open(self) -> bool:
+        return not self.transport.is_closing()
+
+    def offer(self, offer: Offer) -> PendingOffer:
+        """Send it, with a number of its own."""
+        self._numbers += 1
+        offer = offer._replace(number=self._numbers)
+        pending = self.pending[self._numbers] = PendingOffer(offer, self._loop)
+        self._outgoing().offers.append(offer)
+        self._out_bytes += sum(query.nbytes for query in offer.queries)
+        if pending.sent_at > self._out_since + _LONGEST_TURN_S or self._out_bytes > CUT_BYTES:
+            self._flush()
+        return pending
+
+    def call_off(self, pending: PendingOffer) -> None:
+        """Nobody waits for it any more."""
+        if self.pending.get(pending.number) is pending:  # not of a connection before this one
+            del self.pending[pending.number]
+            self._outgoing().called_off.append(pending.number)
+
+    def confirm(self, pending: PendingOffer) -> None:
+        """The rest of its request is admitted, too."""
+        if self.pending.get(pending.number) is pending:
+            self._outgoing().confirmed.append(pending.number)
+
+    def configure(self, settings: dict[str, object]) -> None:
+        self._outgoing().settings = settings
+
+    def ask(self) -> None:
+        """Ask the replica to report its state at once."""
+        self._outgoing().asks = True
+
+    def note_refused(self, work_s: float, tenant: Tenant | None = None) -> None:
+        """With the next frame: so much work of that tenant was refused here without asking."""
+        self._out.refused_s[tenant] = self._out.refused_s.get(tenant, 0.0) + work_s
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def _outgoing(self) -> Offers:
+        if not self._out:
+            self.frames += 1
+            self._out_since = self._loop.time()
+            self._loop.call_soon(self._flush, context=contextvars.Context())
+        return self._out
+
+    def _flush(self) -> None:
+        if not self._out:
+            return
+        out, self._out, self._out_bytes = self._out, Offers(), 0
+        if not self.transport.is_closing():
+            self.transport.writelines(out.encode())
+
+    def frame_received(self, frame: bytes) -> None:
+        self.hear(Report.decode(frame))
+
+    def hear(self, report: Report) -> None:
+        self._on_report(report)
+        for number, never in report.refused:
+            if (pending := self.pending.pop(number, None)) is not None:
+                pending.refuse(never=never)
+        for number, count in report.admitted:
+            if (pending := self.pending.get(number)) is not None:
+                pending.admit(count)
+                self._drop_ended(pending)
+        for number, problem in report.failed:
+            if (pending := self.pending.pop(number, None)) is not None:
+                pending.fail(EngineFailed(problem))
+        for one in report.answered:
+            if (pending := self.pending.get(one.number)) is not None:
+                pending.answer(one)
+                self._drop_ended(pending)
+
+    def _drop_ended(self, pending: PendingOffer) -> None:
+        if pending.ended:
+            self.pending.pop(pending.number, None)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        left, self.pending = list(self.pending.values()), {}
+        self._on_lost(left)

@@ -1,0 +1,118 @@
+"""The metrics of embeddings: every name, tag and bucket. docs/operations.md says what each one means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from deployments.serving.metrics import (
+    BUCKETS_S,
+    CANCELLED,
+    ERROR,
+    LEARNED,
+    NO_POOL,
+    OK,
+    REACHED,
+    TOKENISING_BUCKETS_S,
+    Gauge,
+    Instruments,
+    KeyMetrics,
+    ReplicaMetrics,
+    Sampled,
+    outcome_of,
+    pool_gauges,
+    tally,
+)
+
+
+class PoolState(NamedTuple):
+    """One pool as a Router sees it now."""
+
+    is_open: bool  # its queue is not closed
+    depth: int  # 0 where none is set
+    live_replicas: int
+    alpha_s: float
+    beta_s: float
+    calibrated: bool
+
+
+class RouterMetrics:
+    """A Router's. All methods are called from the event loop's own thread."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        self._queries = tally(
+            instruments, "windve_queries", "Queries by the pool and the outcome of their request", ("pool", "outcome")
+        )
+        self._slo_missed = tally(
+            instruments,
+            "windve_slo_missed",
+            "Of windve_requests, those answered late or not at all, by an error of ours",
+            (),
+        )
+        self._requests = tally(
+            instruments, "windve_requests", "Requests that the SLO is for: bulk and trial ones aside", ()
+        )
+        self.keys = KeyMetrics(instruments)
+        self._total = Sampled(
+            instruments.Histogram("windve_request_seconds", "From arrival to answer, of windve_requests", BUCKETS_S)
+        )
+        self._queueing = Sampled(
+            instruments.Histogram(
+                "windve_queue_seconds", "The longest wait for a device among a request's queries", BUCKETS_S
+            )
+        )
+        self._tokenising = Sampled(
+            instruments.Histogram("windve_tokenization_seconds", "Tokenising one request", TOKENISING_BUCKETS_S)
+        )
+        gauges = {
+            **REACHED,
+            "depth": "Queue depth of each live replica, in force; 0 where none is set",
+            "alpha_s": "Latency model: seconds more for each query of 75 tokens in a run",
+            "beta_s": "Latency model: seconds of any run",
+        }
+        self._gauges = pool_gauges(instruments, gauges)
+        self._slo: Gauge = instruments.Gauge("windve_slo_seconds", "The latency that is promised")
+
+    def answered(self, pools: Iterable[str], *, tokenization_s: float, queue_s: float) -> None:
+        """One request, by the pool of each of its queries."""
+        for pool in pools:
+            self._queries.add(1, pool, OK)
+        self._tokenising.observe(tokenization_s)
+        self._queueing.observe(queue_s)
+
+    def promised(self, total_s: float, allowed_s: float) -> None:
+        """Count an answered request that is neither bulk nor a trial. `allowed_s`: the SLO, or the request's own time;
+        an answer after more than that missed the SLO.
+        """
+        self._requests.add(1)
+        self._total.observe(total_s)
+        if total_s > allowed_s:
+            self._slo_missed.add(1)
+
+    def failed(self, error: BaseException, queries: int, *, late: bool = False) -> None:
+        """A request of so many queries ended with this error; `late`: after the deadline that was promised."""
+        outcome = outcome_of(error)
+        self._queries.add(queries, NO_POOL, outcome)
+        if outcome == ERROR or (late and outcome == CANCELLED):  # not only late answers break the promise
+            self._requests.add(1)
+            self._slo_missed.add(1)
+
+    def publish(self, slo_s: float, pools: Mapping[str, PoolState]) -> None:
+        """Give Ray what was counted since the last call, and the gauges of each pool."""
+        for counted in (self._queries, self._requests, self._slo_missed):
+            counted.publish()
+        self.keys.publish()
+        for histogram in (self._total, self._queueing, self._tokenising):
+            histogram.publish()
+        self._slo.set(slo_s, {})
+        for pool, state in pools.items():
+            for key, gauge in self._gauges.items():
+                gauge.set(float(getattr(state, key)), {"pool": pool})
+
+
+class EmbedderMetrics(ReplicaMetrics):
+    """An embedder replica's, of its `ReplicaState`."""
+
+    def __init__(self, instruments: Instruments, pool: str, info: Mapping[str, str]) -> None:
+        gauges = {**LEARNED, "free_s": "Seconds until all that is admitted is done"}
+        super().__init__(instruments, pool, info, gauges, ("full", "never", "closed"))

@@ -1,0 +1,274 @@
+"""Chooses replicas for a request: which ones the Router asks, in which order, and the error if none admits.
+
+Replicas decide; the Router only asks. A request of several queries may be spread over replicas. Each of them holds its
+part until all parts are admitted: the Router then confirms them, or calls them off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from deployments.admission.fair_share import Tenant
+from deployments.admission.quota import Unit
+from deployments.embedding.channel import PendingOffer, Refused
+from deployments.embedding.config import RouterConfig
+from deployments.embedding.frames import Answered, Offer
+from deployments.embedding.link import Link
+from deployments.embedding.pool import Pool
+from deployments.embedding.request import Answers, Part, Request
+from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable, WindveError
+
+TRIES = 2  # a query whose replica died is admitted once more
+_NEWS_S = 0.05  # pause before the second try: a dying node ends several replicas, and the news of each comes by itself
+_ASKED = 4  # replicas of a pool, at most, for one query
+_RETRY_LATER = 0.02  # of the SLO after the opening, at least the cost of a query: at the opening itself many come back
+_SHORTEST_RETRY_S = 0.01
+# `transit_s` rises at once to a longer transit, and decays over so many SLOs. The last of many answers that arrive
+# together have the longest transit; the first answers of the next run must not make the Router forget it.
+_TRANSIT_SLOS = 2.0
+_LONGEST_TRANSIT = 0.25  # of the SLO
+
+
+class Placer:
+    """One Router's. `pools` are asked in their order; `refused` counts the requests that were answered busy."""
+
+    def __init__(self, pools: Mapping[str, Pool]) -> None:
+        self.pools = pools
+        self.config: RouterConfig  # the Router's, once it has one
+        self.refused = 0
+        self.transit_s = 0.0  # from here to a replica and back
+        self._transit_at = 0.0
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+
+    @property
+    def can_answer(self) -> bool:
+        return any(pool.is_open for pool in self.pools.values())
+
+    def capacity(self, tokens: float, request: Request | None = None) -> float:
+        """Queries of so many tokens that may be in flight at once; with what is left of the SLO for those of this
+        request.
+        """
+        slo_s = self.config.slo_s
+        if request is not None:
+            slo_s -= self.transit_s + asyncio.get_running_loop().time() - request.started
+        return sum(pool.capacity(tokens, slo_s) for pool in self.pools.values())
+
+    def room_queries(self, now: float, tokens: float, left_s: float) -> float:
+        """About how many queries of so many tokens, with so much time left, would be admitted now."""
+        return sum(pool.room_queries(now, tokens, left_s) for pool in self.pools.values())
+
+    @property
+    def routers(self) -> int:
+        """Routers that live, this one included, as far as the replicas know."""
+        states = [link.view.state for pool in self.pools.values() for link in pool.live]
+        return max((state.routers for state in states if state is not None), default=1)
+
+    def price(self, request: Request, unit: Unit, answers: Answers | None = None) -> float:
+        """What the request costs: tokens; or device seconds of the pools that answered, by their cost models. Without
+        `answers`: of the first pool that is open.
+        """
+        lengths = request.lengths(range(len(request.ids)))
+        if unit == "tokens":
+            return float(sum(lengths))
+        models = {name: pool.live[0].view.model for name, pool in self.pools.items() if pool.is_open}
+        if answers is None:
+            return next(iter(models.values())).work_s(lengths) if models else 0.0
+        return sum(models[pool].cost_s(lengths[index]) for index, (pool, _) in answers.items() if pool in models)
+
+    # --- place --------------------------------------------------------------------------------------------------------
+
+    async def answer(self, request: Request) -> Answers:
+        """Admit all queries or none, and wait for their answers. What a dead replica lost is admitted once more, by the
+        same deadline.
+
+        Raises Busy, Unavailable, DeadlineExceeded, EngineFailed or ReplicaLost.
+        """
+        answers: Answers = {}
+        left = list(range(len(request.ids)))
+        for attempt in range(1, TRIES + 1):
+            parts: list[Part] = []
+            try:
+                await self._place(request, left, parts)
+                for part in parts:
+                    self.collect(request, part, await part.pending.outcome, answers)
+                break
+            except ReplicaLost:
+                if attempt == TRIES:
+                    raise
+                for part in parts:  # what the others answer counts
+                    if isinstance(found := await _settled(part.pending), list):
+                        self.collect(request, part, found, answers)
+                left = [index for index in left if index not in answers]
+                await asyncio.sleep(_NEWS_S)
+            finally:
+                for part in parts:  # whoever leaves early takes its queries along
+                    part.link.call_off(part.pending)
+        return answers
+
+    async def _place(self, request: Request, left: list[int], parts: list[Part]) -> None:
+        """Fill `parts` with room for all of `left`. Raises Busy, Unavailable or DeadlineExceeded where there is not
+        enough, and ReplicaLost.
+        """
+        alone = len(left) == 1
+        lost: ReplicaLost | None = None
+        for pool, link in self.candidates(request, request.lengths(left)):
+            part = self.send(request, pool, link, left, partial=not alone)
+            parts.append(part)
+            count = await _admitted(part.pending)
+            part.indices, left = left[:count], left[count:]
+            if not count:
+                parts.remove(part)
+                found = await _settled(part.pending)
+                lost = found if isinstance(found, ReplicaLost) else lost
+                request.never += part.pending.never and _is_too_long(request, link, left)
+            if not left:
+                for part in parts[:-1]:
+                    part.link.confirm(part.pending)
+                return
+            self._note_full(request, pool, link)
+        if lost is not None:
+            for part in parts:
+                part.link.call_off(part.pending)
+            parts.clear()
+            raise lost
+        raise self.busy(request)
+
+    def candidates(self, request: Request, lengths: Sequence[int]) -> Iterator[tuple[Pool, Link]]:
+        """Yield the replicas to ask, in order: pool by pool, within a pool the earliest predicted finish first.
+
+        `lengths`: tokens of each query. A replica that said when it has room again is skipped until then: the Router
+        counts the work as refused for that replica, and notes in `request` when to come back.
+        """
+        trial = request.wanted.trial
+        for pool in self.pools.values():
+            if not (pool.is_open if trial is None else trial.may_use(pool.name)):
+                continue
+            loop = asyncio.get_running_loop()
+            depth = pool.config.queue_depth if pool.by_count else None
+            if trial is not None:
+                depth = trial.depth(pool.name)
+            slo_s = max(self.config.slo_s, request.allowed_s)
+            for link in pool.by_finish(loop.time(), lengths, _ASKED, slo_s=slo_s, depth=depth, tenant=request.tenant):
+                now = loop.time()  # the one before has been asked meanwhile
+                if trial is None and not request.patient and link.view.opens_s(now, request.tenant) > 0:
+                    if request.last_pool != pool.name:
+                        link.refuse_here(link.view.model.work_s(lengths), request.tenant)
+                    self._note_full(request, pool, link)
+                elif link.is_live:
+                    yield pool, link
+
+    def send(self, request: Request, pool: Pool, link: Link, indices: list[int], *, partial: bool) -> Part:
+        """Offer these queries of the request to that replica of the pool."""
+        trial, record = request.wanted.trial, request.wanted.record
+        now = asyncio.get_running_loop().time()
+        offer = Offer(
+            number=0,
+            left_s=max(0.0, request.due - now - (0.0 if request.bulk else self.transit_s)),
+            queries=[request.ids[index] for index in indices],
+            outputs=request.outputs,
+            bulk=request.bulk,
+            partial=partial,
+            again=request.last_pool == pool.name,
+            depth=None if trial is None else trial.depth(pool.name),
+            trial=trial is not None,
+            tenant=request.tenant,
+        )
+        if record is None:
+            return Part(link, pool.name, link.offer(offer), indices)
+        finish_s = link.view.finish_s(now, request.lengths(indices))
+        part = Part(link, pool.name, link.offer(offer), indices)
+        record.parts.append((part, finish_s))
+        return part
+
+    def collect(self, request: Request, part: Part, found: list[Answered] | Refused, answers: Answers) -> None:
+        """Take the answers of a part, and learn from them how long the transit takes. Raises ReplicaLost where the
+        replica has let a part go that waited too long for the others.
+        """
+        if isinstance(found, Refused):
+            raise ReplicaLost("a part of the request waited too long for the rest; please try again")
+        for index, answer in zip(part.indices, found, strict=True):
+            answers[index] = (part.pool, answer)
+        if not request.bulk:
+            now, slo_s = part.pending.settled_at, self.config.slo_s
+            transit_s = now - part.pending.sent_at - max(answer.stay_s for answer in found)
+            forgotten_s = self.transit_s * math.exp((self._transit_at - now) / (_TRANSIT_SLOS * slo_s))
+            self.transit_s, self._transit_at = min(max(transit_s, forgotten_s), _LONGEST_TRANSIT * slo_s), now
+
+    # --- refuse -------------------------------------------------------------------------------------------------------
+
+    def is_full(self, tenant: Tenant | None) -> bool:
+        """Every replica that is looked at has said that it opens to this tenant later."""
+        now = asyncio.get_running_loop().time()
+        return all(pool.is_full(now, tenant) for pool in self.pools.values() if pool.is_open)
+
+    def busy_everywhere(self, request: Request, tokens: float) -> WindveError:
+        """The error for a request that is refused because `is_full`. Adds its work, estimated as queries of `tokens`
+        tokens, to what the Router refused for each replica.
+        """
+        for _ in self.candidates(request, [round(tokens)] * len(request.queries)):
+            pass
+        return self.busy(request)
+
+    def _note_full(self, request: Request, pool: Pool, link: Link) -> None:
+        request.asked += 1
+        request.last_pool = pool.name
+        now = asyncio.get_running_loop().time()
+        later_s = max(_RETRY_LATER * self.config.slo_s, link.view.model.alpha_s)
+        request.is_greedy |= link.view.is_greedy(request.tenant)
+        lengths = request.lengths(range(len(request.ids))) or [1]
+        finish_s = link.view.finish_s(now, lengths) - request.allowed_s
+        opens_s = max(link.view.opens_s(now, request.tenant), finish_s)
+        request.retry_s = min(request.retry_s, opens_s + later_s)
+
+    def busy(self, request: Request) -> WindveError:
+        """Why the request is not admitted: Busy, with the moment to come back; Unavailable; or DeadlineExceeded where
+        it would be late on idle devices, too.
+        """
+        if not self.can_answer and request.wanted.trial is None:
+            return self.unavailable()
+        if request.asked and request.never == request.asked:
+            return DeadlineExceeded(
+                f"a query of {max(map(len, request.ids))} tokens takes longer than {request.allowed_s:g} s here, "
+                "whatever else is served; allow more time with the header x-request-timeout-ms, or send less"
+            )
+        self.refused += 1
+        retry_s = request.retry_s if math.isfinite(request.retry_s) else self.config.slo_s
+        retry_after_s = max(_SHORTEST_RETRY_S, retry_s)
+        if request.is_greedy:
+            return OverShare(
+                "busy: all is taken, and this API key asks for more than its fair share of it; come back in "
+                f"{retry_after_s:.2f} s",
+                retry_after_s=retry_after_s,
+            )
+        return Busy(
+            f"busy: what is admitted already leaves no room for {len(request.queries)} more within "
+            f"{request.allowed_s:g} s; come back in {retry_after_s:.2f} s",
+            retry_after_s=retry_after_s,
+        )
+
+    def unavailable(self) -> Unavailable:
+        return Unavailable("no pool can answer now: no live replica with an open queue; please try again later")
+
+
+def _is_too_long(request: Request, link: Link, indices: Sequence[int]) -> bool:
+    """Not only for what is left of the time that the request allows."""
+    model = link.view.model
+    return model.beta_s + max(map(model.cost_s, request.lengths(indices))) > request.allowed_s
+
+
+async def _admitted(pending: PendingOffer) -> int:
+    """How many of the offer's queries the replica has admitted; a single one is known by its outcome."""
+    if pending.admitted is not None:
+        return await pending.admitted
+    return 0 if isinstance(await pending.outcome, Refused) else pending.size
+
+
+async def _settled(pending: PendingOffer) -> list[Answered] | Refused | Exception:
+    """Its outcome, an error as a value."""
+    try:
+        return await pending.outcome
+    except WindveError as error:
+        return error

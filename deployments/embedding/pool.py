@@ -1,0 +1,188 @@
+"""One pool as the Router sees it: its live replicas, and a channel to each."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from deployments.admission.fair_share import Tenant
+from deployments.embedding.channel import Channel, PendingOffer
+from deployments.embedding.config import PoolConfig
+from deployments.embedding.frames import Report
+from deployments.embedding.link import Link
+from deployments.embedding.metrics import PoolState
+from deployments.embedding.scheduler.cost_model import CostModel
+from deployments.serving.replica_set import Followed
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+_AWAY = 1.25  # a replica on another node counts as if it finished so many times later: one slow run of the nearest must
+# not move queries between nodes
+_LOOKED_AT = 16  # replicas, for one query
+
+
+class Pool(Followed[Link]):
+    """One pool. `name` is "accelerator" or "cpu"; `deployment` is the name of its Serve deployment. Call `configure`
+    before `connect`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        deployment: str,
+        handle: DeploymentHandle[Any] | None,
+        router: str,
+        node: str,
+        on_change: Callable[[], None],
+    ) -> None:
+        super().__init__(name, deployment=deployment, handle=handle, router=router, node=node, on_change=on_change)
+        self.config = PoolConfig()
+        self.policy: dict[str, Any] = {}
+        self._turn = 0
+
+    def link(self, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> Link:
+        return Link(self, replica, about, rank)
+
+    async def open_channel(
+        self,
+        address: tuple[str, int],
+        secret: str,
+        on_report: Callable[[Report], None],
+        on_lost: Callable[[list[PendingOffer]], None],
+    ) -> Channel:
+        """Raises OSError or TimeoutError. A simulation has another."""
+        return await Channel.open(address, secret, on_report, on_lost)
+
+    def configure(self, config: PoolConfig, policy: Mapping[str, Any]) -> None:
+        """Put a new config in force, and send it to every replica.
+
+        `policy` has `slo_s` (s), `admission` ("finish" or "depth"), `bulk_share` and `greedy_share` (0 to 1; None: by
+        beta). The replicas get it with `router` (this Router's replica id), `depth` (int or None) and `model`
+        ([query_s, token_s, token2_s, beta_s], or None: what the replica measured at warm-up). `Runner._configure`
+        reads it.
+        """
+        self.config = config
+        model = None
+        if config.alpha_s is not None and config.beta_s is not None:
+            cost = config.cost
+            curve = CostModel.of_curve(config.alpha_s, config.beta_s)
+            model = [cost.query_s, cost.token_s, cost.token2_s, config.beta_s] if cost else list(_numbers(curve))
+        self.policy = {"router": self.router_id, **policy, "depth": config.queue_depth, "model": model}
+        for link in self.links.values():
+            link.configure()
+
+    @property
+    def is_open(self) -> bool:
+        return self.config.queue_depth != 0 and bool(self.live)
+
+    @property
+    def by_count(self) -> bool:
+        """Admission by depth: Algorithm 1."""
+        return bool(self.policy.get("admission") == "depth")
+
+    def capacity(self, tokens: float, slo_s: float) -> float:
+        """Queries of so many tokens that may be in flight at once on idle replicas."""
+        if not self.is_open:
+            return 0.0
+        if self.by_count:
+            return (self.config.queue_depth or 0) * len(self.live)
+        return sum(link.view.most_queries(tokens, slo_s, self.config.queue_depth) for link in self.live)
+
+    def room_queries(self, now: float, tokens: float, left_s: float) -> float:
+        """About how many of them would be admitted now."""
+        if not self.is_open:
+            return 0.0
+        if self.by_count:
+            states = [link.view.state for link in self.live if link.view.state is not None]
+            return max(0.0, self.capacity(tokens, left_s) - sum(state.in_flight for state in states))
+        return sum(link.view.room_queries(now, tokens, left_s) for link in self.live)
+
+    @property
+    def queries_per_s(self) -> float:
+        """Queries of 75 tokens that its live replicas do in a second, about."""
+        return sum(1 / max(link.view.model.alpha_s, 1e-6) for link in self.live)
+
+    @property
+    def calibrated(self) -> bool:
+        return self.config.alpha_s is not None  # and beta_s with it: the settings see to that
+
+    @property
+    def latency_model(self) -> tuple[float, float]:
+        """(alpha_s, beta_s): calibrated if the config has them, else what a replica measured while it warmed up."""
+        if self.config.alpha_s is not None and self.config.beta_s is not None:
+            return self.config.alpha_s, self.config.beta_s
+        model = next((link.view.model for link in self.live), CostModel(0.0, 0.0, 0.0, 0.0))
+        return model.alpha_s, model.beta_s
+
+    def by_finish(
+        self,
+        now: float,
+        lengths: Sequence[int],
+        most: int,
+        *,
+        slo_s: float = math.inf,
+        depth: int | None = None,
+        tenant: Tenant | None = None,
+    ) -> Iterator[Link]:
+        """The live replicas that would finish first, `most` of them: those that are open before those that said when
+        they open. Those that have stopped, or were sent enough, are left out.
+        """
+        live = [link for link in self._some() if not (link.view.is_silent(now) or link.view.is_flooded(slo_s, depth))]
+        if len(live) == 1:
+            yield live[0]
+            return
+        yield from heapq.nsmallest(
+            most,
+            live,
+            key=lambda link: (
+                link.view.opens_s(now, tenant) > 0,
+                round(link.view.finish_s(now, lengths) * (_AWAY if link.view.rank[0] else 1.0), 4),
+                link.view.rank,
+            ),
+        )
+
+    def is_full(self, now: float, tenant: Tenant | None = None) -> bool:
+        """All that are looked at said when they open to this tenant, and it is not yet."""
+        return all(link.view.opens_s(now, tenant) > 0 for link in self._some(turn=False))
+
+    def _some(self, *, turn: bool = True) -> Sequence[Link]:
+        """The replicas that are looked at for one query. Where there are many, a few in turn: to look at all would take
+        a thousand nodes' Router milliseconds a query, and all Routers would turn to the same one that seems best.
+        """
+        if len(self.live) <= _LOOKED_AT:
+            return self.live
+        start = self._turn % len(self.live)
+        self._turn += _LOOKED_AT * turn
+        few = self.live[start : start + _LOOKED_AT]
+        return few + self.live[: _LOOKED_AT - len(few)]
+
+    def state(self) -> PoolState:
+        """For Prometheus."""
+        alpha_s, beta_s = self.latency_model
+        is_open = self.config.queue_depth != 0
+        return PoolState(is_open, self.config.queue_depth or 0, len(self.live), alpha_s, beta_s, self.calibrated)
+
+    def describe(self) -> dict[str, Any]:
+        """As `/info` shows it."""
+        alpha_s, beta_s = self.latency_model
+        states = [link.view.state for link in self.live if link.view.state is not None]
+        return {
+            "queue_depth": self.config.queue_depth,
+            "live_replicas": len(self.live),
+            "in_flight": sum(state.in_flight for state in states),  # of all Routers
+            "waiting": sum(state.waiting for state in states),
+            "latency_model": {
+                "alpha_s": round(alpha_s, 6),
+                "beta_s": round(beta_s, 6),
+                "source": "calibrated" if self.calibrated else "measured at warm-up",
+            },
+            "replicas": {link.view.replica: link.describe() for link in self.live},
+        }
+
+
+def _numbers(model: CostModel) -> Sequence[float]:
+    return model.query_s, model.token_s, model.token2_s, model.beta_s

@@ -1,0 +1,235 @@
+"""An embedding replica: one engine on one device. The accelerator's and the CPU's deployments are this one class."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import numpy as np
+
+from deployments.embedding.frames import Offers
+from deployments.embedding.metrics import EmbedderMetrics
+from deployments.embedding.run_loop import Ended, Indices, OfferedQuery, Passed, Runner
+from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
+from deployments.embedding.scheduler.scheduler import Schedule
+from deployments.embedding.scheduler.state import Policy
+from deployments.engines import Engine, TokenBatch, create_engine, embed
+from deployments.engines.micro_batches import Lengths
+from deployments.hardware.affinity import CpuPart, pin_thread, thread_environment
+from deployments.hardware.cores import choose_cores
+from deployments.hardware.device_detector import CPU
+from deployments.models.model_files import ModelCard, read_model_card
+from deployments.models.outputs import TEXT, Numbers, Outputs, Rows, join
+from deployments.models.sparse import pack
+from deployments.serve_adapter.autoscaling import FILL
+from deployments.serve_adapter.gc_freeze import spare_what_is_loaded
+from deployments.serving.metrics import OfModel, publish_again_and_again
+from deployments.serving.wire import Server
+from deployments.settings import Settings
+
+logger = logging.getLogger("ray.serve")
+T = TypeVar("T")
+
+_PROBE_TIMEOUT_S = 5.0
+_WARM_UP_S = 2.0
+_WARM_UP_RUNS = ((1, 75), (16, 75), (4, 250), (32, 10), (64, 75), (2, 500))  # queries, tokens of each
+_FEWEST_RUNS = 2
+_PASS_SHARE = 0.12  # of the SLO, for what leaves together
+_PLACEHOLDER_SLO_S = 1.0  # a placeholder: the queue is closed until the first Router has sent its settings
+
+
+class Embedder:
+    """Serve deployment. The engine lives in a thread of its own, bound to its cores before its library is imported,
+    so that the event loop stays free for health checks and for admission.
+    """
+
+    def __init__(self, pool: str, settings: Settings, device: str, parts: Mapping[str, CpuPart]) -> None:
+        """`parts`: what the CPU instances of each model want of a machine, this model's among them if it has any."""
+        import ray
+        from ray import serve
+
+        context = serve.get_replica_context()
+        self._replica = context.replica_tag
+        self._pool = pool
+        self._settings = settings.cpu if pool == CPU else settings.accelerator
+        rank = context.rank.local_rank if context.rank else 0
+        self._cores = choose_cores(pool, settings, parts, rank)
+        os.environ.update(thread_environment(len(self._cores)))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=self._bind)
+        self._node = ray.get_runtime_context().get_node_id()
+        self._host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._engine: Engine
+        self._card: ModelCard
+        self._engine, self._card = self._in_thread(lambda: self._load(settings, device))
+        self._metrics = self._open_metrics()
+        model = self._in_thread(self._measure)
+        schedule = Schedule(model, Policy(_PLACEHOLDER_SLO_S, depth=0), self._engine.pass_tokens)
+        self._runner = Runner(
+            schedule,
+            self._compute,
+            on_run=self._metrics.ran,
+            on_failure=self._failed,
+            on_policy=self._bound_passes,
+        )
+        self._server = Server(self._host, self._runner.receive, self._runner.gone, Offers.decode)
+        self._warm_up = {"alpha_s": model.alpha_s, "beta_s": model.beta_s}
+        spare_what_is_loaded()
+        info = self._engine.info
+        logger.info(
+            "%s ready: %s on %s, %s (%s), %s cores %s",
+            pool, self._card.name, info.device, info.dtype, info.why, len(self._cores), sorted(self._cores),
+        )  # fmt: skip
+
+    def __del__(self) -> Awaitable[None] | None:
+        """Called by Serve, and waited for, before the replica ends: what was admitted is answered."""
+        return self._runner.drained() if hasattr(self, "_runner") else None
+
+    def _in_thread(self, work: Callable[[], T]) -> T:
+        return self._thread.submit(work).result()
+
+    def _bind(self) -> None:
+        problem = pin_thread(self._cores)
+        if problem:
+            logger.warning("%s: not bound to cores: %s", self._pool, problem)
+
+    def _load(self, settings: Settings, device: str) -> tuple[Engine, ModelCard]:
+        card = read_model_card(settings.model)
+        return create_engine(card, self._settings, device, len(self._cores)), card
+
+    def _open_metrics(self) -> EmbedderMetrics:
+        from ray.serve import metrics
+
+        info = self._engine.info
+        about = {
+            "engine": info.engine,
+            "dtype": info.dtype,
+            "version": importlib.metadata.version("windve"),
+        }
+        return EmbedderMetrics(OfModel(metrics, self._card.name), self._pool, about)
+
+    def _measure(self) -> CostModel:
+        """Warm up; a first cost model for the time before calibration, from a few lengths and sizes in two seconds."""
+        runs: list[tuple[list[int], float]] = []
+        ends = time.monotonic() + _WARM_UP_S
+        longest = self._card.max_tokens
+        for queries, tokens in _WARM_UP_RUNS:
+            lengths = [min(tokens, longest)] * queries
+            runs.append((lengths, self._time(lengths)))
+            if time.monotonic() > ends and len(runs) >= _FEWEST_RUNS:
+                break
+        return CostModel.fit(runs)
+
+    def _time(self, lengths: list[int]) -> float:
+        """Seconds of one run, the quicker of two: the first run of a shape pays for allocations."""
+        batch = TokenBatch.random(self._card.vocab_size, lengths, len(lengths), self._card.outputs_for(self._card.kind))
+        seconds = []
+        for _ in range(1 if self._engine.info.emulated else 2):
+            started = time.perf_counter()
+            embed(self._engine, batch, threading.Event())
+            seconds.append(time.perf_counter() - started)
+        return min(seconds)
+
+    async def record_replica_metadata(self) -> dict[str, Any]:
+        """What the Router learns of this replica from Serve: engine, device, cores, warm-up figures, its node and
+        address.
+        """
+        publish_again_and_again(self._publish)
+        return {
+            **asdict(self._engine.info),
+            "warm_up": self._warm_up,
+            "cores": sorted(self._cores),
+            "pid": os.getpid(),
+            "node": self._node,
+            "channel": {"host": self._host, "port": await self._server.start(), "secret": self._server.secret},
+        }
+
+    def _publish(self) -> None:
+        self._metrics.publish(self._runner.state())
+
+    async def wake(self) -> None:
+        """Do nothing. A Router calls it once, because a Serve handle follows its deployment only after a first call."""
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve's controller learns of this replica while it is autoscaled (see `autoscaling.KeepFill`)."""
+        return {FILL: self._runner.fill()}
+
+    def _compute(self, run: Sequence[OfferedQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
+        """One run, in the engine's thread; each pass, and the end, is told to the loop."""
+        on_loop = asyncio.get_running_loop().call_soon_threadsafe
+
+        def tell(indices: Indices, answers: Iterable[Numbers], norms: Numbers) -> None:
+            on_loop(passed, indices, answers, norms)
+
+        def work() -> None:
+            problem: BaseException | None = None
+            try:
+                self._run(run, tell, stop)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, the run's queries are told
+                problem = error
+            on_loop(ended, problem)
+
+        self._thread.submit(work)
+
+    def _run(self, run: Sequence[OfferedQuery], tell: Passed, stop: threading.Event) -> None:
+        """In the engine's thread: queries that want the same of the model together, the plain ones first."""
+        for outputs in sorted({query.outputs for query in run}, key=lambda wanted: wanted != TEXT):
+            chosen = np.array([i for i, query in enumerate(run) if query.outputs == outputs], np.intp)
+            batch = TokenBatch.pack([run[i].ids for i in chosen], outputs)
+            for indices, found in self._engine.passes(batch, stop):
+                rows, norms = self._shape(found, outputs, batch.lengths[indices])
+                tell(chosen[indices], join(rows, outputs, batch.lengths[indices]), norms)
+
+    def _shape(self, found: Sequence[Rows], outputs: Outputs, lengths: Lengths) -> tuple[list[Rows], Rows]:
+        """(rows of each output, norms float32 [queries]) as they go to the Router.
+
+        - Embeddings are made unit vectors. The client may want them as the model gave them, so the norms go along.
+        - Rows of tokens, and the numbers of other kinds of model, stay as they are, with norms of 1.
+        - A norm that is not finite marks a query with numbers that are not finite.
+        """
+        shaped, norms = list[Rows](), np.ones(len(lengths), np.float32)
+        starts = np.cumsum(lengths) - lengths
+        for output, rows in zip(outputs, found, strict=True):
+            if output == "text" and self._card.kind == "embedding":
+                length: Rows = np.linalg.norm(rows, axis=1).astype(np.float32, copy=False)
+                norms *= length
+                unit = rows / np.maximum(length, np.finfo(np.float32).tiny)[:, None]
+                shaped.append(unit.astype(np.float32, copy=False))
+                continue
+            finite = np.all(np.isfinite(rows), axis=1)
+            whole = finite if output == "text" else np.logical_and.reduceat(finite, starts)
+            norms[~np.asarray(whole)] = np.nan
+            is_words = output == "text" and self._card.kind == "sparse"
+            shaped.append(pack(np.where(finite[:, None], rows, 0)) if is_words else rows)
+        return shaped, norms
+
+    def _bound_passes(self, schedule: Schedule) -> None:
+        """A pass takes a small share of the SLO, so that answers leave early and a deadline is not missed by a pass."""
+        if alpha_s := schedule.model.alpha_s:
+            self._engine.bound_passes(int(_PASS_SHARE * schedule.policy.slo_s / alpha_s * QUERY_TOKENS))
+            schedule.set_pass_tokens(self._engine.pass_tokens)
+
+    def _failed(self, error: BaseException) -> str:
+        self._metrics.failed()
+        logger.error("%s: a run failed", self._pool, exc_info=error)
+        return f"the {self._pool} engine failed: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+
+    async def check_health(self) -> None:
+        """Called by Serve. Raises where the device is lost or one run has taken `stuck_after_s`."""
+        if running_s := self._runner.running_s:
+            if running_s > self._settings.stuck_after_s:
+                raise RuntimeError(
+                    f"the {self._pool} engine has been in one run for {running_s:.0f} s "
+                    f"(stuck_after_s: {self._settings.stuck_after_s:g}): the device hangs"
+                )
+            return
+        await asyncio.wait_for(
+            asyncio.get_running_loop().run_in_executor(self._thread, self._engine.probe), _PROBE_TIMEOUT_S
+        )

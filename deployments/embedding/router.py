@@ -1,0 +1,375 @@
+"""The Router tokenises a request, chooses replicas for it and returns the answer. Start reading at `Router.embed`.
+
+The Router does not admit: each replica decides for itself (`scheduler`). The Router offers a query first to the
+accelerator replicas, then to the CPU replicas. Within a pool it asks first the replica that would finish first. When
+every replica that it asked has refused, it raises Busy (`placer`). A bulk request waits at the Router until
+replicas have room (`bulk`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from deployments.admission.trial import Trials
+from deployments.embedding.bulk import BulkQueue
+from deployments.embedding.config import RouterConfig
+from deployments.embedding.metrics import RouterMetrics
+from deployments.embedding.placer import Placer
+from deployments.embedding.pool import Pool
+from deployments.embedding.request import Answers, Embedded, Request, Wanted, embedded
+from deployments.embedding.scheduler.scheduler import PATIENT
+from deployments.errors import DeadlineExceeded, OverQuota, SettingsError, TimedOut, WrongKind
+from deployments.hardware.device_detector import Topology
+from deployments.models.encoder import Encoder
+from deployments.models.model_files import ModelCard, read_model_card
+from deployments.models.outputs import TEXT, Outputs
+from deployments.models.tokenising import ON_LOOP, estimated_tokens
+from deployments.models.tokenizer import Query, Token
+from deployments.models.tokenizer_cache import ask_once
+from deployments.models.tokenizer_check import true_tokenizer
+from deployments.serving.metrics import Instruments, OfModel, publish_again_and_again
+from deployments.settings import Settings
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+logger = logging.getLogger("ray.serve")
+
+_JOIN_S, _LOOK_S = 3.0, 0.01  # since the start; between two looks
+_TIMER_S = 0.001  # a timer may fire so much before its time
+_AHEAD, _SPARE = 1.5, 8  # queries are tokenised for so many times the room, and a few more: an estimate may be wrong
+
+
+class Host(NamedTuple):
+    """What a Router finds where it runs: the names of its replica and node, Serve's metrics, and the model's files."""
+
+    replica: str
+    node: str
+    instruments: Instruments
+    card: ModelCard
+    encoder: Encoder
+
+    @classmethod
+    def of_serve(cls, settings: Settings) -> Host:
+        """Within a replica of Serve."""
+        import ray
+        from ray import serve
+        from ray.serve import metrics
+
+        card = read_model_card(settings.model)
+        fast = true_tokenizer(card, settings.model.tokenizer, ask_once)
+        encoder = Encoder(card, auto_truncate=settings.limits.auto_truncate, fast=fast)
+        node = ray.get_runtime_context().get_node_id()
+        return cls(serve.get_replica_context().replica_tag, node, OfModel(metrics, card.name), card, encoder)
+
+
+class Router:
+    """One replica of the Router deployment. `handles[pool]` is (name, handle) of the pool's embedder deployment."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topology: Topology,
+        handles: Mapping[str, tuple[str, DeploymentHandle[Any]]],
+        host: Host | None = None,
+    ) -> None:
+        host = host or Host.of_serve(settings)
+        self.settings, self.topology = settings, topology
+        self.replica, self.card = host.replica, host.card
+        self.config: RouterConfig  # once `reconfigure` was called
+        self.config_problem: str | None = None
+        self.started = time.time()
+        self.pools: dict[str, Pool] = {}
+        self.metrics = RouterMetrics(host.instruments)
+        self._encoder, self._node, self._handles = host.encoder, host.node, handles
+        self._placer = Placer(self.pools)
+        self._bulk = BulkQueue(self._placer)
+        self._trials = Trials()
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Put a `user_config` in force: at the start, and in place whenever it changes.
+
+        At the start a bad config refuses to start (SettingsError names the key). Later it changes nothing: what runs
+        goes on with the config before it, and the log and `/info` say what is wrong with the new one.
+        """
+        try:
+            config = RouterConfig.parse(user_config, self.topology.pools)
+        except SettingsError as error:
+            self.refuse(error)
+        else:
+            self.configure(config)
+
+    def refuse(self, error: SettingsError) -> None:
+        """A config that came is bad. Raises the error where none is in force."""
+        if not self.pools:
+            raise error
+        self.config_problem = str(error)
+        logger.error("the new user_config is refused, the one before stays in force: %s", error)
+
+    def configure(self, config: RouterConfig) -> None:
+        """Put a config in force."""
+        self.config, self._placer.config, self.config_problem = config, config, None
+        self._trials.configure(config.trial)
+        first = not self.pools
+        if first:
+            self.pools |= {name: self._pool(name) for name in self._handles}
+        policy = {
+            "slo_s": config.slo_s,
+            "admission": config.admission,
+            "bulk_share": config.bulk.share,
+            "greedy_share": config.fair_share.run,
+        }
+        for name, pool in self.pools.items():
+            pool.configure(config.pool(name), policy)
+        if first:
+            for pool in self.pools.values():
+                pool.connect()
+            asyncio.get_running_loop().call_soon(publish_again_and_again, self._publish)
+        depths = {name: pool.config.queue_depth for name, pool in self.pools.items()}
+        logger.info(
+            "%s: in force: admission by %s, SLO %g s, depths %s", self.card.name, config.admission, config.slo_s, depths
+        )
+
+    def _pool(self, name: str) -> Pool:
+        deployment, handle = self._handles[name]
+        return Pool(
+            name,
+            deployment=deployment,
+            handle=handle,
+            router=self.replica,
+            node=self._node,
+            on_change=self._bulk.look_again,
+        )
+
+    # --- the way of a query -------------------------------------------------------------------------------------------
+
+    async def embed(self, queries: Sequence[Query], wanted: Wanted) -> Embedded:
+        """Answer one request of 1..n queries, and count it: embed them, or what else the model is for.
+
+        Raises WrongKind, InvalidInput, Forbidden, Busy, Unavailable, TimedOut, DeadlineExceeded or EngineFailed.
+        """
+        request: Request | None = None
+        try:
+            request = self._open(queries, wanted)
+            answers = await self._answer(request)
+        except BaseException as error:
+            gave_up = isinstance(error, DeadlineExceeded | asyncio.CancelledError)
+            self.metrics.failed(error, len(queries), late=gave_up and self._is_late(request))
+            if wanted.charged is not None:
+                self.metrics.keys.refused(wanted.charged.tenant.name, error, len(queries))
+            raise
+        rows_of = partial(self._encoder.rows, outputs=request.outputs, role=wanted.role)
+        done = embedded(request, answers, rows_of)
+        if wanted.record is not None:
+            wanted.record.done = done
+        self._count(request, answers, done)
+        return done
+
+    async def _answer(self, request: Request) -> Answers:
+        """Raises what `embed` does."""
+        most_s = self._most_s(request)
+        allowed_s = request.wanted.timeout_s or math.inf
+        try:
+            async with asyncio.timeout_at(request.started + min(most_s, allowed_s)) as timeout:
+                self._check_quota(request)
+                self._refuse_early(request)  # before any expensive work
+                await self._tokenise(request)
+                if (longer_s := self._most_s(request)) > most_s:  # it has turned out to be bulk
+                    most_s = longer_s
+                    timeout.reschedule(request.started + min(most_s, allowed_s))
+                return await self._place(request)
+        except TimeoutError:
+            raise self._gave_up(request, most_s) from None
+
+    async def _place(self, request: Request) -> Answers:
+        """Have it answered, and take what it costs from the client's quota."""
+        placer = self._bulk if request.bulk else self._placer
+        quota = request.quota
+        if quota is None:
+            return await placer.answer(request)
+        spent = self._placer.price(request, quota.unit)
+        quota.spend(spent)
+        try:
+            answers = await placer.answer(request)
+        except BaseException:
+            quota.spend(-spent)
+            raise
+        quota.spend(self._placer.price(request, quota.unit, answers) - spent)
+        return answers
+
+    def _check_quota(self, request: Request) -> None:
+        """Raises OverQuota."""
+        if request.quota is None:
+            return
+        wait_s = request.quota.wait_s(asyncio.get_running_loop().time(), self._placer.routers)
+        if wait_s > 0:
+            unit = request.quota.unit.replace("_", " ")
+            raise OverQuota(
+                f"the quota of this API key ({unit}) is used up; come back in {wait_s:.2f} s", retry_after_s=wait_s
+            )
+
+    def _open(self, queries: Sequence[Query], wanted: Wanted) -> Request:
+        """Raises WrongKind, InvalidInput, Forbidden or DeadlineExceeded."""
+        outputs = self._outputs(wanted)
+        if wanted.timeout_s is not None and wanted.timeout_s <= 0:
+            raise _too_late(wanted.timeout_s)
+        prompt = self._encoder.prompt(wanted.prompt_name)
+        now, slo_s = asyncio.get_running_loop().time(), self.config.slo_s
+        allowed_s = slo_s if wanted.timeout_s is None else min(wanted.timeout_s, self.config.request_timeout_s)
+        if wanted.trial is not None:
+            self._trials.enter(wanted.trial, self.topology.pools, asyncio.get_running_loop().time(), time.time())
+            allowed_s = wanted.trial.finish_s or allowed_s
+        patient = wanted.trial is None and self.config.admission == "finish" and allowed_s > PATIENT * slo_s
+        bulk = wanted.bulk and wanted.trial is None
+        request = Request(queries, wanted, prompt, now, now + allowed_s, patient, bulk, outputs)
+        if wanted.record is not None:
+            wanted.record.model, wanted.record.request = self.card.name, request
+        return request
+
+    def _outputs(self, wanted: Wanted) -> Outputs:
+        """Raises WrongKind."""
+        card = self.card
+        kind = next((kind for kind in wanted.kinds if kind in card.kinds), None)
+        if kind is None or not {"text", *card.token_widths}.issuperset(wanted.outputs):
+            kinds = " or ".join(wanted.kinds)
+            raise WrongKind(f"this is for models of the kind {kinds}; {card.name} is {' and '.join(card.kinds)}")
+        return wanted.outputs or card.outputs_for(kind)
+
+    def _most_s(self, request: Request) -> float:
+        return self.config.bulk.timeout_s if request.bulk else self.config.request_timeout_s
+
+    def _refuse_early(self, request: Request) -> None:
+        """Raises Busy or Unavailable where no replica would admit it, before it is tokenised."""
+        if request.wanted.trial is not None:
+            return
+        if not self.can_answer:
+            raise self._placer.unavailable()
+        count = len(request.queries)
+        if request.bulk or (count > 1 and count > self._placer.capacity(self._estimated_tokens(request), request)):
+            self._bulk.check(count)
+        elif not request.patient:  # who is patient waits behind the others
+            if self._placer.is_full(request.tenant):
+                raise self._placer.busy_everywhere(request, self._estimated_tokens(request))
+            if request.characters > ON_LOOP:
+                self._refuse_long_texts(request)
+
+    def _estimated_tokens(self, request: Request) -> float:
+        return estimated_tokens(request.queries, self.card.max_tokens)
+
+    def _refuse_long_texts(self, request: Request) -> None:
+        """Raises Busy where tokenising takes too long, or what is being tokenised already will fill all room."""
+        now, tokenising = asyncio.get_running_loop().time(), self._encoder.tokenising
+        room = self._placer.room_queries(now, self._estimated_tokens(request), request.due - now)
+        ahead = tokenising.queries + len(request.queries)
+        if ahead > _AHEAD * room + _SPARE or tokenising.waiting_s > request.due - now:
+            request.retry_s = tokenising.waiting_s
+            raise self._placer.busy(request)
+
+    async def _tokenise(self, request: Request) -> None:
+        """Fill `request.ids`, and see whether it is too large to be admitted at once."""
+        wanted = request.wanted
+        request.ids = await self._encoder.encode(
+            request.queries,
+            request.prompt,
+            truncate=wanted.truncate,
+            side=wanted.truncation_direction,
+            role=wanted.role,
+            characters=request.characters,
+        )
+        request.tokenised = asyncio.get_running_loop().time()
+        if request.outputs != TEXT:
+            self._encoder.check_numbers(request.ids, request.outputs)
+        if len(request.queries) > 1 and wanted.trial is None and not request.bulk:
+            mean = sum(map(len, request.ids)) / len(request.ids)
+            request.bulk = len(request.queries) > self._placer.capacity(mean, request)
+
+    def _gave_up(self, request: Request, most_s: float) -> DeadlineExceeded | TimedOut:
+        timeout_s = request.wanted.timeout_s
+        if timeout_s is not None and timeout_s < most_s:
+            return _too_late(timeout_s)
+        key = "bulk.timeout_s" if request.bulk else "request_timeout_s"
+        return TimedOut(f"no answer within {most_s:g} s ({key}); please try again later")
+
+    def _is_late(self, request: Request | None) -> bool:
+        """The SLO is for it, and its deadline has passed: whoever gives it up then was not answered in time."""
+        if request is None:
+            return False
+        now = asyncio.get_running_loop().time()
+        return not (request.bulk or request.wanted.trial) and now > request.due - _TIMER_S
+
+    def _count(self, request: Request, answers: Answers, done: Embedded) -> None:
+        if request.tenant is not None:
+            device_s = self._placer.price(request, "device_seconds", answers)
+            self.metrics.keys.used(request.tenant.name, len(answers), tokens=done.tokens, device_s=device_s)
+        pools = [pool for pool, _ in answers.values()]
+        self.metrics.answered(pools, tokenization_s=done.tokenization_s, queue_s=done.queue_s)
+        if not (request.bulk or request.wanted.trial):
+            allowed_s = self.config.slo_s if request.wanted.timeout_s is None else request.allowed_s
+            self.metrics.promised(done.total_s, allowed_s)
+
+    @property
+    def trial_seconds_ago(self) -> float | None:
+        """Since the last trial query here: a calibration runs. None: there was none, or its grant was withdrawn."""
+        return self._trials.seconds_ago(asyncio.get_running_loop().time())
+
+    # --- texts and tokens ---------------------------------------------------------------------------------------------
+
+    async def tokenize(
+        self, texts: Sequence[str], *, special_tokens: bool = True, prompt_name: str | None = None
+    ) -> list[list[Token]]:
+        """See `Encoder.tokens`."""
+        return await self._encoder.tokens(texts, special_tokens=special_tokens, prompt_name=prompt_name)
+
+    async def decode(self, ids: Sequence[Sequence[int]], *, skip_special_tokens: bool = True) -> list[str]:
+        """See `Encoder.decode`."""
+        return await self._encoder.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    # --- how it is ----------------------------------------------------------------------------------------------------
+
+    @property
+    def can_answer(self) -> bool:
+        """A live replica has an open queue."""
+        return self._placer.can_answer
+
+    async def joined(self) -> None:
+        """Until a replica is reached, for three seconds since the start at most: Serve then sends requests here."""
+        while not self.can_answer and time.time() < self.started + _JOIN_S:  # noqa: ASYNC110 - once, at the start
+            await asyncio.sleep(_LOOK_S)
+
+    @property
+    def live_pools(self) -> dict[str, bool]:
+        """Of each pool that is not closed, whether it has a live replica."""
+        return {name: bool(pool.live) for name, pool in self.pools.items() if pool.config.queue_depth != 0}
+
+    @property
+    def capacity(self) -> int:
+        """Queries of 75 tokens that may be in flight at once, all pools together."""
+        return int(self._placer.capacity(75))
+
+    @property
+    def refused(self) -> int:
+        """Requests answered busy since the start."""
+        return self._placer.refused
+
+    async def hear_replicas(self) -> None:
+        """Before `describe_pools`: each replica's state as it is now."""
+        links = [link for pool in self.pools.values() for link in pool.live]
+        await asyncio.gather(*(link.ask_state() for link in links))
+
+    def _publish(self) -> None:
+        self.metrics.publish(self.config.slo_s, {name: pool.state() for name, pool in self.pools.items()})
+
+    def describe_pools(self) -> dict[str, dict[str, Any]]:
+        """Each pool as `/info` shows it."""
+        expected = self.topology.replicas
+        return {name: {"expected_replicas": expected[name], **pool.describe()} for name, pool in self.pools.items()}
+
+
+def _too_late(timeout_s: float) -> DeadlineExceeded:
+    return DeadlineExceeded(f"no answer within the {timeout_s:g} s that the request allows; allow more, or send less")

@@ -1,0 +1,400 @@
+"""The work of a replica: it admits the queries that Routers offer, starts runs, and answers as each pass ends.
+
+`Schedule` decides; `compute`, an argument, runs the engine. Nothing is stored outside the replica. If the replica dies,
+its queries are lost, and the Routers offer them again elsewhere. If a Router's connection ends, the replica drops the
+queries that wait for it. Imports neither ray nor torch; tests and simulations run it in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments.embedding.frames import Answered, Offer, Offers, Report
+from deployments.embedding.scheduler.cost_model import CostModel
+from deployments.embedding.scheduler.scheduler import PATIENT, Schedule
+from deployments.embedding.scheduler.state import Policy, Query, ReplicaState
+from deployments.engines import Stopped
+from deployments.models.outputs import Numbers, Outputs
+from deployments.models.tokenizer import TokenIds
+
+logger = logging.getLogger("ray.serve")
+
+_HOLD_S = 1.0  # a part of a request waits so long for the rest to be admitted elsewhere
+_LATE_S = 0.002  # a timer later than this was kept waiting by a busy loop
+
+Indices = npt.NDArray[np.intp]
+
+
+class Connection(Protocol):
+    """What the runner needs of a Router's connection (`transport.channel.RouterConnection`)."""
+
+    def send(self, report: Report) -> None: ...
+    def hang_up(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class OfferedQuery:
+    """One query that a Router offered, and where its answer goes."""
+
+    session: RouterSession
+    number: int
+    index: int
+    ids: TokenIds
+    outputs: Outputs
+    gone: bool = False  # nobody waits for it any more
+
+
+@dataclass(slots=True, eq=False)
+class RouterSession:
+    """One Router's connection: its admitted offers, and the report that goes to it next."""
+
+    connection: Connection
+    name: str = ""  # the Router's replica id, from its settings
+    seen: int = 0  # frames that were read
+    offers: dict[int, list[Query]] = field(default_factory=dict)  # by number: the admitted queries
+    outbox: Report | None = None  # sent at the end of this turn of the event loop
+    reported_opens_at: float = 0.0  # by the last report: when this replica has room again, on the runner's clock
+    asks: bool = False  # it waits for a report
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """The engine's run: its queries in the order of their deadlines. `stop`: nobody waits for any of them."""
+
+    queries: list[Query]
+    began: float
+    stop: threading.Event = field(default_factory=threading.Event)
+    left: set[int] = field(default_factory=set)  # indices of those that are not answered
+    tokens: int = 0
+
+
+Passed = Callable[[Indices, Iterable[Numbers], Numbers], None]
+"""Called on the loop as a pass ends: indices of the run's queries, the numbers that each is answered with, and the norm
+of each query's vector, float32 [queries]; a norm that is not finite marks numbers that are not."""
+Ended = Callable[[BaseException | None], None]
+"""Called on the loop as the run ends, after its passes; with what it failed of, if it did."""
+Compute = Callable[[Sequence[OfferedQuery], Passed, Ended, threading.Event], None]
+"""Begins a run of these queries. One begins when the one before has ended; the event asks it to stop."""
+
+
+class Runner:
+    """All methods are called on the event loop."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        compute: Compute,
+        *,
+        on_run: Callable[[int, int, float, float], None] = lambda *_: None,  # a run's queries, tokens, seconds, plan
+        on_failure: Callable[[BaseException], str] = str,  # logs it; the sentence for clients
+        on_policy: Callable[[Schedule], None] = lambda _: None,  # another promise or model is in force
+        clock: Callable[[], float] = time.monotonic,  # the loop's own counts milliseconds only
+    ) -> None:
+        self.schedule = schedule
+        self._measured = schedule.model
+        self._compute, self._on_run, self._on_failure, self._on_policy = compute, on_run, on_failure, on_policy
+        self._now = clock
+        self._sessions: dict[Connection, RouterSession] = {}
+        self._run: Run | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+        self._flushing = False
+        self._idle = asyncio.Event()
+
+    def state(self) -> ReplicaState:
+        """What the replica says of itself now."""
+        return self.schedule.state(self._now())
+
+    def fill(self) -> float:
+        """How full the queue is, as a share of the SLO or of the depth (see `Schedule.fill`); may exceed 1."""
+        return self.schedule.fill(self._now())
+
+    @property
+    def running_s(self) -> float:
+        """Seconds that the engine has been in its current run; 0 while it is idle."""
+        return self._now() - self._run.began if self._run is not None else 0.0
+
+    async def drained(self) -> None:
+        """Until all that was admitted is answered."""
+        while self.schedule.in_flight:
+            self._idle.clear()
+            await self._idle.wait()
+
+    # --- what Routers say ---------------------------------------------------------------------------------------------
+
+    def receive(self, connection: Connection, offers: Offers) -> None:
+        """One frame of a Router."""
+        now = self._now()
+        session = self._sessions.setdefault(connection, RouterSession(connection))
+        session.seen += 1
+        if offers.settings is not None:
+            self._configure(session, offers.settings)
+        for tenant, work_s in offers.refused_s.items():
+            self.schedule.arrives(now, work_s, tenant)
+        called_off = set(offers.called_off)
+        if called_off:  # in one go: a client that goes may take thousands along
+            self._drop([query for number in called_off for query in session.offers.pop(number, ())])
+        for number in offers.confirmed:
+            for query in session.offers.get(number, ()):
+                query.held = False
+        for offer in offers.offers:
+            if offer.number not in called_off:  # offered and called off in one turn
+                self._take(session, offer, now)
+        if offers.asks:
+            session.asks = True
+            self._send_soon()
+        self._look()
+
+    def gone(self, connection: Connection) -> None:
+        """A Router's connection has ended: what it had waiting is dropped, what runs has nobody who waits for it."""
+        session = self._sessions.pop(connection, None)
+        if session is not None:
+            self._drop([query for queries in session.offers.values() for query in queries])
+            session.offers.clear()
+            self._look()
+
+    def _configure(self, session: RouterSession, settings: dict[str, Any]) -> None:
+        """A Router's settings, first, and again whenever its config changes."""
+        session.name = settings["router"]
+        for connection, other in list(self._sessions.items()):
+            if other is not session and other.name == session.name:
+                self.gone(connection)  # its connection broke at the other end only,
+                connection.hang_up()  # and what it still had to say is not heard
+        model = settings["model"]
+        self.schedule.configure(
+            Policy(
+                settings["slo_s"],
+                settings["admission"],
+                settings["depth"],
+                settings["bulk_share"],
+                settings["greedy_share"],
+            ),
+            self._measured if model is None else CostModel(*model),
+            calibrated=model is not None,
+        )
+        self._on_policy(self.schedule)
+        self._tell_of_room()  # who was told that it is closed would not ask again
+
+    def _take(self, session: RouterSession, offer: Offer, now: float) -> None:
+        policy = self.schedule.policy
+        late = policy.admission == "finish" and not offer.trial and offer.left_s > PATIENT * policy.slo_s
+        due = now + offer.left_s
+        queries = [
+            Query(
+                len(ids),
+                due,
+                patient=offer.bulk or late,
+                bulk=offer.bulk,
+                item=OfferedQuery(session, offer.number, index, ids, offer.outputs),
+                tenant=offer.tenant,
+            )
+            for index, ids in enumerate(offer.queries)
+        ]
+        trial_slo_s = offer.left_s if offer.trial and offer.depth is None else None
+        count = self.schedule.offer(
+            now, queries, partial=offer.partial, again=offer.again, depth=offer.depth, slo_s=trial_slo_s
+        )
+        if count:
+            session.offers[offer.number] = queries[:count]
+        if offer.partial and count:
+            self._tell(session).admitted.append((offer.number, count))
+            if count < len(queries) and not offer.bulk:
+                self._hold(session, offer.number, queries[:count])
+        elif not count:
+            never = offer.depth is None and self.schedule.never(max(q.cost_s for q in queries), offer.left_s)
+            self._tell(session).refused.append((offer.number, never))
+
+    def _hold(self, session: RouterSession, number: int, queries: list[Query]) -> None:
+        for query in queries:
+            query.held = True
+
+        def lapse() -> None:
+            if queries[0].held and session.offers.pop(number, None) is not None:
+                self._drop(queries)
+                self._tell(session).refused.append((number, False))
+                self._look()
+
+        _later(_HOLD_S, lapse)
+
+    def _drop(self, queries: Iterable[Query]) -> None:
+        """Nobody waits for these any more: those that wait free their room at once, a run without others is stopped."""
+        running = self._run.queries if self._run is not None else ()
+        runs = set(map(id, running))
+        waiting = []
+        for query in queries:
+            query.item.gone = True
+            if id(query) not in runs:
+                waiting.append(query)
+        self.schedule.remove(waiting)
+        if self._run is not None and all(query.item.gone for query in running):
+            self._run.stop.set()
+        if waiting:
+            self._tell_of_room()
+        self._wake()
+
+    def _tell_of_room(self) -> None:
+        """Report to each Router that was promised room later than there is room now."""
+        now = self._now()
+        told = [session for session in self._sessions.values() if session.reported_opens_at > now]
+        if told:
+            opens_at = now + self.schedule.opens_s(now)
+            for session in told:
+                if session.reported_opens_at > opens_at + _LATE_S:
+                    self._tell(session)
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Start what may start now, or look again when it may."""
+        now = self._now()
+        wait_s = self.schedule.start_in_s(now)
+        if wait_s is None:
+            return
+        if wait_s > 0:
+            if self._timer is None:
+                self._arm(wait_s)  # it looks again when it fires
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        queries = self.schedule.start(now)
+        tokens = sum(query.tokens for query in queries)
+        run = self._run = Run(queries, now, left=set(range(len(queries))), tokens=tokens)
+        # An empty context: a run must not be tied to whatever call happens to be at hand.
+        contextvars.Context().run(self._begin, run)
+
+    def _begin(self, run: Run) -> None:
+        def passed(indices: Indices, answers: Iterable[Numbers], norms: Numbers) -> None:
+            if self._run is run:
+                self._passed(run, indices, answers, norms)
+
+        def ended(problem: BaseException | None) -> None:
+            if self._run is run:
+                self._ended(run, problem)
+
+        try:
+            self._compute([query.item for query in run.queries], passed, ended, run.stop)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its queries are told
+            asyncio.get_running_loop().call_soon(ended, error)
+
+    def _arm(self, wait_s: float) -> None:
+        self._timer_due = self._now() + wait_s
+        self._timer = _later(wait_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        # A loop that was too busy to fire in time has arrivals in its sockets that it has not read yet: what seems a
+        # pause may be none. Look once more after they have been read.
+        if self._now() - self._timer_due > _LATE_S:
+            _later(0, self._look)
+        else:
+            self._look()
+
+    def _ended(self, run: Run, problem: BaseException | None) -> None:
+        now = self._now()
+        if problem is None and any(not run.queries[index].item.gone for index in run.left):
+            problem = RuntimeError(f"the engine left {len(run.left)} of {len(run.queries)} queries without an answer")
+        if problem is None:
+            try:
+                self._on_run(len(run.queries), run.tokens, now - run.began, self.schedule.planned_s)
+            except Exception:  # what is told of a run must not end the runs
+                logger.exception("a run was not counted")
+        elif not isinstance(problem, Stopped):
+            sentence = self._on_failure(problem).encode(errors="replace").decode()  # JSON has no lone surrogates
+            left = [run.queries[index].item for index in run.left]
+            self._fail({(one.session, one.number) for one in left if not one.gone}, sentence)
+        self._run = None
+        self.schedule.ended(now, whole=problem is None)
+        self._tell_of_room()
+        self._wake()
+        self._look()
+
+    def _fail(self, offers: Iterable[tuple[RouterSession, int]], sentence: str) -> None:
+        """Whole offers: nobody wants their other queries then."""
+        lost = list[Query]()
+        for session, number in offers:
+            if (queries := session.offers.pop(number, None)) is not None:
+                lost += queries
+                self._tell(session).failed.append((number, sentence))
+        self._drop(lost)
+
+    def _passed(self, run: Run, indices: Indices, answers: Iterable[Numbers], norms: Numbers) -> None:
+        now = self._now()
+        queries = [run.queries[index] for index in indices]
+        run.left.difference_update(indices.tolist())
+        self.schedule.passed(now, queries)
+        for query, numbers, norm in zip(queries, answers, norms.tolist(), strict=True):
+            if not query.item.gone:
+                self._answer(query, numbers, norm, run, now)
+
+    def _answer(self, query: Query, numbers: Numbers, norm: float, run: Run, now: float) -> None:
+        waiting: OfferedQuery = query.item
+        session = waiting.session
+        if not math.isfinite(norm):
+            self._fail([(session, waiting.number)], "the engine gave no finite numbers for this input")
+            return
+        waiting.gone = True
+        queries = session.offers[waiting.number]
+        if all(one.item.gone for one in queries):
+            del session.offers[waiting.number]
+        arrived, began = query.admitted_at, run.began
+        times = began - arrived, now - began, now - arrived
+        self._tell(session).answered.append(
+            Answered(waiting.number, waiting.index, numbers, norm, *times, len(run.queries), run.tokens)
+        )
+
+    # --- what Routers are told ----------------------------------------------------------------------------------------
+
+    def _tell(self, session: RouterSession) -> Report:
+        """The report that goes to that Router at the end of this turn of the event loop; the caller adds to it."""
+        self._send_soon()
+        if session.outbox is None:
+            session.outbox = Report()
+        return session.outbox
+
+    def _send_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._send, context=contextvars.Context())
+
+    def _send(self) -> None:
+        self._flushing = False
+        now = self._now()
+        state = self.schedule.state(now)._replace(routers=len(self._sessions))
+        for session in self._sessions.values():
+            if session.asks and not self._runs_for_the_dead(session):
+                session.asks = False
+                session.outbox = session.outbox or Report()
+            if (report := session.outbox) is not None:
+                report.state, report.seen, session.outbox = state, session.seen, None
+                session.reported_opens_at = now + state.opens_s
+                session.connection.send(report)
+
+    def _runs_for_the_dead(self, session: RouterSession) -> bool:
+        """Whether queries of an earlier connection of the same Router still run. Until they have ended the replica does
+        not answer the Router's `asks`: the Router would otherwise offer them elsewhere.
+        """
+        return self._run is not None and any(
+            query.item.session is not session and query.item.session.name == session.name
+            for query in (self._run.queries[index] for index in self._run.left)
+        )
+
+    def _wake(self) -> None:
+        self._idle.set()
+        if any(session.asks for session in self._sessions.values()):
+            self._send_soon()
+
+
+def _later(delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+    return asyncio.get_running_loop().call_later(delay_s, callback, context=contextvars.Context())

@@ -1,0 +1,58 @@
+"""What a query costs a device, in device seconds by its tokens, and what a run of several takes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from deployments.admission.least_squares import non_negative
+
+QUERY_TOKENS = 75  # of the paper's query, for which alpha stands
+
+Run = tuple[Sequence[int], float]  # tokens of each query of a run, and the seconds that it took
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """A query of n tokens costs `query_s + token_s * n + token2_s * n^2` device seconds; a run takes `beta_s` and the
+    sum of its queries' costs. All are seconds, none negative.
+
+    It is Eq. 12 of WindVE with queries of any length: alpha is the cost of 75 tokens.
+    """
+
+    query_s: float
+    token_s: float
+    token2_s: float
+    beta_s: float
+
+    def cost_s(self, tokens: int) -> float:
+        """Device seconds of one query."""
+        return self.query_s + (self.token_s + self.token2_s * tokens) * tokens
+
+    def work_s(self, lengths: Iterable[int]) -> float:
+        """Device seconds of queries of these lengths together, without beta."""
+        return sum(map(self.cost_s, lengths))
+
+    @property
+    def alpha_s(self) -> float:
+        """Device seconds of a query of 75 tokens."""
+        return self.cost_s(QUERY_TOKENS)
+
+    @classmethod
+    def of_curve(cls, alpha_s: float, beta_s: float) -> CostModel:
+        """Eq. 12 alone: the cost grows with the tokens, and is `alpha_s` at 75."""
+        return cls(0.0, alpha_s / QUERY_TOKENS, 0.0, beta_s)
+
+    @classmethod
+    def fit(cls, runs: Sequence[Run]) -> CostModel:
+        """Non-negative least squares over measured runs, each weighted by its own time: a tenth off is as bad for a
+        short run as for a long one. Raises ValueError for no runs.
+        """
+        if not runs:
+            raise ValueError("a cost model needs at least one run")
+        lengths = [np.asarray(tokens, np.float64) for tokens, _ in runs]
+        seconds = np.array([max(took_s, 1e-9) for _, took_s in runs])
+        columns = np.array([[len(one), one.sum(), np.square(one).sum(), 1.0] for one in lengths]) / seconds[:, None]
+        return cls(*non_negative(columns, np.ones(len(runs))).tolist())

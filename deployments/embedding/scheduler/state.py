@@ -1,0 +1,80 @@
+"""What goes into the queue of a device, and what it says of itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from deployments.admission.fair_share import Account, Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The promise and the rule in force.
+
+    `greedy_share`: of the most work of a run, what tenants that ask for more than their share have of each run while
+    there are others; None: by the device's beta. `depth`: of the queue with `admission: depth`; with `finish` a bound
+    on the work of one run (depth * alpha), None for no bound. 0 closes the queue.
+    """
+
+    slo_s: float
+    admission: Literal["finish", "depth"] = "finish"
+    depth: int | None = None
+    bulk_share: float = 0.5
+    greedy_share: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Query:
+    """One query that is offered. `item` is the caller's own. `due` is its deadline, by the schedule's clock, in s."""
+
+    tokens: int
+    due: float
+    patient: bool = False
+    bulk: bool = False
+    item: Any = None
+    tenant: Tenant | None = None
+    account: Account | None = None  # the tenant's, from admission on
+    cost_s: float = 0.0
+    held: bool = False  # admitted, and not to run before the rest of its request is admitted elsewhere
+    # Set by admission. What it predicts, `passed` compares with what happens.
+    admitted_at: float = field(init=False, repr=False)
+    predicted_s: float = field(init=False, repr=False)  # from admission (`was_idle`: from the start of the run) to the
+    # end of the work ahead
+    ahead_s: float = field(init=False, repr=False)  # planned seconds of work that waited then, this query's included
+    slow: float = field(init=False, repr=False)  # the factor that the prediction used
+    was_idle: bool = field(init=False, repr=False)  # the device was, and later arrivals may still delay its start
+
+
+class ReplicaState(NamedTuple):
+    """What a replica says of itself: seconds from now, and counts. `opens_s`: until a query of the mean cost would be
+    admitted (0: now, inf: closed); `free_s`: until all that it holds is done; `bulk_s`: planned device seconds of
+    room for bulk queries; the model is the one in force, without the learned factor and margin.
+    """
+
+    opens_s: float
+    free_s: float
+    bulk_s: float
+    in_flight: int
+    waiting: int
+    most: int  # in flight at once, since the start
+    runs: int  # since the start
+    model: Sequence[float]  # query_s, token_s, token2_s, beta_s
+    factor: float
+    margin: float
+    refusals: Sequence[int]  # full, never, closed
+    # While tenants are told apart and more is asked for than there is: `opens_s` for those who ask for less than their
+    # share, and the names of the others, for whom `opens_s` counts.
+    quiet_opens_s: float = 0.0
+    greedy: Sequence[str] = ()
+    routers: int = 1  # connected to it
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Queries refused since the start, by reason."""
+
+    full: int = 0  # no room before their deadlines
+    never: int = 0  # it would not end in time on an idle device either
+    closed: int = 0

@@ -1,0 +1,157 @@
+"""What comes after transformer and pooling (`models.projections`), in float32. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from deployments.engines.micro_batches import Lengths
+from deployments.errors import SettingsError
+from deployments.models.model_files import ModelCard
+from deployments.models.outputs import TEXT, Output, Outputs
+from deployments.models.projections import Projection, opened
+from deployments.models.tokenizer_files import read_tokenizer
+
+_ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "identity": lambda x: x,
+    "tanh": torch.tanh,
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+    "sigmoid": torch.sigmoid,
+}
+
+
+class Encoder(Protocol):
+    """A transformer with its pooling or its head, packed or padded."""
+
+    padded: bool
+
+    def __call__(self, ids: torch.Tensor, lengths: Lengths, *, each_token: bool = False) -> torch.Tensor: ...
+
+
+class Heads(torch.nn.Module):
+    """What a model answers, from what its encoder computes."""
+
+    def __init__(self, card: ModelCard) -> None:
+        """Raises SettingsError where weights cannot be read."""
+        super().__init__()
+        self._pooling = card.pooling
+        self._after = torch.nn.ModuleDict({output: Projected(some) for output, some in card.projections.items()})
+
+    def text(self, pooled: torch.Tensor) -> torch.Tensor:
+        """[queries, numbers] of the pooled vectors, or what else the encoder makes of a text."""
+        return self._after["text"](pooled) if "text" in self._after else pooled
+
+    def __call__(
+        self, encoder: Encoder, ids: torch.Tensor, lengths: Lengths, outputs: Outputs
+    ) -> tuple[torch.Tensor, ...]:
+        """The rows of each output, float32 on the device: [queries, numbers] or [tokens, numbers]."""
+        if outputs == TEXT:
+            return (self.text(encoder(ids, lengths)),)
+        states = encoder(ids, lengths, each_token=True)
+        return tuple(self._answer(output, states, lengths) for output in outputs)
+
+    def _answer(self, output: Output, states: torch.Tensor, lengths: Lengths) -> torch.Tensor:
+        if output == "text":
+            return self.text(self._pool(states, lengths))
+        if output == "tokens":
+            return states
+        rows: torch.Tensor = self._after[output](states)
+        return functional.normalize(rows, dim=-1) if output == "multi_vector" else rows
+
+    def _pool(self, states: torch.Tensor, lengths: Lengths) -> torch.Tensor:
+        """Float32 [queries, numbers] of the states of all tokens."""
+        if self._pooling == "mean":
+            return torch.stack([one.mean(0) for one in torch.split(states, lengths.tolist())])
+        ends = np.cumsum(lengths, dtype=np.int64)
+        rows = ends - 1 if self._pooling == "last" else ends - lengths
+        return states.index_select(0, torch.from_numpy(rows).to(states.device))
+
+
+class Whole(torch.nn.Module):
+    """(ids, mask) int64 [queries, tokens] -> what the model answers of each text: to be exported."""
+
+    def __init__(self, model: torch.nn.Module, heads: Heads) -> None:
+        super().__init__()
+        self._model, self._heads = model, heads
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self._heads.text(self._model(ids, mask))
+
+
+class Projected(torch.nn.Module):
+    """[rows, inputs] of the first projection -> float32 [rows, outputs] of the last; as they come in where there is
+    none.
+    """
+
+    def __init__(self, projections: Sequence[Projection]) -> None:
+        """Raises SettingsError where weights are missing, or have other sizes than the model's files say."""
+        super().__init__()
+        self._layers = torch.nn.ModuleList(map(_Layer, projections))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.float()
+        for layer in self._layers:
+            x = layer(x)
+        return x
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self, projection: Projection) -> None:
+        super().__init__()
+        tensors = _read(projection)
+        self.weight = _fixed(tensors[projection.weight])
+        self.bias = None if projection.bias is None else _fixed(tensors[projection.bias])
+        self.residual = _fixed(tensors[projection.residual]) if projection.residual else None
+        self._adds_input = projection.residual == ""
+        self._activation = _ACTIVATIONS[projection.activation]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self._activation(functional.linear(x, self.weight, self.bias))
+        if self.residual is not None:
+            return y + functional.linear(x, self.residual)
+        return y + x if self._adds_input else y
+
+
+def _fixed(tensor: torch.Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(tensor.float(), requires_grad=False)
+
+
+def _read(projection: Projection) -> dict[str, torch.Tensor]:
+    if projection.words is not None:
+        return {projection.weight: _difference(projection, projection.words)}
+    sizes = {projection.weight: [projection.outputs, projection.inputs]}
+    if projection.bias is not None:
+        sizes[projection.bias] = [projection.outputs]
+    if projection.residual:
+        sizes[projection.residual] = [projection.outputs, projection.inputs]
+    with opened(projection.file, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in sizes}
+    for name, size in sizes.items():
+        if list(tensors[name].shape) != size:
+            raise SettingsError(
+                "args.model.id", f"{projection.file} has {list(tensors[name].shape)} numbers in {name}, not {size}"
+            )
+    return tensors
+
+
+def _difference(projection: Projection, words: tuple[str, str]) -> torch.Tensor:
+    """[1, inputs]: a matrix's row of one token less that of another."""
+    tokenizer = read_tokenizer(projection.file.parent)
+    if tokenizer is None:
+        raise SettingsError("args.model.id", f"{projection.file.parent} holds no tokenizer.json, which says its words")
+    rows = []
+    with opened(projection.file, "pt") as file:
+        matrix = file.get_slice(projection.weight)
+        for word in words:
+            number = tokenizer.token_to_id(word)
+            if number is None:
+                raise SettingsError("args.model.template", f"the model's tokenizer has no token {word!r}")
+            rows.append(matrix[number : number + 1].float())
+    difference: torch.Tensor = rows[0] - rows[1]
+    return difference

@@ -1,0 +1,99 @@
+"""What won a race on this machine, kept in the user's cache: races take much of a start. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from deployments.hardware.device_detector import cpu_model
+from deployments.models.disk_cache import KeptFile, state_of_files
+from deployments.models.model_files import ModelCard
+from deployments.settings import AcceleratorSettings, CpuSettings
+
+logger = logging.getLogger("ray.serve")
+
+_LIBRARIES = ("torch", "transformers", "openvino", "numpy")
+KEPT_S = 30 * 24 * 3600.0  # a month
+_WINS = 2  # in a row: the machine may have been busy while they raced
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """`told`: how it came out, in words. `seconds`: of the winner. `raced`: seconds since 1970. `wins`: in a row."""
+
+    winner: str
+    told: str
+    raced: float
+    seconds: Sequence[float] = ()
+    wins: int = 1
+
+    @property
+    def day(self) -> str:
+        return time.strftime("%Y-%m-%d", time.localtime(self.raced))
+
+
+class RaceResults:
+    """Of one model on this machine."""
+
+    def __init__(self, about: Mapping[str, Any]) -> None:
+        """`about`: whatever may change who wins, as JSON."""
+        self._kept = KeptFile("races", about)
+        self.file = self._kept.path
+
+    @classmethod
+    def of(cls, race: str, card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads: int) -> RaceResults:
+        """`race`: what ran, and on which device."""
+        return cls({"race": race, **_about(card, settings, threads)})
+
+    def recall(self) -> Result | None:
+        """What has won twice in a row, if that is not too old."""
+        found = self._read()
+        return found if found is not None and found.wins >= _WINS else None
+
+    def _read(self) -> Result | None:
+        try:
+            found = Result(**self._kept.read())
+            return found if 0 <= time.time() - found.raced <= KEPT_S else None
+        except TypeError:  # nothing, or not of this form
+            return None
+
+    def keep(self, winner: str, told: str, seconds: Sequence[float] = ()) -> None:
+        before = self._read()
+        wins = before.wins + 1 if before is not None and before.winner == winner else 1
+        try:
+            self._kept.write(asdict(Result(winner, told, time.time(), seconds, wins)))
+        except OSError as error:
+            logger.info("who won the race is not kept in %s (%s); the next start races again", self.file, error)
+
+
+def _about(card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads: int) -> dict[str, Any]:
+    return {
+        "cpu": cpu_model(),
+        "threads": threads,
+        "settings": settings.model_dump(mode="json"),
+        "model": [str(card.folder.resolve()), card.revision, repr(card)],
+        "files": state_of_files(card.folder),
+        "libraries": {name: _version(name) for name in _LIBRARIES},
+        "code": _digest(Path(__file__).parent),
+    }
+
+
+def _version(library: str) -> str | None:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _digest(folder: Path) -> str:
+    """Of the engines' own code."""
+    whole = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        whole.update(path.read_bytes())
+    return whole.hexdigest()

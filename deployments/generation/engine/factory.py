@@ -1,0 +1,208 @@
+"""What computes steps at a replica, by its settings: a causal language model on one device, or an emulated device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from deployments.engines.torch_engine import import_torch, open_device
+from deployments.errors import SettingsError
+from deployments.generation.engine.emulated_steps import EmulatedSteps
+from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
+from deployments.generation.scheduler.step import Chunk, Computed, DeviceLogits, Logits, Steps, Work
+from deployments.generation.scheduler.step_time import HostTime, StepTime
+from deployments.generation.settings import EmulatedWithHost, GeneratingAccelerator, GeneratingCpu
+from deployments.generation.text.model_card import GenerationCard
+from deployments.hardware.device_detector import quick_cpu_dtype
+
+_CPU_SHARE, _ACCELERATOR_SHARE = 0.5, 0.85  # of the memory that the weights leave, for the cache
+_MOST_ON_CPU = 32  # texts as long as the model takes: more rows would read the cache too slowly anyway
+
+PoolOfDevices = GeneratingAccelerator | GeneratingCpu
+
+
+@dataclass(frozen=True, slots=True)
+class StepEngine:
+    """`steps` computes; `blocks` of the cache are there. The rest says what it is."""
+
+    steps: Steps
+    blocks: int
+    engine: str
+    device: str
+    dtype: str
+    emulated: bool
+    why: str
+    probe: Callable[[], None]
+    model: StepTime | None = None  # that is known without measuring
+    host_blocks: int = 0  # of the cache, in the host's memory
+    host: HostTime | None = None  # that is known without measuring
+    layers: int = 1
+
+    def describe(self) -> dict[str, Any]:
+        names = ("engine", "device", "dtype", "emulated", "why", "blocks", "host_blocks")
+        return {name: getattr(self, name) for name in names}
+
+
+def create_step_engine(
+    card: GenerationCard, settings: PoolOfDevices, device: str, threads: int, host_cores: Sequence[int] = ()
+) -> StepEngine:
+    """`host_cores`: on which the host of an accelerator computes attention.
+
+    Raises SettingsError where the model or the device cannot be used.
+    """
+    if settings.emulated is None:
+        return _Loaded(card, settings, device, threads, host_cores).engine()
+    times, host_blocks = settings.emulated, _host_blocks(settings)
+    given = times.host if isinstance(times, EmulatedWithHost) and host_blocks else None
+    host = None if given is None else given.host_time
+    blocks = times.blocks if settings.blocks == "auto" else settings.blocks
+    model, vocabulary = times.step_time, card.model.vocab_size
+    return StepEngine(
+        EmulatedSteps(
+            model, blocks, vocabulary, noise=times.noise, seed=times.seed, host=host, host_blocks=host_blocks
+        ),
+        blocks,
+        engine="emulated",
+        device=f"emulated (a step {times.beta_s} s, a row {times.row_s} s)",
+        dtype="float32",
+        emulated=True,
+        why="accelerator and CPU are emulated: the tokens mean nothing",
+        probe=lambda: None,
+        model=model,
+        host_blocks=host_blocks,
+        host=host,
+    )
+
+
+def _host_blocks(settings: PoolOfDevices) -> int:
+    return settings.host_blocks if isinstance(settings, GeneratingAccelerator) else 0
+
+
+class _Causal(Protocol):
+    """`causal_model.CausalModel`."""
+
+    cache: Any
+
+    def step(self, chunks: Sequence[Chunk]) -> Any: ...
+
+
+class ModelSteps:
+    """A causal model's steps as `chunk.Steps` has them."""
+
+    def __init__(self, model: _Causal, logits: Callable[[Any], Logits | DeviceLogits]) -> None:
+        """`logits`: `device_sampling.logits_of` its device."""
+        self._model, self._logits = model, logits
+
+    def step(self, work: Work) -> Computed:
+        """See `chunk.Steps`."""
+        cache = self._model.cache.tensor
+        for copy in work.copies:
+            cache[:, :, copy.target] = cache[:, :, copy.source]
+        return Computed(self._logits(self._model.step(work.chunks)))
+
+
+class _Loaded:
+    """A model from its files, on a device."""
+
+    def __init__(
+        self, card: GenerationCard, settings: PoolOfDevices, device: str, threads: int, host_cores: Sequence[int]
+    ) -> None:
+        self._torch = import_torch(device)
+        self._card, self._settings = card, settings
+        self._device = open_device(self._torch, device)
+        if self._device.type == "cpu":
+            self._torch.set_num_threads(threads)
+        self._threads, self._host_cores, self._host_blocks = threads, host_cores, _host_blocks(settings)
+
+    def engine(self) -> StepEngine:
+        from deployments.engines.model_forms import read_config
+        from deployments.engines.packed.tensors import MissingWeight, Place, Weights
+        from deployments.generation.engine.causal_model import CausalModel, unsupported
+        from deployments.generation.engine.causal_stages import CausalStages
+        from deployments.generation.engine.device_sampling import logits_of
+        from deployments.generation.engine.hybrid_steps import HybridSteps
+
+        config = read_config(self._card.model)
+        if problem := unsupported(config):
+            raise SettingsError("args.model.id", problem)
+        dtype, why = (self._settings.dtype, "set by hand") if self._settings.dtype != "auto" else self._quick_dtype()
+        place = Place(self._device, getattr(self._torch, dtype))
+        block_bytes, host_blocks = _block_bytes(config, place.dtype.itemsize), self._host_blocks
+        weights_bytes = self._card.model.parameters * place.dtype.itemsize
+        blocks = self._blocks(block_bytes, weights_bytes) if self._settings.blocks == "auto" else self._settings.blocks
+        self._check_host(block_bytes, weights_bytes + blocks * block_bytes)
+        try:
+            weights = Weights.of_files(self._card.model.folder, place)
+            model = CausalModel(config, weights, blocks, host_blocks=host_blocks)
+        except MissingWeight as error:
+            raise SettingsError("args.model.id", f"{self._card.name}'s files lack the weight {error.args[0]}") from None
+        cores = f", {self._threads} threads" if self._device.type == "cpu" else ""
+        named = f"torch {self._torch.__version__} on {self._device}{cores}"
+        stages = CausalStages(model, self._host_cores) if host_blocks else None
+        steps = ModelSteps(model, logits_of(self._device)) if stages is None else HybridSteps(stages)
+        return StepEngine(
+            steps, blocks, "torch", named, dtype, emulated=False, why=why, probe=self._probe, host_blocks=host_blocks,
+            layers=config.num_hidden_layers,
+        )  # fmt: skip
+
+    def _quick_dtype(self) -> tuple[str, str]:
+        if self._device.type == "cpu":
+            return quick_cpu_dtype()
+        if self._device.type == "cuda" and self._torch.cuda.get_device_capability(self._device) < (8, 0):
+            return "float16", "as accelerators compute quickest that have no bfloat16"
+        return "bfloat16", "as accelerators compute quickest"
+
+    def _check_host(self, block_bytes: int, own_bytes: int) -> None:
+        """Raises SettingsError where the host has no memory for its blocks; beside what a CPU as accelerator takes."""
+        left = _free_memory() - (own_bytes if self._device.type == "cpu" else 0)
+        if self._host_blocks and self._host_blocks * block_bytes > left:
+            raise SettingsError(
+                "args.accelerator.host_blocks",
+                f"{self._host_blocks} blocks take {self._host_blocks * block_bytes / 1e9:.3g} GB of the host's memory, "
+                f"which has room for {max(0, left // block_bytes)}",
+            )
+
+    def _blocks(self, block_bytes: int, weights_bytes: int) -> int:
+        """As many as the memory holds that the weights leave."""
+        free, share = _free_memory(), _CPU_SHARE
+        if self._device.type != "cpu":
+            free, share = getattr(self._torch, self._device.type).mem_get_info()[0], _ACCELERATOR_SHARE
+        left = share * (free - weights_bytes)
+        least = blocks_of(self._card.context)
+        if self._device.type == "cpu":
+            left = min(left, _MOST_ON_CPU * least * block_bytes)
+        if left < least * block_bytes:
+            raise SettingsError(
+                f"args.{'cpu' if self._device.type == 'cpu' else 'accelerator'}.blocks",
+                f"the free memory holds the keys and values of {max(0, int(left // block_bytes)) * BLOCK} tokens, "
+                f"fewer than one text of {self._card.context}; lower model.max_tokens, or set the number of blocks",
+            )
+        return int(left // block_bytes)
+
+    def _probe(self) -> None:
+        """A small product on the device, waited for: a hung device hangs here, a lost one raises."""
+        with self._torch.inference_mode():
+            ones = self._torch.ones((8, 8), device=self._device)
+            if float((ones @ ones).sum().item()) != 8 * 8 * 8:
+                raise RuntimeError(f"{self._device} computes wrong numbers")
+
+
+def _block_bytes(config: Any, itemsize: int) -> int:
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * BLOCK * size * itemsize)
+
+
+def _free_memory() -> int:
+    """Bytes, of the machine or of the container, whichever has less."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    try:
+        bound = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+    except OSError:
+        return free
+    return min(free, max(0, int(bound) - used)) if bound.isdigit() else free

@@ -1,0 +1,70 @@
+"""What one step computes: chunks of sequences, packed, and where their keys and values lie. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from deployments.engines.packed.layout import Layout
+from deployments.engines.packed.tensors import Place
+from deployments.generation.kernels.decode_kernel import DecodeRows
+from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
+from deployments.generation.scheduler.step import Chunk
+
+_ROWS = (1, 2, 4, 8, 16, 24, 32)  # of a product: oneDNN prepares one anew for each number of rows; above, multiples
+
+
+@dataclass(slots=True, kw_only=True)
+class StepLayout(Layout):
+    """Where the chunks lie in a step's packed tokens. All tensors are int64."""
+
+    chunks: Sequence[Chunk]
+    slots: torch.Tensor  # [2, tokens]: block of the cache, and place in it, of each token
+    tables: list[torch.Tensor]  # of each chunk, [blocks that hold it and what is before it]
+    last: torch.Tensor  # the rows whose next token is wanted
+    decoding: DecodeRows
+
+    @classmethod
+    def of_chunks(cls, chunks: Sequence[Chunk], place: Place) -> Self:
+        lengths = np.array([len(chunk.ids) for chunk in chunks], np.int32)
+        bounds = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        tokens = int(bounds[-1])
+        tables = [np.array(chunk.table[: blocks_of(chunk.end)], np.int64) for chunk in chunks]
+        positions = [np.arange(chunk.start, chunk.end) for chunk in chunks]
+        slots = np.stack([
+            np.concatenate([table[at // BLOCK] for table, at in zip(tables, positions, strict=True)]),
+            np.concatenate([at % BLOCK for at in positions]),
+        ])  # fmt: skip
+        last = [bounds[number + 1] - 1 for number, chunk in enumerate(chunks) if chunk.wanted]
+        return cls(
+            place=place,
+            queries=len(chunks),
+            longest=max(chunk.end for chunk in chunks),
+            ragged=True,
+            tokens=tokens,
+            spare=_rows(tokens) - tokens if place.device.type == "cpu" else 0,
+            bounds=torch.from_numpy(bounds).to(place.device),
+            lengths=lengths.tolist(),
+            _starts=bounds,
+            chunks=chunks,
+            slots=torch.from_numpy(slots).to(place.device),
+            tables=[torch.from_numpy(table).to(place.device) for table in tables],
+            last=torch.tensor(last, dtype=torch.int64, device=place.device),
+            decoding=DecodeRows.of_chunks(chunks, bounds[:-1]),
+        )
+
+    def firsts(self, table: torch.Tensor) -> torch.Tensor:
+        return torch.cat([table[chunk.start : chunk.end] for chunk in self.chunks])
+
+    def only(self, rows: torch.Tensor) -> None:
+        spare = _rows(len(rows)) - len(rows) if self.place.device.type == "cpu" else 0
+        self.wanted = functional.pad(rows, (0, spare))
+
+
+def _rows(tokens: int) -> int:
+    return next((rows for rows in _ROWS if rows >= tokens), -(-tokens // _ROWS[-1]) * _ROWS[-1])

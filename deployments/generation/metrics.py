@@ -1,0 +1,354 @@
+"""The metrics of generation: every name, tag and bucket beside those that it shares with embeddings.
+
+What means the same has the same name (`serving.metrics`), so that alerts and panels serve both kinds: a generation is
+counted as a query, a step as a run, and a row as a query of that run. docs/operations.md says what each one means.
+
+The Router has one `GenerationMetrics`. For each generation it calls::
+
+    streamed = metrics.begin(arrived_s, prompt_tokens=..., answers=..., promise=Promise(ttft_s, tpot_s), client=...)
+    streamed.admitted("cpu")                # a replica has taken it
+    streamed.arrived(now, answer, tokens)   # with each frame that brings tokens of an answer: 0 .. answers - 1
+    streamed.ended(answer, "stop")          # one answer has its last token
+    streamed.over(now)                      # once, at the end of all; with the error if it ended by one, device seconds
+
+A replica has one `GeneratorMetrics`: `ran` after each step, `failed` after one that failed, and `publish` every two
+seconds. Pure: the clock and Ray's instruments are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from deployments.generation.scheduler.hybrid.host_cache import HostState
+from deployments.generation.scheduler.hybrid.planner import MODES
+from deployments.serving.metrics import (
+    CANCELLED,
+    ERROR,
+    LEARNED,
+    NO_POOL,
+    OK,
+    REACHED,
+    Gauge,
+    Instruments,
+    KeyMetrics,
+    ReplicaMetrics,
+    Sampled,
+    Tally,
+    outcome_of,
+    pool_gauges,
+    tally,
+)
+
+End = Literal["stop", "length", "cancelled", "failed"]
+REFUSED_BECAUSE = (  # of a replica, in the order of `GeneratorState.refusals`
+    "full",  # a first token or a pace would be late, or its keys and values have no room
+    "never",  # an idle device would be late, too
+)
+
+# Ray's agent keeps one set of bounds for a name on each node, and puts other processes' counts into these. So they are
+# the same for all promises, with the usual ones among them: the share below such a promise is exact.
+_FIRST_TOKEN_S = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0]
+_PACE_S = [0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.5, 1.0]
+_GAP_S = [0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 3.0, 5.0, 10.0]
+_POOL = ("pool",)
+_POOLS = ("accelerator", "cpu", NO_POOL)
+
+
+class Promise(NamedTuple):
+    """Of one generation: seconds from its arrival to its first token, and for each token of an answer after that.
+    None: there is none (bulk has neither).
+    """
+
+    ttft_s: float | None
+    tpot_s: float | None
+
+
+class GenerationPool(NamedTuple):
+    """One pool as a Router sees it now."""
+
+    is_open: bool
+    live_replicas: int
+    calibrated: bool
+
+
+class GeneratorState(NamedTuple):
+    """What a replica says of itself."""
+
+    in_flight: int  # generations admitted and not ended
+    waiting: int  # of these, those of whose prompt nothing is computed yet
+    factor: float
+    margin: float
+    kv_blocks_used: int
+    kv_blocks_free: int
+    refusals: Sequence[int]  # since the start, as REFUSED_BECAUSE
+    host: HostState | None = None  # where it has a part of the cache
+
+
+class GenerationMetrics:
+    """A Router's. All methods are called from the event loop's own thread."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        def count(name: str, about: str, tags: tuple[str, ...] = _POOL) -> None:
+            self._tallies[name] = tally(instruments, f"windve_{name}", about, tags)
+
+        def measure(name: str, about: str, bounds: Sequence[float]) -> dict[str, Sampled]:
+            histogram = instruments.Histogram(f"windve_{name}", about, list(bounds), _POOL)
+            return {pool: Sampled(histogram, {"pool": pool}) for pool in _POOLS}
+
+        self._tallies: dict[str, Tally] = {}
+        count("queries", "Queries by the pool and the outcome of their request", ("pool", "outcome"))
+        count("answers", "Answers that have ended, and why", ("pool", "reason"))
+        count("prompt_tokens", "Tokens of the prompts of admitted generations")
+        count("answer_tokens", "Tokens that were generated")
+        count("first_tokens", "Generations whose first token was promised")
+        count("late_first_tokens", "Of these, those whose first token came late, or not at all by an error of ours")
+        count("paces", "Answers whose pace was promised, and that had one")
+        count("late_paces", "Of these, those that were slower, and those that an error of ours broke off")
+        self._first_token = measure("first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_S)
+        self._pace = measure("pace_seconds", "For each token of an answer after its first", _PACE_S)
+        self._gap = measure("worst_gap_seconds", "The longest wait for more of an answer after its first token", _GAP_S)
+        self.keys = KeyMetrics(instruments)
+        self._gauges = pool_gauges(instruments, REACHED)
+        self._slo: Gauge = instruments.Gauge("windve_slo_seconds", "The latency that is promised")
+        self._tpot: Gauge = instruments.Gauge("windve_tpot_seconds", "The time for each further token that is promised")
+
+    def begin(
+        self, arrived_s: float, *, prompt_tokens: int, answers: int, promise: Promise, client: str | None = None
+    ) -> Streamed:
+        """A generation has arrived. `client`: the name of its API key, if it has one."""
+        return Streamed(self, _Asked(arrived_s, prompt_tokens, answers, promise, client))
+
+    def count(self, name: str, step: float, *tags: str) -> None:
+        """Of the counter windve_NAME; `tags` are the pool, and what else it has."""
+        self._tallies[name].add(step, *tags)
+
+    def first_token(self, pool: str, seconds: float, allowed_s: float) -> None:
+        """Of a generation that had a promise."""
+        self._first_token[pool].observe(seconds)
+        self.judge("first_tokens", pool, late=seconds > allowed_s)
+
+    def pace(self, pool: str, seconds: float, gap_s: float) -> None:
+        """Of an answer that had a promise; the longest gap of it beside."""
+        self._pace[pool].observe(seconds)
+        self._gap[pool].observe(gap_s)
+
+    def judge(self, name: str, pool: str, *, late: bool) -> None:
+        """One promise more, kept or not."""
+        self.count(name, 1, pool)
+        self.count(f"late_{name}", late, pool)
+
+    def publish(self, promise: Promise, pools: Mapping[str, GenerationPool]) -> None:
+        """Give Ray what was counted since the last call, the promise of the settings, and the gauges of each pool."""
+        self.keys.publish()
+        for counted in self._tallies.values():
+            counted.publish()
+        for histograms in (self._first_token, self._pace, self._gap):
+            for histogram in histograms.values():
+                histogram.publish()
+        for gauge, seconds in zip((self._slo, self._tpot), promise, strict=True):
+            if seconds is not None:
+                gauge.set(seconds, {})
+        for pool, state in pools.items():
+            for key, gauge in self._gauges.items():
+                gauge.set(float(getattr(state, key)), {"pool": pool})
+
+
+class _Asked(NamedTuple):
+    arrived_s: float
+    prompt_tokens: int
+    answers: int
+    promise: Promise
+    client: str | None
+
+
+class _Answer:
+    """What has come of one."""
+
+    __slots__ = ("ended", "first_s", "gap_s", "last_s", "tokens")
+
+    def __init__(self) -> None:
+        self.first_s = self.last_s = self.gap_s = 0.0
+        self.tokens = 0
+        self.ended: End | None = None
+
+    @property
+    def pace_s(self) -> float:
+        return (self.last_s - self.first_s) / max(1, self.tokens - 1)
+
+    def more(self, now: float, tokens: int) -> None:
+        if self.tokens:
+            self.gap_s = max(self.gap_s, now - self.last_s)
+        else:
+            self.first_s = now
+        self.last_s = now
+        self.tokens += tokens
+
+
+class Streamed:
+    """One generation while it is streamed. Times are the Router's clock, when a frame arrives: not when a client, which
+    may be slow, reads on.
+    """
+
+    def __init__(self, metrics: GenerationMetrics, asked: _Asked) -> None:
+        self._metrics, self._asked, self._pool = metrics, asked, NO_POOL
+        self._answers = [_Answer() for _ in range(asked.answers)]
+        self.first_at: float | None = None  # its first token came
+        self.over_at: float | None = None
+        self.is_broken = False  # by an error of ours
+
+    @property
+    def arrived_at(self) -> float:
+        return self._asked.arrived_s
+
+    @property
+    def promise(self) -> Promise:
+        return self._asked.promise
+
+    @property
+    def tokens(self) -> int:
+        """Of all answers so far."""
+        return sum(found.tokens for found in self._answers)
+
+    @property
+    def first_s(self) -> float | None:
+        """From its arrival to its first token."""
+        return None if self.first_at is None else self.first_at - self._asked.arrived_s
+
+    @property
+    def pace_s(self) -> float | None:
+        """Of its slowest answer; None where none has two tokens."""
+        return max((found.pace_s for found in self._answers if found.tokens > 1), default=None)
+
+    @property
+    def gap_s(self) -> float:
+        """The longest wait for more of an answer."""
+        return max(found.gap_s for found in self._answers)
+
+    @property
+    def is_late(self) -> bool:
+        """Its first token or the pace of an answer is later than promised."""
+        pairs = zip((self.first_s, self.pace_s), self._asked.promise, strict=True)
+        return any(took_s is not None and allowed_s is not None and took_s > allowed_s for took_s, allowed_s in pairs)
+
+    def admitted(self, pool: str) -> None:
+        """By a replica of that pool; a second time, where the first one died."""
+        if self._pool == NO_POOL:
+            self._metrics.count("prompt_tokens", self._asked.prompt_tokens, pool)
+        self._pool = pool
+
+    def arrived(self, now: float, answer: int, tokens: int) -> None:
+        """So many more of that answer's tokens; at least one."""
+        if self.first_at is None:
+            self.first_at = now
+            if (allowed_s := self._asked.promise.ttft_s) is not None:
+                self._metrics.first_token(self._pool, now - self._asked.arrived_s, allowed_s)
+        self._answers[answer].more(now, tokens)
+        self._metrics.count("answer_tokens", tokens, self._pool)
+
+    def ended(self, answer: int, why: End) -> None:
+        """No more comes of it."""
+        found = self._answers[answer]
+        found.ended = why
+        self._metrics.count("answers", 1, self._pool, why)
+        if (allowed_s := self._asked.promise.tpot_s) is None:
+            return
+        if found.tokens > 1:
+            self._metrics.pace(self._pool, found.pace_s, found.gap_s)
+        broken = why == "failed" and found.tokens > 0
+        if found.tokens > 1 or broken:
+            self._metrics.judge("paces", self._pool, late=broken or found.pace_s > allowed_s)
+
+    def over(self, now: float, error: BaseException | None = None, device_s: float = 0.0) -> None:
+        """All its answers have ended, or it ends by this error: the one that the client is told, or asyncio's
+        CancelledError if the client has gone. Answers that have not ended are counted as broken off by it. `device_s`:
+        what it took of a device, for its client's account.
+        """
+        outcome = OK if error is None else outcome_of(error)
+        self.over_at, self.is_broken = now, outcome == ERROR
+        if self._pool != NO_POOL:
+            for answer, found in enumerate(self._answers):
+                if found.ended is None:
+                    self.ended(answer, "failed" if outcome == ERROR else "cancelled")
+        if self.first_at is None and self._breaks_promise(now, outcome):
+            self._metrics.judge("first_tokens", self._pool, late=True)
+        self._metrics.count("queries", 1, self._pool if outcome == OK else NO_POOL, outcome)
+        if self._asked.client is not None:
+            self._charge(self._asked.client, error, device_s)
+
+    def _breaks_promise(self, now: float, outcome: str) -> bool:
+        allowed_s = self._asked.promise.ttft_s
+        late = self._pool != NO_POOL and allowed_s is not None and now - self._asked.arrived_s > allowed_s
+        return outcome == ERROR or (outcome == CANCELLED and late)
+
+    def _charge(self, client: str, error: BaseException | None, device_s: float) -> None:
+        if error is None:
+            self._metrics.keys.used(client, 1, tokens=self._asked.prompt_tokens + self.tokens, device_s=device_s)
+        else:
+            self._metrics.keys.refused(client, error, 1)
+
+
+class GeneratorMetrics(ReplicaMetrics):
+    """A replica's. `ran(rows, tokens, seconds, planned_s)`: a step of so many rows, and tokens of them together."""
+
+    def __init__(self, instruments: Instruments, pool: str, info: Mapping[str, str]) -> None:
+        blocks = {
+            "kv_blocks_used": "Blocks of the cache that hold keys and values",
+            "kv_blocks_free": "Blocks of the cache that are free",
+        }
+        super().__init__(instruments, pool, info, {**LEARNED, **blocks}, REFUSED_BECAUSE)
+        self._host = _HostMetrics(instruments, pool)
+
+    def publish(self, state: GeneratorState) -> None:  # type: ignore[override]
+        """And what the host did, where it has a part of the cache."""
+        super().publish(state)
+        if state.host is not None:
+            self._host.publish(state.host)
+
+
+class _HostMetrics:
+    """Of a replica's host, which has a part of its cache."""
+
+    def __init__(self, instruments: Instruments, pool: str) -> None:
+        def count(name: str, about: str, *tags: str) -> Tally:
+            return tally(instruments, f"windve_{name}", about, (*_POOL, *tags))
+
+        self._pool = pool
+        self._steps = count("mode_steps", "Steps by what the host did in them", "mode")
+        self._moved = count("moved_generations", "Generations that moved between the caches", "to")
+        self._tokens = count("host_tokens", "Tokens of answers whose attention the host computed")
+        self._hybrid = count(
+            "hybrid_tokens", "Tokens that accelerator and host made; a prompt counts as the answers' tokens of its time"
+        )
+        self._alone = count(
+            "alone_tokens", "What the accelerator alone would have made in the same time, counted likewise"
+        )
+        gauges = {
+            "host_blocks_used": "Blocks of the host's cache that hold keys and values",
+            "host_blocks_free": "Blocks of the host's cache that are free",
+            "parked_rows": "Answers whose next token takes several steps",
+            "host_factor": "What the host's attention takes now, as a share of what its model says",
+        }
+        self._gauges = pool_gauges(instruments, gauges)
+        self._told: dict[tuple[int, tuple[str, ...]], float] = {}  # of each counter, so far
+
+    def publish(self, host: HostState) -> None:
+        """Give Ray what was counted since the last call, and the gauges."""
+        for mode, steps in zip(MODES, host.steps, strict=True):
+            self._count(self._steps, steps, mode)
+        for to, moved in zip(("accelerator", "host"), host.moved, strict=True):
+            self._count(self._moved, moved, to)
+        self._count(self._tokens, host.tokens)
+        self._count(self._hybrid, host.alone + host.gained)
+        self._count(self._alone, host.alone)
+        figures = host.blocks - host.free_blocks, host.free_blocks, host.parked, host.factor
+        for gauge, figure in zip(self._gauges.values(), figures, strict=True):
+            gauge.set(float(figure), {"pool": self._pool})
+
+    def _count(self, counted: Tally, total: float, *tags: str) -> None:
+        """So many since the start."""
+        key = id(counted), tags
+        before = self._told.get(key, 0.0)
+        counted.add(total - before, self._pool, *tags)
+        self._told[key] = max(total, before)
+        counted.publish()

@@ -1,0 +1,1 @@
+"""The generations of one device: which it admits, and what each step computes. Pure: no ray, no torch, no clock."""

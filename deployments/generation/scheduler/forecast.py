@@ -1,0 +1,220 @@
+"""Whether a device can keep all that it has promised: first tokens of prompts that wait, and paces of answers. Pure.
+
+It is the demand test of earliest-deadline-first scheduling (Baruah, Mok, Rosier: Preemptively scheduling hard-real-time
+sporadic tasks on one processor, RTSS 1990): all is in time if, for each deadline t, the work that must be done by t
+takes no longer than t.
+
+Each step gives each running answer a token. So the work until t is
+
+    n(t) steps      as many as the answer whose token is due soonest needs by t. They hold B answers, which read K
+                    tokens; K grows by B with each step, and falls when an answer has all the tokens that it may get.
+    prompts         those whose first token is due by t, and those ahead of the answer whose token is due at t. They go
+                    into these steps, in chunks. All others can wait.
+
+An answer whose prompt still waits takes part from the step after its first token is predicted. Nobody knows when an
+answer ends before it has all that it may get, so each is taken to get all.
+
+Answers on the host (`HostShare`) are taken to be in each step, too. The host computes their attention beside the
+accelerator, so the work until t takes as long as the longer of the two needs for its own. With two batches each step
+reads the weights twice. `StepSchedule` looks with one batch and with two, and goes by the first that keeps all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments.generation.scheduler.step_time import StepTime
+
+Numbers = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.intp]
+
+_ROUNDS = 6  # of looking for the time at which the work until then is done; enough but for a device near its limit
+_TINY = 1e-9
+
+
+class Pace(NamedTuple):
+    """One answer that gets tokens: its next one is due in `due_s`, each further one `pace_s` later, `left` in all. The
+    next one reads `length` tokens. `after` steps and `prompts` prompts, its own included, come before it. `host`: 1
+    where the host computes its attention.
+    """
+
+    due_s: float
+    pace_s: float
+    left: float
+    length: float
+    after: float = 0.0
+    prompts: int = 0
+    host: int = 0
+
+    @classmethod
+    def of(cls, last_s: float, pace_s: float | None, left: float, length: float, *, on_host: bool = False) -> Pace:
+        """The next token is due `pace_s` behind `last_s`; never, where no pace is promised."""
+        due_s, pace_s = (math.inf, 1.0) if pace_s is None else (last_s + pace_s, pace_s)
+        return cls(due_s, pace_s, left, length, host=int(on_host))
+
+
+class Prompt(NamedTuple):
+    """One that waits: its first token is due in `due_s`; `tokens` and `pairs` of it are left to compute (`StepLoad`),
+    of `length` in all. Each of its `answers` gets `most_tokens` at most, at `pace_s`; None: at any.
+    """
+
+    due_s: float
+    tokens: float
+    pairs: float
+    length: float
+    answers: int
+    most_tokens: int
+    pace_s: float | None
+    on_host: bool = False
+
+    def paces(self, first_s: float) -> list[Pace]:
+        """Of its answers, whose first tokens are there in `first_s`."""
+        pace = Pace.of(first_s, self.pace_s, self.most_tokens - 1, self.length + 1, on_host=self.on_host)
+        return [pace] * self.answers if pace.left else []
+
+
+class HostShare(NamedTuple):
+    """What answers on the host take of the time of steps, beside the accelerator's work: `row_s` seconds for each of
+    their tokens, and `kv_token_s` for each token that it reads (`Host.shares`). `twice`: while there are such answers,
+    a step reads the weights twice.
+    """
+
+    row_s: float
+    kv_token_s: float
+    twice: bool
+
+
+NO_HOST = HostShare(0.0, 0.0, twice=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Of a device that is free in `free_s`, whose steps take `slow` times as long as `model` says and are to take
+    `longest_s` at most. `prompts` are in the order of `due_s`. All times are seconds from now.
+    """
+
+    model: StepTime
+    slow: float
+    free_s: float
+    longest_s: float
+    paces: Sequence[Pace]
+    prompts: Sequence[Prompt]
+    host: HostShare = NO_HOST
+
+    def look(self) -> Outlook:
+        """First tokens as they are predicted, and whether all promises hold."""
+        running = _Steps(self, self.paces)
+        firsts, _ = running.firsts()
+        joined = _Steps(self, [*self.paces, *self._later(firsts, running)])
+        later, sure = joined.firsts(firsts)  # no prompt is sooner because others join
+        kept = joined.keeps_firsts(later, sure=sure) and joined.keeps_paces()
+        return Outlook(np.maximum(firsts, later), kept)
+
+    def _later(self, firsts: Numbers, running: _Steps) -> list[Pace]:
+        """The answers of the prompts that wait."""
+        after = running.steps_by(firsts) + 1
+        return [
+            pace._replace(after=after[number], prompts=number + 1)
+            for number, prompt in enumerate(self.prompts)
+            for pace in prompt.paces(firsts[number])
+        ]
+
+
+class Outlook(NamedTuple):
+    """`first_s`: float64 [prompts], seconds until each one's first token; `kept`: all promises hold."""
+
+    first_s: Numbers
+    kept: bool
+
+
+class _Steps:
+    """The steps that these answers need, and the work in them. `m` are any number of questions at once."""
+
+    def __init__(self, forecast: Forecast, paces: Sequence[Pace]) -> None:
+        self._of = forecast
+        columns = np.array(paces, np.float64).reshape(-1, len(Pace._fields)).T
+        self._due, self._pace, self._left, self._length, self._after, self._ahead, self._host = columns
+        self._beta_s = forecast.model.beta_s * (1 + (forecast.host.twice and bool(self._host.any())))
+        self._firsts_due = np.array([prompt.due_s for prompt in forecast.prompts], np.float64)
+        self._upto = np.arange(1, len(forecast.prompts) + 1)[:, None]
+        self._tokens = np.cumsum([0.0, *(prompt.tokens for prompt in forecast.prompts)])
+        self._pairs = np.cumsum([0.0, *(prompt.pairs for prompt in forecast.prompts)])
+
+    def steps_by(self, at_s: Numbers, prompts: Counts | float = math.inf) -> Numbers:
+        """[m]: n(t), of times [m], for the answers of the first so many `prompts` [m, 1] less one: the others have no
+        token before. Steps are no longer than `longest_s`, so there are at least so many.
+        """
+        tokens = at_s[:, None] - self._due  # in place from here on: the array is large
+        tokens /= self._pace
+        tokens += 1 + _TINY
+        np.floor(tokens, out=tokens)
+        counts = (tokens > 0) & (self._ahead < prompts)
+        steps = np.minimum(tokens, self._left, out=tokens)
+        steps += self._after
+        np.copyto(steps, 0.0, where=~counts)
+        fewest = np.floor(np.maximum(at_s - self._of.free_s, 0.0) / self._of.longest_s)
+        return np.asarray(np.maximum(steps.max(axis=1, initial=0.0), fewest))
+
+    def ends_s(self, steps: Numbers, prompts: Counts) -> Numbers:
+        """[m, k]: when so many steps [m, 1] are done, with the first so many prompts [m, k] computed in them."""
+        model = self._of.model
+        tokens = np.clip(steps - self._after, 0.0, self._left)  # [m, answers]
+        read = tokens - 1
+        read /= 2
+        read += self._length
+        read *= tokens
+        here = 1 - self._host
+        # Where answers end one after another, those that live longest are the first `knee` of each step.
+        below = above = tokens.sum(axis=1, keepdims=True)
+        if (others := tokens.shape[1] - model.knee) > 0:
+            below = above - np.partition(tokens, others - 1, axis=1)[:, :others].sum(axis=1, keepdims=True)
+        above = above - below
+        spare = steps * model.knee - below  # tokens of prompts that cost nothing
+        rows_s = steps * self._beta_s + model.row_s * above + model.kv_token_s * (read @ here)[:, None]
+        prompts_s = model.prompt_token_s * np.maximum(self._tokens[prompts] - spare, 0.0)
+        planned_s = rows_s + prompts_s + model.pair_s * self._pairs[prompts]
+        host_s = self._of.host.row_s * (tokens @ self._host) + self._of.host.kv_token_s * (read @ self._host)
+        planned_s = np.maximum(planned_s, host_s[:, None])
+        return np.asarray(self._of.free_s + self._of.slow * planned_s)
+
+    def firsts(self, earliest_s: Numbers | float = 0.0) -> tuple[Numbers, bool]:
+        """[prompts]: when each one's first token is there, not before `earliest_s`; False: it may be later."""
+        at_s = np.maximum(self.ends_s(np.ones((len(self._firsts_due), 1)), self._upto)[:, 0], earliest_s)
+        for _ in range(_ROUNDS):
+            later_s = np.maximum(at_s, self._first_by(at_s))
+            if (later_s <= at_s + _TINY).all():
+                return at_s, True
+            at_s = later_s
+        return at_s, False
+
+    def keeps_firsts(self, firsts: Numbers, *, sure: bool) -> bool:
+        """Each one is there by its deadline: at some time until then all that is due by that time is done, and the step
+        that ends the prompt. `firsts` is the first such time, where it is `sure`, or before it.
+        """
+        due = self._firsts_due + _TINY
+        if (firsts > due).any():
+            return False
+        return sure or bool((self._first_by(due) <= due).all())
+
+    def _first_by(self, at_s: Numbers) -> Numbers:
+        """[prompts]: when each one's first token is there, if the answers get the tokens before that are due by `at_s`
+        [prompts]. The step that ends the prompt holds all answers, too.
+        """
+        return self.ends_s(self.steps_by(at_s, self._upto)[:, None] + 1, self._upto)[:, 0]
+
+    def keeps_paces(self) -> bool:
+        """Each answer's tokens are in time. Between two steps at which an answer comes or has all its tokens, deadlines
+        are a concave function of the step, and the work until it is a convex one: so only these steps are looked at.
+        """
+        last = self._after + self._left
+        steps = np.unique(np.concatenate([self._after + 1, last]))[:, None]
+        takes_part = (steps > self._after) & (steps <= last)
+        due = np.where(takes_part, self._due + (steps - 1 - self._after) * self._pace, np.inf)  # [m, answers]
+        prompts = np.maximum(np.searchsorted(self._firsts_due, due, side="right"), self._ahead.astype(np.intp))
+        return bool((self.ends_s(steps, np.where(takes_part, prompts, 0)) <= due + _TINY).all())

@@ -1,0 +1,243 @@
+"""The host's part of a replica's cache: which answers it holds, which move, and what they may count on. Pure.
+
+A generation lies in the accelerator's cache or in the host's, never in both. It is admitted to the accelerator if there
+is room, else to the host. It moves, with all its blocks,
+
+    to the host          where it would have to wait for a block of the accelerator's cache
+    to the accelerator   where this has room that nobody asks for, to 95 % of its blocks
+
+(NEO's second step, arXiv:2411.01142, Section 3.2; the 95 % are in its code).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from deployments.admission.learning import Learning
+from deployments.generation.scheduler.block_manager import CacheRoom
+from deployments.generation.scheduler.block_pool import BLOCK
+from deployments.generation.scheduler.forecast import HostShare
+from deployments.generation.scheduler.hybrid.planner import ACCELERATOR, MODES, PIPELINED, HybridPlan, HybridPlanner
+from deployments.generation.scheduler.sequences import Generation, Row
+from deployments.generation.scheduler.step import ComputeSeconds, Copy
+from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
+
+_FILLED = 0.95  # of the accelerator's blocks: what comes back leaves the rest to those that grow
+_LEAST_LEARNED_S = 0.02  # of the host's attention are summed up before its factor follows
+_FORGOTTEN = 0.002  # of what was learned, by each step without the host: it may be quick again
+_AVERAGED = 0.05  # of the way to the latest one
+_SLOWER = 4.0  # times as slow as it was is the most that one step can say: it may have been a hiccup
+_PASSED = 4  # pipelined steps in a row, which parked rows join none of, while no other row is urgent
+_USED = 0.9  # of the host's time that is counted on: answers do not fill two batches without a gap
+
+
+class HostState(NamedTuple):
+    """What others are told of a host. Since the start, as `Host` counts them: `steps` in each of `MODES`, `tokens`,
+    `moved`, `gained` and `alone`. `factor`: how slow its attention is now against its model.
+    """
+
+    free_blocks: int  # that nobody may need
+    blocks: int
+    rows: int  # that run, wherever their attention is
+    parked: int  # of these
+    steps: Sequence[int]
+    tokens: int
+    moved: Sequence[int]
+    gained: float
+    alone: float
+    factor: float
+
+    @property
+    def gained_share(self) -> float | None:
+        """Of what the accelerator alone would have made; None where that is nothing."""
+        return self.gained / self.alone if self.alone else None
+
+
+@dataclass(slots=True, eq=False)
+class Host:
+    """`time`: of its attention; `block_count`: of its cache. Since the start: `steps` in each mode, `tokens` of host
+    rows, `moved` generations (to the accelerator, to the host), `alone`: tokens that the accelerator would have made
+    without it in the same time, and `gained`: tokens that both made beyond these. Prompts count as `worth` in
+    `planner`.
+    """
+
+    time: HostTime
+    block_count: int
+    learning: Learning = field(default_factory=Learning)
+    room: CacheRoom = field(init=False)
+    steps: dict[str, int] = field(default_factory=lambda: dict.fromkeys(MODES, 0))
+    tokens: int = 0
+    moved: list[int] = field(default_factory=lambda: [0, 0])
+    gained: float = 0.0
+    alone: float = 0.0
+    plan: HybridPlan | None = None  # of the step that was composed last, until it counts as ended
+    parked: dict[int, Row] = field(default_factory=dict)  # by their numbers
+    _passed: int = 0  # steps since parked rows could join one
+    accelerator_factor: float = 1.0  # how many times as long as planned the accelerator itself computes
+    _called_off: list[int] = field(default_factory=list)
+    _numbers: int = 0
+
+    def __post_init__(self) -> None:
+        self.room = CacheRoom(self.block_count)
+
+    # --- what answers may count on ------------------------------------------------------------------------------------
+
+    @property
+    def relative_factor(self) -> float:
+        """How slow the host is now beside the accelerator: its factor over the accelerator's, since plans are in the
+        seconds of the accelerator's model. The accelerator's own work counts, not what steps take. Else a step that was
+        a little too long for any reason would give the host more to do in the next one, which would be longer still.
+        """
+        return self.learning.factor / self.accelerator_factor
+
+    def planner(self, step: StepTime) -> HybridPlanner:
+        """Its plans are in the seconds of `step`, the accelerator's model."""
+        return HybridPlanner(step, self.time, self.relative_factor)
+
+    def shares(self, step: StepTime, rows: Iterable[tuple[bool, int]], row_blocks: int = 1) -> list[HostShare]:
+        """What a forecast may count for answers on the host, while these `rows` run: (on the host?, tokens that it
+        reads); promises that hold by one of these will be kept.
+
+        In one batch the host has the time of the accelerator's attention; in two it has all of a step's time, which is
+        2 T_l + T_ga then (APEX's (2), see `overlap`). Two are counted on only if they yield more tokens a second once
+        the host is full of answers of `row_blocks` blocks: a few such answers would never pay for reading the weights
+        twice, and so would never become many.
+        """
+        load, tokens, count = StepLoad(), 0, 0
+        for on_host, length in rows:
+            if on_host:
+                tokens, count = tokens + length, count + 1
+            else:
+                load = load.with_row(length)
+        most = count + max(0, self.block_count - self.room.reserved) // row_blocks
+        slow = self.relative_factor
+        each_s = slow * self.time.seconds(1, tokens / max(1, count))
+        linear_s, attention_s = step.linear_s(load), step.attention_s(load)
+        found, best = [], -1.0
+        for twice, hidden_s in ((False, attention_s), (True, 2 * linear_s + attention_s)):
+            seconds = max(1e-9, (1 + twice) * linear_s + attention_s)
+            fits = most if most * each_s <= _USED * hidden_s else _USED * hidden_s / each_s
+            if (rate := (load.rows + fits) / seconds) > best:
+                stretched = slow / max(_USED * hidden_s / seconds, 1e-3)
+                found.append(HostShare(stretched * self.time.row_s, stretched * self.time.kv_token_s, twice=twice))
+                best = rate
+        return found
+
+    # --- moves between the caches -------------------------------------------------------------------------------------
+
+    def to_accelerator(self, rows: Sequence[Row], room: CacheRoom, bulk_share: float, within_s: float) -> list[Copy]:
+        """Move the generations of these rows to the accelerator's `room`, the first ones first, up to one that does not
+        fit: those whose copies take no longer than `within_s`, all together.
+        """
+        copies: list[Copy] = []
+        for generation in _whole(rows, on_host=True):
+            blocks = len(copies) + generation.held_blocks
+            if blocks * BLOCK * self.time.copy_token_s > within_s:
+                continue
+            if not room.may_move_in(generation, bulk_share, 1 - _FILLED):
+                break  # to look at each of them would take longer than a plan
+            copies += self._move(generation, self.room, room)
+        return copies
+
+    def to_host(self, rows: Sequence[Row], room: CacheRoom, bulk_share: float) -> list[Copy]:
+        """Move the generations of these rows, which had to wait for a block in the accelerator's `room`, to the host:
+        those that fit.
+        """
+        copies: list[Copy] = []
+        for generation in _whole(rows, on_host=False):
+            if self.room.may_move_in(generation, bulk_share):
+                copies += self._move(generation, room, self.room)
+        return copies
+
+    def _move(self, generation: Generation, source: CacheRoom, target: CacheRoom) -> list[Copy]:
+        blocks = target.move_in(generation, source)
+        generation.on_host = to_host = target is self.room
+        self.moved[to_host] += 1
+        return [Copy(*pair, from_host=not to_host, to_host=to_host) for pair in blocks.items()]
+
+    # --- parked rows --------------------------------------------------------------------------------------------------
+
+    def park(self, row: Row) -> None:
+        """Its next token comes in a later step."""
+        self._numbers += 1
+        row.parked, row.coming = self._numbers, 1
+        self.parked[self._numbers] = row
+
+    def arrive(self, numbers: Collection[int]) -> list[Row]:
+        """Their tokens are there; but of those that were called off."""
+        rows = [self.parked.pop(number) for number in numbers if number in self.parked]
+        for row in rows:
+            row.parked, row.coming = None, 0
+        return rows
+
+    def call_off(self, row: Row) -> None:
+        """Nobody wants its token any more."""
+        if row.parked is not None:
+            del self.parked[row.parked]
+            self._called_off.append(row.parked)
+            row.parked = None
+
+    def called_off(self) -> list[int]:
+        """Numbers of rows that were parked and are wanted no more, since the last step."""
+        numbers, self._called_off = self._called_off, []
+        return numbers
+
+    def clear(self) -> None:
+        """Nothing is here any more."""
+        self.room.clear()
+        for row in list(self.parked.values()):
+            self.call_off(row)
+        self.plan = None
+
+    # --- what others are told -----------------------------------------------------------------------------------------
+
+    def state(self, rows: int) -> HostState:
+        """So many `rows` of it run."""
+        return HostState(
+            max(0, self.block_count - self.room.reserved), self.block_count, rows, len(self.parked),
+            tuple(self.steps[mode] for mode in MODES), self.tokens, tuple(self.moved),
+            round(self.gained, 1), round(self.alone, 1), round(self.learning.factor, 4),
+        )  # fmt: skip
+
+    def modes(self, allowed: Collection[str], *, urgent: bool) -> Collection[str]:
+        """Of those `allowed`, the modes that the next step may have: now and then one that parked rows join."""
+        if self._passed < _PASSED or urgent or not self.parked:
+            return allowed
+        return [mode for mode in allowed if mode != PIPELINED]
+
+    # --- what steps teach ---------------------------------------------------------------------------------------------
+
+    def ended(
+        self, plan: HybridPlan | None, seconds: float, compute_s: ComputeSeconds, arrived: int, *, whole: bool = True
+    ) -> None:
+        """The step of that `plan` ran in `seconds`, and so many parked rows `arrived` with their token. One that
+        failed, not `whole`, counts for nothing.
+        """
+        self._passed = self._passed + 1 if self.parked and plan and plan.mode == PIPELINED else 0
+        if plan is None or not whole:
+            return
+        self.steps[plan.mode] += 1
+        tokens = len(plan.first) + len(plan.second) + arrived
+        self.tokens += tokens
+        if compute_s.accelerator_s and (plan.worth or plan.first or plan.second):  # parked rows alone pass few layers
+            took = min(compute_s.accelerator_s / plan.accelerator_s, _SLOWER * self.accelerator_factor)
+            self.accelerator_factor += _AVERAGED * (took - self.accelerator_factor)
+        if plan.mode == ACCELERATOR:
+            self.alone += plan.worth
+        else:
+            alone = plan.worth * seconds / (self.accelerator_factor * plan.alone_s)
+            self.alone += alone
+            self.gained += tokens + plan.worth - alone
+        if plan.host_s and compute_s.host_s and self._passed != 1:  # the first also has what parked rows wait for
+            self.learning.worked(plan.host_s, compute_s.host_s, least_s=_LEAST_LEARNED_S)
+        elif not plan.host_s:
+            self.learning.factor += _FORGOTTEN * (1 - self.learning.factor)
+
+
+def _whole(rows: Sequence[Row], *, on_host: bool) -> Iterator[Generation]:
+    """Their generations that may move: on that side, with no row parked."""
+    for generation in {id(row.generation): row.generation for row in rows}.values():
+        if generation.on_host is on_host and generation.rows and not any(row.parked for row in generation.rows):
+            yield generation

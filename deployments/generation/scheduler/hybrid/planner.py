@@ -1,0 +1,211 @@
+"""Which host rows take part in a step, and how: the decision of one step. Pure.
+
+The accelerator computes a step's linear layers, and the attention to its own cache. The host computes the attention of
+its *host rows*. Times are seconds, summed over all layers, as `StepTime` and `HostTime` have them:
+
+    T_l0, T_l1    linear layers of the first batch (prompts, the accelerator's rows, some host rows) and of the second
+                  (other host rows)
+    T_ga0         attention of the accelerator, all in the first batch
+    T_ca0, T_ca1  attention of the host, for the host rows of each batch
+
+A step T has one of these forms:
+
+    alone         T = T_l0 + T_ga0: no host row takes part
+    one batch     T = T_l0 + max(T_ga0, T_ca0): host rows hide behind the accelerator's attention
+    two batches   T = max(T_l0, T_ca1) + max(T_l1 + T_ga0, T_ca0): while one's attention is at the host, the other is at
+                  the accelerator, which reads the weights twice (NEO, arXiv:2411.01142, Section 3.2)
+    parked        T = T_l0 + T_ga0: a host row joins a later step when its attention is done. The accelerator never
+                  waits for it; a token takes a step for each layer, at least (APEX, arXiv:2506.03296, Section 3.2)
+
+Host rows take part as long as the accelerator does not wait for the host (NEO's two inequalities): T_ca1 <= T_l0 and
+T_ca0 <= T_l1 + T_ga0; in one batch the second, without T_l1. The plan that most rows take part in which are due soon is
+taken, and of those the one with most tokens a second. The accelerator's own work counts as `worth` tokens, prompts too:
+as many as its rows alone would get in the time that this work takes.
+
+`overlap` has APEX's equations for a whole device, which a calibration shows; no step is planned by them.
+
+NEO's fifth step, which drops prompts bound for the host while the inequalities hold, is left out: a prompt's first
+token has its deadline, and those without one are computed behind all others anyway. Taken by its words it would drop
+every one while the host has nothing to do, so that it would never get anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
+
+ACCELERATOR, PIPELINED, ASYNCHRONOUS = MODES = ("accelerator", "pipelined", "asynchronous")
+_LEAST_S = 1e-9  # of a step: a model may say that one takes no time
+
+
+class HostRow(NamedTuple):
+    """A row that could take part. `tokens`: that it reads; `urgent`: it is due soon; `bulk`: it may park."""
+
+    tokens: int
+    urgent: bool = False
+    bulk: bool = False
+
+
+class HybridPlan(NamedTuple):
+    """`mode`: one of `MODES`. `seconds`: that the step takes, T; `alone_s`: without host rows. `worth`: tokens that the
+    accelerator's own work counts as; `rate`: tokens a second, those of host rows among them. `first`, `second` and
+    `parking`: places of host rows in the sequence that was given. `accelerator_s`: T_l0 + T_l1 + T_ga0. `host_s`:
+    T_ca0 + T_ca1 as `HostTime` says, not as slow as the host is now.
+    """
+
+    mode: str
+    seconds: float
+    rate: float
+    worth: float
+    alone_s: float
+    accelerator_s: float
+    first: Sequence[int] = ()
+    second: Sequence[int] = ()
+    parking: Sequence[int] = ()
+    host_s: float = 0.0
+
+
+class _Batches(NamedTuple):
+    """T_l0, T_l1, T_ga0, T_ca0, T_ca1, and which host rows are in which batch."""
+
+    linear0_s: float
+    linear1_s: float
+    attention0_s: float
+    host0_s: float
+    host1_s: float
+    first: Sequence[int]
+    second: Sequence[int]
+
+    @property
+    def accelerator_s(self) -> float:
+        return max(_LEAST_S, self.linear0_s + self.linear1_s + self.attention0_s)
+
+    @property
+    def seconds(self) -> float:
+        """T of two batches; of one, where the second is empty."""
+        found = max(self.linear0_s, self.host1_s) + max(self.linear1_s + self.attention0_s, self.host0_s)
+        return max(_LEAST_S, found)
+
+
+@dataclass(frozen=True, slots=True)
+class HybridPlanner:
+    """`slow`: how many times as long as `host` says its attention takes, while steps take as long as `step` says."""
+
+    step: StepTime
+    host: HostTime
+    slow: float = 1.0
+
+    def choose(
+        self,
+        load: StepLoad,
+        rows: Sequence[HostRow],
+        *,
+        within_s: float = math.inf,
+        parked: int = 0,
+        modes: Collection[str] = MODES,
+    ) -> HybridPlan:
+        """The plan of a step that has this `load` on the accelerator, and may have these host rows, those that are due
+        first before the others. `parked` rows more are parked already. The plan with most urgent rows is taken, and of
+        those the one with most tokens a second.
+
+        The accelerator alone is always a plan. Others must be of one of the `modes` and, while the accelerator has work
+        of its own, take no longer than `within_s`. No row parks while one is there that is not bulk: the host computes
+        for that one.
+        """
+        alone_s = self._seconds(load)
+        worth = alone_s / self._token_s(load) if load != StepLoad() else 0.0
+        plans = [HybridPlan(ASYNCHRONOUS if parked else ACCELERATOR, alone_s, worth / alone_s, worth, alone_s, alone_s)]
+        if rows and PIPELINED in modes:
+            for found in (self.one_batch(load, rows), self.two_batches(load, rows)):
+                tokens = len(found.first) + len(found.second)
+                host_s = (found.host0_s + found.host1_s) / self.slow
+                if not tokens:
+                    continue
+                rate = (worth + tokens) / found.seconds
+                times = (found.seconds, rate, worth, alone_s, found.accelerator_s)
+                plans.append(HybridPlan(PIPELINED, *times, found.first, found.second, host_s=host_s))
+        if ASYNCHRONOUS in modes and load != StepLoad() and all(row.bulk for row in rows):
+            plans += self._parked(load, rows, parked, worth)
+        if load != StepLoad():
+            plans = [plan for plan in plans if plan.seconds <= max(within_s, alone_s)]
+        return max(plans, key=lambda plan: (sum(rows[at].urgent for at in (*plan.first, *plan.second)), plan.rate))
+
+    def _seconds(self, load: StepLoad) -> float:
+        return max(_LEAST_S, self.step.seconds(load))
+
+    def _token_s(self, load: StepLoad) -> float:
+        """What a token takes the accelerator, among the rows that it has."""
+        return self._seconds(StepLoad(load.rows, load.kv_tokens)) / max(1.0, load.rows)
+
+    def one_batch(self, load: StepLoad, rows: Sequence[HostRow]) -> _Batches:
+        """Those rows whose attention hides behind the accelerator's, T_ca0 <= T_ga0, and the first if it is urgent."""
+        attention_s, host_s, first = self.step.attention_s(load), 0.0, []
+        for number, (tokens, urgent, _) in enumerate(rows):
+            cost_s = self.slow * self.host.seconds(1, tokens)
+            if (urgent and not number) or host_s + cost_s <= attention_s:
+                first.append(number)
+                host_s += cost_s
+        linear_s = self.step.linear_s(load._replace(rows=load.rows + len(first)))
+        return _Batches(linear_s, 0.0, attention_s, host_s, 0.0, first, ())
+
+    def two_batches(self, load: StepLoad, rows: Sequence[HostRow]) -> _Batches:
+        """NEO's fourth step: each row goes into the batch that has more room for it by the two inequalities, or into
+        none. The first row goes into one if it is urgent, and so do the first two where the accelerator has no work of
+        its own.
+
+        Urgent rows as such have no right to more: the host is at work all the time, and to let it be in the way gives
+        it no more of that. The accelerator's rows would wait, and all of the host's come due together ever after.
+        """
+        step, knee, row_s = self.step, self.step.knee, self.step.row_s
+        each_s, token_s = self.slow * self.host.row_s, self.slow * self.host.kv_token_s
+        idle = load == StepLoad()
+        linear0_s, linear1_s = 0.0 if idle else step.linear_s(load), 0.0
+        count0, prompt_tokens, prompt_s = load.rows, load.prompt_tokens, step.prompt_token_s
+        attention_s = step.attention_s(load)
+        host0_s = host1_s = 0.0
+        first: list[int] = []
+        second: list[int] = []
+        least_s = each_s + token_s * min((row.tokens for row in rows), default=0)
+        for number, (tokens, urgent, _) in enumerate(rows):
+            cost_s = each_s + token_s * tokens
+            room0_s, room1_s = linear1_s + attention_s - host0_s, linear0_s - host1_s
+            if (urgent and not number) or (idle and number < 2):
+                pass
+            elif cost_s > room0_s and cost_s > room1_s:
+                if least_s > room0_s and least_s > room1_s:
+                    break  # nor does any other fit
+                continue
+            if room1_s >= room0_s and not (idle and not number):
+                linear1_s = (linear1_s or step.beta_s) + (row_s if len(second) >= knee else 0.0)
+                host1_s += cost_s
+                second.append(number)
+            else:
+                linear0_s = linear0_s or step.beta_s
+                if count0 >= knee:
+                    linear0_s += row_s
+                elif prompt_tokens >= knee - count0:
+                    linear0_s += prompt_s  # the row takes the place of a token that cost nothing
+                count0 += 1
+                host0_s += cost_s
+                first.append(number)
+        return _Batches(linear0_s, linear1_s, attention_s, host0_s, host1_s, first, second)
+
+    def _parked(self, load: StepLoad, rows: Sequence[HostRow], parked: int, worth: float) -> list[HybridPlan]:
+        """As many park as arrive in a step, so that they spread over the layers and the host always has some. Each
+        passes a layer in a step, as far as the host keeps up.
+        """
+        if not rows and not parked:
+            return []
+        tokens = sum(row.tokens for row in rows) / len(rows) if rows else 1.0
+        each_s = self.slow * self.host.seconds(1, tokens)
+        alone_s = self._seconds(load)
+        most = alone_s / each_s if each_s else math.inf
+        arrive = min(most, (parked + len(rows)) / self.host.layers)
+        parking = range(min(len(rows), math.ceil(arrive)))
+        seconds = self._seconds(load._replace(rows=load.rows + arrive))
+        rate = (worth + arrive) / seconds
+        return [HybridPlan(ASYNCHRONOUS, seconds, rate, worth, alone_s, accelerator_s=seconds, parking=parking)]

@@ -1,0 +1,98 @@
+"""For whom a device keeps room while more is asked for than it has: long prompts, tenants without their share. Pure.
+
+A generation is admitted only if those would still be admitted that room is kept for. They are made up from what was
+offered lately: nobody knows yet what will be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from deployments.admission.fair_share import Account, Kind, Shares
+from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.sequences import Generation
+from deployments.generation.scheduler.starvation import LongPrompts
+
+_AVERAGED = 0.05  # of the way to the latest one: means
+_MOST_KEPT = 8  # generations that room is kept for at once
+
+
+@dataclass(slots=True)
+class KeptRoom:
+    """Remembers what was offered, and what became of it."""
+
+    _prompt: float = 0.0  # means, of tokens of a prompt,
+    _most: float = 0.0  # of the most tokens of an answer,
+    _cost_s: float = 0.0  # and of planned device seconds
+    _longest_quiet: float = 0.0  # tokens of a prompt, of tenants that ask for less than their share
+    _shares: Shares = field(default_factory=Shares)
+    _long: LongPrompts = field(default_factory=LongPrompts)
+
+    def offered(self, generation: Generation) -> None:
+        weight = _AVERAGED if self._prompt else 1.0
+        self._prompt += weight * (generation.prompt_tokens - self._prompt)
+        self._most += weight * (generation.most_tokens - self._most)
+
+    def account(self, now: float, generation: Generation) -> Account | None:
+        """Its tenant's, where tenants share what there is."""
+        if generation.tenant is None or generation.bulk:
+            return None
+        return self._shares.account(now, generation.tenant)
+
+    def typical(self, now: float, policy: StepPolicy, prompt_tokens: float = 0.0) -> Generation:
+        """One as long as the mean of what is offered; or with a prompt of so many tokens."""
+        prompt, most = (max(1, round(tokens)) for tokens in (prompt_tokens or self._prompt, self._most))
+        return Generation(prompt, most, now + policy.ttft_s, policy.tpot_s)
+
+    def beside(
+        self,
+        now: float,
+        generation: Generation,
+        policy: StepPolicy,
+        account: Account | None = None,
+        *,
+        waits: bool,
+        rests: bool,
+    ) -> list[Generation]:
+        """Those that are to have room beside it: a long prompt, while these are refused too often; and what tenants
+        will ask for that have not had their share (`shares`), the longest prompt of the quiet ones first. `waits`:
+        prompts wait; `rests`: the device has nothing to do.
+        """
+        longest = others = 0
+        if waits and not self._long.is_long(generation.prompt_tokens):
+            longest = self._long.tokens
+        if account is not None and self._shares.has_level and not rests:
+            if account.kind == Kind.QUIET:
+                return []
+            kept_s = self._shares.kept_s(account, self._cost_s, policy.ttft_s)
+            others = min(_MOST_KEPT, math.ceil(kept_s / self._cost_s))
+            if self._shares.has_quiet:
+                longest = max(longest, round(self._longest_quiet))
+        prompts = [longest] * (longest > 0) + [0] * (others - (longest > 0))
+        return [self.typical(now, policy, tokens) for tokens in prompts]
+
+    def decided(
+        self,
+        now: float,
+        generation: Generation,
+        account: Account | None,
+        cost_s: float,
+        may_be_helped: Callable[[], bool],
+        *,
+        admitted: bool,
+    ) -> None:
+        """`cost_s`: planned device seconds. `may_be_helped`: no room is kept for prompts that take an idle device most
+        of the time that they have: it would cost the others too much.
+        """
+        tokens = generation.prompt_tokens
+        self._cost_s += (_AVERAGED if self._cost_s else 1.0) * (cost_s - self._cost_s)
+        is_quiet = account is not None and account.kind == Kind.QUIET and self._shares.has_level
+        if account is not None:
+            account.count(cost_s, cost_s if admitted else 0.0)
+        if (is_quiet or self._long.is_long(tokens)) and not admitted and not may_be_helped():
+            return
+        if is_quiet:
+            self._longest_quiet = max(float(tokens), (1 - _AVERAGED) * self._longest_quiet)
+        self._long.offered(now, tokens, admitted=admitted)

@@ -1,0 +1,30 @@
+"""What a device that generates says of itself. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from deployments.generation.scheduler.hybrid.host_cache import HostState
+
+
+class StepState(NamedTuple):
+    """What Routers go by until they hear again: seconds from now, and counts.
+
+    `opens_s`: until a generation of the mean prompt and answer would be admitted (0: now). A prompt of p
+    tokens would have its first token in about `first_s + p prompt_token_s`. `free_blocks`: that nobody may need.
+    """
+
+    opens_s: float
+    first_s: float
+    prompt_token_s: float
+    free_blocks: int
+    blocks: int
+    rows: int  # that run
+    waiting: int  # generations whose prompt is not computed yet
+    steps: int  # since the start
+    model: Sequence[float]  # of `StepTime`, in the order of its fields
+    factor: float
+    margin: float
+    refusals: Sequence[int]  # full, never
+    host: HostState | None = None  # where it has a part of the cache

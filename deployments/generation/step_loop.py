@@ -1,0 +1,586 @@
+"""The work of a replica that generates: it admits what Routers offer, runs one step after another, and sends tokens.
+
+`StepSchedule` decides; `compute`, an argument, runs the engine. While a step runs the loop goes on: offers are
+admitted, what is called off is left out of the next step, and this is composed, shortly before the one that runs ends.
+Nothing is stored outside the replica. If it dies, its generations end; if a Router's connection ends, the replica drops
+what it computes for it. Imports neither ray nor torch; tests run it in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from deployments.errors import EngineFailed, Unavailable
+from deployments.generation.frames import GenerationOffer, GenerationOffers, NewToken, RefusedOffer, TokenReport
+from deployments.generation.request import Finish
+from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Part, Row
+from deployments.generation.scheduler.state import StepState
+from deployments.generation.scheduler.step import UNTIMED, Chunk, Work
+from deployments.generation.scheduler.step_time import HostTime, StepTime
+from deployments.generation.step_run import Compute, Found, StepWork
+from deployments.generation.text.sampling import Picked, RowSamplers, Sampler
+from deployments.serving.wire import Frames
+
+logger = logging.getLogger("ray.serve")
+
+_MOST_UNSENT = 2**24  # bytes that wait for a Router that does not read: it is given up
+_READS_S = 0.005  # at a time, of offers: each takes long while hundreds wait, and steps and reports go on between
+_SOONER_S = 0.02  # a Router that was told when there is room is told again if there is room so much before
+_DRAINS_S = 10.0  # in which what is admitted is to end before planned steps
+_TIMED_S = 5.0  # after which no further planned step begins
+_AVERAGED = 0.1  # of the way to the latest one: what it takes to compose a step
+_WAKES_S = 0.0015  # later than asked for the event loop calls, at most, where nothing else holds it up
+_PAUSED = "a calibration measures this device"
+
+
+class Connection(Protocol):
+    """What the stepper needs of a Router's connection (`transport.channel.RouterConnection`)."""
+
+    @property
+    def unsent(self) -> int: ...
+    def send(self, report: Frames) -> None: ...
+    def hang_up(self) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """One answer of a generation. `tokens`: that Routers were told. `stopped`: nobody wants more of it."""
+
+    number: int
+    sampler: Sampler
+    tokens: int = 0
+    stopped: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Offered:
+    """A generation that a Router offered, and where its tokens go. `gone`: nobody waits for it any more."""
+
+    session: RouterSession
+    offer: GenerationOffer
+    answers: list[Answer]
+    gone: bool = False
+
+    def ids(self, part: Part) -> np.ndarray:
+        """int32 [tokens] of a part: of the prompt, or the last token of an answer, which may not be known yet."""
+        prompt = self.offer.ids
+        if part.start < len(prompt):
+            return prompt[part.start : part.start + part.tokens]
+        return self.answers[part.row.number].sampler.last
+
+    def from_part(self, part: Part) -> Sequence[Answer]:
+        """Those that get a token of it: at the end of the prompt all."""
+        return self.answers if part.start < len(self.offer.ids) else self.answers[part.row.number : part.row.number + 1]
+
+    def take(self, answer: Answer, token: int) -> Finish | None:
+        """One token more of this answer; why it has ended, if it has."""
+        answer.tokens += 1
+        if token in self.offer.end_tokens:
+            return "stop"
+        return "length" if answer.tokens == self.offer.most_tokens else None
+
+
+@dataclass(slots=True, eq=False)
+class RouterSession:
+    """One Router's connection: its generations by the number of their offers, and the report that goes to it next."""
+
+    connection: Connection
+    name: str = ""  # the Router's replica id, from its settings
+    seen: int = 0  # frames that were read
+    generations: dict[int, Generation] = field(default_factory=dict)
+    called_off: set[int] = field(default_factory=set)  # numbers of offers, by frames that have not been read
+    outbox: TokenReport | None = None  # sent at the end of this turn of the event loop
+    reported_opens_at: float = 0.0  # by the last report: when there is room again, on the stepper's clock
+    asks: bool = False  # it waits for a report
+    gone: bool = False  # nobody reads its frames any more
+
+
+@dataclass(slots=True, eq=False)
+class ReceivedFrame:
+    """A Router's frame that is not read to its end. `at`: when it came, on the stepper's clock. `undecided`: its offers
+    that are neither admitted nor refused; None before the first look.
+    """
+
+    session: RouterSession
+    frame: GenerationOffers
+    at: float
+    undecided: deque[GenerationOffer] | None = None
+
+
+class Timed(NamedTuple):
+    """What a planned step took, and how long the host computed attention in it."""
+
+    seconds: float
+    host_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """One that runs. `parked`: rows whose token may come of it, by their numbers. `timed`: it is nobody's; the seconds
+    that it takes. `found`: it has ended. `forgotten`: nobody knows any more whose it is.
+    """
+
+    parts: Sequence[Part]
+    work: StepWork
+    began: float
+    planned_s: float
+    parked: Mapping[int, Part] = field(default_factory=dict)
+    timed: asyncio.Future[Timed] | None = None
+    found: Found | BaseException | None = None
+    forgotten: bool = False
+
+
+class Stepper:
+    """All methods are called on the event loop."""
+
+    def __init__(
+        self,
+        schedule: StepSchedule,
+        compute: Compute,
+        *,
+        on_step: Callable[[int, int, float, float], None] = lambda *_: None,  # rows, tokens, seconds, planned seconds
+        on_failure: Callable[[BaseException], str] = str,  # logs it; the sentence for clients
+        clock: Callable[[], float] = time.monotonic,  # the loop's own counts milliseconds only
+    ) -> None:
+        self.schedule = schedule
+        self._measured = schedule.model
+        self._measured_host = None if schedule.host is None else schedule.host.time
+        self._compute, self._on_step, self._on_failure = compute, on_step, on_failure
+        self._now = clock
+        self._sessions: dict[Connection, RouterSession] = {}
+        self._steps: deque[Step] = deque()  # that run: the second one begins in the engine when the first one ends
+        self._compose_s = 0.0  # that it takes to compose a step
+        self._stopped: list[Row] = []  # rows that are to end with the step that runs
+        self._received: deque[ReceivedFrame] = deque()  # frames that have not been read to their end
+        self._flushing = False
+        self._opens_at: float | None = None  # while nothing is admitted: when something is again, at the latest
+        self._idle = asyncio.Event()
+
+    @property
+    def in_flight(self) -> int:
+        """Generations that are admitted and have not ended."""
+        return sum(len(session.generations) for session in self._sessions.values())
+
+    @property
+    def running_s(self) -> float:
+        """Seconds that the engine has been in its current step; 0 while it is idle."""
+        return self._now() - self._steps[0].began if self._steps else 0.0
+
+    def state(self) -> StepState:
+        """What the replica says of itself now."""
+        state = self.schedule.state(self._now())
+        return state._replace(opens_s=max(state.opens_s, self._paused_s))
+
+    @property
+    def _paused_s(self) -> float:
+        """Seconds until anything is admitted, at most; 0: now."""
+        return 0.0 if self._opens_at is None else max(_SOONER_S, self._opens_at - self._now())
+
+    async def drained(self) -> None:
+        """Until all that came is decided on, all that was admitted has ended, and no step runs."""
+        while self._received or self.in_flight or self._steps:
+            self._idle.clear()
+            await self._idle.wait()
+
+    # --- planned steps ------------------------------------------------------------------------------------------------
+
+    async def time_steps(self, works: Iterable[StepWork | None], times: int) -> list[list[Timed] | None]:
+        """What each of these steps takes, up to `times` times, behind a first one that warms up; None for
+        None. It begins once all that is admitted has ended; meanwhile nothing is. After some seconds the rest is left
+        out, but for one step. Nothing is learned of them, and whatever lay in the cache is lost.
+
+        Raises Unavailable where the device does not become free, or times steps already, and EngineFailed.
+        """
+        if self._opens_at is not None:
+            raise Unavailable("another calibration measures this replica; please try again later")
+        try:
+            self._pause(_DRAINS_S + _TIMED_S)
+            try:
+                async with asyncio.timeout(_DRAINS_S):
+                    await self.drained()
+            except TimeoutError:
+                raise Unavailable(
+                    f"what this replica had admitted has not ended within {_DRAINS_S:g} s; please try again later"
+                ) from None
+            self._pause(_TIMED_S)
+            return await self._timed(works, times)
+        finally:
+            self._opens_at = None
+            self._send_soon()
+
+    def _pause(self, seconds: float) -> None:
+        self._opens_at = self._now() + seconds
+        for session in self._sessions.values():
+            session.asks = True
+        self._send_soon()
+
+    async def _timed(self, works: Iterable[StepWork | None], times: int) -> list[list[Timed] | None]:
+        ends, found = self._now() + _TIMED_S, list[list[Timed] | None]()
+        for work in works:
+            if work is None:
+                found.append(None)
+                continue
+            if any(found) and self._now() > ends:
+                break
+            await self._time(work)
+            took = [await self._time(work)]
+            while len(took) < times and self._now() < ends:
+                took.append(await self._time(work))
+            found.append(took)
+        return found
+
+    async def _time(self, work: StepWork) -> Timed:
+        for sampler in chain.from_iterable(row.samplers for row in work.samplers):
+            sampler.ended = False  # whatever was in the cache when it drew before
+        timed: asyncio.Future[Timed] = asyncio.get_running_loop().create_future()
+        self._begin(Step((), work, self._now(), 0.0, timed=timed))
+        return await timed
+
+    # --- what Routers say ---------------------------------------------------------------------------------------------
+
+    def receive(self, connection: Connection, offers: GenerationOffers) -> None:
+        """One frame of a Router. What the Router no longer wants ends at once. Settings and offers are read in the
+        order of the frames, a few milliseconds at a time. Reports go out meanwhile.
+        """
+        session = self._sessions.setdefault(connection, RouterSession(connection))
+        if offers.called_off:
+            session.called_off.update(offers.called_off)
+            self._drop(session.generations.get(number) for number in offers.called_off)
+        for number, answer in offers.stopped:
+            self._stop(session.generations.get(number), answer)
+        if offers.asks:
+            session.asks = True
+            self._send_soon()
+        self._received.append(ReceivedFrame(session, offers, self._now()))
+        if len(self._received) == 1:  # else `_read_frames` will come to it
+            self._read_frames()
+
+    def _read_frames(self) -> None:
+        ends = time.perf_counter() + _READS_S
+        while self._received:
+            received = self._received[0]
+            session = received.session
+            try:
+                done = session.gone or self._read_frame(received, ends)
+            except Exception:
+                logger.exception("a Router's frame cannot be read: its connection is closed")
+                self.gone(session.connection)
+                session.connection.hang_up()
+                done = True
+            if done:
+                self._received.popleft()
+            if time.perf_counter() > ends:
+                break
+        if self._received:
+            asyncio.get_running_loop().call_soon(self._read_frames, context=contextvars.Context())
+        self._idle.set()
+        self._look()
+
+    def _read_frame(self, received: ReceivedFrame, ends: float) -> bool:
+        """True where it is read to its end; False where time was up before."""
+        session, frame = received.session, received.frame
+        if received.undecided is None:
+            received.undecided = deque(frame.offers)
+            if frame.settings is not None:
+                self._configure(session, frame.settings)
+        while received.undecided:
+            offer = received.undecided.popleft()
+            if offer.number not in session.called_off:  # else nobody waits for a decision
+                self._take(session, offer, received.at)
+            if received.undecided and time.perf_counter() > ends:
+                return False
+        session.called_off.difference_update(frame.called_off)
+        session.seen += 1
+        return True
+
+    def gone(self, connection: Connection) -> None:
+        """A Router's connection has ended: nobody waits for its generations."""
+        session = self._sessions.pop(connection, None)
+        if session is not None:
+            session.gone = True
+            self._drop(list(session.generations.values()), cut_off=True)
+
+    def _configure(self, session: RouterSession, settings: dict[str, object]) -> None:
+        """A Router's settings, first, and again whenever its config changes (`GenerationPool.configure`)."""
+        session.name = str(settings["router"])
+        for connection, other in list(self._sessions.items()):
+            if other is not session and other.name == session.name:
+                self.gone(connection)  # its connection broke at the other end only
+                connection.hang_up()
+        bounds = {name: float(str(settings[name])) for name in ("ttft_s", "tpot_s", "bulk_share")}
+        self.schedule.policy = replace(self.schedule.policy, **bounds)  # type: ignore[arg-type]
+        given, host = settings["model"], settings["host"]
+        self.schedule.follow(
+            StepTime(*given) if isinstance(given, list) else self._measured,
+            HostTime(*host) if isinstance(host, list) else self._measured_host,
+            calibrated=given is not None,
+        )
+        self._send_soon()
+
+    def _take(self, session: RouterSession, offer: GenerationOffer, came_at: float) -> None:
+        now = self._now()
+        waited_s = now - came_at
+        answers = [Answer(number, Sampler(offer.sampling, number, offer.end_tokens)) for number in range(offer.answers)]
+        generation = Generation(
+            len(offer.ids),
+            offer.most_tokens,
+            now + offer.left_s - waited_s,
+            offer.tpot_s,
+            offer.answers,
+            offer.bulk,
+            offer.tenant,
+            item=Offered(session, offer, answers),
+        )
+        if self._opens_at is None and self.schedule.offer(now, generation):
+            session.generations[offer.number] = generation
+            self._tell(session).admitted.append(offer.number)
+            return
+        never = self.schedule.never(generation, offer.left_s)
+        sure_s = offer.left_s / (1 + self.schedule.learning.margin)  # what is named should then be admitted
+        longest = self.schedule.longest_prompt(sure_s) if never else 0
+        opens_s, why = generation.opens_s or waited_s, ""  # it waited for too long: so long the next one would, too
+        if self._opens_at is not None:
+            opens_s, why = self._paused_s, _PAUSED
+        self._tell(session).refused.append(RefusedOffer(offer.number, never, longest, opens_s, why))
+
+    def _stop(self, generation: Generation | None, number: int) -> None:
+        """Nobody wants more of this one answer; its row ends with the step."""
+        if generation is None or not 0 <= number < len(generation.item.answers):
+            return
+        answer: Answer = generation.item.answers[number]
+        answer.stopped = answer.sampler.ended = True
+        if all(answer.stopped for answer in generation.item.answers):
+            self._drop([generation])
+        else:
+            self._stopped += [row for row in generation.rows if row.number == number]
+
+    def _drop(self, generations: Iterable[Generation | None], *, cut_off: bool = False) -> None:
+        """Nobody waits for these: their places are free at once, but for the step that runs. `cut_off`: not by their
+        clients.
+        """
+        for generation in list(generations):
+            if generation is not None and not generation.item.gone:
+                generation.item.gone = True
+                for answer in generation.item.answers:
+                    answer.sampler.ended = True
+                session: RouterSession = generation.item.session
+                session.generations.pop(generation.item.offer.number, None)
+                session.asks = True  # its Router goes by what is free
+                self.schedule.remove(self._now(), generation, cut_off=cut_off)
+        self._idle.set()
+        self._send_soon()
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Begin the next step, if none runs and there is something to do."""
+        if not self._steps:
+            self._compose(self._now())
+
+    def _look_ahead(self, step: Step) -> None:
+        """Compose the next step while this one runs, and let it wait for the engine: it begins without a pause."""
+        if len(self._steps) == 1 and self._steps[0] is step and not step.forgotten:
+            self._compose(max(self._now(), self.schedule.ends_at))
+
+    def _compose(self, at: float) -> None:
+        """The step that begins then."""
+        began = self._now()
+        step = None
+        try:
+            step = self._composed(at)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its generations are told
+            self._start_over(error)
+        if step is not None:
+            self._begin(step)
+            self._compose_s += _AVERAGED * (self._now() - began - self._compose_s)
+
+    def _composed(self, at: float) -> Step | None:
+        """None where there is nothing to do, or nothing that is known while another step runs."""
+        parts = self.schedule.next_step(at)
+        if not parts and (self._steps or not self.schedule.joins):
+            return None
+        work = Work(
+            [_chunk(part) for part in parts if part.batch == FIRST],
+            self.schedule.copies(),
+            [_chunk(part) for part in parts if part.batch == SECOND],
+            [(part.row.parked, _chunk(part)) for part in parts if part.row.parked is not None],
+            self.schedule.called_off(),
+            self.schedule.joins,
+        )
+        parked = {number: Part(row, row.computed, 1, True, PARKING) for number, row in self.schedule.parked.items()}
+        samplers = [_samplers(part) for part in parts if part.wanted and part.batch != PARKING]
+        parked_samplers = {number: _samplers(part) for number, part in parked.items()}
+        planned_s = self.schedule.planned_s  # without what was learned, so that drift is seen
+        return Step(parts, StepWork(work, samplers, parked_samplers), at, planned_s, parked)
+
+    def _begin(self, step: Step) -> None:
+        def ended(found: Found | BaseException) -> None:
+            step.found = found
+            while self._steps and self._steps[0].found is not None:
+                self._ended(self._steps[0], self._steps[0].found)
+
+        def begin() -> None:
+            try:
+                self._compute(step.work, ended)
+            except Exception as error:  # noqa: BLE001 - whatever it is, its generations are told
+                asyncio.get_running_loop().call_soon(ended, error)
+
+        self._steps.append(step)
+        contextvars.Context().run(begin)  # an empty one: a step must not be tied to whatever call happens to be at hand
+        if len(self._steps) == 1:
+            self._look_ahead_soon(step)
+
+    def _look_ahead_soon(self, step: Step) -> None:
+        """As late as may be: what is offered later has to wait for one step more."""
+        if step.parts:
+            soon_s = self.schedule.ends_at - self._now() - 2 * self._compose_s - _WAKES_S
+            asyncio.get_running_loop().call_later(soon_s, self._look_ahead, step, context=contextvars.Context())
+
+    def _ended(self, step: Step, found: Found | BaseException) -> None:
+        now = self._now()
+        try:
+            if step.forgotten:
+                pass
+            elif step.timed is None:
+                self._account(now, step, found)
+            elif not step.timed.done():  # somebody still waits for it
+                self._tell_time(step, step.timed, found)
+        except Exception as error:  # noqa: BLE001 - whatever it is, its generations are told
+            self._start_over(error)
+        self._steps.popleft()
+        self._stopped = []
+        if self._steps:
+            self._steps[0].began = now
+            self._look_ahead_soon(self._steps[0])
+        self._idle.set()
+        self._send_soon()
+        self._look()
+
+    def _tell_time(self, step: Step, timed: asyncio.Future[Timed], found: Found | BaseException) -> None:
+        if isinstance(found, BaseException):
+            timed.set_exception(EngineFailed(self._on_failure(found)))
+        else:
+            timed.set_result(Timed(self._now() - step.began, found.compute_s.host_s))
+
+    def _account(self, now: float, step: Step, found: Found | BaseException) -> None:
+        """Tokens to Routers, rows that have ended, and what the step teaches."""
+        finished: list[Row] = []
+        whole, arrived, compute_s = False, list[Part](), UNTIMED
+        numbers: Sequence[int] = ()
+        try:
+            if isinstance(found, BaseException):
+                raise found  # noqa: TRY301 - as what fails here, it ends what has begun
+            numbers, compute_s = found.arrived, found.compute_s
+            arrived = [step.parked[number] for number in numbers]
+            wanted = [part for part in step.parts if part.wanted and part.batch != PARKING]
+            for part, picked in zip([*wanted, *arrived], found.picked, strict=True):
+                finished += self._picked(part, picked)
+            left_out = [part for part, picked in zip(wanted, found.picked, strict=False) if picked == []]
+            computed = [part for part in step.parts if part.batch != PARKING and part not in left_out]
+            computed += arrived
+            whole = not left_out or (bool(computed) and all(part.tokens == 1 for part in left_out))
+            self._on_step(len(computed), sum(part.tokens for part in computed), now - step.began, step.planned_s)
+        except BaseException as error:  # noqa: BLE001
+            self._fail(self._begun(step), self._on_failure(error))
+        ends = [*finished, *self._stopped]
+        self.schedule.ended(now, now - step.began, ends, whole=whole, arrived=numbers, compute_s=compute_s)
+        for row in [*(part.row for part in [*step.parts, *arrived]), *self._stopped]:
+            if not row.generation.rows:
+                row.generation.item.session.generations.pop(row.generation.item.offer.number, None)
+
+    def _start_over(self, error: Exception) -> None:
+        """What is admitted is no longer known for sure: all of it ends, and the replica goes on with an empty cache."""
+        every = list(chain.from_iterable(session.generations.values() for session in self._sessions.values()))
+        for generation in every:
+            generation.rows = []
+        for step in self._steps:
+            step.forgotten = True
+        self.schedule.clear()
+        self._fail(every, self._on_failure(error))
+
+    def _picked(self, part: Part, picked: list[Picked] | None) -> list[Row]:
+        """Send these tokens; the rows that end with them."""
+        generation = part.row.generation
+        offered: Offered = generation.item
+        if offered.gone or picked == []:
+            return []
+        if picked is None:
+            self._fail([generation], "the engine gave no finite numbers for this prompt")
+            return []
+        ended = set()
+        for answer, one in zip(offered.from_part(part), picked, strict=True):
+            if answer.stopped:
+                continue
+            finish = offered.take(answer, one.id)
+            self._tell(offered.session).tokens.append(NewToken(offered.offer.number, answer.number, one, finish))
+            if finish:
+                ended.add(answer.number)
+        return [row for row in generation.rows if row.number in ended] if ended else []
+
+    def _begun(self, step: Step) -> list[Generation]:
+        """Those of which the cache holds anything: after a failure nobody knows what."""
+        now = {id(part.row.generation) for part in step.parts}
+        every = chain.from_iterable(session.generations.values() for session in self._sessions.values())
+        return [one for one in every if id(one) in now or any(row.computed for row in one.rows)]
+
+    def _fail(self, generations: Iterable[Generation], sentence: str) -> None:
+        sentence = sentence.encode(errors="replace").decode()  # JSON has no lone surrogates
+        generations = list(generations)
+        for generation in generations:
+            self._tell(generation.item.session).failed.append((generation.item.offer.number, sentence))
+        self._drop(generations, cut_off=True)
+
+    # --- what Routers are told ----------------------------------------------------------------------------------------
+
+    def _tell(self, session: RouterSession) -> TokenReport:
+        """The report that goes to that Router at the end of this turn of the event loop; the caller adds to it."""
+        self._send_soon()
+        if session.outbox is None:
+            session.outbox = TokenReport()
+        return session.outbox
+
+    def _send_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._send, context=contextvars.Context())
+
+    def _send(self) -> None:
+        self._flushing = False
+        state = self.state()
+        now = self._now()
+        opens_at = now + state.opens_s
+        for session in list(self._sessions.values()):
+            if session.asks or session.reported_opens_at > opens_at + _SOONER_S:
+                session.outbox = session.outbox or TokenReport()
+            if (report := session.outbox) is not None:
+                report.state, report.seen, report.routers = state, session.seen, len(self._sessions)
+                session.outbox, session.asks = None, False
+                session.reported_opens_at = opens_at
+                session.connection.send(report)
+                if session.connection.unsent > _MOST_UNSENT:
+                    logger.warning("the Router %s does not read: its connection is closed", session.name)
+                    self.gone(session.connection)
+                    session.connection.hang_up()
+
+
+def _chunk(part: Part) -> Chunk:
+    generation = part.row.generation
+    offered: Offered = generation.item
+    return Chunk(offered.ids(part), part.start, tuple(part.row.table), part.wanted, generation.on_host)
+
+
+def _samplers(part: Part) -> RowSamplers:
+    """At the end of a prompt, one token for each answer."""
+    offered: Offered = part.row.generation.item
+    return RowSamplers([answer.sampler for answer in offered.from_part(part)], offered.offer.logprobs)

@@ -1,0 +1,145 @@
+"""Steps that nobody asked for, of texts that mean nothing: how long they take says what a step costs. A replica runs
+some at its start, and a calibration plans others. Pure.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from deployments.generation.engine.factory import StepEngine
+from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
+from deployments.generation.scheduler.step import Chunk, Copy, Steps, Work
+from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
+from deployments.generation.step_run import StepWork
+from deployments.generation.text.model_card import GenerationCard
+from deployments.generation.text.sampling import RowSamplers, Sampler
+
+_WARM_UP_S = 3.0
+_FEWEST_STEPS = 5
+_WARM_UP_STEPS = (  # rows, tokens that each has in the cache, tokens of a prompt beside
+    (1, 32, 0), (0, 0, 128), (1, 512, 0), (8, 64, 0), (0, 0, 512), (8, 1024, 0), (32, 128, 0), (8, 64, 128),
+    (0, 0, 1024), (32, 1024, 0), (64, 64, 0), (16, 256, 512),
+)  # fmt: skip
+_HOST_STEPS = ((1, 32), (8, 512), (1, 1024), (8, 64), (32, 128), (4, 2048), (32, 1024))  # rows, tokens of each
+_COPIED = (0, 2, 8, 32)  # blocks
+
+
+class PlannedStep(NamedTuple):
+    """`rows` answers get one token more, each behind `cached` tokens; and of each of the `chunks`, (start, tokens),
+    so many tokens of a prompt are computed, behind its first `start`. `host_rows` are more such answers, whose keys and
+    values the host holds. So many blocks are `copied` before the step to the host, and as many back.
+    """
+
+    rows: int = 0
+    cached: int = 0
+    chunks: Sequence[tuple[int, int]] = ()
+    host_rows: int = 0
+    copied: int = 0
+
+    @property
+    def load(self) -> StepLoad:
+        """Of the accelerator, which reads nothing for the host's rows."""
+        load = StepLoad(self.rows + self.host_rows, self.rows * (self.cached + 1))
+        for start, tokens in self.chunks:
+            load = load.with_piece(start, tokens)
+        return load
+
+    @property
+    def host_load(self) -> StepLoad:
+        return StepLoad(self.host_rows, self.host_rows * (self.cached + 1))
+
+    @property
+    def copied_tokens(self) -> int:
+        return 2 * BLOCK * self.copied
+
+    @property
+    def tokens(self) -> int:
+        return self.rows + self.host_rows + sum(tokens for _, tokens in self.chunks)
+
+    @property
+    def asks_host(self) -> bool:
+        return bool(self.host_rows or self.copied)
+
+    def seconds(self, step: StepTime, host: HostTime | None) -> float:
+        """That it takes by these times. The host computes while the accelerator does."""
+        if host is None:
+            return step.seconds(self.load)
+        attention_s = max(step.attention_s(self.load), host.seconds(*self.host_load[:2]))
+        return step.linear_s(self.load) + attention_s + host.copy_token_s * self.copied_tokens
+
+    def fits(self, blocks: int, step_tokens: int, context: int, host_blocks: int = 0) -> bool:
+        """Whether the caches, one step and the model hold it."""
+        ends = [start + tokens for start, tokens in self.chunks]
+        longest = max([*ends, self.cached + 1 if self.rows or self.host_rows else 0])
+        each = blocks_of(self.cached + 1)
+        taken = self.rows * each + sum(map(blocks_of, ends))
+        here, there = max(taken, self.copied), max(self.host_rows * each, self.copied)
+        return here <= blocks and there <= host_blocks and self.tokens <= step_tokens and longest <= context
+
+    def work(self, blocks: int, card: GenerationCard, host_blocks: int = 0) -> StepWork:
+        """For an engine with so many blocks, of which it takes any: nothing of use may be there. Where they are too
+        few, sequences share some. Tokens are picked as the model's own files say.
+        """
+        random, chunks = np.random.default_rng(0), []
+        for room, on_host, pieces in (
+            (blocks, False, [*[(self.cached, 1)] * self.rows, *self.chunks]),
+            (host_blocks, True, [(self.cached, 1)] * self.host_rows),
+        ):
+            taken = 0
+            for start, tokens in pieces:
+                count = blocks_of(start + tokens)
+                table = [(taken + place) % room for place in range(count)]
+                taken += count
+                ids = random.integers(0, card.model.vocab_size, tokens).astype(np.int32)
+                chunks.append(Chunk(ids, start, table, on_host=on_host))
+        copies = [Copy(block, block, to_host=True) for block in range(self.copied)]
+        copies += [Copy(block, block, from_host=True) for block in range(self.copied)]
+        return StepWork(Work(chunks, copies), [RowSamplers([Sampler(card.defaults)], None) for _ in chunks])
+
+
+def measure(engine: StepEngine, card: GenerationCard) -> StepTime:
+    """A first model of a step's time, from a few steps in some seconds, before anything learned or calibrated."""
+    if engine.model is not None:
+        return engine.model
+    steps: list[tuple[StepLoad, float]] = []
+    ends = time.monotonic() + _WARM_UP_S
+    for rows, cached, prompt in _WARM_UP_STEPS:
+        chunks = [(0, min(prompt, card.context))] if prompt else []
+        planned = PlannedStep(rows, min(cached, card.context - 1), chunks)
+        work = planned.work(engine.blocks, card)
+        steps.append((planned.load, min(_seconds(engine.steps, work)[0] for _ in range(2))))
+        if time.monotonic() > ends and len(steps) >= _FEWEST_STEPS:
+            break
+    return StepTime.fit(steps)
+
+
+def measure_host(engine: StepEngine, card: GenerationCard) -> HostTime | None:
+    """The same of the host's attention, and of copies between the memories; None where the host holds nothing."""
+    if not engine.host_blocks:
+        return None
+    if engine.host is not None:
+        return engine.host
+    attention: list[tuple[StepLoad, float]] = []
+    ends = time.monotonic() + _WARM_UP_S
+    for rows, cached in _HOST_STEPS:
+        planned = PlannedStep(cached=min(cached, card.context - 1), host_rows=rows)
+        work = planned.work(engine.blocks, card, engine.host_blocks)
+        attention.append((planned.host_load, min(_seconds(engine.steps, work)[1] for _ in range(2))))
+        if time.monotonic() > ends and len(attention) >= _FEWEST_STEPS:
+            break
+    copying = [PlannedStep(1, copied=count) for count in _COPIED if count <= min(engine.blocks, engine.host_blocks)]
+    works = [one.work(engine.blocks, card) for one in copying]
+    without_s, *took_s = (min(_seconds(engine.steps, work)[0] for _ in range(3)) for work in works)
+    copies = [(one.copied_tokens, with_s - without_s) for one, with_s in zip(copying[1:], took_s, strict=True)]
+    return HostTime.fit(attention, copies, engine.layers)
+
+
+def _seconds(steps: Steps, work: StepWork) -> tuple[float, float]:
+    """Of the step, and of the host's attention in it."""
+    began = time.perf_counter()
+    found = work.run(steps)
+    return time.perf_counter() - began, found.compute_s.host_s

@@ -1,0 +1,150 @@
+"""Rerankers that are language models: the prompt that a pair becomes, and the two words that its score compares.
+
+A score is the logit of one word less that of the other, after the prompt's last token. A prompt is made of pieces that
+become tokens each on its own, as the models' authors do it:
+https://github.com/QwenLM/Qwen3-Embedding (README.md) and https://github.com/mixedbread-ai/mxbai-rerank.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Encoding
+
+from deployments.errors import SettingsError
+from deployments.models.text_pairs import Pair, Side
+from deployments.settings import ModelSettings
+
+_LEAST_ROOM = 16  # tokens for the texts of a pair
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """`before`, `texts` and `after`: the pieces of a prompt; {query}, {document} and {instruction} stand in `texts`.
+    `instructed`: what is put before the first of `texts` where there is an instruction. `yes`, `no`: the two words.
+    """
+
+    before: str
+    texts: tuple[str, ...]
+    after: tuple[str, ...]
+    yes: str
+    no: str
+    instruction: str = ""
+    instructed: str = ""
+
+
+JUDGES: Mapping[str, Judge] = {
+    "qwen3-reranker": Judge(
+        before="<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
+        'Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n',
+        texts=("<Query>: {query}\n<Document>: {document}",),
+        after=("<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",),
+        yes="yes",
+        no="no",
+        instruction="Given a web search query, retrieve relevant passages that answer the query",
+        instructed="<Instruct>: {instruction}\n",
+    ),
+    "mxbai-rerank-v2": Judge(
+        before="<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+        "<|im_start|>user\n",
+        texts=("query: {query}", "\n", "document: {document}"),
+        after=(
+            "\n",
+            (
+                "You are a search relevance expert who evaluates how well documents match search queries. For each "
+                "query-document pair, carefully analyze the semantic relationship between them, then provide your "
+                "binary relevance judgment (0 for not relevant, 1 for relevant).\nRelevance:"
+            ),
+            "<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        yes="1",
+        no="0",
+        instructed="instruction: {instruction}\n",
+    ),
+}
+_NAMED = {"qwen3-reranker": "qwen3-reranker"} | dict.fromkeys(
+    ("mxbai-rerank-base-v2", "mxbai-rerank-large-v2"), "mxbai-rerank-v2"
+)
+
+
+def judge_of(settings: ModelSettings, config: Mapping[str, Any], modules: Container[str]) -> Judge | None:
+    """The prompt of a model that is a reranker of this kind: by `template`, or by the name that it is published under.
+
+    Raises SettingsError where it must have one and nothing says which.
+    """
+    classes = config.get("architectures") or []
+    is_causal = any(name.endswith("ForCausalLM") for name in classes)
+    wanted: str = settings.template
+    if wanted == "auto" and is_causal and "Pooling" not in modules and settings.kind in {"auto", "reranker"}:
+        wanted = next((template for name, template in _NAMED.items() if name in settings.id.lower()), "auto")
+    if wanted == "auto":
+        if is_causal and (settings.kind == "reranker" or "LogitScore" in modules):
+            known = " or ".join(JUDGES)
+            raise SettingsError("args.model.template", f"the model's files do not say its prompt: set {known}")
+        return None
+    if not is_causal:
+        named = " and ".join(classes) or "no architectures"
+        raise SettingsError("args.model.template", f"{wanted} needs a model ForCausalLM; this one is {named}")
+    judge = JUDGES[wanted]
+    return judge if settings.instruction is None else replace(judge, instruction=settings.instruction)
+
+
+Encode = Callable[[Sequence[str]], Sequence[Encoding]]
+
+
+class JudgePrompts:
+    """Pairs -> token ids, by a model's own tokenizer."""
+
+    def __init__(self, judge: Judge, encode: Encode, max_tokens: int) -> None:
+        """Raises SettingsError where the prompt leaves no room for texts."""
+        before, *after = (one.ids for one in encode([judge.before, *judge.after]))
+        self._before, self._after = before, list(itertools.chain(*after))
+        self._encode = encode
+        self.special_tokens = len(self._before) + len(self._after)
+        self._room = max_tokens - self.special_tokens
+        first, *others = judge.texts
+        instruction = judge.instructed if judge.instruction else ""
+        self._texts = [(instruction + first).replace("{instruction}", judge.instruction), *others]
+        if self._room < _LEAST_ROOM:
+            raise SettingsError("args.model.max_tokens", f"{max_tokens} leaves no room beside the model's prompt")
+
+    def fill(self, pairs: Sequence[Pair], side: Side) -> Iterator[tuple[int, npt.NDArray[np.int32]]]:
+        """Of each pair, the tokens that it has and the ids of those that there is room for: what is too much is cut
+        from the document.
+        """
+        pieces = [[_filled(text, pair) for text in self._texts] for pair in pairs]
+        texts = list(dict.fromkeys(itertools.chain(*pieces)))  # a query is the same in all its pairs
+        ids = {text: one.ids for text, one in zip(texts, self._encode(texts), strict=True)}
+        for pair, some in zip(pairs, pieces, strict=True):
+            parts = [ids[text] for text in some]
+            total = self.special_tokens + sum(map(len, parts))
+            if total - self.special_tokens > self._room:
+                parts = self._cut(parts, pair, side)
+            yield total, np.array([*self._before, *itertools.chain(*parts), *self._after], np.int32)
+
+    def _cut(self, parts: Sequence[list[int]], pair: Pair, side: Side) -> list[list[int]]:
+        *firsts, last = parts
+        if firsts:
+            firsts[0] = firsts[0][: self._room * 3 // 4]
+        room = self._room - sum(map(len, firsts))
+        if side == "left":
+            at = self._document_at(pair)
+            over = min(len(last) - room, len(last) - at)
+            last = [*last[:at], *last[at + max(0, over) :]]
+        return [*firsts, last[:room]]
+
+    def _document_at(self, pair: Pair) -> int:
+        """The first of the last piece's tokens that holds some of the document."""
+        start = len(_filled(self._texts[-1].partition("{document}")[0], pair))
+        (encoding,) = self._encode([_filled(self._texts[-1], pair)])
+        return sum(end <= start for _, end in encoding.offsets)
+
+
+def _filled(text: str, pair: Pair) -> str:
+    head, document, tail = text.partition("{document}")
+    return head.replace("{query}", pair.first) + (pair.second if document else "") + tail

@@ -1,0 +1,32 @@
+"""What a model's own tokenizer said, kept on disk: a Router that starts again need not ask transformers again."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+from deployments.models.disk_cache import KeptFile, state_of_files
+from deployments.models.reference_tokenizer import OwnTokenizer, Question, ask
+
+Ask = Callable[[Question], OwnTokenizer | str]
+
+
+def ask_once(question: Question, ask: Ask = ask) -> OwnTokenizer | str:
+    """As `ask`, and at once where it was asked before. Answers of a model's own code are not kept, because
+    it may read more than its files.
+    """
+    if question.trust_remote_code:
+        return ask(question)
+    libraries = [version("transformers"), version("tokenizers"), sys.version]
+    kept = KeptFile("tokenizers", [asdict(question), state_of_files(Path(question.folder)), libraries])
+    with contextlib.suppress(TypeError):  # nothing, or not of this form
+        return OwnTokenizer(**kept.read())
+    answer = ask(question)
+    if isinstance(answer, OwnTokenizer):
+        with contextlib.suppress(OSError):
+            kept.write(asdict(answer))
+    return answer

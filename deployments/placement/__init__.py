@@ -1,1 +1,0 @@
-"""Chooses the replica that a query goes to, and follows which replicas live. Runs in the Router."""

@@ -1,0 +1,266 @@
+"""The metrics: every name, tag and bucket. docs/operations.md says what each one means.
+
+Ray exports them from each node. It adds the prefix `ray_`, the tags application, deployment and replica, and to
+counters the suffix `_total`.
+
+- While a query is served, counters are plain numbers. `publish` gives them to Ray every two seconds.
+- Histograms record at once, but above about 50 values a second only a sample. Ray's agent replays each value in a loop
+  (`open_telemetry_metric_recorder.py` of 2.60), so thousands a second would cost it a core.
+
+Imports no ray: its instruments are arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from deployments.errors import Busy, DeadlineExceeded, OverQuota, OverShare, WindveError
+
+OK, BUSY, ERROR, CANCELLED, INVALID = "ok", "busy", "error", "cancelled", "invalid"
+NO_POOL = "none"  # the pool of what was answered before it had one
+PUBLISHED_EVERY_S = 2.0
+_OBSERVED = 100  # of each histogram, about, between two publications; those in between are left out evenly
+_MOST_OBSERVED = 400  # where many come at once after few
+
+BUCKETS_S = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0]
+TOKENISING_BUCKETS_S = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
+_QUERIES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0]
+_POOL = ("pool",)
+_KEY = ("key",)
+_MOST_KEYS = 50  # names of API keys in metrics, for each Router
+OTHER_KEYS = "other"
+REACHED = {  # fields of a pool's state at a Router
+    "is_open": "1 unless the pool is closed (queue_depth: 0)",
+    "live_replicas": "Replicas that this Router may send to",
+    "calibrated": "1 if a calibration wrote the cost model, 0 if it was measured at warm-up",
+}
+LEARNED = {  # fields of a replica's state, of whichever kind
+    "in_flight": "Queries admitted and not answered, at this replica",
+    "waiting": "Of these, those that do not run yet",
+    "factor": "What work takes now, as a share of what the cost model says",
+    "margin": "What is added to a prediction at admission, as a share",
+}
+_LIMITS: dict[type[BaseException], str] = {OverShare: "share", OverQuota: "quota"}
+_SERVER_ERRORS = 500  # HTTP: from here on it is not the client who must change something
+
+
+class _Counter(Protocol):
+    def inc(self, value: float, tags: dict[str, str]) -> None: ...
+
+
+class Gauge(Protocol):
+    def set(self, value: float, tags: dict[str, str]) -> None: ...
+
+
+class _Histogram(Protocol):
+    def observe(self, value: float, tags: dict[str, str]) -> None: ...
+
+
+class Instruments(Protocol):
+    """`ray.serve.metrics`, or what a test puts in its place."""
+
+    Counter: Any
+    Gauge: Any
+    Histogram: Any
+
+
+class OfModel:
+    """Instruments whose every value has the tag `model` besides."""
+
+    def __init__(self, instruments: Instruments, model: str) -> None:
+        def tagged(kind: Callable[..., Any]) -> Callable[..., Any]:
+            def make(name: str, about: str, *more: Any) -> Any:
+                *buckets, tags = more if more and isinstance(more[-1], tuple) else (*more, ())
+                instrument = kind(name, about, *buckets, (*tags, "model"))
+                instrument.set_default_tags({"model": model})
+                return instrument
+
+            return make
+
+        self.Counter, self.Gauge, self.Histogram = map(
+            tagged, (instruments.Counter, instruments.Gauge, instruments.Histogram)
+        )
+
+
+def outcome_of(error: BaseException) -> str:
+    """What a request that ended with this error counts as."""
+    if isinstance(error, Busy):
+        return BUSY
+    if isinstance(error, DeadlineExceeded | asyncio.CancelledError):
+        return CANCELLED  # the client would not wait any longer
+    return INVALID if isinstance(error, WindveError) and error.status < _SERVER_ERRORS else ERROR
+
+
+@dataclass(slots=True, eq=False)
+class Tally:
+    """A counter whose steps are summed up until they are published."""
+
+    counter: _Counter
+    names: tuple[str, ...]
+    steps: dict[tuple[str, ...], float] = field(default_factory=dict)
+
+    def add(self, step: float, *values: str) -> None:
+        self.steps[values] = self.steps.get(values, 0.0) + step
+
+    def publish(self) -> None:
+        steps, self.steps = self.steps, {}
+        for values, step in steps.items():
+            if step > 0:
+                self.counter.inc(step, dict(zip(self.names, values, strict=True)))
+
+
+@dataclass(slots=True, eq=False)
+class Sampled:
+    """A histogram that records each of few values, and one of every `every` where there are many."""
+
+    histogram: _Histogram
+    tags: dict[str, str] = field(default_factory=dict)
+    every: int = 1
+    seen: int = 0
+    taken: int = 0
+
+    def observe(self, value: float) -> None:
+        if self.seen % self.every == 0 and self.taken < _MOST_OBSERVED:
+            self.taken += 1
+            self.histogram.observe(value, self.tags)
+        self.seen += 1
+
+    def publish(self) -> None:
+        self.every = max(1, round(self.seen / _OBSERVED))
+        self.seen = self.taken = 0
+
+
+class KeyMetrics:
+    """What clients use, by the names of their API keys."""
+
+    def __init__(self, instruments: Instruments) -> None:
+        self._names: set[str] = set()
+        self._queries = tally(
+            instruments, "windve_key_queries", "Queries by the API key's name and the outcome", ("key", "outcome")
+        )
+        self._tokens = tally(instruments, "windve_key_tokens", "Tokens of answered queries by API key", _KEY)
+        self._seconds = tally(
+            instruments, "windve_key_device_seconds", "Device seconds of answered queries by API key", _KEY
+        )
+
+    def used(self, client: str, queries: int, *, tokens: int, device_s: float) -> None:
+        """A request of this client was answered."""
+        name = self._shown(client)
+        self._queries.add(queries, name, OK)
+        self._tokens.add(tokens, name)
+        self._seconds.add(device_s, name)
+
+    def refused(self, client: str, error: BaseException, queries: int) -> None:
+        """A request of this client ended with this error."""
+        outcome = next((limit for kind, limit in _LIMITS.items() if isinstance(error, kind)), outcome_of(error))
+        self._queries.add(queries, self._shown(client), outcome)
+
+    def _shown(self, client: str) -> str:
+        """Its name; of more than `_MOST_KEYS` all others together."""
+        if client not in self._names and len(self._names) >= _MOST_KEYS:
+            return OTHER_KEYS
+        self._names.add(client)
+        return client
+
+    def publish(self) -> None:
+        """Give Ray what was counted since the last call."""
+        for counted in (self._queries, self._tokens, self._seconds):
+            counted.publish()
+
+
+class RunState(Protocol):
+    """What a replica says of itself when its metrics are published. `refusals`: counts since the start, by reason."""
+
+    @property
+    def refusals(self) -> Sequence[int]: ...
+
+
+class ReplicaMetrics:
+    """What every replica tells of its engine's runs and of itself. `info`: what it runs, each value a tag; `gauges`: of
+    which fields of its state; `reasons`: of its refusals, in the state's order.
+    """
+
+    def __init__(
+        self,
+        instruments: Instruments,
+        pool: str,
+        info: Mapping[str, str],
+        gauges: Mapping[str, str],
+        reasons: Sequence[str],
+    ) -> None:
+        self._pool = {"pool": pool}
+        tallies = {
+            "windve_runs": "Runs of the engine",
+            "windve_run_queries": "Queries in these",
+            "windve_run_seconds": "What these took",  # a histogram's sum is an estimate, by Ray's way of passing it on
+            "windve_tokens": "Tokens in these",
+            "windve_planned_seconds": "What the cost model had said that these runs take",
+            "windve_failed_runs": "Runs of the engine that failed",
+        }
+        self._tallies = [tally(instruments, name, about, _POOL) for name, about in tallies.items()]
+        self._inference = Sampled(
+            instruments.Histogram("windve_inference_seconds", "One run of the engine", BUCKETS_S, _POOL),
+            self._pool,
+        )
+        self._sizes = Sampled(
+            instruments.Histogram("windve_queries_per_run", "Queries in one run of the engine", _QUERIES, _POOL),
+            self._pool,
+        )
+        self._refusals = tally(
+            instruments, "windve_refusals", "Queries that a replica refused, by reason", ("pool", "reason")
+        )
+        self._reasons = reasons
+        self._refused: Sequence[int] = (0,) * len(reasons)
+        self._gauges = pool_gauges(instruments, gauges)
+        self._info: Gauge = instruments.Gauge("windve_info", "Always 1; what this replica runs", ("pool", *info))
+        self._about = {**self._pool, **info}
+
+    def ran(self, queries: int, tokens: int, seconds: float, planned_s: float) -> None:
+        """A run ended well: it took `seconds`, and the cost model had said `planned_s`."""
+        self._inference.observe(seconds)
+        self._sizes.observe(float(queries))
+        for counted, step in zip(self._tallies, (1, queries, seconds, tokens, planned_s), strict=False):
+            counted.add(step, self._pool["pool"])
+
+    def failed(self) -> None:
+        """A run failed."""
+        self._tallies[-1].add(1, self._pool["pool"])
+
+    def publish(self, state: RunState) -> None:
+        """Give Ray what was counted since the last call, and the gauges of this replica."""
+        for reason, before, now in zip(self._reasons, self._refused, state.refusals, strict=True):
+            self._refusals.add(now - before, self._pool["pool"], reason)
+        self._refused = tuple(state.refusals)
+        for counted in (*self._tallies, self._refusals):
+            counted.publish()
+        for histogram in (self._inference, self._sizes):
+            histogram.publish()
+        for key, gauge in self._gauges.items():
+            gauge.set(float(getattr(state, key)), self._pool)
+        self._info.set(1.0, self._about)
+
+
+def publish_again_and_again(publish: Callable[[], None]) -> None:
+    """From now on, on the running loop, for as long as it runs."""
+    asyncio.get_running_loop().call_later(
+        PUBLISHED_EVERY_S, publish_again_and_again, publish, context=contextvars.Context()
+    )
+    publish()
+
+
+def tally(instruments: Instruments, name: str, about: str, tags: tuple[str, ...]) -> Tally:
+    """A counter of that name, with nothing counted yet."""
+    return Tally(instruments.Counter(name, about, tags), tags)
+
+
+def pool_gauges(instruments: Instruments, abouts: Mapping[str, str]) -> dict[str, Gauge]:
+    """One for each field: that of `beta_s` is windve_beta_seconds, that of `is_open` windve_open. Tag: the pool."""
+    return {key: instruments.Gauge(_name(key), about, _POOL) for key, about in abouts.items()}
+
+
+def _name(key: str) -> str:
+    return f"windve_{key.removeprefix('is_').removesuffix('_s')}{'_seconds' if key.endswith('_s') else ''}"

@@ -1,0 +1,167 @@
+"""The replicas of one pool, as Serve tells a Router of them: which live, which drain, which have gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from deployments.serve_adapter import membership
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+logger = logging.getLogger("ray.serve")
+
+FIRST_RETRY_S, LAST_RETRY_S = 0.1, 2.0  # between attempts to connect
+
+
+class Seen(Protocol):
+    """What is known of a replica."""
+
+    replica: str
+    rank: tuple[bool, int]
+
+
+class FollowedLink(Protocol):
+    """A connection to one replica, made anew whenever it breaks."""
+
+    @property
+    def is_live(self) -> bool: ...
+    @property
+    def view(self) -> Seen: ...
+    def configure(self) -> None: ...
+    def drain(self) -> bool: ...
+    def end(self) -> None: ...
+
+
+L = TypeVar("L", bound=FollowedLink)
+
+
+class Followed(ABC, Generic[L]):
+    """A pool's replicas.
+
+    `links`: by replica id, those that Serve counts in. `live`: those of them that are connected and have reported, the
+    preferred first.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        deployment: str,
+        handle: DeploymentHandle[Any] | None,
+        router: str,
+        node: str,  # on which the Router runs
+        on_change: Callable[[], None],  # called whenever replicas have come or gone
+    ) -> None:
+        self.name, self.router_id = name, router
+        self.links: dict[str, L] = {}
+        self.live: list[L] = []  # replicas that answer
+        self._draining: dict[str, L] = {}
+        self._on_change = on_change
+        self._deployment, self._handle, self._node = deployment, handle, node
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @abstractmethod
+    def link(self, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> L:
+        """A link to a replica that has come."""
+
+    def connect(self) -> None:
+        """Follow the pool's replicas from now on."""
+
+        def changed(members: membership.Members, died: str | None) -> None:
+            self._loop.call_soon_threadsafe(self.follow, members, died)
+
+        membership.watch(self._deployment, changed)
+        # A handle starts to follow its deployment with its first call.
+        self.spawn(self._wake_handle())
+
+    async def _wake_handle(self) -> None:
+        assert self._handle is not None
+        try:
+            await self._handle.options(method_name="wake").remote()
+        except Exception as error:  # noqa: BLE001 - it meant nothing; the handle follows its deployment from now on
+            logger.info("the %s pool's first call failed: %s", self.name, error)
+
+    def changed(self) -> None:
+        """Replicas have come or gone, or have begun or ceased to answer."""
+        self.live = sorted((link for link in self.links.values() if link.is_live), key=lambda link: link.view.rank)
+        self._on_change()
+
+    def follow(self, members: membership.Members, died: str | None) -> None:
+        """Serve says which replicas live, and of one that it is dead for sure."""
+        if set(members) != set(self.links):
+            logger.info("the %s pool has %d live replicas", self.name, len(members))
+        for replica in set(self.links) - set(members):
+            link = self.links.pop(replica)
+            self._draining[replica] = link
+            if not link.drain():
+                del self._draining[replica]
+        for links in (self.links, self._draining):
+            if died in links:
+                links.pop(died).end()
+        for replica, about in members.items():
+            if replica in self._draining:  # counted in again
+                self.links[replica] = self._draining.pop(replica)
+                self.links[replica].configure()
+            elif replica not in self.links and replica != died:
+                where = rank(replica, about.get("node"), node=self._node, router=self.router_id)
+                self.links[replica] = self.link(replica, about, where)
+        self.changed()
+
+    def drained(self, link: L) -> bool:
+        """Serve had counted it out, and it has ended. False where it had not, or has counted it in again."""
+        drains = self._draining.get(link.view.replica) is link
+        if drains:
+            del self._draining[link.view.replica]
+        return drains
+
+    def spawn(self, errand: Any) -> asyncio.Task[None]:
+        """In an empty context: it must not be cancelled with the HTTP request that happens to be at hand."""
+        task: asyncio.Task[None] = self._loop.create_task(errand, context=contextvars.Context())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class Opened(Protocol):
+    @property
+    def is_open(self) -> bool: ...
+
+
+C = TypeVar("C", bound=Opened)
+
+
+async def connected(open_channel: Callable[[], Awaitable[C]], who: str, on_refused: Callable[[], None]) -> C:
+    """A channel to a replica, however many attempts that takes. `who`: the replica, in the log's words. `on_refused`:
+    nobody listens there, so that its process is dead.
+    """
+    wait_s, told = FIRST_RETRY_S, False
+    while True:
+        try:
+            channel = await open_channel()
+        except (OSError, TimeoutError) as error:
+            if isinstance(error, ConnectionRefusedError):
+                on_refused()
+            if not told:
+                told = True
+                logger.warning("%s is not reached (%s): it gets nothing until it is", who, str(error) or "no answer")
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, LAST_RETRY_S)
+            continue
+        if channel.is_open:
+            return channel
+        await asyncio.sleep(wait_s)  # it broke before it was known here
+
+
+def rank(replica: str, replica_node: str | None, *, node: str, router: str) -> tuple[bool, int]:
+    """The smallest first: replicas on the Router's own `node`, which the network need not carry anything to; among
+    others in an order of each Router's own, so that several Routers do not all turn to the same one.
+    """
+    return replica_node != node, zlib.crc32(f"{router} {replica}".encode())

@@ -1,1 +1,0 @@
-"""The wire between Routers and replicas. Pure asyncio."""

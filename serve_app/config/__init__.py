@@ -1,0 +1,1 @@
+"""The Serve config: read, checked, and turned into deployments."""

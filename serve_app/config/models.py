@@ -1,0 +1,204 @@
+"""Several models in one application: their settings, and what answers to which name. Pure.
+
+`args` have `models`, a list, in place of `model`. What stands beside the list is for all of them; an entry's own
+`accelerator`, `cpu` or `heterogeneous` replaces it. The Router's `user_config` has `models`, too: what is particular to
+one, by its name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Generic, Self, TypeVar
+
+from pydantic import Field, model_validator
+
+from deployments.embedding.config import RouterConfig
+from deployments.errors import SettingsError
+from deployments.hardware.device_detector import ACCELERATOR, CPU
+from deployments.models.model_files import read_model_card
+from deployments.settings import (
+    AcceleratorSettings,
+    CpuSettings,
+    ModelSettings,
+    Settings,
+    SharedSettings,
+    Strict,
+    parse_settings,
+)
+from serve_app.config.names import listed, unknown_model
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+_DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
+# What `user_config` may say of all models.
+_SHARED_CONFIG = ("slo_s", "admission", "request_timeout_s", "bulk", "access_log")
+
+
+class ServedModel(Strict):
+    """One of several models. What it leaves out is as `args` say for all."""
+
+    model: ModelSettings
+    heterogeneous: bool | None = None
+    accelerator: AcceleratorSettings | None = None
+    cpu: CpuSettings | None = None
+
+
+class SeveralSettings(SharedSettings):
+    """The `args` of an application that serves several models."""
+
+    models: Annotated[list[ServedModel], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [name for one in self.models for name in {one.model.served_name, *one.model.aliases}]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two models are called {name}; give one of them another model.name")
+        if sum(one.model.any_name for one in self.models) > 1:
+            raise ValueError("two models have the name any; only one can be meant by names that nobody knows")
+        return self
+
+    def of(self, one: ServedModel, key: str) -> Settings:
+        """The settings of one of the models, as if it were alone. Raises SettingsError."""
+        shared = {name: getattr(self, name) for name in SharedSettings.model_fields}
+        own = {name: value for name, value in one if value is not None}
+        return parse_settings(Settings, shared | own, key)
+
+
+class Args:
+    """The `args` of an application. `models`: each model's settings, by its name, the first for who names none.
+
+    `several`: they came as a list, so that each model's part of a `user_config` has its name above it.
+    """
+
+    def __init__(self, raw: Any) -> None:
+        """Raises SettingsError that names the key."""
+        self.several = isinstance(raw, dict) and "models" in raw
+        self.shared: SharedSettings
+        if not self.several:
+            self.shared = only = Settings.parse(raw)
+            self.models = {only.model.served_name: only}
+            return
+        if "model" in raw:
+            raise SettingsError("args.model", "there is args.models as well; give one of the two")
+        self.shared = shared = parse_settings(SeveralSettings, raw, "args")
+        self.models = {
+            one.model.served_name: shared.of(one, f"args.models[{index}]") for index, one in enumerate(shared.models)
+        }
+        if len({settings.emulated for settings in self.models.values()}) > 1:
+            raise SettingsError("args.models", "emulated and real engines never mix in one application")
+
+    def find_models(self) -> None:
+        """Look at each model's files, fetching them if need be. Raises SettingsError."""
+        for name, settings in self.models.items():
+            with self.locating(name):
+                read_model_card(settings.model)
+
+    def by_model(self, of: Mapping[str, T]) -> ByModel[T]:
+        """`of` has one thing for each model, by the model's own name."""
+        return ByModel(of, {name: settings.model for name, settings in self.models.items()})
+
+    def deployments(self) -> dict[str, dict[str, str]]:
+        """Model -> pool -> the name of its Serve deployment; of several models each has the model's name in it."""
+        found: dict[str, dict[str, str]] = {}
+        taken: list[str] = []
+        for name in self.models:
+            suffix = "-" + re.sub(r"[^A-Za-z0-9._-]+", "-", name) if self.several else ""  # Ray names files after it
+            taken.append(suffix if suffix not in taken else f"{suffix}-{len(taken)}")
+            found[name] = {pool: deployment + taken[-1] for pool, deployment in _DEPLOYMENTS.items()}
+        return found
+
+    @contextmanager
+    def locating(self, name: str) -> Iterator[None]:
+        """Where the settings of this model are wrong, the SettingsError that is raised names the key in the list."""
+        try:
+            yield
+        except SettingsError as error:
+            if not self.several:
+                raise
+            place = f"args.models[{list(self.models).index(name)}]"
+            raise SettingsError(error.key.replace("args", place, 1), error.problem) from None
+
+    def router_configs(self, raw: Any, pools: Mapping[str, tuple[str, ...]] | None = None) -> dict[str, RouterConfig]:
+        """Each model's part of the Router's `user_config`, checked against its pools. Raises SettingsError."""
+        pools = pools or {}
+        if not self.several:
+            return {name: RouterConfig.parse(raw, pools.get(name, ())) for name in self.models}
+        shared, own = split_config(raw, tuple(self.models))
+        return {name: _config_of(name, shared, own.get(name, {}), pools.get(name, ())) for name in self.models}
+
+
+def split_config(raw: Any, names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """(what a `user_config` says of all models, what it says of each by its name). Raises SettingsError."""
+    if not isinstance(raw, dict):
+        raise SettingsError("user_config", "missing; it must be given" if raw is None else "should be a mapping")
+    shared = {key: value for key, value in raw.items() if key != "models"}
+    for key in shared:
+        if _of_one_model(key):
+            raise SettingsError(f"user_config.{key}", "belongs to one model: put it under user_config.models.NAME")
+    own = {} if raw.get("models") is None else raw["models"]
+    if not isinstance(own, dict):
+        raise SettingsError("user_config.models", "should be a mapping of models' names to what is said of each")
+    for name, given in own.items():
+        if name not in names:
+            raise SettingsError(f"user_config.models.{name}", f"there is no such model, only {listed(names)}")
+        if given is not None and not isinstance(given, dict):
+            raise SettingsError(f"user_config.models.{name}", "should be a mapping of settings")
+    return shared, {name: given or {} for name, given in own.items()}
+
+
+def _of_one_model(key: str) -> bool:
+    return key in RouterConfig.model_fields and key not in _SHARED_CONFIG
+
+
+def _config_of(name: str, shared: dict[str, Any], own: dict[str, Any], pools: tuple[str, ...]) -> RouterConfig:
+    key = f"user_config.models.{name}"
+    try:
+        return RouterConfig.parse(shared | own, pools, key)
+    except SettingsError as error:
+        inside = error.key.removeprefix(f"{key}.")
+        first = inside.partition(".")[0]
+        if first in own or _of_one_model(first):
+            raise
+        raise SettingsError(f"user_config.{inside}", error.problem) from None
+
+
+class ByModel(Generic[T]):
+    """One thing for each model, by the names that the model goes by."""
+
+    def __init__(self, of: Mapping[str, T], models: Mapping[str, ModelSettings] | None = None) -> None:
+        """`of`: by each model's own name. `models`: what says by which other names it goes, if it does."""
+        self._of, self._models = dict(of), models or {}
+        self._aliases = {
+            alias: name for name, model in self._models.items() for alias in model.aliases if alias != name
+        }
+        self._anything = next((name for name, model in self._models.items() if model.any_name), None)
+
+    def __iter__(self) -> Iterator[T]:
+        """In the order of the settings."""
+        return iter(self._of.values())
+
+    @property
+    def first(self) -> T:
+        return next(iter(self))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that are known, each model's own and then its others."""
+        return tuple(
+            called for name in self._of for called in (name, *(a for a, of in self._aliases.items() if of == name))
+        )
+
+    def named(self, name: str) -> T:
+        """Raises UnknownModel, which lists those there are."""
+        own = name if name in self._of else self._aliases.get(name, self._anything)
+        if own is None:
+            raise unknown_model(name, self.names)
+        return self._of[own]
+
+    def each(self, make: Callable[[T], U]) -> ByModel[U]:
+        """What `make` makes of each, by the same names."""
+        return ByModel({name: make(one) for name, one in self._of.items()}, self._models)

@@ -1,0 +1,14 @@
+"""How a model that is not served is told of."""
+
+from __future__ import annotations
+
+from deployments.errors import UnknownModel
+
+
+def unknown_model(name: str, there: tuple[str, ...]) -> UnknownModel:
+    return UnknownModel(f"there is no model '{name}' here; this server has {listed(there)}", param="model")
+
+
+def listed(names: tuple[str, ...]) -> str:
+    *others, last = (f"'{name}'" for name in names)
+    return f"{', '.join(others)} and {last}" if others else last

@@ -1,0 +1,85 @@
+"""The deployments of an application's pools and of its Routers, as Serve is to run them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+from ray.serve import Application, Deployment
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+
+from deployments.hardware.affinity import CpuPart
+from deployments.hardware.device_detector import ACCELERATOR, CPU, Topology
+from deployments.settings import Autoscaled, OneModelSettings
+from serve_app.config.cluster_plan import FRAMEWORK_CPUS, Nodes, Plan, accelerator_options, cpu_options, router_count
+
+REPLICA_ROUTER = RequestRouterConfig(request_router_class="deployments.serve_adapter.replica_router.ReplicaRouter")  # type: ignore[arg-type]
+
+Names = Mapping[str, str]  # of a pool's deployment
+
+
+def bindable_router(ingress: type, nodes: Nodes) -> Deployment:
+    """The Routers' deployment, of the class `ingress`."""
+    deployment: Deployment = serve.deployment(
+        name="Router",
+        user_config={},  # what is missing is then said by name, not met by the first query
+        max_ongoing_requests=1_000_000,  # must exceed all depths together, or overload waits in the proxy instead
+        max_constructor_retry_count=3,
+        num_replicas=router_count(nodes),  # of a config that says nothing else
+        max_surge_percent=100,  # a new version answers before the old one stops
+        health_check_period_s=1,  # a Router that is gone is missed so soon
+        ray_actor_options={"num_cpus": FRAMEWORK_CPUS},
+    )(serve.ingress()(ingress))
+    return deployment
+
+
+def bind_pools(
+    settings: OneModelSettings,
+    plan: Plan,
+    nodes: Nodes,
+    parts: Mapping[str, CpuPart],
+    names: Names,
+    *,
+    replica: type,
+) -> dict[str, tuple[str, Application]]:
+    """Each pool's deployment of the class `replica`: pool -> its name and the bound deployment. `parts`: what the CPU
+    instances of each model want of a machine.
+    """
+    bound = {}
+    for pool in plan.topology.pools:
+        if pool == ACCELERATOR:
+            device, options = plan.device, accelerator_options(plan.device)
+        else:
+            part = parts[settings.model.served_name].share / sum(part.share for part in parts.values())
+            device, options = CPU, cpu_options(settings, nodes, part)
+        deployment = serve.deployment(
+            name=names[pool],
+            **how_many(settings, pool, plan.topology),
+            max_ongoing_requests=1000,  # never reached: queries travel by the channel, and the schedule admits
+            request_router_config=REPLICA_ROUTER,
+            health_check_period_s=2,
+            health_check_timeout_s=5,  # three in a row, and the replica is replaced
+            max_constructor_retry_count=3,
+            **options,
+        )(replica)
+        bound[pool] = (names[pool], deployment.bind(pool, settings, device, parts))
+    return bound
+
+
+def how_many(settings: OneModelSettings, pool: str, topology: Topology) -> dict[str, Any]:
+    """How many replicas Serve keeps of a pool."""
+    asked = (settings.cpu if pool == CPU else settings.accelerator).replicas
+    if not isinstance(asked, Autoscaled):
+        return {"num_replicas": topology.replicas[pool]}
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=asked.min,
+            max_replicas=asked.max,
+            upscale_delay_s=asked.upscale_delay_s,
+            downscale_delay_s=asked.downscale_delay_s,
+            policy=AutoscalingPolicy(  # type: ignore[no-untyped-call]
+                policy_function="deployments.serve_adapter.autoscaling:KeepFill", policy_kwargs={"target": asked.fill}
+            ),
+        )
+    }

@@ -1,0 +1,117 @@
+"""The Serve config file: read, and checked before anything starts. Ray's own schema ignores unknown keys; we do not."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from ray.serve.schema import (
+    DeploymentSchema,
+    HTTPOptionsSchema,
+    LoggingConfig,
+    ServeApplicationSchema,
+    ServeDeploySchema,
+    gRPCOptionsSchema,
+)
+
+from deployments.errors import SettingsError
+from deployments.settings import ApplicationSettings
+from serve_app.config.models import Args
+
+IMPORT_PATH = "serve_app.app:build"
+GENERATION = "serve_app.generation.generation_app:build"
+
+
+class ApplicationArgs(Protocol):
+    """The `args` of an application: of embeddings (`several_models.Args`) or of generation."""
+
+    @property
+    def shared(self) -> ApplicationSettings: ...
+    def deployments(self) -> Mapping[str, Mapping[str, str]]: ...
+    def find_models(self) -> None: ...
+    def router_configs(self, raw: Any, /) -> Mapping[str, object]: ...
+
+
+def load_config(path: Path) -> dict[str, Any]:
+    """The checked content of a Serve config file. Raises SettingsError that names the file or the key."""
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(str(path), f"cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise SettingsError(str(path), f"is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(config, dict):
+        raise SettingsError(str(path), "is not a Serve config (a mapping with `applications`)")
+    check_config(config)
+    return config
+
+
+def check_config(config: dict[str, Any]) -> None:
+    """Refuse unknown keys at every level, and settings that would fail later. Raises SettingsError."""
+    _check_keys(config, ServeDeploySchema, "")
+    _check_keys(config.get("http_options"), HTTPOptionsSchema, "http_options")
+    _check_keys(config.get("grpc_options"), gRPCOptionsSchema, "grpc_options")
+    _check_keys(config.get("logging_config"), LoggingConfig, "logging_config")
+    applications = config.get("applications") or []
+    for index, application in enumerate(applications):
+        where = f"applications[{index}]"
+        _check_keys(application, ServeApplicationSchema, where)
+        _check_keys(application.get("logging_config"), LoggingConfig, f"{where}.logging_config")
+        for number, deployment in enumerate(application.get("deployments") or []):
+            _check_keys(deployment, DeploymentSchema, f"{where}.deployments[{number}]")
+    try:
+        ServeDeploySchema.model_validate(config)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise SettingsError(".".join(map(str, first["loc"])), str(first["msg"])) from None
+    applications = args_of(config)
+    if not applications:
+        raise SettingsError("applications", f"none has import_path: {IMPORT_PATH} or {GENERATION}")
+    for args, application in zip(applications.values(), ours(config), strict=True):
+        args.router_configs(router_config(application))
+
+
+def args_of(config: dict[str, Any]) -> dict[str, ApplicationArgs]:
+    """The `args` of each windve application in a Serve config, by its name. Raises SettingsError."""
+    return {application.get("name", "default"): _args(application) for application in ours(config)}
+
+
+def _args(application: dict[str, Any]) -> ApplicationArgs:
+    if application["import_path"] == IMPORT_PATH:
+        return Args(application.get("args"))
+    from serve_app.config.generation import GenerationArgs
+
+    return GenerationArgs(application.get("args"))
+
+
+def ours(config: dict[str, Any]) -> list[dict[str, Any]]:
+    """The windve applications of a Serve config."""
+    return [
+        found for found in config.get("applications") or [] if found.get("import_path") in {IMPORT_PATH, GENERATION}
+    ]
+
+
+def router_config(application: dict[str, Any]) -> dict[str, Any] | None:
+    """The Router's `user_config` in an application of a Serve config."""
+    for deployment in application.get("deployments") or []:
+        if deployment.get("name") == "Router":
+            found: dict[str, Any] | None = deployment.get("user_config")
+            return found
+    return None
+
+
+def _check_keys(given: Any, schema: type[BaseModel], where: str) -> None:
+    if given is None:
+        return
+    if not isinstance(given, dict):
+        raise SettingsError(where, "should be a mapping")
+    known = set(schema.model_fields) | {str(field.alias) for field in schema.model_fields.values() if field.alias}
+    for key in given:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise SettingsError(f"{where}.{key}".lstrip("."), f"Serve has no such setting and would ignore it{hint}")

@@ -1,0 +1,1 @@
+"""Embedding models, rerankers and classifiers as clients see them: HTTP and gRPC."""

@@ -1,0 +1,109 @@
+"""What is said alike over HTTP and gRPC: vectors as they were asked for, and what `/info` tells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deployments.embedding.request import Embedded
+from deployments.embedding.router import Router
+from deployments.models.model_files import ModelCard
+from deployments.models.model_kind import SCORING
+from serve_app.version import VERSION
+
+Vector = npt.NDArray[np.float32]
+
+
+def shape_vectors(done: Embedded, *, unit: bool, dimensions: int | None) -> Sequence[Vector]:
+    """Unit vectors or the model's own lengths; cut to the first `dimensions` numbers (and made unit again)."""
+    vectors = done.vectors
+    if not unit:
+        vectors = [vector * np.float32(norm) for vector, norm in zip(vectors, done.norms, strict=True)]
+    if dimensions is None:
+        return vectors
+    cut = [vector[:dimensions] for vector in vectors]
+    return [vector / np.maximum(np.linalg.norm(vector), np.float32(1e-12)) for vector in cut] if unit else cut
+
+
+def cut_rows(texts: Sequence[Vector], dimensions: int | None) -> Sequence[Vector]:
+    """The unit vectors of each text's tokens, [tokens, numbers]: their first `dimensions` numbers, made unit again."""
+    if dimensions is None:
+        return texts
+    cut = [rows[:, :dimensions] for rows in texts]
+    return [rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-12)) for rows in cut]
+
+
+def scores(done: Embedded, *, raw: bool) -> Vector:
+    """Float32 [queries, labels]: logits if `raw`; else, as TEI, the softmax of several and the sigmoid of one."""
+    logits = np.stack(done.vectors)
+    if raw:
+        return logits
+    if logits.shape[1] == 1:
+        return np.float32(1) / (1 + np.exp(-logits.astype(np.float64))).astype(np.float32)
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    shares: Vector = powers / powers.sum(1, keepdims=True)
+    return shares
+
+
+def best_first(some: Vector) -> list[tuple[int, np.float32]]:
+    """(index, score) of a row of scores; of equal ones the first comes first."""
+    return [(int(index), some[index]) for index in np.argsort(-some, kind="stable")]
+
+
+def model_type(card: ModelCard) -> dict[str, Any]:
+    """A model's kind in TEI's words."""
+    if card.kind not in SCORING:
+        return {"embedding": {"pooling": card.pooling}}
+    names = {str(number): label for number, label in enumerate(card.labels)}
+    return {card.kind: {"id2label": names, "label2id": {label: number for number, label in enumerate(card.labels)}}}
+
+
+def health(router: Router) -> dict[str, Any]:
+    """Of one model: whether all its pools can answer, one of them, or none."""
+    missing = [name for name, is_live in router.live_pools.items() if not is_live]
+    if not router.can_answer:
+        return {"status": "unavailable", "missing": missing}
+    return {"status": "degraded", "missing": missing} if missing else {"status": "ok"}
+
+
+def describe(router: Router) -> dict[str, Any]:
+    """`/info`: TEI's fields, and what is particular to windve under `windve`."""
+    card, limits, config = router.card, router.settings.limits, router.config
+    pools = router.describe_pools()
+    members = [member for pool in pools.values() for member in pool["replicas"].values()]
+    return {
+        "model_id": card.name,
+        "model_sha": card.revision,
+        "model_dtype": members[0]["dtype"] if members else None,
+        "served_model_name": card.name,
+        "model_type": model_type(card),
+        "max_concurrent_requests": router.capacity,
+        "max_input_length": card.max_tokens,
+        "max_batch_tokens": router.settings.accelerator.max_batch_tokens,
+        "max_batch_requests": None,
+        "max_client_batch_size": limits.max_inputs_per_request,
+        "auto_truncate": limits.auto_truncate,
+        "tokenization_workers": 1,
+        "version": VERSION,
+        "windve": {
+            "emulated": router.settings.emulated,
+            "heterogeneous": router.topology.heterogeneous,
+            "topology": router.topology.reason,
+            "slo_s": config.slo_s,
+            "kind": card.kind,
+            "kinds": card.kinds,
+            "dimension": card.dimension,
+            "normalize": card.normalize,
+            "parameters": card.parameters,
+            "router": router.replica,
+            "busy_answers": router.refused,
+            "config_problem": router.config_problem,
+            "calibration": config.calibration.model_dump() if config.calibration else None,
+            "admission": config.admission,
+            "trial_seconds_ago": router.trial_seconds_ago,
+            "pools": pools,
+        },
+    }

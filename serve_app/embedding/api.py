@@ -1,0 +1,328 @@
+"""The routes: OpenAI's, TEI's, Cohere's and Ollama's, and what a server tells of itself. All end in the Router."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import orjson
+
+from deployments.embedding.request import Embedded, Wanted
+from deployments.embedding.router import Router
+from deployments.errors import Unavailable, WrongKind
+from deployments.models.model_files import ModelCard
+from deployments.models.sparse import unpack
+from deployments.models.tokenizer import Query
+from deployments.settings import Kind
+from serve_app.api_keys import ApiKeys
+from serve_app.embedding import dialects
+from serve_app.embedding.answers import Vector, best_first, cut_rows, describe, health, scores
+from serve_app.embedding.document import document
+from serve_app.embedding.input_types import prompt_names
+from serve_app.embedding.requests import (
+    AnyOptions,
+    CohereEmbedRequest,
+    CohereRerankRequest,
+    EmbedRequest,
+    EncodeRequest,
+    MultiVectorRequest,
+    OllamaEmbedRequest,
+    OllamaPromptRequest,
+    OpenAIRequest,
+    PoolingRequest,
+    PredictRequest,
+    RerankRequest,
+    RootRequest,
+    SeveralRequest,
+    SimilarityRequest,
+)
+from serve_app.embedding.routes import A_MODEL, ALL_ROUTES, ROOT, SEVERAL, routes_of
+from serve_app.observe.observer import Observer
+from serve_app.version import VERSION
+from serve_app.web.admission_headers import admission
+from serve_app.web.asgi import Answer, Asgi, Handler, Request, dumps, json_answer
+from serve_app.web.errors import JSON, Headers, NoRoute, WrongMethod
+from serve_app.web.fields import Rules
+from serve_app.web.tokenizer_requests import DecodeRequest, TokenizeRequest
+
+_MODEL = "/v1/models/"
+_SCORING: tuple[Kind, ...] = ("reranker", "classifier")
+NO_REPLICA = "no live replica with an open queue"
+_NOT_HERE = {  # what other servers have, and people look for
+    "/metrics": "Prometheus metrics are Ray's, on each node's metrics port, of all replicas; counters are in /info",
+}
+
+
+class HttpApi(Asgi):
+    """The routes to one model, of one Router replica."""
+
+    def __init__(self, router: Router, api_keys: ApiKeys | None = None, observer: Observer | None = None) -> None:
+        super().__init__(api_keys, observer, emulated=router.settings.emulated)
+        self._router = router
+        limits, card = router.settings.limits, router.card
+        self._max_body_bytes = limits.max_body_bytes
+        called = router.settings.model
+        self._rules = Rules(
+            card.name, card.dimension, limits.max_inputs_per_request, tuple(called.aliases), called.any_name
+        )
+        self._prompt_names = prompt_names(card.prompts)
+        self._document = document([(self._rules, card)], VERSION, api_keys=api_keys is not None)
+        self._routes: dict[tuple[str, str], Handler] = {
+            **self._model_routes(),
+            ("POST", "/tokenize"): self.tokenize,
+            ("POST", "/decode"): self.decode,
+            ("GET", "/v1/models"): self.openai_models,
+            ("GET", "/info"): self.info,
+            ("GET", "/health"): self.health,
+            ("GET", "/ping"): self.ping,
+            ("GET", "/docs"): self.docs,
+            ("GET", "/openapi.json"): self.openapi,
+        }
+
+    def _model_routes(self) -> dict[tuple[str, str], Handler]:
+        card = self._router.card
+        openai = partial(self._vectors, OpenAIRequest, dialects.openai)
+        handlers: dict[str, Handler] = {
+            "/": partial(self._vectors, RootRequest, dialects.root),
+            "/v1/embeddings": openai,
+            "/embeddings": openai,
+            "/v1/embed": partial(self._vectors, CohereEmbedRequest, partial(dialects.cohere, version="1")),
+            "/v2/embed": partial(self._vectors, CohereEmbedRequest, partial(dialects.cohere, version="2")),
+            "/api/embed": partial(self._vectors, OllamaEmbedRequest, dialects.ollama),
+            "/api/embeddings": partial(self._vectors, OllamaPromptRequest, dialects.ollama_prompt),
+            "/embed": partial(self._vectors, EmbedRequest, dialects.tei),
+            "/embed_all": self.embed_all,
+            "/similarity": partial(self._vectors, SimilarityRequest, dialects.cosines),
+            "/rerank": self.rerank,
+            "/v1/rerank": partial(self.cohere_rerank, "1"),
+            "/v2/rerank": partial(self.cohere_rerank, "2"),
+            "/predict": self.predict,
+            "/embed_sparse": self.embed_sparse,
+            "/v1/multi-vector": self.multi_vector,
+            "/pooling": self.pooling,
+            SEVERAL: self.encode,
+        }
+        chosen = {("POST", path): handlers[path] for path in routes_of(card.kinds)}
+        return chosen | {("POST", "/"): handlers[ROOT[card.kind]]}
+
+    @property
+    def served(self) -> tuple[Rules, ModelCard]:
+        """For the OpenAPI document."""
+        return self._rules, self._router.card
+
+    def has(self, method: str, path: str) -> bool:
+        """There is such a route."""
+        return (method, path) in self._routes
+
+    async def answer(self, request: Request) -> Answer:
+        handler = self._routes.get((request.method, request.path)) or self._rare(request.method, request.path)
+        return await handler(request)
+
+    def _rare(self, method: str, path: str) -> Handler:
+        """The handler of what is no plain method and path. Raises NoRoute, WrongMethod or WrongKind."""
+        allowed = [known for known, route in self._routes if route == path]
+        if path.startswith(_MODEL):
+            allowed = ["GET"]
+        allowed += ["HEAD"] if "GET" in allowed else []
+        if not allowed and path in ALL_ROUTES:
+            card = self._router.card
+            has = " and ".join(routes_of(card.kinds))
+            raise WrongKind(f"{path} is not for the model that is served, {A_MODEL[card.kind]}, which has {has}")
+        if not allowed:
+            hint = _NOT_HERE.get(path, "see /docs for those there are")
+            raise NoRoute(f"there is no route {path}; {hint}")
+        if method not in allowed:
+            raise WrongMethod(f"{method} is not for {path}, only {' and '.join(allowed)}", allowed=allowed)
+        if path.startswith(_MODEL):
+            return partial(self.openai_model, path.removeprefix(_MODEL))
+        return self._routes["GET", path]
+
+    async def _vectors(self, takes: Any, reply: Callable[[Any, Embedded, ModelCard], Any], request: Request) -> Answer:
+        """Takes a request of type `takes`, and answers what `reply` (of `embeddings.py`) makes of the vectors."""
+        asked = takes.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked.options, request)
+        return _timing(done), dumps(reply(asked, done, self._router.card))
+
+    async def embed_all(self, request: Request) -> Answer:
+        """The vector of each token, not normalised."""
+        asked = EncodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request, outputs=("tokens",))
+        return _timing(done), dumps(await _in_turns(done.vectors))
+
+    async def multi_vector(self, request: Request) -> Answer:
+        """A unit vector of each token, as Jina's API answers."""
+        asked = MultiVectorRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request, kinds=("multi_vector",), role=asked.input_type)
+        vectors = await _in_turns(cut_rows(done.vectors, asked.dimensions))
+        answer = {
+            "object": "list",
+            "data": [
+                {"object": "embeddings", "index": index, "embeddings": rows} for index, rows in enumerate(vectors)
+            ],
+            "model": self._rules.model,
+            "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
+        }
+        return _timing(done), dumps(answer)
+
+    async def pooling(self, request: Request) -> Answer:
+        """The same, as vLLM's API answers."""
+        asked = PoolingRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request, kinds=("multi_vector",), role=asked.embedding_mode)
+        vectors = await _in_turns(cut_rows(done.vectors, asked.dimensions))
+        answer = {
+            "id": f"pool-{uuid.uuid4().hex}",
+            "object": "list",
+            "created": int(time.time()),
+            "model": self._rules.model,
+            "data": [{"index": index, "object": "pooling", "data": rows} for index, rows in enumerate(vectors)],
+            "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens, "completion_tokens": 0},
+        }
+        return _timing(done), dumps(answer)
+
+    async def encode(self, request: Request) -> Answer:
+        """Several kinds of answer from one run, as FlagEmbedding's bge-m3 names them."""
+        asked = SeveralRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request, kinds=self._router.card.kinds, outputs=asked.outputs)
+        found = {asked.outputs[0]: done.vectors, **done.others}
+        answer: dict[str, Any] = {}
+        if "text" in found:
+            answer["dense_vecs"] = [np.ascontiguousarray(vector) for vector in found["text"]]
+        if "sparse" in found:
+            pairs = map(unpack, found["sparse"])
+            answer["lexical_weights"] = [dict(zip(map(str, ids), weights, strict=True)) for ids, weights in pairs]
+        if "multi_vector" in found:
+            answer["colbert_vecs"] = await _in_turns(found["multi_vector"])
+        return _timing(done), dumps(answer)
+
+    async def rerank(self, request: Request) -> Answer:
+        """Scores of pairs of the query and each text, the best first; all of them are one admission decision."""
+        asked = RerankRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request, kinds=("reranker",))
+        ranks: list[dict[str, Any]] = [
+            {"index": index, "score": score} for index, score in best_first(scores(done, raw=asked.raw_scores)[:, 0])
+        ]
+        if asked.return_text:
+            for rank in ranks:
+                rank["text"] = asked.texts[rank["index"]]
+        return _timing(done), dumps(ranks)
+
+    async def cohere_rerank(self, version: str, request: Request) -> Answer:
+        asked = CohereRerankRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request, kinds=("reranker",))
+        results: list[dict[str, Any]] = [
+            {"index": index, "relevance_score": score}
+            for index, score in best_first(scores(done, raw=False)[:, 0])[: asked.top_n]
+        ]
+        if asked.return_documents:
+            for result in results:
+                result["document"] = {"text": asked.texts[result["index"]]}
+        answer = {
+            "id": str(uuid.uuid4()),
+            "model": self._rules.model,
+            "results": results,
+            "meta": {"api_version": {"version": version}, "tokens": {"input_tokens": done.tokens, "output_tokens": 0}},
+            "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
+        }
+        return _timing(done), dumps(answer)
+
+    async def predict(self, request: Request) -> Answer:
+        """Each label with its score, the likeliest first."""
+        asked = PredictRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request, kinds=_SCORING)
+        labels = self._router.card.labels
+        predictions = [
+            [{"score": score, "label": labels[index]} for index, score in best_first(row)]
+            for row in scores(done, raw=asked.raw_scores)
+        ]
+        return _timing(done), dumps(predictions[0] if asked.single else predictions)
+
+    async def embed_sparse(self, request: Request) -> Answer:
+        asked = EncodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        done = await self._embed(asked.queries, asked, request, kinds=("sparse",))
+        answer = [
+            [{"index": index, "value": value} for index, value in zip(indices.tolist(), weights, strict=True)]
+            for indices, weights in map(unpack, done.vectors)
+        ]
+        return _timing(done), dumps(answer)
+
+    async def tokenize(self, request: Request) -> Answer:
+        asked = TokenizeRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        tokens = await self._router.tokenize(
+            asked.texts, special_tokens=asked.add_special_tokens, prompt_name=asked.prompt_name
+        )
+        return json_answer(tokens)
+
+    async def decode(self, request: Request) -> Answer:
+        asked = DecodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
+        return json_answer(await self._router.decode(asked.id_lists, skip_special_tokens=asked.skip_special_tokens))
+
+    async def _embed(self, queries: Sequence[Query], options: AnyOptions, request: Request, **more: Any) -> Embedded:
+        purpose = options.purpose
+        wanted = Wanted(
+            truncate=options.cut,
+            truncation_direction=options.side,
+            prompt_name=options.prompt_name if purpose is None else self._prompt_names[purpose],
+            record=None if request.followed is None else request.followed.record,
+            client=request.client,
+            **more,
+            **admission(request.headers),
+        )
+        return await self._router.embed(queries, wanted)
+
+    async def openai_models(self, _: Request) -> Answer:
+        return json_answer({"object": "list", "data": self.models})
+
+    async def openai_model(self, name: str, _: Request) -> Answer:
+        self._rules.check_model(name)
+        return json_answer(self._model(name))
+
+    @property
+    def models(self) -> list[dict[str, Any]]:
+        """All names of the model, as OpenAI's `/v1/models` lists them."""
+        return [self._model(name) for name in self._rules.names]
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": int(self._router.started), "owned_by": "windve"}
+
+    async def info(self, _: Request) -> Answer:
+        await self._router.hear_replicas()
+        return json_answer(describe(self._router))
+
+    async def health(self, _: Request) -> Answer:
+        if not self._router.can_answer:
+            raise Unavailable(f"no pool can answer now: {NO_REPLICA}")
+        return json_answer(health(self._router))
+
+
+def _timing(done: Embedded) -> Headers:
+    """Which pool answered, and TEI's headers: milliseconds, whole."""
+    total = _ms(done.total_s)
+    return [
+        JSON,
+        (b"x-windve-pool", ",".join(done.pools).encode()),
+        (b"x-compute-time", total),
+        (b"x-compute-characters", b"%d" % done.characters),
+        (b"x-compute-tokens", b"%d" % done.tokens),
+        (b"x-total-time", total),
+        (b"x-tokenization-time", _ms(done.tokenization_s)),
+        (b"x-queue-time", _ms(done.queue_s)),
+        (b"x-inference-time", _ms(done.compute_s)),
+    ]
+
+
+def _ms(seconds: float) -> bytes:
+    return b"%d" % round(seconds * 1000)
+
+
+async def _in_turns(texts: Sequence[Vector]) -> list[orjson.Fragment]:
+    """As JSON. These are many numbers, and other requests are let through between two texts."""
+    found = []
+    for rows in texts:
+        found.append(orjson.Fragment(dumps(np.ascontiguousarray(rows))))
+        await asyncio.sleep(0)
+    return found

@@ -1,0 +1,106 @@
+"""An embedding model's answers in the words of each API: what was asked, the answer, the model's card -> JSON. Pure."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from deployments.embedding.request import Embedded
+from deployments.models.model_files import ModelCard
+from serve_app.embedding.answers import Vector, shape_vectors
+from serve_app.embedding.requests import (
+    CohereEmbedRequest,
+    CohereType,
+    EmbedRequest,
+    OllamaEmbedRequest,
+    OllamaPromptRequest,
+    OpenAIRequest,
+    RootRequest,
+    Sentences,
+    SimilarityRequest,
+)
+from serve_app.embedding.vector_types import Floats, as_base64, narrow, quantize
+
+
+def openai(asked: OpenAIRequest, done: Embedded, card: ModelCard) -> dict[str, Any]:
+    """OpenAI's, to `/v1/embeddings`. `embedding_type` is NIM's; `embed_dtype` and `endianness` are vLLM's."""
+    vectors = shape_vectors(done, unit=card.normalize, dimensions=asked.dimensions)
+    return {
+        "object": "list",
+        "data": [
+            {"object": "embedding", "index": index, "embedding": embedding}
+            for index, embedding in enumerate(_encoded(vectors, asked))
+        ],
+        "model": card.name,
+        "usage": {"prompt_tokens": done.tokens, "total_tokens": done.tokens},
+    }
+
+
+def _encoded(vectors: Sequence[Vector], asked: OpenAIRequest) -> Sequence[Any]:
+    in_text = asked.encoding_format == "base64"
+    if asked.embedding_type != "float":
+        quantized = quantize(np.stack(vectors), asked.embedding_type)
+        return [as_base64(vector) for vector in quantized] if in_text else list(quantized)
+    if in_text:
+        return [as_base64(narrow(vector, asked.embed_dtype, asked.endianness)) for vector in vectors]
+    return [np.ascontiguousarray(vector) for vector in vectors]
+
+
+def tei(asked: EmbedRequest | RootRequest, done: Embedded, _: ModelCard) -> Sequence[Vector]:
+    """TEI's, to `/embed`."""
+    vectors = shape_vectors(done, unit=asked.normalize, dimensions=asked.dimensions)
+    return [np.ascontiguousarray(vector) for vector in vectors]
+
+
+def cosines(_: SimilarityRequest | RootRequest, done: Embedded, __: ModelCard) -> Vector:
+    """TEI's, to `/similarity`: of the first query's vector and each other's."""
+    source, *others = done.vectors
+    found: Vector = np.clip(np.stack(others) @ source, -1, 1)
+    return found
+
+
+def root(asked: RootRequest, done: Embedded, card: ModelCard) -> Sequence[Vector] | Vector:
+    """To `/`: as `/embed`, or as `/similarity` where sentences were sent."""
+    return (cosines if isinstance(asked.inputs, Sentences) else tei)(asked, done, card)
+
+
+def cohere(asked: CohereEmbedRequest, done: Embedded, card: ModelCard, *, version: str) -> dict[str, Any]:
+    """Cohere's, to `/v2/embed` and `/v1/embed`. The older one answers bare floats where no types are asked for."""
+    vectors = np.stack(shape_vectors(done, unit=card.normalize, dimensions=asked.output_dimension))
+    types = asked.embedding_types or (["float"] if version == "2" else [])
+    return {
+        "id": str(uuid.uuid4()),
+        "response_type": "embeddings_by_type" if types else "embeddings_floats",
+        "embeddings": {kind: _typed(vectors, kind) for kind in types} if types else vectors,
+        "texts": asked.texts or [],
+        "meta": {
+            "api_version": {"version": version},
+            "billed_units": {"input_tokens": done.tokens},
+            "tokens": {"input_tokens": done.tokens, "output_tokens": 0},
+        },
+    }
+
+
+def _typed(vectors: Floats, kind: CohereType) -> Any:
+    return [as_base64(vector) for vector in vectors] if kind == "base64" else quantize(vectors, kind)
+
+
+def ollama(asked: OllamaEmbedRequest, done: Embedded, card: ModelCard) -> dict[str, Any]:
+    """Ollama's, to `/api/embed`: unit vectors, whatever the model's own lengths. Times are in nanoseconds."""
+    vectors = shape_vectors(done, unit=True, dimensions=asked.dimensions)
+    return {
+        "model": card.name,
+        "embeddings": [np.ascontiguousarray(vector) for vector in vectors],
+        "total_duration": round(done.total_s * 1e9),
+        "load_duration": 0,
+        "prompt_eval_count": done.tokens,
+    }
+
+
+def ollama_prompt(_: OllamaPromptRequest, done: Embedded, card: ModelCard) -> dict[str, Any]:
+    """Ollama's, to `/api/embeddings`."""
+    (vector,) = shape_vectors(done, unit=card.normalize, dimensions=None)
+    return {"embedding": vector}

@@ -1,0 +1,163 @@
+"""Answers as TEI's messages, bit for bit. Pure.
+
+A vector is in memory as protobuf has packed floats on the wire, so it is put there whole; number by number it would
+take 40 times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+
+import numpy as np
+from google.protobuf.message import Message
+
+from deployments.embedding.request import Embedded
+from deployments.models.model_files import ModelCard
+from deployments.models.sparse import unpack
+from deployments.models.tokenizer import Token
+from serve_app.embedding.answers import Vector, best_first, scores, shape_vectors
+from serve_app.proto.tei_pb2 import (
+    EmbedAllRequest,
+    EmbedAllResponse,
+    EmbedRequest,
+    EmbedResponse,
+    EmbedSparseRequest,
+    EmbedSparseResponse,
+    EncodeResponse,
+    InfoResponse,
+    Metadata,
+    ModelType,
+    Prediction,
+    PredictPairRequest,
+    PredictRequest,
+    PredictResponse,
+    Rank,
+    RerankResponse,
+    SimpleToken,
+    SparseValue,
+    TokenEmbedding,
+)
+
+_MODEL_TYPES = {  # by the one key of `model_type` in /info
+    "embedding": ModelType.MODEL_TYPE_EMBEDDING,
+    "classifier": ModelType.MODEL_TYPE_CLASSIFIER,
+    "reranker": ModelType.MODEL_TYPE_RERANKER,
+}
+_Floats = TypeVar("_Floats", EmbedResponse, TokenEmbedding)
+
+
+def embed_response(done: Embedded, request: EmbedRequest, _: ModelCard | None = None) -> EmbedResponse:
+    """A query's vector."""
+    unit = given(request, "normalize") is not False
+    (vector,) = shape_vectors(done, unit=unit, dimensions=given(request, "dimensions"))
+    answer = _packed(EmbedResponse, vector)
+    _set_metadata(answer.metadata, done)
+    return answer
+
+
+def tokens_response(done: Embedded, _: EmbedAllRequest, __: ModelCard) -> EmbedAllResponse:
+    """The vector of each token of a query."""
+    answer = EmbedAllResponse(token_embeddings=[_packed(TokenEmbedding, row) for row in done.vectors[0]])
+    _set_metadata(answer.metadata, done)
+    return answer
+
+
+def sparse_response(done: Embedded, _: EmbedSparseRequest, __: ModelCard) -> EmbedSparseResponse:
+    """The weights of a query's words."""
+    indices, weights = unpack(done.vectors[0])
+    pairs = zip(indices.tolist(), weights.tolist(), strict=True)
+    answer = EmbedSparseResponse(sparse_embeddings=[SparseValue(index=index, value=value) for index, value in pairs])
+    _set_metadata(answer.metadata, done)
+    return answer
+
+
+def predict_response(done: Embedded, request: PredictRequest | PredictPairRequest, card: ModelCard) -> PredictResponse:
+    """Each label with its score, the likeliest first."""
+    (row,) = scores(done, raw=request.raw_scores)
+    answer = PredictResponse(
+        predictions=[Prediction(score=float(score), label=card.labels[index]) for index, score in best_first(row)]
+    )
+    _set_metadata(answer.metadata, done)
+    return answer
+
+
+def rerank_response(done: Embedded, texts: Sequence[str], *, raw: bool, return_text: bool) -> RerankResponse:
+    """The scores of texts, one for each query, the best first."""
+    answer = RerankResponse(
+        ranks=[
+            Rank(index=index, text=texts[index] if return_text else None, score=float(score))
+            for index, score in best_first(scores(done, raw=raw)[:, 0])
+        ]
+    )
+    _set_metadata(answer.metadata, done)
+    return answer
+
+
+def together(answers: Sequence[Embedded]) -> Embedded:
+    """The answers to several requests as one's: tokens and characters of all, the longest of each time."""
+    return Embedded(
+        vectors=[vector for done in answers for vector in done.vectors],
+        norms=[norm for done in answers for norm in done.norms],
+        pools=tuple(sorted({pool for done in answers for pool in done.pools})),
+        tokens=sum(done.tokens for done in answers),
+        characters=sum(done.characters for done in answers),
+        tokenization_s=max(done.tokenization_s for done in answers),
+        queue_s=max(done.queue_s for done in answers),
+        compute_s=max(done.compute_s for done in answers),
+        total_s=max(done.total_s for done in answers),
+    )
+
+
+def encode_response(tokens: Sequence[Token]) -> EncodeResponse:
+    """A text's tokens. Special tokens have no `start` and no `stop`."""
+    return EncodeResponse(
+        tokens=[
+            SimpleToken(id=token.id, text=token.text, special=token.special, start=token.start, stop=token.stop)
+            for token in tokens
+        ]
+    )
+
+
+def info_response(info: dict[str, Any]) -> InfoResponse:
+    """What `/info` says, as TEI's message has it."""
+    shared = ("version", "model_id", "max_concurrent_requests", "max_input_length", "max_batch_tokens",
+              "max_client_batch_size", "tokenization_workers")  # fmt: skip
+    return InfoResponse(
+        **{name: info[name] for name in shared},
+        model_sha=info["model_sha"],
+        model_dtype=info["model_dtype"] or "",
+        model_type=_MODEL_TYPES[next(iter(info["model_type"]))],
+    )
+
+
+def given(request: Message, field: str) -> Any:
+    """An optional field's value, or None: it was not sent, or the message has no such field."""
+    there = field in request.DESCRIPTOR.fields_by_name and request.HasField(field)
+    return getattr(request, field) if there else None
+
+
+def _packed(kind: type[_Floats], vector: Vector) -> _Floats:
+    """A message whose first field are these floats."""
+    return kind.FromString(_field_head(len(vector)) + vector.astype("<f4", copy=False).tobytes())
+
+
+@lru_cache
+def _field_head(numbers: int) -> bytes:
+    """What protobuf writes before packed floats in a message's first field: the field's number and the size."""
+    return EmbedResponse(embeddings=np.zeros(numbers)).SerializeToString()[: -4 * numbers]
+
+
+def _set_metadata(metadata: Metadata, done: Embedded) -> None:
+    """What it cost, and where its time went."""
+    metadata.compute_chars = done.characters
+    metadata.compute_tokens = done.tokens
+    metadata.total_time_ns = _ns(done.total_s)
+    metadata.tokenization_time_ns = _ns(done.tokenization_s)
+    metadata.queue_time_ns = _ns(done.queue_s)
+    metadata.inference_time_ns = _ns(done.compute_s)
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

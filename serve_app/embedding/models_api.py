@@ -1,0 +1,108 @@
+"""Several models under one URL: which of them a request is for, and what the service tells of all.
+
+A request is for the model under whose prefix it comes (`/models/NAME/embed`), else for the one that its body names
+(`model`), else for the first in the settings that has the route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+
+from deployments.embedding.router import Router
+from deployments.errors import Unavailable
+from serve_app.api_keys import ApiKeys
+from serve_app.config.models import ByModel
+from serve_app.embedding.answers import describe, health
+from serve_app.embedding.api import NO_REPLICA, HttpApi
+from serve_app.embedding.document import document
+from serve_app.observe.observer import Observer
+from serve_app.version import VERSION
+from serve_app.web.asgi import Answer, Asgi, Handler, Request, json_answer
+
+_PREFIX = "/models/"
+_MODEL = "/v1/models/"
+
+
+class ModelsApi(Asgi):
+    """The ASGI application of one Router replica with several models."""
+
+    def __init__(
+        self, routers: ByModel[Router], api_keys: ApiKeys | None = None, observer: Observer | None = None
+    ) -> None:
+        settings = routers.first.settings
+        super().__init__(api_keys, observer, emulated=settings.emulated)
+        self._max_body_bytes = settings.limits.max_body_bytes  # the same for all
+        self._routers = routers
+        self._apis = apis = routers.each(lambda router: HttpApi(router, api_keys))
+        self._document = document([api.served for api in apis], VERSION, api_keys=api_keys is not None)
+        self._of_all: dict[str, Handler] = {
+            "/v1/models": self.openai_models,
+            "/info": self.info,
+            "/health": self.health,
+            "/docs": self.docs,
+            "/openapi.json": self.openapi,
+        }
+
+    async def answer(self, request: Request) -> Answer:
+        if request.path.startswith(_PREFIX):
+            return await self._enter(request).answer(request)
+        handler = self._of_all.get(request.path)
+        if handler is not None and request.method in {"GET", "HEAD"}:
+            return await handler(request)
+        return await (await self._choose(request)).answer(request)
+
+    def _enter(self, request: Request) -> HttpApi:
+        """The model under whose prefix the request comes, with what follows as its path. Raises UnknownModel."""
+        rest = request.path.removeprefix(_PREFIX)
+        for name in sorted(self._apis.names, key=len, reverse=True):  # `a/b` before `a`
+            if f"{rest}/".startswith(f"{name}/"):
+                request.path = rest.removeprefix(name) or "/"
+                request.root += _PREFIX + name
+                return self._apis.named(name)
+        name, _, path = rest.partition("/")
+        request.path = f"/{path}"  # the shape of the error is that of the route
+        return self._apis.named(name)
+
+    async def _choose(self, request: Request) -> HttpApi:
+        """Raises UnknownModel or BodyTooLarge."""
+        if request.path.startswith(_MODEL):
+            return self._apis.named(request.path.removeprefix(_MODEL))
+        name = await self._named(request) if request.method == "POST" else None
+        if name is not None:
+            return self._apis.named(name)
+        return next((api for api in self._apis if api.has(request.method, request.path)), self._apis.first)
+
+    async def _named(self, request: Request) -> str | None:
+        """The model that the body names, if it does. What else is wrong with the body is for the route to say."""
+        request.content = await request.body(self._max_body_bytes)
+        try:
+            found = orjson.loads(request.content)
+        except orjson.JSONDecodeError:
+            return None
+        if not isinstance(found, dict):
+            return None
+        request.content = found
+        name = found.get("model")
+        return name if isinstance(name, str) else None
+
+    async def openai_models(self, _: Request) -> Answer:
+        return json_answer({"object": "list", "data": [model for api in self._apis for model in api.models]})
+
+    async def info(self, _: Request) -> Answer:
+        """The first model's, as a client expects it that knows of one, and each by its name."""
+        await asyncio.gather(*(router.hear_replicas() for router in self._routers))
+        models = {router.card.name: describe(router) for router in self._routers}
+        return json_answer({**describe(self._routers.first), "models": models})
+
+    async def health(self, _: Request) -> Answer:
+        """Good while one of the models can answer: a load balancer must not take the others away as well."""
+        if not any(router.can_answer for router in self._routers):
+            raise Unavailable(f"no model can answer now: {NO_REPLICA}")
+        models = {router.card.name: health(router) for router in self._routers}
+        all_well = all(one["status"] == "ok" for one in models.values())
+        status = {"status": "ok" if all_well else "degraded"}
+        if self._api_keys is not None:
+            return json_answer(status)  # it was asked without a key: the names are not for all
+        return json_answer({**status, "models": models})

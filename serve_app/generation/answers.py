@@ -1,0 +1,221 @@
+"""Answers in OpenAI's words: what came of each choice -> JSON, whole or as events. Pure.
+
+https://platform.openai.com/docs/api-reference/chat and /completions; `usage` comes with the last chunk but one, which
+has no choices, where `stream_options` asks for it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+from tokenizers import Tokenizer
+
+from deployments.generation.request import Piece
+from deployments.generation.text.sampling import Picked
+from serve_app.web.event_stream import DONE, event
+
+_ONE_BYTE = re.compile("<0x([0-9A-F]{2})>")
+_PRINTED = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_OTHERS = [number for number in range(256) if number not in set(_PRINTED)]
+# How byte-level tokenizers write bytes (`bytes_to_unicode` in https://github.com/openai/gpt-2, src/encoder.py).
+_BYTES = {chr(number): number for number in _PRINTED} | {chr(256 + at): number for at, number in enumerate(_OTHERS)}
+
+
+class TokenNames:
+    """What logprobs call tokens: their text, and its bytes, which may be a part of a character."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def text(self, token: int) -> str:
+        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
+        raw = self._tokenizer.id_to_token(token) or ""
+        return f" {text}" if raw.startswith("▁") and not text.startswith(" ") else text
+
+    def bytes(self, token: int) -> list[int]:
+        raw, text = self._tokenizer.id_to_token(token) or "", self.text(token)
+        if found := _ONE_BYTE.fullmatch(raw):
+            return [int(found[1], 16)]
+        if "�" in text and all(character in _BYTES for character in raw):
+            return [_BYTES[character] for character in raw]
+        return list(text.encode())
+
+
+class _Named(NamedTuple):
+    """`offset`: of its text in the answer, in characters, as if all tokens' texts stood in a row."""
+
+    token: Picked
+    text: str
+    offset: int
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One answer. `before`: put before the answer (`echo`). `offset`: characters of its tokens so far."""
+
+    index: int
+    before: str = ""
+    begun: bool = False
+    texts: list[str] = field(default_factory=list)
+    named: list[_Named] = field(default_factory=list)
+    tokens: int = 0
+    finish: str | None = None
+    offset: int = 0
+
+
+def _named(choice: _Choice, names: TokenNames, tokens: Sequence[Picked]) -> list[_Named]:
+    found = []
+    for one in tokens:
+        found.append(_Named(one, names.text(one.id), choice.offset))
+        choice.offset += len(found[-1].text)
+    return found
+
+
+class Reply(ABC):
+    """The answer to one request, of one model, of several choices."""
+
+    prefix: ClassVar[str]
+    whole_object: ClassVar[str]
+    chunk_object: ClassVar[str]
+
+    def __init__(self, model: str, prompt_tokens: int, before: Sequence[str], names: TokenNames | None) -> None:
+        """`before`: what is put before each choice. `names`: None where no logprobs are asked for."""
+        self.prompt_tokens = prompt_tokens
+        self.says_usage = False  # in a stream
+        self._choices = [_Choice(index, text) for index, text in enumerate(before)]
+        self._names = names
+        self._head = {"id": f"{self.prefix}{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+
+    @property
+    def tokens(self) -> int:
+        """Of all answers so far."""
+        return sum(choice.tokens for choice in self._choices)
+
+    def add(self, index: int, piece: Piece) -> None:
+        """To a choice of the whole answer."""
+        choice = self._choices[index]
+        choice.texts.append(piece.text)
+        choice.tokens += len(piece.tokens)
+        choice.finish = piece.finish or choice.finish
+        if self._names is not None:
+            choice.named += _named(choice, self._names, piece.tokens)
+
+    def whole(self) -> dict[str, Any]:
+        choices = [
+            {
+                "index": choice.index,
+                **self._content(choice.before + "".join(choice.texts)),
+                "logprobs": None if self._names is None else self._logprobs(choice.named, self._names),
+                "finish_reason": choice.finish,
+            }
+            for choice in self._choices
+        ]
+        return {**self._head, "object": self.whole_object, "choices": choices, "usage": self._usage()}
+
+    def events(self, index: int, piece: Piece) -> bytes:
+        """What a stream says of a piece; nothing where it is empty."""
+        choice = self._choices[index]
+        said = b""
+        if not choice.begun:
+            choice.begun = True
+            said = b"".join(self._chunk(choice, delta, None, None) for delta in self._first(choice.before))
+        choice.tokens += len(piece.tokens)
+        logprobs = None
+        if self._names is not None and piece.tokens:
+            logprobs = self._logprobs(_named(choice, self._names, piece.tokens), self._names)
+        if not (piece.text or piece.finish or logprobs):
+            return said
+        return said + self._chunk(choice, self._delta(piece.text), logprobs, piece.finish)
+
+    def end(self) -> bytes:
+        """The last events of a stream."""
+        if not self.says_usage:
+            return DONE
+        return event({**self._head, "object": self.chunk_object, "choices": [], "usage": self._usage()}) + DONE
+
+    def _chunk(self, choice: _Choice, delta: dict[str, Any], logprobs: Any, finish: str | None) -> bytes:
+        one = {"index": choice.index, **delta, "logprobs": logprobs, "finish_reason": finish}
+        usage = {"usage": None} if self.says_usage else {}
+        return event({**self._head, "object": self.chunk_object, "choices": [one], **usage})
+
+    def _usage(self) -> dict[str, int]:
+        tokens = self.tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": tokens,
+            "total_tokens": self.prompt_tokens + tokens,
+        }
+
+    @abstractmethod
+    def _content(self, text: str) -> dict[str, Any]:
+        """Of a whole choice."""
+
+    @abstractmethod
+    def _first(self, before: str) -> list[dict[str, Any]]:
+        """What a choice's stream begins with."""
+
+    @abstractmethod
+    def _delta(self, text: str) -> dict[str, Any]:
+        """Of a chunk."""
+
+    @abstractmethod
+    def _logprobs(self, tokens: Sequence[_Named], names: TokenNames) -> dict[str, Any]:
+        """What is said of some tokens."""
+
+
+class ChatReply(Reply):
+    """To `/v1/chat/completions`."""
+
+    prefix, whole_object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def _content(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def _first(self, before: str) -> list[dict[str, Any]]:
+        return [{"delta": {"role": "assistant", "content": before}}]
+
+    def _delta(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text} if text else {}}
+
+    def _logprobs(self, tokens: Sequence[_Named], names: TokenNames) -> dict[str, Any]:
+        def named(token: int, logprob: float | None) -> dict[str, Any]:
+            return {"token": names.text(token), "logprob": logprob, "bytes": names.bytes(token)}
+
+        content = [
+            {**named(one.id, one.logprob), "top_logprobs": [named(*other) for other in one.alternatives]}
+            for one, _, _ in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+
+class TextReply(Reply):
+    """To `/v1/completions`."""
+
+    prefix, whole_object, chunk_object = "cmpl-", "text_completion", "text_completion"
+
+    def _content(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _first(self, before: str) -> list[dict[str, Any]]:
+        return [{"text": before}] if before else []
+
+    def _delta(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _logprobs(self, tokens: Sequence[_Named], names: TokenNames) -> dict[str, Any]:
+        others = [
+            {names.text(token): logprob for token, logprob in (*one.alternatives, (one.id, one.logprob))}
+            for one, _, _ in tokens
+        ]
+        return {
+            "tokens": [text for _, text, _ in tokens],
+            "token_logprobs": [one.logprob for one, _, _ in tokens],
+            "top_logprobs": others,
+            "text_offset": [offset for _, _, offset in tokens],
+        }

@@ -1,0 +1,213 @@
+"""OpenAI's routes to a model that generates, whole and streamed, and what a server tells of itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from deployments.errors import Unavailable
+from deployments.generation.request import Asked, Generates
+from deployments.generation.settings import GenerationSettings
+from deployments.models.tokenizer import Tokenizer
+from serve_app.api_keys import ApiKeys
+from serve_app.generation.answers import ChatReply, Reply, TextReply, TokenNames
+from serve_app.generation.document import generation_document
+from serve_app.generation.group import Generations
+from serve_app.generation.request_builder import Asking
+from serve_app.generation.requests import ChatRequest, CompletionOptions, CompletionRequest, CompletionRules
+from serve_app.generation.steps_request import StepsRequest
+from serve_app.observe.observer import Observer
+from serve_app.version import VERSION
+from serve_app.web.admission_headers import admission
+from serve_app.web.asgi import Answer, Asgi, Handler, Request, dumps, json_answer
+from serve_app.web.errors import JSON, NoRoute, WrongMethod
+from serve_app.web.event_stream import EVENTS, EventStream, StreamBounds
+from serve_app.web.fields import Fields
+from serve_app.web.tokenizer_requests import DecodeRequest, TokenizeRequest
+
+_MODEL = "/v1/models/"
+Body = TypeVar("Body", bound=Fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiOptions:
+    """`parse_special_tokens`: see `Prompts`. `emulated`: answers say that they come from no real device."""
+
+    rules: CompletionRules
+    stream: StreamBounds = field(default_factory=StreamBounds)
+    max_body_bytes: int = 16 * 2**20
+    parse_special_tokens: bool = False
+    emulated: bool = False
+
+    @classmethod
+    def of(cls, settings: GenerationSettings) -> ApiOptions:
+        model, limits = settings.model, settings.limits
+        return cls(
+            rules=CompletionRules(
+                model.served_name,
+                0,
+                limits.most_prompts,
+                tuple(model.aliases),
+                model.any_name,
+                default_tokens=limits.default_tokens,
+                most_answers=limits.most_answers,
+            ),
+            stream=StreamBounds(ping_s=limits.ping_s, slow_s=limits.slow_reader_s),
+            max_body_bytes=limits.max_body_bytes,
+            parse_special_tokens=limits.special_tokens_in_chats,
+            emulated=settings.emulated,
+        )
+
+
+class CompletionsApi(Asgi):
+    """The routes to one model, of one Router replica."""
+
+    def __init__(
+        self,
+        router: Generates,
+        options: ApiOptions,
+        api_keys: ApiKeys | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        """Raises SettingsError where the model's chat template or its tokenizer cannot be used."""
+        super().__init__(api_keys, observer, emulated=options.emulated)
+        self._router, self._options, self._rules = router, options, options.rules
+        self.names = TokenNames(router.tokenizer)
+        self._tokenizer = Tokenizer(router.card.model, router.tokenizer)
+        self.asking = Asking(router, options.rules, parse_special_tokens=options.parse_special_tokens)
+        self._document = generation_document(
+            self._rules, router.card.model.vocab_size, VERSION, api_keys=api_keys is not None
+        )
+        self._routes: dict[tuple[str, str], Handler] = {
+            ("POST", "/v1/completions"): self.completions,
+            ("POST", "/v1/chat/completions"): self.chat,
+            ("POST", "/tokenize"): self.tokenize,
+            ("POST", "/decode"): self.decode,
+            ("POST", "/calibration/steps"): self.time_steps,
+            ("GET", "/v1/models"): self.openai_models,
+            ("GET", "/info"): self.info,
+            ("GET", "/health"): self.health,
+            ("GET", "/ping"): self.ping,
+            ("GET", "/docs"): self.docs,
+            ("GET", "/openapi.json"): self.openapi,
+        }
+
+    def close(self) -> None:
+        """End what was started for it."""
+        self.asking.close()
+
+    async def answer(self, request: Request) -> Answer:
+        method, path = request.method, request.path
+        if method in {"GET", "HEAD"} and path.startswith(_MODEL):
+            self._rules.check_model(path.removeprefix(_MODEL))
+            return json_answer(self._model(path.removeprefix(_MODEL)))
+        handler = self._routes.get(("GET" if method == "HEAD" else method, path))
+        if handler is not None:
+            return await handler(request)
+        allowed = [known for known, route in self._routes if route == path]
+        if not allowed:
+            raise NoRoute(f"there is no route {path}; there are {', '.join(route for _, route in self._routes)}")
+        raise WrongMethod(f"{method} is not for {path}, only {' and '.join(allowed)}", allowed=allowed)
+
+    async def completions(self, request: Request) -> Answer:
+        asked = await self._parsed(CompletionRequest, request)
+        wanted = await self._wanted(asked, request)
+        before = [self.asking.text_of(one) if asked.echo else "" for one in asked.prompts]
+        choices = [text for text in before for _ in range(asked.n)]
+        return await self._generate(asked, wanted, self._reply(TextReply, wanted, choices), request)
+
+    async def chat(self, request: Request) -> Answer:
+        asked = await self._parsed(ChatRequest, request)
+        wanted = await self._wanted(asked, request)
+        return await self._generate(asked, wanted, self._reply(ChatReply, wanted, [""] * asked.n), request)
+
+    async def _wanted(self, asked: CompletionRequest | ChatRequest, request: Request) -> list[Asked]:
+        received = asyncio.get_running_loop().time()
+        prompts = await self.asking.prompts(asked)
+        headers = admission(request.headers)
+        return self.asking.wanted(asked, prompts, headers, client=request.client, received=received)
+
+    async def _parsed(self, kind: type[Body], request: Request) -> Body:
+        return kind.parse(await request.body(self._options.max_body_bytes), self._rules)
+
+    def _reply(self, kind: type[Reply], wanted: Sequence[Asked], before: Sequence[str]) -> Reply:
+        names = None if wanted[0].logprobs is None else self.names
+        return kind(self._rules.model, sum(len(one.ids) for one in wanted), before, names)
+
+    async def _generate(
+        self, asked: CompletionOptions, wanted: Sequence[Asked], reply: Reply, request: Request
+    ) -> Answer:
+        generations = Generations(self._router, asked.n, request.followed)
+        try:
+            await request.while_here(generations.begin(wanted))
+            if asked.stream:
+                reply.says_usage = asked.stream_options.include_usage
+                events = _events(generations, reply)
+                return list(EVENTS), EventStream(events, generations.close, self._options.stream)
+            await request.while_here(_collect(generations, reply))
+        except BaseException:
+            await generations.close()
+            raise
+        await generations.close()
+        return [JSON], dumps(reply.whole())
+
+    async def tokenize(self, request: Request) -> Answer:
+        asked = await self._parsed(TokenizeRequest, request)
+        tokens = await asyncio.to_thread(self._tokenizer.tokens, asked.texts, special_tokens=asked.add_special_tokens)
+        return json_answer(tokens)
+
+    async def decode(self, request: Request) -> Answer:
+        asked = await self._parsed(DecodeRequest, request)
+        texts = await asyncio.to_thread(
+            self._tokenizer.decode, asked.id_lists, skip_special_tokens=asked.skip_special_tokens
+        )
+        return json_answer(texts)
+
+    async def time_steps(self, request: Request) -> Answer:
+        asked = await self._parsed(StepsRequest, request)
+        trial = admission(request.headers).get("trial")
+        planned = [load.step for load in asked.loads]
+        times = self._router.time_steps(trial, asked.pool, planned, asked.times)
+        return json_answer(await request.while_here(times))
+
+    async def openai_models(self, _: Request) -> Answer:
+        return json_answer({"object": "list", "data": [self._model(name) for name in self._rules.names]})
+
+    def _model(self, name: str) -> dict[str, Any]:
+        created, context = int(self._router.started), self._router.card.context
+        return {"id": name, "object": "model", "created": created, "owned_by": "windve", "max_model_len": context}
+
+    async def info(self, _: Request) -> Answer:
+        card = self._router.card
+        about: dict[str, Any] = {
+            "model_id": card.name,
+            "model_sha": card.model.revision,
+            "served_model_name": card.name,
+            "model_type": {"generation": {}},
+            "max_input_length": card.context,
+            "version": VERSION,
+        }
+        return json_answer({**about, "windve": self._router.describe()})
+
+    async def health(self, _: Request) -> Answer:
+        missing = [name for name, is_live in self._router.live_pools.items() if not is_live]
+        if len(missing) == len(self._router.live_pools):
+            raise Unavailable("no pool can answer now: no live replica with an open queue")
+        return json_answer({"status": "degraded", "missing": missing} if missing else {"status": "ok"})
+
+
+async def _events(generations: Generations, reply: Reply) -> AsyncGenerator[bytes, None]:
+    async with aclosing(generations.pieces()) as pieces:
+        async for index, piece in pieces:
+            if said := reply.events(index, piece):
+                yield said
+    yield reply.end()
+
+
+async def _collect(generations: Generations, reply: Reply) -> None:
+    async with aclosing(generations.pieces()) as pieces:
+        async for index, piece in pieces:
+            reply.add(index, piece)

@@ -1,0 +1,105 @@
+"""What the access log and traces say of a request that generates. No text is among it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from deployments.generation.metrics import Streamed
+from deployments.generation.record import GenerationRecord, Offered
+from deployments.generation.request import Asked
+from serve_app.observe.facts import Attributes, Phase
+
+
+class GenerationFacts:
+    """Of the generations of one request, one a prompt. `sent`: the tokens of all answers that its client got so far."""
+
+    def __init__(self, wanted: Sequence[Asked], sent: Callable[[], int]) -> None:
+        self._wanted, self._sent = wanted, sent
+        self._records = [one.record for one in wanted if one.record is not None]
+
+    @property
+    def is_late(self) -> bool:
+        """A first token or a pace, as the metrics count it."""
+        return any(streamed.is_late for streamed in self._begun)
+
+    def line(self) -> dict[str, Any]:
+        """In the access log. Times are seconds, the worst of all that was asked for."""
+        return {
+            "prompts": len(self._wanted),
+            "tokens": sum(len(one.ids) for one in self._wanted),
+            "answer_tokens": self._sent(),
+            "bulk": self._wanted[0].bulk,
+            "deadline_s": _most(streamed.promise.ttft_s for streamed in self._begun),
+            "offers": sum(len(record.offers) for record in self._records),
+            "pools": self._pools,
+            "first_token_s": _most(streamed.first_s for streamed in self._begun),
+            "pace_s": _most(streamed.pace_s for streamed in self._begun),
+        }
+
+    def attributes(self) -> Attributes:
+        """Of the request's span."""
+        told = self.line()
+        named = {
+            "gen_ai.usage.input_tokens": told["tokens"],
+            "gen_ai.usage.output_tokens": told["answer_tokens"],
+            "windve.prompts": told["prompts"],
+            "windve.bulk": told["bulk"],
+            "windve.deadline_s": told["deadline_s"],
+            "windve.first_token_s": told["first_token_s"],
+            "windve.pace_s": told["pace_s"],
+            "windve.pools": told["pools"],
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+    def phases(self, now: float) -> Iterator[Phase]:
+        """What it went through until it ended, `now`."""
+        for number, (asked, record) in enumerate(zip(self._wanted, self._records, strict=True)):
+            if record.streamed is None:
+                return
+            sizes: Attributes = {"windve.tokens": len(asked.ids)}
+            begun = record.streamed.arrived_at
+            offered = record.offers[0].at if record.offers else now
+            if number == 0 and record.offers:
+                yield Phase("tokenize", begun, offered, sizes)
+            if not record.offers:  # no replica was asked
+                yield Phase("admission", begun, now, {**sizes, "windve.admission": "refused"})
+            for offer in record.offers:
+                told: Attributes = {**_place(offer), **sizes, "windve.admission": offer.outcome}
+                failed = offer.outcome if offer.outcome == "lost" else None
+                yield Phase("admission", offer.at, now if offer.decided is None else offer.decided, told, failed)
+            yield from _streamed(record, record.streamed, now)
+
+    @property
+    def _begun(self) -> list[Streamed]:
+        return [record.streamed for record in self._records if record.streamed is not None]
+
+    @property
+    def _pools(self) -> list[str]:
+        return sorted({record.admitted.pool for record in self._records if record.admitted is not None})
+
+
+def _streamed(record: GenerationRecord, streamed: Streamed, now: float) -> Iterator[Phase]:
+    """Its first token and those after it, where it was admitted."""
+    admitted = record.admitted
+    if admitted is None or admitted.decided is None:
+        return
+    over = now if streamed.over_at is None else streamed.over_at
+    failed = "failed" if streamed.is_broken else None
+    first = streamed.first_at
+    if first is None:
+        yield Phase("first_token", admitted.decided, over, _place(admitted), failed)
+        return
+    yield Phase("first_token", min(admitted.decided, first), first, _place(admitted))  # it may come with the decision
+    told: Attributes = {**_place(admitted), "windve.answer_tokens": streamed.tokens, "windve.gap_s": streamed.gap_s}
+    if streamed.pace_s is not None:
+        told["windve.pace_s"] = streamed.pace_s
+    yield Phase("stream", first, over, told, failed)
+
+
+def _place(offer: Offered) -> Attributes:
+    return {"windve.pool": offer.pool, "windve.replica": offer.replica}
+
+
+def _most(seconds: Iterator[float | None]) -> float | None:
+    return max((round(one, 6) for one in seconds if one is not None), default=None)

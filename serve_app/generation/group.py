@@ -1,0 +1,86 @@
+"""The generations of one request: admitted together or not at all, read as one, freed together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from deployments.errors import WindveError
+from deployments.generation.record import GenerationRecord
+from deployments.generation.request import Asked, Generates, Piece
+from serve_app.generation.facts import GenerationFacts
+from serve_app.observe.facts import Followed
+
+
+class Generations:
+    """Each has `answers` answers, whose choices are numbered through."""
+
+    def __init__(self, router: Generates, answers: int, followed: Followed | None = None) -> None:
+        """`followed`: is told of them, for the access log and traces."""
+        self.tokens = 0  # of all answers so far
+        self._router, self._answers, self._followed = router, answers, followed
+        self._begun: list[AsyncGenerator[Piece, None]] = []
+
+    async def begin(self, wanted: Sequence[Asked]) -> None:
+        """All are admitted when this returns. Raises what `Generates.begin` raises; the others end by the same then."""
+        if self._followed is not None:
+            wanted = [replace(one, record=GenerationRecord()) for one in wanted]
+            self._followed.record.model = self._router.card.name
+            self._followed.facts = GenerationFacts(wanted, lambda: self.tokens)
+        try:
+            for one in wanted:
+                self._begun.append(await self._router.begin(one))
+        except WindveError as error:
+            for begun in self._begun:
+                with suppress(WindveError):
+                    await begun.athrow(error)
+            raise
+
+    async def close(self) -> None:
+        """Free all of their places; nobody reads `pieces` any more."""
+        for one in self._begun:
+            await one.aclose()
+
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Each as it comes, with the number of its choice. Raises what one of them raises first."""
+        if len(self._begun) == 1:
+            async for piece in self._begun[0]:
+                self._came(piece)
+                yield piece.answer, piece
+            return
+        found: asyncio.Queue[tuple[int, Piece] | Exception | None] = asyncio.Queue()
+        reading = [asyncio.create_task(self._read(place, one, found)) for place, one in enumerate(self._begun)]
+        left = len(reading)
+        try:
+            while left:
+                one = await found.get()
+                if isinstance(one, Exception):
+                    raise one
+                if one is None:
+                    left -= 1
+                else:
+                    self._came(one[1])
+                    yield one
+        finally:
+            for task in reading:
+                task.cancel()
+            await asyncio.wait(reading)
+
+    def _came(self, piece: Piece) -> None:
+        self.tokens += len(piece.tokens)
+
+    async def _read(
+        self,
+        place: int,
+        pieces: AsyncGenerator[Piece, None],
+        found: asyncio.Queue[tuple[int, Piece] | Exception | None],
+    ) -> None:
+        end: Exception | None = None
+        try:
+            async for piece in pieces:
+                found.put_nowait((place * self._answers + piece.answer, piece))
+        except Exception as error:  # noqa: BLE001 - is raised where the pieces are read
+            end = error
+        found.put_nowait(end)

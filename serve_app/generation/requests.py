@@ -1,0 +1,238 @@
+"""What clients send to `/v1/completions` and `/v1/chat/completions`. Pure.
+
+A field that is not known is ignored, except where the answer would not be what it asks for: such a one is refused by
+its name (`_REFUSED`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+
+from deployments.errors import InvalidInput
+from deployments.generation.text.chat_template import Message
+from deployments.generation.text.sampling import Sampling
+from serve_app.web.fields import Fields, Is, Model, Rules, Text, TextsOrIds, TokenIds, one_or_many
+
+MOST_LOGPROBS = 20  # as OpenAI and vLLM
+_MOST_STOPS, _LONGEST_STOP = 16, 256  # characters: each token's text is searched for each of them
+_SEED = 2**63
+
+# Fields that other servers know, with those of their values that change nothing.
+_REFUSED: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("frequency_penalty", "presence_penalty", "min_p", "min_tokens"), (0,)),
+    **dict.fromkeys(("repetition_penalty", "length_penalty"), (1,)),
+    **dict.fromkeys(("use_beam_search", "include_stop_str_in_output", "continue_final_message"), (False,)),
+    **dict.fromkeys(("skip_special_tokens", "add_generation_prompt"), (True,)),
+    **dict.fromkeys(("stop_token_ids", "bad_words", "tools", "functions", "documents", "logits_processors"), ([],)),
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+    **dict.fromkeys(("prompt_logprobs", "truncate_prompt_tokens", "allowed_token_ids", "structured_outputs"), ()),
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "json_schema"), ()),
+    **dict.fromkeys(("chat_template", "audio", "web_search_options", "reasoning_effort"), ()),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "suffix": ("",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRules(Rules):
+    """What this server accepts. `dimension` means nothing here; `max_inputs`: prompts in one request.
+
+    - `default_tokens`: of an answer, where a request does not say how many.
+    - `most_answers`: of one prompt (`n`).
+    - `most_messages`: of one chat.
+    """
+
+    default_tokens: int
+    most_answers: int
+    most_messages: int = 2048
+
+
+def _answers(value: Any, info: ValidationInfo) -> int:
+    rules: Any = info.context
+    if type(value) is not int or not 1 <= value <= rules.most_answers:
+        problem = f"n must be a whole number from 1 to {rules.most_answers} (this server's bound), not {value}"
+        raise InvalidInput(problem, param="n")
+    return value
+
+
+def _stops(value: Any) -> list[str]:
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise InvalidInput("stop must be a string or a list of strings", param="stop")
+    if len(found) > _MOST_STOPS or any(len(one) > _LONGEST_STOP for one in found):
+        problem = f"stop may be {_MOST_STOPS} strings of {_LONGEST_STOP} characters at most"
+        raise InvalidInput(problem, param="stop")
+    return [one for one in found if one]
+
+
+def _only_text(value: Any) -> Any:
+    if value != "text":
+        raise InvalidInput(
+            "only text is read here, no images, sound or files; send parts of the type text", param="messages"
+        )
+    return value
+
+
+def _known_role(value: Any) -> Any:
+    if value in ("tool", "function"):
+        raise InvalidInput(f"messages of the role {value} are not supported here; leave them out", param="messages")
+    return value
+
+
+class StreamOptions(Fields):
+    """How a stream is sent."""
+
+    include_usage: bool = False
+    """Say at the stream's end how many tokens there were."""
+
+
+class CompletionOptions(Fields):
+    """What both routes have in common."""
+
+    model: Model = None
+    max_tokens: Annotated[int, Field(ge=1), Is("a whole number from 1")] | None = None
+    """Of each answer. Null: as the server's settings say."""
+    temperature: Annotated[float, Field(ge=0, le=2), Is("a number from 0 to 2")] | None = None
+    """0 is the likeliest token each time. Null: as the model's files say, else 1."""
+    top_p: Annotated[float, Field(gt=0, le=1), Is("a number above 0, up to 1")] | None = None
+    """Only the likeliest tokens, so many as are so likely together. Null: as the model's files say, else 1."""
+    top_k: Annotated[int, Field(ge=-1), Is("a whole number from 0")] | None = None
+    """Only the so many likeliest; 0 and -1: all. Null: as the model's files say, else all."""
+    seed: Annotated[int, Field(ge=-_SEED, lt=_SEED), Is("a whole number of 64 bits")] | None = None
+    """The same gives the same answer."""
+    n: Annotated[int, Field(ge=1, json_schema_extra={"maximum": "most_answers"}), BeforeValidator(_answers)] = 1
+    """How many answers."""
+    best_of: int | None = None
+    """Only as many as `n`."""
+    stop: Annotated[str | list[str], BeforeValidator(_stops)] = ""
+    """A string, or several, before which an answer ends."""
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    ignore_eos: bool = False
+    """End tokens do not end an answer."""
+    user: Any = None
+    """Ignored."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, fields: Any) -> Any:
+        if isinstance(fields, dict):
+            for name in _REFUSED.keys() & fields.keys():
+                if fields[name] is not None and fields[name] not in _REFUSED[name]:
+                    raise InvalidInput(f"{name} is not supported here; leave it out", param=name)
+            if fields.get("best_of") not in (None, fields.get("n") or 1):
+                raise InvalidInput("best_of is not supported here; leave it out, or set it to n", param="best_of")
+        return fields
+
+    @property
+    def most_tokens(self) -> int | None:
+        """That each answer may have; None: the request does not say."""
+        return self.max_tokens
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """None of them is empty."""
+        return tuple(self.stop)
+
+    @property
+    def alternatives(self) -> int | None:
+        """For `Asked.logprobs`."""
+        return None
+
+    def sampling(self, defaults: Sampling) -> Sampling:
+        """With the model's own where the request does not say."""
+        return Sampling(
+            temperature=defaults.temperature if self.temperature is None else self.temperature,
+            top_k=defaults.top_k if self.top_k is None else max(0, self.top_k),
+            top_p=defaults.top_p if self.top_p is None else self.top_p,
+            seed=self.seed,
+        )
+
+
+class CompletionRequest(CompletionOptions):
+    """OpenAI's `POST /v1/completions`, with fields of vLLM."""
+
+    prompt: Text | TextsOrIds | TokenIds
+    """A text, a list of texts, a list of token ids, or a list of such lists."""
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS), Is(f"a whole number up to {MOST_LOGPROBS}")] | None = None
+    """Say how likely each token was, and so many others in its place."""
+    echo: bool = False
+    """Put the prompt before its answers."""
+
+    @property
+    def prompts(self) -> Sequence[str | Sequence[int]]:
+        """Raises InvalidInput."""
+        if self.echo and self.logprobs is not None:
+            raise InvalidInput("echo with logprobs is not supported here; leave one of them out", param="echo")
+        return one_or_many(self.prompt)
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+
+class Part(Fields):
+    """A part of a message's content."""
+
+    type: Annotated[Literal["text"], BeforeValidator(_only_text)]
+    text: str
+
+
+class ChatMessage(Fields):
+    """One turn of a chat."""
+
+    role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_known_role)]
+    """A developer's messages are the system's."""
+    content: str | Annotated[list[Part], Is("a list of parts, objects with type and text")]
+    """Parts are joined by line breaks."""
+    name: str | None = None
+
+    _calls: ClassVar[tuple[str, ...]] = ("tool_calls", "function_call")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_calls(cls, fields: Any) -> Any:
+        for name in cls._calls:
+            if isinstance(fields, dict) and fields.get(name):
+                raise InvalidInput(f"{name} in messages are not supported here; leave them out", param="messages")
+        return fields
+
+    @property
+    def plain(self) -> Message:
+        """For a chat template."""
+        text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": text, **({"name": self.name} if self.name is not None else {})}
+
+
+class ChatRequest(CompletionOptions):
+    """OpenAI's `POST /v1/chat/completions`, with fields of vLLM."""
+
+    messages: Annotated[list[ChatMessage], Is("a list of messages, objects with role and content", "most_messages")]
+    max_completion_tokens: Annotated[int, Field(ge=1), Is("a whole number from 1")] | None = None
+    """The newer name of max_tokens."""
+    logprobs: bool = False
+    """Say how likely each token was."""
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS), Is(f"a whole number up to {MOST_LOGPROBS}")] | None = (
+        None
+    )
+    """And so many others in its place; needs logprobs."""
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """What the model's chat template knows by name, as vLLM has it: `enable_thinking` of Qwen3."""
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """Raises InvalidInput."""
+        if self.top_logprobs and not self.logprobs:
+            raise InvalidInput("top_logprobs needs logprobs: true", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,0 +1,160 @@
+"""What `make serve` prints: the machine, what is served, and commands to try."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.table import Table
+
+from deployments.hardware.device_detector import Machine
+from serve_app.local.ray_environment import (
+    LOOPBACK,
+    PROXY_TIMEOUT_S,
+    TOKEN_VARIABLES,
+    StartFailed,
+)
+
+_EXAMPLES = {  # what to try first, by the model's kind
+    "embedding": ("/v1/embeddings", '{"input": "Where does the overflow go?"}'),
+    "reranker": ("/rerank", '{"query": "Where does the overflow go?", "texts": ["To the CPU.", "To the moon."]}'),
+    "classifier": ("/predict", '{"inputs": "Where does the overflow go?"}'),
+    "sparse": ("/embed_sparse", '{"inputs": "Where does the overflow go?"}'),
+    "generation": ("/v1/completions", '{"prompt": "Where does the overflow go?", "max_tokens": 32}'),
+    "multi_vector": ("/v1/multi-vector", '{"input": "Where does the overflow go?", "input_type": "query"}'),
+}
+
+
+def show_machine(console: Console, machine: Machine) -> None:
+    """One paragraph on the machine: CPU, cores, memory, NUMA nodes, and why an NPU cannot be used."""
+    cpu = machine.cpu
+    quota = f", cgroup limit {cpu.quota:g} CPUs" if cpu.quota is not None else ""
+    nodes = f"{machine.numa_nodes} NUMA node{'s' if machine.numa_nodes > 1 else ''}"
+    console.print(
+        f"machine: {machine.cpu_model} ({machine.architecture}), {len(cpu.allowed)} cores on {nodes}{quota}, "
+        f"{machine.memory_gib} GiB"
+    )
+    if machine.npu_problem:
+        console.print(f"[yellow]{machine.npu_problem}[/yellow]")
+
+
+def _serve_command() -> str:
+    """Ray's `serve`, as one types it here."""
+    command = Path(sys.executable).parent / "serve"
+    return os.path.relpath(command) if command.is_relative_to(Path.cwd()) else str(command)
+
+
+def _get_json(url: str, api_key: str | None) -> Any:
+    """The answer of our own service; for a moment after the start its proxy may not know the way yet."""
+    request = urllib.request.Request(url)  # noqa: S310 - our own address
+    if api_key is not None:
+        request.add_header("authorization", f"Bearer {api_key}")
+    ends = time.monotonic() + PROXY_TIMEOUT_S
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - our own address
+                return orjson.loads(answer.read())
+        except OSError as error:
+            if time.monotonic() > ends:
+                raise StartFailed(f"the application runs, but {url} does not answer: {error}") from None
+            time.sleep(0.1)
+
+
+def _info_once_complete(address: str, api_key: str | None) -> list[dict[str, Any]]:
+    """What `/info` says of each model once the Router has met all replicas, a moment after Serve says that they run."""
+    ends = time.monotonic() + PROXY_TIMEOUT_S
+    while True:
+        info: dict[str, Any] = _get_json(f"{address}/info", api_key)
+        models = list(info.get("models", {"": info}).values())
+        pools = [pool for model in models for pool in model["windve"]["pools"].values()]
+        if all(pool["live_replicas"] >= pool["expected_replicas"] for pool in pools) or time.monotonic() > ends:
+            return models
+        time.sleep(0.1)
+
+
+def show_application(console: Console, address: str, api_key: str | None) -> list[tuple[str, str]]:
+    """Returns the name and the kind of each model."""
+    models = _info_once_complete(address, api_key)
+    for info in models:
+        _show_model(console, info)
+    return [(info["model_id"], info["windve"]["kind"]) for info in models]
+
+
+def _show_generation(console: Console, info: dict[str, Any]) -> None:
+    ours = info["windve"]
+    console.print(f"model: {info['model_id']}, generation, {info['max_input_length']} tokens with the answer")
+    console.print(
+        f"topology: {ours['topology']}; first token within {ours['ttft_s']:g} s, then {ours['tpot_s']:g} s a token"
+    )
+    if ours["emulated"]:
+        console.print("[yellow]the devices are EMULATED: the times are true, the tokens mean nothing[/yellow]")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("pool", "replicas", "device", "dtype", "blocks", "cores"):
+        table.add_column(column)
+    for name, pool in ours["pools"].items():
+        member: dict[str, Any] = next(iter(pool["replicas"].values()), {})
+        cores = ",".join(map(str, member.get("cores", [])))
+        blocks = str(member.get("blocks"))
+        if "host" in member:
+            blocks += f" + {member['host']['blocks']} of the host"
+        about = str(member.get("device")), str(member.get("dtype")), blocks
+        table.add_row(name, str(pool["live_replicas"]), *about, cores)
+    console.print(table, soft_wrap=True)
+
+
+def _show_model(console: Console, info: dict[str, Any]) -> None:
+    ours = info["windve"]
+    if ours["kind"] == "generation":
+        _show_generation(console, info)
+        return
+    kind, *others = ours["kinds"]
+    also = f" (also {', '.join(others)})" if others else ""
+    console.print(
+        f"model: {info['model_id']}, {kind} of {ours['dimension']} numbers{also}, {info['max_input_length']} tokens"
+    )
+    console.print(f"topology: {ours['topology']}; SLO {ours['slo_s']} s")
+    if ours["emulated"]:
+        console.print("[yellow]the devices are EMULATED: the times are true, the vectors mean nothing[/yellow]")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("pool", "replicas", "depth", "device", "dtype", "cores", "seconds for C queries"):
+        table.add_column(column)
+    for name, pool in ours["pools"].items():
+        member: dict[str, Any] = next(iter(pool["replicas"].values()), {})
+        model = pool["latency_model"]
+        table.add_row(
+            name,
+            str(pool["live_replicas"]),
+            "-" if pool["queue_depth"] is None else str(pool["queue_depth"]),
+            str(member.get("device")),
+            str(member.get("dtype")),
+            ",".join(map(str, member.get("cores", []))),
+            f"{model['alpha_s']:.4f} C + {model['beta_s']:.4f} ({model['source']})",
+        )
+    console.print(table, soft_wrap=True)
+
+
+def show_ports(console: Console, dashboard: str, grpc_address: str | None, metrics_port: int) -> None:
+    token = "".join(f"{name}={os.environ[name]} " for name in TOKEN_VARIABLES if name in os.environ)
+    console.print("\nchange the depths in place, from another terminal (edit user_config, then):")
+    console.print(f"{token}{_serve_command()} deploy CONFIG -a {dashboard}", soft_wrap=True)
+    console.print(f"\nfor Prometheus: http://{LOOPBACK}:{metrics_port}/metrics")
+    if grpc_address is not None:
+        console.print(f"for gRPC: {grpc_address}")
+
+
+def show_examples(console: Console, models: list[tuple[str, str]], address: str, api_key: str | None) -> None:
+    key = "" if api_key is None else ' -H "authorization: Bearer KEY"'
+    console.print(f"serving on {address} (routes: {address}/docs); Ctrl-C stops it. Try:", soft_wrap=True)
+    for name, kind in models:
+        route, body = _EXAMPLES[kind]
+        if len(models) > 1:
+            body = f'{{"model": {orjson.dumps(name).decode()}, {body[1:]}'
+        console.print(
+            f"curl -s {address}{route}{key} -H 'content-type: application/json' -d '{body}'\n", soft_wrap=True
+        )

@@ -1,0 +1,220 @@
+"""A Ray of our own on this machine: started, told to serve a config, shown to the person at the desk, taken down."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+
+from deployments.errors import SettingsError
+from deployments.hardware.affinity import read_cpu_shape
+from deployments.hardware.device_detector import probe_machine
+from serve_app.api_keys import read_keys
+from serve_app.local.console import show_application, show_examples, show_machine, show_ports
+from serve_app.local.progress import Deployed, Reporter, deployment_models, waits
+from serve_app.local.ray_environment import (
+    LOOPBACK,
+    PROXY_TIMEOUT_S,
+    TOKEN_VARIABLES,
+    StartFailed,
+    bind_problem,
+    free_port,
+    let_messages_be,
+    set_ray_environment,
+)
+from serve_app.local.service_file import LocalService
+from serve_app.stop_signal import StopSignal
+
+_START_TIMEOUT_S = 600.0  # a large model from a slow disk or hub
+_OBJECT_STORE_BYTES = 200 * 2**20  # queries travel by the channel; the store holds next to nothing
+_LAST_WORKERS_S = 2.0  # workers see in milliseconds that their raylet has gone
+_METRICS_PORT = 8080  # as on KubeRay
+
+
+def serve_until_interrupted(path: Path) -> None:
+    """Serve the config file `path` here until SIGINT or SIGTERM. Raises SettingsError or StartFailed; leaves nothing
+    behind.
+    """
+    console = Console(highlight=False)
+    stop = StopSignal()
+    stop.listen()
+    with tempfile.TemporaryDirectory(prefix="windve-") as scratch:
+        set_ray_environment(Path(scratch), console)  # before ray is imported for the first time: it reads it there
+        from serve_app.config.service_config import args_of, load_config
+
+        config = load_config(path)
+        addresses, grpc_address = _http_addresses(config), _grpc_address(config)
+        keys, applications = [], args_of(config)
+        for args in applications.values():
+            args.find_models()  # a wrong name, or a download, shows here, not in a replica's log
+            keys.append(None if args.shared.api_keys is None else read_keys(args.shared.api_keys)[0].key)
+            let_messages_be(4 * args.shared.limits.max_body_bytes)
+        show_machine(console, probe_machine())
+        metrics_port = free_port(_METRICS_PORT, host=LOOPBACK)
+        with _local_ray(console, metrics_port) as dashboard:
+            stop.listen()  # again: Ray has put its own in place, which end the process where it stands
+            _deploy(dashboard, config)
+            with console.status("starting: loading the model, warming up"):
+                if not _wait_until_running(stop, _reporter(console, dashboard, applications)):
+                    return
+            environment = {name: os.environ[name] for name in TOKEN_VARIABLES if name in os.environ}
+            service = LocalService(os.getpid(), dashboard, environment)
+            service.announce()
+            try:
+                models = [show_application(console, *reached) for reached in zip(addresses, keys, strict=True)]
+                show_ports(console, dashboard, grpc_address, metrics_port)
+                for found, address, key in zip(models, addresses, keys, strict=True):
+                    show_examples(console, found, address, key)
+                stop.wait()
+            finally:
+                service.withdraw()
+            console.print("stopping")
+
+
+def _http_addresses(config: dict[str, Any]) -> list[str]:
+    """Of each windve application. Raises SettingsError where the port is taken."""
+    from serve_app.config.service_config import ours
+
+    options = config.get("http_options") or {}
+    host, port = options.get("host", LOOPBACK), options.get("port", 8000)
+    _check_free(host, port, "http_options.port")
+    origin = f"http://{_reached_at(host)}:{port}"
+    return [origin + application.get("route_prefix", "/").rstrip("/") for application in ours(config)]
+
+
+def _grpc_address(config: dict[str, Any]) -> str | None:
+    """None where the config offers no gRPC. Its host is HTTP's."""
+    options = config.get("grpc_options") or {}
+    if not options.get("grpc_servicer_functions"):
+        return None
+    host = (config.get("http_options") or {}).get("host", LOOPBACK)
+    port = options.get("port", 9000)
+    _check_free(host, port, "grpc_options.port")
+    return f"{_reached_at(host)}:{port}"
+
+
+def _check_free(host: str, port: int, key: str) -> None:
+    """Raises SettingsError: whoever listens there would get our clients' queries."""
+    if problem := bind_problem(host, port):
+        raise SettingsError(key, f"{host}:{port} cannot be opened: {problem}")
+
+
+def _reached_at(host: str) -> str:
+    return LOOPBACK if host == "0.0.0.0" else host  # noqa: S104 - a comparison
+
+
+@contextmanager
+def _local_ray(console: Console, metrics_port: int) -> Iterator[str]:
+    """Start Ray on loopback, yield its dashboard's address, and take it down with all it started."""
+    import ray
+    from ray import serve
+
+    console.print("starting Ray")
+    try:
+        context = ray.init(
+            address="local",
+            num_cpus=read_cpu_shape().usable,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=True,
+            dashboard_host=LOOPBACK,
+            _node_ip_address=LOOPBACK,
+            _metrics_export_port=metrics_port,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+    except Exception as error:
+        ray.shutdown()
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise StartFailed(f"Ray did not start: {reason}; see {_logs()}") from error
+    try:
+        yield f"http://{context.dashboard_url}"
+    finally:
+        serve.shutdown()  # type: ignore[no-untyped-call]
+        started = psutil.Process().children(recursive=True)
+        ray.shutdown()
+        _end(started)
+
+
+def _end(processes: Sequence[psutil.Process]) -> None:
+    """What Ray started. A worker that has not yet come to ask for its raylet does not see it go: it is killed."""
+    for process in psutil.wait_procs(processes, timeout=_LAST_WORKERS_S)[1]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+            process.wait()
+
+
+def _deploy(dashboard: str, config: dict[str, Any]) -> None:
+    """The same call that `serve deploy` makes, with the cluster's token if it has one."""
+    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
+    ends = time.monotonic() + PROXY_TIMEOUT_S
+    while True:
+        try:
+            ServeSubmissionClient(dashboard).deploy_applications(config)
+        except RuntimeError as error:
+            raise StartFailed(f"Ray Serve refused the config: {first_reason([str(error)])}") from None
+        except ConnectionError as error:  # the dashboard listens a moment after Ray says that it is there
+            if time.monotonic() > ends:
+                raise StartFailed(f"Ray's dashboard at {dashboard} does not answer: {error}") from None
+            time.sleep(0.2)
+        else:
+            return
+
+
+def _reporter(console: Console, dashboard: str, applications: Mapping[str, Deployed]) -> Reporter:
+    """Says on the terminal what is waited for."""
+    import ray
+    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
+    names = deployment_models(applications)
+
+    def look() -> list[str]:
+        try:
+            details = ServeSubmissionClient(dashboard).get_serve_details()["applications"]
+        except (RuntimeError, OSError):
+            return ["Ray's dashboard, which does not answer"]
+        free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
+        return list(waits(details, names, ray.cluster_resources(), free))  # type: ignore[no-untyped-call]
+
+    return Reporter(lambda line: console.print(line, soft_wrap=True), look, time.monotonic())
+
+
+def _wait_until_running(stop: StopSignal, reporter: Reporter) -> bool:
+    """True once every application runs, False if stopped before. Raises StartFailed with the reason."""
+    from ray import serve
+
+    ends = time.monotonic() + _START_TIMEOUT_S
+    while not stop.wait(0.2):
+        applications = serve.status().applications
+        if applications and all(application.status == "RUNNING" for application in applications.values()):
+            return True
+        for application in applications.values():
+            if application.status == "DEPLOY_FAILED":  # UNHEALTHY may pass: Serve replaces what is
+                details = [deployment.message for deployment in application.deployments.values()]
+                raise StartFailed(first_reason([application.message, *details]))
+        reporter.tick(time.monotonic())
+        if time.monotonic() > ends:
+            raise StartFailed(f"the application did not start within {_START_TIMEOUT_S:.0f} s")
+    return False
+
+
+def first_reason(messages: list[str]) -> str:
+    """The sentence of our own error in Serve's messages (which hold tracebacks), or their last line."""
+    lines = [line.strip() for message in messages for line in message.splitlines()]
+    lines = [line for line in lines if line.strip(".")]
+    for line in lines:
+        if "SettingsError: " in line:
+            return line.split("SettingsError: ", 1)[1]
+    return lines[-1] if lines else f"Ray Serve gave no reason; see {_logs()}"
+
+
+def _logs() -> str:
+    return f"{os.environ.get('RAY_TMPDIR', tempfile.gettempdir())}/ray/session_latest/logs"

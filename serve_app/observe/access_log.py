@@ -1,0 +1,129 @@
+"""The access log: one JSON line a request, of those that `access_log` wants. It holds no text of a client. Pure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import orjson
+
+from serve_app.observe.facts import Ended, Followed
+
+if TYPE_CHECKING:
+    pass
+
+logger = logging.getLogger("ray.serve")
+
+Level = Literal["off", "slow", "errors", "all"]
+_LEVELS: Mapping[Level, int] = {"off": 0, "slow": 1, "errors": 2, "all": 3}
+_OURS = 500  # HTTP: from this status on a request failed for no fault of its client
+_EVERY_S = 0.25
+_MOST_WAITING = 20_000  # lines, while the disk is slow
+
+
+def is_wanted(level: Level, followed: Followed, ended: Ended, slo_s: float) -> bool:
+    """Whether a level wants the line: `slow` what came after its deadline or failed by an error of ours, `errors` these
+    and all that was not answered.
+    """
+    if level == "all":
+        return True
+    if ended.error is not None:
+        ours = getattr(ended.error, "status", 0) >= _OURS or ended.code == "internal_error"
+        return _LEVELS[level] >= _LEVELS["slow" if ours else "errors"]
+    if level == "off":
+        return False
+    if followed.facts is not None:
+        return followed.facts.is_late
+    request = followed.record.request
+    return ended.actual_s > (slo_s if request is None else request.allowed_s)
+
+
+def line(followed: Followed, ended: Ended) -> dict[str, Any]:
+    """What the log says of a request. Times are seconds."""
+    record = followed.record
+    request, done = record.request, record.done
+    told: dict[str, Any] = {
+        "time": datetime.fromtimestamp(followed.began_s, UTC).isoformat(timespec="milliseconds"),
+        "request_id": followed.request_id,
+        "trace_id": followed.trace_id,
+        "route": ended.route,
+        "status": ended.status,
+        "error": ended.code,
+        "key": followed.key,
+        "model": record.model,
+        "actual_s": round(ended.actual_s, 6),
+    }
+    if request is not None:
+        told |= {
+            "queries": len(request.queries),
+            "tokens": sum(map(len, request.ids)) if request.ids else None,
+            "bulk": request.bulk,
+            "deadline_s": round(request.allowed_s, 6),
+            "offers": len(record.parts),
+            "predicted_s": _rounded(record.predicted_s),
+        }
+    if done is not None:
+        told |= {
+            "pools": done.pools,
+            "tokenization_s": _rounded(done.tokenization_s),
+            "queue_s": _rounded(done.queue_s),
+            "compute_s": _rounded(done.compute_s),
+        }
+    return told if followed.facts is None else told | followed.facts.line()
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
+
+
+class LineWriter:
+    """Hands lines to a logging handler, in a thread and a few times a second: a slow disk keeps no request waiting."""
+
+    def __init__(self, handler: logging.Handler) -> None:
+        self._handler = handler
+        self._lines: list[bytes] = []
+        self._dropped = 0
+        self._writing = False
+        self._thread = ThreadPoolExecutor(1, "access-log")
+        handler.handleError = self._failed  # type: ignore[method-assign, assignment]
+        self._said = False
+
+    def add(self, told: Mapping[str, Any]) -> None:
+        """Write this soon. What comes while too much waits is left out, and counted in a line of its own."""
+        if len(self._lines) >= _MOST_WAITING:
+            self._dropped += 1
+            return
+        self._lines.append(orjson.dumps(told))
+        if not self._writing:
+            self._soon()
+
+    def _soon(self) -> None:
+        self._writing = True
+        asyncio.get_running_loop().call_later(_EVERY_S, self._write, context=contextvars.Context())
+
+    def _write(self) -> None:
+        lines, self._lines = self._lines, []
+        if self._dropped:
+            lines.append(orjson.dumps({"dropped": self._dropped}))
+            self._dropped = 0
+        record = logging.makeLogRecord({"msg": b"\n".join(lines).decode()})
+        written = asyncio.get_running_loop().run_in_executor(self._thread, self._handler.emit, record)
+        written.add_done_callback(self._written)
+
+    def _written(self, _: Any) -> None:
+        self._writing = False
+        if self._lines:
+            self._soon()
+
+    def _failed(self, _: logging.LogRecord) -> None:
+        """Called in the thread where a line could not be written, in place of a traceback for each."""
+        if not self._said:
+            self._said = True
+            problem = sys.exception()
+            logger.error("the access log cannot be written (%s); its lines are lost until it can", problem)

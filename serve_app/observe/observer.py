@@ -1,0 +1,157 @@
+"""Follows requests from their arrival to their end, for the access log and for traces. While nobody asks for either,
+`on` is False and nothing here is called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from typing import Protocol, TypeVar
+
+from deployments.embedding.request import Record
+from deployments.errors import WindveError
+from serve_app.embedding.routes import ALL_ROUTES, PROBES
+from serve_app.grpc_services import METHODS
+from serve_app.observe.access_log import Level, LineWriter, is_wanted, line
+from serve_app.observe.facts import Ended, Followed, trace_id
+from serve_app.observe.tracer import Tracer
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+REQUEST_ID, TRACEPARENT = "x-request-id", "traceparent"
+_REQUEST_ID, _TRACEPARENT = REQUEST_ID.encode(), TRACEPARENT.encode()
+_AN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")  # what else a client sends as its id may be anything
+_A_PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C Trace Context, section 3.2
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_OTHER_ROUTES = ("/", "/tokenize", "/decode", "/v1/models", "/info", "/docs", "/openapi.json", *PROBES)
+_GENERATION = ("/v1/completions", "/v1/chat/completions")
+_ROUTES = ALL_ROUTES.union(_OTHER_ROUTES, _GENERATION)
+_MODEL = "/v1/models/"
+_RECORD: ContextVar[Record | None] = ContextVar("record", default=None)
+_HUNG_UP = 499  # as nginx writes it
+_BROKEN = 500
+
+
+class LogRules(Protocol):
+    """The part of a Router's `user_config` that counts here."""
+
+    @property
+    def access_log(self) -> Level: ...
+
+    @property
+    def slo_s(self) -> float: ...
+
+
+class Observer:
+    """One Router replica's. `on`: its requests are followed."""
+
+    def __init__(self, lines: LineWriter | None = None, tracer: Tracer | None = None) -> None:
+        self.on = tracer is not None
+        self._lines, self._tracer = lines, tracer
+        self._logs = False
+        self._configs: Mapping[str, LogRules] = {}
+        self._level: Level = "off"
+        self._slo_s = 0.0
+
+    def configure(self, configs: Mapping[str, LogRules]) -> None:
+        """These are in force, by their models' names; the first is for requests that name no model."""
+        self._configs = configs
+        first = next(iter(configs.values()))
+        self._level, self._slo_s = first.access_log, first.slo_s
+        self._logs = any(config.access_log != "off" for config in configs.values())
+        self.on = self._logs or self._tracer is not None
+
+    def begin(self, headers: Mapping[bytes, bytes]) -> Followed | None:
+        """A request has arrived. `headers`: of HTTP, or gRPC's metadata. None: it is neither logged nor sampled."""
+        began_s, started = time.time(), asyncio.get_running_loop().time()
+        span = None if self._tracer is None else self._tracer.begin(headers, began_s)
+        if span is None and not self._logs:
+            return None
+        request_id, parent = headers.get(_REQUEST_ID, b""), _A_PARENT.fullmatch(headers.get(_TRACEPARENT, b""))
+        return Followed(
+            request_id=request_id.decode() if _AN_ID.fullmatch(request_id) else None,
+            trace_id=trace_id(span) if span is not None else None if parent is None else parent[1].decode(),
+            began_s=began_s,
+            started=started,
+            span=span,
+        )
+
+    def end_http(self, followed: Followed, method: str, path: str, status: int, error: BaseException | None) -> None:
+        """It is answered with this status."""
+        if error is None and path in PROBES:
+            return
+        self._end(followed, f"{method if method in _METHODS else 'OTHER'} {_route(path)}", status, error)
+
+    def break_http(self, followed: Followed, method: str, path: str, error: BaseException) -> None:
+        """It ends without an answer of ours: the client hung up, or something is broken."""
+        status = _HUNG_UP if isinstance(error, asyncio.CancelledError) else _BROKEN
+        self.end_http(followed, method, path, status, error)
+
+    def begin_call(self, metadata: Mapping[bytes, bytes]) -> Followed | None:
+        """A gRPC call, or a message of a stream, has arrived: from here `current_record` is its own."""
+        followed = self.begin(metadata)
+        _RECORD.set(None if followed is None else followed.record)
+        return followed
+
+    def end_call(self, followed: Followed, call: str, error: BaseException | None) -> None:
+        """It is answered; with this error, if there was one. `call`: of `METHODS`, or a full name."""
+        self._end(followed, METHODS.get(call, call), _grpc_status(error), error)
+
+    def following(
+        self, call: str, metadata: Mapping[bytes, bytes], answer: Callable[[T], Awaitable[U]]
+    ) -> Callable[[T], Awaitable[U]]:
+        """`answer`, which answers a message of a stream, with each message followed."""
+
+        async def follow(message: T) -> U:
+            followed = self.begin_call(metadata)
+            problem: BaseException | None = None
+            try:
+                return await answer(message)
+            except BaseException as error:
+                problem = error
+                raise
+            finally:
+                if followed is not None:
+                    self.end_call(followed, call, problem)
+
+        return follow
+
+    def _end(self, followed: Followed, route: str, status: int | str, error: BaseException | None) -> None:
+        ended = Ended(route, status, asyncio.get_running_loop().time() - followed.started, error)
+        request = followed.record.request
+        if followed.key is None and request is not None and request.tenant is not None:
+            followed.key = request.tenant.name  # of a stream each message asks who sends it
+        config = self._configs.get(followed.record.model or "")
+        level, slo_s = (self._level, self._slo_s) if config is None else (config.access_log, config.slo_s)
+        if self._lines is not None and is_wanted(level, followed, ended, slo_s):
+            self._lines.add(line(followed, ended))
+        if self._tracer is not None and followed.span is not None:
+            self._tracer.end(followed, ended)
+
+
+def current_record() -> Record | None:
+    """Of the gRPC call, or the message of a stream, that this task answers."""
+    return _RECORD.get()
+
+
+def _grpc_status(error: BaseException | None) -> str:
+    match error:
+        case None:
+            return "OK"
+        case WindveError():
+            return error.grpc_status
+        case asyncio.CancelledError():
+            return "CANCELLED"
+    return "UNKNOWN"
+
+
+def _route(path: str) -> str:
+    """One of ours: what else a client asks for may hold anything."""
+    if path.startswith(_MODEL):
+        return f"{_MODEL}{{name}}"
+    return path if path in _ROUTES else "other"

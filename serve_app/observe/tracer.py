@@ -1,0 +1,136 @@
+"""Traces of requests: OpenTelemetry spans of what the Router's `Record` says, made when the request has ended.
+
+    request                        SERVER: `POST /v1/embeddings`, `tei.v1.Embed/Embed`
+    ├── tokenize                   from its arrival to its last token id
+    ├── admission                  of each replica that it was offered to: until it decided, with the predicted finish
+    ├── queue                      of each run that its queries waited for
+    └── run                        until the last of its queries was answered: so many queries and tokens ran together
+
+Where text is generated (`generation.facts`), of each prompt::
+
+    ├── admission                  of each replica that it was offered to: until it decided
+    ├── first_token                from the decision to the first token
+    └── stream                     from the first token to the last
+
+The replica's times come with its answers as durations. The time for the way there and back is known only in sum; half
+of it counts as the way there, as NTP has it (RFC 5905, section 8).
+
+`opentelemetry` is imported only where `args.traces` asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from deployments.errors import SettingsError
+from deployments.settings import Traces
+from serve_app.embedding.facts import phases, tokens_of
+from serve_app.observe.facts import Attributes, Ended, Followed
+from serve_app.version import VERSION
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+_PROPAGATED = ("traceparent", "tracestate")  # W3C Trace Context
+_OURS = 500  # HTTP: from this status on it is an error of the server
+
+
+class Tracer:
+    """Makes the spans of one Router replica."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self.provider = provider
+        self._tracer = provider.get_tracer("windve", VERSION)
+        self._propagator = TraceContextTextMapPropagator()
+
+    @classmethod
+    def exporting(cls, settings: Traces, replica: str) -> Tracer:
+        """Spans go to a collector. Raises SettingsError where the packages for it are missing."""
+        try:
+            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+        except ImportError as error:
+            raise SettingsError("args.traces", f"{error.name} is missing; pip install 'windve[traces]'") from None
+        ratio = settings.sample_ratio
+        about = {"service.name": "windve", "service.version": VERSION, "service.instance.id": replica}
+        provider = TracerProvider(
+            sampler=None if ratio is None else ParentBasedTraceIdRatio(ratio),
+            resource=Resource.create().merge(Resource(about)).merge(OTELResourceDetector().detect()),
+        )
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.endpoint)))
+        return cls(provider)
+
+    def begin(self, headers: Mapping[bytes, bytes], began_s: float) -> Span | None:
+        """The span of a request that arrives with these headers, or None where its trace is not sampled."""
+        from opentelemetry.context import Context
+        from opentelemetry.trace import SpanKind
+
+        sent = {name: headers[key].decode("latin-1") for name in _PROPAGATED if (key := name.encode()) in headers}
+        parent = self._propagator.extract(sent, Context())
+        span = self._tracer.start_span("request", parent, SpanKind.SERVER, start_time=_ns(began_s))
+        return span if span.is_recording() else None
+
+    def end(self, followed: Followed, ended: Ended) -> None:
+        """The request has ended: its span and those within it are done."""
+        from opentelemetry.context import Context
+        from opentelemetry.trace import set_span_in_context
+
+        span = followed.span
+        span.update_name(ended.route)
+        span.set_attributes(_about(followed, ended))
+        if ended.error is not None and (getattr(ended.error, "status", _OURS) >= _OURS):
+            _fail(span, ended.code)
+        within = set_span_in_context(span, Context())
+        offset_s = followed.began_s - followed.started
+        now, facts = followed.started + ended.actual_s, followed.facts
+        for phase in phases(followed.record, now) if facts is None else facts.phases(now):
+            began, until = _ns(phase.began + offset_s), _ns(phase.ended + offset_s)
+            child = self._tracer.start_span(phase.name, within, attributes=phase.attributes, start_time=began)
+            if phase.error is not None:
+                _fail(child, phase.error)
+            child.end(until)
+        span.end(_ns(followed.began_s + ended.actual_s))
+
+
+def _about(followed: Followed, ended: Ended) -> Attributes:
+    """OpenTelemetry's names where it has some (semantic conventions of HTTP, RPC and GenAI)."""
+    record = followed.record
+    told: dict[str, Any] = {"windve.request_id": followed.request_id, "windve.key": followed.key}
+    if isinstance(ended.status, int):
+        method, _, route = ended.route.partition(" ")
+        told |= {"http.request.method": method, "http.route": route, "http.response.status_code": ended.status}
+    else:
+        told |= {"rpc.system.name": "grpc", "rpc.method": ended.route, "rpc.response.status_code": ended.status}
+    if ended.code is not None:
+        told["error.type"] = ended.code
+    if (request := record.request) is not None:
+        told |= {
+            "gen_ai.request.model": record.model,
+            "gen_ai.usage.input_tokens": tokens_of(record),
+            "windve.queries": len(request.queries),
+            "windve.bulk": request.bulk,
+            "windve.deadline_s": request.allowed_s,
+            "windve.predicted_s": record.predicted_s,
+        }
+    if followed.facts is not None:
+        told |= {"gen_ai.request.model": record.model, **followed.facts.attributes()}
+    if record.done is not None:
+        told["windve.pools"] = list(record.done.pools)
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _fail(span: Span, error: str | None) -> None:
+    from opentelemetry.trace import Status, StatusCode
+
+    span.set_status(Status(StatusCode.ERROR, error))
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

@@ -1,0 +1,121 @@
+"""What all gRPC calls share: errors as statuses, answers in order, bounds, what metadata ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from ray.serve.grpc_util import RayServegRPCContext
+
+from deployments.errors import BodyTooLarge, Busy, EmptyInput, InvalidInput, Unavailable, WindveError
+from deployments.models.text_pairs import Pair
+from deployments.models.tokenizer import Query
+from serve_app.observe.observer import REQUEST_ID
+from serve_app.web.admission_headers import admission
+
+_LARGEST_DETAILS = 2_000  # bytes; each may take three in an HTTP/2 header, and clients take 8 KiB of headers
+_UNAVAILABLE_RETRY_S = 1.0
+
+Received = Message | InvalidInput  # what `grpc_services.reader` makes of a client's bytes
+T = TypeVar("T")
+
+
+async def in_order(
+    requests: AsyncIterator[Received], answer: Callable[[Received], Awaitable[T]], most: int
+) -> AsyncGenerator[T, None]:
+    """The answers to `requests`, at most `most` of them worked on at once. Raises what the first bad one raises."""
+    answers: deque[asyncio.Future[T]] = deque()
+    # The next request, while it is read; empty once the client has sent all.
+    coming: deque[asyncio.Future[Received | None]] = deque([asyncio.ensure_future(anext(requests, None))])
+    try:
+        while answers or coming:
+            reads = coming if len(answers) < most else ()
+            await asyncio.wait([*list(answers)[:1], *reads], return_when=asyncio.FIRST_COMPLETED)
+            if reads and coming[0].done():
+                request = coming.popleft().result()
+                if request is not None:
+                    answers.append(asyncio.ensure_future(answer(request)))
+                    coming.append(asyncio.ensure_future(anext(requests, None)))
+            while answers and answers[0].done():
+                yield answers.popleft().result()
+    finally:
+        left: list[asyncio.Future[Any]] = [*answers, *coming]
+        for future in left:
+            future.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+
+def metadata_of(context: RayServegRPCContext, name: str) -> str | None:
+    return next((value for key, value in context.invocation_metadata() if key == name), None)
+
+
+def asked_by(context: RayServegRPCContext) -> dict[str, Any]:
+    """What a call's metadata ask for beyond what is usual: the same names as HTTP's headers. Raises InvalidInput."""
+    return admission(_headers_of(context))
+
+
+def _headers_of(context: RayServegRPCContext) -> dict[bytes, bytes]:
+    metadata: Sequence[tuple[str, str | bytes]] = context.invocation_metadata()
+    return {key.encode(): value.encode() for key, value in metadata if isinstance(value, str)}
+
+
+def headers_to_follow(context: RayServegRPCContext) -> dict[bytes, bytes]:
+    """A call's metadata as `Observer.begin` takes them; with the id that Serve made where the client sent none."""
+    return _headers_of(context) | {key.encode(): value.encode() for key, value in _request_id(context)}
+
+
+def _request_id(context: RayServegRPCContext) -> list[tuple[str, str]]:
+    """The client's own or else the one that Serve made, by HTTP's name for it."""
+    found = metadata_of(context, REQUEST_ID) or dict(context.trailing_metadata()).get("request_id")
+    return [(REQUEST_ID, found)] if found else []
+
+
+def say(context: RayServegRPCContext, *metadata: tuple[str, str]) -> None:
+    """Send these and the request's id after the answer."""
+    context.set_trailing_metadata([*_request_id(context), *metadata])
+
+
+def set_status(context: RayServegRPCContext, error: WindveError) -> None:
+    """An error as a call's status; with it, when to come back, for gRPC's own retries (gRFC A6) too."""
+    context.set_code(grpc.StatusCode[error.grpc_status])
+    context.set_details(error.message.encode()[:_LARGEST_DETAILS].decode(errors="ignore"))
+    retry_after_s = error.retry_after_s if isinstance(error, Busy) else _UNAVAILABLE_RETRY_S
+    if isinstance(error, (Busy, Unavailable)):
+        milliseconds = str(math.ceil(retry_after_s * 1000))
+        say(context, ("retry-after-ms", milliseconds), ("grpc-retry-pushback-ms", milliseconds))
+
+
+def check_size(size: int, most: int) -> None:
+    """Of a message, or of a stream that is answered as a whole, in bytes. Raises BodyTooLarge."""
+    if size > most:
+        raise BodyTooLarge(f"the message is larger than this server takes ({most} bytes); send less text")
+
+
+def check_count(texts: Sequence[str], most: int) -> None:
+    """Raises EmptyInput or InvalidInput."""
+    if not texts:
+        raise EmptyInput("texts is an empty list; send at least one item")
+    if len(texts) > most:
+        raise InvalidInput(
+            f"texts has {len(texts)} items and this server takes {most} in one request; send fewer at once"
+        )
+
+
+def query_of(inputs: str | Sequence[str]) -> Query:
+    """A text, or a list of one text or of a pair. Raises EmptyInput or InvalidInput."""
+    if isinstance(inputs, str):
+        return text_of(inputs)
+    if len(inputs) not in {1, 2}:
+        raise InvalidInput(f"inputs is a list of {len(inputs)} strings; send a text, or the two of a pair")
+    return text_of(inputs[0]) if len(inputs) == 1 else Pair(*inputs)
+
+
+def text_of(inputs: str) -> str:
+    if not inputs:
+        raise EmptyInput("inputs is an empty string; send text")
+    return inputs

@@ -1,0 +1,1 @@
+"""HTTP, whatever the model is for."""

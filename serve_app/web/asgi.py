@@ -1,0 +1,243 @@
+"""What answers HTTP: ASGI messages as requests, keys checked, answers and errors written.
+
+The messages are written by hand: a framework's layers cost about as much as all else that the Router does for a query.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeVar
+
+import orjson
+from fastapi.openapi.docs import get_swagger_ui_html
+from starlette.types import Message, Receive, Scope, Send
+
+from deployments.admission.quota import Client
+from deployments.errors import BodyTooLarge, InvalidInput, WindveError
+from serve_app.api_keys import ApiKeys
+from serve_app.embedding.routes import PROBES
+from serve_app.observe.facts import Followed
+from serve_app.observe.observer import Observer
+from serve_app.web.errors import JSON, Headers, error_answer
+
+T = TypeVar("T")
+Write = Callable[[bytes], Awaitable[None]]
+
+
+class ClientGone(Exception):
+    """Nobody reads the answer any more."""
+
+
+class Stream(ABC):
+    """The body of an answer that is sent as it is made."""
+
+    @abstractmethod
+    async def run(self, gone: asyncio.Task[None], write: Write) -> WindveError | None:
+        """Write all of it, and return what went wrong on the way, for the log. `gone` is done when the client has gone.
+
+        Raises ClientGone.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """In place of `run`, where nobody is there to read any of it."""
+
+
+Answer = tuple[Headers, bytes | Stream]  # the content type among the headers, the content length not
+
+
+class Request:
+    """What a handler sees of an HTTP request."""
+
+    __slots__ = ("_leaving", "_receive", "client", "content", "followed", "headers", "method", "path", "root")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.method: str = scope["method"]
+        self.root: str = scope.get("root_path", "")  # ASGI puts the application's route prefix there
+        self.path: str = scope["path"].removeprefix(self.root) or "/"
+        self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        self.client: Client | None = None  # who asks, where API keys have names
+        self.content: Any = None  # once the body has been read: its bytes, or what they hold as JSON
+        self.followed: Followed | None = None  # for the access log or a trace
+        self._receive = receive
+        self._leaving: asyncio.Task[None] | None = None
+
+    async def body(self, largest: int) -> Any:
+        """For a type of `requests.py` to parse. Raises BodyTooLarge as soon as it is known to be larger than `largest`
+        bytes.
+        """
+        if self.content is not None:
+            return self.content
+        problem = f"the body is larger than this server takes ({largest} bytes); send fewer texts at once"
+        told = self.headers.get(b"content-length", b"")
+        if told.isdigit() and int(told) > largest:
+            raise BodyTooLarge(problem)
+        chunks: list[bytes] = []
+        size, more = 0, True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise InvalidInput("the connection closed before the body had come")  # nobody reads it
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > largest:
+                raise BodyTooLarge(problem)
+            more = message.get("more_body", False)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    @property
+    def gone(self) -> asyncio.Task[None]:
+        """Done when the client has gone. The body must have been read."""
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._leave())
+        return self._leaving
+
+    async def _leave(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def while_here(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns. It is cancelled when the client has gone. Raises ClientGone then."""
+        task = asyncio.create_task(work)
+        try:
+            await asyncio.wait({task, self.gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGone
+            return task.result()
+        finally:
+            if task.cancel():
+                await asyncio.wait({task})
+
+    def end(self) -> None:
+        """Nobody asks for `gone` any more."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+
+
+Handler = Callable[[Request], Awaitable[Answer]]
+
+
+class Asgi(ABC):
+    """An ASGI application: checks API keys, and writes answers and errors."""
+
+    _document: Mapping[str, Any]  # the OpenAPI document
+
+    def __init__(self, api_keys: ApiKeys | None, observer: Observer | None, *, emulated: bool) -> None:
+        self._api_keys = api_keys
+        self._observer = observer or Observer()
+        self._headers = [(b"x-windve-emulated", b"true")] if emulated else []
+
+    @abstractmethod
+    async def answer(self, request: Request) -> Answer:
+        """Raises WindveError."""
+
+    async def ping(self, _: Request) -> Answer:
+        return [], b""
+
+    async def docs(self, _: Request) -> Answer:
+        headers = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"max-age=86400")]
+        return headers, await asyncio.to_thread(_swagger_ui)  # it reads two megabytes the first time
+
+    async def openapi(self, request: Request) -> Answer:
+        return json_answer({**self._document, "servers": [{"url": request.root or "/"}]})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await _not_http(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        problem: WindveError | None = None
+        if self._observer.on:
+            request.followed = self._observer.begin(request.headers)
+        try:
+            if self._api_keys is not None and request.path not in PROBES:
+                self._let_in(request, self._api_keys)
+            headers, body = await self.answer(request)
+            status = 200
+            if isinstance(body, Stream):
+                problem = await self._stream(request, headers, body, send)
+        except WindveError as error:
+            problem = error
+            status, headers, body = error_answer(error, request.path)
+        except ClientGone:
+            self._broken(request, asyncio.CancelledError())
+            return
+        except BaseException as error:
+            self._broken(request, error)
+            raise
+        finally:
+            request.end()
+        if request.followed is not None:
+            self._observer.end_http(request.followed, request.method, request.path, status, problem)
+        if isinstance(body, bytes):
+            headers += ((b"content-length", b"%d" % len(body)), *self._headers)
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
+
+    @staticmethod
+    def _let_in(request: Request, api_keys: ApiKeys) -> None:
+        """Raises Unauthorized."""
+        shown = request.headers.get(b"authorization")
+        request.client = api_keys.check(None if shown is None else shown.decode("latin-1"))
+        if request.followed is not None and request.client is not None:
+            request.followed.key = request.client.tenant.name
+
+    def _broken(self, request: Request, error: BaseException) -> None:
+        if request.followed is not None:
+            self._observer.break_http(request.followed, request.method, request.path, error)
+
+    async def _stream(self, request: Request, headers: Headers, body: Stream, send: Send) -> WindveError | None:
+        async def write(some: bytes) -> None:
+            await send({"type": "http.response.body", "body": some, "more_body": True})
+
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._headers]})
+        except BaseException:
+            await body.close()
+            raise
+        problem = await body.run(request.gone, write)
+        await send({"type": "http.response.body", "body": b""})
+        return problem
+
+
+@cache
+def _swagger_ui() -> bytes:
+    """The page holds its script and its style: a browser near an isolated cluster may not reach the internet."""
+
+    def in_page(name: str, kind: str) -> str:
+        content = files("fastapi_offline").joinpath("static", name).read_bytes()
+        return f"data:{kind};charset=utf-8;base64,{b64encode(content).decode()}"
+
+    page = get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title="windve",
+        swagger_js_url=in_page("swagger-ui-bundle.js", "text/javascript"),
+        swagger_css_url=in_page("swagger-ui.css", "text/css"),
+        swagger_favicon_url="data:,",
+        swagger_ui_parameters={"validatorUrl": None},  # else the page asks swagger.io to check the document
+    )
+    return bytes(page.body)
+
+
+def json_answer(content: Any) -> Answer:
+    return [JSON], dumps(content)
+
+
+def dumps(content: Any) -> bytes:
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+async def _not_http(scope: Scope, receive: Receive, send: Send) -> None:
+    """The server's start and end are acknowledged; there are no web sockets here."""
+    if scope["type"] != "lifespan":
+        await send({"type": "websocket.close"})
+        return
+    message: Message = {"type": ""}
+    while message["type"] != "lifespan.shutdown":
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})

@@ -1,0 +1,224 @@
+"""Bodies of requests as typed fields, and what is wrong with one as a plain sentence. Pure.
+
+`requests.py` has the types. Fields that a route does not know, and fields that are null, are ignored, as clients of all
+kinds need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Self
+
+import orjson
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
+
+from deployments.errors import EmptyInput, InvalidInput
+from serve_app.config.names import unknown_model
+
+_SHORT = 20  # characters
+_WRONG_TYPE, _WRONG = "windve_type", "windve_value"  # as pydantic wants names for its kinds of errors
+_TYPES = {"string_type": "a string", "bool_type": "true or false"}  # pydantic's names
+_EMPTY = {
+    "string_too_short": "is an empty string; send text or leave it out",
+    "too_short": "is an empty list; send at least one item",
+}
+_NAMES: set[str] = set()  # of all fields: between fields within fields pydantic names the branches of unions
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What this server accepts: its model's name, the size of its vectors, and the bounds on one request.
+
+    `aliases`: what else the model may be called. `any_name`: it may be called anything.
+    """
+
+    model: str
+    dimension: int
+    max_inputs: int
+    aliases: tuple[str, ...] = ()
+    any_name: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that the model goes by, its own name first."""
+        return tuple(dict.fromkeys((self.model, *self.aliases)))
+
+    def check_model(self, name: str) -> None:
+        """Raises UnknownModel."""
+        if name != self.model and name not in self.aliases and not self.any_name:
+            raise unknown_model(name, self.names)
+
+    @property
+    def max_sentences(self) -> int:
+        """Of `/similarity`, beside the source sentence."""
+        return self.max_inputs - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Is:
+    """What a value must be, in words, for the sentence that refuses another.
+
+    `most`: the rule that bounds a list's length; such a list must not be empty either. `not_first`: the list is one of
+    another kind if its first item has one of these types.
+    """
+
+    words: str
+    most: str | None = None
+    not_first: tuple[type, ...] = ()
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema: Any = handler(source)
+        if schema["type"] != "list":
+            return core_schema.custom_error_schema(schema, _WRONG_TYPE, custom_error_message=self.words)
+        schema["fail_fast"] = True  # there may be millions of bad items
+        if self.most:
+            schema["min_length"] = 1
+        return core_schema.with_info_before_validator_function(self._check_list, schema)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(schema) | ({"maxItems": self.most} if self.most else {})
+
+    def _check_list(self, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, list) or (self.not_first and value and type(value[0]) in self.not_first):
+            raise PydanticCustomError(_WRONG_TYPE, self.words)
+        most = getattr(info.context, self.most) if self.most else len(value)
+        if len(value) > most:
+            problem = f"has {len(value)} items and this server takes {most} in one request; send fewer at once"
+            raise PydanticCustomError(_WRONG, problem)
+        return value
+
+
+def _known_model(name: str, info: ValidationInfo) -> str:
+    rules: Any = info.context
+    rules.check_model(name)
+    return name
+
+
+def check_dimensions(value: Any, largest: int, name: str = "dimensions") -> int | None:
+    """How many numbers of a vector are asked for, if fewer than all. Raises InvalidInput."""
+    if value is not None and (type(value) is not int or not 1 <= value <= largest):
+        problem = f"{name} must be a whole number from 1 to {largest} (this model's own), not {_shown(value)}"
+        raise InvalidInput(problem, param=name)
+    return value
+
+
+def _dimensions(value: Any, info: ValidationInfo) -> int | None:
+    rules: Any = info.context
+    return check_dimensions(value, rules.dimension, str(info.field_name))
+
+
+def _one_or_two(texts: Any) -> Any:
+    if not isinstance(texts, list):
+        raise PydanticCustomError(_WRONG_TYPE, "a list of one or two strings")
+    if texts == [""]:
+        raise PydanticCustomError("string_too_short", "")
+    if len(texts) not in {1, 2}:
+        problem = f"is a list of {len(texts)} strings, and a pair has 2; send a batch as a list of lists"
+        raise PydanticCustomError(_WRONG, problem)
+    return texts
+
+
+# Where a schema has the name of a value as its bound, `openapi.py` puts the server's own value.
+Text = Annotated[str, Field(min_length=1)]
+TextOrPair = Text | Annotated[list[str], Field(min_length=1, max_length=2), BeforeValidator(_one_or_two)]
+TokenId = Annotated[
+    int,
+    Field(ge=0, le=2**31 - 1, json_schema_extra={"maximum": "largest_id"}),
+    Is("a token id (a whole number from 0)"),
+]
+TokenIds = Annotated[
+    list[TokenId],
+    Field(min_length=1, description="Token ids of this model, special tokens included."),
+    Is("a list of token ids"),
+]
+MaybeNoIds = Annotated[list[TokenId], Is("a list of token ids")]
+TextsOrIds = Annotated[list[Text | TokenIds], Is("a list of strings", "max_inputs", not_first=(int, float))]
+Dimensions = Annotated[int, Field(ge=1, json_schema_extra={"maximum": "dimension"}), BeforeValidator(_dimensions)]
+Model = Annotated[Annotated[str, AfterValidator(_known_model)] | None, Field(json_schema_extra={"enum": "models"})]
+Prompt = Annotated[str | None, Field(json_schema_extra={"enum": "prompts"})]
+
+
+class Fields(BaseModel):
+    """Some of a request's fields. The docstring under a field is its description in the OpenAPI document."""
+
+    model_config = ConfigDict(strict=True, frozen=True, use_attribute_docstrings=True)
+    _required: ClassVar[dict[str, None]] = {}
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        cls._required = {name: None for name, field in cls.model_fields.items() if field.is_required()}
+        _NAMES.update(cls.model_fields)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, fields: Any) -> Any:
+        """Where a required field is absent, it is null instead, and its type says what it must be."""
+        if not isinstance(fields, dict):
+            names = " and ".join(cls._required)
+            raise PydanticCustomError(_WRONG_TYPE, f"an object with {names}" if names else "an object")
+        return cls._required | {name: value for name, value in fields.items() if value is not None}
+
+    @classmethod
+    def parse(cls, body: Any, rules: Rules) -> Self:
+        """`body`: its bytes, or the content of its JSON. Raises InvalidInput, EmptyInput or UnknownModel."""
+        if body == b"":
+            raise InvalidInput("the body is empty; send a JSON object")
+        try:
+            return cls.model_validate(orjson.loads(body) if isinstance(body, bytes) else body, context=rules)
+        except orjson.JSONDecodeError as error:
+            raise InvalidInput(f"the body is not valid JSON: {error}") from None
+        except ValidationError as invalid:
+            raise _problem(invalid.errors(include_url=False)) from None
+
+
+def one_or_many(sent: Any) -> Sequence[Any]:
+    """A text is one query, and so is a list of token ids."""
+    return [sent] if isinstance(sent, str) or isinstance(sent[0], int) else sent
+
+
+def _problem(errors: Sequence[ErrorDetails]) -> InvalidInput:
+    """The most telling error as one sentence.
+
+    A value that may be of several types has errors for each. One of a value with the right type tells more than one of
+    the wrong type, and one that was found farther in tells more than one before. The sentence names all the types.
+    """
+    found = [(_path(error["loc"]), error["type"], error) for error in errors]
+    path, kind, error = max(found, key=lambda one: (one[1] in _EMPTY, one[1] == _WRONG, one[0]))
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    param = str(path[0]) if path else None
+    if kind in _EMPTY:
+        return EmptyInput(f"{where} {_EMPTY[kind]}", param=param)
+    if kind == _WRONG:
+        return InvalidInput(f"{where} {error['msg']}", param=param)
+    *others, last = dict.fromkeys(
+        _TYPES.get(kind, error["msg"].removeprefix("Input should be ")) for at, kind, error in found if at == path
+    )
+    words = f"{', '.join(others)} or {last}" if others else last
+    if error["input"] is None and path and isinstance(path[-1], str):
+        return InvalidInput(f"{where} is missing; send {words}", param=param)
+    return InvalidInput(f"{where or 'the body'} must be {words}, not {_shown(error['input'])}", param=param)
+
+
+def _path(found: Sequence[str | int]) -> tuple[str | int, ...]:
+    return tuple(part for at, part in enumerate(found) if not at or isinstance(part, int) or part in _NAMES)
+
+
+def _shown(value: Any) -> str:
+    """A number or a short string as it is, of other JSON values the type in JSON's own words."""
+    if isinstance(value, str) and len(value) <= _SHORT:
+        return repr(value)
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value)) or str(value)
