@@ -15,10 +15,10 @@ from deployments.serving.metrics import (
     REACHED,
     TOKENISING_BUCKETS_S,
     Gauge,
+    Histogram,
     Instruments,
     KeyMetrics,
     ReplicaMetrics,
-    Sampled,
     outcome_of,
     pool_gauges,
     tally,
@@ -53,16 +53,14 @@ class RouterMetrics:
             instruments, "windve_requests", "Requests that the SLO is for: bulk and trial ones aside", ()
         )
         self.keys = KeyMetrics(instruments)
-        self._total = Sampled(
-            instruments.Histogram("windve_request_seconds", "From arrival to answer, of windve_requests", BUCKETS_S)
+        self._total = Histogram(
+            instruments, "windve_request_seconds", "From arrival to answer, of windve_requests", BUCKETS_S
         )
-        self._queueing = Sampled(
-            instruments.Histogram(
-                "windve_queue_seconds", "The longest wait for a device among a request's queries", BUCKETS_S
-            )
+        self._queueing = Histogram(
+            instruments, "windve_queue_seconds", "The longest wait for a device among a request's queries", BUCKETS_S
         )
-        self._tokenising = Sampled(
-            instruments.Histogram("windve_tokenization_seconds", "Tokenising one request", TOKENISING_BUCKETS_S)
+        self._tokenising = Histogram(
+            instruments, "windve_tokenization_seconds", "Tokenising one request", TOKENISING_BUCKETS_S
         )
         gauges = {
             **REACHED,

@@ -30,10 +30,10 @@ from deployments.serving.metrics import (
     OK,
     REACHED,
     Gauge,
+    Histogram,
     Instruments,
     KeyMetrics,
     ReplicaMetrics,
-    Sampled,
     Tally,
     outcome_of,
     pool_gauges,
@@ -52,7 +52,6 @@ _FIRST_TOKEN_S = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 
 _PACE_S = [0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.075, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.5, 1.0]
 _GAP_S = [0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 3.0, 5.0, 10.0]
 _POOL = ("pool",)
-_POOLS = ("accelerator", "cpu", NO_POOL)
 
 
 class Promise(NamedTuple):
@@ -92,9 +91,8 @@ class GenerationMetrics:
         def count(name: str, about: str, tags: tuple[str, ...] = _POOL) -> None:
             self._tallies[name] = tally(instruments, f"windve_{name}", about, tags)
 
-        def measure(name: str, about: str, bounds: Sequence[float]) -> dict[str, Sampled]:
-            histogram = instruments.Histogram(f"windve_{name}", about, list(bounds), _POOL)
-            return {pool: Sampled(histogram, {"pool": pool}) for pool in _POOLS}
+        def measure(name: str, about: str, bounds: Sequence[float]) -> Histogram:
+            return Histogram(instruments, f"windve_{name}", about, bounds, _POOL)
 
         self._tallies: dict[str, Tally] = {}
         count("queries", "Queries by the pool and the outcome of their request", ("pool", "outcome"))
@@ -125,13 +123,13 @@ class GenerationMetrics:
 
     def first_token(self, pool: str, seconds: float, allowed_s: float) -> None:
         """Of a generation that had a promise."""
-        self._first_token[pool].observe(seconds)
+        self._first_token.observe(seconds, pool)
         self.judge("first_tokens", pool, late=seconds > allowed_s)
 
     def pace(self, pool: str, seconds: float, gap_s: float) -> None:
         """Of an answer that had a promise; the longest gap of it beside."""
-        self._pace[pool].observe(seconds)
-        self._gap[pool].observe(gap_s)
+        self._pace.observe(seconds, pool)
+        self._gap.observe(gap_s, pool)
 
     def judge(self, name: str, pool: str, *, late: bool) -> None:
         """One promise more, kept or not."""
@@ -143,9 +141,8 @@ class GenerationMetrics:
         self.keys.publish()
         for counted in self._tallies.values():
             counted.publish()
-        for histograms in (self._first_token, self._pace, self._gap):
-            for histogram in histograms.values():
-                histogram.publish()
+        for histogram in (self._first_token, self._pace, self._gap):
+            histogram.publish()
         for gauge, seconds in zip((self._slo, self._tpot), promise, strict=True):
             if seconds is not None:
                 gauge.set(seconds, {})

@@ -3,9 +3,10 @@
 Ray exports them from each node. It adds the prefix `ray_`, the tags application, deployment and replica, and to
 counters the suffix `_total`.
 
-- While a query is served, counters are plain numbers. `publish` gives them to Ray every two seconds.
-- Histograms record at once, but above about 50 values a second only a sample. Ray's agent replays each value in a loop
-  (`open_telemetry_metric_recorder.py` of 2.60), so thousands a second would cost it a core.
+- While a query is served, counters and histograms are plain numbers. `publish` gives them to Ray every two seconds.
+- A histogram is published as gauges under the names of Prometheus's histograms: `NAME_bucket` by `le`, `NAME_sum` and
+  `NAME_count`. It counts every value. Ray's own histograms do not serve here: its agent replays each value in a loop
+  (`open_telemetry_metric_recorder.py` of 2.60), so thousands a second would cost it a core, and their sum is a guess.
 
 Imports no ray: its instruments are arguments.
 """
@@ -14,8 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol
 
 from deployments.errors import Busy, DeadlineExceeded, OverQuota, OverShare, WindveError
@@ -23,8 +26,6 @@ from deployments.errors import Busy, DeadlineExceeded, OverQuota, OverShare, Win
 OK, BUSY, ERROR, CANCELLED, INVALID = "ok", "busy", "error", "cancelled", "invalid"
 NO_POOL = "none"  # the pool of what was answered before it had one
 PUBLISHED_EVERY_S = 2.0
-_OBSERVED = 100  # of each histogram, about, between two publications; those in between are left out evenly
-_MOST_OBSERVED = 400  # where many come at once after few
 
 BUCKETS_S = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0]
 TOKENISING_BUCKETS_S = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
@@ -56,16 +57,11 @@ class Gauge(Protocol):
     def set(self, value: float, tags: dict[str, str]) -> None: ...
 
 
-class _Histogram(Protocol):
-    def observe(self, value: float, tags: dict[str, str]) -> None: ...
-
-
 class Instruments(Protocol):
     """`ray.serve.metrics`, or what a test puts in its place."""
 
     Counter: Any
     Gauge: Any
-    Histogram: Any
 
 
 class OfModel:
@@ -73,17 +69,14 @@ class OfModel:
 
     def __init__(self, instruments: Instruments, model: str) -> None:
         def tagged(kind: Callable[..., Any]) -> Callable[..., Any]:
-            def make(name: str, about: str, *more: Any) -> Any:
-                *buckets, tags = more if more and isinstance(more[-1], tuple) else (*more, ())
-                instrument = kind(name, about, *buckets, (*tags, "model"))
+            def make(name: str, about: str, tags: tuple[str, ...] = ()) -> Any:
+                instrument = kind(name, about, (*tags, "model"))
                 instrument.set_default_tags({"model": model})
                 return instrument
 
             return make
 
-        self.Counter, self.Gauge, self.Histogram = map(
-            tagged, (instruments.Counter, instruments.Gauge, instruments.Histogram)
-        )
+        self.Counter, self.Gauge = tagged(instruments.Counter), tagged(instruments.Gauge)
 
 
 def outcome_of(error: BaseException) -> str:
@@ -113,25 +106,34 @@ class Tally:
                 self.counter.inc(step, dict(zip(self.names, values, strict=True)))
 
 
-@dataclass(slots=True, eq=False)
-class Sampled:
-    """A histogram that records each of few values, and one of every `every` where there are many."""
+class Histogram:
+    """Counts every value by its upper bound (inclusive, as Prometheus has it), and adds them up, by tags."""
 
-    histogram: _Histogram
-    tags: dict[str, str] = field(default_factory=dict)
-    every: int = 1
-    seen: int = 0
-    taken: int = 0
+    def __init__(
+        self, instruments: Instruments, name: str, about: str, bounds: Sequence[float], tags: tuple[str, ...] = ()
+    ) -> None:
+        self._bounds, self._names = tuple(bounds), tags
+        self._counts: dict[tuple[str, ...], list[int]] = {}
+        self._sums: dict[tuple[str, ...], float] = {}
+        self._bucket: Gauge = instruments.Gauge(f"{name}_bucket", about, (*tags, "le"))
+        self._sum: Gauge = instruments.Gauge(f"{name}_sum", about, tags)
+        self._count: Gauge = instruments.Gauge(f"{name}_count", about, tags)
 
-    def observe(self, value: float) -> None:
-        if self.seen % self.every == 0 and self.taken < _MOST_OBSERVED:
-            self.taken += 1
-            self.histogram.observe(value, self.tags)
-        self.seen += 1
+    def observe(self, value: float, *tags: str) -> None:
+        if tags not in self._counts:
+            self._counts[tags], self._sums[tags] = [0] * (len(self._bounds) + 1), 0.0
+        self._counts[tags][bisect_left(self._bounds, value)] += 1
+        self._sums[tags] += value
 
     def publish(self) -> None:
-        self.every = max(1, round(self.seen / _OBSERVED))
-        self.seen = self.taken = 0
+        """Give Ray the totals since the start."""
+        labels = (*map(str, self._bounds), "+Inf")
+        for values, counts in self._counts.items():
+            tags = dict(zip(self._names, values, strict=True))
+            for label, count in zip(labels, accumulate(counts), strict=True):
+                self._bucket.set(float(count), {**tags, "le": label})
+            self._sum.set(self._sums[values], tags)
+            self._count.set(float(sum(counts)), tags)
 
 
 class KeyMetrics:
@@ -196,19 +198,15 @@ class ReplicaMetrics:
         tallies = {
             "windve_runs": "Runs of the engine",
             "windve_run_queries": "Queries in these",
-            "windve_run_seconds": "What these took",  # a histogram's sum is an estimate, by Ray's way of passing it on
+            "windve_run_seconds": "What these took",
             "windve_tokens": "Tokens in these",
             "windve_planned_seconds": "What the cost model had said that these runs take",
             "windve_failed_runs": "Runs of the engine that failed",
         }
         self._tallies = [tally(instruments, name, about, _POOL) for name, about in tallies.items()]
-        self._inference = Sampled(
-            instruments.Histogram("windve_inference_seconds", "One run of the engine", BUCKETS_S, _POOL),
-            self._pool,
-        )
-        self._sizes = Sampled(
-            instruments.Histogram("windve_queries_per_run", "Queries in one run of the engine", _QUERIES, _POOL),
-            self._pool,
+        self._inference = Histogram(instruments, "windve_inference_seconds", "One run of the engine", BUCKETS_S, _POOL)
+        self._sizes = Histogram(
+            instruments, "windve_queries_per_run", "Queries in one run of the engine", _QUERIES, _POOL
         )
         self._refusals = tally(
             instruments, "windve_refusals", "Queries that a replica refused, by reason", ("pool", "reason")
@@ -221,8 +219,8 @@ class ReplicaMetrics:
 
     def ran(self, queries: int, tokens: int, seconds: float, planned_s: float) -> None:
         """A run ended well: it took `seconds`, and the cost model had said `planned_s`."""
-        self._inference.observe(seconds)
-        self._sizes.observe(float(queries))
+        self._inference.observe(seconds, self._pool["pool"])
+        self._sizes.observe(float(queries), self._pool["pool"])
         for counted, step in zip(self._tallies, (1, queries, seconds, tokens, planned_s), strict=False):
             counted.add(step, self._pool["pool"])
 

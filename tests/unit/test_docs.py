@@ -164,9 +164,9 @@ def test_each_metric_is_explained():
     names = set()
 
     def instrument(name, *_):
-        names.add(name)
+        names.add(re.sub("_(bucket|sum|count)$", "", name))  # of a histogram
 
-    told = SimpleNamespace(Counter=instrument, Gauge=instrument, Histogram=instrument)
+    told = SimpleNamespace(Counter=instrument, Gauge=instrument)
     RouterMetrics(told)
     EmbedderMetrics(told, "cpu", {})
     GenerationMetrics(told)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -21,7 +22,7 @@ from deployments.errors import (
     Unavailable,
     WrongKind,
 )
-from deployments.serving.metrics import outcome_of
+from deployments.serving.metrics import Histogram, outcome_of
 from tests.kit.router_world import Replica, World, text
 
 STATE = ReplicaState(0.5, 1.5, 0.0, 7, 2, 9, 4, (0, 0, 0, 0), 1.25, 0.02, (3, 2, 1))
@@ -33,7 +34,7 @@ class Written:
     def __init__(self):
         self.names = []
         self.told = []
-        self.Counter = self.Gauge = self.Histogram = self.make
+        self.Counter = self.Gauge = self.make
 
     def make(self, name, about, *_):
         self.names.append(name)
@@ -41,7 +42,7 @@ class Written:
         def tell(value, tags):
             self.told.append((name, value, tuple(tags.values())))
 
-        return SimpleNamespace(inc=tell, set=tell, observe=tell)
+        return SimpleNamespace(inc=tell, set=tell)
 
     def of(self, name):
         return [(value, tags) for told, value, tags in self.told if told == name]
@@ -112,7 +113,7 @@ def test_a_promise_is_kept_or_missed():
     for total_s in (0.2, 0.99, 1.0, 1.01, 7.0):
         metrics.promised(total_s, 1.0)
     metrics.publish(1.0, {})
-    assert [value for value, _ in written.of("windve_request_seconds")] == [0.2, 0.99, 1.0, 1.01, 7.0]
+    assert written.of("windve_request_seconds_sum") == [(pytest.approx(10.2), ())]
     assert written.of("windve_slo_missed") == [(2, ())]
     assert written.of("windve_requests") == [(5, ())]
 
@@ -138,19 +139,18 @@ def test_what_fails_by_us_or_ends_late_without_an_answer_misses_the_slo(error, l
     assert (written.of("windve_slo_missed"), written.of("windve_requests")) == ([(1, ())] * missed, [(1, ())] * missed)
 
 
-@pytest.mark.parametrize(("each", "told"), [(3, (3, 3)), (150, (150, 75)), (1000, (400, 100)), (7000, (400, 100))])
-def test_of_many_values_a_histogram_is_told_of_some_evenly(each, told):
+def test_a_histogram_counts_every_value_by_inclusive_upper_bounds():
     written = Written()
-    metrics = RouterMetrics(written)
-    for every, count in zip((1, max(1, round(each / 100))), told, strict=True):
-        before = len(written.of("windve_request_seconds"))
-        for number in range(each):
-            metrics.promised(number, 1e9)
-        values = [value for value, _ in written.of("windve_request_seconds")[before:]]
-        assert len(values) == count
-        assert values == list(range(0, each, every))[:count]
-        metrics.publish(1.0, {})
-    assert [value for value, _ in written.of("windve_requests")] == [each, each]
+    histogram = Histogram(written, "h", "about", [0.5, 1.0, 2.5], ("pool",))
+    for value in (0.1, 0.5, 0.50001, 1.0, 2.0, 9.0):
+        histogram.observe(value, "cpu")
+    histogram.publish()
+    totals = [(2, "0.5"), (4, "1.0"), (5, "2.5"), (6, "+Inf")]
+    assert written.of("h_bucket") == [(count, ("cpu", le)) for count, le in totals]
+    assert written.of("h_sum") == [(pytest.approx(13.10001), ("cpu",))]
+    histogram.observe(0.1, "cpu")
+    histogram.publish()
+    assert written.of("h_count") == [(6, ("cpu",)), (7, ("cpu",))]  # running totals
 
 
 def test_an_embedder_tells_each_run_and_what_it_is():
@@ -159,10 +159,10 @@ def test_an_embedder_tells_each_run_and_what_it_is():
     metrics.ran(16, 1200, 0.5, 0.4)
     metrics.ran(4, 300, 0.25, 0.2)
     metrics.failed()
-    assert [value for value, _ in written.of("windve_inference_seconds")] == [0.5, 0.25]
-    assert [value for value, _ in written.of("windve_queries_per_run")] == [16, 4]
     metrics.publish(STATE)
-    assert written.told[4:] == [
+    assert written.of("windve_inference_seconds_sum") == [(0.75, ("cpu",))]
+    assert written.of("windve_queries_per_run_sum") == [(20, ("cpu",))]
+    assert [told for told in written.told if not re.search("_(bucket|sum|count)$", told[0])] == [
         ("windve_runs", 2, ("cpu",)),
         ("windve_run_queries", 20, ("cpu",)),
         ("windve_run_seconds", 0.75, ("cpu",)),
