@@ -1,7 +1,8 @@
 """Requests that nobody should send, made from a seed: each kind is a function that makes the bytes of one.
 
-Nothing here knows what windve does with them. `gRPC` kinds are HTTP/2 by hand, since no client would write them. Bodies
-that the OpenAPI document forbids are made from it by schemathesis in test_real_model.py.
+Nothing here knows what windve does with them. `gRPC` kinds are HTTP/2 by hand, since no client would write them. What
+is no HTTP, chunk or frame at all is left out: it ends in the HAProxy. Bodies that the OpenAPI document forbids are made
+from it by schemathesis in test_real_model.py.
 """
 
 import gzip
@@ -29,7 +30,6 @@ NASTY = (  # in JSON, or nearly so
     '["a"' + ',"a"' * 3_000 + "]", '"../../etc/passwd"', '"${jndi:ldap://x}"',
 )  # fmt: skip
 NO_UTF_8 = (b"\xff\xfe", b"\xc0\x80", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\x80" * 50, b"\xe2\x82")
-METHODS = ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "HEAD", "PROPFIND", "post", "P\u00f6ST", "X" * 300, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,7 @@ def own_headers(chance: random.Random, kind: str) -> Bad:
     ))  # fmt: skip
     value = chance.choice((
         "", "-1", "0", "1", "1e9", "9" * 400, "NaN", "bulk", "\xff\xfe", "a" * 8_000, "Bearer \0", "{}", "00-0-0-0",
-        ",",
-        "1 ", "\t", "soon", "accelerator=1,cpu=1", "../..", "%00",
+        ",", "1 ", "\t", "soon", "accelerator=1,cpu=1", "../..", "%00",
     ))  # fmt: skip
     return Bad(kind, post(path, body, f"{name}: {value}"), late=name == "x-request-timeout-ms", halves=True)
 
@@ -121,28 +120,12 @@ def many_headers(chance: random.Random, kind: str) -> Bad:
 def paths(chance: random.Random, kind: str) -> Bad:
     path = chance.choice((
         "/" + "a" * 9_000, "/" + "a" * 100_000, "/v1/embeddings?" + "q=1&" * 10_000, "/embed/../info", "//embed",
-        "/%00",
-        "/%ff%fe", "/v1/models/" + "%2e%2e/" * 50, "/embed#x", "*", "", "embed", "/\xff", "/embed;a=b", "/%", "/%zz",
-        "/v1/models/\x7f", "http://other/embed", "https://[::1", "http://windve:99999/embed", "/embed ", "/em\tbed",
-        "/-/routes/x", "/-/healthz?" + "x" * 5_000, "/models/none/embed", "/models//", "/static/../../x", "?",
-        "windve:80",
+        "/%00", "/%ff%fe", "/v1/models/" + "%2e%2e/" * 50, "/embed#x", "*", "", "/\xff", "/embed;a=b", "/%", "/%zz",
+        "/v1/models/\x7f", "http://other/embed", "https://[::1", "http://windve:99999/embed", "/em\tbed", "/-/routes/x",
+        "/-/healthz?" + "x" * 5_000, "/models/none/embed", "/models//", "/static/../../x", "?", "windve:80",
     ))  # fmt: skip
     method = chance.choice(("POST", "POST", "GET", "CONNECT", "OPTIONS"))
     return Bad(kind, post(path, _valid(chance)[1], method=method), halves=True)
-
-
-def methods(chance: random.Random, kind: str) -> Bad:
-    path, body = _valid(chance)
-    line = chance.choice((
-        f"{chance.choice(METHODS)} {path} HTTP/1.1", f"POST {path} HTTP/9.9", f"POST {path} HTTP/1.0", f"POST {path}",
-        f"POST  {path}  HTTP/1.1", f"POST {path} http/1.1", f" POST {path} HTTP/1.1", f"POST {path} HTTP/1.1 x",
-        "PRI * HTTP/2.0", f"POST {path} HTTP/0.9", f"POST {path} HTTP/1.1\r", f"{chance.choice(METHODS)} / HTTP/1.1",
-    ))  # fmt: skip
-    also = chance.choice(
-        ("expect: 100-continue", "expect: 200-ok", "upgrade: websocket", "upgrade: h2c", "connection: x")
-    )
-    head = f"{line}\r\nhost: windve\r\n{also}\r\ncontent-length: {len(body)}\r\n\r\n"
-    return Bad(kind, head.encode("latin-1") + body, halves=True)
 
 
 def smuggled(chance: random.Random, kind: str) -> Bad:
@@ -155,35 +138,14 @@ def smuggled(chance: random.Random, kind: str) -> Bad:
     framed = chance.choice((
         f"{te}\r\ncontent-length: {len(chunked)}", f"content-length: 4\r\n{te}", f"{te}\r\ncontent-length: 0",
         f"content-length: {size}\r\ncontent-length: {size + 9}", f"content-length: {size}, {size}",
-        f"content-length: +{size}", f"content-length: -{size}", f"content-length: 0x{size:x}",
-        f"content-length: {size} 1",
-        f"content-length: \t{size}\x0b", "content-length:", f"content-length : {size}",
-        f"Content-Length: {size}\r\n\tx",
-        "transfer-encoding: xchunked", "transfer-encoding: chunked, identity", "transfer-encoding: identity",
-        "transfer-encoding: chunked\r\ntransfer-encoding: cow", "transfer-encoding : chunked",
-        " transfer-encoding: chunked",
-        "transfer-encoding:\x0bchunked", 'transfer-encoding: "chunked"', "x: y\r\n transfer-encoding: chunked",
-        f"x: y\ntransfer-encoding: chunked\ncontent-length: {size}", f"x: y\r{te}", f"{te}\r\nx\0: y", "te: chunked",
+        f"content-length: +{size}", f"content-length: -{size}", f"content-length : {size}", f"content_length: {size}",
+        "transfer-encoding: xchunked", "transfer-encoding: chunked, identity", "transfer-encoding : chunked",
+        "transfer-encoding: chunked\r\ntransfer-encoding: cow", "x: y\r\n transfer-encoding: chunked",
+        f"x: y\ntransfer-encoding: chunked\ncontent-length: {size}", f"x: y\r{te}", f"{te}\r\nx\0: y",
         f"transfer-encoding: gzip, chunked\r\ncontent-length: {size}", f"x: y\n\ncontent-length: {size}",
-        f"content-length: {size}\r\nconnection: content-length", f"content-length: {size:030}",
-        f"content_length: {size}",
     ))  # fmt: skip
     sent = chunked if "chunked" in framed and chance.random() < 0.7 else body
     return Bad(kind, f"{head}{framed}\r\n\r\n".encode("latin-1") + sent + behind, halves=True)
-
-
-def chunks(chance: random.Random, kind: str) -> Bad:
-    path, body = _valid(chance)
-    coded = chance.choice((
-        b"-1\r\n" + body, b"0x5\r\nhello\r\n0\r\n\r\n", b"ffffffffffffffffff\r\n" + body, b"7fffffff\r\n" + body,
-        b"%x\r\n" % (len(body) + 2) + body + b"\r\n0\r\n\r\n", b"%x\r\n" % (len(body) - 2) + body + b"\r\n0\r\n\r\n",
-        b"%x;%s\r\n" % (len(body), b"e" * 9_000) + body + b"\r\n0\r\n\r\n", b"zz\r\n", b"\r\n\r\n", b"5\rhello\r\n",
-        b"%x\n" % len(body) + body + b"\n0\n\n", b"0\r\n" + b"t: r\r\n" * 3_000 + b"\r\n",
-        b"0\r\ncontent-length: 9\r\n\r\n",
-        b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n", b"1 \r\n{\r\n0\r\n\r\n", b"",
-    ))  # fmt: skip
-    head = f"POST {path} HTTP/1.1\r\nhost: windve\r\ntransfer-encoding: chunked\r\n\r\n"
-    return Bad(kind, head.encode() + coded, halves=True)
 
 
 def lengths(chance: random.Random, kind: str) -> Bad:
@@ -213,42 +175,19 @@ def large(chance: random.Random, kind: str) -> Bad:
     return Bad(kind, post(path, body))
 
 
-def noise(chance: random.Random, kind: str) -> Bad:
-    """Not HTTP at all, or no more than its beginning."""
-    whole = post(*_valid(chance))
-    what = chance.choice((
-        chance.randbytes(chance.randint(1, 3_000)),
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + chance.randbytes(500),
-        b"\r\n" * 500, b"\0" * 100, whole[: chance.randrange(len(whole))],
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9),
-        b"SSH-2.0-x\r\n", b"*1\r\n$4\r\nPING\r\n", b"PROXY TCP4 1.1.1.1 2.2.2.2 1 2\r\n" + whole, whole + b"\0" * 200,
-        whole.replace(b"\r\n", b"\n"), whole.replace(b"\r\n", b"\r"), whole[:-1],
-    ))  # fmt: skip
-    return Bad(kind, what, halves=True)
-
-
 # gRPC, which is HTTP/2
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, PRIORITY, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = range(10)
+DATA, HEADERS, RST, SETTINGS, GOAWAY = 0, 1, 3, 4, 7
 END_STREAM, END_HEADERS = 1, 4
 CALLS = ("Embed/Embed", "Embed/EmbedStream", "Embed/EmbedAll", "Tokenize/Tokenize", "Tokenize/Decode", "Info/Info")
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"", length: int | None = None) -> bytes:
-    """RFC 9113, 4.1. `length`: another than the payload's."""
-    return (
-        struct.pack(">I", len(payload) if length is None else length)[1:]
-        + struct.pack(">BBI", kind, flags, stream)
-        + payload
-    )
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """RFC 9113, 4.1."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
 
 
-def at_stream(whole: bytes, stream: int) -> bytes:
-    """The same frame for another stream."""
-    return whole[:5] + struct.pack(">I", stream) + whole[9:]
-
-
-def literal(name: bytes, value: bytes) -> bytes:
+def _literal(name: bytes, value: bytes) -> bytes:
     """A header field as RFC 7541, 6.2.2 has it: not indexed, no Huffman code."""
     return b"\0" + _sized(name) + _sized(value)
 
@@ -267,32 +206,31 @@ def call(path: str, *more: tuple[bytes, bytes]) -> bytes:
         (b":method", b"POST"), (b":scheme", b"http"), (b":path", path.encode("latin-1")), (b":authority", b"windve"),
         (b"content-type", b"application/grpc"), (b"te", b"trailers"), *more,
     ]  # fmt: skip
-    return b"".join(literal(*field) for field in fields)
+    return b"".join(_literal(*field) for field in fields)
 
 
-def message(content: bytes, compressed: int = 0, length: int | None = None) -> bytes:
+def message(content: bytes) -> bytes:
     """gRPC's length-prefixed message."""
-    return struct.pack(">BI", compressed, len(content) if length is None else length) + content
+    return struct.pack(">BI", 0, len(content)) + content
 
 
 def opened(*frames: bytes) -> bytes:
     return PREFACE + frame(SETTINGS, 0, 0) + b"".join(frames)
 
 
-def _field(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + bytes([len(content)]) + content
+def _field(content: bytes) -> bytes:
+    """The first one, of protobuf."""
+    return b"\x0a" + bytes([len(content)]) + content
 
 
 def grpc_messages(chance: random.Random, kind: str) -> Bad:
     """Protobuf that is none, or holds what the service does not take."""
     content = chance.choice((
         b"", chance.randbytes(chance.randint(1, 300)), b"\x0a\xff\xff\xff\xff\x0f", b"\x0a\xff" * 20, b"\x08\x01",
-        b"\x0b",
-        _field(1, b"\xff\xfe"), _field(1, b"a\xed\xa0\x80"), _field(1, b"a") + b"\x20\x09",
-        _field(1, b"a") + b"\x30\x00",
-        _field(1, b"a") + b"\x30\xff\xff\xff\xff\x0f", _field(1, b"\0"), _field(1, b"a") * 500, b"\x10" + b"\x80" * 11,
-        _field(5, b"nowhere") + _field(1, b"a"), b"\x0a\x80\x80\x80\x80\x10", _field(1, b"") + _field(2, b""),
-        (b"\x0b" * 200) + (b"\x0c" * 200), b"\x0a\xff\xff\x03" + b"w " * 32_767, _field(1, b"\xff\xff\xff\xff\x0f"),
+        b"\x0b", _field(b"\xff\xfe"), _field(b"a\xed\xa0\x80"), _field(b"a") + b"\x20\x09", _field(b"a") + b"\x30\x00",
+        _field(b"a") + b"\x30\xff\xff\xff\xff\x0f", _field(b"\0"), _field(b"a") * 500, b"\x10" + b"\x80" * 11,
+        b"\x2a\x07nowhere" + _field(b"a"), b"\x0a\x80\x80\x80\x80\x10", b"\x0b" * 200 + b"\x0c" * 200,
+        b"\x0a\xff\xff\x03" + b"w " * 32_767,
     ))  # fmt: skip
     path = f"/tei.v1.{chance.choice(CALLS)}"
     headers = frame(HEADERS, END_HEADERS, 1, call(path))
@@ -302,29 +240,10 @@ def grpc_messages(chance: random.Random, kind: str) -> Bad:
     return Bad(kind, opened(headers, *data), grpc=True)
 
 
-def grpc_prefixes(chance: random.Random, kind: str) -> Bad:
-    """Messages whose length or flag is wrong."""
-    good = _field(1, b"a text")
-    body = chance.choice((
-        message(good, compressed=1), message(good, compressed=7), message(good, length=len(good) + 5), b"", b"\0",
-        b"\0\0\0",
-        message(good, length=2**32 - 1), message(good, length=2**31), message(good, length=2), message(good) * 3,
-        message(good) + b"\0\0", message(gzip.compress(good), compressed=1), message(b"", length=64 * 2**20 + 1),
-    ))  # fmt: skip
-    more = chance.choice((
-        (), (b"grpc-encoding", b"gzip"), (b"grpc-encoding", b"nothing"), (b"grpc-encoding", b"deflate"),
-        (b"grpc-timeout", b"1n"), (b"grpc-timeout", b"soon"), (b"content-length", b"3"),
-    ))  # fmt: skip
-    headers = frame(HEADERS, END_HEADERS, 1, call(f"/tei.v1.{chance.choice(CALLS)}", *([more] if more else [])))
-    # A call that ends within its message is never answered by gRPC's Python server: whoever waits for that hangs up.
-    return Bad(kind, opened(headers, frame(DATA, END_STREAM, 1, body)), grpc=True, halves=True, internal=True)
-
-
 def grpc_headers(chance: random.Random, kind: str) -> Bad:
     path = chance.choice((
         "/tei.v1.Embed/Nothing", "/nothing", "/", "", "*", "/tei.v1.Embed/Embed", "/tei.v1.Embed/Embed?x", "/\xff\0",
-        "/ray.serve.RayServeAPIService/Nothing", "/" + "a" * 7_000, "tei.v1.Embed/Embed",
-        "/tei.v1.Embed/../Embed/Embed",
+        "/ray.serve.RayServeAPIService/Nothing", "/" + "a" * 7_000, "tei.v1.Embed/Embed", "/tei.v1.Embed/../Info",
     ))  # fmt: skip
     more = chance.choice((
         (b"model", b"none"), (b"application", b"none"), (b"application", b"\xff"), (b"x-windve-priority", b"\xff"),
@@ -334,33 +253,8 @@ def grpc_headers(chance: random.Random, kind: str) -> Bad:
         (b"content-length", b"99"), (b"te", b"gzip"), (b"multiplexed_model_id", b"\xff"), (b"request_id", b"x" * 3_000),
     ))  # fmt: skip
     headers = frame(HEADERS, END_HEADERS, 1, call(path, more))
-    sent = opened(headers, frame(DATA, END_STREAM, 1, message(_field(1, b"a"))))
+    sent = opened(headers, frame(DATA, END_STREAM, 1, message(_field(b"a"))))
     return Bad(kind, sent, grpc=True, internal=more[0] == b"x-bin-bin")  # what it holds is no base64
-
-
-def grpc_frames(chance: random.Random, kind: str) -> Bad:
-    """Frames that HTTP/2 forbids, or that are cut off."""
-    good = frame(HEADERS, END_HEADERS, 1, call("/tei.v1.Embed/Embed"))
-    data = frame(DATA, END_STREAM, 1, message(_field(1, b"a")))
-    shapes = (
-        opened(good, data)[: chance.randint(1, 200)], opened(data), opened(frame(DATA, 0, 0, b"x")),
-        b"GET / HTTP/1.1\r\n\r\n",
-        opened(good, frame(DATA, END_STREAM, 1, b"", length=2**24 - 1)),
-        opened(frame(HEADERS, END_HEADERS, 2, b"\x82")),
-        opened(frame(HEADERS, END_HEADERS, 1, b"\xff" * 50)), opened(frame(HEADERS, 0, 1, b"\x82"), data), PREFACE,
-        opened(frame(HEADERS, 0, 1, b"\x82"), *[frame(CONTINUATION, 0, 1, b"\0\1x\1y" * 900)] * 40),
-        opened(good, good, data),
-        opened(*[frame(PING, 0, 0, bytes(8))] * 500), opened(*[frame(SETTINGS, 0, 0, bytes(6))] * 500),
-        opened(frame(PING, 0, 0, b"x")),
-        opened(*[at_stream(good, 2 * n + 1) + frame(RST, 0, 2 * n + 1, bytes(4)) for n in range(100)]),
-        opened(frame(WINDOW, 0, 0, bytes(4)), good, data),
-        opened(frame(SETTINGS, 0, 0, b"\0\4\xff\xff\xff\xff"), good, data),
-        opened(frame(WINDOW, 0, 0, b"\x7f\xff\xff\xff"), good, data), opened(frame(GOAWAY, 0, 0, bytes(8)), good, data),
-        opened(frame(PUSH, END_HEADERS, 1, bytes(4)), good), opened(frame(99, 255, 1, b"?" * 99), good, data),
-        chance.randbytes(500),
-        opened(frame(PRIORITY, 0, 1, b"\0\0\0\1\0"), good, data), opened(good, frame(DATA, 8, 1, b"\xff"), data),
-    )  # fmt: skip
-    return Bad(kind, chance.choice(shapes), halves=True, grpc=True)
 
 
 KINDS: dict[str, Callable[[random.Random, str], Bad]] = {
@@ -369,14 +263,9 @@ KINDS: dict[str, Callable[[random.Random, str], Bad]] = {
     "values of headers": own_headers,
     "many or long headers": many_headers,
     "paths": paths,
-    "methods and request lines": methods,
     "smuggling": smuggled,
-    "chunks": chunks,
     "lengths that are not kept": lengths,
     "large bodies": large,
-    "no HTTP": noise,
     "gRPC: messages": grpc_messages,
-    "gRPC: lengths and flags": grpc_prefixes,
     "gRPC: headers": grpc_headers,
-    "gRPC: frames": grpc_frames,
 }

@@ -1,5 +1,6 @@
 """Client libraries that call nobody but this machine."""
 
+import asyncio
 import contextlib
 import gc
 import importlib.util
@@ -42,7 +43,8 @@ def only_loopback():
         return look_up(host, *rest, **more)
 
     litellm = Path(importlib.util.find_spec("litellm").origin).parent
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
+        runner.get_loop()  # litellm leaves tasks on the one that it finds: here they end
         for name, value in QUIET.items():
             patch.setenv(name, value)
         patch.setenv("TIKTOKEN_CACHE_DIR", str(litellm / "litellm_core_utils" / "tokenizers"))

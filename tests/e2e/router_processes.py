@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import time
 import urllib.request
 from collections import Counter
 from http.client import HTTPException
@@ -10,6 +9,7 @@ from http.client import HTTPException
 import psutil
 
 from calibration.load import Address
+from tests.kit.service import wait_until
 
 
 def get_info(address):
@@ -33,12 +33,10 @@ def routers(service):
     return found
 
 
-def wait_for_routers(service, count, timeout_s=120):
-    ends = time.monotonic() + timeout_s
-    while time.monotonic() < ends:
+def wait_for_routers(service, count):
+    def are_there():
         application = service.status()["applications"]["windve"]
         states = Counter(replica["state"] for replica in application["deployments"]["Router"]["replicas"])
-        if application["status"] == "RUNNING" and states == {"RUNNING": count} and len(routers(service)) == count:
-            return
-        time.sleep(0.5)
-    raise AssertionError((application, routers(service)))
+        return application["status"] == "RUNNING" and states == {"RUNNING": count} and len(routers(service)) == count
+
+    wait_until(are_there, f"{count} Routers", timeout_s=120)

@@ -70,54 +70,23 @@ def filled_in(expr):
 
 
 OF_GENERATION = re.compile("first_tokens|paces")  # what an embedding service does not tell
-RECORDED = {
-    rule["record"]: rule["expr"]
-    for rule in RULES["groups"][0]["rules"]
-    if not OF_GENERATION.search(rule["record"])
-}  # fmt: skip
 
 
-def test_each_query_of_the_dashboard_is_answered(prometheus, load):
+def test_each_query_of_the_dashboard_and_what_replicas_tell_is_answered(prometheus, load):
     asked = {f"{title} {query.legend}": filled_in(query.expr) for title, query in panels() if query.always}
+    asked |= {
+        name: f"ray_windve_{name} > 0" for name in ('refusals_total{reason="full"}', "factor", "margin", "free_seconds")
+    }
     assert until_answered(prometheus, asked) == {}
-
-
-def test_what_only_some_services_tell_is_a_query_too(prometheus, load):
     for expr in [filled_in(query.expr) for _, query in panels() if not query.always]:
         prometheus.values(expr)
 
 
-def test_the_rules_are_evaluated_and_the_recorded_ones_have_values(prometheus, load):
+def test_the_rules_are_evaluated_and_runs_take_what_was_planned(prometheus, load):
     rules = [rule for group in RULES["groups"] for rule in group["rules"]]
-    assert until_answered(prometheus, RECORDED) == {}
-    assert until_answered(prometheus, {name: name for name in RECORDED}) == {}
+    recorded = [rule["record"] for rule in RULES["groups"][0]["rules"] if not OF_GENERATION.search(rule["record"])]
+    assert until_answered(prometheus, {name: name for name in recorded}) == {}
     told = [rule for group in prometheus.ask("/api/v1/rules")["groups"] for rule in group["rules"]]
     assert {rule["name"] for rule in told} == {rule.get("alert") or rule["record"] for rule in rules}
     assert {rule["name"]: rule.get("lastError") for rule in told if rule["health"] != "ok"} == {}
-
-
-def test_runs_take_what_was_planned(prometheus, load):
-    until_answered(prometheus, {"drift": "windve:drift:ratio_rate15m"})
-    drift = prometheus.values("windve:drift:ratio_rate15m")
-    assert drift == [pytest.approx(1.0, rel=0.2)] * 2
-
-
-def test_replicas_tell_what_they_refuse_and_learn(prometheus, load):
-    asked = {
-        "full": 'sum by (pool) (ray_windve_refusals_total{reason="full"}) > 0',
-        "factor": "ray_windve_factor > 0",
-        "margin": "ray_windve_margin > 0",
-        "queue": "ray_windve_free_seconds > 0",
-    }
-    assert until_answered(prometheus, asked) == {}
-
-
-def test_alerts_ask_for_metrics_that_there_are(prometheus, load):
-    alerts = [rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule]
-    assert until_answered(prometheus, {name: name for name in RECORDED}) == {}
-    for rule in alerts:
-        asked = set(re.findall(r"\b(?:ray_|windve:)[\w:]+", rule["expr"]))
-        assert asked, rule["alert"]
-        of_generation = any(OF_GENERATION.search(name) for name in asked)
-        assert of_generation or asked <= prometheus.metrics(), rule["alert"]
-        prometheus.values(rule["expr"])
+    assert prometheus.values("windve:drift:ratio_rate15m") == [pytest.approx(1.0, rel=0.2)] * 2

@@ -5,7 +5,6 @@
 
 import asyncio
 import contextlib
-import itertools
 import os
 import signal
 import time
@@ -47,24 +46,20 @@ def check_full(service, address=None):
         assert max(found["most_in_flight"] for found in pool["replicas"].values()) <= DEPTHS[name], name
 
 
-def test_a_burst_at_one_router_or_over_all_fills_the_queues_and_no_more(three):
-    check_full(three, next(iter(routers(three).values())))
-    check_full(three)
-
-
 def answered_by(address):
     """Queries that this Router's accelerator has answered."""
     replicas = get_info(address)["windve"]["pools"]["accelerator"]["replicas"].values()
     return sum(replica["queries"] for replica in replicas)
 
 
-def test_the_bound_holds_at_overload(three, figure):
+def test_the_bound_holds_in_a_burst_at_one_router_or_over_all_and_at_overload(three, figure):
+    check_full(three, next(iter(routers(three).values())))
     before = {address: answered_by(address) for address in routers(three).values()}
     with streaming(three.address, OVERLOAD_S) as stream:
         time.sleep(8)
     answered = [answered_by(address) - count for address, count in before.items()]
     figure(f"{OVERLOAD_S} queries a second: {stream}; by Router {answered}")
-    assert stream.of("small").keys() == ANSWERED_OR_BUSY
+    assert stream.of("small") == ANSWERED_OR_BUSY
     assert min(answered) > 0
     check_full(three)
 
@@ -72,34 +67,6 @@ def test_the_bound_holds_at_overload(three, figure):
 def kill(pid):
     os.kill(pid, signal.SIGKILL)
     return time.monotonic()
-
-
-@contextlib.asynccontextmanager
-async def asking(addresses, each):
-    """So many queries in flight at each of these addresses: [[task, ...], ...]."""
-    connections = [await connect(address, each) for address in addresses]
-    yield [[asyncio.create_task(c.ask(r)) for c, r in zip(some, queries(each), strict=True)] for some in connections]
-    for connection in itertools.chain(*connections):
-        connection.hang_up()
-
-
-def test_what_a_killed_router_had_waiting_is_dropped_and_the_others_lose_nothing(three):
-    three.wait_until_idle()
-    (dying, its), (_, other), (_, third) = routers(three).items()
-
-    async def kill_mid_burst():
-        async with asking((its, other, third), 12) as (its_own, *others):
-            await asyncio.to_thread(three.wait_for, lambda _: in_flight(other) == 36)
-            kill(dying)
-            lost = await asyncio.gather(*its_own, return_exceptions=True)
-            return lost, await asyncio.gather(*itertools.chain(*others))
-
-    lost, replies = asyncio.run(kill_mid_burst())
-    assert all(isinstance(one, Exception) for one in lost)
-    assert {reply.status for reply in replies} == {200}
-    check_full(three, other)
-    wait_for_routers(three, ROUTERS)
-    check_full(three)
 
 
 def in_flight(address):
@@ -119,12 +86,10 @@ def test_clients_behind_the_proxy_do_not_notice_that_routers_die(three, figure):
             back_s.append(time.monotonic() - killed)
             alive += set(routers(three)) - set(alive)
     size = max(psutil.Process(pid).memory_info().rss for pid in alive) / 2**20
-    figure(
-        f"one of {ROUTERS} Routers killed {KILLS} times: {stream}; longest time without a 200 {stream.pause_s():.1f} s"
-    )
+    figure(f"one of {ROUTERS} Routers killed {KILLS} times: {stream}; without a 200 for {stream.pause_s():.1f} s")
     figure(f"a Router is back after {min(back_s):.1f} to {max(back_s):.1f} s, and takes {size:.0f} MiB")
-    assert set(stream.of("small")) <= ANSWERED_OR_BUSY, stream.refusals
-    assert set(stream.of("large")) <= {200, 429, 503, WITHOUT_ANSWER}
+    assert stream.of("small") <= ANSWERED_OR_BUSY, stream.refusals
+    assert stream.of("large") <= {200, 429, 503, WITHOUT_ANSWER}
     assert not stream.strange
     check_full(three)
 
@@ -151,16 +116,20 @@ def test_a_router_that_stands_still_loses_nothing(three, figure):
     (stopped, its), (_, other), _ = routers(three).items()
 
     async def stop_mid_burst():
-        async with asking([its], 12) as (asked,):
-            await asyncio.to_thread(three.wait_for, lambda _: in_flight(other) == 12)
-            os.kill(stopped, signal.SIGSTOP)
-            try:
-                ends, theirs = time.monotonic() + STOPPED_S, Counter()
-                while time.monotonic() < ends:
-                    theirs += outcome(await asyncio.to_thread(burst, other, queries(12)))
-            finally:
-                os.kill(stopped, signal.SIGCONT)
-            return outcome(await asyncio.gather(*asked)), theirs
+        connections = await connect(its, 12)
+        asked = [asyncio.create_task(c.ask(r)) for c, r in zip(connections, queries(12), strict=True)]
+        await asyncio.to_thread(three.wait_for, lambda _: in_flight(other) == 12)
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            ends, theirs = time.monotonic() + STOPPED_S, Counter()
+            while time.monotonic() < ends:
+                theirs += outcome(await asyncio.to_thread(burst, other, queries(12)))
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        found = outcome(await asyncio.gather(*asked))
+        for connection in connections:
+            connection.hang_up()
+        return found, theirs
 
     of_stopped, theirs = asyncio.run(stop_mid_burst())
     figure(f"SIGSTOP of a Router for {STOPPED_S} s: {dict(of_stopped)}; another meanwhile: {dict(theirs)}")
@@ -177,7 +146,7 @@ def losing_nothing(service, figure, what):
         yield
         time.sleep(1)
     figure(f"{what}: {stream}")
-    assert set(stream.of("small")) | set(stream.of("large")) <= ANSWERED_OR_BUSY
+    assert stream.of("small") | stream.of("large") <= ANSWERED_OR_BUSY
     assert not stream.strange
 
 
@@ -191,8 +160,7 @@ def test_new_depths_apply_in_place(three, figure):
     with losing_nothing(three, figure, "depths halved by `serve deploy`, and restored"):
         for share, deploy in ((0.5, three.type_deploy), (1, three.deploy)):
             depths = {pool: int(share * depth) for pool, depth in DEPTHS.items()}
-            for pool, depth in depths.items():
-                three.router[pool]["queue_depth"] = depth
+            by_depth(three.config, **depths)
             deploy()
             for address in routers(three).values():
                 wait_until(lambda: depths_at(address) == depths, f"{depths} at {address}")  # noqa: B023
@@ -253,7 +221,7 @@ def test_the_only_router_dies(three, figure):
         codes = {call.code().name for call in calls}
         wait_for_routers(three, 1)
     figure(f"the only Router killed: {stream.pause_s():.1f} s without a 200, {stream}; gRPC {codes}")
-    assert set(stream.of("small")) <= {200, 429, 503}
+    assert stream.of("small") <= {200, 429, 503}
     assert not stream.strange
     assert codes <= {"OK", "UNAVAILABLE"}
     change_number(three, figure, ROUTERS)

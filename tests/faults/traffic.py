@@ -23,7 +23,6 @@ from tests.kit import tei_wire
 _WORDS = "river stone window garden market paper light winter road music water house field summer letter".split()  # noqa: SIM905 - as one reads it
 _LARGE_BYTES = 80_000  # more than the proxy can send to another Router
 _PATIENCE_S = 90.0
-_STALE_S = 0.05  # a kept connection that ends so soon had been closed before: clients take a new one
 _STATUS = {
     grpc.StatusCode.OK: 200,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
@@ -72,7 +71,6 @@ class Traffic:
         self.truth, self._chance = Truth(), random.Random(seed)
         self._rate = queries_per_s / queries_a_request()
         self.address, self._grpc_port = Address("127.0.0.1", port), grpc_port
-        self._kept: list[Connection] = []
         self._asking: set[asyncio.Task] = set()
         self._ended: list[Ended] = []
         self._coming: asyncio.Task | None = None
@@ -119,17 +117,13 @@ class Traffic:
         self._channel = grpc.aio.insecure_channel(
             f"127.0.0.1:{self._grpc_port}", options=[("grpc.max_reconnect_backoff_ms", int(1000 * BACK_OFF_S))]
         )
-        kinds = tei_wire.CLASSES["EmbedRequest"], tei_wire.CLASSES["EmbedResponse"]
-        self._request = kinds[0]
         self._embed = self._channel.unary_unary(
             f"/{tei_wire.PACKAGE}.Embed/Embed",
-            request_serializer=kinds[0].SerializeToString,
-            response_deserializer=kinds[1].FromString,
+            request_serializer=tei_wire.CLASSES["EmbedRequest"].SerializeToString,
+            response_deserializer=tei_wire.CLASSES["EmbedResponse"].FromString,
         )
 
     async def _close(self):
-        for connection in self._kept:
-            connection.hang_up()
         await self._channel.close()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
@@ -169,7 +163,7 @@ class Traffic:
 
     async def _call(self, text: str):
         try:
-            answer = await self._embed(self._request(inputs=text, truncate=True), timeout=_PATIENCE_S)
+            answer = await self._embed(tei_wire.request("Embed/Embed", inputs=text, truncate=True), timeout=_PATIENCE_S)
         except grpc.aio.AioRpcError as error:
             details = error.details() or ""
             if any(word in f"{details} {error.debug_error_string()}".lower() for word in _CUT):
@@ -182,7 +176,7 @@ class Traffic:
 
     async def _post(self, kind: Kind, texts: list[str]):
         try:
-            reply = await self._exchange(payload_of(kind, texts), kept=not kind.large)
+            reply = await self._exchange(payload_of(kind, texts))
         except TimeoutError:
             return SILENT, False, False, f"nothing in {_PATIENCE_S:.0f} s"
         except (OSError, EOFError) as error:
@@ -192,25 +186,12 @@ class Traffic:
             return reply.status, False, come_back, reply.body[:120].decode(errors="replace")
         return 200, self.truth.agrees(texts, vectors_of(reply, kind.path)), False, ""
 
-    async def _exchange(self, request: bytes, *, kept: bool) -> Reply:
-        """On a connection that was kept, if one may be. It may have been closed meanwhile: then on a new one."""
-        if kept and self._kept:
-            connection, began = self._kept.pop(), time.monotonic()
-            try:
-                return await self._use(connection, request)
-            except (OSError, asyncio.IncompleteReadError) as error:
-                if getattr(error, "partial", b"") or time.monotonic() - began > _STALE_S:
-                    raise
-        return await self._use(await Connection.open(self.address), request)
-
-    async def _use(self, connection: Connection, request: bytes) -> Reply:
+    async def _exchange(self, request: bytes) -> Reply:
+        connection = await Connection.open(self.address)
         try:
-            reply = await connection.ask(request, _PATIENCE_S)
-        except BaseException:
+            return await connection.ask(request, _PATIENCE_S)
+        finally:
             connection.hang_up()
-            raise
-        self._kept.append(connection)
-        return reply
 
 
 def payload_of(kind: Kind, texts: list[str]) -> bytes:

@@ -4,16 +4,26 @@ are in memory.
 
 import asyncio
 
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+
 from deployments.generation.engine.emulated_steps import EmulatedSteps, following
 from deployments.generation.frames import GenerationOffers
+from deployments.generation.router import GenerationHost, GenerationRouter
 from deployments.generation.scheduler.policy import StepPolicy
 from deployments.generation.scheduler.scheduler import StepSchedule
 from deployments.generation.scheduler.step import load_of
+from deployments.generation.settings import GenerationSettings
 from deployments.generation.step_loop import Stepper
+from deployments.hardware.device_detector import Topology
 from deployments.serving.frames import HEAD
 from deployments.serving.wire import RouterConnection, Server
+from tests.kit.simulation.application import NoInstruments
 
 VOCABULARY = 300
+EMULATED = {"engine": "emulated", "emulated": {"beta_s": 0.002}}
+ARGS = {"model": {"id": "here"}, "accelerator": EMULATED, "cpu": EMULATED}
+WORDS = Tokenizer(WordLevel({f"w{number}": number for number in range(VOCABULARY)}, "w0"))
 
 
 class Card:
@@ -82,19 +92,52 @@ class Wire:
     close = abort
 
 
+class Device:
+    """Computes steps at once, and waits as long as they take, or `slow` times as long. `problem`: of the next one."""
+
+    def __init__(self, model, blocks, host=None):
+        hosts = {"host": host.time, "host_blocks": host.block_count} if host else {}
+        self.steps = EmulatedSteps(model, blocks, VOCABULARY, sleep=self.take, clock=self.time, **hosts)
+        self.model, self.took, self.works = model, 0.0, []  # `took`: seconds of this step
+        self.problem, self.slow, self._task = None, 1.0, None
+
+    def time(self):
+        return asyncio.get_running_loop().time() + self.took
+
+    def take(self, seconds):
+        self.took += self.slow * seconds
+
+    def compute(self, work, ended):
+        self.works.append(work)
+
+        async def step(before):
+            if before is not None:
+                await before
+            try:
+                if self.problem is not None:
+                    self.take(self.model.seconds(load_of(work.work.chunks)))
+                    raise self.problem
+                found = work.run(self.steps)
+            except (RuntimeError, ValueError) as error:
+                found = error
+            self.problem = None
+            await asyncio.sleep(self.took)
+            self.took = 0.0
+            ended(found)
+
+        self._task = asyncio.get_running_loop().create_task(step(self._task))
+
+
 class Replica:
-    """`problem`: the next step fails with it. `slow`: so many times as long as planned its steps take. `hung`: it reads
-    nothing. `flooded`: it reads what it is asked, and comes to decide on nothing.
-    """
+    """`hung`: it reads nothing. `flooded`: it reads what it is asked, and comes to decide on nothing."""
 
     def __init__(self, name, model, policy=None, blocks=32, host=None, chance=None):
-        self.name, self.model, self.chance, self.wires = name, model, chance, []
-        self.engine = EmulatedSteps(model, blocks, VOCABULARY, sleep=lambda _: None)
+        self.name, self.chance, self.wires = name, chance, []
+        self.device = Device(model, blocks, host)
         schedule = StepSchedule(model, policy or StepPolicy(1.0, 0.05), blocks, host=host)
-        self.stepper = Stepper(schedule, self._compute, clock=asyncio.get_running_loop().time)
+        self.stepper = Stepper(schedule, self.device.compute, clock=asyncio.get_running_loop().time)
         self.server = Server(name, self._receive, self.stepper.gone, GenerationOffers.decode)
         self.alive, self.hung, self.flooded = True, False, False
-        self.problem, self.slow, self._task = None, 1.0, None
 
     def _receive(self, connection, offers):
         if self.flooded and offers.asks:
@@ -102,22 +145,6 @@ class Replica:
             self.stepper._send_soon()
         elif not (self.hung or self.flooded):
             self.stepper.receive(connection, offers)
-
-    def _compute(self, work, ended):
-        async def step(before):
-            if before is not None:
-                await before
-            try:
-                if self.problem is not None:
-                    raise self.problem
-                found = work.run(self.engine)
-            except RuntimeError as error:
-                found = error
-            self.problem = None
-            await asyncio.sleep(self.slow * self.model.seconds(load_of(work.work.chunks)))
-            ended(found)
-
-        self._task = asyncio.get_running_loop().create_task(step(self._task))
 
     @property
     def about(self):
@@ -149,6 +176,13 @@ class Replica:
             and schedule.room.reserved == schedule.room._reserved_bulk == 0
             and not any(session.generations for session in self.stepper._sessions.values())
         )
+
+
+def router_of(pools, args=ARGS, end_tokens=()):
+    """A Router of these pools, the accelerator's first, whose replicas are yet to be followed."""
+    topology = Topology(tuple(pools), dict.fromkeys(pools, 1), heterogeneous=True, reason="a test")
+    host = GenerationHost("router", "n", NoInstruments(), Card(end_tokens), WORDS)
+    return GenerationRouter(GenerationSettings.parse(args), topology, {name: (name, None) for name in pools}, host)
 
 
 def reach_of(replicas, late_s=lambda: 0.0):

@@ -8,12 +8,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
 
-from tests.kit.service import ROOT, SHARED, START_TIMEOUT_S, STOP_TIMEOUT_S, Service, free_port
+from tests.kit.service import ROOT, SHARED, START_TIMEOUT_S, STOP_TIMEOUT_S, Service, free_port, wait_until
 
 _MARK = "WINDVE_REHEARSAL_NODE"  # in the environment of all that belongs to a node
 _STORE_BYTES = 80_000_000  # of each node: about the least that Ray takes
@@ -132,10 +131,8 @@ class Cluster(Service):
 
     def stop(self):
         marks = {node.mark for node in self.nodes}
-        ends = time.monotonic() + STOP_TIMEOUT_S
-        while kill(marks):  # what was about to start others may have done so
-            assert time.monotonic() < ends, "processes of the cluster do not end"
-            time.sleep(0.1)
+        # What was about to start others may have done so.
+        wait_until(lambda: not kill(marks), "the end of the cluster's processes", STOP_TIMEOUT_S)
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def token_and_dashboard(self):
@@ -143,14 +140,12 @@ class Cluster(Service):
         return {name: self.environment[name] for name in names}, f"http://127.0.0.1:{self._dashboard_port}"
 
     def wait_until_running(self):
-        ends = time.monotonic() + START_TIMEOUT_S
-        while True:
+        def runs():
             application = self.status()["applications"].get("windve", {"status": "none"})
-            if application["status"] == "RUNNING":
-                return application
             assert application["status"] != "DEPLOY_FAILED", application["message"]
-            assert time.monotonic() < ends, application
-            time.sleep(0.2)
+            return application["status"] == "RUNNING"
+
+        wait_until(runs, "the application")
 
 
 @contextlib.contextmanager

@@ -105,9 +105,9 @@ class World:
     schedule after each arrival. `schedules`: those of the devices, once queries were served.
     """
 
-    def __init__(self, *devices, slo_s=1.0, greedy_share=None, learned=True, slow=(), look=lambda schedule, now: None):
+    def __init__(self, *devices, slo_s=1.0, learned=True, slow=(), look=lambda schedule, now: None):
         self.devices, self.learned, self.slow, self.look = devices, learned, slow, look
-        self.policy = {"slo_s": slo_s, "greedy_share": greedy_share}
+        self.policy = {"slo_s": slo_s}
 
     def serve(self, arrivals):
         return run(self._serve(sorted(arrivals, key=lambda one: one.at)), MOST_TURNS)
@@ -150,19 +150,10 @@ class World:
         return None, 0
 
 
-def goodput(sent, seconds):
-    return sum(one.in_time for one in sent) / seconds
-
-
 def late_share(sent):
     """Of those admitted."""
     admitted = [one for one in sent if one.admitted]
     return sum(not one.in_time for one in admitted) / max(1, len(admitted))
-
-
-def refused_share(sent):
-    sent = list(sent)
-    return sum(not one.admitted for one in sent) / max(1, len(sent))
 
 
 def adds_up(schedule, now):

@@ -239,24 +239,12 @@ class Service:
         """The answer to one request by POST."""
         return burst(self.address, [request_bytes(payload, path, [*self.headers.items(), *headers])])[0]
 
-    def fetch(self, path, method="GET") -> Reply:
-        """The answer to a request without a body."""
-        headers = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
-        return burst(self.address, [f"{method} {path} HTTP/1.1\r\nhost: windve\r\n{headers}\r\n".encode()])[0]
-
     def pools(self):
         return self.get("/info")["windve"]["pools"]
 
     def wait_for(self, condition, timeout_s=60.0, what="the condition"):
-        """Poll `condition(pools)` until it holds; returns the seconds it took."""
-        started, pools = time.monotonic(), None
-        while True:
-            with contextlib.suppress(OSError):
-                pools = self.pools()
-                if condition(pools):
-                    return time.monotonic() - started
-            assert time.monotonic() - started < timeout_s, f"{what} did not come about: {pools}"
-            time.sleep(0.05)
+        """Until `condition(pools)` holds."""
+        wait_until(lambda: condition(self.pools()), what, timeout_s)
 
     def settled_samples(self, quiet_s=5.0, timeout_s=60.0):
         """`samples` once they stay as they are: a Router and an embedder tell Ray every two seconds what they counted,
@@ -272,7 +260,7 @@ class Service:
         return told
 
     def wait_until_idle(self):
-        return self.wait_for(lambda pools: all(pool["in_flight"] == 0 for pool in pools.values()), what="idleness")
+        self.wait_for(lambda pools: all(pool["in_flight"] == 0 for pool in pools.values()), what="idleness")
 
 
 TEXT = "a query of about seventy five tokens, as the paper has them, " * 5
@@ -321,7 +309,7 @@ def wait_until(holds, what, timeout_s=START_TIMEOUT_S):
             if holds():
                 return
         assert time.monotonic() < ends, f"{what} did not come about"
-        time.sleep(0.1)
+        time.sleep(0.05)
 
 
 class SharedRay:

@@ -124,9 +124,6 @@ class Client:
     def stream(self, call):
         return self._made(self.channel.stream_stream, call, STREAMS)
 
-    def collected(self, call):
-        return self._made(self.channel.stream_unary, call, COLLECTED)
-
     @staticmethod
     def _made(make, call, calls):
         _, answer = calls[call]

@@ -14,7 +14,7 @@ from deployments.engines.packed.tensors import Place, Weights
 from deployments.generation.engine.causal_model import CausalModel, unsupported
 from deployments.generation.engine.factory import ModelSteps
 from deployments.generation.kernels.packed_products import PackedProducts, forms
-from deployments.generation.scheduler.block_pool import BLOCK, Blocks, NoBlocks
+from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.step import Chunk
 from tests.kit.causal_models import FAMILIES, causal, check, prompt_of
 from tests.kit.hybrid_worlds import EVENTS, FIRST, World
@@ -101,14 +101,3 @@ def test_windows_and_other_families_are_refused():
     sliding = Qwen2Config(use_sliding_window=True, sliding_window=8, max_window_layers=0)
     assert "sliding_attention" in unsupported(sliding)
     assert unsupported(Qwen2Config()) is None
-
-
-def test_blocks_are_taken_whole_or_not_at_all():
-    blocks, table = Blocks(3), []
-    blocks.grow(table, BLOCK + 1)
-    assert (len(table), blocks.free) == (2, 1)
-    with pytest.raises(NoBlocks, match="2 blocks are wanted, 1 are free"):
-        blocks.grow(table, 4 * BLOCK)
-    assert (len(table), blocks.free) == (2, 1)
-    blocks.give_back(table)
-    assert (table, blocks.free) == ([], 3)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from transformers import AutoTokenizer
 
-from deployments.errors import ContextExceeded, EngineFailed, InvalidInput, SettingsError
+from deployments.errors import ContextExceeded, InvalidInput, SettingsError
 from deployments.generation.text.chat_template import ChatTemplate
 from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.text.prompt_encoder import Prompts
@@ -167,4 +167,3 @@ def test_a_process_that_does_not_start_is_one_sentence(monkeypatch):
     monkeypatch.setattr("deployments.generation.text.chat_template.sys.executable", "/bin/false")
     with pytest.raises(SettingsError, match="does not start"):
         ChatTemplate("fine", {})
-    assert EngineFailed.status == 500

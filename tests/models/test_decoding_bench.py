@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from benchmarks.comparisons import decoding
 from benchmarks.kit.bench import NotAvailable
@@ -17,13 +16,6 @@ SMALL = {
     "num_key_value_heads": 1,
     "tie_word_embeddings": True,
 }
-
-
-@pytest.fixture(autouse=True)
-def same_threads():
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("library", ["generate", "generate_batch"])

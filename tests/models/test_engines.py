@@ -56,13 +56,6 @@ def cosines(one, other):
     return np.sum(one * other, axis=1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
 
 
-def test_pack_and_split(queries):
-    batch = TokenBatch.pack(queries)
-    assert len(batch) == len(queries)
-    for one, other in zip(batch.queries(), queries, strict=True):
-        assert np.array_equal(one, other)
-
-
 @pytest.mark.parametrize(
     ("engine", "dtype", "most_tokens"),
     [
@@ -81,11 +74,6 @@ def test_same_vector_alone_in_a_batch_and_in_small_passes(request, card, queries
     made.probe()
     alone = np.concatenate([rows_of(exact, [query]) for query in queries])
     assert cosines(rows_of(made, queries), alone).min() >= (0.9999 if dtype == "float32" else 0.999)
-
-
-def test_vectors_do_not_depend_on_how_many_cores_share_the_work(card, queries):
-    one, two = (rows_of(engine_of(card, threads=threads, dtype="auto"), queries) for threads in (1, 2))
-    assert cosines(one, two).min() >= 0.9999  # not bit for bit: other queries share a pass, and its products round
 
 
 @pytest.mark.parametrize("engine", ["auto", "torch", "openvino"])
@@ -132,13 +120,6 @@ def test_a_large_model_is_not_compiled_for_a_race(card, monkeypatch):
     monkeypatch.setattr("openvino.convert_model", lambda *_: pytest.fail("converted"))
     large = dataclasses.replace(card, parameters=LARGE + 1)
     assert engine_of(large, "auto", dtype="auto").info.engine == "torch"
-
-
-def test_a_run_that_nobody_waits_for_stops(card, exact, queries):
-    stop = threading.Event()
-    stop.set()
-    with pytest.raises(Stopped):
-        embed(exact, TokenBatch.pack(queries), stop)
 
 
 def test_weights_that_are_not_there_are_not_made_up(card, tmp_path):

@@ -6,8 +6,6 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from deployments.engines import TokenBatch
-from deployments.engines.packed.attention import Ways
-from deployments.engines.packed.families import bert, decoder, distilbert, jina, modernbert, mpnet, rotary_bert
 from deployments.engines.pooled_model import agreement
 from deployments.errors import SettingsError
 from deployments.models.text_pairs import TYPE
@@ -175,17 +173,3 @@ def test_bfloat16(family, form):
     queries = queries_of(LENGTHS["ragged"])
     found = rows_of(family.engine(form, "bfloat16"), queries)
     assert agreement(np.concatenate(family.pooled(queries)), found) >= 0.999
-
-
-def test_the_attention_of_devices_without_a_kernel_for_lengths(family, name, monkeypatch):
-    for module in (bert, decoder, distilbert, jina, modernbert, mpnet, rotary_bert):
-        monkeypatch.setattr(module, "attention_for", lambda *how, **more: Ways(*how, **more).by_padding)
-    queries = queries_of(LONG if name in PAST_512 else LENGTHS["ragged"])
-    found = rows_of(family.engine("packed"), queries)
-    np.testing.assert_allclose(found, np.concatenate(family.pooled(queries)), **EXACT)
-
-
-def test_the_vector_of_each_token(family):
-    queries = queries_of(LENGTHS["ragged"])
-    found = rows_of(family.engine("packed"), queries, "tokens")
-    np.testing.assert_allclose(found, np.concatenate([family.hidden(query) for query in queries]), **EXACT)

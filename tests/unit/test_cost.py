@@ -21,7 +21,6 @@ from calibration.planning.cost import (
 
 V100, XEON = Curve(0.0180, 0.27), Curve(0.0858, 0.32)  # Section V-B and Table III
 ATLAS, KUNPENG = Curve(0.00904, 0.24), Curve(0.0752, 0.85)
-PAIRS = [(V100, XEON), (ATLAS, KUNPENG)]
 
 curves = st.builds(Curve, st.floats(1e-4, 10), st.floats(0, 10))
 slos_s = st.floats(0.01, 60)
@@ -95,34 +94,23 @@ def test_equation_4(slo_s, processing_s, others):
 # Section IV-B.3
 
 
-@pytest.mark.parametrize(("pair", "ratio"), [(PAIRS[0], 0.21), (PAIRS[1], 0.12)])
-@pytest.mark.parametrize("slo_s", [1.0, 2.0])
-def test_equation_19_with_the_papers_ratios(pair, ratio, slo_s):
-    first, second = (Pool(curve, curve.depth(slo_s)) for curve in pair)
+@pytest.mark.parametrize(
+    ("first", "second", "limit", "premise", "below"),
+    [
+        (Pool(V100, 40), Pool(XEON, 7), 0.21, True, True),  # the paper's ratios; depths at an SLO of 1 s and of 2 s
+        (Pool(V100, 96), Pool(XEON, 19), 0.21, True, True),
+        (Pool(ATLAS, 84), Pool(KUNPENG, 1), 0.12, True, True),
+        (Pool(ATLAS, 194), Pool(KUNPENG, 15), 0.12, True, True),
+        (Pool(V100, 96), Pool(XEON, 22), 0.21, True, False),  # its own tuned depths pass its bound
+        (Pool(V100, 96), Pool(Curve(0.0858, 0.10), 22), 0.21, False, False),
+        (Pool(V100, 96, replicas=4), Pool(XEON, 19, replicas=2), 0.1049, True, True),
+    ],
+)
+def test_the_bound_of_equation_19(first, second, limit, premise, below):
     bound = gain_bound(first, second)
-    assert round(bound.limit, 2) == ratio
-    assert bound.premise
-    assert bound.below
-    assert bound.measured == second.depth / first.depth
-
-
-def test_the_papers_own_tuned_depths_pass_its_bound():
-    bound = gain_bound(Pool(V100, 96), Pool(XEON, 22))
-    assert bound.premise
-    assert not bound.below
-
-
-def test_without_the_premise_the_bound_need_not_hold():
-    quick_start = Curve(0.0858, 0.10)
-    bound = gain_bound(Pool(V100, V100.depth(2.0)), Pool(quick_start, quick_start.depth(2.0)))
-    assert not bound.premise
-    assert not bound.below
-
-
-def test_the_bound_counts_replicas():
-    assert gain_bound(Pool(V100, 96, replicas=4), Pool(XEON, 19, replicas=2)).limit == pytest.approx(
-        0.5 * 0.0180 / 0.0858
-    )
+    assert bound.limit == pytest.approx(limit, abs=0.005)
+    assert bound.measured == pytest.approx(second.depth * second.replicas / (first.depth * first.replicas))
+    assert (bound.premise, bound.below) == (premise, below)
 
 
 @given(curves, curves, slos_s, counts, counts, shapes)

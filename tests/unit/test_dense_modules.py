@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from test_model_files import CONFIG, DENSE, NORMALIZE, POOLING, card, model
+from test_model_files import CONFIG, NORMALIZE, POOLING, card, model  # noqa: F401 - a fixture
 
 from deployments.errors import SettingsError
 
+DENSE = {"idx": 2, "path": "2_Dense", "type": "sentence_transformers.models.Dense"}
 SECOND = {"idx": 3, "path": "3_Dense", "type": "sentence_transformers.models.Dense"}
 IDENTITY = "torch.nn.modules.linear.Identity"
 
@@ -20,8 +21,9 @@ def dense(folder, path="2_Dense", **config):
     save_file({"linear.weight": np.zeros((4, 8), np.float32)}, folder / path / "model.safetensors")
 
 
-def saved(folder, *modules):
-    return model(folder, modules=[POOLING, *modules], pooling={"pooling_mode": "cls"})
+@pytest.fixture
+def saved(model):  # noqa: F811 - that fixture
+    return lambda *modules: model(modules=[POOLING, *modules], pooling={"pooling_mode": "cls"})
 
 
 @pytest.mark.parametrize(
@@ -35,10 +37,10 @@ def saved(folder, *modules):
         (IDENTITY, "identity"),
     ],
 )
-def test_the_dimension_is_the_last_modules(tmp_path, path, name):
+def test_the_dimension_is_the_last_modules(tmp_path, saved, path, name):
     dense(tmp_path)
     dense(tmp_path, "3_Dense", in_features=4, out_features=6, bias=False, activation_function=path)
-    found = card(saved(tmp_path, DENSE, SECOND, NORMALIZE))
+    found = card(saved(DENSE, SECOND, NORMALIZE))
     assert (found.dimension, found.normalize, found.token_widths) == (6, True, {"tokens": CONFIG["hidden_size"]})
     first, second = found.projections["text"]
     assert (first.inputs, first.outputs, first.bias, first.activation) == (8, 4, "linear.bias", "identity")
@@ -49,13 +51,13 @@ def test_the_dimension_is_the_last_modules(tmp_path, path, name):
 @pytest.mark.parametrize(
     "path", ["torch.nn.functional.tanh", "os.system", "windve_evil.Tanh", "torch.nn.modules.Tanh", None, ""]
 )
-def test_an_activation_that_is_not_known_is_refused_by_name_and_not_imported(tmp_path, path):
+def test_an_activation_that_is_not_known_is_refused_by_name_and_not_imported(tmp_path, saved, path):
     (tmp_path / "windve_evil.py").write_text("raise SystemExit('it was imported')")
     dense(tmp_path, activation_function=path)
     with pytest.raises(
         Exception, match=r"2_Dense has the activation .*Identity, Tanh, ReLU, GELU, SiLU, Sigmoid"
     ) as found:
-        card(saved(tmp_path, DENSE))
+        card(saved(DENSE))
     assert f"the activation {path};" in str(found.value)
 
 
@@ -68,14 +70,14 @@ def test_an_activation_that_is_not_known_is_refused_by_name_and_not_imported(tmp
         ([DENSE, SECOND], {}, r"3_Dense/config.json makes None numbers into None, and 4 come in"),
     ],
 )
-def test_what_does_not_fit_is_refused(tmp_path, modules, config, sentence):
+def test_what_does_not_fit_is_refused(tmp_path, saved, modules, config, sentence):
     dense(tmp_path, **config)
     with pytest.raises(SettingsError, match=rf"args\.model\.id: .*{sentence}"):
-        card(saved(tmp_path, *modules))
+        card(saved(*modules))
 
 
-def test_a_module_without_weights_is_refused(tmp_path):
+def test_a_module_without_weights_is_refused(tmp_path, saved):
     dense(tmp_path)
     (tmp_path / "2_Dense/model.safetensors").unlink()
     with pytest.raises(SettingsError, match=r"2_Dense holds no model\.safetensors"):
-        card(saved(tmp_path, DENSE))
+        card(saved(DENSE))

@@ -72,21 +72,6 @@ def test_code_that_is_shown_of_a_file_is_in_it(path):
         assert shown in (ROOT / file).read_text(), f"{path} shows of {file} what it does not hold"
 
 
-@pytest.mark.parametrize(
-    ("link", "problem"),
-    [
-        ("README.md#use", None),
-        ("docs/use.md#api-keys", None),
-        ("docs/use.md#no-such-heading", "there is no such heading"),
-        ("docs/nowhere.md", "there is no such file"),
-        ("../elsewhere", "there is no such file"),
-    ],
-)
-def test_a_link_that_leads_nowhere_is_found(link, problem):
-    found = problem_of(link, ROOT / "README.md")
-    assert found == (problem and f"{link}: {problem}")
-
-
 @on_each_page
 def test_files_that_are_named(path):
     named = re.findall(r"`([\w.-]+/[\w./-]*)`", without_code(path.read_text()))

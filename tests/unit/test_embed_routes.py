@@ -99,12 +99,6 @@ def test_an_error_in_each_shape(error, status, retry_ms):
         assert reply.headers.get("retry-after-ms") == retry_ms
 
 
-@pytest.mark.parametrize("path", ["/v1/embed", "/v2/embed"])
-def test_what_must_change_as_cohere_says_it(path):
-    reply = post(HttpApi(FakeRouter()), path, {"texts": "a"})
-    assert (reply.status, reply.json) == (400, {"message": "texts must be a list of strings, not 'a'"})
-
-
 # --- OpenAI's route -------------------------------------------------------------------------------------------------
 
 

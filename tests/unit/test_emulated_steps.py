@@ -105,28 +105,49 @@ def test_two_batches_take_neos_time(layers, host0, host1, tokens):
     assert took <= formula * (1 + 1 / layers)
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    st.lists(st.integers(1, 5000), max_size=20),
-    st.integers(0, 300),
-    st.lists(st.integers(1, 5000), max_size=20),
-    st.lists(st.integers(1, 5000), max_size=20),
-)
-def test_it_agrees_with_the_benchmarks_device(own, piece, zero, second):
-    """Which is written without this one's code, and has no engine."""
-    chunks = [chunk for tokens in own for chunk in rows(1, tokens)] + (prompt(piece) if piece else [])
-    zero, second = ([chunk for tokens in of for chunk in rows(1, tokens, on_host=True)] for of in (zero, second))
-    batches = []
-    for some in (chunks + zero, second):
-        batch = SubBatch()
-        for chunk in some:
-            batch = batch.with_piece(chunk.start, len(chunk.ids), on_host=chunk.on_host)
-        batches.append(batch)
-    theirs = HybridDevice(MODEL, HOST).step(0.0, HybridWork(*batches))
-    device = Emulated()
-    ours = device.step(Work(chunks + zero, second=second))
-    assert device.now == pytest.approx(theirs.seconds)
-    assert ours.compute_s == pytest.approx(theirs.compute_s)
+TOKENS = st.lists(st.integers(1, 5000), max_size=20)
+STEP = st.tuples(TOKENS, st.integers(0, 300), TOKENS, TOKENS, st.booleans(), st.integers(0, 2))
+
+
+def each(lengths, *, on_host=False):
+    return [chunk for tokens in lengths for chunk in rows(1, tokens, on_host=on_host)]
+
+
+def sub_batch(chunks):
+    batch = SubBatch()
+    for chunk in chunks:
+        batch = batch.with_piece(chunk.start, len(chunk.ids), on_host=chunk.on_host)
+    return batch
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(STEP, min_size=1, max_size=10), st.lists(st.integers(1, 5000), max_size=3))
+def test_it_agrees_with_the_benchmarks_device(steps, parked):
+    """Which is written without this one's code, and has no engine. In the first step rows park."""
+    device, other = Emulated(), HybridDevice(MODEL, HOST)
+    for number, (own, piece, zero, one, joins, copied) in enumerate(steps):
+        parking = {} if number else dict(enumerate(parked))
+        called_off = [0] if parked and number == 3 else []
+        first = each(own) + (prompt(piece) if piece else []) + each(zero, on_host=True)
+        second = [] if joins or parking else each(one, on_host=True)
+        began, rest = device.now, (called_off, joins)
+        parks = list(zip(parking, each(parking.values(), on_host=True), strict=True))
+        ours = device.step(Work(first, [Copy(0, 1, to_host=True)] * copied, second, parks, *rest))
+        batches = sub_batch(first), sub_batch(second)
+        theirs = other.step(began, HybridWork(*batches, list(parking.items()), *rest, copied * BLOCK))
+        assert device.now - began == pytest.approx(theirs.seconds)
+        assert ours.arrived == theirs.arrived
+        assert ours.compute_s == pytest.approx(theirs.compute_s)
+
+
+def test_rows_that_park_one_after_the_other_join_where_each_of_them_is():
+    alone = HybridWork(SubBatch().with_piece(99, 1, on_host=False), joins=True)
+    device, now, arrived = HybridDevice(StepTime(2.0, 0.0, 0.002, 0.0, 0.0), HostTime(0.0, 0.02, layers=2)), 0.0, []
+    for parking in ([(1, 10)], [(2, 10)], [(3, 10), (4, 10)], [], []):
+        step = device.step(now, alone._replace(parking=parking))
+        now += step.seconds
+        arrived.append(step.arrived)
+    assert arrived == [[], [], [1], [2], [3, 4]]
 
 
 def test_nobody_waits_for_parked_rows():

@@ -1,27 +1,12 @@
-"""What the fault tests decide by: the order of faults, the verdict on a request, the table, the slope of memory; and
-their load, against a small server in place of the service.
-"""
+"""What the fault tests decide by: the order of faults, the verdict on a request, the table, the slope of memory."""
 
-import asyncio
-import base64
-import gc
 import itertools
-import json
-import threading
 
-import numpy as np
 import pytest
 
-from benchmarks.kit.texts import model_folder
-from calibration.load import Reply
-from deployments.engines import TokenBatch, embed
-from deployments.engines.emulated import EmulatedEngine
-from deployments.models.model_files import read_model_card
-from deployments.settings import EmulatedDevice, ModelSettings
-from tests.faults import memory, traffic
+from tests.faults import memory
 from tests.faults.agenda import agenda, capacity
 from tests.faults.memory import Life
-from tests.faults.traffic import KINDS, Traffic, payload_of, vectors_of
 from tests.faults.truth import Truth
 from tests.faults.verdict import (
     BEGUN,
@@ -184,60 +169,3 @@ def test_the_truth_tells_texts_and_their_order_apart():
         (["a river"], [["x"] * 384]),
     ):  # fmt: skip
         assert not truth.agrees(texts, vectors)
-
-
-def test_the_truth_is_the_emulated_engines():
-    truth = Truth()
-    card = read_model_card(ModelSettings(id=str(model_folder())))
-    texts = ["a river", "winter road " * 400]
-    ids = [np.array(truth._tokenizer.encode(text).ids, np.int32) for text in texts]
-    vectors = embed(EmulatedEngine(card, EmulatedDevice(alpha_s=0, beta_s=0)), TokenBatch.pack(ids), threading.Event())
-    assert truth.agrees(texts, vectors)
-
-
-def test_each_kind_asks_as_it_says_and_reads_its_answer():
-    for kind in KINDS[:2] + KINDS[3:]:
-        head, body = payload_of(kind, ["a river"]).split(b"\r\n\r\n")
-        assert (b"x-request-timeout-ms" in head) == (kind.timeout_ms is not None)
-        assert (b"x-windve-priority: bulk" in head) == kind.bulk
-        assert next(iter(json.loads(body).values())) == ["a river"]
-    data = [{"index": n, "embedding": base64.b64encode(np.full(2, n, np.float32)).decode()} for n in (1, 0)]
-    reply = Reply(200, {}, json.dumps({"data": data}).encode(), 0.1)
-    assert np.array(vectors_of(reply, "/v1/embeddings")).tolist() == [[0, 0], [1, 1]]
-    assert vectors_of(reply, "/embed") == {"data": data}
-    assert vectors_of(Reply(200, {}, b"<html>", 0.1), "/embed") is None
-
-
-async def answer_all(reader, writer):
-    """Each request with 200, after a while."""
-    try:
-        while head := await reader.readuntil(b"\r\n\r\n"):
-            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
-            await reader.readexactly(int(length.split(b":")[1]))
-            await asyncio.sleep(0.05)
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
-    except (OSError, EOFError):
-        pass
-    finally:
-        writer.transport.abort()
-
-
-def test_every_request_of_the_load_ends_once(monkeypatch):
-    monkeypatch.setattr(traffic, "KINDS", tuple(kind for kind in KINDS if kind.path != "Embed/Embed"))
-    loop = asyncio.new_event_loop()
-    server = loop.run_until_complete(asyncio.start_server(answer_all, "127.0.0.1", 0))
-    port = server.sockets[0].getsockname()[1]
-    with Traffic(port, port, queries_per_s=400) as clients:
-        clients.go()
-        loop.run_until_complete(asyncio.sleep(0.5))
-        clients.pause()
-        while clients.in_flight():
-            loop.run_until_complete(asyncio.sleep(0.01))
-        found = clients.take()
-        assert clients.take() == []
-    server.close()
-    loop.run_until_complete(asyncio.sleep(0.2))
-    loop.close()
-    gc.collect()  # nothing is left open: it would be said in another test
-    assert len(found) == clients.sent > 20
-    assert {(one.status, one.right, one.via) for one in found} == {(200, False, HTTP)}  # it answers, but no vectors

@@ -44,7 +44,7 @@ def about(true, off):
 
 def near(depth, true):
     """To the query; large depths to one in a hundred; never above."""
-    return true - max(1, true // 100) <= depth <= true
+    return true - true // 100 <= depth <= true
 
 
 @settings(max_examples=300, deadline=None)
@@ -57,24 +57,6 @@ def test_pools_that_do_not_disturb_each_other_are_found_both(accelerator, cpu, a
     assert near(tuned.depths["cpu"], cpu)
     assert len(trials) <= 30
     assert not any("CPU" in note for note in tuned.notes)
-
-
-@pytest.mark.parametrize(
-    ("estimates", "true"),
-    [
-        (depths(40, 7), depths(40, 7)),
-        (depths(38, 6), depths(40, 7)),
-        (depths(44, 8), depths(40, 7)),
-        (depths(96, 19), depths(96, 22)),
-        (depths(195, 15), depths(172, 8)),  # the regression of Table III against what its fine-tuning found
-        (depths(84, 1), depths(84, 1)),
-        (depths(1, 1), depths(1, 0)),
-    ],
-)
-def test_small_depths_are_found_to_the_query(estimates, true):
-    tuned, _ = drive(estimates, independent(**true))
-    assert tuned.depths["cpu"] == true["cpu"]
-    assert near(tuned.depths["accelerator"], true["accelerator"])
 
 
 @settings(max_examples=300, deadline=None)
@@ -158,12 +140,6 @@ def test_whatever_the_cpu_costs_the_accelerator_it_keeps_its_depth(accelerator, 
     if gives_way:
         assert all(device(tuned.depths).values())
     assert len(trials) <= 40
-
-
-def test_the_found_depths_hold_together():
-    device = disturbed(222, 24, by=2)
-    tuned, _ = drive(depths(183, 19), device)
-    assert device(tuned.depths) == {"accelerator": True, "cpu": True}
 
 
 def test_an_accelerator_of_one_query_is_not_closed_for_the_cpu():

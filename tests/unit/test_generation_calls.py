@@ -18,7 +18,6 @@ from serve_app.generation.answers import TokenNames
 from serve_app.generation.api import ApiOptions, CompletionsApi
 from serve_app.generation.generation_services import GENERATE, add_to_server
 from serve_app.generation.grpc_calls import GenerationCalls
-from serve_app.generation.request_builder import Asking
 from serve_app.generation.requests import CompletionRules
 from serve_app.grpc_services import TIME_LEFT
 from serve_app.observe.observer import Observer
@@ -33,6 +32,7 @@ from serve_app.proto.generation_pb2 import (
 from tests.kit.asgi_client import post
 from tests.kit.generating import ANSWER, Generating
 from tests.kit.grpc_caller import answer
+from tests.kit.observed import observed
 
 PROMPT = "Where does the overflow go?"
 RULES = CompletionRules("tiny", 0, 3, ("gpt-4o",), most_answers=4, most_messages=5, default_tokens=100)
@@ -40,36 +40,23 @@ STATUS = grpc.StatusCode
 
 
 @pytest.fixture(scope="module")
-def router(tmp_path_factory):
+def made(tmp_path_factory):
     router = Generating(tmp_path_factory.mktemp("generating") / "model")
     router.config = SimpleNamespace(ttft_s=1000.0)
     router.settings = SimpleNamespace(limits=SimpleNamespace(max_body_bytes=5000), emulated=True)
-    return router
-
-
-@pytest.fixture(scope="module")
-def asking(router):
-    asking = Asking(router, RULES, parse_special_tokens=False)
-    yield asking
-    asking.close()
+    with contextlib.closing(CompletionsApi(router, ApiOptions(rules=RULES))) as api:
+        yield router, api
 
 
 @pytest.fixture
-def world(router):
-    router.reset()
-    return router
+def world(made):
+    made[0].reset()
+    return made[0]
 
 
-class Log(Observer):
-    """Keeps what it is told."""
-
-    def __init__(self):
-        super().__init__()
-        self.on, self._logs, self.ends, self.ended = True, True, [], asyncio.Event()
-
-    def end_call(self, followed, call, error):
-        self.ends.append((call, error, followed.key, followed.facts and followed.facts.line()))
-        self.ended.set()
+@pytest.fixture
+def api(made):
+    return made[1]
 
 
 def as_serve(calls, *, proxy):
@@ -92,12 +79,13 @@ def as_serve(calls, *, proxy):
 class Client:
     """`ask` is one call: its messages, and how it ended."""
 
-    def __init__(self, world, asking):
-        self.world, self.asking, self.log, self.keys, self.proxy = world, asking, Log(), None, False
+    def __init__(self, world, asking, proxy):
+        self.world, self.asking, self.proxy, self.keys = world, asking, proxy, None
+        self.observer, self.written = observed()
 
     @contextlib.asynccontextmanager
     async def served(self):
-        calls = GenerationCalls(self.world, self.asking, TokenNames(self.world.tokenizer), self.keys, self.log)
+        calls = GenerationCalls(self.world, self.asking, TokenNames(self.world.tokenizer), self.keys, self.observer)
         handler = as_serve(calls, proxy=self.proxy)
         server = gRPCGenericServer(lambda **_: handler)
         add_to_server(SimpleNamespace(Generate=None, Check=None, Watch=None), server)
@@ -130,10 +118,8 @@ class Client:
 
 
 @pytest.fixture(params=[False, True], ids=["router", "proxy"])
-def client(request, world, asking):
-    client = Client(world, asking)
-    client.proxy = request.param
-    return client
+def client(request, world, api):
+    return Client(world, api.asking, request.param)
 
 
 def test_a_prompt_is_answered_by_a_stream_with_its_usage_at_the_end(client, world):
@@ -146,8 +132,9 @@ def test_a_prompt_is_answered_by_a_stream_with_its_usage_at_the_end(client, worl
     assert reply.messages[-1] == GenerateResponse(usage=Usage(prompt_tokens=len(asked.ids), completion_tokens=tokens))
     assert not any(one.HasField("usage") or one.tokens for one in reply.messages[:-1])
     assert reply.told == {"x-windve-emulated": "true"}
-    ((call, error, _, told),) = client.log.ends
-    assert (call, error, told["tokens"], told["answer_tokens"]) == (GENERATE, None, len(asked.ids), tokens)
+    (line,) = client.written.lines
+    sizes = {"tokens": len(asked.ids), "answer_tokens": tokens}
+    assert line.items() >= {"route": GENERATE, "error": None, **sizes}.items()
     assert world.open == 0
 
 
@@ -175,14 +162,11 @@ SHARED = {"max_tokens": 5, "temperature": 0.5, "top_p": 0.25, "top_k": 7, "seed"
     ],
     ids=["least", "most", "chat", "prompt"],
 )
-def test_a_call_asks_and_answers_as_its_route(client, world, request_, path, body):
+def test_a_call_asks_and_answers_as_its_route(client, world, api, request_, path, body):
     headers = [("x-windve-priority", "bulk"), ("x-request-timeout-ms", "1500")]
     reply = client.ask(request_, *headers)
-    api = CompletionsApi(world, ApiOptions(rules=RULES))
-    choices = post(api, path, body, headers=[(name.encode(), value.encode()) for name, value in headers]).json[
-        "choices"
-    ]
-    api.close()
+    sent = [(name.encode(), value.encode()) for name, value in headers]
+    choices = post(api, path, body, headers=sent).json["choices"]
     over_grpc, over_http = (
         {**dataclasses.asdict(asked), "ids": asked.ids.tolist(), "received": None, "record": None}
         for asked in world.asked
@@ -235,7 +219,7 @@ def test_who_is_not_admitted_hears_when_to_come_back(client, world):
     reply = client.ask(GenerateRequest(prompt=PROMPT))
     assert (reply.status, reply.messages) == ((STATUS.RESOURCE_EXHAUSTED, "x"), [])
     assert reply.told["retry-after-ms"] == reply.told["grpc-retry-pushback-ms"] == "250"
-    assert client.log.ends[0][1] is world.refuses
+    assert [line["error"] for line in client.written.lines] == ["busy"]
 
 
 def test_an_error_in_the_middle_comes_behind_what_was_said(client, world):
@@ -252,7 +236,7 @@ def test_keys(client, world):
     assert client.ask(GenerateRequest(prompt=PROMPT)).status[0] == STATUS.UNAUTHENTICATED
     assert client.ask(GenerateRequest(prompt=PROMPT), ("authorization", "Bearer secret")).text == ANSWER
     assert world.asked[0].client.tenant.name == "search"
-    assert [key for _, _, key, _ in client.log.ends] == [None, "search"]
+    assert [line["key"] for line in client.written.lines] == [None, "search"]
 
 
 @pytest.mark.parametrize(
@@ -282,9 +266,9 @@ async def test_a_call_that_ends_early_frees_its_place(client, world, by):
         assert world.open == 1
         if by == "cancelling":
             call.cancel()
-        await client.log.ended.wait()
+        await client.written.news.wait()
         assert (world.open, world.tokens < 300) == (0, True)
-    assert [type(error) for _, error, _, _ in client.log.ends] == [asyncio.CancelledError]
+    assert [line["error"] for line in client.written.lines] == ["cancelled"]
 
 
 @pytest.mark.parametrize(
@@ -295,8 +279,9 @@ async def test_a_call_that_ends_early_frees_its_place(client, world, by):
         ({"accelerator": False}, set()),
     ],
 )
-def test_health_follows_the_pools_and_needs_no_key(world, asking, live_pools, serving):
-    calls = GenerationCalls(world, asking, TokenNames(world.tokenizer), ApiKeys([ApiKey("secret", "search")]), Log())
+def test_health_follows_the_pools_and_needs_no_key(world, api, live_pools, serving):
+    keys = ApiKeys([ApiKey("secret", "search")])
+    calls = GenerationCalls(world, api.asking, TokenNames(world.tokenizer), keys, Observer())
 
     def check(service, *metadata):
         told, context = answer(calls, "Check", HealthCheckRequest(service=service), *metadata)

@@ -14,30 +14,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Client, Quota
 from deployments.errors import Busy, EngineFailed, ReplicaLost, WindveError
 from deployments.generation import pool as pool_module
 from deployments.generation.request import Asked
-from deployments.generation.router import GenerationHost, GenerationRouter
 from deployments.generation.scheduler.policy import StepPolicy
 from deployments.generation.scheduler.step_time import StepTime
-from deployments.generation.settings import GenerationSettings
 from deployments.generation.text.sampling import Sampling
-from deployments.hardware.device_detector import Topology
-from tests.kit.generation_replicas import VOCABULARY, Card, Replica, answer_to, reach_of
-from tests.kit.simulation.application import NoInstruments
+from tests.kit.generation_replicas import VOCABULARY, Replica, answer_to, reach_of, router_of
 from tests.kit.virtual_time import virtual
 
 END_TOKENS = (7,)
 MODEL = StepTime(0.02, 0.0005, 1e-6, 0.0002, 1e-8, 4)
-EMULATED = {"engine": "emulated", "emulated": {"beta_s": 0.02}}
-ARGS = {"model": {"id": "here"}, "accelerator": EMULATED, "cpu": EMULATED}
 CONFIG = {"ttft_s": 1.0, "tpot_s": 0.1}
-TOKENIZER = Tokenizer(WordLevel({f"w{number}": number for number in range(VOCABULARY)}, "w0"))
 PATIENCE_S = 40.0
 
 
@@ -56,11 +47,7 @@ class World:
         self.quota, self.drains = Quota(1e9, "tokens"), []
 
     async def start(self):
-        topology = Topology(tuple(self.pools), dict.fromkeys(self.pools, 1), heterogeneous=True, reason="a test")
-        host = GenerationHost("router", "n", NoInstruments(), Card(END_TOKENS), TOKENIZER)
-        self.router = GenerationRouter(
-            GenerationSettings.parse(ARGS), topology, {name: (name, None) for name in self.pools}, host
-        )
+        self.router = router_of(self.pools, end_tokens=END_TOKENS)
         await self.router.reconfigure(CONFIG)
         for name in self.pools:
             self.add(name)
@@ -118,9 +105,9 @@ class World:
         elif (replica := self.replica(how)) is None:
             return
         elif what == "fail":
-            replica.problem = RuntimeError("out of memory")
+            replica.device.problem = RuntimeError("out of memory")
         elif what == "slow":
-            replica.slow = 1.0 if replica.slow > 1 else 6.0
+            replica.device.slow = 1.0 if replica.device.slow > 1 else 6.0
         elif what == "cut" and replica.wires:
             replica.wires[-1].abort()
         elif what == "half cut" and replica.wires:  # the replica hears nothing of it

@@ -2,15 +2,13 @@
 
 import asyncio
 import contextlib
+import functools
 import time
-import types
 from itertools import chain
-from unittest.mock import ANY
+from unittest.mock import ANY, AsyncMock, Mock
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 
 from deployments.admission.fair_share import Tenant
 from deployments.admission.quota import Client, Quota
@@ -30,29 +28,20 @@ from deployments.generation import pool as pool_module
 from deployments.generation.channel import TokenChannel
 from deployments.generation.record import GenerationRecord
 from deployments.generation.request import Asked
-from deployments.generation.router import GenerationHost, GenerationRouter
 from deployments.generation.scheduler.hybrid.host_cache import Host
 from deployments.generation.scheduler.step_time import HostTime, StepTime
-from deployments.generation.settings import GenerationSettings
 from deployments.generation.text.sampling import Sampling
 from deployments.generation.timed_steps import PlannedStep
-from deployments.hardware.device_detector import Topology
 from serve_app.generation.group import Generations
 from tests.kit import generation_replicas
-from tests.kit.generation_replicas import VOCABULARY, Card, answer_to, reach_of
-from tests.kit.simulation.application import NoInstruments
+from tests.kit.generation_replicas import ARGS, EMULATED, VOCABULARY, answer_to, reach_of, router_of
 
 BLOCKS = 32
 MODEL = StepTime(0.002, 0.0001, 0.0, 0.00002, 0.0, 4)
 CONFIG = {"ttft_s": 1.0, "tpot_s": 0.05}
-EMULATED = {"engine": "emulated", "emulated": {"beta_s": 0.002}}
-ARGS = {"model": {"id": "here"}, "accelerator": EMULATED, "cpu": EMULATED}
-WORDS = Tokenizer(WordLevel({f"w{number}": number for number in range(VOCABULARY)}, "w0"))
 
 
-class Replica(generation_replicas.Replica):
-    def __init__(self, name, blocks=BLOCKS, host=None):
-        super().__init__(name, MODEL, blocks=blocks, host=host)
+Replica = functools.partial(generation_replicas.Replica, model=MODEL, blocks=BLOCKS)
 
 
 @contextlib.asynccontextmanager
@@ -60,10 +49,7 @@ async def service(monkeypatch, *pools, args=ARGS, end_tokens=(), **config):
     """A Router, and its pools' replicas: the first pool is the accelerator's."""
     monkeypatch.setattr(pool_module.GenerationPool, "connect", lambda _: None)
     monkeypatch.setattr(pool_module, "reach", reach_of(lambda: chain(*pools)))
-    names = ("accelerator", "cpu")[: len(pools)]
-    topology = Topology(names, dict.fromkeys(names, 1), heterogeneous=True, reason="a test")
-    host = GenerationHost("router", "n", NoInstruments(), Card(end_tokens), WORDS)
-    router = GenerationRouter(GenerationSettings.parse(args), topology, {name: (name, None) for name in names}, host)
+    router = router_of(("accelerator", "cpu")[: len(pools)], args, end_tokens)
     await router.reconfigure({**CONFIG, **config})
     for pool, replicas in zip(router.pools.values(), pools, strict=True):
         pool.follow({replica.name: replica.about for replica in replicas}, None)
@@ -208,16 +194,11 @@ async def test_it_is_offered_elsewhere_while_no_token_has_come(monkeypatch):
         await freed(second)
 
 
-@pytest.mark.parametrize("unit", ["tokens", "device_seconds"])
-async def test_who_has_used_up_its_quota_waits(monkeypatch, unit):
-    replica = Replica("a")
-    per_s = 1.0 if unit == "tokens" else 0.0001
-    client = Client(Tenant("greedy"), Quota(per_s, unit))
-    async with service(monkeypatch, [replica]) as router:
+async def test_who_has_used_up_its_quota_waits(monkeypatch):
+    client = Client(Tenant("greedy"), Quota(1.0, "tokens"))
+    async with service(monkeypatch, [Replica("a")]) as router:
         assert len(await read(await router.begin(asked(20, 10, client=client)))) == 1
-        assert client.quota._left < 0
-        if unit == "tokens":
-            assert client.quota._left == pytest.approx(5 - 20 - 10)
+        assert client.quota._left == pytest.approx(5 - 20 - 10)
         with pytest.raises(OverQuota, match="come back in"):
             await router.begin(asked(20, 10, client=client))
         assert len(await read(await router.begin(asked(20, 10)))) == 1
@@ -325,10 +306,11 @@ async def test_a_record_tells_where_it_was_offered_and_how_it_came(monkeypatch):
         assert (record.admitted, record.streamed.first_s, record.streamed.is_late) == (None, None, False)
 
 
-async def test_a_replica_that_says_nothing_is_passed_over(monkeypatch):
+@pytest.mark.parametrize(("trouble", "ttft_s"), [("hung", 3.0), ("flooded", 2.0)])
+async def test_a_replica_that_does_not_decide_is_passed_over_in_time(monkeypatch, trouble, ttft_s):
     first, second = Replica("a"), Replica("b")
-    async with service(monkeypatch, [first], [second], ttft_s=3.0) as router:
-        first.hung = True
+    async with service(monkeypatch, [first], [second], ttft_s=ttft_s) as router:
+        setattr(first, trouble, True)
         assert len(await read(await router.begin(asked()))) == 1
         assert second.stepper.schedule.steps
         assert not first.stepper.schedule.steps
@@ -356,18 +338,6 @@ async def test_a_replica_that_decides_on_others_all_the_time_is_busy_and_not_los
         await freed(replica)
 
 
-async def test_behind_a_replica_that_decides_on_others_another_is_asked_in_time(monkeypatch):
-    first, second = Replica("a"), Replica("b")
-    async with service(monkeypatch, [first], [second], ttft_s=2.0) as router:
-        first.flooded = True
-        assert len(await read(await router.begin(asked()))) == 1
-        assert second.stepper.schedule.steps
-        assert first.stepper.in_flight == 0
-        second.flooded = True
-        with pytest.raises(Busy):
-            await router.begin(asked())
-
-
 @pytest.mark.parametrize("unit", ["tokens", "device_seconds"])
 async def test_an_engine_that_fails_says_so_once_and_costs_nothing(monkeypatch, unit):
     replica = Replica("a")
@@ -376,7 +346,7 @@ async def test_an_engine_that_fails_says_so_once_and_costs_nothing(monkeypatch, 
         pieces = await router.begin(asked(tokens=2000, client=client))
         await anext(pieces)
         assert client.quota._left < 5
-        replica.problem = RuntimeError("out of memory")
+        replica.device.problem = RuntimeError("out of memory")
         with pytest.raises(EngineFailed, match="out of memory"):
             await read(pieces)
         assert client.quota._left == pytest.approx(5)
@@ -398,27 +368,14 @@ async def test_who_reads_too_slowly_or_takes_too_long_is_broken_off(monkeypatch,
         await freed(replica)
 
 
-def handle(outcome):
-    """In place of a Serve handle: the arguments of its calls, and each one's outcome."""
-    calls = []
-
-    async def remote(*arguments):
-        calls.append(arguments)
-        if isinstance(outcome, OSError):
-            raise outcome
-        return outcome
-
-    options = {"time_steps": types.SimpleNamespace(remote=remote)}
-    return types.SimpleNamespace(calls=calls, options=lambda method_name: options[method_name])
-
-
 async def test_steps_are_planned_by_who_has_the_secret_of_a_calibration_that_runs(monkeypatch):
     grant = {"secret_sha256": hash_secret("secret"), "expires_at": time.time() + 60}
     steps, mine = [PlannedStep(4, 256)], Trial("secret", {})
     times = {"pool": "cpu", "replica": "b", "seconds": [[0.1, 0.1]]}
-    replicas = Replica("a"), Replica("b")
-    async with service(monkeypatch, [replicas[0]], [replicas[1]]) as router:
-        router._handles = {"accelerator": ("accelerator", None), "cpu": ("cpu", handle(times))}
+    remote = AsyncMock(return_value=times)
+    async with service(monkeypatch, [Replica("a")], [Replica("b")]) as router:
+        router._handles = {"accelerator": ("accelerator", None), "cpu": ("cpu", Mock())}
+        router._handles["cpu"][1].options(method_name="time_steps").remote = remote
         for trial in (None, mine, Trial("other", {})):
             with pytest.raises(Forbidden):
                 await router.time_steps(trial, "cpu", steps, 2)
@@ -426,15 +383,17 @@ async def test_steps_are_planned_by_who_has_the_secret_of_a_calibration_that_run
         await router.reconfigure({**CONFIG, "trial": grant})
         assert router.trial_seconds_ago is None
         assert await router.time_steps(mine, "cpu", steps, 2) == times
-        assert router._handles["cpu"][1].calls == [(steps, 2)]
+        remote.assert_called_once_with(steps, 2)
+        router._handles["cpu"][1].options.assert_called_with(method_name="time_steps")
         assert router.describe()["trial_seconds_ago"] < 60
         with pytest.raises(InvalidInput, match="no pool named npu, only accelerator and cpu"):
             await router.time_steps(mine, "npu", steps, 2)
-        outcomes = (EngineFailed("out of memory"), EngineFailed), (OSError("it died"), Unavailable)
-        for outcome, error in outcomes:
-            router._handles = {"cpu": ("cpu", handle(outcome))}
-            with pytest.raises(error):
-                await router.time_steps(mine, "cpu", steps, 2)
+        remote.return_value = EngineFailed("out of memory")
+        with pytest.raises(EngineFailed):
+            await router.time_steps(mine, "cpu", steps, 2)
+        remote.side_effect = OSError("it died")
+        with pytest.raises(Unavailable):
+            await router.time_steps(mine, "cpu", steps, 2)
         await router.reconfigure({**CONFIG, "trial": {**grant, "expires_at": time.time() - 1}})
         with pytest.raises(Forbidden, match="no calibration is running"):
             await router.time_steps(mine, "cpu", steps, 2)
@@ -442,29 +401,23 @@ async def test_steps_are_planned_by_who_has_the_secret_of_a_calibration_that_run
 
 async def test_a_replica_that_times_planned_steps_is_passed_over_and_says_why_where_it_is_alone(monkeypatch):
     first, second = Replica("a"), Replica("b")
-    works = [
-        PlannedStep(1, 5).work(
-            BLOCKS, types.SimpleNamespace(model=types.SimpleNamespace(vocab_size=VOCABULARY), defaults=Sampling(0.0))
-        )
-    ]
+    card = Mock(model=Mock(vocab_size=VOCABULARY), defaults=Sampling(0.0))
+    works = [PlannedStep(1, 5).work(BLOCKS, card)] * 40
     async with service(monkeypatch, [first], [second]) as router:
-        timing = [asyncio.create_task(first.stepper.time_steps(works * 40, 20))]
+        timing = [asyncio.create_task(first.stepper.time_steps(works, 20))]
         await asyncio.sleep(0.02)
         assert len(await read(await router.begin(asked()))) == 1
         assert second.stepper.schedule.steps
-        timing.append(asyncio.create_task(second.stepper.time_steps(works * 40, 20)))
+        timing.append(asyncio.create_task(second.stepper.time_steps(works, 20)))
         await asyncio.sleep(0.02)
         with pytest.raises(Busy, match="busy: a calibration measures this device; come back in") as refused:
             await router.begin(asked())
         assert 1 < refused.value.retry_after_s < 6
         for task in timing:
             task.cancel()
-        await until(lambda: all(one.opens_s(asyncio.get_running_loop().time()) == 0 for one in views(router)))
+        views = [link.view for pool in router.pools.values() for link in pool.live]
+        await until(lambda: all(view.opens_s(asyncio.get_running_loop().time()) == 0 for view in views))
         assert len(await read(await router.begin(asked()))) == 1
-
-
-def views(router):
-    return [link.view for pool in router.pools.values() for link in pool.live]
 
 
 async def test_it_says_what_step_time_is_in_force(monkeypatch):
@@ -483,8 +436,7 @@ async def test_it_says_what_step_time_is_in_force(monkeypatch):
 async def test_it_says_what_the_host_of_a_replica_did_and_what_time_of_it_is_in_force(monkeypatch):
     times = {"row_s": 1e-4, "kv_token_s": 1e-6}
     emulated = {**EMULATED, "emulated": {"beta_s": 0.002, "host": times}, "host_blocks": 9}
-    with_host = Replica("a", host=Host(HostTime(**times), 9))
-    args = {**ARGS, "accelerator": emulated}
+    with_host, args = Replica("a", host=Host(HostTime(**times), 9)), {**ARGS, "accelerator": emulated}
     async with service(monkeypatch, [with_host], [Replica("b")], args=args) as router:
         await read(await router.begin(asked(tokens=5)))
         accelerator, cpu = router.describe()["pools"].values()

@@ -16,6 +16,8 @@ from google.protobuf import descriptor_pb2
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.json_format import MessageToDict
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from hypothesis import given
+from hypothesis import strategies as st
 
 from deployments import errors
 from deployments.errors import Busy, EmptyInput, InvalidInput, Unavailable
@@ -41,6 +43,7 @@ from tests.kit import tei_wire
 from tests.kit.asgi_client import post
 from tests.kit.fake_router import FakeRouter, embedded
 from tests.kit.grpc_caller import Context, answer, incoming, stream
+from tests.kit.virtual_time import virtual
 
 ROOT = Path(__file__).parents[2]
 
@@ -369,58 +372,40 @@ def test_info_says_the_kind_of_the_model_by_tei_s_number(model_type, number):
 # --- streams ----------------------------------------------------------------------------------------------------------
 
 
-async def collect(answers, done):
-    async for message in answers:
-        done.append(message)
-
-
-async def test_answers_come_in_order_and_no_more_than_a_window_is_read():
-    read, done, ahead = [], [], []
-
-    async def reply(request):
-        ahead.append(len(read) - len(done))
-        await asyncio.sleep(1 + (7 - request) % 3)  # some later ones are ready first
-        return request * 10
-
-    await collect(in_order(incoming(range(20), read), reply, 3), done)
-    assert done == [number * 10 for number in range(20)]
-    assert max(ahead) <= 4  # three are worked on, and one is read ahead
-
-
-@pytest.fixture
-def called_off():
-    """The requests whose answers were cancelled, and what answers them: 2 is a bad one, 0 and 1 are quick."""
-    cancelled = []
+@given(
+    delays=st.lists(st.sampled_from([0.0, 1.0, 1.0, 2.0]), max_size=12),
+    bad=st.sampled_from([99, 99, 0, 2, 5]),
+    goes_s=st.sampled_from([99.0, 99.0, 0.5, 2.5]),
+    most=st.integers(1, 5),
+)
+@virtual
+async def test_answers_come_in_order_until_the_first_error_or_a_hang_up_and_no_query_is_left(delays, bad, goes_s, most):
+    read, done, asked = [], [], set()
 
     async def reply(request):
-        if request == 2:
-            raise EmptyInput("empty")
+        asked.add(request)
+        assert len(asked) <= most
+        assert len(read) <= len(done) + most + 1  # one is read ahead
         try:
-            await asyncio.sleep(request if request < 2 else 100)
-        except asyncio.CancelledError:
-            cancelled.append(request)
-            raise
-        return request
+            await asyncio.sleep(delays[request])
+            if request == bad:
+                raise EmptyInput("empty")
+            return request
+        finally:
+            asked.remove(request)
 
-    return cancelled, reply
-
-
-async def test_the_first_error_ends_a_stream_and_what_is_left_is_called_off(called_off):
-    (cancelled, reply), done = called_off, []
-    with pytest.raises(EmptyInput):
-        await collect(in_order(incoming(range(50)), reply, 5), done)
-    assert done == [0, 1]
-    assert cancelled
-    assert cancelled == [3, 4, 5, 6][: len(cancelled)]
-
-
-async def test_a_client_that_goes_takes_its_queries_along(called_off):
-    cancelled, reply = called_off
-    using = asyncio.create_task(collect(in_order(incoming(range(10, 60)), reply, 5), []))
-    await asyncio.sleep(1)
-    using.cancel()
-    await asyncio.gather(using, return_exceptions=True)
-    assert sorted(cancelled) == [10, 11, 12, 13, 14]
+    ends, now = None, asyncio.get_running_loop().time
+    hangs_up = now() + goes_s
+    try:
+        async with asyncio.timeout_at(hangs_up):
+            async for one in in_order(incoming(range(len(delays)), read), reply, most):
+                done.append(one)  # noqa: PERF401 - what came before an error counts
+    except (EmptyInput, TimeoutError) as error:
+        ends = type(error)
+    assert (asked, now() < hangs_up + 0.1) == (set(), True)
+    assert done == [*range(len(done))]
+    assert ends is TimeoutError or len(done) == min(bad, len(delays))
+    assert (ends is EmptyInput) <= (bad < len(delays))
 
 
 @pytest.mark.parametrize(("metadata", "bulk"), [((), True), ([("x-windve-priority", "normal")], False)])

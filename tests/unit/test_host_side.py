@@ -1,16 +1,25 @@
 """A replica whose host holds a part of the cache: who is admitted where, who moves, and what is learned."""
 
+from itertools import chain
+
 import pytest
 
 from deployments.generation.scheduler.block_manager import CacheRoom
 from deployments.generation.scheduler.forecast import HostShare
 from deployments.generation.scheduler.hybrid.host_cache import Host
-from deployments.generation.scheduler.hybrid.planner import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED, HybridPlan
+from deployments.generation.scheduler.hybrid.planner import (
+    ACCELERATOR,
+    ASYNCHRONOUS,
+    MODES,
+    PIPELINED,
+    HybridPlan,
+    HybridPlanner,
+)
 from deployments.generation.scheduler.policy import StepPolicy
 from deployments.generation.scheduler.reserve import KeptRoom
 from deployments.generation.scheduler.scheduler import StepSchedule
 from deployments.generation.scheduler.sequences import PARKING, Generation, Row
-from deployments.generation.scheduler.step import ComputeSeconds
+from deployments.generation.scheduler.step import ComputeSeconds, Copy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 
 MODEL = StepTime(0.02, 0.0, 4e-6, 1e-5, 0.0, 128)
@@ -30,24 +39,6 @@ def ask(now, *, prompt=500, most=12, bulk=False):
 def offered(schedule, now, count, **how):
     """Those of so many that are admitted."""
     return [one for one in (ask(now, **how) for _ in range(count)) if schedule.offer(now, one)]
-
-
-def run(schedule, now, steps=1, arrive=True):
-    """Steps that take as long as planned; every second one lets all arrive that are parked."""
-    copied = []
-    for _ in range(steps):
-        before = dict(schedule.host.parked)
-        parts = schedule.next_step(now)
-        copied += schedule.copies()
-        schedule.called_off()
-        now += max(schedule.planned_s, 0.01)
-        host_s = schedule.host.plan.host_s
-        schedule.ended(
-            now, schedule.planned_s, arrived=list(before) if arrive else (), compute_s=ComputeSeconds(host_s=host_s)
-        )
-        if not parts and not schedule.joins:
-            break
-    return now, copied
 
 
 # --- what is counted on, in exact seconds -----------------------------------------------------------------------------
@@ -165,7 +156,7 @@ def test_how_slow_the_accelerator_is(plan, took_s, factor):
     host.learning.factor = 3.0
     host.ended(plan, 0.1, ComputeSeconds(took_s), 0)
     assert host.accelerator_factor == pytest.approx(factor)
-    assert host.relative_factor == pytest.approx(host.learning.factor / factor)
+    assert host.planner(EXACT) == HybridPlanner(EXACT, QUARTER, host.learning.factor / host.accelerator_factor)
 
 
 @pytest.mark.parametrize(
@@ -262,11 +253,14 @@ def test_who_goes_to_the_host(free, moved):
     host, room = Host(QUARTER, 64), CacheRoom(20)
     lying(host.room, 64 - free, on_host=True)
     rows = lying(room, 4, 2)
+    before = [list(row.table) for row in rows]
     copies = host.to_host(rows, room, 1.0)
     assert [row.generation.on_host for row in rows] == [len(row.table) in moved for row in rows]
-    assert len(copies) == sum(moved)
+    pairs = [
+        zip(there, row.table, strict=True) for there, row in zip(before, rows, strict=True) if row.generation.on_host
+    ]
+    assert copies == [Copy(*pair, to_host=True) for pair in chain.from_iterable(pairs)]
     assert host.moved == [0, len(moved)]
-    assert all(copy.to_host and not copy.from_host for copy in copies)
 
 
 def test_who_stays_where_it_is():
@@ -361,6 +355,8 @@ def test_nobody_comes_to_the_accelerator_while_somebody_finds_no_room_there(asks
     schedule.next_step(0.0)
     assert row.generation.on_host is asks
     schedule.ended(2.0, 2.0)
+    schedule.next_step(2.0)
+    assert not row.generation.on_host  # nobody looked for room since
     assert schedule.host.room.lengths is schedule.room.lengths
 
 
@@ -383,27 +379,6 @@ def test_a_host_that_cannot_keep_the_pace_admits_only_bulk():
     assert [one.on_host for one in offered(schedule, 0.0, 3, bulk=True)] == [True] * 3
 
 
-def test_it_comes_back_when_nobody_else_wants_the_accelerator():
-    schedule = schedule_of()
-    found = offered(schedule, 0.0, 6, prompt=450, most=60)
-    now, _ = run(schedule, 0.0, 4)
-    assert found[4].on_host
-    for one in found[:2]:
-        schedule.remove(now, one)
-    assert not schedule.offer(now, Generation(8000, 50, now + 9, 0.1))
-    schedule._crowded = True  # somebody looked for room a moment ago
-    now, copied = run(schedule, now)
-    assert copied == []
-    blocks = found[4].held_blocks
-    now, copied = run(schedule, now)
-    assert [one.on_host for one in found[4:]].count(True) == 1  # the last 5 % of the accelerator's blocks stay free
-    assert len(copied) == blocks
-    assert all(copy.from_host and not copy.to_host for copy in copied)
-    assert schedule.host.moved == [1, 0]
-    now, _ = run(schedule, now, 80)
-    assert not any(one.rows for one in found)
-
-
 @pytest.mark.parametrize("blocks", [24, 40])
 def test_nobody_goes_to_the_host_and_comes_back_in_one_step(blocks):
     schedule = schedule_of(blocks=blocks, host_blocks=400)
@@ -413,9 +388,12 @@ def test_nobody_goes_to_the_host_and_comes_back_in_one_step(blocks):
     while not found or not found[-1].on_host:
         found += offered(schedule, now, 1, prompt=10, most=500)
     while any(one.rows for one in found):
-        now, copies = run(schedule, now)
+        schedule.next_step(now)
+        copies = schedule.copies()
         to_host += any(copy.to_host for copy in copies)
         assert len({(copy.from_host, copy.to_host) for copy in copies}) <= 1
+        now += schedule.planned_s
+        schedule.ended(now, schedule.planned_s, arrived=list(schedule.host.parked))
     assert to_host
 
 
@@ -424,17 +402,13 @@ def test_bulk_sets_out_beside_a_busy_accelerator_and_arrives_later():
     there = offered(schedule, 0.0, 4, prompt=300, most=200)
     bulk = offered(schedule, 0.0, 60, bulk=True)
     assert all(one.on_host for one in bulk)
-    now, modes = 0.0, set()
+    now = 0.0
     for number in range(60):
-        parts = schedule.next_step(now)
-        schedule.copies()
-        modes.add(schedule.mode)
-        parked = [part.row.parked for part in parts if part.batch == PARKING]
-        assert all(number in schedule.host.parked for number in parked)
-        arrived = [at for at in schedule.host.parked if at not in parked][: number % 3]
+        parked = {part.row.parked for part in schedule.next_step(now) if part.batch == PARKING}
+        assert parked <= schedule.host.parked.keys()
         now += schedule.planned_s
-        schedule.ended(now, schedule.planned_s, arrived=arrived)
-    assert ASYNCHRONOUS in modes
+        schedule.ended(now, schedule.planned_s, arrived=[*schedule.host.parked.keys() - parked][: number % 3])
+    assert schedule.host.steps[ASYNCHRONOUS]
     assert schedule.joins
     assert schedule.host.tokens > 20
     assert all(one.rows for one in there)
@@ -443,91 +417,8 @@ def test_bulk_sets_out_beside_a_busy_accelerator_and_arrives_later():
     schedule.remove(now, gone)
     schedule.next_step(now)
     assert schedule.called_off() == numbers
-
-
-def test_parked_rows_go_on_beside_answers_that_the_host_always_has():
-    schedule = schedule_of(blocks=17, host_blocks=4 * 200)
-    offered(schedule, 0.0, 4, prompt=300, most=200)
-    offered(schedule, 0.0, 60, bulk=True, most=100)
-    now, passed = 0.0, {}  # layers, by the numbers of parked rows
-
-    def step(now):
-        schedule._crowded = True  # the accelerator has no room
-        schedule.next_step(now)
-        schedule.copies()
-        for number in schedule.host.parked if schedule.joins else ():
-            passed[number] = passed.get(number, 0) + 1
-        arrived = [number for number in schedule.host.parked if passed.get(number, 0) > QUICK.layers]
-        now += max(0.003, schedule.planned_s)
-        compute_s = ComputeSeconds(host_s=schedule.host.plan.host_s)
-        schedule.ended(now, max(0.003, schedule.planned_s), arrived=arrived, compute_s=compute_s)
-        return now
-
-    for _ in range(20):
-        now = step(now)
-    first = dict(schedule.host.parked)
-    paced = []
-    for _ in range(160):
-        paced = [one for one in paced if one.rows]
-        paced += offered(schedule, now, 6 - len(paced), prompt=300, most=60)
-        now = step(now)
-    assert len(first) > 20
-    assert not any(schedule.host.parked.get(number) is row for number, row in first.items())
-    assert schedule.host.steps[PIPELINED] > 100
-    schedule.host._passed = 10**6
     schedule.clear()
-    assert PIPELINED in schedule.host.modes(POLICY.modes, urgent=False)  # nobody is parked any more
-
-
-@pytest.mark.parametrize("factor", [0.25, 0.5, 1.0, 2.0])
-def test_nobody_waits_for_the_host_however_quick_the_accelerator_is(factor):
-    policy = StepPolicy(ttft_s=2.0, tpot_s=0.1, bulk_share=1.0, modes=frozenset({PIPELINED}))
-    schedule = schedule_of(blocks=24, host_blocks=4 * 60, policy=policy)
-    offered(schedule, 0.0, 6, most=100)
-    assert any(one.on_host for one in offered(schedule, 0.0, 40, most=100, bulk=True))
-    now, shares = 0.0, []
-    for _ in range(40):
-        schedule.learning.factor = schedule.host.accelerator_factor = factor
-        schedule.next_step(now)
-        schedule.copies()
-        now += factor * schedule.planned_s
-        plan = schedule.host.plan
-        if schedule.load.rows and schedule.mode == PIPELINED:
-            shares.append(plan.host_s / (factor * plan.seconds))
-        schedule.ended(
-            now, factor * schedule.planned_s, compute_s=ComputeSeconds(factor * plan.accelerator_s, plan.host_s)
-        )
-    assert shares
-    assert max(shares) <= 1.001
-
-
-def test_only_what_the_accelerator_computes_longer_gives_the_host_more_to_do():
-    policy = StepPolicy(ttft_s=2.0, tpot_s=0.1, bulk_share=1.0, modes=frozenset({PIPELINED}))
-    schedule = schedule_of(blocks=24, host_blocks=4 * 60, policy=policy)
-    offered(schedule, 0.0, 46, most=400, bulk=True)
-    now, rows = 0.0, []
-    for number in range(200):
-        schedule.next_step(now)
-        schedule.copies()
-        plan = schedule.host.plan
-        slow = 2.0 if number >= 100 else 1.0  # the accelerator; what goes on beside it always takes half a step
-        seconds = slow * plan.seconds + 0.5 * plan.alone_s
-        now += seconds
-        rows.append(len(plan.first) + len(plan.second))
-        schedule.ended(now, seconds, compute_s=ComputeSeconds(slow * plan.accelerator_s, plan.host_s))
-    assert max(rows[60:100]) <= max(rows[20:60])
-    assert max(rows[180:]) > 1.5 * max(rows[60:100])
-
-
-@pytest.mark.parametrize("modes", [{PIPELINED}, {ASYNCHRONOUS}, set()])
-def test_modes_that_are_not_allowed_are_not_used(modes):
-    policy = StepPolicy(ttft_s=2.0, tpot_s=0.1, bulk_share=1.0, modes=frozenset(modes))
-    schedule = schedule_of(host_blocks=4 * 60, policy=policy)
-    assert not any(one.on_host for one in offered(schedule, 0.0, 3, most=100))
-    offered(schedule, 0.0, 40, bulk=True)
-    run(schedule, 0.0, 50)
-    used = {mode for mode, steps in schedule.host.steps.items() if steps} - {ACCELERATOR}
-    assert used == modes
+    assert (schedule.parked, schedule.host.room.reserved) == ({}, 0)
 
 
 def test_routers_are_told_of_room_on_the_host():
@@ -552,17 +443,16 @@ def test_steps_that_take_no_time_are_no_problem():
     assert any(one.on_host for one in found)
     schedule.state(0.0)
     for _ in range(60):
-        now, _ = run(schedule, now)
+        schedule.next_step(now)
+        now += 0.01
+        schedule.ended(now, 0.0, arrived=list(schedule.host.parked))
     assert not any(one.rows for one in found)
 
 
-def test_another_model_beside_a_step_of_the_host_teaches_nothing():
+def test_a_step_of_the_host_that_another_model_is_told_beside_teaches_nothing():
     schedule = schedule_of()
     offered(schedule, 0.0, 6)
-    now, _ = run(schedule, 0.0, 4)
-    while not (parts := schedule.next_step(now)) or schedule.mode != PIPELINED:
-        now += 0.1
-        schedule.ended(now, schedule.planned_s if parts else 0.0)
-    schedule.follow(StepTime(0.01, 0.0, 4e-6, 1e-5, 0.0, 128), QUICK, calibrated=True)
-    schedule.ended(now + 0.1, 0.1, compute_s=ComputeSeconds(host_s=0.01))
-    assert schedule.learning.factor == 1.0
+    schedule.next_step(0.0)
+    schedule.host.plan = planned()
+    schedule.follow(EXACT, QUICK, calibrated=True)
+    assert schedule.planned_s == 0

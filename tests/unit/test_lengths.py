@@ -55,15 +55,6 @@ def test_the_cost_of_a_device_is_found(line, shares):
     assert cost.cost_s(TOKENS) == pytest.approx(line.alpha_s, rel=1e-9)
 
 
-def test_each_burst_is_about_half_of_the_depth_in_work():
-    samples = measured(V100, SHARES["in proportion"], 96)
-    assert [(sample.tokens, sample.concurrency) for sample in samples] == [
-        *[(10, 48), (10, 288), (10, 288)],  # six times the burst before at most
-        *[(225, 16)] * 3,
-    ]
-    assert max(sample.latency_s for sample in samples) <= 2.0 / 2 + V100.beta_s
-
-
 def test_with_noise_and_a_slow_burst_it_is_near():
     for seed in range(20):
         chance = np.random.default_rng(seed)

@@ -23,6 +23,7 @@ from deployments.errors import SettingsError
         ("http://h:81/embed/", Address("h", 81, "/embed"), "http://h:81/embed"),
         ("https://h:444/a/b", Address("h", 444, "/a/b", tls=True), "https://h:444/a/b"),
         ("HTTP://H:8000/", Address("h", 8000), "http://h:8000"),
+        ("http://[::1]:8000", Address("::1", 8000), "http://[::1]:8000"),
     ],
 )
 def test_good_urls(url, address, text):
@@ -41,10 +42,6 @@ def test_bad_urls_are_shown(url):
     with pytest.raises(SettingsError) as refused:
         Address.parse(url)
     assert str(refused.value) == f"--url: should look like http://127.0.0.1:8000, not '{url}'"
-
-
-def test_an_ipv6_address_is_printed_as_it_was_given():
-    assert str(Address.parse("http://[::1]:8000")) == "http://[::1]:8000"
 
 
 @settings(deadline=None)
@@ -125,16 +122,11 @@ def test_a_body_of_known_length():
     assert server.asked == [(0, request_bytes({"input": "a"}))] * 2
 
 
-def test_a_body_in_chunks():
-    server, replies = ask_twice(CHUNKED, CHUNKED)
+@pytest.mark.parametrize(("answers", "connections"), [((CHUNKED, CHUNKED), [0, 0]), ((CLOSE, OK), [0, 1])])
+def test_a_body_in_chunks_and_a_connection_that_the_server_closes(answers, connections):
+    server, replies = ask_twice(*answers)
     assert [reply.json() for reply in replies] == [{"a": 1}, {"a": 1}]
-    assert server.connections == 1
-
-
-def test_a_connection_that_the_server_closes_is_opened_anew():
-    server, replies = ask_twice(CLOSE, OK)
-    assert [reply.json() for reply in replies] == [{"a": 1}, {"a": 1}]
-    assert [number for number, _ in server.asked] == [0, 1]
+    assert [number for number, _ in server.asked] == connections
 
 
 def test_no_answer_is_an_error():

@@ -183,20 +183,8 @@ def test_an_embedder_tells_each_run_and_what_it_is():
     assert written.of("windve_refusals")[3:] == [(2, ("cpu", "full"))]  # only what is new
 
 
-def a_run_fails(accelerator, cpu):
-    accelerator.engine.outcome = lambda _: RuntimeError("the device says no")
-
-
-def devices_hang(accelerator, cpu):
-    accelerator.engine.slow = cpu.engine.slow = 1e6
-
-
-def the_device_is_slow(accelerator, cpu):
-    accelerator.engine.slow = 1.5
-
-
-def a_replica_dies(accelerator, cpu):
-    accelerator.die()
+def harmed(**how):
+    return lambda *replicas: [setattr(one.engine, *what) for one in replicas for what in how.items()]
 
 
 WELL = {"requests": 1, "slo_missed": 0, "runs": 1, "failed_runs": 0, "drift": 1, "in_flight": 0, "live_replicas": 1}
@@ -206,11 +194,11 @@ NO_RUN = {"requests": 1, "slo_missed": 1, "runs": 0, "drift": None}
 @pytest.mark.parametrize(
     ("harm", "outcomes", "expected"),
     [
-        (lambda *_: None, {("accelerator", "ok"): 1}, WELL),
-        (a_run_fails, {("none", "error"): 1}, {**WELL, **NO_RUN, "failed_runs": 1}),
-        (devices_hang, {("none", "cancelled"): 1}, {**WELL, **NO_RUN, "in_flight": 1}),
-        (the_device_is_slow, {("accelerator", "ok"): 1}, {**WELL, "drift": 1.5}),
-        (a_replica_dies, {("cpu", "ok"): 1}, {**WELL, "runs": 0, "drift": None, "live_replicas": 0}),
+        (harmed(), {("accelerator", "ok"): 1}, WELL),
+        (harmed(outcome=lambda _: RuntimeError("no")), {("none", "error"): 1}, {**WELL, **NO_RUN, "failed_runs": 1}),
+        (harmed(slow=1e6), {("none", "cancelled"): 1}, {**WELL, **NO_RUN, "in_flight": 1}),
+        (harmed(slow=1.5), {("accelerator", "ok"): 1}, {**WELL, "drift": 1.5}),
+        (lambda one, _: one.die(), {("cpu", "ok"): 1}, {**WELL, "runs": 0, "drift": None, "live_replicas": 0}),
     ],
     ids=["well", "a run fails", "devices hang", "a slow device", "a replica dies"],
 )

@@ -246,7 +246,6 @@ def test_numbers_that_cannot_be(planned, option, value):
         (changed((("settings", "slo_s"), 0)), "settings.slo_s: should be greater than 0, not 0"),
         (changed((("settings", "slo_s"), "2")), "settings.slo_s: should be a valid number, not '2'"),
         (changed((("settings", "slo_s"), float("nan"))), "settings.slo_s: should be a finite number, not nan"),
-        (changed((("settings", "slo_s"), 10**400)), "settings.slo_s: should be "),
         (changed((("pools",), [])), "pools: should be a mapping of settings, not a list"),
         (changed((("pools",), {})), "pools: has neither"),
         (changed((("heterogeneous",), ...)), "heterogeneous: missing"),
@@ -257,7 +256,6 @@ def test_numbers_that_cannot_be(planned, option, value):
         (changed(((*ACCELERATOR, "alpha_s"), 0), ((*ACCELERATOR, "beta_s"), 0)), "takes no time"),
         (changed(((*ACCELERATOR, "fine_tuned"), 1.5)), "fine_tuned: should be a valid integer, not 1.5"),
         (changed(((*ACCELERATOR, "replicas"), 0)), "replicas: should be greater than or equal to 1, not 0"),
-        (changed(((*CPU, "cores"), "2")), "cores: should be a valid integer, not '2'"),
         (changed(((*ACCELERATOR, "fine_tuned"), 0)), "gives the accelerator depth 0 at an SLO of 2 s"),
         (changed((ACCELERATOR, ...), ((*CPU, "fine_tuned"), 0)), "gives the CPU depth 0 at an SLO of 2 s"),
     ],
@@ -311,15 +309,6 @@ def test_a_spoilt_report_is_planned_or_refused_in_one_sentence(planned, place, v
     else:
         sentence = ""
     assert "\n" not in sentence
-
-
-def test_help_teaches(capsys):
-    parser = argparse.ArgumentParser(prog="python -m calibration plan")
-    plan.add_arguments(parser)
-    text = " ".join(parser.format_help().split())
-    assert "example: " in text
-    for option in ("--peak N", "--average N", "--price P", "--devices-per-instance D", "--currency", "--json"):
-        assert option in text
 
 
 def test_needs_neither_numpy_nor_plots_nor_ray():

@@ -20,7 +20,6 @@ def names(links):
     ("states", "order"),  # (name, whether it is away, rank, state)
     [
         ([("a", False, 2, {}), ("b", False, 1, {}), ("c", True, 0, {})], "bac"),  # level: those of the own node
-        ([("a", False, 0, {"free_s": 0.3}), ("b", False, 1, {"free_s": 0.1})], "ba"),
         # Those away count as if they took a quarter longer: 0.275 s are 0.344 s.
         ([("a", False, 0, {"free_s": 0.06}), ("b", True, 1, {})], "ab"),
         ([("a", False, 0, {"free_s": 0.08}), ("b", True, 1, {})], "ba"),
@@ -79,7 +78,6 @@ async def test_of_many_sixteen_are_looked_at_in_turn():
     [
         # Ten milliseconds a query; the idle devices have 0.8 s, and one of them is busy for 0.5 s.
         ({}, 160 - 2 * 0.6, 80 + 30),
-        ({"queue_depth": 7}, 2 * 7, 80 + 30),
         ({"queue_depth": 0}, 0, 0),
         ({"queue_depth": 7, "admission": "depth"}, 14, 14 - 5),
         ({"queue_depth": 2, "admission": "depth"}, 4, 0),
@@ -120,7 +118,6 @@ async def test_a_pool_as_it_shows_itself():
 @pytest.mark.parametrize(
     ("config", "model"),
     [
-        ({}, None),
         ({"alpha_s": 0.075, "beta_s": 0.2}, [0.0, pytest.approx(0.001), 0.0, 0.2]),
         (
             {"alpha_s": 0.075, "beta_s": 0.2, "cost": CostConfig(query_s=0.1, token_s=0.2, token2_s=0.3)},

@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import math
 from dataclasses import replace
 
 import pytest
@@ -45,35 +44,6 @@ class Devices:
 
 def verified(devices, depths, aim=AIM):
     return asyncio.run(verify(devices, depths, aim, lambda *_: None))
-
-
-@pytest.mark.parametrize(("slo_s", "depths"), [(1.2, (48, 8)), (2.0, (96, 16)), (3.0, (144, 28))])
-def test_devices_that_compute_in_tiles_end_with_proven_depths(slo_s, depths):
-    """24 at a time on the accelerator, 4 on the CPU."""
-
-    class Tiled(Devices):
-        def latency_s(self, alpha_s, beta_s, depth):
-            tile = 24 if alpha_s == V100[0] else 4
-            return beta_s + alpha_s * tile * math.ceil(depth / tile)
-
-    async def calibrate():
-        aim = Aim(slo_s)
-        estimates = [await sweep(devices, pool, aim, lambda _: None) for pool in devices.curves]
-        estimated = {estimate.pool: estimate.depth for estimate in estimates}
-        tuned = await tune(devices, fine_tune(estimated, 2048), aim, lambda _: None)
-        return await verify(devices, tuned.depths, aim, lambda *_: None)
-
-    devices = Tiled({"accelerator": V100, "cpu": XEON})
-    proof = asyncio.run(calibrate())
-    assert proof.share == 1.0
-    for found, true in zip(proof.depths.values(), depths, strict=True):
-        assert true - max(1, true // 100) <= found <= true
-
-
-def test_tuning_finds_what_the_curves_allow():
-    devices = Devices({"accelerator": V100, "cpu": XEON})
-    tuned = asyncio.run(tune(devices, fine_tune({"accelerator": 90, "cpu": 21}, 2048), AIM, lambda _: None))
-    assert tuned.depths == {"accelerator": 96, "cpu": 19}
 
 
 def test_one_slow_burst_changes_nothing():

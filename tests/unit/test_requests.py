@@ -66,69 +66,57 @@ def parse(takes, body, rules=None):
 # --- what is taken ----------------------------------------------------------------------------------------------------
 
 
+EVERY_ID = [1, 2, 3, 4, 5]  # one list of ids is one query, however long
+USUAL = {"queries": ["a"], "encoding_format": "float", "dimensions": None, "truncate": None}
+ABSENT = {"model": None, "user": "u", "dimensions": None, "encoding_format": None}
+TO_TEI = {"normalize": False, "truncate": True, "dimensions": 4, "truncation_direction": "Left", "prompt_name": "p"}
+
+
 @pytest.mark.parametrize(
-    ("body", "queries"),
+    ("takes", "body", "found"),
     [
-        ({"input": "a"}, ["a"]),
-        ({"input": ["a", "b"]}, ["a", "b"]),
-        ({"input": [1, 2, 3, 4, 5]}, [[1, 2, 3, 4, 5]]),  # one list of ids is one query, however long
-        ({"input": [[1], [2, 3]]}, [[1], [2, 3]]),
-        ({"input": ["a", [2]]}, ["a", [2]]),
-        ({"model": None, "user": "u", "dimensions": None, "encoding_format": None}, ["a"]),
-        ({"model": "m", "something": {"else": 1}}, ["a"]),
+        (OpenAIRequest, {}, USUAL),
+        (OpenAIRequest, ABSENT, USUAL),
+        (OpenAIRequest, {"model": "m", "something": {"else": 1}}, USUAL),
+        (OpenAIRequest, {"input": ["a", "b"]}, {"queries": ["a", "b"]}),
+        (OpenAIRequest, {"input": EVERY_ID}, {"queries": [EVERY_ID]}),
+        (OpenAIRequest, {"input": [[1], [2, 3]]}, {"queries": [[1], [2, 3]]}),
+        (OpenAIRequest, {"input": ["a", [2]]}, {"queries": ["a", [2]]}),
+        (EmbedRequest, TO_TEI, {"normalize": False, "truncate": True, "dimensions": 4, "side": "left"}),
+        (EmbedRequest, {"normalize": None, "prompt": 1}, {"normalize": True, "side": "right", "prompt_name": None}),
+        (EmbedRequest, {"truncation_direction": "Right"}, {"side": "right"}),
+        (EmbedRequest, {"truncation_direction": "left"}, {"side": "left"}),
+        (SimilarityRequest, {"parameters": TO_TEI}, {"queries": ["a", "b"]}),
+        (TokenizeRequest, {}, {"texts": ["a"], "add_special_tokens": True, "prompt_name": None}),
+        (TokenizeRequest, {"inputs": ["a", "b"], "prompt_name": "p"}, {"texts": ["a", "b"], "prompt_name": "p"}),
+        (TokenizeRequest, {"add_special_tokens": False}, {"add_special_tokens": False}),
+        (DecodeRequest, {"ids": [1, 2, 3, 4]}, {"id_lists": [[1, 2, 3, 4]], "skip_special_tokens": True}),
+        (DecodeRequest, {"ids": [[1], [2]], "skip_special_tokens": False}, {"skip_special_tokens": False}),
+        (DecodeRequest, {"ids": [[1], [2]]}, {"id_lists": [[1], [2]]}),
     ],
 )
-def test_what_clients_send(body, queries):
-    asked = parse(OpenAIRequest, body)
-    assert list(asked.queries) == queries
-    assert (asked.encoding_format, asked.dimensions, asked.truncate) == ("float", None, None)
+def test_what_clients_send(takes, body, found):
+    asked = parse(takes, body)
+    assert {name: list(asked.queries) if name == "queries" else getattr(asked, name) for name in found} == found
 
 
-def test_tei_fields():
-    asked = parse(EmbedRequest, {"inputs": ["a"], "normalize": False, "truncate": True, "dimensions": 4})
-    assert (asked.normalize, asked.truncate, asked.dimensions) == (False, True, 4)
-    assert parse(EmbedRequest, {"normalize": None, "prompt": 1}).normalize is True
+def test_a_similarity_has_its_options_in_an_object():
+    options = parse(SimilarityRequest, {"parameters": TO_TEI}).parameters
+    assert (options.side, options.prompt_name, options.truncate) == ("left", "p", True)
 
 
-@pytest.mark.parametrize(
-    ("side", "expected"),
-    [(None, "right"), ("right", "right"), ("Right", "right"), ("left", "left"), ("Left", "left")],
-)
-def test_the_side_and_the_prompt(side, expected):
-    options = {"truncation_direction": side, "prompt_name": "query", "truncate": True}
-    similar = parse(SimilarityRequest, {"parameters": options})
-    assert list(similar.queries) == ["a", "b"]
-    for asked in (parse(EmbedRequest, options), similar.parameters):
-        assert (asked.side, asked.prompt_name, asked.truncate) == (expected, "query", True)
+def test_what_changes_nothing_in_a_generation_is_ignored():
+    nothing = dict.fromkeys(("best_of", "stop", "functions", "top_k", "frequency_penalty"))
+    usual = {"presence_penalty": 0.0, "logit_bias": {}, "tools": [], "tool_choice": "none", "min_tokens": 0}
+    unknown = {"store": True, "metadata": {}, "service_tier": "auto", "parallel_tool_calls": True}
+    for changes in (nothing, usual, unknown, {"response_format": {"type": "text"}}, {"best_of": 2, "n": 2}):
+        for takes in (CompletionRequest, ChatRequest):
+            parse(takes, changes)
 
 
-def test_token_requests():
-    assert parse(TokenizeRequest, {}).texts == ["a"]
-    asked = parse(TokenizeRequest, {"inputs": ["a", "b"], "add_special_tokens": False, "prompt_name": "p"})
-    assert (asked.texts, asked.add_special_tokens, asked.prompt_name) == (["a", "b"], False, "p")
-    assert parse(DecodeRequest, {"ids": [1, 2, 3, 4]}).id_lists == [[1, 2, 3, 4]]
-    asked = parse(DecodeRequest, {"ids": [[1], [2]], "skip_special_tokens": False})
-    assert (asked.id_lists, asked.skip_special_tokens) == ([[1], [2]], False)
-
-
-@pytest.mark.parametrize(
-    ("rules", "sent", "known"),
-    [
-        (Rules("m", 8, 3, aliases=("a", "b")), "m", True),
-        (Rules("m", 8, 3, aliases=("a", "b")), "b", True),
-        (Rules("m", 8, 3, aliases=("a", "b")), "c", False),
-        (Rules("m", 8, 3, any_name=True), "c", True),
-        (Rules("m", 8, 3), "any", False),
-    ],
-)
-def test_names_of_the_model(rules, sent, known):
-    if known:
-        assert parse(OpenAIRequest, {"model": sent}, rules).model == sent
-        return
-    with pytest.raises(UnknownModel) as caught:
-        parse(OpenAIRequest, {"model": sent}, rules)
-    has = "'m', 'a' and 'b'" if rules.aliases else "'m'"
-    assert str(caught.value) == f"there is no model '{sent}' here; this server has {has}"
+def test_an_unknown_model_is_told_the_names_there_are():
+    with pytest.raises(UnknownModel, match=r"there is no model 'c' here; this server has 'm', 'a' and 'b'$"):
+        parse(OpenAIRequest, {"model": "c"}, Rules("m", 8, 3, aliases=("a", "b")))
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -150,16 +138,13 @@ ID = "must be a token id (a whole number from 0), not"
 DIMENSIONS = "dimensions must be a whole number from 1 to 8"
 TRUNCATE = "truncate must be true or false or 'NONE', 'START' or 'END', not"
 EMBEDDINGS = [
-    (OpenAIRequest, {"input": None}, "input is missing; send a string, a list of strings or a list of token ids"),
     (OpenAIRequest, {"input": ""}, "input is an empty string; send text or leave it out"),
     (OpenAIRequest, {"input": []}, "input is an empty list; send at least one item"),
     (OpenAIRequest, {"input": ["a", ""]}, "input[1] is an empty string"),
     (OpenAIRequest, {"input": [[]]}, "input[0] is an empty list; send at least one item"),
-    (OpenAIRequest, {"input": 5}, "input must be a string, a list of strings or a list of token ids, not 5"),
     (OpenAIRequest, {"input": {"a": 1}}, "input must be a string, a list of strings or a list of token ids, not an "),
     (OpenAIRequest, {"input": True}, "input must be a string, a list of strings or a list of token ids, not true or"),
     (OpenAIRequest, {"input": ["a", None]}, "input[1] must be a string or a list of token ids, not null"),
-    (OpenAIRequest, {"input": ["a", 1]}, "input[1] must be a string or a list of token ids, not 1"),
     (OpenAIRequest, {"input": [1, "a"]}, f"input[1] {ID} 'a'"),
     (OpenAIRequest, {"input": [1.5]}, f"input[0] {ID} 1.5"),
     (OpenAIRequest, {"input": [[True]]}, f"input[0][0] {ID} true or"),
@@ -181,7 +166,6 @@ EMBEDDINGS = [
     (EmbedRequest, {"prompt_name": 1}, "prompt_name must be a string, not 1"),
     (PoolingRequest, {"task": "classify"}, "task must be 'token_embed', not 'classify'"),
     (RootRequest, {"inputs": None}, "inputs is missing; send a string, a list of strings, a list of token ids or an "),
-    (RootRequest, {"inputs": ""}, "inputs is an empty string"),
     (RootRequest, {"inputs": {"source_sentence": "a"}}, "inputs.sentences is missing; send a list of strings"),
 ]
 
@@ -204,21 +188,16 @@ OTHERS = [
     (TokenizeRequest, {"inputs": [1, 2]}, "inputs[0] must be a string, not 1"),
     (TokenizeRequest, {"inputs": None}, "inputs is missing; send a string or a list of strings"),
     (DecodeRequest, {"ids": None}, "ids is missing; send a list of token ids or a list of such lists"),
-    (DecodeRequest, {"ids": []}, "ids is an empty list"),
     (DecodeRequest, {"ids": [[1], 2]}, "ids[1] must be a list of token ids, not 2"),
-    (DecodeRequest, {"ids": [-1]}, f"ids[0] {ID} -1"),
     (DecodeRequest, {"ids": ["a"]}, "ids[0] must be a token id (a whole number from 0) or a list"),
     (RerankRequest, {"query": None}, "query is missing; send a string"),
     (RerankRequest, {"texts": None}, "texts is missing; send a list of strings"),
     (RerankRequest, {"texts": []}, "texts is an empty list"),
-    (RerankRequest, {"texts": ["a", 1]}, "texts[1] must be a string, not 1"),
     (RerankRequest, {"texts": ["a"] * 4}, "texts has 4 items and this server takes 3"),
     (RerankRequest, {"raw_scores": 1}, "raw_scores must be true or false"),
     (CohereRerankRequest, {"documents": [{"title": "a"}]}, "documents[0].text is missing; send a string"),
     (CohereRerankRequest, {"top_n": 0}, "top_n must be a whole number from 1, not 0"),
-    (CohereRerankRequest, {"top_n": True}, "top_n must be a whole number from 1, not true or false"),
     (PredictRequest, {"inputs": None}, "inputs is missing; send a string, a list of one or two strings or a list of "),
-    (PredictRequest, {"inputs": []}, "inputs is an empty list"),
     (PredictRequest, {"inputs": ""}, "inputs is an empty string"),
     (PredictRequest, {"inputs": ["a", "b", "c"]}, "inputs is a list of 3 strings, and a pair has 2"),
     (PredictRequest, {"inputs": [["a"], 1]}, "inputs[1] must be a string or a list of one or two strings"),
@@ -240,9 +219,7 @@ OTHERS = [
 ]
 GENERATION = [
     ({"frequency_penalty": 0.5}, "frequency_penalty is not supported here; leave it out"),
-    ({"presence_penalty": -1}, "presence_penalty is not supported"),
     ({"logit_bias": {"5": 1}}, "logit_bias is not supported"),
-    ({"min_tokens": 3}, "min_tokens is not supported"),
     ({"best_of": 3}, "best_of is not supported here; leave it out, or set it to n"),
     ({"temperature": 3}, "temperature must be a number from 0 to 2, not 3"),
     ({"temperature": "hot"}, "temperature must be a number from 0 to 2, not 'hot'"),
@@ -260,7 +237,6 @@ GENERATION = [
 CHATS = [
     ({"tools": [{"type": "function"}]}, "tools is not supported"),
     ({"response_format": {"type": "json_object"}}, "response_format is not supported"),
-    ({"chat_template": "x"}, "chat_template is not supported"),
     ({"messages": []}, "messages is an empty list; send at least one item"),
     ({"messages": [TURN] * 6}, "messages has 6 items and this server takes 5 in one request"),
     ({"messages": [{"role": "user"}]}, "messages[0].content is missing; send a string"),
@@ -270,9 +246,7 @@ CHATS = [
     ({"messages": [{**TURN, "content": [IMAGE]}]}, "only text is read here, no images, sound or files; send parts"),
 ]
 TEXTS = [
-    ({"suffix": "x"}, "suffix is not supported"),
     ({"prompt": ""}, "prompt is an empty string"),
-    ({"prompt": []}, "prompt is an empty list"),
     ({"prompt": None}, "prompt is missing"),
     ({"prompt": ["a"] * 4}, "prompt has 4 items and this server takes 3"),
     ({"logprobs": 21}, "logprobs must be a whole number up to 20, not 21"),
@@ -360,11 +334,8 @@ def test_headers_of_admission(headers, asked):
 
 
 @pytest.mark.parametrize("given", [b"", b"0", b"-1", b"1.5", b"1e3", b"9999999999", b"\xb2", b"soon"])
-def test_bad_timeouts(given):
+def test_bad_headers(given):
     with pytest.raises(InvalidInput, match="the header x-request-timeout-ms should be whole milliseconds from 1"):
         admission({b"x-request-timeout-ms": given})
-
-
-def test_a_bad_priority():
-    with pytest.raises(InvalidInput, match="the header x-windve-priority may be 'bulk' or 'normal', not 'high'"):
-        admission({b"x-windve-priority": b"high"})
+    with pytest.raises(InvalidInput, match="the header x-windve-priority may be 'bulk' or 'normal', not "):
+        admission({b"x-windve-priority": given})

@@ -14,6 +14,12 @@ from tests.kit.replica_world import FakeRouter, adds_up, replica
 from tests.kit.virtual_time import virtual
 
 
+def served(**how):
+    """A Router, and its replica's two parts."""
+    runner, engine = replica(**how)
+    return FakeRouter(runner), runner, engine
+
+
 async def test_a_burst_meets_and_becomes_one_run():
     runner, engine = replica()
     routers = [FakeRouter(runner, name) for name in "ab"]
@@ -26,8 +32,7 @@ async def test_a_burst_meets_and_becomes_one_run():
 
 
 async def test_a_run_that_is_full_begins_before_its_pause_is_over_and_the_next_one_has_its_own():
-    runner, engine = replica()
-    router = FakeRouter(runner)
+    router, runner, engine = served()
     for _ in range(60):
         router.offer()
     assert runner.schedule.running
@@ -39,8 +44,7 @@ async def test_a_run_that_is_full_begins_before_its_pause_is_over_and_the_next_o
 
 
 async def test_answers_leave_as_passes_end_and_say_where_the_time_went():
-    runner, _ = replica()
-    router = FakeRouter(runner)
+    router, runner, _ = served()
     router.offer(16)
     await asyncio.sleep(0.3)
     await runner.drained()
@@ -54,8 +58,7 @@ async def test_answers_leave_as_passes_end_and_say_where_the_time_went():
 
 
 async def test_the_rows_of_tokens_go_to_their_query():
-    runner, _ = replica()
-    router = FakeRouter(runner)
+    router, _, _ = served()
     router.offer(1, tokens=3)
     router.offer(1, tokens=4, outputs=("tokens",))
     router.offer(1, tokens=5)
@@ -65,8 +68,7 @@ async def test_the_rows_of_tokens_go_to_their_query():
 
 
 async def test_calling_off_frees_its_room_at_once():
-    runner, _ = replica(pass_queries=None)
-    router = FakeRouter(runner)
+    router, runner, _ = served(pass_queries=None)
     first = router.offer(25)
     await asyncio.sleep(0.6)  # it runs
     for _ in range(40):
@@ -107,8 +109,7 @@ async def test_routers_hear_when_it_opens_sooner_than_they_were_told(is_gone):
 
 
 async def test_what_is_offered_and_called_off_in_one_frame_does_not_run():
-    runner, engine = replica()
-    router = FakeRouter(runner)
+    router, runner, engine = served()
     runner.receive(router, Offers([Offer(1, 1.0, [np.ones(5, np.int32)])], called_off=[1]))
     await asyncio.sleep(1)
     assert engine.runs == []
@@ -116,8 +117,7 @@ async def test_what_is_offered_and_called_off_in_one_frame_does_not_run():
 
 
 async def test_a_run_that_nobody_waits_for_is_stopped():
-    runner, engine = replica()
-    router = FakeRouter(runner)
+    router, runner, engine = served()
     numbers = [router.offer() for _ in range(30)]
     await asyncio.sleep(0.4)
     router.call_off(*numbers[:29])
@@ -147,8 +147,7 @@ async def test_what_a_router_had_waiting_is_dropped_with_its_connection():
 
 
 async def test_a_hold_lapses_and_is_told():
-    runner, engine = replica()
-    router = FakeRouter(runner)
+    router, runner, engine = served()
     number = router.offer(60, partial=True)
     await asyncio.sleep(0)
     assert 0 < router.admitted[number] < 60
@@ -165,8 +164,7 @@ async def test_a_hold_lapses_and_is_told():
     ("queries", "how", "confirmed"), [(60, {}, True), (60, {"bulk": True, "left_s": 600.0}, False), (10, {}, False)]
 )
 async def test_what_is_confirmed_or_bulk_or_admitted_whole_is_not_held(queries, how, confirmed):
-    runner, engine = replica()
-    router = FakeRouter(runner)
+    router, _, engine = served()
     number = router.offer(queries, partial=True, **how)
     await asyncio.sleep(0)
     if confirmed:
@@ -176,8 +174,7 @@ async def test_what_is_confirmed_or_bulk_or_admitted_whole_is_not_held(queries, 
 
 
 async def test_an_engines_failure_is_told_to_its_own_queries():
-    runner, engine = replica()
-    router = FakeRouter(runner)
+    router, runner, engine = served()
     engine.outcome = lambda waiting: MemoryError("out of memory") if waiting.number < 3 else None
     router.offer()
     router.offer(2)
@@ -190,8 +187,7 @@ async def test_an_engines_failure_is_told_to_its_own_queries():
 
 
 async def test_an_engine_that_cannot_begin_a_run_fails_it_and_takes_the_next():
-    runner, engine = replica()
-    router = FakeRouter(runner)
+    router, runner, engine = served()
     begin, runner._compute = runner._compute, None  # not even callable
     router.offer()
     await asyncio.sleep(1)
@@ -204,8 +200,7 @@ async def test_an_engine_that_cannot_begin_a_run_fails_it_and_takes_the_next():
 
 
 async def test_a_query_whose_answer_is_no_number_fails_with_its_offer():
-    runner, engine = replica()
-    router = FakeRouter(runner)
+    router, _, engine = served()
     engine.outcome = lambda waiting: np.nan if (waiting.number, waiting.index) == (2, 1) else None
     for size in (1, 3, 1):
         router.offer(size)
@@ -216,8 +211,7 @@ async def test_a_query_whose_answer_is_no_number_fails_with_its_offer():
 
 
 async def test_an_engine_that_forgets_a_query_has_failed():
-    runner, _ = replica()
-    router = FakeRouter(runner)
+    router, runner, _ = served()
     runner._compute = lambda run, passed, ended, stop: asyncio.get_running_loop().call_soon(ended, None)
     router.offer()
     await asyncio.sleep(2)
@@ -261,16 +255,14 @@ async def test_a_router_hears_when_a_runs_end_shows_that_there_is_room():
 
 
 async def test_a_trial_goes_by_its_own_depth():
-    runner, _ = replica()
-    router = FakeRouter(runner)
+    router, _, _ = served()
     numbers = [router.offer(trial=True, depth=3) for _ in range(5)]
     await asyncio.sleep(0)
     assert [number in router.ends for number in numbers] == [False, False, False, True, True]
 
 
 async def test_never_is_told_apart_from_full():
-    runner, _ = replica()
-    router = FakeRouter(runner)
+    router, _, _ = served()
     router.offer(left_s=0.1)
     for _ in range(60):
         router.offer()

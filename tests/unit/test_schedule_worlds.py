@@ -5,7 +5,6 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from deployments.embedding.scheduler.cost_model import CostModel
-from deployments.embedding.scheduler.pacing import Pacing
 from deployments.embedding.scheduler.scheduler import Schedule
 from deployments.embedding.scheduler.state import Policy, Query
 from tests.kit.replica_world import (
@@ -15,10 +14,8 @@ from tests.kit.replica_world import (
     XEON,
     World,
     adds_up,
-    goodput,
     late_share,
     proven,
-    refused_share,
 )
 from tests.kit.simulation.arrivals import Arrival, poisson
 from tests.kit.simulation.device import Device
@@ -55,58 +52,12 @@ def test_whatever_is_admitted_ends_in_time_on_a_device_that_runs_as_predicted(pa
     assert world.schedules[0].in_flight == 0
 
 
-def test_who_joins_a_pause_for_a_burst_does_not_make_the_first_late():
-    """Found by the property above: each arrival lengthened the pause, though the first had no time for it."""
-    model = CostModel.of_curve(*V100)
-    idle_s = Pacing.of_beta(model.beta_s).pause_s + model.beta_s + (1 + 8) * model.alpha_s
-    sent = World(Device(*V100, 8)).serve(
-        [Arrival(0.0, 75, idle_s * 1.025), *(Arrival(0.004 * i, 75, 1.0) for i in range(1, 30))]
-    )
-    assert sent[0].admitted
-    assert all(one.in_time for one in sent if one.admitted)
-
-
-@pytest.mark.parametrize("pass_queries", ENDS)
-def test_patient_queries_leave_room_for_those_at_the_slo(pass_queries):
-    devices = [Device(*curve, pass_queries) for curve in (V100, XEON)]
-    patient, urgent = poisson(60, 30, allowed_s=20.0, seed=5), poisson(20, 30, allowed_s=2.0, seed=6)
-    sent = World(*devices, slo_s=2.0).serve([*patient, *urgent])
-    assert refused_share(one for one in sent if one.arrival.allowed_s == 2.0) <= 0.05
-    assert refused_share(one for one in sent if one.arrival.allowed_s == 20.0) <= 0.7
-    assert late_share(sent) == 0
-
-
-@pytest.mark.parametrize("pass_queries", ENDS)
-def test_bulk_runs_behind_an_overload_and_delays_nobody(pass_queries):
-    urgent = list(poisson(80, 30, allowed_s=1.0, seed=2))
-    bulk = [Arrival(1.0 + 0.05 * i, 75, 600.0, bulk=True) for i in range(500)]
-    world = World(Device(*V100, pass_queries))
-    alone, sent = world.serve(urgent), world.serve([*urgent, *bulk])
-    assert late_share(sent) == 0
-    waited = [one.ended - one.at for one in sent if one.arrival.bulk and one.admitted]
-    assert len(waited) >= 40  # in 30 s of overload
-    assert max(waited) <= 12
-    taken = sum(one.in_time for one in sent if not one.arrival.bulk) / sum(one.in_time for one in alone)
-    assert taken >= 0.8
-
-
 @pytest.mark.parametrize(("times", "pass_queries", "mixed"), [(1.5, 8, True), (2.0, None, False)])
 def test_a_device_that_slows_down_is_late_for_three_seconds(times, pass_queries, mixed):
     world = World(Device(*V100, pass_queries, noise=0.01), slow=[(15, times)])
     sent = world.serve(poisson(61, 40, allowed_s=1.0, mixed=mixed))
     assert late_share(one for one in sent if one.at > 18) <= 0.02
     assert late_share(one for one in sent if one.at < 13) <= 0.005
-
-
-@pytest.mark.parametrize("pass_queries", ENDS)
-def test_two_slow_runs_close_a_device_for_two_slos_only(pass_queries):
-    """Where beta is half of the SLO nothing is predicted in time on a device that seems twice as slow."""
-    world = World(Device(*V100, pass_queries), slo_s=0.6, slow=[(10, 2.2), (11.5, 1.0)])
-    sent = world.serve(poisson(40, 30, allowed_s=0.6, mixed=True))
-    assert late_share(one for one in sent if one.at > 11.5) <= 0.01
-    before, after = (goodput([one for one in sent if at < one.at < at + 7], 7) for at in (2, 13))
-    assert after >= 0.7 * before
-    assert world.schedules[0].refusals.never == 0
 
 
 @pytest.mark.parametrize(("pass_queries", "mixed"), [(None, False), (8, True)])

@@ -92,26 +92,17 @@ def shipped():
     return yaml.safe_load((Path(serve_app.__file__).parent / "config.yaml").read_text())
 
 
-@pytest.mark.parametrize(
-    ("where", "sentence"),
-    [
-        ((), "aplications: Serve has no such setting and would ignore it; did you mean applications?"),
-        (("http_options",), "http_options.aplications: Serve has no such setting"),
-        (("applications", 0), "applications[0].aplications: Serve has no such setting"),
-        (
-            ("applications", 0, "deployments", 0),
-            "applications[0].deployments[0].aplications: Serve has no such setting",
-        ),
-    ],
-)
-def test_keys_that_serve_would_ignore_are_refused(where, sentence):
+@pytest.mark.parametrize("where", [(), ("http_options",), ("applications", 0), ("applications", 0, "deployments", 0)])
+def test_keys_that_serve_would_ignore_are_refused(where):
     config = place = shipped()
     for key in where:
         place = place[key]
     place["aplications"] = 1
     with pytest.raises(SettingsError) as caught:
         check_config(config)
-    assert str(caught.value).startswith(sentence)
+    path = "".join(f"[{key}]" if key == 0 else f".{key}" for key in (*where, "aplications")).removeprefix(".")
+    hint = "" if where else "; did you mean applications?"
+    assert str(caught.value) == f"{path}: Serve has no such setting and would ignore it{hint}"
 
 
 def test_a_config_without_our_application():

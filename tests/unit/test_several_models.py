@@ -1,6 +1,6 @@
 """Several models under one URL: their settings, and which of them a request or a call is for."""
 
-import types
+from unittest import mock
 
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest
@@ -100,16 +100,6 @@ def test_aliases_and_any_name_are_of_one_model():
     for other, problem in (({"aliases": ["x"]}, "two models are called x"), ({"name": "any"}, "only one can be meant")):
         with pytest.raises(SettingsError, match=problem):
             Args({"models": [*called, {"model": {"id": "c", **other}}]})
-
-
-def test_what_one_model_lacks_is_said_by_its_place():
-    args = Args({"models": [A, B]})
-    with pytest.raises(SettingsError, match=r"^args.models\[1\].model.id: there is no folder") as caught:  # noqa: SIM117
-        with args.locating("b"):
-            raise SettingsError("args.model.id", "there is no folder")
-    assert caught.value.key == "args.models[1].model.id"
-    with pytest.raises(SettingsError, match=r"^args.model.id"), Args(A).locating("a"):
-        raise SettingsError("args.model.id", "there is no folder")
 
 
 def test_a_config_for_all_and_for_each():
@@ -266,28 +256,23 @@ def test_the_document_is_of_all_models(routers):
 UNKNOWN = "there is no model 'nobody' here; this server has 'a', 'org/b' and 'ranks'"
 
 
-def embed(routers, *model, keys=None):
-    """The context of a call to the model of that name, if there is one."""
-    metadata = [("model", name) for name in model]
-    return grpc_caller.answer(GrpcApi.of_models(routers, keys), "Embed", EmbedRequest(inputs="x"), *metadata)[1]
-
-
-@pytest.mark.parametrize(("model", "answers"), [([], "a"), (["a"], "a"), (["org/b"], "org/b")])
-def test_metadata_name_the_model(routers, model, answers):
-    assert embed(routers, *model).code is None
-    assert asked(routers) == [answers]
-
-
-def test_the_first_of_the_kind_answers_a_call_without_a_model():
-    routers = ByModel({"ranks": FakeRouter("reranker", name="ranks"), "a": FakeRouter(name="a")})
-    assert embed(routers).code is None
-    assert asked(routers) == ["a"]
-
-
-def test_a_call_for_an_unknown_model(routers):
-    context = embed(routers, "nobody")
-    assert (context.code.name, context.details) == ("NOT_FOUND", UNKNOWN)
-    assert embed(routers, "nobody", keys=ApiKeys(["k"])).code.name == "UNAUTHENTICATED"
+@pytest.mark.parametrize(
+    ("metadata", "keys", "code", "answers"),
+    [
+        ([], None, None, ["a"]),
+        ([("model", "a")], None, None, ["a"]),
+        ([("model", "org/b")], None, None, ["org/b"]),
+        ([("model", "nobody")], None, "NOT_FOUND", []),
+        ([("model", "nobody")], ApiKeys(["k"]), "UNAUTHENTICATED", []),
+    ],
+)
+def test_metadata_name_the_model(routers, metadata, keys, code, answers):
+    """A call without is for the first of the kind: here the reranker comes before."""
+    kinds_last_first = sorted(routers, key=lambda router: router.card.kind, reverse=True)
+    routers = ByModel({router.card.name: router for router in kinds_last_first})
+    calls = GrpcApi.of_models(routers, keys)
+    _, context = grpc_caller.answer(calls, "Embed", EmbedRequest(inputs="x"), *metadata)
+    assert (context.code and context.code.name, asked(routers)) == (code, answers)
 
 
 def test_the_health_check_is_of_one_or_of_all(routers):
@@ -306,17 +291,10 @@ def test_the_health_check_is_of_one_or_of_all(routers):
 
 
 def test_metrics_name_the_model():
-    made = []
-
-    class Instrument:
-        def __init__(self, name, about, *more):
-            made.append((name, *more))
-
-        def set_default_tags(self, tags):
-            made.append(tags)
-
-    told = OfModel(types.SimpleNamespace(Counter=Instrument, Gauge=Instrument, Histogram=Instrument), "m")
+    made = mock.Mock()
+    told = OfModel(made, "m")
     told.Counter("c", "", ("pool",))
     told.Gauge("g", "")
-    tag = {"model": "m"}
-    assert made == [("c", ("pool", "model")), tag, ("g", ("model",)), tag]
+    new, tagged = mock.call, mock.call().set_default_tags({"model": "m"})
+    assert made.Counter.mock_calls == [new("c", "", ("pool", "model")), tagged]
+    assert made.Gauge.mock_calls == [new("g", "", ("model",)), tagged]

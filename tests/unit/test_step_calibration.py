@@ -221,12 +221,10 @@ class Application:
 def wired(monkeypatch):
     """`wired(*seen)`: streams see first tokens after `first_s` and a token each `pace_s`, one pair for each stream."""
 
-    class Trials:
+    class Trials(Device):
         def __init__(self, address, headers, secret, pool):
-            self.device, self.replicas = Device(TIMES[pool], 0.02, HYBRID, host=HOST), {f"{pool}-1"}
-
-        async def ask(self, step):
-            return await self.device.ask(step)
+            super().__init__(TIMES[pool], 0.02, HYBRID, host=HOST)
+            self.replicas = {f"{pool}-1"}
 
         def close(self): ...
 
@@ -265,6 +263,13 @@ def calibrate(wired):
     return run
 
 
+def shown(found, folder):
+    """(the report, its page, what the terminal says)."""
+    made, console = found.report(None, WrittenReport()), Console(file=io.StringIO(), width=120)
+    step_report.show(console, made)
+    return made, step_report.write(folder, made).read_text(), " ".join(console.file.getvalue().split())
+
+
 @pytest.mark.parametrize(
     ("admitted", "late", "held"), [(40, 0, True), (40, 1, True), (40, 2, False), (400, 2, True), (400, 3, False)]
 )
@@ -284,17 +289,14 @@ def test_a_run_finds_tries_and_proves_and_its_report_says_so(calibrate, tmp_path
         load = StepLoad(8, 8 * 500)
         assert times.seconds(load) == pytest.approx(TIMES[pool].seconds(load), rel=0.05)
     assert [(proof.busy, proof.held) for proof in found.proofs] == [(1, True)] * 3
-    made = found.report(None, WrittenReport())
+    made, page, said = shown(found, tmp_path)
     assert made.outcome == "calibrated"
-    page = step_report.write(tmp_path, made)
     assert {path.name for path in tmp_path.iterdir()} == {
         "report.json", "report.html", "steps-accelerator.png", "steps-cpu.png", "promises.png"
     }  # fmt: skip
-    assert "EMULATED" in page.read_text()
+    assert "EMULATED" in page
     assert GenerationReport.model_validate_json((tmp_path / "report.json").read_text()) == made
-    console = Console(file=io.StringIO(), width=120)
-    step_report.show(console, made)
-    assert f"{found.capacity:.3g} requests a second" in console.file.getvalue()
+    assert f"{found.capacity:.3g} requests a second" in said
     with pytest.raises(SettingsError, match="about an application that generates"):
         Report.parse((tmp_path / "report.json").read_bytes(), "report.json")
 
@@ -312,14 +314,11 @@ def test_a_run_says_whether_the_host_pays(calibrate, tmp_path):
     assert [one.context for one in (mean, *others)] == [208, 256, 1024, 4096]
     assert (mean.ratio, mean.largest_ratio) == pytest.approx((truth.ratio, truth.largest_ratio), rel=0.1)
     assert found.overlaps("cpu") == []
-    made = found.report(None, WrittenReport())
-    page = step_report.write(tmp_path, made)
+    _, page, terminal = shown(found, tmp_path)
     assert (tmp_path / "overlap-accelerator.png").stat().st_size > 1000
     assert not (tmp_path / "overlap-cpu.png").exists()
-    console = Console(file=io.StringIO(), width=120)
-    step_report.show(console, made)
     said = "two batches pay:" if truth.pays else "two batches do not pay:"
-    for text in (page.read_text(), " ".join(console.file.getvalue().split())):
+    for text in (page, terminal):
         assert f"At 208 tokens {said}" in text.replace("&lt;", "<")
 
 
@@ -416,17 +415,16 @@ def test_a_stream_that_fails_proves_nothing(came):
 
 
 @pytest.mark.parametrize(
-    ("words", "generates", "problem"),
+    ("words", "problem"),
     [
-        (["--slo", "1"], True, "--slo: is for embeddings, and this application generates"),
-        (["--stress-step", "5"], True, "--stress-step: is for embeddings"),
-        (["--answer-tokens", "5"], False, "--answer-tokens: is for generation, and this application embeds"),
+        (["--slo", "1"], "--slo: is for embeddings, and this application generates"),
+        (["--stress-step", "5"], "--stress-step: is for embeddings"),
     ],
 )
-def test_options_of_the_other_kind_are_refused_by_name(words, generates, problem):
-    check_options(parser().parse_args(["--seed", "5"]), generates=generates)
+def test_options_of_embeddings_are_refused_by_name(words, problem):
+    check_options(parser().parse_args(["--seed", "5"]), generates=True)
     with pytest.raises(SettingsError, match=problem):
-        check_options(parser().parse_args(words), generates=generates)
+        check_options(parser().parse_args(words), generates=True)
 
 
 @pytest.fixture

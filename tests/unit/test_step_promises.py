@@ -73,13 +73,6 @@ def test_a_device_that_becomes_slower_keeps_nearly_all_it_has_promised():
     assert told["late"] <= 0.03
 
 
-def test_the_cpu_takes_whole_generations_when_the_accelerator_has_no_room():
-    come = mixed(12, SECONDS)
-    alone, both = (told_of(served(pools, come, noise=0.03), SECONDS) for pools in CASES.values())
-    assert both["goodput"] > 1.1 * alone["goodput"]
-    assert both["by"]["accelerator"] == alone["admitted"]
-
-
 def share(sent):
     """That is admitted."""
     return sum(one.device is not None for one in sent) / len(sent)
@@ -103,14 +96,6 @@ def test_a_quiet_tenant_is_served_beside_one_that_asks_for_ten_times_as_much():
     unnamed = served(CASES["accelerator"], [one._replace(tenant=None) for one in come], noise=0.03)
     assert share(unnamed) < share(quiets)
     assert told_of(sent, seconds)["tokens"] >= 0.78 * told_of(unnamed, seconds)["tokens"]
-
-
-def test_tenants_change_nothing_where_nobody_is_refused():
-    come = mixed(2.0, SECONDS)
-    named = [one._replace(tenant=Tenant(f"tenant {number % 3}")) for number, one in enumerate(come)]
-    plain, told = (told_of(served(CASES["accelerator"], some, noise=0.03), SECONDS) for some in (come, named))
-    assert plain["admitted"] == plain["offered"]
-    assert told == plain
 
 
 def test_bulk_takes_what_room_is_left():

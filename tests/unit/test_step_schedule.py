@@ -12,112 +12,7 @@ from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.step import Copy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 
-MODEL = StepTime(0.02, 1.4e-4, 2e-7, 1.4e-4, 6e-9, 128)
-POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)
-
-
-def schedule_of(blocks=200, policy=POLICY):
-    return StepSchedule(MODEL, policy, blocks)
-
-
-def generation(prompt=300, most=20, due=2.0, answers=1, *, bulk=False):
-    return Generation(prompt, most, due, None if bulk else POLICY.tpot_s, answers, bulk)
-
-
-def run_step(schedule, now, finished=()):
-    """The end of the step."""
-    parts = schedule.next_step(now)
-    schedule.copies()
-    took_s = 0.03
-    schedule.ended(now + took_s, took_s, finished)
-    return now + took_s, parts
-
-
-def test_a_prompt_is_computed_in_chunks_and_then_a_token_a_step():
-    schedule = schedule_of(policy=StepPolicy(2.0, 0.1, step_tokens=128))
-    one = generation(prompt=300, most=3)
-    assert schedule.offer(0.0, one)
-    now, steps = 0.0, []
-    while one.rows:
-        now, parts = run_step(schedule, now)
-        steps.append([(part.start, part.tokens, part.wanted) for part in parts])
-    assert steps == [[(0, 128, False)], [(128, 128, False)], [(256, 44, True)], [(300, 1, True)], [(301, 1, True)]]
-    assert not schedule.next_step(now)
-
-
-def test_answers_share_the_full_blocks_of_their_prompt_and_copy_the_last():
-    schedule = schedule_of()
-    one = generation(prompt=2 * BLOCK + 5, most=10, answers=3)
-    assert schedule.offer(0.0, one)
-    run_step(schedule, 0.0)
-    first, second, third = (row.table for row in one.rows)
-    assert first[:2] == second[:2] == third[:2]
-    assert len({first[2], second[2], third[2]}) == 3
-    schedule.next_step(0.1)
-    assert schedule.copies() == [Copy(first[2], second[2]), Copy(first[2], third[2])]
-    assert [row.length for row in one.rows] == [2 * BLOCK + 6] * 3
-    assert schedule.room.reserved == 2 + 3
-
-
-def test_a_prompt_that_ends_with_a_block_has_nothing_to_copy():
-    schedule = schedule_of()
-    one = generation(prompt=2 * BLOCK, answers=2)
-    assert schedule.offer(0.0, one)
-    run_step(schedule, 0.0)
-    schedule.next_step(0.1)
-    assert schedule.copies() == []
-    first, second = (row.table for row in one.rows)
-    assert first[:2] == second[:2]
-    assert first[2] != second[2]
-
-
-@pytest.mark.parametrize("step_s", [0.05, 0.07, 0.09, 0.0999])
-@pytest.mark.parametrize("ttft_s", [0.2, 0.5, 2.0])
-def test_an_idle_device_whose_steps_nearly_take_as_long_as_the_pace_allows_can_do_it(step_s, ttft_s):
-    schedule = StepSchedule(StepTime(step_s, 0.0, 0.0, 0.0, 0.0), StepPolicy(ttft_s, 0.1), 200)
-    assert not schedule.never(generation(most=400), ttft_s)
-    assert not schedule.never(generation(most=400), 1.01 * step_s)
-    assert schedule.never(generation(most=400), 0.99 * step_s)
-
-
-def test_the_earliest_due_is_computed_first():
-    schedule = schedule_of(policy=StepPolicy(2.0, 0.1, step_tokens=256))
-    later, sooner = generation(due=2.0), generation(due=1.0)
-    assert schedule.offer(0.0, later)
-    assert schedule.offer(0.0, sooner)
-    assert [part.row.generation for part in schedule.next_step(0.0)] == [sooner]
-
-
-def test_bulk_is_behind_all_others_and_takes_its_share_of_the_blocks():
-    schedule = schedule_of(blocks=20)
-    bulk = [generation(prompt=2 * BLOCK, most=1, bulk=True) for _ in range(6)]
-    assert [schedule.offer(0.0, one) for one in bulk] == [True] * 5 + [False]
-    other = generation()
-    assert schedule.offer(0.0, other)
-    assert schedule.next_step(0.0)[0].row.generation is other
-
-
-def test_who_gives_up_while_waiting_leaves_no_trace():
-    schedule = schedule_of()
-    one = generation(answers=3)
-    schedule.offer(0.0, one)
-    schedule.remove(0.0, one)
-    assert not schedule.next_step(0.0)
-    assert schedule.room.reserved == 0
-
-
-@pytest.mark.parametrize("answers", [1, 3])
-def test_answers_of_one_token_end_with_their_prompt(answers):
-    schedule = schedule_of()
-    one = generation(most=1, answers=answers)
-    assert schedule.offer(0.0, one)
-    run_step(schedule, 0.0)
-    assert not one.rows
-    assert schedule.room._blocks.free == 200
-
-
-# --- in steps of one second, and a 64th for each token of a prompt ----------------------------------------------------
-
+# A step takes a second, and a 64th for each token of a prompt.
 SECONDS = StepPolicy(ttft_s=16.0, tpot_s=8.0)
 
 
@@ -144,6 +39,52 @@ def begun(schedule, now=0.0, **more):
     schedule.next_step(now)
     schedule.ended(now + schedule.planned_s, schedule.planned_s)
     return one
+
+
+def test_a_prompt_is_computed_in_chunks_and_then_a_token_a_step():
+    schedule, steps = exact(policy=StepPolicy(16.0, 8.0, step_tokens=128)), []
+    one = admitted(schedule, 0.0, paced(300, 3))
+    while one.rows:
+        steps.append([(part.start, part.tokens, part.wanted) for part in schedule.next_step(0.0)])
+        schedule.ended(0.0, schedule.planned_s)
+    assert steps == [[(0, 128, False)], [(128, 128, False)], [(256, 44, True)], [(300, 1, True)], [(301, 1, True)]]
+    assert not schedule.next_step(0.0)
+
+
+@pytest.mark.parametrize(("tokens", "copies"), [(2 * BLOCK + 5, True), (2 * BLOCK, False)])
+def test_answers_share_the_full_blocks_of_their_prompt_and_copy_the_last(tokens, copies):
+    schedule = exact()
+    one = begun(schedule, tokens=tokens, most=10, answers=3)
+    schedule.next_step(9.0)
+    first, second, third = (row.table for row in one.rows)
+    assert first[:2] == second[:2] == third[:2]
+    assert len({first[2], second[2], third[2]}) == 3
+    assert schedule.copies() == [Copy(first[2], second[2]), Copy(first[2], third[2])] * copies
+    assert [row.length for row in one.rows] == [tokens + 1] * 3
+    assert schedule.room.reserved == 2 + 3
+
+
+def test_the_earliest_due_is_computed_first():
+    schedule = exact(policy=StepPolicy(16.0, 8.0, step_tokens=64))
+    _, sooner = (admitted(schedule, 0.0, paced(64, due=due)) for due in (40.0, 16.0))
+    assert [part.row.generation for part in schedule.next_step(0.0)] == [sooner]
+
+
+def test_bulk_is_behind_all_others_and_takes_its_share_of_the_blocks():
+    schedule = exact(20)
+    assert [schedule.offer(0.0, paced(2 * BLOCK, 1, bulk=True)) for _ in range(6)] == [True] * 5 + [False]
+    other = admitted(schedule, 0.0, paced())
+    assert schedule.next_step(0.0)[0].row.generation is other
+
+
+@pytest.mark.parametrize("answers", [1, 3])
+def test_answers_of_one_token_end_with_their_prompt(answers):
+    schedule = exact()
+    assert not begun(schedule, most=1, answers=answers).rows
+    assert schedule.room._blocks.free == 200
+
+
+# --- admission --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -10,20 +11,18 @@ from hypothesis import strategies as st
 
 from deployments.admission.learning import Learning
 from deployments.errors import EngineFailed, Unavailable
-from deployments.generation.engine.emulated_steps import EmulatedSteps
 from deployments.generation.frames import GenerationOffer, GenerationOffers
-from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.hybrid.host_cache import Host
 from deployments.generation.scheduler.policy import StepPolicy
 from deployments.generation.scheduler.scheduler import StepSchedule
-from deployments.generation.scheduler.step import Computed, load_of
+from deployments.generation.scheduler.step import Computed
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
-from deployments.generation.step_loop import Stepper
+from deployments.generation.step_loop import Offered, Stepper
 from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.text.sampling import Sampling
 from deployments.generation.timed_steps import PlannedStep
 from deployments.models.model_files import ModelCard
-from tests.kit.generation_replicas import VOCABULARY, answer_to
+from tests.kit.generation_replicas import VOCABULARY, Device, answer_to
 from tests.kit.virtual_time import virtual
 
 MODEL = StepTime(0.02, 0.0005, 1e-6, 0.0005, 1e-8, 4)
@@ -31,44 +30,6 @@ QUICK = HostTime(row_s=1e-4, kv_token_s=1e-6, copy_token_s=1e-6, layers=3)
 SLOW = HostTime(row_s=0.03, kv_token_s=1e-6, copy_token_s=1e-6, layers=3)  # a row's attention hides behind no step
 SETTINGS = {"router": "r", "ttft_s": 2.0, "tpot_s": 0.1, "bulk_share": 0.5, "model": None, "host": None}
 BLOCKS = 64
-
-
-class Device:
-    """Computes steps at once, and waits in virtual time for as long as they take."""
-
-    def __init__(self, host=None):
-        hosts = {"host": host.time, "host_blocks": host.block_count} if host else {}
-        self.steps = EmulatedSteps(MODEL, BLOCKS, VOCABULARY, sleep=self.take, clock=self.time, **hosts)
-        self.took = 0.0  # of this step
-        self.works = []
-        self.problem = None
-        self.task = None
-
-    def time(self):
-        return asyncio.get_running_loop().time() + self.took
-
-    def take(self, seconds):
-        self.took += seconds
-
-    def compute(self, work, ended):
-        self.works.append(work)
-
-        async def step(before):
-            if before is not None:
-                await before
-            try:
-                if self.problem is not None:
-                    problem, self.problem = self.problem, None
-                    self.take(MODEL.seconds(load_of(work.work.chunks)))
-                    raise problem
-                found = work.run(self.steps)
-            except (RuntimeError, ValueError) as error:
-                found = error
-            await asyncio.sleep(self.took)
-            self.took = 0.0
-            ended(found)
-
-        self.task = asyncio.get_running_loop().create_task(step(self.task))
 
 
 class Router:
@@ -103,13 +64,9 @@ class Router:
     def hang_up(self):
         self.hung_up = True
 
-    def first(self):
-        """The first of its generations that are there."""
-        return next(iter(self.stepper._sessions[self].generations.values()))
-
 
 def world(host=None, **more):
-    device = Device(host)
+    device = Device(MODEL, BLOCKS, host)
     schedule = StepSchedule(MODEL, StepPolicy(2.0, 0.1), BLOCKS, host=host)
     loop = asyncio.get_running_loop()
     return Stepper(schedule, device.compute, clock=loop.time, **more), device
@@ -126,34 +83,25 @@ def nothing_is_reserved(stepper):
     return free and (stepper.in_flight, state.free_blocks, state.rows, state.waiting) == (0, BLOCKS, 0, 0)
 
 
-async def test_several_answers_share_a_prompt_and_a_seed_gives_the_same_in_any_batch():
+async def test_tokens_come_with_as_many_alternatives_as_are_asked_for():
     stepper, _ = world()
     router = Router(stepper)
-    ids = prompt(BLOCK + 30, 1)
-    number = router.ask(ids, most_tokens=20, answers=3, sampling=Sampling(1.0, seed=7), logprobs=2)
+    router.ask(prompt(10), answers=3, sampling=Sampling(1.0, seed=7), logprobs=2)
     await stepper.drained()
-    expected = answer_to(ids, 20)
-    assert [router.tokens[number, answer] for answer in range(3)] == [expected] * 3
-    first = next(token for frame in router.frames for token in frame.tokens)
-    assert len(first.picked.alternatives) == 2
-    assert first.picked.alternatives[0] == (first.picked.id, first.picked.logprob)
-    assert nothing_is_reserved(stepper)
+    for picked in [token.picked for frame in router.frames for token in frame.tokens]:
+        assert len(picked.alternatives) == 2
+        assert picked.alternatives[0] == (picked.id, picked.logprob)
 
 
 async def test_a_step_is_composed_while_the_one_before_runs_and_begins_as_that_ends():
     stepper, device = world()
     router = Router(stepper)
-    number, began = router.ask(prompt(10, 1), 40), []
-    step = device.steps.step
+    began, composed, step, compute = [], [], device.steps.step, stepper._compute
     device.steps.step = lambda work: began.append(device.time()) or step(work)
-    composed = []
-    while stepper.in_flight:
-        if len(device.works) > len(composed):
-            composed.append(asyncio.get_running_loop().time())
-        await asyncio.sleep(0.0002)
-    waited = [at - when for at, when in zip(began[1:], composed[1:], strict=True)]
-    assert min(waited) > 0.0005
-    assert max(waited) < 0.005
+    stepper._compute = lambda *step: composed.append(stepper._now()) or compute(*step)
+    number = router.ask(prompt(10, 1), 40)
+    await stepper.drained()
+    assert all(0.0005 < at - when < 0.005 for at, when in zip(began[1:], composed[1:], strict=True))
     assert stepper.schedule.steps == 40  # no step too many: its length was known
     assert router.tokens[number, 0] == answer_to(prompt(10, 1), 40)
 
@@ -241,13 +189,6 @@ async def test_a_client_that_goes_frees_its_place_within_a_step():
     assert nothing_is_reserved(stepper)
 
 
-def raises(error):
-    def call(*_, **__):
-        raise error
-
-    return call
-
-
 @pytest.mark.parametrize("where", ["told", "picked", "counted", "accounted", "composed"])
 async def test_an_error_beside_the_step_ends_what_was_admitted_with_a_sentence_each(monkeypatch, where):
     stepper, device = world(on_failure=lambda error: f"it failed: {error}")
@@ -255,17 +196,16 @@ async def test_an_error_beside_the_step_ends_what_was_admitted_with_a_sentence_e
     lost = [router.ask(prompt(10, seed), most_tokens=30) for seed in range(3)]
     others = other.ask(prompt(10, 7), most_tokens=30)
     await asyncio.sleep(0.2)
-    broken = raises(LookupError("a bug"))
+    broken = Mock(side_effect=LookupError("a bug"))
+    of, name, instead = {
+        "told": (stepper, "_on_step", broken),
+        "picked": (Offered, "take", broken),
+        "counted": (device.steps, "step", lambda work: Computed(np.zeros((1, VOCABULARY), np.float32))),
+        "accounted": (StepSchedule, "ended", broken),
+        "composed": (StepSchedule, "next_step", broken),
+    }[where]
     with monkeypatch.context() as patch:
-        if where == "told":
-            patch.setattr(stepper, "_on_step", broken)
-        elif where == "picked":
-            patch.setattr(type(router.first().item), "take", broken)
-        elif where == "counted":
-            patch.setattr(device.steps, "step", lambda work: Computed(np.zeros((1, VOCABULARY), np.float32)))
-        else:
-            schedule = type(stepper.schedule)
-            patch.setattr(schedule, {"accounted": "ended", "composed": "next_step"}[where], broken)
+        patch.setattr(of, name, instead)
         await stepper.drained()
     assert set(router.failed) == set(lost)
     assert set(other.failed) == {others}
@@ -280,23 +220,14 @@ async def test_an_error_beside_the_step_ends_what_was_admitted_with_a_sentence_e
     assert nothing_is_reserved(stepper)
 
 
-async def test_numbers_that_are_none_end_their_generation_alone(monkeypatch):
+async def test_numbers_that_are_none_end_their_generation_alone():
     stepper, device = world()
     router = Router(stepper)
     good, bad = router.ask(prompt(10, 1), 5), router.ask(prompt(30, 2), 5)
-    step = device.steps.step
-
-    def broken(work):
-        logits = step(work).logits.copy()
-        for row, chunk in zip(logits, [chunk for chunk in work.chunks if chunk.wanted], strict=True):
-            if chunk.end == 32:
-                row[5] = np.nan
-        return Computed(logits)
-
-    monkeypatch.setattr(device.steps, "step", broken)
+    step, factors = device.steps.step, np.array([[1], [np.nan]], np.float32)  # the first step is of one alone
+    device.steps.step = lambda work: Computed(step(work).logits * factors[: len(work.chunks)])
     await stepper.drained()
-    assert "finite" in router.failed[bad]
-    assert len(router.failed) == 1
+    assert router.failed == {bad: "the engine gave no finite numbers for this prompt"}
     assert len(router.tokens[good, 0]) == 5
     assert nothing_is_reserved(stepper)
 
@@ -624,14 +555,8 @@ async def crowded(stepper, tokens=20, bulk=30, others=8):
     return router, {number: one for number, one in asked.items() if number in router.admitted}
 
 
-def is_right(router, number, ids, tokens):
-    return router.tokens[number, 0] == answer_to(ids, tokens)
-
-
-async def until(holds):
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 - virtual time
-            await asyncio.sleep(0.01)
+def are_right(router, asked):
+    return all(router.tokens[number, 0] == answer_to(*one) for number, one in asked.items())
 
 
 @pytest.mark.parametrize(("time", "mode"), [(QUICK, "pipelined"), (SLOW, "asynchronous")])
@@ -639,7 +564,7 @@ async def test_answers_of_the_host_are_right_in_each_mode(time, mode):
     stepper, _ = world(Host(time, 64))
     router, asked = await crowded(stepper)
     await stepper.drained()
-    assert all(is_right(router, number, *one) for number, one in asked.items())
+    assert are_right(router, asked)
     host = stepper.state().host
     assert stepper.schedule.host.steps[mode] > 5
     assert host.tokens > 10
@@ -648,59 +573,33 @@ async def test_answers_of_the_host_are_right_in_each_mode(time, mode):
     assert nothing_is_reserved(stepper)
 
 
-async def test_answers_that_outgrow_the_accelerator_s_cache_go_on_at_the_host_and_come_back():
-    stepper, device = world(Host(QUICK, 64))
-    for _ in range(500):  # it has learned that answers are short
-        stepper.schedule.room.lengths.ended(2, 500)
-    router = Router(stepper)
-    asked = {router.ask(prompt(100, seed), 300): seed for seed in range(24)}
-    await stepper.drained()
-    assert all(is_right(router, number, prompt(100, asked[number]), 300) for number in router.admitted)
-    assert min(stepper.state().host.moved) > 0
-    copies = [copy for work in device.works for copy in work.work.copies]
-    assert {(copy.from_host, copy.to_host) for copy in copies} == {(False, True), (True, False)}
-    assert nothing_is_reserved(stepper)
-
-
-@pytest.mark.parametrize("how", ["called off", "stopped", "gone"])
+@pytest.mark.parametrize("how", ["called off", "stopped", "gone", "failed"])
 async def test_who_goes_while_an_answer_is_on_its_way_disturbs_no_other(how):
-    stepper, device = world(Host(SLOW, 64))
+    stepper, device = world(Host(SLOW, 64), on_failure=lambda error: f"it failed: {error}")
     router, asked = await crowded(stepper)
     parked = stepper.schedule.host.parked
-    await until(lambda: len(parked) > 2)
-    left = {row.generation.item.offer.number for row in list(parked.values())[::2]}
-    numbers = {number for number, row in parked.items() if row.generation.item.offer.number in left}
+    async with asyncio.timeout(60):
+        while len(parked) < 3:  # noqa: ASYNC110 - virtual time
+            await asyncio.sleep(0.01)
+    waits = list(parked.items())[:: 1 if how == "failed" else 2]
+    numbers, left = {number for number, _ in waits}, {row.generation.item.offer.number for _, row in waits}
     if how == "called off":
         router.tell(called_off=list(left))
     elif how == "stopped":
         router.tell(stopped=[(number, 0) for number in left])
-    else:
+    elif how == "gone":
         stepper.gone(router)
+        left = asked.keys()
+    else:
+        device.problem = RuntimeError("out of memory")
     await stepper.drained()
-    Router(stepper).ask(prompt(10))
+    Router(stepper, "another").ask(prompt(10))
     await stepper.drained()
     assert numbers <= {number for work in device.works for number in work.work.called_off}
-    stay = {} if how == "gone" else {number: one for number, one in asked.items() if number not in left}
-    assert all(is_right(router, number, *one) for number, one in stay.items())
+    assert set(router.failed.values()) == ({"it failed: out of memory"} if how == "failed" else set())
+    assert left <= router.failed.keys() or how != "failed"
+    assert are_right(router, {number: asked[number] for number in asked.keys() - left - router.failed.keys()})
     assert nothing_is_reserved(stepper)
-
-
-async def test_a_failed_step_ends_the_host_s_answers_too_and_the_loop_goes_on():
-    stepper, device = world(Host(SLOW, 64), on_failure=lambda error: f"it failed: {error}")
-    router, asked = await crowded(stepper)
-    parked = stepper.schedule.host.parked
-    await until(lambda: parked)
-    lost = {row.generation.item.offer.number for row in parked.values()}
-    device.problem = RuntimeError("out of memory")
-    await until(lambda: router.failed)
-    assert lost <= set(router.failed)
-    assert set(router.failed.values()) == {"it failed: out of memory"}
-    await stepper.drained()
-    assert all(is_right(router, number, *one) for number, one in asked.items() if number not in router.failed)
-    assert nothing_is_reserved(stepper)
-    router, asked = await crowded(stepper)
-    await stepper.drained()
-    assert all(is_right(router, number, *one) for number, one in asked.items())
 
 
 def tokens_of(work):

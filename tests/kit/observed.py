@@ -1,0 +1,26 @@
+"""An observer whose access log is kept: the product's own lines, without a thread."""
+
+import asyncio
+import json
+
+from deployments.embedding.config import RouterConfig
+from serve_app.observe.observer import Observer
+
+
+class Written:
+    """A LineWriter that needs no loop. `news` is set by each line."""
+
+    def __init__(self):
+        self.lines, self.news = [], asyncio.Event()
+
+    def add(self, told):
+        self.lines.append(json.loads(json.dumps(told)))
+        self.news.set()
+
+
+def observed(level="all", tracer=None):
+    """An observer, and what it has written so far."""
+    written = Written()
+    observer = Observer(written, tracer)
+    observer.configure({"m": RouterConfig.parse({"slo_s": 1.0, "access_log": level})})
+    return observer, written
