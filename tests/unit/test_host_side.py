@@ -304,6 +304,19 @@ def test_how_long_copies_may_take_before_a_step(waits, due_s, copy_s, moved):
         assert schedule.planned_s == pytest.approx(1.0 + 2 / 64 + copy_s / 2.0)
 
 
+@pytest.mark.parametrize(("row_s", "tokens"), [(999.0, 7 * 64), (0.0, 2 * 64)])
+def test_a_step_is_not_short_for_a_row_of_the_host_that_has_no_part_in_it(row_s, tokens):
+    """Steps of eight seconds; the row is due after four, of which the weights take one more in a second batch."""
+    model = StepTime(1.0, 0.0, 0.0, 1 / 64, 0.0)
+    schedule = StepSchedule(model, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=Host(HostTime(row_s, 0.0), 64))
+    assert schedule.offer(0.0, Generation(2000, 1, 99.0))
+    (row,) = lying(schedule.host.room, 1, on_host=True)
+    schedule.scatter.margin = 0.0
+    row.generation.tpot_s, row.generation.first_at, schedule._crowded = 99.0, 4.0 - 99.0, True
+    schedule._running.append(row)
+    assert schedule.next_step(0.0)[0].tokens == tokens
+
+
 def test_a_forecast_goes_by_the_first_share_of_the_host_that_keeps_all(monkeypatch):
     asked, shares = [], [HostShare(0.0, 0.0, twice=False), HostShare(1e9, 0.0, twice=True)]
     monkeypatch.setattr(Host, "shares", lambda _, *what: asked.append(what) or shares)

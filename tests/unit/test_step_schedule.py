@@ -207,6 +207,12 @@ def test_answers_behind_those_of_bulk_are_to_be_in_time_too():
     assert schedule.offer(2.0, paced(64, 1, due=5.0))
 
 
+def test_nobody_waits_for_answers_of_bulk():
+    schedule = exact(kv_token_s=1 / 64)
+    begun(schedule, bulk=True)
+    assert admitted(schedule, 2.0, paced(64, 1, due=50.0)).predicted_s == 2.0
+
+
 def test_answers_whose_prompt_the_running_step_ends_are_due_after_it():
     schedule = exact()
     admitted(schedule, 0.0, paced(64, 6, pace_s=2.0))
@@ -253,7 +259,7 @@ def test_the_factor_is_learned_from_each_step_and_the_margin_from_several_in_a_r
     assert schedule.scatter.answers[:2] == [(4.0, 5.0, 1.0), (12.0, 5.0, 3.0)]
     together = 4.0 * after  # by the factor before the first of them
     assert schedule.learning.answers == [(together, 5.0 * after, 1.0), (10.0, 5.0, 2.5)]
-    assert (schedule.steps, schedule._since) == (after + 1, now)
+    assert (schedule.steps, schedule._since, schedule.scatter.factor) == (after + 1, now, 2.5)
 
 
 def test_a_device_that_rests_tries_whether_it_is_still_slow_less_and_less_often():
@@ -418,6 +424,7 @@ def test_the_next_step_goes_on_where_the_running_one_will_have_ended():
     assert [part.start for part in schedule.next_step(3.5)] == [65]
     schedule.ended(4.5, 1.0)
     assert (one.rows, schedule.room.reserved, schedule._mean_gap_s) == ([], 0, pytest.approx(0.05 * 4.5))
+    assert schedule.room.lengths.mean(500) < 500  # one ended before it had all that it might have
 
 
 def test_a_step_leaves_time_for_how_much_single_steps_scatter():
@@ -454,11 +461,11 @@ def test_who_goes_says_how_long_answers_become_unless_it_was_cut_off(cut_off, le
 
 def test_nothing_is_left_when_all_is_cleared():
     schedule = exact()
-    begun(schedule, answers=2, tokens=5)
+    schedule._stalled = begun(schedule, answers=2, tokens=5).rows
     admitted(schedule, 2.0, paced(64, due=40.0))
     schedule.next_step(2.0)
     schedule.clear()
-    assert schedule._rests
+    assert (schedule._rests, schedule._stalled) == (True, [])
     assert (schedule.copies(), schedule.room.reserved, schedule.next_step(3.0)) == ([], 0, [])
     assert admitted(schedule, 3.0, paced(64, due=50.0)).predicted_s == 2.0
 
