@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from deployments.admission.fair_share import Tenant
 from deployments.embedding.frames import Answered, Offer, Offers, Report
 from deployments.errors import EngineFailed
+from deployments.serving.channel import RouterChannel
 from deployments.serving.frames import CUT_BYTES
-from deployments.serving.wire import Peer, reach
 
 _LONGEST_TURN_S = 0.002  # a burst keeps a Router's loop busy for long: a replica must not take that for a pause
 
@@ -96,39 +94,12 @@ class PendingOffer:
             self.outcome.set_result(outcome)
 
 
-class Channel(Peer):
-    """A Router's end of a connection. All that one turn of the event loop sends goes in one frame; a turn that takes
-    longer than 2 ms, or sends more than 16 MiB, is cut into several.
-
-    It calls `on_report` with each report, before the report's contents resolve the pending offers. It calls `on_lost`
-    when the connection ends, with the offers that are not resolved: they may still run on the replica.
+class Channel(RouterChannel[Offers, PendingOffer, Report]):
+    """As its base says. A turn of the event loop that takes longer than 2 ms, or sends more than 16 MiB, is cut into
+    several frames. What is pending when the connection ends may still run on the replica.
     """
 
-    def __init__(self, on_report: Callable[[Report], None], on_lost: Callable[[list[PendingOffer]], None]) -> None:
-        super().__init__()
-        self._on_report, self._on_lost = on_report, on_lost
-        self._loop = asyncio.get_running_loop()
-        self._numbers = 0
-        self._out = Offers()
-        self._out_bytes = 0
-        self._out_since = 0.0
-        self.pending: dict[int, PendingOffer] = {}
-        self.frames = 0  # sent, and in the making
-
-    @classmethod
-    async def open(
-        cls,
-        address: tuple[str, int],
-        secret: str,
-        on_report: Callable[[Report], None],
-        on_lost: Callable[[list[PendingOffer]], None],
-    ) -> Channel:
-        """Raises OSError or TimeoutError."""
-        return await reach(lambda: cls(on_report, on_lost), address, secret)
-
-    @property
-    def is_open(self) -> bool:
-        return not self.transport.is_closing()
+    outgoing = Offers
 
     def offer(self, offer: Offer) -> PendingOffer:
         """Send it, with a number of its own."""
@@ -141,44 +112,14 @@ class Channel(Peer):
             self._flush()
         return pending
 
-    def call_off(self, pending: PendingOffer) -> None:
-        """Nobody waits for it any more."""
-        if self.pending.get(pending.number) is pending:  # not of a connection before this one
-            del self.pending[pending.number]
-            self._outgoing().called_off.append(pending.number)
-
     def confirm(self, pending: PendingOffer) -> None:
         """The rest of its request is admitted, too."""
         if self.pending.get(pending.number) is pending:
             self._outgoing().confirmed.append(pending.number)
 
-    def configure(self, settings: dict[str, object]) -> None:
-        self._outgoing().settings = settings
-
-    def ask(self) -> None:
-        """Ask the replica to report its state at once."""
-        self._outgoing().asks = True
-
     def note_refused(self, work_s: float, tenant: Tenant | None = None) -> None:
         """With the next frame: so much work of that tenant was refused here without asking."""
         self._out.refused_s[tenant] = self._out.refused_s.get(tenant, 0.0) + work_s
-
-    def close(self) -> None:
-        self.transport.close()
-
-    def _outgoing(self) -> Offers:
-        if not self._out:
-            self.frames += 1
-            self._out_since = self._loop.time()
-            self._loop.call_soon(self._flush, context=contextvars.Context())
-        return self._out
-
-    def _flush(self) -> None:
-        if not self._out:
-            return
-        out, self._out, self._out_bytes = self._out, Offers(), 0
-        if not self.transport.is_closing():
-            self.transport.writelines(out.encode())
 
     def frame_received(self, frame: bytes) -> None:
         self.hear(Report.decode(frame))
@@ -203,7 +144,3 @@ class Channel(Peer):
     def _drop_ended(self, pending: PendingOffer) -> None:
         if pending.ended:
             self.pending.pop(pending.number, None)
-
-    def connection_lost(self, _: Exception | None) -> None:
-        left, self.pending = list(self.pending.values()), {}
-        self._on_lost(left)

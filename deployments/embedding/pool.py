@@ -4,58 +4,34 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from deployments.admission.fair_share import Tenant
-from deployments.embedding.channel import Channel, PendingOffer
+from deployments.embedding.channel import Channel
 from deployments.embedding.config import PoolConfig
-from deployments.embedding.frames import Report
 from deployments.embedding.link import Link
 from deployments.embedding.metrics import PoolState
 from deployments.embedding.scheduler.cost_model import CostModel
-from deployments.serving.replica_set import Followed
-
-if TYPE_CHECKING:
-    from ray.serve.handle import DeploymentHandle
+from deployments.embedding.view import UNKNOWN_COST
+from deployments.serving.replica_set import ReplicaSet
 
 _AWAY = 1.25  # a replica on another node counts as if it finished so many times later: one slow run of the nearest must
 # not move queries between nodes
 _LOOKED_AT = 16  # replicas, for one query
 
 
-class Pool(Followed[Link]):
+class Pool(ReplicaSet[Link]):
     """One pool. `name` is "accelerator" or "cpu"; `deployment` is the name of its Serve deployment. Call `configure`
     before `connect`.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        deployment: str,
-        handle: DeploymentHandle[Any] | None,
-        router: str,
-        node: str,
-        on_change: Callable[[], None],
-    ) -> None:
-        super().__init__(name, deployment=deployment, handle=handle, router=router, node=node, on_change=on_change)
-        self.config = PoolConfig()
-        self.policy: dict[str, Any] = {}
-        self._turn = 0
+    channel = Channel
+    config = PoolConfig()  # until it is configured
+    _turn = 0
 
     def link(self, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> Link:
         return Link(self, replica, about, rank)
-
-    async def open_channel(
-        self,
-        address: tuple[str, int],
-        secret: str,
-        on_report: Callable[[Report], None],
-        on_lost: Callable[[list[PendingOffer]], None],
-    ) -> Channel:
-        """Raises OSError or TimeoutError. A simulation has another."""
-        return await Channel.open(address, secret, on_report, on_lost)
 
     def configure(self, config: PoolConfig, policy: Mapping[str, Any]) -> None:
         """Put a new config in force, and send it to every replica.
@@ -71,9 +47,7 @@ class Pool(Followed[Link]):
             cost = config.cost
             curve = CostModel.of_curve(config.alpha_s, config.beta_s)
             model = [cost.query_s, cost.token_s, cost.token2_s, config.beta_s] if cost else list(_numbers(curve))
-        self.policy = {"router": self.router_id, **policy, "depth": config.queue_depth, "model": model}
-        for link in self.links.values():
-            link.configure()
+        self.put_in_force({**policy, "depth": config.queue_depth, "model": model})
 
     @property
     def is_open(self) -> bool:
@@ -115,7 +89,7 @@ class Pool(Followed[Link]):
         """(alpha_s, beta_s): calibrated if the config has them, else what a replica measured while it warmed up."""
         if self.config.alpha_s is not None and self.config.beta_s is not None:
             return self.config.alpha_s, self.config.beta_s
-        model = next((link.view.model for link in self.live), CostModel(0.0, 0.0, 0.0, 0.0))
+        model = next((link.view.model for link in self.live), UNKNOWN_COST)
         return model.alpha_s, model.beta_s
 
     def by_finish(

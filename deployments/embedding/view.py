@@ -1,82 +1,36 @@
-"""What a Router knows of one replica: the last state that it reported, and the work that the Router has sent since.
-
-The Router predicts from both when the replica would finish a query. Pure: the time is an argument.
-"""
+"""When one replica would finish a query, by its last state and what the Router has sent there since. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from deployments.admission.fair_share import Tenant
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.pacing import Pacing
 from deployments.embedding.scheduler.state import ReplicaState
+from deployments.serving.replica_view import ReplicaView
 
 UNKNOWN_COST = CostModel(0.0, 0.0, 0.0, 0.0)  # until the replica's first report
-QUIET_S = 0.25  # after which a replica that was sent something and said nothing is asked for its state
-_SILENT_S = 1.0  # since it was asked: it may have stopped
 
 
 @dataclass(slots=True, eq=False)
-class View:
-    """One replica as a Router sees it. Times are the Router's loop time, in seconds.
+class View(ReplicaView[ReplicaState]):
+    """One embedding replica as a Router sees it. Its unseen work is in planned device seconds."""
 
-    `rank` orders replicas that would finish at the same time, the smallest first: (on another node, a hash). `state` is
-    None until the first report, and again after the connection broke. `heard_at`: when the last report came.
-    """
-
-    replica: str
-    rank: tuple[bool, int]
-    state: ReplicaState | None = None
     model: CostModel = UNKNOWN_COST
-    heard_at: float = 0.0
-    # Sent after the frames that its last state counts: (number of the frame, queries, planned seconds) of each offer.
-    _unseen: deque[tuple[int, int, float]] = field(default_factory=deque)
-    _unseen_s: float = 0.0  # planned seconds of all of these
-    _asked_at: float = -math.inf
 
     def hear(self, now: float, state: ReplicaState, seen: int) -> None:
-        """A report came, made after `seen` frames of this Router."""
-        self.state, self.heard_at = state, now
+        ReplicaView.hear(self, now, state, seen)
         self.model = CostModel(*state.model)
-        while self._unseen and self._unseen[0][0] <= seen:
-            self._unseen.popleft()
-        self._unseen_s = sum(cost_s for _, _, cost_s in self._unseen)
-
-    def sent(self, frame: int, queries: int, cost_s: float) -> None:
-        """So many queries, so much work, go there in that frame."""
-        self._unseen.append((frame, queries, cost_s))
-        self._unseen_s += cost_s
-
-    @property
-    def has_read_all(self) -> bool:
-        """Its last report came after all that was sent."""
-        return not self._unseen
-
-    def should_be_asked(self, now: float) -> bool:
-        """It was sent something, has said nothing for a while, and was not asked yet."""
-        return bool(self._unseen) and self._asked_at <= self.heard_at <= now - QUIET_S
-
-    def asked(self, now: float) -> None:
-        """For its state."""
-        self._asked_at = now
-
-    def forget(self) -> None:
-        """The connection broke."""
-        self.state = None
-        self._asked_at = -math.inf
-        self._unseen.clear()
-        self._unseen_s = 0.0
 
     def finish_s(self, now: float, lengths: Sequence[int]) -> float:
         """Seconds until queries of so many tokens each would be answered there, if they went now together."""
         state = self.state
         if state is None:
             return math.inf
-        mine_s = self.model.beta_s + self._unseen_s + self.model.work_s(lengths)
+        mine_s = self.model.beta_s + self._unseen_work + self.model.work_s(lengths)
         return max(0.0, self.heard_at + state.free_s - now) + state.factor * mine_s
 
     def opens_s(self, now: float, tenant: Tenant | None = None) -> float:
@@ -97,7 +51,7 @@ class View:
             return 0.0
         factor = self.state.factor
         left_s = (
-            slo_s - max(0.0, self.heard_at + self.state.free_s - now) - factor * (self.model.beta_s + self._unseen_s)
+            slo_s - max(0.0, self.heard_at + self.state.free_s - now) - factor * (self.model.beta_s + self._unseen_work)
         )
         return max(0.0, left_s) / max(1e-9, factor * self.model.cost_s(round(tokens)))
 
@@ -113,12 +67,8 @@ class View:
         """Planned device seconds of bulk queries that it has room for, by its last state and what was sent since."""
         if self.state is None:
             return 0.0
-        unseen_s = sum(count for _, count, _ in self._unseen) * self.model.alpha_s if by_count else self._unseen_s
+        unseen_s = sum(count for _, count, _ in self._unseen) * self.model.alpha_s if by_count else self._unseen_work
         return self.state.bulk_s - unseen_s
-
-    def is_silent(self, now: float) -> bool:
-        """It was asked for its state and has given none: it may have stopped."""
-        return self.heard_at < self._asked_at < now - _SILENT_S
 
     def is_flooded(self, slo_s: float, depth: int | None) -> bool:
         """More was sent there since its last state than it can ever admit, within the SLO or, by count, to its `depth`:
@@ -126,4 +76,4 @@ class View:
         """
         if depth is not None:
             return sum(count for _, count, _ in self._unseen) >= depth
-        return self.state is not None and self.state.factor * self._unseen_s > slo_s
+        return self.state is not None and self.state.factor * self._unseen_work > slo_s

@@ -7,47 +7,30 @@ import contextvars
 import logging
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from deployments.serve_adapter import membership
+from deployments.serving.channel import RouterChannel
+from deployments.serving.replica_link import ReplicaLink
+from deployments.serving.wire import reach
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
 logger = logging.getLogger("ray.serve")
 
-FIRST_RETRY_S, LAST_RETRY_S = 0.1, 2.0  # between attempts to connect
+L = TypeVar("L", bound=ReplicaLink[Any, Any])
 
 
-class Seen(Protocol):
-    """What is known of a replica."""
-
-    replica: str
-    rank: tuple[bool, int]
-
-
-class FollowedLink(Protocol):
-    """A connection to one replica, made anew whenever it breaks."""
-
-    @property
-    def is_live(self) -> bool: ...
-    @property
-    def view(self) -> Seen: ...
-    def configure(self) -> None: ...
-    def drain(self) -> bool: ...
-    def end(self) -> None: ...
-
-
-L = TypeVar("L", bound=FollowedLink)
-
-
-class Followed(ABC, Generic[L]):
+class ReplicaSet(ABC, Generic[L]):
     """A pool's replicas.
 
     `links`: by replica id, those that Serve counts in. `live`: those of them that are connected and have reported, the
-    preferred first.
+    preferred first. `policy`: what is in force, as replicas get it.
     """
+
+    channel: ClassVar[type[RouterChannel[Any, Any, Any]]]
 
     def __init__(
         self,
@@ -60,6 +43,7 @@ class Followed(ABC, Generic[L]):
         on_change: Callable[[], None],  # called whenever replicas have come or gone
     ) -> None:
         self.name, self.router_id = name, router
+        self.policy: dict[str, Any] = {}
         self.links: dict[str, L] = {}
         self.live: list[L] = []  # replicas that answer
         self._draining: dict[str, L] = {}
@@ -71,6 +55,22 @@ class Followed(ABC, Generic[L]):
     @abstractmethod
     def link(self, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> L:
         """A link to a replica that has come."""
+
+    async def open_channel(
+        self,
+        address: tuple[str, int],
+        secret: str,
+        on_report: Callable[[Any], None],
+        on_lost: Callable[[list[Any]], None],
+    ) -> Any:
+        """Raises OSError or TimeoutError. A simulation has another."""
+        return await reach(lambda: self.channel(on_report, on_lost), address, secret)
+
+    def put_in_force(self, policy: Mapping[str, Any]) -> None:
+        """Send a policy to every replica, and to those that come."""
+        self.policy = {"router": self.router_id, **policy}
+        for link in self.links.values():
+            link.configure()
 
     def connect(self) -> None:
         """Follow the pool's replicas from now on."""
@@ -128,36 +128,6 @@ class Followed(ABC, Generic[L]):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-class Opened(Protocol):
-    @property
-    def is_open(self) -> bool: ...
-
-
-C = TypeVar("C", bound=Opened)
-
-
-async def connected(open_channel: Callable[[], Awaitable[C]], who: str, on_refused: Callable[[], None]) -> C:
-    """A channel to a replica, however many attempts that takes. `who`: the replica, in the log's words. `on_refused`:
-    nobody listens there, so that its process is dead.
-    """
-    wait_s, told = FIRST_RETRY_S, False
-    while True:
-        try:
-            channel = await open_channel()
-        except (OSError, TimeoutError) as error:
-            if isinstance(error, ConnectionRefusedError):
-                on_refused()
-            if not told:
-                told = True
-                logger.warning("%s is not reached (%s): it gets nothing until it is", who, str(error) or "no answer")
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, LAST_RETRY_S)
-            continue
-        if channel.is_open:
-            return channel
-        await asyncio.sleep(wait_s)  # it broke before it was known here
 
 
 def rank(replica: str, replica_node: str | None, *, node: str, router: str) -> tuple[bool, int]:

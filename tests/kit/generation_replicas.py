@@ -186,7 +186,7 @@ def router_of(pools, args=ARGS, end_tokens=()):
 
 
 def reach_of(replicas, late_s=lambda: 0.0):
-    """In place of `transport.channel.reach`. `replicas()`: all that there are; `late_s()`: seconds to reach one."""
+    """In place of `serving.wire.reach`. `replicas()`: all that there are; `late_s()`: seconds to reach one."""
 
     async def reach(make, address, secret):
         replica = next(one for one in replicas() if one.name == address[0])

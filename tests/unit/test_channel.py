@@ -13,7 +13,7 @@ from deployments.embedding.scheduler.state import ReplicaState
 from deployments.errors import EngineFailed
 from deployments.serving import wire as channels
 from deployments.serving.frames import HEAD
-from deployments.serving.wire import Server
+from deployments.serving.wire import Server, reach
 
 HOST = "127.0.0.1"
 STATE = ReplicaState(0.0, 0.0, 0.0, 0, 0, 0, 0, (0.0, 0.0, 0.0, 0.0), 1.0, 0.0, (0, 0, 0))
@@ -44,9 +44,8 @@ class Ends:
         return self
 
     async def open(self, secret=None):
-        return await Channel.open(
-            (HOST, self.port), secret or self.replica.server.secret, self.reports.append, self.lost.append
-        )
+        shown = secret or self.replica.server.secret
+        return await reach(lambda: Channel(self.reports.append, self.lost.append), (HOST, self.port), shown)
 
     async def offer(self, *sizes, **how):
         pending = [self.channel.offer(Offer(0, 1.0, [np.array([7, 8], np.int32)] * size, **how)) for size in sizes]

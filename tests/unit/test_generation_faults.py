@@ -23,6 +23,7 @@ from deployments.generation.request import Asked
 from deployments.generation.scheduler.policy import StepPolicy
 from deployments.generation.scheduler.step_time import StepTime
 from deployments.generation.text.sampling import Sampling
+from deployments.serving import replica_set
 from tests.kit.generation_replicas import VOCABULARY, Replica, answer_to, reach_of, router_of
 from tests.kit.virtual_time import virtual
 
@@ -172,7 +173,7 @@ async def lived(happens, blocks, seed):
     world = World(blocks, seed)
     reach = reach_of(lambda: chain(*world.pools.values()), lambda: world.chance.choice([0.0, 0.01]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool_module, "reach", reach)
+        patch.setattr(replica_set, "reach", reach)
         patch.setattr(pool_module.GenerationPool, "connect", lambda _: None)
         await world.start()
         for (what, how), wait_s in happens:

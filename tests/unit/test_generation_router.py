@@ -32,6 +32,7 @@ from deployments.generation.scheduler.hybrid.host_cache import Host
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.text.sampling import Sampling
 from deployments.generation.timed_steps import PlannedStep
+from deployments.serving import replica_set
 from serve_app.generation.group import Generations
 from tests.kit import generation_replicas
 from tests.kit.generation_replicas import ARGS, EMULATED, VOCABULARY, answer_to, reach_of, router_of
@@ -48,7 +49,7 @@ Replica = functools.partial(generation_replicas.Replica, model=MODEL, blocks=BLO
 async def service(monkeypatch, *pools, args=ARGS, end_tokens=(), **config):
     """A Router, and its pools' replicas: the first pool is the accelerator's."""
     monkeypatch.setattr(pool_module.GenerationPool, "connect", lambda _: None)
-    monkeypatch.setattr(pool_module, "reach", reach_of(lambda: chain(*pools)))
+    monkeypatch.setattr(replica_set, "reach", reach_of(lambda: chain(*pools)))
     router = router_of(("accelerator", "cpu")[: len(pools)], args, end_tokens)
     await router.reconfigure({**CONFIG, **config})
     for pool, replicas in zip(router.pools.values(), pools, strict=True):

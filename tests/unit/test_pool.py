@@ -8,7 +8,7 @@ import pytest
 from deployments.admission.fair_share import Tenant
 from deployments.embedding.config import CostConfig, PoolConfig
 from deployments.embedding.metrics import PoolState
-from deployments.serving.replica_set import connected
+from deployments.serving.replica_link import connected
 from tests.kit.scripted_replicas import ScriptedReplica, pool_of
 
 

@@ -14,9 +14,9 @@ def view(*sent, heard_at=10.0, seen=0, state=STATE):
     """`sent`: (frame, tokens of a prompt)."""
     found = StepView("a", (False, 7))
     for frame, tokens in sent:
-        found.sent(frame, tokens)
+        found.sent(frame, 1, tokens)
     if state is not None:
-        found.hear(heard_at, state, seen, 2)
+        found.hear(heard_at, state, seen)
     return found
 
 
@@ -35,7 +35,6 @@ def test_when_a_first_token_would_come(sent, seen, now, first_s):
     found = view(*sent, seen=seen)
     assert found.first_s(now, 100) == pytest.approx(first_s)
     assert found.has_read_all is (seen == len(sent))
-    assert found.routers == 2
 
 
 @pytest.mark.parametrize(("now", "opens_s"), [(10.0, 3.0), (12.0, 1.0), (14.0, 0.0)])

@@ -1,0 +1,85 @@
+"""A Router's connection to one replica that generates, and what it sends there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from deployments.generation.channel import Streaming, TokenChannel
+from deployments.generation.frames import GenerationOffer, NewToken, TokenReport
+from deployments.generation.scheduler.hybrid.host_cache import HostState
+from deployments.generation.scheduler.hybrid.planner import MODES
+from deployments.generation.view import StepView
+from deployments.serving.replica_link import ReplicaLink, learned
+from deployments.serving.replica_set import ReplicaSet
+
+
+class GenerationLink(ReplicaLink[StepView, TokenChannel]):
+    """A generation whose tokens have come is not offered again: it ends as its connection breaks. The replica drops it
+    at its own end.
+    """
+
+    may_run_on = False
+    at_work = "it generated this answer"
+
+    def __init__(
+        self, pool: ReplicaSet[GenerationLink], replica: str, about: Mapping[str, Any], rank: tuple[bool, int]
+    ) -> None:
+        super().__init__(pool, StepView(replica, rank), about)
+
+    @property
+    def streams(self) -> int:
+        """Generations of this Router that are there."""
+        return 0 if self._channel is None else len(self._channel.pending)
+
+    def offer(self, offer: GenerationOffer, most_unread: int, on_token: Callable[[NewToken], None]) -> Streaming:
+        """Send the offer. Only while `is_live`."""
+        assert self._channel is not None
+        streaming = self._channel.offer(offer, most_unread, on_token)
+        self.view.sent(self._channel.frames, 1, len(offer.ids))
+        if not self._watching:
+            self._watch()
+        return streaming
+
+    def stop(self, streaming: Streaming, answer: int) -> None:
+        """Nobody wants more of that answer."""
+        if self._channel is not None:
+            self._channel.stop(streaming, answer)
+
+    def describe(self) -> dict[str, Any]:
+        """As `/info` shows it."""
+        state = self.view.state
+        assert state is not None
+        return {
+            **super().describe(),
+            "rows": state.rows,
+            "waiting": state.waiting,
+            "blocks": state.blocks,
+            "free_blocks": state.free_blocks,
+            "steps": state.steps,
+            **learned(state),
+            "refusals": list(state.refusals),
+            **({} if state.host is None else {"host": _host(state.host)}),
+        }
+
+    def _hear(self, report: TokenReport) -> None:
+        super()._hear(report)
+        self.view.routers = report.routers
+
+
+def _host(host: HostState) -> dict[str, Any]:
+    """As `/info` shows a replica's host."""
+    to_accelerator, to_host = host.moved
+    share = host.gained_share
+    return {
+        "rows": host.rows,
+        "parked": host.parked,
+        "blocks": host.blocks,
+        "free_blocks": host.free_blocks,
+        "steps": dict(zip(MODES, host.steps, strict=True)),
+        "tokens": host.tokens,
+        "moved": {"to_accelerator": to_accelerator, "to_host": to_host},
+        "gained_tokens": round(host.gained),
+        "gained_share": None if share is None else round(share, 4),
+        "factor": host.factor,
+    }

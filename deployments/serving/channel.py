@@ -1,0 +1,92 @@
+"""A Router's end of a connection to one replica: what it sends, and what it waits for. Pure asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from deployments.serving.wire import Peer
+
+
+class Outgoing(Protocol):
+    """One frame of a Router in the making. It is true once it has something to say that must not wait."""
+
+    called_off: list[int]
+    settings: dict[str, Any] | None
+    asks: bool
+
+    def __bool__(self) -> bool: ...
+    def encode(self) -> list[bytes]: ...
+
+
+class Pending(Protocol):
+    """An offer that has not ended. `fail` ends it."""
+
+    number: int
+
+    def fail(self, error: Exception) -> None: ...
+
+
+F = TypeVar("F", bound=Outgoing)  # its frames
+P = TypeVar("P", bound=Pending)  # its offers
+R = TypeVar("R")  # the replica's reports
+
+
+class RouterChannel(Peer, Generic[F, P, R]):
+    """All that one turn of the event loop sends goes in one frame.
+
+    It calls `on_report` with each report, before the report's contents reach the pending offers. It calls `on_lost`
+    when the connection ends, with the offers that are still pending.
+    """
+
+    outgoing: type[F]
+
+    def __init__(self, on_report: Callable[[R], None], on_lost: Callable[[list[P]], None]) -> None:
+        super().__init__()
+        self._on_report, self._on_lost = on_report, on_lost
+        self._loop = asyncio.get_running_loop()
+        self._numbers = 0  # of offers
+        self._out = self.outgoing()
+        self._out_bytes, self._out_since = 0, 0.0
+        self.pending: dict[int, P] = {}
+        self.frames = 0  # sent, and in the making
+
+    @property
+    def is_open(self) -> bool:
+        return not self.transport.is_closing()
+
+    def call_off(self, pending: P) -> None:
+        """Nobody waits for it any more. Does nothing to one that has ended."""
+        if self.pending.get(pending.number) is pending:  # not of a connection before this one
+            del self.pending[pending.number]
+            self._outgoing().called_off.append(pending.number)
+
+    def configure(self, settings: dict[str, Any]) -> None:
+        self._outgoing().settings = settings
+
+    def ask(self) -> None:
+        """Ask the replica to report its state at once."""
+        self._outgoing().asks = True
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        left, self.pending = list(self.pending.values()), {}
+        self._on_lost(left)
+
+    def _outgoing(self) -> F:
+        if not self._out:
+            self.frames += 1
+            self._out_since = self._loop.time()
+            self._loop.call_soon(self._flush, context=contextvars.Context())
+        return self._out
+
+    def _flush(self) -> None:
+        if not self._out:
+            return  # it was cut, and has left
+        out, self._out, self._out_bytes = self._out, self.outgoing(), 0
+        if not self.transport.is_closing():
+            self.transport.writelines(out.encode())

@@ -1,0 +1,205 @@
+"""A Router's connection to one replica: made, watched, made anew when it breaks, ended when the replica has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+
+from deployments.errors import ReplicaLost
+from deployments.serving.channel import RouterChannel
+from deployments.serving.replica_view import QUIET_S, ReplicaView
+
+if TYPE_CHECKING:
+    from deployments.serving.replica_set import ReplicaSet
+
+logger = logging.getLogger("ray.serve")
+
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.1, 2.0  # between attempts to connect
+_HUNG_S = 1.5  # in which a replica that is counted out gives its state, if it lives
+
+V = TypeVar("V", bound=ReplicaView[Any])
+C = TypeVar("C", bound=RouterChannel[Any, Any, Any])
+
+
+class ReplicaLink(Generic[V, C]):
+    """A Router's connection to one replica. It reconnects until Serve says that the replica has gone.
+
+    States, by what a Router may do with it:
+
+    - `_channel` None: it connects, again and again. Nothing is sent.
+    - `_channel` set, `view.state` None: it is configured and asked for its state, which ends the wait.
+    - both set: `is_live`. When the connection breaks, it connects again.
+
+    When a connection breaks, its pending offers become suspect: they may still run on the replica. A suspect offer
+    fails with ReplicaLost when one of these is known, and not before, so that nothing runs twice at the same time:
+
+    - the replica is reached again and reports: it has then dropped the offers of the old connection
+    - nothing listens at the replica's port: its process is dead
+    - Serve says that the replica is dead
+
+    A kind of service that offers nothing again has `may_run_on` False: all its suspect offers fail at once.
+    """
+
+    may_run_on: ClassVar[bool]
+    at_work: ClassVar[str]  # for the sentence of ReplicaLost
+
+    def __init__(self, pool: ReplicaSet[Any], view: V, about: Mapping[str, Any]) -> None:
+        """`about`: what the replica said of itself through Serve, the address and secret of its `channel` among it."""
+        self.view, self.about = view, about
+        self._pool = pool
+        self._channel: C | None = None
+        self._suspect: list[Any] = []
+        self._watching = False
+        self._wait_s = 0.0  # before the next attempt to connect
+        self._task = pool.spawn(self._connect())
+
+    @property
+    def is_live(self) -> bool:
+        """It is connected, and the replica has reported its state."""
+        return self._channel is not None and self.view.state is not None
+
+    def call_off(self, pending: Any) -> None:
+        """Nobody waits for it any more: the replica frees its room. Does nothing to an offer that has ended."""
+        if self._channel is not None:
+            self._channel.call_off(pending)
+
+    def configure(self) -> None:
+        """Send the pool's policy to the replica."""
+        if self._channel is not None:
+            self._channel.configure(self._pool.policy)
+
+    def describe(self) -> dict[str, Any]:
+        """What `/info` shows of every replica; the channel's secret stays here."""
+        return {**self.about, "channel": f"port {self.about['channel']['port']}"}
+
+    # --- what it knows of the replica ---------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Ask for its state while it says nothing of what it was sent."""
+        self._watching = self._channel is not None and not self.view.has_read_all
+        if self._channel is None or not self._watching:
+            return
+        loop = asyncio.get_running_loop()
+        if self.view.should_be_asked(loop.time()):
+            self.view.asked(loop.time())
+            self._channel.ask()
+        loop.call_later(QUIET_S, self._watch, context=contextvars.Context())
+
+    def _hear(self, report: Any) -> None:
+        """Take what a report says of the replica."""
+        self.view.hear(asyncio.get_running_loop().time(), report.state, report.seen)
+
+    def _on_report(self, report: Any) -> None:
+        first = self.view.state is None
+        self._hear(report)
+        if first:
+            self._wait_s = 0.0
+            self._lose_suspect()  # it has dropped them
+            self._pool.changed()
+
+    # --- how it ends --------------------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Serve says that the replica has gone: dead, or drained."""
+        self._task.cancel()
+        if self._channel is not None:
+            left, self._channel.pending = list(self._channel.pending.values()), {}
+            self._channel.close()
+            self._channel = None
+            self._suspect += left
+        self._lose_suspect()
+
+    def drain(self) -> bool:
+        """Serve counts it out; it may still answer what it has: the connection ends with the replica. False where it
+        has nothing, and the link has ended. One that says nothing any more is hung: Serve takes a while to end it.
+        """
+        if self._channel is None or not self._channel.pending:
+            self.end()
+            return False
+        loop = asyncio.get_running_loop()
+        self.view.asked(loop.time())
+        self._channel.ask()
+        loop.call_later(_HUNG_S, self._end_if_hung, context=contextvars.Context())
+        return True
+
+    def _end_if_hung(self) -> None:
+        if self.view.is_silent(asyncio.get_running_loop().time()) and self._pool.drained(self):
+            self.end()
+
+    def _on_lost(self, left: list[Any]) -> None:
+        if self._channel is None:
+            return
+        self._channel = None
+        self.view.forget()
+        self._suspect += left
+        if not self.may_run_on:
+            self._lose_suspect()
+        self._pool.changed()
+        if self._pool.links.get(self.view.replica) is self:
+            self._task = self._pool.spawn(self._connect())
+        else:
+            self._pool.drained(self)  # and has ended
+            self._lose_suspect()
+
+    def _lose_suspect(self) -> None:
+        lost, self._suspect = self._suspect, []
+        who = f"the {self._pool.name} pool lost replica {self.view.replica}"
+        for pending in lost:
+            pending.fail(ReplicaLost(f"{who} while {self.at_work}; please try again"))
+
+    async def _connect(self) -> None:
+        """Until it is reached; its first report ends the wait."""
+        at = self.about["channel"]
+        await asyncio.sleep(self._wait_s)  # 0, unless the last connection broke before its first report
+        self._wait_s = min(max(2 * self._wait_s, _FIRST_RETRY_S), _LAST_RETRY_S)
+
+        def attempt() -> Awaitable[C]:
+            return self._pool.open_channel((at["host"], at["port"]), at["secret"], self._on_report, self._on_lost)
+
+        who = f"the {self._pool.name} pool's replica {self.view.replica} at {at['host']}:{at['port']}"
+        self._channel = await connected(attempt, who, self._lose_suspect)
+        self.configure()
+        self._channel.ask()
+
+
+def learned(state: Any) -> dict[str, Any]:
+    """What `/info` shows of a replica's state, of whichever kind."""
+    return {
+        "opens_s": state.opens_s if math.isfinite(state.opens_s) else None,
+        "factor": round(state.factor, 4),
+        "margin": round(state.margin, 4),
+    }
+
+
+class Opened(Protocol):
+    @property
+    def is_open(self) -> bool: ...
+
+
+Open = TypeVar("Open", bound=Opened)
+
+
+async def connected(open_channel: Callable[[], Awaitable[Open]], who: str, on_refused: Callable[[], None]) -> Open:
+    """A channel to a replica, however many attempts that takes. `who`: the replica, in the log's words. `on_refused`:
+    nobody listens there, so that its process is dead.
+    """
+    wait_s, told = _FIRST_RETRY_S, False
+    while True:
+        try:
+            channel = await open_channel()
+        except (OSError, TimeoutError) as error:
+            if isinstance(error, ConnectionRefusedError):
+                on_refused()
+            if not told:
+                told = True
+                logger.warning("%s is not reached (%s): it gets nothing until it is", who, str(error) or "no answer")
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LAST_RETRY_S)
+            continue
+        if channel.is_open:
+            return channel
+        await asyncio.sleep(wait_s)  # it broke before it was known here
