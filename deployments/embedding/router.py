@@ -9,14 +9,12 @@ replicas have room (`bulk`).
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-from deployments.admission.trial import Trials
 from deployments.embedding.bulk import BulkQueue
 from deployments.embedding.config import RouterConfig
 from deployments.embedding.metrics import RouterMetrics
@@ -24,7 +22,7 @@ from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, Embedded, Request, Wanted, embedded
 from deployments.embedding.scheduler.scheduler import PATIENT
-from deployments.errors import DeadlineExceeded, OverQuota, SettingsError, TimedOut, WrongKind
+from deployments.errors import DeadlineExceeded, OverQuota, TimedOut, WrongKind
 from deployments.hardware.device_detector import Topology
 from deployments.models.encoder import Encoder
 from deployments.models.model_files import ModelCard, read_model_card
@@ -33,92 +31,38 @@ from deployments.models.tokenising import ON_LOOP, estimated_tokens
 from deployments.models.tokenizer import Query, Token
 from deployments.models.tokenizer_cache import ask_once
 from deployments.models.tokenizer_check import true_tokenizer
-from deployments.serving.metrics import Instruments, OfModel, publish_again_and_again
+from deployments.serving.router import BaseRouter, Handles, Host
 from deployments.settings import Settings
-
-if TYPE_CHECKING:
-    from ray.serve.handle import DeploymentHandle
-
-logger = logging.getLogger("ray.serve")
 
 _JOIN_S, _LOOK_S = 3.0, 0.01  # since the start; between two looks
 _TIMER_S = 0.001  # a timer may fire so much before its time
 _AHEAD, _SPARE = 1.5, 8  # queries are tokenised for so many times the room, and a few more: an estimate may be wrong
 
 
-class Host(NamedTuple):
-    """What a Router finds where it runs: the names of its replica and node, Serve's metrics, and the model's files."""
-
-    replica: str
-    node: str
-    instruments: Instruments
-    card: ModelCard
-    encoder: Encoder
-
-    @classmethod
-    def of_serve(cls, settings: Settings) -> Host:
-        """Within a replica of Serve."""
-        import ray
-        from ray import serve
-        from ray.serve import metrics
-
-        card = read_model_card(settings.model)
-        fast = true_tokenizer(card, settings.model.tokenizer, ask_once)
-        encoder = Encoder(card, auto_truncate=settings.limits.auto_truncate, fast=fast)
-        node = ray.get_runtime_context().get_node_id()
-        return cls(serve.get_replica_context().replica_tag, node, OfModel(metrics, card.name), card, encoder)
-
-
-class Router:
+class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
     """One replica of the Router deployment. `handles[pool]` is (name, handle) of the pool's embedder deployment."""
+
+    pool_type = Pool
 
     def __init__(
         self,
         settings: Settings,
         topology: Topology,
-        handles: Mapping[str, tuple[str, DeploymentHandle[Any]]],
-        host: Host | None = None,
+        handles: Handles,
+        host: Host[ModelCard, Encoder] | None = None,
     ) -> None:
-        host = host or Host.of_serve(settings)
-        self.settings, self.topology = settings, topology
-        self.replica, self.card = host.replica, host.card
-        self.config: RouterConfig  # once `reconfigure` was called
-        self.config_problem: str | None = None
-        self.started = time.time()
-        self.pools: dict[str, Pool] = {}
+        host = host or _host(settings)
+        super().__init__(settings, topology, handles, host)
         self.metrics = RouterMetrics(host.instruments)
-        self._encoder, self._node, self._handles = host.encoder, host.node, handles
+        self._encoder = host.tokenizer
         self._placer = Placer(self.pools)
         self._bulk = BulkQueue(self._placer)
-        self._trials = Trials()
 
-    async def reconfigure(self, user_config: Any) -> None:
-        """Put a `user_config` in force: at the start, and in place whenever it changes.
+    def _parse(self, user_config: Any) -> RouterConfig:
+        return RouterConfig.parse(user_config, self.topology.pools)
 
-        At the start a bad config refuses to start (SettingsError names the key). Later it changes nothing: what runs
-        goes on with the config before it, and the log and `/info` say what is wrong with the new one.
-        """
-        try:
-            config = RouterConfig.parse(user_config, self.topology.pools)
-        except SettingsError as error:
-            self.refuse(error)
-        else:
-            self.configure(config)
-
-    def refuse(self, error: SettingsError) -> None:
-        """A config that came is bad. Raises the error where none is in force."""
-        if not self.pools:
-            raise error
-        self.config_problem = str(error)
-        logger.error("the new user_config is refused, the one before stays in force: %s", error)
-
-    def configure(self, config: RouterConfig) -> None:
-        """Put a config in force."""
-        self.config, self._placer.config, self.config_problem = config, config, None
-        self._trials.configure(config.trial)
-        first = not self.pools
-        if first:
-            self.pools |= {name: self._pool(name) for name in self._handles}
+    def _put_in_force(self, config: RouterConfig) -> str:
+        self._placer.config = config
         policy = {
             "slo_s": config.slo_s,
             "admission": config.admission,
@@ -127,25 +71,11 @@ class Router:
         }
         for name, pool in self.pools.items():
             pool.configure(config.pool(name), policy)
-        if first:
-            for pool in self.pools.values():
-                pool.connect()
-            asyncio.get_running_loop().call_soon(publish_again_and_again, self._publish)
         depths = {name: pool.config.queue_depth for name, pool in self.pools.items()}
-        logger.info(
-            "%s: in force: admission by %s, SLO %g s, depths %s", self.card.name, config.admission, config.slo_s, depths
-        )
+        return f"admission by {config.admission}, SLO {config.slo_s:g} s, depths {depths}"
 
-    def _pool(self, name: str) -> Pool:
-        deployment, handle = self._handles[name]
-        return Pool(
-            name,
-            deployment=deployment,
-            handle=handle,
-            router=self.replica,
-            node=self._node,
-            on_change=self._bulk.look_again,
-        )
+    def _replicas_changed(self) -> None:
+        self._bulk.look_again()
 
     # --- the way of a query -------------------------------------------------------------------------------------------
 
@@ -223,7 +153,7 @@ class Router:
         now, slo_s = asyncio.get_running_loop().time(), self.config.slo_s
         allowed_s = slo_s if wanted.timeout_s is None else min(wanted.timeout_s, self.config.request_timeout_s)
         if wanted.trial is not None:
-            self._trials.enter(wanted.trial, self.topology.pools, asyncio.get_running_loop().time(), time.time())
+            self._enter(wanted.trial)
             allowed_s = wanted.trial.finish_s or allowed_s
         patient = wanted.trial is None and self.config.admission == "finish" and allowed_s > PATIENT * slo_s
         bulk = wanted.bulk and wanted.trial is None
@@ -313,11 +243,6 @@ class Router:
             allowed_s = self.config.slo_s if request.wanted.timeout_s is None else request.allowed_s
             self.metrics.promised(done.total_s, allowed_s)
 
-    @property
-    def trial_seconds_ago(self) -> float | None:
-        """Since the last trial query here: a calibration runs. None: there was none, or its grant was withdrawn."""
-        return self._trials.seconds_ago(asyncio.get_running_loop().time())
-
     # --- texts and tokens ---------------------------------------------------------------------------------------------
 
     async def tokenize(
@@ -365,10 +290,12 @@ class Router:
     def _publish(self) -> None:
         self.metrics.publish(self.config.slo_s, {name: pool.state() for name, pool in self.pools.items()})
 
-    def describe_pools(self) -> dict[str, dict[str, Any]]:
-        """Each pool as `/info` shows it."""
-        expected = self.topology.replicas
-        return {name: {"expected_replicas": expected[name], **pool.describe()} for name, pool in self.pools.items()}
+
+def _host(settings: Settings) -> Host[ModelCard, Encoder]:
+    """Within a replica of Serve."""
+    card = read_model_card(settings.model)
+    fast = true_tokenizer(card, settings.model.tokenizer, ask_once)
+    return Host.of_serve(card, Encoder(card, auto_truncate=settings.limits.auto_truncate, fast=fast))
 
 
 def _too_late(timeout_s: float) -> DeadlineExceeded:

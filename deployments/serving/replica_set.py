@@ -56,6 +56,10 @@ class ReplicaSet(ABC, Generic[L]):
     def link(self, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> L:
         """A link to a replica that has come."""
 
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """As `/info` shows it."""
+
     async def open_channel(
         self,
         address: tuple[str, int],

@@ -9,7 +9,7 @@ from tokenizers.models import WordLevel
 
 from deployments.generation.engine.emulated_steps import EmulatedSteps, following
 from deployments.generation.frames import GenerationOffers
-from deployments.generation.router import GenerationHost, GenerationRouter
+from deployments.generation.router import GenerationRouter
 from deployments.generation.scheduler.policy import StepPolicy
 from deployments.generation.scheduler.scheduler import StepSchedule
 from deployments.generation.scheduler.step import load_of
@@ -17,6 +17,7 @@ from deployments.generation.settings import GenerationSettings
 from deployments.generation.step_loop import Stepper
 from deployments.hardware.device_detector import Topology
 from deployments.serving.frames import HEAD
+from deployments.serving.router import Host
 from deployments.serving.wire import RouterConnection, Server
 from tests.kit.simulation.application import NoInstruments
 
@@ -181,7 +182,7 @@ class Replica:
 def router_of(pools, args=ARGS, end_tokens=()):
     """A Router of these pools, the accelerator's first, whose replicas are yet to be followed."""
     topology = Topology(tuple(pools), dict.fromkeys(pools, 1), heterogeneous=True, reason="a test")
-    host = GenerationHost("router", "n", NoInstruments(), Card(end_tokens), WORDS)
+    host = Host("router", "n", NoInstruments(), Card(end_tokens), WORDS)
     return GenerationRouter(GenerationSettings.parse(args), topology, {name: (name, None) for name in pools}, host)
 
 

@@ -5,9 +5,9 @@ import functools
 from concurrent.futures import Executor, Future
 
 from deployments.embedding.request import Wanted
-from deployments.embedding.router import Host
 from deployments.models.encoder import Encoder
 from deployments.models.model_files import read_model_card
+from deployments.serving.router import Host
 from deployments.settings import Settings
 from tests.kit.replica_world import V100, proven
 from tests.kit.simulation import application

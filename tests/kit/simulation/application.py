@@ -23,7 +23,7 @@ from deployments.embedding.frames import Report
 from deployments.embedding.link import Link
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Wanted
-from deployments.embedding.router import Host, Router
+from deployments.embedding.router import Router
 from deployments.embedding.run_loop import Runner
 from deployments.embedding.scheduler.scheduler import Schedule
 from deployments.embedding.scheduler.state import Policy
@@ -35,6 +35,7 @@ from deployments.models.outputs import Numbers, Output
 from deployments.models.tokenising import Tokenising
 from deployments.models.tokenizer import TokenIds
 from deployments.serving.metrics import Instruments
+from deployments.serving.router import Host
 from deployments.settings import Settings
 from tests.kit.simulation.arrivals import Arrival
 from tests.kit.simulation.device import Device, Engine
@@ -168,7 +169,7 @@ class Cluster:
 class SimulatedRouter(Router):
     """The Router without Serve. `counts`: replicas by pool."""
 
-    def __init__(self, cluster: Cluster, counts: Mapping[str, int], host: Host, settings: Settings) -> None:
+    def __init__(self, cluster: Cluster, counts: Mapping[str, int], host: Host[ModelCard, Encoder], settings: Settings) -> None:
         topology = Topology(tuple(counts), dict(counts), len(counts) > 1, "simulated")
         super().__init__(settings, topology, dict.fromkeys(counts, ("", cast("Any", None))), host)
         self.cluster = cluster

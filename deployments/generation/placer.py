@@ -1,0 +1,263 @@
+"""Chooses the replica of a generation: which ones the Router asks, in which order, and the error if none admits it.
+
+Replicas decide; the Router only asks: the accelerator's first, then the CPU's; within a pool the one first whose first
+token would come soonest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
+
+from deployments.errors import Busy, DeadlineExceeded, InvalidInput, ReplicaLost, Unavailable, WindveError
+from deployments.generation.channel import Streaming
+from deployments.generation.charge import Charged
+from deployments.generation.frames import GenerationOffer, NewToken, RefusedOffer
+from deployments.generation.link import GenerationLink
+from deployments.generation.metrics import Streamed
+from deployments.generation.pool import GenerationPool
+from deployments.generation.record import Outcome
+from deployments.generation.request import Asked
+from deployments.generation.settings import GenerationConfig
+from deployments.generation.text.detokenizer import TextStream
+from deployments.generation.text.model_card import GenerationCard
+
+logger = logging.getLogger("ray.serve")
+
+_ASKED = 4  # replicas of a pool for one generation
+_ANSWERS_S = 1.0  # a replica that neither admits nor refuses nor says anything else is passed over
+_LATER = 0.02  # of `ttft_s`: who comes back the moment that there is room comes too soon
+_SHORTEST_RETRY_S = 0.05
+_UNHURRIED = 0.75  # of the promise is left as it is offered: who refuses it then for ever means it
+
+
+@dataclass(slots=True, eq=False)
+class GenerationRequest:
+    """One generation on its way. Times are the loop's, in seconds. `due`: of its first token; `ends`: of all."""
+
+    asked: Asked
+    texts: list[TextStream]
+    started: float
+    due: float
+    ends: float
+    record: Streamed
+    charged: Charged | None
+    link: GenerationLink | None = None  # where it is admitted
+    offered: list[GenerationLink] = field(default_factory=list)  # to these it was
+    refusals: list[RefusedOffer] = field(default_factory=list)
+    retry_s: float = math.inf
+    ended: set[int] = field(default_factory=set)  # answers
+    begun: bool = False  # a token has come
+    hurried: bool = False  # somebody was offered it late, or did not answer: what is refused now may do another time
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.ended) == self.asked.answers
+
+    def over(self, error: BaseException | None) -> None:
+        """It ends; by this error, if there is one."""
+        device_s = 0.0 if self.charged is None else self.charged.device_s
+        self.record.over(asyncio.get_running_loop().time(), error, device_s)
+
+    def on_token(self, token: NewToken) -> None:
+        """As its frame comes."""
+        self.begun = True
+        if self.charged is not None and self.link is not None and self.link.view.state is not None:
+            self.charged.came(self.link.view.state, token.answer)
+        if token.answer not in self.ended:
+            self.record.arrived(asyncio.get_running_loop().time(), token.answer, 1)
+
+
+class Placed(NamedTuple):
+    """Where it is admitted."""
+
+    link: GenerationLink
+    streaming: Streaming
+
+
+class GenerationPlacer:
+    """One Router's. `pools` are asked in their order; `refused` counts the generations that were answered busy."""
+
+    def __init__(self, pools: Mapping[str, GenerationPool], card: GenerationCard) -> None:
+        self.pools, self._card = pools, card
+        self.config: GenerationConfig  # the Router's, once it has one
+        self.refused = 0
+
+    async def place(self, request: GenerationRequest) -> Placed:
+        """Raises Busy, InvalidInput, DeadlineExceeded or Unavailable."""
+        for pool, link in self._candidates(request):
+            record, clock = request.asked.record, asyncio.get_running_loop().time
+            offered = None if record is None else record.offer(pool.name, link.view.replica, clock())
+            request.offered.append(link)
+            found = await self._ask(request, pool, link)
+            if offered is not None:
+                offered.ends(clock(), _outcome(found))
+            if isinstance(found, Streaming):
+                self._admitted(request, pool, link)
+                return Placed(link, found)
+            if found is None:
+                request.hurried = True
+                continue
+            request.refusals.append(found)
+            if not found.never:
+                request.retry_s = min(request.retry_s, found.opens_s)
+        raise self._refusal(request)
+
+    def _came(self, request: GenerationRequest, pool: GenerationPool, link: GenerationLink, token: NewToken) -> None:
+        """A token, perhaps in one turn of the loop with the admission, which is looked at in the next."""
+        self._admitted(request, pool, link)
+        request.on_token(token)
+
+    async def _ask(
+        self, request: GenerationRequest, pool: GenerationPool, link: GenerationLink
+    ) -> Streaming | RefusedOffer | None:
+        """What a replica decides; None: it hangs, it died, or it could not. Another may."""
+        came = partial(self._came, request, pool, link)
+        streaming = link.offer(self._offer(request), self.config.unread_tokens, came)
+        try:
+            refused = await self._decision(request, link, streaming)
+        except (TimeoutError, WindveError) as error:
+            logger.info("the %s pool's replica %s did not answer an offer: %r", pool.name, link.view.replica, error)
+            link.call_off(streaming)
+            return None
+        except BaseException:
+            link.call_off(streaming)
+            raise
+        return streaming if refused is None else refused
+
+    async def _decision(
+        self, request: GenerationRequest, link: GenerationLink, streaming: Streaming
+    ) -> RefusedOffer | None:
+        """What the replica says to an offer; None: it is admitted. As long as the replica says anything at all, it is
+        alive, and decides on others. If it does not come to this offer in time, that is a refusal: come back after as
+        long. In time is while half of what the request had left is still left for another replica; where there is no
+        other, when the first token is due. Raises TimeoutError where it says nothing for `_ANSWERS_S`, and what its
+        connection ended with.
+        """
+        clock = asyncio.get_running_loop().time
+        began = since = clock()
+        until = began + min(_ANSWERS_S, max(0.0, request.due - began) / 2)
+        while True:
+            ends = min(until, since + _ANSWERS_S) if clock() < until else since + _ANSWERS_S
+            await asyncio.wait([streaming.outcome], timeout=max(0.0, ends - clock()))
+            if streaming.outcome.done():
+                return streaming.outcome.result()
+            now = clock()
+            if now >= until and link.view.heard_at > began:
+                if now >= request.due or self._others(request):
+                    link.call_off(streaming)
+                    return RefusedOffer(streaming.number, opens_s=max(now - began, link.view.opens_s(now)))
+                until = request.due
+            elif now >= since + _ANSWERS_S:
+                if link.view.heard_at < since:
+                    raise TimeoutError(f"nothing for {_ANSWERS_S:g} s")
+                since = now
+
+    def _others(self, request: GenerationRequest) -> bool:
+        """There are replicas that it was not offered to."""
+        links = (link for pool in self.pools.values() for link in pool.live)
+        return any(link not in request.offered for link in links)
+
+    def _admitted(self, request: GenerationRequest, pool: GenerationPool, link: GenerationLink) -> None:
+        if request.link is link:
+            return
+        if request.charged is not None and request.link is None and link.view.state is not None:
+            request.charged.prompt(link.view.state)
+        request.link = link
+        request.record.admitted(pool.name)
+
+    async def place_again(self, request: GenerationRequest) -> Placed:
+        """Its replica died before any token had come. Raises ReplicaLost."""
+        request.refusals.clear()
+        request.offered.clear()
+        try:
+            return await self.place(request)
+        except WindveError as error:
+            raise ReplicaLost(f"the replica that had admitted this died, and no other takes it: {error}") from None
+
+    def _candidates(self, request: GenerationRequest) -> Iterator[tuple[GenerationPool, GenerationLink]]:
+        for pool in self.pools.values():
+            now = asyncio.get_running_loop().time()
+            for link in islice(pool.soonest(now, len(request.asked.ids)), _ASKED):
+                if link.is_live:  # it may have died while others were asked
+                    yield pool, link
+
+    def _offer(self, request: GenerationRequest) -> GenerationOffer:
+        asked, now = request.asked, asyncio.get_running_loop().time()
+        request.hurried |= request.due - now < _UNHURRIED * (request.due - request.started)
+        return GenerationOffer(
+            number=0,
+            left_s=max(0.0, request.due - now),
+            ids=asked.ids,
+            most_tokens=asked.most_tokens,
+            sampling=asked.sampling,
+            answers=asked.answers,
+            logprobs=asked.logprobs,
+            end_tokens=self.end_tokens(asked),
+            tpot_s=None if asked.bulk else self.config.tpot_s,
+            bulk=asked.bulk,
+            tenant=None if asked.client is None else asked.client.tenant,
+        )
+
+    def end_tokens(self, asked: Asked) -> tuple[int, ...]:
+        """Those that end an answer."""
+        return () if asked.ignore_end else self._card.end_tokens
+
+    def _refusal(self, request: GenerationRequest) -> WindveError:
+        """Why nobody has admitted it."""
+        if not request.refusals:
+            return Unavailable("no pool can answer now: no live replica answers; please try again later")
+        if all(refused.never for refused in request.refusals) and not request.hurried:
+            return self._never(request, max(refused.longest for refused in request.refusals))
+        self.refused += 1
+        opens_s = request.retry_s if math.isfinite(request.retry_s) else self.config.ttft_s
+        retry_after_s = max(_SHORTEST_RETRY_S, opens_s + _LATER * self.config.ttft_s)
+        whys = (refused.why for refused in request.refusals if refused.why)
+        why = next(whys, "what is admitted already leaves no room for this within its time")
+        return Busy(f"busy: {why}; come back in {retry_after_s:.2f} s", retry_after_s=retry_after_s)
+
+    def _never(self, request: GenerationRequest, longest: int) -> WindveError:
+        """An idle device would not do."""
+        asked, prompt = request.asked, len(request.asked.ids)
+        allowed_s = request.due - request.started
+        if not asked.bulk and longest < prompt:
+            if asked.timeout_s is not None:
+                return DeadlineExceeded(
+                    f"the first token after a prompt of {prompt} tokens takes longer than {allowed_s:g} s here, "
+                    f"whatever else is served; allow more time, or send at most {longest} tokens"
+                )
+            return InvalidInput(
+                f"a prompt of {prompt} tokens is too long for a first token within {allowed_s:g} s here; the longest "
+                f"is {longest} tokens; send less, or allow more time with the header x-request-timeout-ms"
+            )
+        answers = f"{asked.answers} answers" if asked.answers > 1 else "an answer"
+        return InvalidInput(
+            f"{answers} of up to {asked.most_tokens} tokens to a prompt of {prompt} can be generated by no replica "
+            "here, even an idle one; ask for fewer tokens or fewer answers"
+        )
+
+    def charge(self, charged: Charged, *, let_in: bool) -> None:
+        """The prompt at once, so that the next request finds less: as the first live replica computes it. Each Router
+        that is connected to the replicas grants its part of a quota. Raises OverQuota.
+        """
+        views = [link.view for pool in self.pools.values() for link in pool.live]
+        if not let_in:
+            charged.check(asyncio.get_running_loop().time(), max((view.routers for view in views), default=1))
+        if views and views[0].state is not None:
+            charged.prompt(views[0].state)
+
+
+def _outcome(found: Streaming | RefusedOffer | None) -> Outcome:
+    """What a replica decided, in one word."""
+    match found:
+        case None:
+            return "lost"
+        case RefusedOffer():
+            return "never" if found.never else "refused"
+    return "admitted"
