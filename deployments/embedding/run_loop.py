@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ from deployments.embedding.scheduler.state import Policy, Query, ReplicaState
 from deployments.engines import Stopped
 from deployments.models.outputs import Numbers, Outputs
 from deployments.models.tokenizer import TokenIds
+from deployments.serving.sessions import Connection, RouterSession, RouterSessions, later
 
 logger = logging.getLogger("ray.serve")
 
@@ -34,13 +35,6 @@ _HOLD_S = 1.0  # a part of a request waits so long for the rest to be admitted e
 _LATE_S = 0.002  # a timer later than this was kept waiting by a busy loop
 
 Indices = npt.NDArray[np.intp]
-
-
-class Connection(Protocol):
-    """What the runner needs of a Router's connection (`transport.channel.RouterConnection`)."""
-
-    def send(self, report: Report) -> None: ...
-    def hang_up(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -53,19 +47,6 @@ class OfferedQuery:
     ids: TokenIds
     outputs: Outputs
     gone: bool = False  # nobody waits for it any more
-
-
-@dataclass(slots=True, eq=False)
-class RouterSession:
-    """One Router's connection: its admitted offers, and the report that goes to it next."""
-
-    connection: Connection
-    name: str = ""  # the Router's replica id, from its settings
-    seen: int = 0  # frames that were read
-    offers: dict[int, list[Query]] = field(default_factory=dict)  # by number: the admitted queries
-    outbox: Report | None = None  # sent at the end of this turn of the event loop
-    reported_opens_at: float = 0.0  # by the last report: when this replica has room again, on the runner's clock
-    asks: bool = False  # it waits for a report
 
 
 @dataclass(slots=True, eq=False)
@@ -88,8 +69,11 @@ Compute = Callable[[Sequence[OfferedQuery], Passed, Ended, threading.Event], Non
 """Begins a run of these queries. One begins when the one before has ended; the event asks it to stop."""
 
 
-class Runner:
-    """All methods are called on the event loop."""
+class Runner(RouterSessions[RouterSession, Report]):
+    """All methods are called on the event loop. `RouterSession.admitted` has the queries of each offer."""
+
+    session_type = RouterSession
+    report_type = Report
 
     def __init__(
         self,
@@ -101,42 +85,38 @@ class Runner:
         on_policy: Callable[[Schedule], None] = lambda _: None,  # another promise or model is in force
         clock: Callable[[], float] = time.monotonic,  # the loop's own counts milliseconds only
     ) -> None:
+        super().__init__(clock)
         self.schedule = schedule
         self._measured = schedule.model
         self._compute, self._on_run, self._on_failure, self._on_policy = compute, on_run, on_failure, on_policy
-        self._now = clock
-        self._sessions: dict[Connection, RouterSession] = {}
         self._run: Run | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
-        self._flushing = False
-        self._idle = asyncio.Event()
 
     def state(self) -> ReplicaState:
         """What the replica says of itself now."""
-        return self.schedule.state(self._now())
+        return self.schedule.state(self.now())._replace(routers=len(self._sessions))
 
     def fill(self) -> float:
         """How full the queue is, as a share of the SLO or of the depth (see `Schedule.fill`); may exceed 1."""
-        return self.schedule.fill(self._now())
+        return self.schedule.fill(self.now())
 
     @property
     def running_s(self) -> float:
         """Seconds that the engine has been in its current run; 0 while it is idle."""
-        return self._now() - self._run.began if self._run is not None else 0.0
+        return self.now() - self._run.began if self._run is not None else 0.0
 
-    async def drained(self) -> None:
-        """Until all that was admitted is answered."""
-        while self.schedule.in_flight:
-            self._idle.clear()
-            await self._idle.wait()
+    @property
+    def is_busy(self) -> bool:
+        """Something that was admitted is not answered."""
+        return self.schedule.in_flight > 0
 
     # --- what Routers say ---------------------------------------------------------------------------------------------
 
     def receive(self, connection: Connection, offers: Offers) -> None:
         """One frame of a Router."""
-        now = self._now()
-        session = self._sessions.setdefault(connection, RouterSession(connection))
+        now = self.now()
+        session = self._session(connection)
         session.seen += 1
         if offers.settings is not None:
             self._configure(session, offers.settings)
@@ -144,33 +124,29 @@ class Runner:
             self.schedule.arrives(now, work_s, tenant)
         called_off = set(offers.called_off)
         if called_off:  # in one go: a client that goes may take thousands along
-            self._drop([query for number in called_off for query in session.offers.pop(number, ())])
+            self._drop([query for number in called_off for query in session.admitted.pop(number, ())])
         for number in offers.confirmed:
-            for query in session.offers.get(number, ()):
+            for query in session.admitted.get(number, ()):
                 query.held = False
         for offer in offers.offers:
             if offer.number not in called_off:  # offered and called off in one turn
                 self._take(session, offer, now)
         if offers.asks:
             session.asks = True
-            self._send_soon()
+            self.report_soon()
         self._look()
 
     def gone(self, connection: Connection) -> None:
         """A Router's connection has ended: what it had waiting is dropped, what runs has nobody who waits for it."""
         session = self._sessions.pop(connection, None)
         if session is not None:
-            self._drop([query for queries in session.offers.values() for query in queries])
-            session.offers.clear()
+            self._drop([query for queries in session.admitted.values() for query in queries])
+            session.admitted.clear()
             self._look()
 
     def _configure(self, session: RouterSession, settings: dict[str, Any]) -> None:
         """A Router's settings, first, and again whenever its config changes."""
-        session.name = settings["router"]
-        for connection, other in list(self._sessions.items()):
-            if other is not session and other.name == session.name:
-                self.gone(connection)  # its connection broke at the other end only,
-                connection.hang_up()  # and what it still had to say is not heard
+        self._identify(session, settings["router"])
         model = settings["model"]
         self.schedule.configure(
             Policy(
@@ -206,7 +182,7 @@ class Runner:
             now, queries, partial=offer.partial, again=offer.again, depth=offer.depth, slo_s=trial_slo_s
         )
         if count:
-            session.offers[offer.number] = queries[:count]
+            session.admitted[offer.number] = queries[:count]
         if offer.partial and count:
             self._tell(session).admitted.append((offer.number, count))
             if count < len(queries) and not offer.bulk:
@@ -220,12 +196,12 @@ class Runner:
             query.held = True
 
         def lapse() -> None:
-            if queries[0].held and session.offers.pop(number, None) is not None:
+            if queries[0].held and session.admitted.pop(number, None) is not None:
                 self._drop(queries)
                 self._tell(session).refused.append((number, False))
                 self._look()
 
-        _later(_HOLD_S, lapse)
+        later(_HOLD_S, lapse)
 
     def _drop(self, queries: Iterable[Query]) -> None:
         """Nobody waits for these any more: those that wait free their room at once, a run without others is stopped."""
@@ -245,7 +221,7 @@ class Runner:
 
     def _tell_of_room(self) -> None:
         """Report to each Router that was promised room later than there is room now."""
-        now = self._now()
+        now = self.now()
         told = [session for session in self._sessions.values() if session.reported_opens_at > now]
         if told:
             opens_at = now + self.schedule.opens_s(now)
@@ -257,7 +233,7 @@ class Runner:
 
     def _look(self) -> None:
         """Start what may start now, or look again when it may."""
-        now = self._now()
+        now = self.now()
         wait_s = self.schedule.start_in_s(now)
         if wait_s is None:
             return
@@ -289,20 +265,20 @@ class Runner:
             asyncio.get_running_loop().call_soon(ended, error)
 
     def _arm(self, wait_s: float) -> None:
-        self._timer_due = self._now() + wait_s
-        self._timer = _later(wait_s, self._on_timer)
+        self._timer_due = self.now() + wait_s
+        self._timer = later(wait_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         # A loop that was too busy to fire in time has arrivals in its sockets that it has not read yet: what seems a
         # pause may be none. Look once more after they have been read.
-        if self._now() - self._timer_due > _LATE_S:
-            _later(0, self._look)
+        if self.now() - self._timer_due > _LATE_S:
+            later(0, self._look)
         else:
             self._look()
 
     def _ended(self, run: Run, problem: BaseException | None) -> None:
-        now = self._now()
+        now = self.now()
         if problem is None and any(not run.queries[index].item.gone for index in run.left):
             problem = RuntimeError(f"the engine left {len(run.left)} of {len(run.queries)} queries without an answer")
         if problem is None:
@@ -324,13 +300,13 @@ class Runner:
         """Whole offers: nobody wants their other queries then."""
         lost = list[Query]()
         for session, number in offers:
-            if (queries := session.offers.pop(number, None)) is not None:
+            if (queries := session.admitted.pop(number, None)) is not None:
                 lost += queries
                 self._tell(session).failed.append((number, sentence))
         self._drop(lost)
 
     def _passed(self, run: Run, indices: Indices, answers: Iterable[Numbers], norms: Numbers) -> None:
-        now = self._now()
+        now = self.now()
         queries = [run.queries[index] for index in indices]
         run.left.difference_update(indices.tolist())
         self.schedule.passed(now, queries)
@@ -345,9 +321,9 @@ class Runner:
             self._fail([(session, waiting.number)], "the engine gave no finite numbers for this input")
             return
         waiting.gone = True
-        queries = session.offers[waiting.number]
+        queries = session.admitted[waiting.number]
         if all(one.item.gone for one in queries):
-            del session.offers[waiting.number]
+            del session.admitted[waiting.number]
         arrived, began = query.admitted_at, run.began
         times = began - arrived, now - began, now - arrived
         self._tell(session).answered.append(
@@ -356,32 +332,10 @@ class Runner:
 
     # --- what Routers are told ----------------------------------------------------------------------------------------
 
-    def _tell(self, session: RouterSession) -> Report:
-        """The report that goes to that Router at the end of this turn of the event loop; the caller adds to it."""
-        self._send_soon()
-        if session.outbox is None:
-            session.outbox = Report()
-        return session.outbox
+    def _should_report(self, session: RouterSession, opens_at: float) -> bool:  # noqa: ARG002 - see `_tell_of_room`
+        return session.asks and not self._has_orphaned_batch(session)
 
-    def _send_soon(self) -> None:
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._send, context=contextvars.Context())
-
-    def _send(self) -> None:
-        self._flushing = False
-        now = self._now()
-        state = self.schedule.state(now)._replace(routers=len(self._sessions))
-        for session in self._sessions.values():
-            if session.asks and not self._runs_for_the_dead(session):
-                session.asks = False
-                session.outbox = session.outbox or Report()
-            if (report := session.outbox) is not None:
-                report.state, report.seen, session.outbox = state, session.seen, None
-                session.reported_opens_at = now + state.opens_s
-                session.connection.send(report)
-
-    def _runs_for_the_dead(self, session: RouterSession) -> bool:
+    def _has_orphaned_batch(self, session: RouterSession) -> bool:
         """Whether queries of an earlier connection of the same Router still run. Until they have ended the replica does
         not answer the Router's `asks`: the Router would otherwise offer them elsewhere.
         """
@@ -393,8 +347,4 @@ class Runner:
     def _wake(self) -> None:
         self._idle.set()
         if any(session.asks for session in self._sessions.values()):
-            self._send_soon()
-
-
-def _later(delay_s: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
-    return asyncio.get_running_loop().call_later(delay_s, callback, context=contextvars.Context())
+            self.report_soon()

@@ -16,113 +16,28 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import Any
 
-import numpy as np
-
-from deployments.errors import EngineFailed, Unavailable
+from deployments.errors import EngineFailed
 from deployments.generation.frames import GenerationOffer, GenerationOffers, NewToken, RefusedOffer, TokenReport
-from deployments.generation.request import Finish
+from deployments.generation.offer_inbox import Answer, GenerationSession, OfferedGeneration, OfferInbox
 from deployments.generation.scheduler.scheduler import StepSchedule
 from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Part, Row
 from deployments.generation.scheduler.state import StepState
 from deployments.generation.scheduler.step import UNTIMED, Chunk, Work
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.step_run import Compute, Found, StepWork
+from deployments.generation.step_timing import StepTiming, Timed
 from deployments.generation.text.sampling import Picked, RowSamplers, Sampler
-from deployments.serving.wire import Frames
+from deployments.serving.sessions import Connection, RouterSessions
 
 logger = logging.getLogger("ray.serve")
 
 _MOST_UNSENT = 2**24  # bytes that wait for a Router that does not read: it is given up
-_READS_S = 0.005  # at a time, of offers: each takes long while hundreds wait, and steps and reports go on between
 _SOONER_S = 0.02  # a Router that was told when there is room is told again if there is room so much before
-_DRAINS_S = 10.0  # in which what is admitted is to end before planned steps
-_TIMED_S = 5.0  # after which no further planned step begins
 _AVERAGED = 0.1  # of the way to the latest one: what it takes to compose a step
 _WAKES_S = 0.0015  # later than asked for the event loop calls, at most, where nothing else holds it up
 _PAUSED = "a calibration measures this device"
-
-
-class Connection(Protocol):
-    """What the stepper needs of a Router's connection (`transport.channel.RouterConnection`)."""
-
-    @property
-    def unsent(self) -> int: ...
-    def send(self, report: Frames) -> None: ...
-    def hang_up(self) -> None: ...
-
-
-@dataclass(slots=True, eq=False)
-class Answer:
-    """One answer of a generation. `tokens`: that Routers were told. `stopped`: nobody wants more of it."""
-
-    number: int
-    sampler: Sampler
-    tokens: int = 0
-    stopped: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class Offered:
-    """A generation that a Router offered, and where its tokens go. `gone`: nobody waits for it any more."""
-
-    session: RouterSession
-    offer: GenerationOffer
-    answers: list[Answer]
-    gone: bool = False
-
-    def ids(self, part: Part) -> np.ndarray:
-        """int32 [tokens] of a part: of the prompt, or the last token of an answer, which may not be known yet."""
-        prompt = self.offer.ids
-        if part.start < len(prompt):
-            return prompt[part.start : part.start + part.tokens]
-        return self.answers[part.row.number].sampler.last
-
-    def from_part(self, part: Part) -> Sequence[Answer]:
-        """Those that get a token of it: at the end of the prompt all."""
-        return self.answers if part.start < len(self.offer.ids) else self.answers[part.row.number : part.row.number + 1]
-
-    def take(self, answer: Answer, token: int) -> Finish | None:
-        """One token more of this answer; why it has ended, if it has."""
-        answer.tokens += 1
-        if token in self.offer.end_tokens:
-            return "stop"
-        return "length" if answer.tokens == self.offer.most_tokens else None
-
-
-@dataclass(slots=True, eq=False)
-class RouterSession:
-    """One Router's connection: its generations by the number of their offers, and the report that goes to it next."""
-
-    connection: Connection
-    name: str = ""  # the Router's replica id, from its settings
-    seen: int = 0  # frames that were read
-    generations: dict[int, Generation] = field(default_factory=dict)
-    called_off: set[int] = field(default_factory=set)  # numbers of offers, by frames that have not been read
-    outbox: TokenReport | None = None  # sent at the end of this turn of the event loop
-    reported_opens_at: float = 0.0  # by the last report: when there is room again, on the stepper's clock
-    asks: bool = False  # it waits for a report
-    gone: bool = False  # nobody reads its frames any more
-
-
-@dataclass(slots=True, eq=False)
-class ReceivedFrame:
-    """A Router's frame that is not read to its end. `at`: when it came, on the stepper's clock. `undecided`: its offers
-    that are neither admitted nor refused; None before the first look.
-    """
-
-    session: RouterSession
-    frame: GenerationOffers
-    at: float
-    undecided: deque[GenerationOffer] | None = None
-
-
-class Timed(NamedTuple):
-    """What a planned step took, and how long the host computed attention in it."""
-
-    seconds: float
-    host_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -141,8 +56,11 @@ class Step:
     forgotten: bool = False
 
 
-class Stepper:
+class Stepper(RouterSessions[GenerationSession, TokenReport]):
     """All methods are called on the event loop."""
+
+    session_type = GenerationSession
+    report_type = TokenReport
 
     def __init__(
         self,
@@ -153,99 +71,37 @@ class Stepper:
         on_failure: Callable[[BaseException], str] = str,  # logs it; the sentence for clients
         clock: Callable[[], float] = time.monotonic,  # the loop's own counts milliseconds only
     ) -> None:
+        super().__init__(clock)
         self.schedule = schedule
         self._measured = schedule.model
         self._measured_host = None if schedule.host is None else schedule.host.time
         self._compute, self._on_step, self._on_failure = compute, on_step, on_failure
-        self._now = clock
-        self._sessions: dict[Connection, RouterSession] = {}
         self._steps: deque[Step] = deque()  # that run: the second one begins in the engine when the first one ends
         self._compose_s = 0.0  # that it takes to compose a step
         self._stopped: list[Row] = []  # rows that are to end with the step that runs
-        self._received: deque[ReceivedFrame] = deque()  # frames that have not been read to their end
-        self._flushing = False
-        self._opens_at: float | None = None  # while nothing is admitted: when something is again, at the latest
-        self._idle = asyncio.Event()
+        self._inbox = OfferInbox(self)
+        self._timing = StepTiming(self)
+        self.time_steps = self._timing.time_steps
 
     @property
     def in_flight(self) -> int:
         """Generations that are admitted and have not ended."""
-        return sum(len(session.generations) for session in self._sessions.values())
+        return sum(len(session.admitted) for session in self._sessions.values())
 
     @property
     def running_s(self) -> float:
         """Seconds that the engine has been in its current step; 0 while it is idle."""
-        return self._now() - self._steps[0].began if self._steps else 0.0
+        return self.now() - self._steps[0].began if self._steps else 0.0
 
     def state(self) -> StepState:
         """What the replica says of itself now."""
-        state = self.schedule.state(self._now())
-        return state._replace(opens_s=max(state.opens_s, self._paused_s))
+        state = self.schedule.state(self.now())
+        return state._replace(opens_s=max(state.opens_s, self._timing.paused_s))
 
     @property
-    def _paused_s(self) -> float:
-        """Seconds until anything is admitted, at most; 0: now."""
-        return 0.0 if self._opens_at is None else max(_SOONER_S, self._opens_at - self._now())
-
-    async def drained(self) -> None:
-        """Until all that came is decided on, all that was admitted has ended, and no step runs."""
-        while self._received or self.in_flight or self._steps:
-            self._idle.clear()
-            await self._idle.wait()
-
-    # --- planned steps ------------------------------------------------------------------------------------------------
-
-    async def time_steps(self, works: Iterable[StepWork | None], times: int) -> list[list[Timed] | None]:
-        """What each of these steps takes, up to `times` times, behind a first one that warms up; None for
-        None. It begins once all that is admitted has ended; meanwhile nothing is. After some seconds the rest is left
-        out, but for one step. Nothing is learned of them, and whatever lay in the cache is lost.
-
-        Raises Unavailable where the device does not become free, or times steps already, and EngineFailed.
-        """
-        if self._opens_at is not None:
-            raise Unavailable("another calibration measures this replica; please try again later")
-        try:
-            self._pause(_DRAINS_S + _TIMED_S)
-            try:
-                async with asyncio.timeout(_DRAINS_S):
-                    await self.drained()
-            except TimeoutError:
-                raise Unavailable(
-                    f"what this replica had admitted has not ended within {_DRAINS_S:g} s; please try again later"
-                ) from None
-            self._pause(_TIMED_S)
-            return await self._timed(works, times)
-        finally:
-            self._opens_at = None
-            self._send_soon()
-
-    def _pause(self, seconds: float) -> None:
-        self._opens_at = self._now() + seconds
-        for session in self._sessions.values():
-            session.asks = True
-        self._send_soon()
-
-    async def _timed(self, works: Iterable[StepWork | None], times: int) -> list[list[Timed] | None]:
-        ends, found = self._now() + _TIMED_S, list[list[Timed] | None]()
-        for work in works:
-            if work is None:
-                found.append(None)
-                continue
-            if any(found) and self._now() > ends:
-                break
-            await self._time(work)
-            took = [await self._time(work)]
-            while len(took) < times and self._now() < ends:
-                took.append(await self._time(work))
-            found.append(took)
-        return found
-
-    async def _time(self, work: StepWork) -> Timed:
-        for sampler in chain.from_iterable(row.samplers for row in work.samplers):
-            sampler.ended = False  # whatever was in the cache when it drew before
-        timed: asyncio.Future[Timed] = asyncio.get_running_loop().create_future()
-        self._begin(Step((), work, self._now(), 0.0, timed=timed))
-        return await timed
+    def is_busy(self) -> bool:
+        """Something that came is not decided on, something that was admitted has not ended, or a step runs."""
+        return bool(self._inbox or self.in_flight or self._steps)
 
     # --- what Routers say ---------------------------------------------------------------------------------------------
 
@@ -253,71 +109,36 @@ class Stepper:
         """One frame of a Router. What the Router no longer wants ends at once. Settings and offers are read in the
         order of the frames, a few milliseconds at a time. Reports go out meanwhile.
         """
-        session = self._sessions.setdefault(connection, RouterSession(connection))
+        session = self._session(connection)
         if offers.called_off:
-            session.called_off.update(offers.called_off)
-            self._drop(session.generations.get(number) for number in offers.called_off)
+            self._drop(session.admitted.get(number) for number in offers.called_off)
         for number, answer in offers.stopped:
-            self._stop(session.generations.get(number), answer)
+            self._stop(session.admitted.get(number), answer)
         if offers.asks:
             session.asks = True
-            self._send_soon()
-        self._received.append(ReceivedFrame(session, offers, self._now()))
-        if len(self._received) == 1:  # else `_read_frames` will come to it
-            self._read_frames()
+            self.report_soon()
+        self._inbox.receive(session, offers, self.now())
 
-    def _read_frames(self) -> None:
-        ends = time.perf_counter() + _READS_S
-        while self._received:
-            received = self._received[0]
-            session = received.session
-            try:
-                done = session.gone or self._read_frame(received, ends)
-            except Exception:
-                logger.exception("a Router's frame cannot be read: its connection is closed")
-                self.gone(session.connection)
-                session.connection.hang_up()
-                done = True
-            if done:
-                self._received.popleft()
-            if time.perf_counter() > ends:
-                break
-        if self._received:
-            asyncio.get_running_loop().call_soon(self._read_frames, context=contextvars.Context())
+    def have_read(self) -> None:
+        """The inbox has read so much as it does at a time."""
         self._idle.set()
         self._look()
 
-    def _read_frame(self, received: ReceivedFrame, ends: float) -> bool:
-        """True where it is read to its end; False where time was up before."""
-        session, frame = received.session, received.frame
-        if received.undecided is None:
-            received.undecided = deque(frame.offers)
-            if frame.settings is not None:
-                self._configure(session, frame.settings)
-        while received.undecided:
-            offer = received.undecided.popleft()
-            if offer.number not in session.called_off:  # else nobody waits for a decision
-                self._take(session, offer, received.at)
-            if received.undecided and time.perf_counter() > ends:
-                return False
-        session.called_off.difference_update(frame.called_off)
-        session.seen += 1
-        return True
+    def hang_up(self, session: GenerationSession) -> None:
+        """Nothing more is heard of that Router, nor told to it."""
+        self.gone(session.connection)
+        session.connection.hang_up()
 
     def gone(self, connection: Connection) -> None:
         """A Router's connection has ended: nobody waits for its generations."""
         session = self._sessions.pop(connection, None)
         if session is not None:
             session.gone = True
-            self._drop(list(session.generations.values()), cut_off=True)
+            self._drop(list(session.admitted.values()), cut_off=True)
 
-    def _configure(self, session: RouterSession, settings: dict[str, object]) -> None:
+    def configure(self, session: GenerationSession, settings: dict[str, Any]) -> None:
         """A Router's settings, first, and again whenever its config changes (`GenerationPool.configure`)."""
-        session.name = str(settings["router"])
-        for connection, other in list(self._sessions.items()):
-            if other is not session and other.name == session.name:
-                self.gone(connection)  # its connection broke at the other end only
-                connection.hang_up()
+        self._identify(session, str(settings["router"]))
         bounds = {name: float(str(settings[name])) for name in ("ttft_s", "tpot_s", "bulk_share")}
         self.schedule.policy = replace(self.schedule.policy, **bounds)  # type: ignore[arg-type]
         given, host = settings["model"], settings["host"]
@@ -326,10 +147,10 @@ class Stepper:
             HostTime(*host) if isinstance(host, list) else self._measured_host,
             calibrated=given is not None,
         )
-        self._send_soon()
+        self.report_soon()
 
-    def _take(self, session: RouterSession, offer: GenerationOffer, came_at: float) -> None:
-        now = self._now()
+    def take(self, session: GenerationSession, offer: GenerationOffer, came_at: float) -> None:
+        now = self.now()
         waited_s = now - came_at
         answers = [Answer(number, Sampler(offer.sampling, number, offer.end_tokens)) for number in range(offer.answers)]
         generation = Generation(
@@ -340,18 +161,18 @@ class Stepper:
             offer.answers,
             offer.bulk,
             offer.tenant,
-            item=Offered(session, offer, answers),
+            item=OfferedGeneration(session, offer, answers),
         )
-        if self._opens_at is None and self.schedule.offer(now, generation):
-            session.generations[offer.number] = generation
+        if not self._timing.is_on and self.schedule.offer(now, generation):
+            session.admitted[offer.number] = generation
             self._tell(session).admitted.append(offer.number)
             return
         never = self.schedule.never(generation, offer.left_s)
         sure_s = offer.left_s / (1 + self.schedule.learning.margin)  # what is named should then be admitted
         longest = self.schedule.longest_prompt(sure_s) if never else 0
         opens_s, why = generation.opens_s or waited_s, ""  # it waited for too long: so long the next one would, too
-        if self._opens_at is not None:
-            opens_s, why = self._paused_s, _PAUSED
+        if self._timing.is_on:
+            opens_s, why = self._timing.paused_s, _PAUSED
         self._tell(session).refused.append(RefusedOffer(offer.number, never, longest, opens_s, why))
 
     def _stop(self, generation: Generation | None, number: int) -> None:
@@ -374,28 +195,28 @@ class Stepper:
                 generation.item.gone = True
                 for answer in generation.item.answers:
                     answer.sampler.ended = True
-                session: RouterSession = generation.item.session
-                session.generations.pop(generation.item.offer.number, None)
+                session: GenerationSession = generation.item.session
+                session.admitted.pop(generation.item.offer.number, None)
                 session.asks = True  # its Router goes by what is free
-                self.schedule.remove(self._now(), generation, cut_off=cut_off)
+                self.schedule.remove(self.now(), generation, cut_off=cut_off)
         self._idle.set()
-        self._send_soon()
+        self.report_soon()
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         """Begin the next step, if none runs and there is something to do."""
         if not self._steps:
-            self._compose(self._now())
+            self._compose(self.now())
 
     def _look_ahead(self, step: Step) -> None:
         """Compose the next step while this one runs, and let it wait for the engine: it begins without a pause."""
         if len(self._steps) == 1 and self._steps[0] is step and not step.forgotten:
-            self._compose(max(self._now(), self.schedule.ends_at))
+            self._compose(max(self.now(), self.schedule.ends_at))
 
     def _compose(self, at: float) -> None:
         """The step that begins then."""
-        began = self._now()
+        began = self.now()
         step = None
         try:
             step = self._composed(at)
@@ -403,7 +224,7 @@ class Stepper:
             self._start_over(error)
         if step is not None:
             self._begin(step)
-            self._compose_s += _AVERAGED * (self._now() - began - self._compose_s)
+            self._compose_s += _AVERAGED * (self.now() - began - self._compose_s)
 
     def _composed(self, at: float) -> Step | None:
         """None where there is nothing to do, or nothing that is known while another step runs."""
@@ -444,11 +265,11 @@ class Stepper:
     def _look_ahead_soon(self, step: Step) -> None:
         """As late as may be: what is offered later has to wait for one step more."""
         if step.parts:
-            soon_s = self.schedule.ends_at - self._now() - 2 * self._compose_s - _WAKES_S
+            soon_s = self.schedule.ends_at - self.now() - 2 * self._compose_s - _WAKES_S
             asyncio.get_running_loop().call_later(soon_s, self._look_ahead, step, context=contextvars.Context())
 
     def _ended(self, step: Step, found: Found | BaseException) -> None:
-        now = self._now()
+        now = self.now()
         try:
             if step.forgotten:
                 pass
@@ -464,14 +285,20 @@ class Stepper:
             self._steps[0].began = now
             self._look_ahead_soon(self._steps[0])
         self._idle.set()
-        self._send_soon()
+        self.report_soon()
         self._look()
+
+    def time_step(self, work: StepWork) -> asyncio.Future[Timed]:
+        """Begin a step that is nobody's; what it takes."""
+        timed: asyncio.Future[Timed] = asyncio.get_running_loop().create_future()
+        self._begin(Step((), work, self.now(), 0.0, timed=timed))
+        return timed
 
     def _tell_time(self, step: Step, timed: asyncio.Future[Timed], found: Found | BaseException) -> None:
         if isinstance(found, BaseException):
             timed.set_exception(EngineFailed(self._on_failure(found)))
         else:
-            timed.set_result(Timed(self._now() - step.began, found.compute_s.host_s))
+            timed.set_result(Timed(self.now() - step.began, found.compute_s.host_s))
 
     def _account(self, now: float, step: Step, found: Found | BaseException) -> None:
         """Tokens to Routers, rows that have ended, and what the step teaches."""
@@ -497,11 +324,11 @@ class Stepper:
         self.schedule.ended(now, now - step.began, ends, whole=whole, arrived=numbers, compute_s=compute_s)
         for row in [*(part.row for part in [*step.parts, *arrived]), *self._stopped]:
             if not row.generation.rows:
-                row.generation.item.session.generations.pop(row.generation.item.offer.number, None)
+                row.generation.item.session.admitted.pop(row.generation.item.offer.number, None)
 
     def _start_over(self, error: Exception) -> None:
         """What is admitted is no longer known for sure: all of it ends, and the replica goes on with an empty cache."""
-        every = list(chain.from_iterable(session.generations.values() for session in self._sessions.values()))
+        every = list(chain.from_iterable(session.admitted.values() for session in self._sessions.values()))
         for generation in every:
             generation.rows = []
         for step in self._steps:
@@ -512,7 +339,7 @@ class Stepper:
     def _picked(self, part: Part, picked: list[Picked] | None) -> list[Row]:
         """Send these tokens; the rows that end with them."""
         generation = part.row.generation
-        offered: Offered = generation.item
+        offered: OfferedGeneration = generation.item
         if offered.gone or picked == []:
             return []
         if picked is None:
@@ -531,7 +358,7 @@ class Stepper:
     def _begun(self, step: Step) -> list[Generation]:
         """Those of which the cache holds anything: after a failure nobody knows what."""
         now = {id(part.row.generation) for part in step.parts}
-        every = chain.from_iterable(session.generations.values() for session in self._sessions.values())
+        every = chain.from_iterable(session.admitted.values() for session in self._sessions.values())
         return [one for one in every if id(one) in now or any(row.computed for row in one.rows)]
 
     def _fail(self, generations: Iterable[Generation], sentence: str) -> None:
@@ -543,44 +370,30 @@ class Stepper:
 
     # --- what Routers are told ----------------------------------------------------------------------------------------
 
-    def _tell(self, session: RouterSession) -> TokenReport:
-        """The report that goes to that Router at the end of this turn of the event loop; the caller adds to it."""
-        self._send_soon()
-        if session.outbox is None:
-            session.outbox = TokenReport()
-        return session.outbox
+    def report_to_all(self) -> None:
+        """What Routers know of the replica is no longer so."""
+        for session in self._sessions.values():
+            session.asks = True
+        self.report_soon()
 
-    def _send_soon(self) -> None:
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._send, context=contextvars.Context())
+    def _should_report(self, session: GenerationSession, opens_at: float) -> bool:
+        return session.asks or session.reported_opens_at > opens_at + _SOONER_S
 
-    def _send(self) -> None:
-        self._flushing = False
-        state = self.state()
-        now = self._now()
-        opens_at = now + state.opens_s
-        for session in list(self._sessions.values()):
-            if session.asks or session.reported_opens_at > opens_at + _SOONER_S:
-                session.outbox = session.outbox or TokenReport()
-            if (report := session.outbox) is not None:
-                report.state, report.seen, report.routers = state, session.seen, len(self._sessions)
-                session.outbox, session.asks = None, False
-                session.reported_opens_at = opens_at
-                session.connection.send(report)
-                if session.connection.unsent > _MOST_UNSENT:
-                    logger.warning("the Router %s does not read: its connection is closed", session.name)
-                    self.gone(session.connection)
-                    session.connection.hang_up()
+    def _deliver(self, session: GenerationSession, report: TokenReport) -> None:
+        report.routers = len(self._sessions)
+        super()._deliver(session, report)
+        if session.connection.unsent > _MOST_UNSENT:
+            logger.warning("the Router %s does not read: its connection is closed", session.name)
+            self.hang_up(session)
 
 
 def _chunk(part: Part) -> Chunk:
     generation = part.row.generation
-    offered: Offered = generation.item
+    offered: OfferedGeneration = generation.item
     return Chunk(offered.ids(part), part.start, tuple(part.row.table), part.wanted, generation.on_host)
 
 
 def _samplers(part: Part) -> RowSamplers:
     """At the end of a prompt, one token for each answer."""
-    offered: Offered = part.row.generation.item
+    offered: OfferedGeneration = part.row.generation.item
     return RowSamplers([answer.sampler for answer in offered.from_part(part)], offered.offer.logprobs)

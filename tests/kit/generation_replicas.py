@@ -143,7 +143,7 @@ class Replica:
     def _receive(self, connection, offers):
         if self.flooded and offers.asks:
             self.stepper._sessions[connection].asks = True
-            self.stepper._send_soon()
+            self.stepper.report_soon()
         elif not (self.hung or self.flooded):
             self.stepper.receive(connection, offers)
 
@@ -175,7 +175,7 @@ class Replica:
             (self.stepper.in_flight, state.rows, state.waiting) == (0, 0, 0)
             and state.free_blocks == blocks.free == blocks.count == len(set(blocks._free))
             and schedule.room.reserved == schedule.room._reserved_bulk == 0
-            and not any(session.generations for session in self.stepper._sessions.values())
+            and not any(session.admitted for session in self.stepper._sessions.values())
         )
 
 

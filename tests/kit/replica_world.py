@@ -144,7 +144,7 @@ class World:
         for pool, _, router in sorted(places, key=lambda place: place[:2]):
             about = {"bulk": arrival.bulk, "tenant": arrival.tenant, "again": pool in pools}
             number = router.offer(1, arrival.tokens, arrival.allowed_s, **about)
-            if number in router.runner._sessions[router].offers:
+            if number in router.runner._sessions[router].admitted:
                 return router, number
             pools.add(pool)
         return None, 0

@@ -73,7 +73,7 @@ async def test_calling_off_frees_its_room_at_once():
     await asyncio.sleep(0.6)  # it runs
     for _ in range(40):
         router.offer()
-    waiting = [number for number in range(2, 100) if number in runner._sessions[router].offers]
+    waiting = [number for number in range(2, 100) if number in runner._sessions[router].admitted]
     assert len(waiting) > 20
     router.call_off(*waiting)
     assert runner.schedule.waiting == 0
@@ -323,7 +323,7 @@ async def test_every_query_ends_once(admission, pass_queries, seed):
     await asyncio.sleep(120)
     assert runner.schedule.in_flight == 0
     assert runner._run is None
-    assert all(not session.offers for session in runner._sessions.values())
+    assert all(not session.admitted for session in runner._sessions.values())
     for router, number, size in wanted:
         if router not in routers or (router, number) in called_off:
             continue

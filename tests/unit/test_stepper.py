@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from deployments.admission.learning import Learning
 from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.frames import GenerationOffer, GenerationOffers
+from deployments.generation.offer_inbox import OfferedGeneration
 from deployments.generation.scheduler.hybrid.host_cache import Host
 from deployments.generation.scheduler.policy import StepPolicy
 from deployments.generation.scheduler.scheduler import StepSchedule
 from deployments.generation.scheduler.step import Computed
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
-from deployments.generation.step_loop import Offered, Stepper
+from deployments.generation.step_loop import Stepper
 from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.text.sampling import Sampling
 from deployments.generation.timed_steps import PlannedStep
@@ -98,7 +99,7 @@ async def test_a_step_is_composed_while_the_one_before_runs_and_begins_as_that_e
     router = Router(stepper)
     began, composed, step, compute = [], [], device.steps.step, stepper._compute
     device.steps.step = lambda work: began.append(device.time()) or step(work)
-    stepper._compute = lambda *step: composed.append(stepper._now()) or compute(*step)
+    stepper._compute = lambda *step: composed.append(stepper.now()) or compute(*step)
     number = router.ask(prompt(10, 1), 40)
     await stepper.drained()
     assert all(0.0005 < at - when < 0.005 for at, when in zip(began[1:], composed[1:], strict=True))
@@ -199,7 +200,7 @@ async def test_an_error_beside_the_step_ends_what_was_admitted_with_a_sentence_e
     broken = Mock(side_effect=LookupError("a bug"))
     of, name, instead = {
         "told": (stepper, "_on_step", broken),
-        "picked": (Offered, "take", broken),
+        "picked": (OfferedGeneration, "take", broken),
         "counted": (device.steps, "step", lambda work: Computed(np.zeros((1, VOCABULARY), np.float32))),
         "accounted": (StepSchedule, "ended", broken),
         "composed": (StepSchedule, "next_step", broken),
@@ -266,7 +267,7 @@ async def test_more_than_there_is_room_for_is_refused_and_room_is_told():
 @pytest.fixture
 def one_offer_a_turn(monkeypatch):
     """Of the event loop."""
-    monkeypatch.setattr("deployments.generation.step_loop._READS_S", 0.0)
+    monkeypatch.setattr("deployments.generation.offer_inbox._READS_S", 0.0)
 
 
 def many(first, count):
@@ -313,9 +314,9 @@ async def test_what_nobody_wants_any_more_does_not_wait_behind_hundreds_of_offer
     await asyncio.sleep(0.3)
     other.tell(offers=many(1, 20))
     router.tell(called_off=[gone], stopped=[(kept, 0)])
-    assert stepper._received
+    assert stepper._inbox
     had = {answer: len(tokens) for answer, tokens in router.tokens.items()}
-    assert set(router.stepper._sessions[router].generations) == {kept}
+    assert set(router.stepper._sessions[router].admitted) == {kept}
     await stepper.drained()
     assert {answer: len(tokens) for answer, tokens in router.tokens.items()} == {**had, (kept, 1): 40}
     assert len(other.finished) == 20
@@ -333,7 +334,7 @@ async def test_who_waited_until_it_was_too_late_is_told_to_come_back_after_as_lo
         return offer(now, generation)
 
     monkeypatch.setattr(type(stepper.schedule), "offer", slow)
-    monkeypatch.setattr(stepper, "_now", lambda: asyncio.get_running_loop().time() + sum(took))
+    monkeypatch.setattr(stepper, "now", lambda: asyncio.get_running_loop().time() + sum(took))
     router.tell(offers=many(1, 40))
     for _ in range(50):
         await asyncio.sleep(0)
@@ -347,7 +348,7 @@ async def test_a_frame_that_cannot_be_read_ends_its_connection_alone(monkeypatch
     stepper, _ = world()
     router, other = Router(stepper, "a"), Router(stepper, "b")
     ours = other.ask([1, 2])
-    monkeypatch.setattr(stepper, "_configure", lambda *_: 1 / 0)
+    monkeypatch.setattr(stepper, "configure", lambda *_: 1 / 0)
     router.tell(offers=many(1, 3), settings=SETTINGS)
     assert (router.hung_up, other.hung_up) == (True, False)
     await stepper.drained()

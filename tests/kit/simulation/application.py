@@ -169,7 +169,9 @@ class Cluster:
 class SimulatedRouter(Router):
     """The Router without Serve. `counts`: replicas by pool."""
 
-    def __init__(self, cluster: Cluster, counts: Mapping[str, int], host: Host[ModelCard, Encoder], settings: Settings) -> None:
+    def __init__(
+        self, cluster: Cluster, counts: Mapping[str, int], host: Host[ModelCard, Encoder], settings: Settings
+    ) -> None:
         topology = Topology(tuple(counts), dict(counts), len(counts) > 1, "simulated")
         super().__init__(settings, topology, dict.fromkeys(counts, ("", cast("Any", None))), host)
         self.cluster = cluster
