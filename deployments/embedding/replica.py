@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
-import logging
-import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -23,22 +19,12 @@ from deployments.embedding.scheduler.scheduler import Schedule
 from deployments.embedding.scheduler.state import Policy
 from deployments.engines import Engine, TokenBatch, create_engine, embed
 from deployments.engines.micro_batches import Lengths
-from deployments.hardware.affinity import CpuPart, pin_thread, thread_environment
-from deployments.hardware.cores import choose_cores
-from deployments.hardware.device_detector import CPU
 from deployments.models.model_files import ModelCard, read_model_card
 from deployments.models.outputs import TEXT, Numbers, Outputs, Rows, join
 from deployments.models.sparse import pack
-from deployments.serve_adapter.autoscaling import FILL
-from deployments.serve_adapter.gc_freeze import spare_what_is_loaded
-from deployments.serving.metrics import OfModel, publish_again_and_again
-from deployments.serving.wire import Server
+from deployments.serving.replica import Replica
 from deployments.settings import Settings
 
-logger = logging.getLogger("ray.serve")
-T = TypeVar("T")
-
-_PROBE_TIMEOUT_S = 5.0
 _WARM_UP_S = 2.0
 _WARM_UP_RUNS = ((1, 75), (16, 75), (4, 250), (32, 10), (64, 75), (2, 500))  # queries, tokens of each
 _FEWEST_RUNS = 2
@@ -46,74 +32,46 @@ _PASS_SHARE = 0.12  # of the SLO, for what leaves together
 _PLACEHOLDER_SLO_S = 1.0  # a placeholder: the queue is closed until the first Router has sent its settings
 
 
-class Embedder:
-    """Serve deployment. The engine lives in a thread of its own, bound to its cores before its library is imported,
-    so that the event loop stays free for health checks and for admission.
-    """
+class Embedder(Replica[Settings]):
+    """A replica of the accelerator's or of the CPU's pool."""
 
-    def __init__(self, pool: str, settings: Settings, device: str, parts: Mapping[str, CpuPart]) -> None:
-        """`parts`: what the CPU instances of each model want of a machine, this model's among them if it has any."""
-        import ray
-        from ray import serve
+    unit = "run"
+    frame_type = Offers
 
-        context = serve.get_replica_context()
-        self._replica = context.replica_tag
-        self._pool = pool
-        self._settings = settings.cpu if pool == CPU else settings.accelerator
-        rank = context.rank.local_rank if context.rank else 0
-        self._cores = choose_cores(pool, settings, parts, rank)
-        os.environ.update(thread_environment(len(self._cores)))
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=self._bind)
-        self._node = ray.get_runtime_context().get_node_id()
-        self._host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        self._engine: Engine
-        self._card: ModelCard
-        self._engine, self._card = self._in_thread(lambda: self._load(settings, device))
-        self._metrics = self._open_metrics()
+    _engine: Engine
+    _card: ModelCard
+    _worker: Runner
+
+    def _load(self, settings: Settings, device: str) -> tuple[Engine, ModelCard]:
+        card = read_model_card(settings.model)
+        return create_engine(card, self._settings, device, len(self._cores)), card
+
+    def _start(self) -> Runner:
+        info = self._engine.info
+        self._metrics = self._open_metrics(EmbedderMetrics, info.engine, info.dtype)
         model = self._in_thread(self._measure)
+        self._warm_up = {"alpha_s": model.alpha_s, "beta_s": model.beta_s}
         schedule = Schedule(model, Policy(_PLACEHOLDER_SLO_S, depth=0), self._engine.pass_tokens)
-        self._runner = Runner(
+        return Runner(
             schedule,
             self._compute,
             on_run=self._metrics.ran,
             on_failure=self._failed,
             on_policy=self._bound_passes,
         )
-        self._server = Server(self._host, self._runner.receive, self._runner.gone, Offers.decode)
-        self._warm_up = {"alpha_s": model.alpha_s, "beta_s": model.beta_s}
-        spare_what_is_loaded()
+
+    def _in_words(self) -> str:
         info = self._engine.info
-        logger.info(
-            "%s ready: %s on %s, %s (%s), %s cores %s",
-            pool, self._card.name, info.device, info.dtype, info.why, len(self._cores), sorted(self._cores),
-        )  # fmt: skip
+        return f"{self._card.name} on {info.device}, {info.dtype} ({info.why})"
 
-    def __del__(self) -> Awaitable[None] | None:
-        """Called by Serve, and waited for, before the replica ends: what was admitted is answered."""
-        return self._runner.drained() if hasattr(self, "_runner") else None
+    def _describe(self) -> dict[str, Any]:
+        return {**asdict(self._engine.info), "warm_up": self._warm_up}
 
-    def _in_thread(self, work: Callable[[], T]) -> T:
-        return self._thread.submit(work).result()
+    def _publish(self) -> None:
+        self._metrics.publish(self._worker.state())
 
-    def _bind(self) -> None:
-        problem = pin_thread(self._cores)
-        if problem:
-            logger.warning("%s: not bound to cores: %s", self._pool, problem)
-
-    def _load(self, settings: Settings, device: str) -> tuple[Engine, ModelCard]:
-        card = read_model_card(settings.model)
-        return create_engine(card, self._settings, device, len(self._cores)), card
-
-    def _open_metrics(self) -> EmbedderMetrics:
-        from ray.serve import metrics
-
-        info = self._engine.info
-        about = {
-            "engine": info.engine,
-            "dtype": info.dtype,
-            "version": importlib.metadata.version("windve"),
-        }
-        return EmbedderMetrics(OfModel(metrics, self._card.name), self._pool, about)
+    def _fill(self) -> float:
+        return self._worker.fill()
 
     def _measure(self) -> CostModel:
         """Warm up; a first cost model for the time before calibration, from a few lengths and sizes in two seconds."""
@@ -136,30 +94,6 @@ class Embedder:
             embed(self._engine, batch, threading.Event())
             seconds.append(time.perf_counter() - started)
         return min(seconds)
-
-    async def record_replica_metadata(self) -> dict[str, Any]:
-        """What the Router learns of this replica from Serve: engine, device, cores, warm-up figures, its node and
-        address.
-        """
-        publish_again_and_again(self._publish)
-        return {
-            **asdict(self._engine.info),
-            "warm_up": self._warm_up,
-            "cores": sorted(self._cores),
-            "pid": os.getpid(),
-            "node": self._node,
-            "channel": {"host": self._host, "port": await self._server.start(), "secret": self._server.secret},
-        }
-
-    def _publish(self) -> None:
-        self._metrics.publish(self._runner.state())
-
-    async def wake(self) -> None:
-        """Do nothing. A Router calls it once, because a Serve handle follows its deployment only after a first call."""
-
-    async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Serve's controller learns of this replica while it is autoscaled (see `autoscaling.KeepFill`)."""
-        return {FILL: self._runner.fill()}
 
     def _compute(self, run: Sequence[OfferedQuery], passed: Passed, ended: Ended, stop: threading.Event) -> None:
         """One run, in the engine's thread; each pass, and the end, is told to the loop."""
@@ -215,21 +149,3 @@ class Embedder:
         if alpha_s := schedule.model.alpha_s:
             self._engine.bound_passes(int(_PASS_SHARE * schedule.policy.slo_s / alpha_s * QUERY_TOKENS))
             schedule.set_pass_tokens(self._engine.pass_tokens)
-
-    def _failed(self, error: BaseException) -> str:
-        self._metrics.failed()
-        logger.error("%s: a run failed", self._pool, exc_info=error)
-        return f"the {self._pool} engine failed: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
-
-    async def check_health(self) -> None:
-        """Called by Serve. Raises where the device is lost or one run has taken `stuck_after_s`."""
-        if running_s := self._runner.running_s:
-            if running_s > self._settings.stuck_after_s:
-                raise RuntimeError(
-                    f"the {self._pool} engine has been in one run for {running_s:.0f} s "
-                    f"(stuck_after_s: {self._settings.stuck_after_s:g}): the device hangs"
-                )
-            return
-        await asyncio.wait_for(
-            asyncio.get_running_loop().run_in_executor(self._thread, self._engine.probe), _PROBE_TIMEOUT_S
-        )

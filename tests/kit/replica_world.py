@@ -105,9 +105,9 @@ class World:
     schedule after each arrival. `schedules`: those of the devices, once queries were served.
     """
 
-    def __init__(self, *devices, slo_s=1.0, learned=True, slow=(), look=lambda schedule, now: None):
+    def __init__(self, *devices, slo_s=1.0, greedy_share=None, learned=True, slow=(), look=lambda schedule, now: None):
         self.devices, self.learned, self.slow, self.look = devices, learned, slow, look
-        self.policy = {"slo_s": slo_s}
+        self.policy = {"slo_s": slo_s, "greedy_share": greedy_share}
 
     def serve(self, arrivals):
         return run(self._serve(sorted(arrivals, key=lambda one: one.at)), MOST_TURNS)

@@ -1,0 +1,148 @@
+"""What every replica has: cores and a thread for its engine, an address for Routers, metadata, health, an end."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, Generic, TypeVar
+
+from deployments.hardware.affinity import CpuPart, pin_thread, thread_environment
+from deployments.hardware.cores import choose_cores
+from deployments.hardware.device_detector import CPU
+from deployments.serve_adapter.autoscaling import FILL
+from deployments.serve_adapter.gc_freeze import spare_what_is_loaded
+from deployments.serving.metrics import Instruments, OfModel, publish_again_and_again
+from deployments.serving.sessions import RouterSessions
+from deployments.serving.wire import Server
+from deployments.settings import OneModelSettings
+
+logger = logging.getLogger("ray.serve")
+
+_PROBE_TIMEOUT_S = 5.0
+
+S = TypeVar("S", bound=OneModelSettings)
+T = TypeVar("T")
+
+
+class Replica(ABC, Generic[S]):
+    """Serve deployment. The engine lives in a thread of its own, bound to its cores before its library is imported,
+    so that the event loop stays free for health checks, for admission and for answers that leave.
+    """
+
+    unit: ClassVar[str]  # what the engine computes at once, in words
+    frame_type: ClassVar[Any]  # of a Router: its `decode` reads one
+
+    _settings: Any  # of its pool
+    _card: Any
+    _engine: Any
+    _metrics: Any
+    _worker: Any  # RouterSessions: runs the engine for Routers
+
+    def __init__(self, pool: str, settings: S, device: str, parts: Mapping[str, CpuPart]) -> None:
+        """`parts`: what the CPU instances of each model want of a machine, this model's among them if it has any."""
+        import ray
+        from ray import serve
+
+        context = serve.get_replica_context()
+        self._pool, self._replica = pool, context.replica_tag
+        self._settings = settings.cpu if pool == CPU else settings.accelerator
+        rank = context.rank.local_rank if context.rank else 0
+        self._cores = choose_cores(pool, settings, parts, rank)
+        self._engine_cores = self._cores_of_engine(device)
+        os.environ.update(thread_environment(len(self._cores)))
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine", initializer=self._bind)
+        self._node = ray.get_runtime_context().get_node_id()
+        self._host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        self._engine, self._card = self._in_thread(lambda: self._load(settings, device))
+        self._worker = self._start()
+        self._server = Server(self._host, self._worker.receive, self._worker.gone, self.frame_type.decode)
+        spare_what_is_loaded()
+        logger.info("%s ready: %s, %s cores %s", pool, self._in_words(), len(self._cores), sorted(self._cores))
+
+    def __del__(self) -> Awaitable[None] | None:
+        """Called by Serve, and waited for, before the replica ends: what was admitted is answered."""
+        return self._worker.drained() if hasattr(self, "_worker") else None
+
+    @abstractmethod
+    def _load(self, settings: S, device: str) -> tuple[Any, Any]:
+        """The engine and the model's card; in the engine's thread."""
+
+    @abstractmethod
+    def _start(self) -> RouterSessions[Any, Any]:
+        """Warm up and measure the engine, open the metrics; what runs the engine for Routers."""
+
+    @abstractmethod
+    def _in_words(self) -> str:
+        """Model, device and number format, for the log."""
+
+    @abstractmethod
+    def _describe(self) -> dict[str, Any]:
+        """What Routers and `/info` show of the engine."""
+
+    @abstractmethod
+    def _publish(self) -> None:
+        """Give the metrics to Serve."""
+
+    @abstractmethod
+    def _fill(self) -> float:
+        """How full it is, 1: as full as can be without refusing."""
+
+    def _cores_of_engine(self, device: str) -> tuple[int, ...]:  # noqa: ARG002 - generation's depend on it
+        return self._cores
+
+    def _in_thread(self, work: Callable[[], T]) -> T:
+        return self._thread.submit(work).result()
+
+    def _open_metrics(self, kind: Callable[[Instruments, str, Mapping[str, str]], T], engine: str, dtype: str) -> T:
+        from ray.serve import metrics
+
+        about = {"engine": engine, "dtype": dtype, "version": importlib.metadata.version("windve")}
+        return kind(OfModel(metrics, self._card.name), self._pool, about)
+
+    def _bind(self) -> None:
+        problem = pin_thread(self._engine_cores)
+        if problem:
+            logger.warning("%s: not bound to cores: %s", self._pool, problem)
+
+    async def record_replica_metadata(self) -> dict[str, Any]:
+        """What the Router learns of this replica from Serve: engine, device, warm-up figures, cores, its node and
+        address.
+        """
+        publish_again_and_again(self._publish)
+        return {
+            **self._describe(),
+            "cores": sorted(self._cores),
+            "pid": os.getpid(),
+            "node": self._node,
+            "channel": {"host": self._host, "port": await self._server.start(), "secret": self._server.secret},
+        }
+
+    async def wake(self) -> None:
+        """Do nothing. A Router calls it once, because a Serve handle follows its deployment only after a first call."""
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Serve's controller learns of this replica while it is autoscaled (see `autoscaling.KeepFill`)."""
+        return {FILL: self._fill()}
+
+    def _failed(self, error: BaseException) -> str:
+        self._metrics.failed()
+        logger.error("%s: a %s failed", self._pool, self.unit, exc_info=error)
+        return f"the {self._pool} engine failed: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+
+    async def check_health(self) -> None:
+        """Called by Serve. Raises where the device is lost or one run or step has taken `stuck_after_s`."""
+        if running_s := self._worker.running_s:
+            if running_s > self._settings.stuck_after_s:
+                raise RuntimeError(
+                    f"the {self._pool} engine has been in one {self.unit} for {running_s:.0f} s "
+                    f"(stuck_after_s: {self._settings.stuck_after_s:g}): the device hangs"
+                )
+            return
+        await asyncio.wait_for(
+            asyncio.get_running_loop().run_in_executor(self._thread, self._engine.probe), _PROBE_TIMEOUT_S
+        )
