@@ -104,7 +104,7 @@ class Channel(RouterChannel[Offers, PendingOffer, Report]):
     def offer(self, offer: Offer) -> PendingOffer:
         """Send it, with a number of its own."""
         self._numbers += 1
-        offer = offer._replace(number=self._numbers)
+        offer.number = self._numbers
         pending = self.pending[self._numbers] = PendingOffer(offer, self._loop)
         self._outgoing().offers.append(offer)
         self._out_bytes += sum(query.nbytes for query in offer.queries)

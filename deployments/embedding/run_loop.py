@@ -287,7 +287,7 @@ class Runner(RouterSessions[RouterSession, Report]):
             except Exception:  # what is told of a run must not end the runs
                 logger.exception("a run was not counted")
         elif not isinstance(problem, Stopped):
-            sentence = self._on_failure(problem).encode(errors="replace").decode()  # JSON has no lone surrogates
+            sentence = self._on_failure(problem).encode(errors="replace").decode()  # UTF-8 has no lone surrogates
             left = [run.queries[index].item for index in run.left]
             self._fail({(one.session, one.number) for one in left if not one.gone}, sentence)
         self._run = None

@@ -84,7 +84,8 @@ class TokenChannel(RouterChannel[GenerationOffers, Streaming, TokenReport]):
     def offer(self, offer: GenerationOffer, most_unread: int, on_token: Callable[[NewToken], None]) -> Streaming:
         """Send it, with a number of its own."""
         self._numbers += 1
-        self._outgoing().offers.append(offer._replace(number=self._numbers))
+        offer.number = self._numbers
+        self._outgoing().offers.append(offer)
         streaming = self.pending[self._numbers] = Streaming(self._numbers, offer.answers, most_unread, on_token)
         return streaming
 

@@ -21,6 +21,7 @@ from deployments.generation.frames import GenerationOffer, GenerationOffers
 from deployments.generation.request import Finish
 from deployments.generation.scheduler.sequences import Part
 from deployments.generation.text.sampling import Sampler
+from deployments.models.tokenizer import TokenIds
 from deployments.serving.sessions import RouterSession
 
 logger = logging.getLogger("ray.serve")
@@ -49,7 +50,7 @@ class OfferedGeneration:
 
     def ids(self, part: Part) -> np.ndarray:
         """int32 [tokens] of a part: of the prompt, or the last token of an answer, which may not be known yet."""
-        prompt = self.offer.ids
+        prompt: TokenIds = self.offer.ids
         if part.start < len(prompt):
             return prompt[part.start : part.start + part.tokens]
         return self.answers[part.row.number].sampler.last

@@ -235,7 +235,8 @@ def _spoken(request: GenerationRequest, new: list[NewToken], end_tokens: tuple[i
     tokens: dict[int, list[Picked]] = {}
     said: dict[int, str] = {}
     finished: dict[int, Finish] = {}
-    for _, answer, picked, finish in new:
+    for token in new:
+        answer, picked, finish = token.answer, token.picked, token.finish
         if answer in request.ended or answer in finished:
             continue
         text = request.texts[answer]

@@ -362,7 +362,7 @@ class Stepper(RouterSessions[GenerationSession, TokenReport]):
         return [one for one in every if id(one) in now or any(row.computed for row in one.rows)]
 
     def _fail(self, generations: Iterable[Generation], sentence: str) -> None:
-        sentence = sentence.encode(errors="replace").decode()  # JSON has no lone surrogates
+        sentence = sentence.encode(errors="replace").decode()  # UTF-8 has no lone surrogates
         generations = list(generations)
         for generation in generations:
             self._tell(generation.item.session).failed.append((generation.item.offer.number, sentence))

@@ -1,43 +1,55 @@
-"""What frames between Routers and replicas share: a small JSON head, then arrays as they lie in memory. Pure."""
+"""What frames between Routers and replicas share: a small typed head, then arrays as they lie in memory. Pure.
+
+    frame    size uint32, head size uint32, head (MessagePack), arrays from the next multiple of four; little-endian
+
+On the wire a head is the list of its fields' values. New fields are appended, with defaults, and `WIRE` counts up: a
+reader has the default for what is missing, and passes over what it does not know. So neighbouring versions understand
+each other in both directions, and a service can be upgraded replica by replica.
+"""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-import orjson
+import msgspec
+import numpy as np
 
-from deployments.admission.fair_share import Tenant
-
+WIRE = 2  # the version of all heads; the first was positional JSON, without a number
 HEAD, SIZE = struct.Struct("<II"), struct.Struct("<I")  # of a frame and its head; of the frame, which comes first
-
-
 LARGEST_FRAME = 2**28  # bytes; a frame is cut long before
-
-
 CUT_BYTES = 2**24  # a frame that has so much takes nothing more
 
-
-def tenant_of(plain: Sequence[Any] | None) -> Tenant | None:
-    return None if plain is None else Tenant(*plain)
-
-
-def plain_tenant(tenant: Tenant | None) -> tuple[str, float] | None:
-    """As orjson writes it: it takes no named tuples."""
-    return None if tenant is None else (tenant.name, tenant.weight)
+encode_head = msgspec.msgpack.Encoder(enc_hook=np.ndarray.__len__).encode  # an array's place in a head has its length
+N = TypeVar("N", bound=NamedTuple)
 
 
-def frame_of(head: Any, arrays: Sequence[bytes]) -> list[bytes]:
-    """The buffers of one frame: its sizes, the head as JSON, the arrays."""
-    told = orjson.dumps(head)
-    told += b" " * (-len(told) % 4)  # arrays begin at a multiple of four
-    size = HEAD.size + len(told) + sum(map(len, arrays))
-    return [HEAD.pack(size, len(told)), told, *arrays]
+class Head(msgspec.Struct, array_like=True, gc=False):
+    """The head of a frame, or of one of the things in it."""
 
 
-def head_of(frame: bytes) -> tuple[Any, int]:
-    """(a frame's head, where its arrays begin). Raises ValueError or struct.error."""
+def speaks(about: Mapping[str, Any]) -> bool:
+    """Whether a replica's version, by what it says of itself, and this one understand each other."""
+    return abs(int(about.get("wire", 0)) - WIRE) <= 1
+
+
+def known(kind: type[N], values: Sequence[Any]) -> N:
+    """What this version knows of a tuple that another may have appended to. Raises TypeError where it lacks more than
+    has defaults.
+    """
+    return kind(*values[: len(kind._fields)])
+
+
+def frame_of(head: bytes, arrays: Sequence[bytes]) -> list[bytes]:
+    """The buffers of one frame: its sizes, the head, the arrays."""
+    padding = bytes(-len(head) % 4)
+    size = HEAD.size + len(head) + len(padding) + sum(map(len, arrays))
+    return [HEAD.pack(size, len(head)), head, padding, *arrays]
+
+
+def head_of(frame: bytes) -> tuple[bytes, int]:
+    """(a frame's head, where its arrays begin). Raises struct.error."""
     _, size = HEAD.unpack_from(frame)
     end = HEAD.size + size
-    return orjson.loads(frame[HEAD.size : end]), end
+    return frame[HEAD.size : end], end + -size % 4

@@ -16,6 +16,7 @@ from deployments.hardware.cores import choose_cores
 from deployments.hardware.device_detector import CPU
 from deployments.serve_adapter.autoscaling import FILL
 from deployments.serve_adapter.gc_freeze import spare_what_is_loaded
+from deployments.serving.frames import WIRE
 from deployments.serving.metrics import Instruments, OfModel, publish_again_and_again
 from deployments.serving.sessions import RouterSessions
 from deployments.serving.wire import Server
@@ -119,6 +120,7 @@ class Replica(ABC, Generic[S]):
             "cores": sorted(self._cores),
             "pid": os.getpid(),
             "node": self._node,
+            "wire": WIRE,
             "channel": {"host": self._host, "port": await self._server.start(), "secret": self._server.secret},
         }
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from deployments.errors import ReplicaLost
 from deployments.serving.channel import RouterChannel
+from deployments.serving.frames import WIRE, speaks
 from deployments.serving.replica_view import QUIET_S, ReplicaView
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class ReplicaLink(Generic[V, C]):
 
     States, by what a Router may do with it:
 
+    - `_task` None: the replica has a version of the frames that this Router does not understand. Nothing is sent.
     - `_channel` None: it connects, again and again. Nothing is sent.
     - `_channel` set, `view.state` None: it is configured and asked for its state, which ends the wait.
     - both set: `is_live`. When the connection breaks, it connects again.
@@ -55,7 +57,15 @@ class ReplicaLink(Generic[V, C]):
         self._suspect: list[Any] = []
         self._watching = False
         self._wait_s = 0.0  # before the next attempt to connect
-        self._task = pool.spawn(self._connect())
+        self._task: asyncio.Task[None] | None = None
+        if speaks(about):
+            self._task = pool.spawn(self._connect())
+        else:
+            logger.error(
+                "the %s pool's replica %s has version %s of the frames, and this Router has %d: it gets nothing; "
+                "please upgrade over versions of windve that follow one another",
+                pool.name, view.replica, about.get("wire", 1), WIRE,
+            )  # fmt: skip
 
     @property
     def is_live(self) -> bool:
@@ -105,7 +115,8 @@ class ReplicaLink(Generic[V, C]):
 
     def end(self) -> None:
         """Serve says that the replica has gone: dead, or drained."""
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
         if self._channel is not None:
             left, self._channel.pending = list(self._channel.pending.values()), {}
             self._channel.close()

@@ -16,7 +16,7 @@ from deployments.generation.scheduler.step import load_of
 from deployments.generation.settings import GenerationSettings
 from deployments.generation.step_loop import Stepper
 from deployments.hardware.device_detector import Topology
-from deployments.serving.frames import HEAD
+from deployments.serving.frames import HEAD, WIRE
 from deployments.serving.router import Host
 from deployments.serving.wire import RouterConnection, Server
 from tests.kit.simulation.application import NoInstruments
@@ -149,7 +149,7 @@ class Replica:
 
     @property
     def about(self):
-        return {"node": "n", "channel": {"host": self.name, "port": 1, "secret": self.server.secret}}
+        return {"node": "n", "wire": WIRE, "channel": {"host": self.name, "port": 1, "secret": self.server.secret}}
 
     def connect(self, channel):
         if not self.alive:

@@ -73,7 +73,7 @@ class ScriptedReplica:
 
     def offer(self, offer):
         loop = asyncio.get_running_loop()
-        offer = offer._replace(number=len(self.heard) + 1)
+        offer.number = len(self.heard) + 1
         self.heard.append(offer)
         self.times.append(_now())
         pending = PendingOffer(offer, loop)

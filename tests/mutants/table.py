@@ -11,6 +11,7 @@ MODULES = {
     "deployments/admission/trial.py": "test_trial",
     "deployments/embedding/bulk.py": "test_bulk",
     "deployments/serving/replica_set.py": "test_link test_pool",
+    "deployments/serving/frames.py": "test_frames test_token_frames",
     "deployments/serving/replica_link.py": "test_link test_pool",
     "deployments/serving/replica_view.py": "test_view test_step_view",
     "deployments/embedding/link.py": "test_link",

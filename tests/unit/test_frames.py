@@ -9,16 +9,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple, replace
 
 from deployments.admission.fair_share import Tenant
 from deployments.embedding import frames
 from deployments.embedding.frames import Answered, Offer, Offers, Report
 from deployments.embedding.scheduler.state import ReplicaState
 from deployments.models.outputs import TEXT
-from deployments.serving.frames import HEAD, SIZE, frame_of, head_of
+from deployments.serving.frames import HEAD, SIZE, encode_head, frame_of, head_of
 from deployments.serving.wire import Peer
 
 STATE = ReplicaState(0.25, 0.5, 0.1, 3, 2, 7, 5, (0.0, 0.001, 0.0, 0.27), 1.1, 0.02, (1, 2, 3))
+
+
+def packed(head, arrays=()):
+    """A frame with any head."""
+    return b"".join(frame_of(encode_head(head), [array.tobytes() for array in arrays]))
 
 
 def through(offers):
@@ -41,6 +47,20 @@ def test_an_empty_frame():
     assert [*report.state] == [*[*STATE][:7], list(STATE.model), 1.1, 0.02, list(STATE.refusals), 0.0, [], 1]
 
 
+@pytest.mark.parametrize("more", [[], ["of a later version"]])
+def test_what_a_neighbouring_version_lacks_has_its_default_and_what_it_has_more_is_passed_over(more):
+    offer = [1, 0.5, [2], ["text"], False, *(more and [False, False, None, False, None, *more])]
+    offers = Offers.decode(packed([[offer], *(more and [[], [], {}, None, False, *more])], [ids(7, 8)]))
+    assert (offers.asks, offers.refused_s, len(offers.offers)) == (False, {}, 1)
+    assert astuple(replace(offers.offers[0], queries=())) == (1, 0.5, (), *astuple(Offer(1, 0.5, []))[3:])
+    state = [*STATE][: 14 if more else 11] + more
+    answer = [1, 0, 2, 1.0, 0.1, 0.2, 0.3, *(more and [1, 0, *more])]
+    report = Report.decode(packed([state, 5, [], [], [], [answer], *more], [np.ones(2, np.float32)]))
+    assert report.state == STATE._replace(model=[*STATE.model], refusals=[*STATE.refusals], greedy=report.state.greedy)
+    assert [*report.state.greedy] == []
+    assert astuple(report.answered[0])[3:] == (1.0, 0.1, 0.2, 0.3, 1, 0)
+
+
 def test_offers_come_back_as_they_went():
     sent = Offers(
         [
@@ -60,7 +80,7 @@ def test_offers_come_back_as_they_went():
         [9], [8], {None: 0.125, Tenant("batch", 2.0): 0.5}, {"router": "r", "slo_s": 1.0}, True,
     )  # fmt: skip
     for one, other in zip(sent.offers, came.offers, strict=True):
-        assert one._replace(queries=()) == other._replace(queries=())
+        assert replace(one, queries=()) == replace(other, queries=())
         assert [query.tolist() for query in one.queries] == [query.tolist() for query in other.queries]
         assert all(query.dtype == np.int32 for query in other.queries)
 
@@ -88,9 +108,9 @@ def test_a_report_with_all_that_it_may_hold():
     )  # fmt: skip
     (came,) = reports(sent)
     assert came.state.opens_s == math.inf
-    assert (came.refused, came.admitted, came.failed) == ([[1, True]], [[2, 5]], [[3, "it broke"]])
+    assert (came.refused, came.admitted, came.failed) == ([(1, True)], [(2, 5)], [(3, "it broke")])
     for one, other in zip(sent.answered, came.answered, strict=True):
-        assert one._replace(numbers=()) == other._replace(numbers=())
+        assert replace(one, numbers=()) == replace(other, numbers=())
         assert one.numbers.tolist() == other.numbers.tolist()
 
 
@@ -101,7 +121,7 @@ def test_much_is_cut_into_several_frames_and_says_all_else_once(monkeypatch):
     assert [len(report.answered) for report in came] == [3, 3, 3, 3, 3, 3, 2]
     assert [one.number for report in came for one in report.answered] == list(range(20))
     assert [one.numbers[0] for report in came for one in report.answered] == list(range(20))
-    assert [report.refused for report in came] == [[[9, False]], *[[]] * 6]
+    assert [report.refused for report in came] == [[(9, False)], *[[]] * 6]
 
 
 def test_a_frame_that_has_more_than_16_mib_takes_nothing_more():
@@ -121,14 +141,15 @@ def test_a_frame_of_more_than_256_mib_is_none_of_ours(size, closed):
 
 @pytest.mark.parametrize("length", range(8))
 def test_arrays_begin_at_a_multiple_of_four(length):
-    sizes, head, array = frame_of("x" * length, [b"1234"])
-    assert (len(sizes), len(head)) == (8, 4 * math.ceil((length + 2) / 4))
-    assert head_of(b"".join([sizes, head, array])) == ("x" * length, 8 + len(head))
+    frame = b"".join(frame_of(b"x" * length, [b"1234"]))
+    assert head_of(frame) == (b"x" * length, 8 + 4 * math.ceil(length / 4))
+    assert (frame[-4:], SIZE.unpack_from(frame)) == (b"1234", (len(frame),))
+    assert len(frame) == 12 + 4 * math.ceil(length / 4)
 
 
 def test_what_is_so_unless_it_is_said():
-    assert Offer(1, 1.0, [])[3:] == (TEXT, False, False, False, None, False, None)
-    assert Answered(1, 0, [], 1.0, 0.0, 0.0, 0.0)[7:] == (1, 0)
+    assert astuple(Offer(1, 1.0, []))[3:] == (TEXT, False, False, False, None, False, None)
+    assert astuple(Answered(1, 0, [], 1.0, 0.0, 0.0, 0.0))[7:] == (1, 0)
     assert Report(STATE) == Report(STATE, 0, [], [], [], [])
     assert Offers() == Offers([], [], [], {}, None, False)
 
@@ -149,26 +170,23 @@ def test_when_a_frame_has_something_to_say(offers, is_sent):
     assert bool(offers) == is_sent
 
 
-def test_microseconds_are_enough():
-    assert through(Offers([Offer(1, 0.12345678, [ids(1)])])).offers[0].left_s == 0.123457
+def test_times_are_exact():
+    assert through(Offers([Offer(1, 0.12345678, [ids(1)])])).offers[0].left_s == 0.12345678
 
 
 DAMAGE = (ValueError, TypeError, LookupError, struct.error)
 ABOUT = [1.0, TEXT, False, False, False, None, False, None]  # of an offer, without its number and size
 
 
-def whole(head, arrays=()):
-    return b"".join(frame_of(head, [array.tobytes() for array in arrays]))
-
-
 def offers_of(*sizes, arrays=()):
-    """A frame that says of each offer how many queries it has, with these arrays."""
+    """A frame that says of each offer how long its queries are, with these arrays."""
     heads = [[number, ABOUT[0], size, *ABOUT[1:]] for number, size in enumerate(sizes)]
-    return whole([heads, [], [], [], None, False], arrays)
+    return packed([heads, [], [], {}, None, False], arrays)
 
 
 def test_a_frame_as_the_damaged_ones_are_made():
-    assert len(Offers.decode(offers_of(1, 1, arrays=[ids(2, 1), ids(7, 8, 9)])).offers) == 2
+    assert len(Offers.decode(offers_of([2], [1], arrays=[ids(7, 8, 9)])).offers) == 2
+    assert Offers.decode(offers_of([], arrays=[])).offers[0].queries == []
 
 
 @pytest.mark.parametrize(
@@ -177,16 +195,17 @@ def test_a_frame_as_the_damaged_ones_are_made():
         b"",
         b"\0\0",
         HEAD.pack(8, 0),
-        whole([]),
-        whole({}),
-        whole(7),
-        offers_of(2),  # two queries, no lengths
-        offers_of(1, arrays=[ids(3), ids(1, 2)]),  # 3 of 2 tokens
-        offers_of(1, arrays=[ids(1), ids(1, 2)]),  # 1 of 2
-        offers_of(1, arrays=[ids(0)]),
-        offers_of(2, arrays=[ids(3, -1), ids(1, 2)]),
-        whole([[[1]], [], [], [], None, False]),
-        whole([[], [], [], [], None, False], [np.array([1, 2, 3], np.uint8)]),
+        packed({}),
+        packed(7),
+        offers_of(2, arrays=[ids(1, 2)]),  # no lengths
+        offers_of([1, 1]),  # two queries, no tokens
+        offers_of([3], arrays=[ids(1, 2)]),  # 3 of 2 tokens
+        offers_of([1], arrays=[ids(1, 2)]),  # 1 of 2
+        offers_of([0]),
+        offers_of([3, -1], arrays=[ids(1, 2)]),
+        offers_of([1.0], arrays=[ids(1)]),
+        packed([[[1]], [], [], {}, None, False]),
+        packed([[], [], [], {}, None, False], [np.array([1, 2, 3], np.uint8)]),
     ],
 )
 def test_damaged_offers_say_so(frame):
@@ -197,11 +216,11 @@ def test_damaged_offers_say_so(frame):
 @pytest.mark.parametrize(
     "frame",
     [
-        whole([]),
-        whole([list(STATE), 0, [], [], [], [[1, 0, 1, 1, 0, 0, 0]]]),  # no numbers
-        whole([list(STATE)[:3], 0, [], [], [], []]),
-        whole([7, 0, [], [], [], []]),
-        whole([list(STATE), 0, [], [], [], [[1, 0]]]),
+        packed([]),
+        packed([list(STATE), 0, [], [], [], [[1, 0, 1, 1, 0, 0, 0]]]),  # no numbers
+        packed([list(STATE)[:3], 0, [], [], [], []]),
+        packed([7, 0, [], [], [], []]),
+        packed([list(STATE), 0, [], [], [], [[1, 0]]]),
     ],
 )
 def test_damaged_reports_say_so(frame):

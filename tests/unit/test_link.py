@@ -10,9 +10,10 @@ from deployments.embedding.config import PoolConfig
 from deployments.embedding.frames import Answered, Offer, Report
 from deployments.errors import ReplicaLost
 from deployments.serve_adapter import membership
+from deployments.serving.frames import WIRE
 from tests.kit.scripted_replicas import STATE, pool_of
 
-ABOUT = {"node": "n", "channel": {"host": "h", "port": 7, "secret": "s"}}
+ABOUT = {"node": "n", "wire": WIRE, "channel": {"host": "h", "port": 7, "secret": "s"}}
 LOST = r"the accelerator pool lost replica a while the query was on it"
 
 
@@ -90,13 +91,33 @@ async def test_a_replica_that_comes_is_configured_and_lives_with_its_first_repor
     channel.reports(answered=[None, None])
     assert (link.answered, world.changes) == (2, [0, 1])
     assert link.describe() == {
-        "node": "n", "channel": "port 7", "queries": 2, "in_flight": 0, "waiting": 0, "most_in_flight": 0, "runs": 0,
+        "node": "n", "wire": WIRE, "channel": "port 7",
+        "queries": 2, "in_flight": 0, "waiting": 0, "most_in_flight": 0, "runs": 0,
         "opens_s": 0.0, "factor": 1.0, "margin": 0.0, "refusals": {"full": 0, "never": 0, "closed": 0},
     }  # fmt: skip
     link.view.hear(0.0, STATE._replace(opens_s=float("inf"), factor=1.23456, margin=0.12345, refusals=(1, 2, 3)), 0)
     shown = link.describe()
     assert [shown[key] for key in ("opens_s", "factor", "margin")] == [None, 1.2346, 0.1235]
     assert shown["refusals"] == {"full": 1, "never": 2, "closed": 3}
+
+
+@pytest.mark.parametrize(("version", "is_reached"), [(-2, False), (-1, True), (0, True), (1, True), (2, False)])
+async def test_a_replica_of_another_version_is_refused_once_and_a_neighbour_is_reached(version, is_reached, caplog):
+    world = Followed()
+    for _ in range(2):
+        world.pool.follow({"a": {**ABOUT, "wire": WIRE + version}}, None)
+        await asyncio.sleep(5.0)
+    assert len(world.channels) == is_reached
+    assert caplog.text.count("upgrade over versions of windve that follow one another") == (not is_reached)
+    world.pool.follow({}, None)
+    assert world.pool.links == {}
+
+
+async def test_a_replica_that_names_no_version_is_refused():
+    world = Followed()
+    world.pool.follow({"a": {"node": "n", "channel": ABOUT["channel"]}}, None)
+    await asyncio.sleep(5.0)
+    assert not world.tried
 
 
 async def test_what_is_sent_counts_until_it_is_read_and_a_silent_replica_is_asked():

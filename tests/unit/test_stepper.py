@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from deployments.admission.learning import Learning
 from deployments.errors import EngineFailed, Unavailable
@@ -56,7 +57,8 @@ class Router:
         self.admitted.update(report.admitted)
         self.refused |= {one.number: one for one in report.refused}
         self.failed |= dict(report.failed)
-        for number, answer, picked, finish in report.tokens:
+        for token in report.tokens:
+            number, answer, picked, finish = astuple(token)
             assert (number, answer) not in self.finished
             self.tokens.setdefault((number, answer), []).append(picked.id)
             if finish:

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from msgspec.structs import astuple, replace
 
 from deployments.admission.fair_share import Tenant
 from deployments.generation.frames import GenerationOffer, GenerationOffers, NewToken, RefusedOffer, TokenReport
@@ -41,14 +42,14 @@ def test_offers_come_out_as_they_went_in():
     got = through(sent.encode(), GenerationOffers.decode)
     for here, there in zip(got.offers, sent.offers, strict=True):
         assert here.ids.tolist() == there.ids.tolist()
-        assert here._replace(ids=None) == there._replace(ids=None)
+        assert replace(here, ids=None) == replace(there, ids=None)
     assert (got.called_off, got.stopped, got.settings, got.asks) == ([8, 9], [(4, 1)], {"router": "r"}, True)
     assert got.offers[0].ids.dtype == np.int32
 
 
-def test_an_offer_s_time_is_told_to_the_microsecond():
-    (got,) = through(GenerationOffers([offer(1, 3)._replace(left_s=1 / 3)]).encode(), GenerationOffers.decode).offers
-    assert got.left_s == 0.333333
+def test_an_offer_s_time_is_told_exactly():
+    (got,) = through(GenerationOffers([replace(offer(1, 3), left_s=1 / 3)]).encode(), GenerationOffers.decode).offers
+    assert got.left_s == 1 / 3
 
 
 @pytest.mark.parametrize(
@@ -76,8 +77,8 @@ def test_a_prompt_without_tokens_is_refused():
 
 def test_what_is_not_said_is_as_it_is_called_by_default():
     one = GenerationOffer(1, 1.0, np.zeros(1, np.int32), 5, Sampling())
-    assert one[5:] == (1, None, (), None, False, None)
-    assert RefusedOffer(3) == (3, False, 0, 0.0, "")
+    assert astuple(one)[5:] == (1, None, (), None, False, None)
+    assert astuple(RefusedOffer(3)) == (3, False, 0, 0.0, "")
     (frame,) = TokenReport().encode()
     got = through(frame, TokenReport.decode)
     assert plain(got.state) == StepState(0.0, 0.0, 0.0, 0, 0, 0, 0, 0, (), 1.0, 0.0, (0, 0))
@@ -96,5 +97,5 @@ def test_a_report_comes_out_as_it_went_in(state):
     assert got.tokens[2] == tokens[2]
     assert plain(got.state) == plain(state)
     assert got.state.host is None or got.state.host.gained_share == pytest.approx(0.4017, abs=1e-4)
-    assert (got.seen, got.refused, got.admitted, got.failed) == (6, sent.refused, [1, 2], [[4, "it broke"]])
+    assert (got.seen, got.refused, got.admitted, got.failed) == (6, sent.refused, [1, 2], [(4, "it broke")])
     assert got.routers == 3

@@ -34,6 +34,7 @@ from deployments.models.model_files import ModelCard
 from deployments.models.outputs import Numbers, Output
 from deployments.models.tokenising import Tokenising
 from deployments.models.tokenizer import TokenIds
+from deployments.serving.frames import WIRE
 from deployments.serving.metrics import Instruments
 from deployments.serving.router import Host
 from deployments.settings import Settings
@@ -145,7 +146,7 @@ class Cluster:
     def members(self, pool: str) -> dict[str, dict[str, Any]]:
         """Those of a pool that live, as Serve tells Routers of them."""
         return {
-            name: {"node": replica.node, "channel": {"host": name, "port": 1, "secret": ""}}
+            name: {"node": replica.node, "wire": WIRE, "channel": {"host": name, "port": 1, "secret": ""}}
             for name, replica in self.replicas.items()
             if replica.pool == pool and replica.alive
         }
