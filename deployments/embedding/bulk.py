@@ -11,7 +11,7 @@ from deployments.embedding.channel import Refused
 from deployments.embedding.link import Link
 from deployments.embedding.placer import TRIES, Placer
 from deployments.embedding.pool import Pool
-from deployments.embedding.request import Answers, Part, Request
+from deployments.embedding.request import Answers, OfferedPart, Request
 from deployments.errors import Busy, ReplicaLost
 from deployments.serving.frames import CUT_BYTES
 
@@ -26,7 +26,7 @@ class _Bulk:
     missing: deque[int]
     tries: list[int]
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    parts: list[Part] = field(default_factory=list)
+    parts: list[OfferedPart] = field(default_factory=list)
     answers: Answers = field(default_factory=dict)
 
 
@@ -125,7 +125,7 @@ class BulkQueue:
         bulk.parts.append(part)
         link.bulk_parts += 1
 
-    def _take_answers(self, bulk: _Bulk, part: Part) -> None:
+    def _take_answers(self, bulk: _Bulk, part: OfferedPart) -> None:
         """What is answered, and what is missing again: not admitted, or lost with its replica."""
         admitted = part.pending.admitted
         if admitted is not None and admitted.done() and admitted.result() < len(part.indices):

@@ -17,7 +17,7 @@ from deployments.embedding.config import RouterConfig
 from deployments.embedding.frames import Answered, Offer
 from deployments.embedding.link import Link
 from deployments.embedding.pool import Pool
-from deployments.embedding.request import Answers, Part, Request
+from deployments.embedding.request import Answers, OfferedPart, Request
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable, WindveError
 
 TRIES = 2  # a query whose replica died is admitted once more
@@ -89,7 +89,7 @@ class Placer:
         answers: Answers = {}
         left = list(range(len(request.ids)))
         for attempt in range(1, TRIES + 1):
-            parts: list[Part] = []
+            parts: list[OfferedPart] = []
             try:
                 await self._place(request, left, parts)
                 for part in parts:
@@ -108,7 +108,7 @@ class Placer:
                     part.link.call_off(part.pending)
         return answers
 
-    async def _place(self, request: Request, left: list[int], parts: list[Part]) -> None:
+    async def _place(self, request: Request, left: list[int], parts: list[OfferedPart]) -> None:
         """Fill `parts` with room for all of `left`. Raises Busy, Unavailable or DeadlineExceeded where there is not
         enough, and ReplicaLost.
         """
@@ -160,7 +160,7 @@ class Placer:
                 elif link.is_live:
                     yield pool, link
 
-    def send(self, request: Request, pool: Pool, link: Link, indices: list[int], *, partial: bool) -> Part:
+    def send(self, request: Request, pool: Pool, link: Link, indices: list[int], *, partial: bool) -> OfferedPart:
         """Offer these queries of the request to that replica of the pool."""
         trial, record = request.wanted.trial, request.wanted.record
         now = asyncio.get_running_loop().time()
@@ -177,13 +177,13 @@ class Placer:
             tenant=request.tenant,
         )
         if record is None:
-            return Part(link, pool.name, link.offer(offer), indices)
+            return OfferedPart(link, pool.name, link.offer(offer), indices)
         finish_s = link.view.finish_s(now, request.lengths(indices))
-        part = Part(link, pool.name, link.offer(offer), indices)
+        part = OfferedPart(link, pool.name, link.offer(offer), indices)
         record.parts.append((part, finish_s))
         return part
 
-    def collect(self, request: Request, part: Part, found: list[Answered] | Refused, answers: Answers) -> None:
+    def collect(self, request: Request, part: OfferedPart, found: list[Answered] | Refused, answers: Answers) -> None:
         """Take the answers of a part, and learn from them how long the transit takes. Raises ReplicaLost where the
         replica has let a part go that waited too long for the others.
         """

@@ -132,8 +132,8 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
-class Part:
-    """Some queries of a request at one replica."""
+class OfferedPart:
+    """Some queries of a request, offered to one replica."""
 
     link: Link
     pool: str
@@ -152,7 +152,7 @@ class Record:
 
     model: str | None = None
     request: Request | None = None
-    parts: list[tuple[Part, float]] = field(default_factory=list)
+    parts: list[tuple[OfferedPart, float]] = field(default_factory=list)
     done: Embedded | None = None
 
     @property

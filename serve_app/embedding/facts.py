@@ -7,7 +7,7 @@ from itertools import groupby
 
 from deployments.embedding.channel import Refused
 from deployments.embedding.frames import Answered
-from deployments.embedding.request import Part, Record
+from deployments.embedding.request import OfferedPart, Record
 from deployments.errors import EngineFailed
 from serve_app.observe.facts import Attributes, Phase
 
@@ -26,7 +26,7 @@ def phases(record: Record, now: float) -> Iterator[Phase]:
         yield from _at_replica(part, predicted_s, now)
 
 
-def _at_replica(part: Part, predicted_s: float, now: float) -> Iterator[Phase]:
+def _at_replica(part: OfferedPart, predicted_s: float, now: float) -> Iterator[Phase]:
     pending = part.pending
     outcome, answers = _outcome(part)
     there = pending.settled_at if pending.ended and outcome != "cancelled" else now
@@ -46,7 +46,7 @@ def _at_replica(part: Part, predicted_s: float, now: float) -> Iterator[Phase]:
         yield Phase("run", began, began + max(answer.compute_s for answer in ran), ours | size)
 
 
-def _outcome(part: Part) -> tuple[str, list[Answered]]:
+def _outcome(part: OfferedPart) -> tuple[str, list[Answered]]:
     """What the replica decided, in one word, and its answers."""
     outcome = part.pending.outcome
     if not outcome.done() or outcome.cancelled():

@@ -11,7 +11,7 @@ from deployments.admission.trial import Trial
 from deployments.embedding.channel import PendingOffer, Refused
 from deployments.embedding.frames import Answered, Offer
 from deployments.embedding.placer import Placer
-from deployments.embedding.request import Part, Record, Request, Wanted, embedded
+from deployments.embedding.request import OfferedPart, Record, Request, Wanted, embedded
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable
 from deployments.models.text_pairs import Pair
 from tests.kit.scripted_replicas import (
@@ -270,7 +270,7 @@ async def test_the_way_there_and_back(slo_s, ways, transit_s):
         pending = PendingOffer(Offer(1, 1.0, [None, None]), asyncio.get_running_loop())
         pending.sent_at, pending.settled_at = at - 0.5 - way_s, at
         found = [Answered(1, index, None, 1.0, 0.0, 0.0, stay_s) for index, stay_s in enumerate((0.2, 0.5))]
-        placer.collect(request_of(1, 2, bulk=bulk), Part(a1, "accelerator", pending, [0, 1]), found, taken := {})
+        placer.collect(request_of(1, 2, bulk=bulk), OfferedPart(a1, "accelerator", pending, [0, 1]), found, taken := {})
     assert placer.transit_s == pytest.approx(transit_s)
     assert taken == {0: ("accelerator", found[0]), 1: ("accelerator", found[1])}
 
@@ -379,7 +379,8 @@ async def test_when_a_record_says_that_the_answer_was_predicted():
     await asyncio.sleep(0.1)
     pendings = [PendingOffer(Offer(1, 1.0, [None]), asyncio.get_running_loop()) for _ in range(2)]
     record.parts = [
-        (Part(None, "cpu", pending, [0]), finish_s) for pending, finish_s in zip(pendings, (0.7, 0.4), strict=True)
+        (OfferedPart(None, "cpu", pending, [0]), finish_s)
+        for pending, finish_s in zip(pendings, (0.7, 0.4), strict=True)
     ]
     assert record.predicted_s == pytest.approx(0.1 + 0.4, abs=1e-6)
 
