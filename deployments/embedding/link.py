@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deployments.admission.fair_share import Tenant
 from deployments.embedding.channel import Channel, PendingOffer
 from deployments.embedding.frames import Offer, Report
 from deployments.embedding.view import View
 from deployments.serving.replica_link import ReplicaLink, learned
-from deployments.serving.replica_set import ReplicaSet
+
+if TYPE_CHECKING:
+    from deployments.embedding.pool import Pool
 
 _ANSWERS_S = 0.5  # a replica that takes longer for its state is shown by its last
 
@@ -19,11 +21,12 @@ _ANSWERS_S = 0.5  # a replica that takes longer for its state is shown by its la
 class Link(ReplicaLink[View, Channel]):
     """A query whose replica was lost is offered again: it must not run twice at the same time (see the base)."""
 
+    view_type = View
     may_run_on = True
     at_work = "the query was on it"
 
-    def __init__(self, pool: ReplicaSet[Link], replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> None:
-        super().__init__(pool, View(replica, rank), about)
+    def __init__(self, pool: Pool, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> None:
+        super().__init__(pool, replica, about, rank)
         self.answered = 0  # queries
         self.bulk_parts = 0  # of bulk requests, there now
         self.bulk_again_at = 0.0  # it had no room for bulk queries, and is not asked before

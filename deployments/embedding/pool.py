@@ -26,12 +26,10 @@ class Pool(ReplicaSet[Link]):
     before `connect`.
     """
 
-    channel = Channel
+    link_type = Link
+    channel_type = Channel
     config = PoolConfig()  # until it is configured
     _turn = 0
-
-    def link(self, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> Link:
-        return Link(self, replica, about, rank)
 
     def configure(self, config: PoolConfig, policy: Mapping[str, Any]) -> None:
         """Put a new config in force, and send it to every replica.

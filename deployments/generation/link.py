@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from deployments.generation.channel import Streaming, TokenChannel
@@ -11,7 +11,6 @@ from deployments.generation.scheduler.hybrid.host_cache import HostState
 from deployments.generation.scheduler.hybrid.planner import MODES
 from deployments.generation.view import StepView
 from deployments.serving.replica_link import ReplicaLink, learned
-from deployments.serving.replica_set import ReplicaSet
 
 
 class GenerationLink(ReplicaLink[StepView, TokenChannel]):
@@ -19,13 +18,9 @@ class GenerationLink(ReplicaLink[StepView, TokenChannel]):
     at its own end.
     """
 
+    view_type = StepView
     may_run_on = False
     at_work = "it generated this answer"
-
-    def __init__(
-        self, pool: ReplicaSet[GenerationLink], replica: str, about: Mapping[str, Any], rank: tuple[bool, int]
-    ) -> None:
-        super().__init__(pool, StepView(replica, rank), about)
 
     @property
     def streams(self) -> int:

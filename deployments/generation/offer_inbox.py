@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from deployments.generation.scheduler.sequences import Part
 from deployments.generation.text.sampling import Sampler
 from deployments.models.tokenizer import TokenIds
 from deployments.serving.sessions import RouterSession
+
+if TYPE_CHECKING:
+    from deployments.generation.step_loop import Stepper
 
 logger = logging.getLogger("ray.serve")
 
@@ -87,27 +90,11 @@ class ReceivedFrame:
     undecided: deque[GenerationOffer] | None = None
 
 
-class Reader(Protocol):
-    """Who decides on what is read."""
-
-    def configure(self, session: GenerationSession, settings: dict[str, Any]) -> None:
-        """A Router's settings, first, and again whenever its config changes."""
-
-    def take(self, session: GenerationSession, offer: GenerationOffer, came_at: float) -> None:
-        """Admit an offer or refuse it."""
-
-    def hang_up(self, session: GenerationSession) -> None:
-        """It sent what cannot be read."""
-
-    def have_read(self) -> None:
-        """So much was read at a time."""
-
-
 class OfferInbox:
-    """One replica's. It is true while it has frames."""
+    """One replica's; the stepper decides on what it reads. It is true while it has frames."""
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
         self._received: deque[ReceivedFrame] = deque()
 
     def __bool__(self) -> bool:
@@ -128,7 +115,7 @@ class OfferInbox:
                 done = received.session.gone or self._read_frame(received, ends)
             except Exception:
                 logger.exception("a Router's frame cannot be read: its connection is closed")
-                self._reader.hang_up(received.session)
+                self._stepper.hang_up(received.session)
                 done = True
             if done:
                 self._received.popleft()
@@ -136,7 +123,7 @@ class OfferInbox:
                 break
         if self._received:
             asyncio.get_running_loop().call_soon(self._read, context=contextvars.Context())
-        self._reader.have_read()
+        self._stepper.have_read()
 
     def _read_frame(self, received: ReceivedFrame, ends: float) -> bool:
         """True where it is read to its end; False where time was up before."""
@@ -144,11 +131,11 @@ class OfferInbox:
         if received.undecided is None:
             received.undecided = deque(frame.offers)
             if frame.settings is not None:
-                self._reader.configure(session, frame.settings)
+                self._stepper.configure(session, frame.settings)
         while received.undecided:
             offer = received.undecided.popleft()
             if offer.number not in session.called_off:  # else nobody waits for a decision
-                self._reader.take(session, offer, received.at)
+                self._stepper.take(session, offer, received.at)
             if received.undecided and time.perf_counter() > ends:
                 return False
         session.called_off.difference_update(frame.called_off)

@@ -15,10 +15,8 @@ _AWAY = 1.25  # a replica on another node counts as if its first token came so m
 class GenerationPool(ReplicaSet[GenerationLink]):
     """`name` is "accelerator" or "cpu". Call `configure` before `connect`."""
 
-    channel = TokenChannel
-
-    def link(self, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> GenerationLink:
-        return GenerationLink(self, replica, about, rank)
+    link_type = GenerationLink
+    channel_type = TokenChannel
 
     def configure(self, policy: Mapping[str, Any]) -> None:
         """Put a promise in force, and send it to every replica: `ttft_s`, `tpot_s` (s), `bulk_share` (0 to 1), `model`

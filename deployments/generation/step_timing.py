@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import chain
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from deployments.errors import Unavailable
 from deployments.generation.step_run import StepWork
+
+if TYPE_CHECKING:
+    from deployments.generation.step_loop import Stepper
 
 _DRAINS_S = 10.0  # in which what is admitted is to end before planned steps
 _TIMED_S = 5.0  # after which no further planned step begins
@@ -22,24 +25,11 @@ class Timed(NamedTuple):
     host_s: float
 
 
-class Loop(Protocol):
-    """The loop that runs the steps. `now`: its clock, in seconds."""
-
-    now: Callable[[], float]
-
-    async def drained(self) -> None: ...
-    def report_soon(self) -> None: ...
-    def report_to_all(self) -> None: ...
-
-    def time_step(self, work: StepWork) -> asyncio.Future[Timed]:
-        """Begin a step that is nobody's."""
-
-
 class StepTiming:
     """One replica's. `is_on`: nothing is admitted."""
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    def __init__(self, stepper: Stepper) -> None:
+        self._stepper = stepper
         self._opens_at: float | None = None  # while nothing is admitted: when something is again, at the latest
 
     @property
@@ -49,7 +39,7 @@ class StepTiming:
     @property
     def paused_s(self) -> float:
         """Seconds until anything is admitted, at most; 0: now."""
-        return 0.0 if self._opens_at is None else max(_SOONEST_S, self._opens_at - self._loop.now())
+        return 0.0 if self._opens_at is None else max(_SOONEST_S, self._opens_at - self._stepper.now())
 
     async def time_steps(self, works: Iterable[StepWork | None], times: int) -> list[list[Timed] | None]:
         """What each of these steps takes, up to `times` times, behind a first one that warms up; None for
@@ -64,7 +54,7 @@ class StepTiming:
             self._pause(_DRAINS_S + _TIMED_S)
             try:
                 async with asyncio.timeout(_DRAINS_S):
-                    await self._loop.drained()
+                    await self._stepper.drained()
             except TimeoutError:
                 raise Unavailable(
                     f"what this replica had admitted has not ended within {_DRAINS_S:g} s; please try again later"
@@ -73,23 +63,23 @@ class StepTiming:
             return await self._timed(works, times)
         finally:
             self._opens_at = None
-            self._loop.report_soon()
+            self._stepper.report_soon()
 
     def _pause(self, seconds: float) -> None:
-        self._opens_at = self._loop.now() + seconds
-        self._loop.report_to_all()
+        self._opens_at = self._stepper.now() + seconds
+        self._stepper.report_to_all()
 
     async def _timed(self, works: Iterable[StepWork | None], times: int) -> list[list[Timed] | None]:
-        ends, found = self._loop.now() + _TIMED_S, list[list[Timed] | None]()
+        ends, found = self._stepper.now() + _TIMED_S, list[list[Timed] | None]()
         for work in works:
             if work is None:
                 found.append(None)
                 continue
-            if any(found) and self._loop.now() > ends:
+            if any(found) and self._stepper.now() > ends:
                 break
             await self._time(work)
             took = [await self._time(work)]
-            while len(took) < times and self._loop.now() < ends:
+            while len(took) < times and self._stepper.now() < ends:
                 took.append(await self._time(work))
             found.append(took)
         return found
@@ -97,4 +87,4 @@ class StepTiming:
     async def _time(self, work: StepWork) -> Timed:
         for sampler in chain.from_iterable(row.samplers for row in work.samplers):
             sampler.ended = False  # whatever was in the cache when it drew before
-        return await self._loop.time_step(work)
+        return await self._stepper.time_step(work)

@@ -7,7 +7,7 @@ import contextvars
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from deployments.errors import ReplicaLost
 from deployments.serving.channel import RouterChannel
@@ -46,12 +46,13 @@ class ReplicaLink(Generic[V, C]):
     A kind of service that offers nothing again has `may_run_on` False: all its suspect offers fail at once.
     """
 
+    view_type: type[V]
     may_run_on: ClassVar[bool]
     at_work: ClassVar[str]  # for the sentence of ReplicaLost
 
-    def __init__(self, pool: ReplicaSet[Any], view: V, about: Mapping[str, Any]) -> None:
+    def __init__(self, pool: ReplicaSet[Any], replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> None:
         """`about`: what the replica said of itself through Serve, the address and secret of its `channel` among it."""
-        self.view, self.about = view, about
+        self.view, self.about = self.view_type(replica, rank), about
         self._pool = pool
         self._channel: C | None = None
         self._suspect: list[Any] = []
@@ -64,7 +65,7 @@ class ReplicaLink(Generic[V, C]):
             logger.error(
                 "the %s pool's replica %s has version %s of the frames, and this Router has %d: it gets nothing; "
                 "please upgrade over versions of windve that follow one another",
-                pool.name, view.replica, about.get("wire", 1), WIRE,
+                pool.name, replica, about.get("wire", 1), WIRE,
             )  # fmt: skip
 
     @property
@@ -186,15 +187,7 @@ def learned(state: Any) -> dict[str, Any]:
     }
 
 
-class Opened(Protocol):
-    @property
-    def is_open(self) -> bool: ...
-
-
-Open = TypeVar("Open", bound=Opened)
-
-
-async def connected(open_channel: Callable[[], Awaitable[Open]], who: str, on_refused: Callable[[], None]) -> Open:
+async def connected(open_channel: Callable[[], Awaitable[C]], who: str, on_refused: Callable[[], None]) -> C:
     """A channel to a replica, however many attempts that takes. `who`: the replica, in the log's words. `on_refused`:
     nobody listens there, so that its process is dead.
     """

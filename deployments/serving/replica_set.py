@@ -30,7 +30,8 @@ class ReplicaSet(ABC, Generic[L]):
     preferred first. `policy`: what is in force, as replicas get it.
     """
 
-    channel: ClassVar[type[RouterChannel[Any, Any, Any]]]
+    link_type: type[L]
+    channel_type: ClassVar[type[RouterChannel[Any, Any, Any]]]
 
     def __init__(
         self,
@@ -53,10 +54,6 @@ class ReplicaSet(ABC, Generic[L]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     @abstractmethod
-    def link(self, replica: str, about: Mapping[str, Any], rank: tuple[bool, int]) -> L:
-        """A link to a replica that has come."""
-
-    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """As `/info` shows it."""
 
@@ -68,7 +65,7 @@ class ReplicaSet(ABC, Generic[L]):
         on_lost: Callable[[list[Any]], None],
     ) -> Any:
         """Raises OSError or TimeoutError. A simulation has another."""
-        return await reach(lambda: self.channel(on_report, on_lost), address, secret)
+        return await reach(lambda: self.channel_type(on_report, on_lost), address, secret)
 
     def put_in_force(self, policy: Mapping[str, Any]) -> None:
         """Send a policy to every replica, and to those that come."""
@@ -116,7 +113,7 @@ class ReplicaSet(ABC, Generic[L]):
                 self.links[replica].configure()
             elif replica not in self.links and replica != died:
                 where = rank(replica, about.get("node"), node=self._node, router=self.router_id)
-                self.links[replica] = self.link(replica, about, where)
+                self.links[replica] = self.link_type(self, replica, about, where)
         self.changed()
 
     def drained(self, link: L) -> bool:

@@ -47,34 +47,6 @@ def test_of_a_replica_that_has_not_reported_nothing_is_known():
     assert (found.first_s(10.0, 1), found.opens_s(10.0)) == (math.inf, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("sent", "asked_at", "now", "should"),
-    [
-        ([(1, 50)], None, 10.25, True),
-        ([(1, 50)], None, 10.24, False),
-        ([], None, 20.0, False),
-        ([(1, 50)], 10.0, 20.0, True),
-        ([(1, 50)], 10.1, 20.0, False),  # it was asked since
-    ],
-)
-def test_a_replica_is_asked_that_says_nothing_of_what_it_was_sent(sent, asked_at, now, should):
-    found = view(*sent)
-    if asked_at is not None:
-        found.asked(asked_at)
-    assert found.should_be_asked(now) is should
-
-
-@pytest.mark.parametrize(
-    ("asked_at", "now", "silent"),
-    [(10.1, 11.11, True), (10.1, 11.09, False), (10.5, 11.5, False), (10.0, 20.0, False), (None, 20.0, False)],
-)
-def test_a_replica_is_silent_that_was_asked_and_says_nothing_for_a_second(asked_at, now, silent):
-    found = view()
-    if asked_at is not None:
-        found.asked(asked_at)
-    assert found.is_silent(now) is silent
-
-
 def test_nothing_is_known_when_the_connection_has_broken():
     found = view((1, 50))
     found.asked(12.0)
