@@ -72,11 +72,13 @@ class GenerationOffers(Head):
         head, start = head_of(frame)
         found = _OFFERS.decode(head)
         ids = np.frombuffer(frame, np.int32, offset=start)
-        first, shortest = 0, 1
+        first = 0
         for offer in found.offers:
-            end, shortest = first + offer.ids, min(shortest, offer.ids)
+            if offer.ids < 1:
+                raise ValueError("a prompt without tokens: its lengths do not add up")
+            end = first + offer.ids
             offer.ids, first = ids[first:end], end
-        if shortest < 1 or first != len(ids):
+        if first != len(ids):
             raise ValueError("its lengths do not add up")  # one prompt's tokens would be another's
         return found
 

@@ -20,7 +20,8 @@ import numpy as np
 from deployments.generation.frames import GenerationOffer, GenerationOffers
 from deployments.generation.request import Finish
 from deployments.generation.scheduler.sequences import Part
-from deployments.generation.text.sampling import Sampler
+from deployments.generation.scheduler.step import Chunk
+from deployments.generation.text.sampling import RowSamplers, Sampler
 from deployments.models.tokenizer import TokenIds
 from deployments.serving.sessions import RouterSession
 
@@ -68,6 +69,19 @@ class OfferedGeneration:
         if token in self.offer.end_tokens:
             return "stop"
         return "length" if answer.tokens == self.offer.most_tokens else None
+
+
+def chunk_of(part: Part) -> Chunk:
+    """What a part asks of the engine."""
+    generation = part.row.generation
+    offered: OfferedGeneration = generation.item
+    return Chunk(offered.ids(part), part.start, tuple(part.row.table), part.wanted, generation.on_host)
+
+
+def samplers_of(part: Part) -> RowSamplers:
+    """Who draws of a part: at the end of a prompt, one token for each answer."""
+    offered: OfferedGeneration = part.row.generation.item
+    return RowSamplers([answer.sampler for answer in offered.from_part(part)], offered.offer.logprobs)
 
 
 @dataclass(slots=True, eq=False)

@@ -20,15 +20,22 @@ from typing import Any
 
 from deployments.errors import EngineFailed
 from deployments.generation.frames import GenerationOffer, GenerationOffers, NewToken, RefusedOffer, TokenReport
-from deployments.generation.offer_inbox import Answer, GenerationSession, OfferedGeneration, OfferInbox
+from deployments.generation.offer_inbox import (
+    Answer,
+    GenerationSession,
+    OfferedGeneration,
+    OfferInbox,
+    chunk_of,
+    samplers_of,
+)
 from deployments.generation.scheduler.scheduler import StepSchedule
 from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Part, Row
 from deployments.generation.scheduler.state import StepState
-from deployments.generation.scheduler.step import UNTIMED, Chunk, Work
+from deployments.generation.scheduler.step import UNTIMED, Work
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.step_run import Compute, Found, StepWork
 from deployments.generation.step_timing import StepTiming, Timed
-from deployments.generation.text.sampling import Picked, RowSamplers, Sampler
+from deployments.generation.text.sampling import Picked, Sampler
 from deployments.serving.sessions import Connection, RouterSessions
 
 logger = logging.getLogger("ray.serve")
@@ -57,7 +64,13 @@ class Step:
 
 
 class Stepper(RouterSessions[GenerationSession, TokenReport]):
-    """All methods are called on the event loop."""
+    """All methods are called on the event loop.
+
+    At most two steps are under way: the first runs in the engine, and the second, composed shortly before the first
+    ends, waits there. `_composed`: the schedule has committed rows and blocks to a step. `_begin`: it is in `_steps`,
+    and the engine's thread has it. `_ended`: its tokens are sent, and what has ended is freed. After an error that
+    leaves unknown whose tokens are whose, `_start_over` fails all generations, and nothing is made of such steps.
+    """
 
     session_type = GenerationSession
     report_type = TokenReport
@@ -232,16 +245,16 @@ class Stepper(RouterSessions[GenerationSession, TokenReport]):
         if not parts and (self._steps or not self.schedule.joins):
             return None
         work = Work(
-            [_chunk(part) for part in parts if part.batch == FIRST],
+            [chunk_of(part) for part in parts if part.batch == FIRST],
             self.schedule.copies(),
-            [_chunk(part) for part in parts if part.batch == SECOND],
-            [(part.row.parked, _chunk(part)) for part in parts if part.row.parked is not None],
+            [chunk_of(part) for part in parts if part.batch == SECOND],
+            [(part.row.parked, chunk_of(part)) for part in parts if part.row.parked is not None],
             self.schedule.called_off(),
             self.schedule.joins,
         )
         parked = {number: Part(row, row.computed, 1, True, PARKING) for number, row in self.schedule.parked.items()}
-        samplers = [_samplers(part) for part in parts if part.wanted and part.batch != PARKING]
-        parked_samplers = {number: _samplers(part) for number, part in parked.items()}
+        samplers = [samplers_of(part) for part in parts if part.wanted and part.batch != PARKING]
+        parked_samplers = {number: samplers_of(part) for number, part in parked.items()}
         planned_s = self.schedule.planned_s  # without what was learned, so that drift is seen
         return Step(parts, StepWork(work, samplers, parked_samplers), at, planned_s, parked)
 
@@ -385,15 +398,3 @@ class Stepper(RouterSessions[GenerationSession, TokenReport]):
         if session.connection.unsent > _MOST_UNSENT:
             logger.warning("the Router %s does not read: its connection is closed", session.name)
             self.hang_up(session)
-
-
-def _chunk(part: Part) -> Chunk:
-    generation = part.row.generation
-    offered: OfferedGeneration = generation.item
-    return Chunk(offered.ids(part), part.start, tuple(part.row.table), part.wanted, generation.on_host)
-
-
-def _samplers(part: Part) -> RowSamplers:
-    """At the end of a prompt, one token for each answer."""
-    offered: OfferedGeneration = part.row.generation.item
-    return RowSamplers([answer.sampler for answer in offered.from_part(part)], offered.offer.logprobs)

@@ -65,5 +65,4 @@ class ReplicaView(Generic[S]):
         """The connection broke."""
         self.state = None
         self._asked_at = -math.inf
-        self._unseen.clear()
-        self._unseen_work = 0.0
+        self._unseen.clear()  # and with the first report of the next one counted anew

@@ -16,7 +16,7 @@ from deployments.embedding import frames
 from deployments.embedding.frames import Answered, Offer, Offers, Report
 from deployments.embedding.scheduler.state import ReplicaState
 from deployments.models.outputs import TEXT
-from deployments.serving.frames import HEAD, SIZE, encode_head, frame_of, head_of
+from deployments.serving.frames import HEAD, SIZE, WIRE, encode_head, frame_of, head_of, speaks
 from deployments.serving.wire import Peer
 
 STATE = ReplicaState(0.25, 0.5, 0.1, 3, 2, 7, 5, (0.0, 0.001, 0.0, 0.27), 1.1, 0.02, (1, 2, 3))
@@ -137,6 +137,12 @@ def test_a_frame_of_more_than_256_mib_is_none_of_ours(size, closed):
     peer.connection_made(transport)
     peer.data_received(SIZE.pack(size) + bytes(4))
     assert transport.abort.called == closed
+
+
+@pytest.mark.parametrize(("version", "is_understood"), [(-2, False), (-1, True), (0, True), (1, True), (2, False)])
+def test_neighbouring_versions_understand_each_other(version, is_understood):
+    assert speaks({"wire": WIRE + version}) is is_understood
+    assert not speaks({})  # as before there were versions
 
 
 @pytest.mark.parametrize("length", range(8))
