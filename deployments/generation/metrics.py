@@ -63,7 +63,7 @@ class Promise(NamedTuple):
     tpot_s: float | None
 
 
-class GenerationPool(NamedTuple):
+class GenerationPoolState(NamedTuple):
     """One pool as a Router sees it now."""
 
     is_open: bool
@@ -136,7 +136,7 @@ class GenerationMetrics:
         self.count(name, 1, pool)
         self.count(f"late_{name}", late, pool)
 
-    def publish(self, promise: Promise, pools: Mapping[str, GenerationPool]) -> None:
+    def publish(self, promise: Promise, pools: Mapping[str, GenerationPoolState]) -> None:
         """Give Ray what was counted since the last call, the promise of the settings, and the gauges of each pool."""
         self.keys.publish()
         for counted in self._tallies.values():

@@ -19,8 +19,7 @@ from deployments.errors import Forbidden, InvalidInput, ReplicaLost, TimedOut, U
 from deployments.generation.channel import Streaming
 from deployments.generation.charge import Charged
 from deployments.generation.frames import NewToken
-from deployments.generation.metrics import GenerationMetrics, Promise
-from deployments.generation.metrics import GenerationPool as PoolFigures
+from deployments.generation.metrics import GenerationMetrics, GenerationPoolState, Promise
 from deployments.generation.placer import GenerationPlacer, GenerationRequest, Placed
 from deployments.generation.pool import GenerationPool
 from deployments.generation.request import Asked, Finish, Piece
@@ -218,7 +217,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
 
     def _publish(self) -> None:
         figures = {
-            name: PoolFigures(bool(pool.live), len(pool.live), self.config.step_time(name) is not None)
+            name: GenerationPoolState(bool(pool.live), len(pool.live), self.config.step_time(name) is not None)
             for name, pool in self.pools.items()
         }
         self.metrics.publish(Promise(self.config.ttft_s, self.config.tpot_s), figures)

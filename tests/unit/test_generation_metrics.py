@@ -6,7 +6,13 @@ import pytest
 from test_metrics import Written
 
 from deployments.errors import Busy, DeadlineExceeded, EngineFailed, InvalidInput, ReplicaLost
-from deployments.generation.metrics import GenerationMetrics, GenerationPool, GeneratorMetrics, GeneratorState, Promise
+from deployments.generation.metrics import (
+    GenerationMetrics,
+    GenerationPoolState,
+    GeneratorMetrics,
+    GeneratorState,
+    Promise,
+)
 from deployments.generation.scheduler.hybrid.host_cache import HostState
 
 PROMISE = Promise(1.0, 0.1)
@@ -159,7 +165,7 @@ def test_a_generation_that_a_second_replica_takes_has_one_prompt():
 
 def test_the_promise_and_the_pools():
     told = Told()
-    told.metrics.publish(PROMISE, {"cpu": GenerationPool(is_open=True, live_replicas=3, calibrated=False)})
+    told.metrics.publish(PROMISE, {"cpu": GenerationPoolState(is_open=True, live_replicas=3, calibrated=False)})
     assert told.written.told == [
         ("windve_slo_seconds", 1.0, ()),
         ("windve_tpot_seconds", 0.1, ()),
