@@ -42,9 +42,8 @@ class Pool(ReplicaSet[Link]):
         self.config = config
         model = None
         if config.alpha_s is not None and config.beta_s is not None:
-            cost = config.cost
-            curve = CostModel.of_curve(config.alpha_s, config.beta_s)
-            model = [cost.query_s, cost.token_s, cost.token2_s, config.beta_s] if cost else list(_numbers(curve))
+            cost = config.cost or CostModel.of_curve(config.alpha_s, config.beta_s)
+            model = [cost.query_s, cost.token_s, cost.token2_s, config.beta_s]
         self.put_in_force({**policy, "depth": config.queue_depth, "model": model})
 
     @property
@@ -154,7 +153,3 @@ class Pool(ReplicaSet[Link]):
             },
             "replicas": {link.view.replica: link.describe() for link in self.live},
         }
-
-
-def _numbers(model: CostModel) -> Sequence[float]:
-    return model.query_s, model.token_s, model.token2_s, model.beta_s

@@ -77,8 +77,8 @@ def generate(engine, offers):
         return [call.args[0] for call in router.send.call_args_list]
 
     tokens = {}
-    for number, answer, picked, _ in chain.from_iterable(report.tokens for report in run(main())):
-        tokens.setdefault((number, answer), []).append(picked.id)
+    for token in chain.from_iterable(report.tokens for report in run(main())):
+        tokens.setdefault((token.number, token.answer), []).append(token.picked.id)
     assert host is None or host.tokens > 0
     return tokens
 
