@@ -14,9 +14,9 @@ from deployments.models.tokenizer import Query
 from serve_app.embedding.input_types import InputType
 from serve_app.embedding.vector_types import EmbeddingType, Endianness, FloatType
 from serve_app.web.fields import (
+    Constraint,
     Dimensions,
     Fields,
-    Is,
     Model,
     Prompt,
     Text,
@@ -186,7 +186,7 @@ class Sentences(Fields):
     """What TEI's `POST /similarity` compares. The source sentence is the first query."""
 
     source_sentence: Text
-    sentences: Annotated[list[Text], Is("a list of strings", "max_sentences")]
+    sentences: Annotated[list[Text], Constraint("a list of strings", "max_sentences")]
 
     @property
     def queries(self) -> Sequence[Query]:
@@ -232,7 +232,7 @@ class RerankRequest(Options):
     """TEI's `POST /rerank`."""
 
     query: str
-    texts: Annotated[list[str], Is("a list of strings", "max_inputs")]
+    texts: Annotated[list[str], Constraint("a list of strings", "max_inputs")]
     raw_scores: bool = False
     """Logits instead of their sigmoid."""
     return_text: bool = False
@@ -253,8 +253,8 @@ class CohereRerankRequest(Options):
 
     model: Model = None
     query: str
-    documents: Annotated[list[str | Document], Is("a list of strings", "max_inputs")]
-    top_n: Annotated[int, Field(ge=1), Is("a whole number from 1")] | None = None
+    documents: Annotated[list[str | Document], Constraint("a list of strings", "max_inputs")]
+    top_n: Annotated[int, Field(ge=1), Constraint("a whole number from 1")] | None = None
     """The best so many only."""
     return_documents: bool = False
 
@@ -294,18 +294,18 @@ class Content(Fields):
 class CohereInput(Fields):
     """An input in parts. They are joined by line breaks."""
 
-    content: Annotated[list[Content], Field(min_length=1), Is("a list of objects with type and text")]
+    content: Annotated[list[Content], Field(min_length=1), Constraint("a list of objects with type and text")]
 
 
 class CohereEmbedRequest(RoleOptions):
     """Cohere's `POST /v1/embed` and `POST /v2/embed`, with TEI's options. It needs `texts` or `inputs`."""
 
     model: Model = None
-    texts: Annotated[list[Text], Is("a list of strings", "max_inputs")] | None = None
-    inputs: Annotated[list[CohereInput], Is("a list of objects with content", "max_inputs")] | None = None
+    texts: Annotated[list[Text], Constraint("a list of strings", "max_inputs")] | None = None
+    inputs: Annotated[list[CohereInput], Constraint("a list of objects with content", "max_inputs")] | None = None
     images: Annotated[None, BeforeValidator(_no_images)] = None
     """Refused: only texts are embedded."""
-    embedding_types: Annotated[list[CohereType], Is("a list of types")] | None = None
+    embedding_types: Annotated[list[CohereType], Constraint("a list of types")] | None = None
     """Null: floats."""
     output_dimension: Dimensions | None = None
     """Keep the first so many numbers (Matryoshka models)."""
@@ -327,7 +327,7 @@ class OllamaEmbedRequest(Options):
     """Ollama's `POST /api/embed`."""
 
     model: Model = None
-    input: Text | Annotated[list[Text], Is("a list of strings", "max_inputs")]
+    input: Text | Annotated[list[Text], Constraint("a list of strings", "max_inputs")]
     dimensions: Dimensions | None = None
     """Keep the first so many numbers (Matryoshka models)."""
 
@@ -350,7 +350,7 @@ class OllamaPromptRequest(Options):
 class PredictRequest(Options):
     """TEI's `POST /predict`."""
 
-    inputs: TextOrPair | Annotated[list[TextOrPair], Is("a list of such lists", "max_inputs", not_first=(str,))]
+    inputs: TextOrPair | Annotated[list[TextOrPair], Constraint("a list of such lists", "max_inputs", not_first=(str,))]
     """A text, a list of one text or a pair, or a list of such lists."""
     raw_scores: bool = False
     """Logits instead of their sigmoid (one label) or softmax (several)."""

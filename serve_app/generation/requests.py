@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from deployments.errors import InvalidInput
 from deployments.generation.text.chat_template import Message
 from deployments.generation.text.sampling import Sampling
-from serve_app.web.fields import Fields, Is, Model, Rules, Text, TextsOrIds, TokenIds, one_or_many
+from serve_app.web.fields import Constraint, Fields, Model, Rules, Text, TextsOrIds, TokenIds, one_or_many
 
 MOST_LOGPROBS = 20  # as OpenAI and vLLM
 _MOST_STOPS, _LONGEST_STOP = 16, 256  # characters: each token's text is searched for each of them
@@ -96,15 +96,15 @@ class CompletionOptions(Fields):
     """What both routes have in common."""
 
     model: Model = None
-    max_tokens: Annotated[int, Field(ge=1), Is("a whole number from 1")] | None = None
+    max_tokens: Annotated[int, Field(ge=1), Constraint("a whole number from 1")] | None = None
     """Of each answer. Null: as the server's settings say."""
-    temperature: Annotated[float, Field(ge=0, le=2), Is("a number from 0 to 2")] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2), Constraint("a number from 0 to 2")] | None = None
     """0 is the likeliest token each time. Null: as the model's files say, else 1."""
-    top_p: Annotated[float, Field(gt=0, le=1), Is("a number above 0, up to 1")] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1), Constraint("a number above 0, up to 1")] | None = None
     """Only the likeliest tokens, so many as are so likely together. Null: as the model's files say, else 1."""
-    top_k: Annotated[int, Field(ge=-1), Is("a whole number from 0")] | None = None
+    top_k: Annotated[int, Field(ge=-1), Constraint("a whole number from 0")] | None = None
     """Only the so many likeliest; 0 and -1: all. Null: as the model's files say, else all."""
-    seed: Annotated[int, Field(ge=-_SEED, lt=_SEED), Is("a whole number of 64 bits")] | None = None
+    seed: Annotated[int, Field(ge=-_SEED, lt=_SEED), Constraint("a whole number of 64 bits")] | None = None
     """The same gives the same answer."""
     n: Annotated[int, Field(ge=1, json_schema_extra={"maximum": "most_answers"}), BeforeValidator(_answers)] = 1
     """How many answers."""
@@ -160,7 +160,9 @@ class CompletionRequest(CompletionOptions):
 
     prompt: Text | TextsOrIds | TokenIds
     """A text, a list of texts, a list of token ids, or a list of such lists."""
-    logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS), Is(f"a whole number up to {MOST_LOGPROBS}")] | None = None
+    logprobs: (
+        Annotated[int, Field(ge=0, le=MOST_LOGPROBS), Constraint(f"a whole number up to {MOST_LOGPROBS}")] | None
+    ) = None
     """Say how likely each token was, and so many others in its place."""
     echo: bool = False
     """Put the prompt before its answers."""
@@ -189,7 +191,7 @@ class ChatMessage(Fields):
 
     role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_known_role)]
     """A developer's messages are the system's."""
-    content: str | Annotated[list[Part], Is("a list of parts, objects with type and text")]
+    content: str | Annotated[list[Part], Constraint("a list of parts, objects with type and text")]
     """Parts are joined by line breaks."""
     name: str | None = None
 
@@ -214,14 +216,16 @@ class ChatMessage(Fields):
 class ChatRequest(CompletionOptions):
     """OpenAI's `POST /v1/chat/completions`, with fields of vLLM."""
 
-    messages: Annotated[list[ChatMessage], Is("a list of messages, objects with role and content", "most_messages")]
-    max_completion_tokens: Annotated[int, Field(ge=1), Is("a whole number from 1")] | None = None
+    messages: Annotated[
+        list[ChatMessage], Constraint("a list of messages, objects with role and content", "most_messages")
+    ]
+    max_completion_tokens: Annotated[int, Field(ge=1), Constraint("a whole number from 1")] | None = None
     """The newer name of max_tokens."""
     logprobs: bool = False
     """Say how likely each token was."""
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS), Is(f"a whole number up to {MOST_LOGPROBS}")] | None = (
-        None
-    )
+    top_logprobs: (
+        Annotated[int, Field(ge=0, le=MOST_LOGPROBS), Constraint(f"a whole number up to {MOST_LOGPROBS}")] | None
+    ) = None
     """And so many others in its place; needs logprobs."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """What the model's chat template knows by name, as vLLM has it: `enable_thinking` of Qwen3."""

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from deployments.errors import InvalidInput
 from deployments.generation.timed_steps import PlannedStep
-from serve_app.web.fields import Fields, Is
+from serve_app.web.fields import Constraint, Fields
 
 _MOST_LOADS, _MOST_CHUNKS, _MOST_TIMES, _MOST_TOKENS = 64, 64, 20, 2**24
 
@@ -33,7 +33,7 @@ def _loads(value: Any) -> Any:
     return value
 
 
-Count = Annotated[int, Field(ge=0, lt=_MOST_TOKENS), Is(f"a whole number from 0 to {_MOST_TOKENS - 1}")]
+Count = Annotated[int, Field(ge=0, lt=_MOST_TOKENS), Constraint(f"a whole number from 0 to {_MOST_TOKENS - 1}")]
 
 
 class PlannedLoad(Fields):
@@ -65,5 +65,5 @@ class StepsRequest(Fields):
     pool: str
     """accelerator or cpu."""
     loads: Annotated[list[PlannedLoad], BeforeValidator(_loads)]
-    times: Annotated[int, Field(ge=1, le=_MOST_TIMES), Is(f"a whole number from 1 to {_MOST_TIMES}")] = 3
+    times: Annotated[int, Field(ge=1, le=_MOST_TIMES), Constraint(f"a whole number from 1 to {_MOST_TIMES}")] = 3
     """How often each runs, behind a first time that does not count."""

@@ -68,7 +68,7 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
-class Is:
+class Constraint:
     """What a value must be, in words, for the sentence that refuses another.
 
     `most`: the rule that bounds a list's length; such a list must not be empty either. `not_first`: the list is one of
@@ -137,15 +137,15 @@ TextOrPair = Text | Annotated[list[str], Field(min_length=1, max_length=2), Befo
 TokenId = Annotated[
     int,
     Field(ge=0, le=2**31 - 1, json_schema_extra={"maximum": "largest_id"}),
-    Is("a token id (a whole number from 0)"),
+    Constraint("a token id (a whole number from 0)"),
 ]
 TokenIds = Annotated[
     list[TokenId],
     Field(min_length=1, description="Token ids of this model, special tokens included."),
-    Is("a list of token ids"),
+    Constraint("a list of token ids"),
 ]
-MaybeNoIds = Annotated[list[TokenId], Is("a list of token ids")]
-TextsOrIds = Annotated[list[Text | TokenIds], Is("a list of strings", "max_inputs", not_first=(int, float))]
+MaybeNoIds = Annotated[list[TokenId], Constraint("a list of token ids")]
+TextsOrIds = Annotated[list[Text | TokenIds], Constraint("a list of strings", "max_inputs", not_first=(int, float))]
 Dimensions = Annotated[int, Field(ge=1, json_schema_extra={"maximum": "dimension"}), BeforeValidator(_dimensions)]
 Model = Annotated[Annotated[str, AfterValidator(_known_model)] | None, Field(json_schema_extra={"enum": "models"})]
 Prompt = Annotated[str | None, Field(json_schema_extra={"enum": "prompts"})]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from serve_app.web.fields import (
+    Constraint,
     Fields,
-    Is,
     MaybeNoIds,
     Prompt,
     Text,
@@ -19,7 +19,7 @@ from serve_app.web.fields import (
 class TokenizeRequest(Fields):
     """TEI's `POST /tokenize`."""
 
-    inputs: Text | Annotated[list[Text], Is("a list of strings", "max_inputs")]
+    inputs: Text | Annotated[list[Text], Constraint("a list of strings", "max_inputs")]
     add_special_tokens: bool = True
     prompt_name: Prompt = None
     """Which of the model's prompts is put before each input. Null: the default, if there is one."""
@@ -32,7 +32,9 @@ class TokenizeRequest(Fields):
 class DecodeRequest(Fields):
     """TEI's `POST /decode`."""
 
-    ids: TokenIds | Annotated[list[MaybeNoIds], Is("a list of such lists", "max_inputs", not_first=(int, float))]
+    ids: (
+        TokenIds | Annotated[list[MaybeNoIds], Constraint("a list of such lists", "max_inputs", not_first=(int, float))]
+    )
     skip_special_tokens: bool = True
 
     @property
