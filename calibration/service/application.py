@@ -20,6 +20,7 @@ from calibration.load import Address
 from calibration.service.serve_config import DEPLOYMENT, EMBEDDINGS, GENERATION, IMPORT_PATHS
 from deployments.admission.trial import hash_secret
 from deployments.errors import SettingsError, WindveError
+from deployments.serve_adapter import cluster
 from serve_app.api_keys import read_keys
 from serve_app.config.models import Args
 from serve_app.local import service_file
@@ -248,22 +249,20 @@ def _dashboard_of_this_job() -> str:
 
 def deploy_config(dashboard: str, config: Mapping[str, Any]) -> None:
     """What `serve deploy` does. Raises CalibrationFailed where it is refused."""
-    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
     from ray.exceptions import RayError
 
     try:
-        ServeSubmissionClient(dashboard).deploy_applications(dict(config))
+        cluster.deploy_applications(dashboard, config)
     except (RayError, RuntimeError, OSError) as error:
         raise CalibrationFailed(f"Ray Serve at {dashboard} refused the config: {_first_line(error)}") from None
 
 
 def serve_details(dashboard: str) -> dict[str, Any]:
     """What Ray Serve's REST API says of its applications. Raises CalibrationFailed, SettingsError."""
-    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
     from ray.exceptions import AuthenticationError
 
     try:
-        found: dict[str, Any] = ServeSubmissionClient(dashboard).get_serve_details()
+        return cluster.serve_details(dashboard)
     except ValueError:
         raise SettingsError("--dashboard", f"should look like {_DEFAULT_DASHBOARD}, not '{dashboard}'") from None
     except AuthenticationError:
@@ -278,7 +277,6 @@ def serve_details(dashboard: str) -> dict[str, Any]:
             f"Ray's dashboard does not answer at {dashboard}: {_first_line(error)}; start the application, or say "
             "where it runs with --dashboard"
         ) from None
-    return found
 
 
 def _url(details: Mapping[str, Any], application: Mapping[str, Any], dashboard: str) -> str:

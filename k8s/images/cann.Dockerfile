@@ -12,7 +12,7 @@ COPY deployments deployments
 COPY calibration calibration
 # No OpenVINO: the CPUs beside NPUs are mostly Kunpeng's. CANN's compiler wants the last three.
 RUN /opt/windve/bin/pip install -c constraints.txt '.[demo,npu,calibration,generation]' decorator attrs scipy
-RUN ln -s "$(/opt/windve/bin/python -c 'import serve_app; print(*serve_app.__path__)')/haproxy.sh" /opt/windve/bin/windve-haproxy
+RUN ln -s "$(/opt/windve/bin/python -c 'import deployments.serve_adapter as adapter; print(*adapter.__path__)')/haproxy.sh" /opt/windve/bin/windve-haproxy
 
 FROM ascendai/cann:8.5.0-910b-ubuntu22.04-py3.11
 # KubeRay's probes run bash, wget and grep in the pod.

@@ -13,7 +13,7 @@ COPY serve_app serve_app
 COPY deployments deployments
 COPY calibration calibration
 RUN /opt/windve/bin/pip install -c constraints.txt '.[demo,openvino,calibration,generation]'
-RUN ln -s "$(/opt/windve/bin/python -c 'import serve_app; print(*serve_app.__path__)')/haproxy.sh" /opt/windve/bin/windve-haproxy
+RUN ln -s "$(/opt/windve/bin/python -c 'import deployments.serve_adapter as adapter; print(*adapter.__path__)')/haproxy.sh" /opt/windve/bin/windve-haproxy
 
 FROM python:3.11.14-slim-bookworm
 # KubeRay's probes run bash, wget and grep in the pod.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 import time
@@ -17,6 +16,8 @@ from rich.console import Console
 from deployments.errors import SettingsError
 from deployments.hardware.affinity import read_cpu_shape
 from deployments.hardware.device_detector import probe_machine
+from deployments.serve_adapter.cluster import deploy_applications, serve_details, start_local_ray
+from deployments.serve_adapter.ray_variables import accept_messages
 from serve_app.api_keys import read_keys
 from serve_app.local.console import show_application, show_examples, show_machine, show_ports
 from serve_app.local.progress import Deployed, Reporter, deployment_models, waits
@@ -27,14 +28,12 @@ from serve_app.local.ray_environment import (
     StartFailed,
     bind_problem,
     free_port,
-    let_messages_be,
     set_ray_environment,
 )
 from serve_app.local.service_file import LocalService
 from serve_app.stop_signal import StopSignal
 
 _START_TIMEOUT_S = 600.0  # a large model from a slow disk or hub
-_OBJECT_STORE_BYTES = 200 * 2**20  # queries travel by the channel; the store holds next to nothing
 _LAST_WORKERS_S = 2.0  # workers see in milliseconds that their raylet has gone
 _METRICS_PORT = 8080  # as on KubeRay
 
@@ -56,7 +55,7 @@ def serve_until_interrupted(path: Path) -> None:
         for args in applications.values():
             args.find_models()  # a wrong name, or a download, shows here, not in a replica's log
             keys.append(None if args.shared.api_keys is None else read_keys(args.shared.api_keys)[0].key)
-            let_messages_be(4 * args.shared.limits.max_body_bytes)
+            accept_messages(4 * args.shared.limits.max_body_bytes)
         show_machine(console, probe_machine())
         metrics_port = free_port(_METRICS_PORT, host=LOOPBACK)
         with _local_ray(console, metrics_port) as dashboard:
@@ -119,23 +118,13 @@ def _local_ray(console: Console, metrics_port: int) -> Iterator[str]:
 
     console.print("starting Ray")
     try:
-        context = ray.init(
-            address="local",
-            num_cpus=read_cpu_shape().usable,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            include_dashboard=True,
-            dashboard_host=LOOPBACK,
-            _node_ip_address=LOOPBACK,
-            _metrics_export_port=metrics_port,
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-        )
+        dashboard = start_local_ray(LOOPBACK, metrics_port, read_cpu_shape().usable)
     except Exception as error:
         ray.shutdown()
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise StartFailed(f"Ray did not start: {reason}; see {_logs()}") from error
     try:
-        yield f"http://{context.dashboard_url}"
+        yield dashboard
     finally:
         serve.shutdown()  # type: ignore[no-untyped-call]
         started = psutil.Process().children(recursive=True)
@@ -152,13 +141,11 @@ def _end(processes: Sequence[psutil.Process]) -> None:
 
 
 def _deploy(dashboard: str, config: dict[str, Any]) -> None:
-    """The same call that `serve deploy` makes, with the cluster's token if it has one."""
-    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
-
+    """Raises StartFailed with the reason."""
     ends = time.monotonic() + PROXY_TIMEOUT_S
     while True:
         try:
-            ServeSubmissionClient(dashboard).deploy_applications(config)
+            deploy_applications(dashboard, config)
         except RuntimeError as error:
             raise StartFailed(f"Ray Serve refused the config: {first_reason([str(error)])}") from None
         except ConnectionError as error:  # the dashboard listens a moment after Ray says that it is there
@@ -172,13 +159,12 @@ def _deploy(dashboard: str, config: dict[str, Any]) -> None:
 def _reporter(console: Console, dashboard: str, applications: Mapping[str, Deployed]) -> Reporter:
     """Says on the terminal what is waited for."""
     import ray
-    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
     names = deployment_models(applications)
 
     def look() -> list[str]:
         try:
-            details = ServeSubmissionClient(dashboard).get_serve_details()["applications"]
+            details = serve_details(dashboard)["applications"]
         except (RuntimeError, OSError):
             return ["Ray's dashboard, which does not answer"]
         free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]

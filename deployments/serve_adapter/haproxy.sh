@@ -3,7 +3,7 @@
 # binary (RAY_SERVE_HAPROXY_BINARY_PATH) with `-f CONFIG`, a file that it writes anew before each start and reload.
 #
 # - An answer that HAProxy itself gives because no Router can is 503 with Retry-After, in the shape of the route's own
-#   errors (http_errors.py), whatever prefix the path has; Ray's is a bare 500. So is that of Serve's own proxy, the one in
+#   errors (web/errors.py), whatever prefix the path has; Ray's is a bare 500. So is that of Serve's own proxy, the one in
 #   text, whose Router died. gRPC's is UNAVAILABLE, and says when gRPC's own retries come back (gRFC A6).
 # - A request is read up to the buffer's size before a Router gets it. Whoever takes more than ten seconds for that is
 #   cut off (408), and no Router has heard of him. A connection on which nothing comes is closed without a word.
