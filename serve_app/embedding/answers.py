@@ -61,14 +61,6 @@ def model_type(card: ModelCard) -> dict[str, Any]:
     return {card.kind: {"id2label": names, "label2id": {label: number for number, label in enumerate(card.labels)}}}
 
 
-def health(router: Router) -> dict[str, Any]:
-    """Of one model: whether all its pools can answer, one of them, or none."""
-    missing = [name for name, is_live in router.live_pools.items() if not is_live]
-    if not router.can_answer:
-        return {"status": "unavailable", "missing": missing}
-    return {"status": "degraded", "missing": missing} if missing else {"status": "ok"}
-
-
 def describe(router: Router) -> dict[str, Any]:
     """`/info`: TEI's fields, and what is particular to windve under `windve`."""
     card, limits, config = router.card, router.settings.limits, router.config

@@ -14,15 +14,16 @@ import orjson
 
 from deployments.embedding.request import Embedded, Wanted
 from deployments.embedding.router import Router
-from deployments.errors import Unavailable, WrongKind
+from deployments.errors import WindveError, WrongKind
 from deployments.models.model_files import ModelCard
 from deployments.models.sparse import unpack
 from deployments.models.tokenizer import Query
 from deployments.settings import Kind
 from serve_app.api_keys import ApiKeys
 from serve_app.embedding import dialects
-from serve_app.embedding.answers import Vector, best_first, cut_rows, describe, health, scores
+from serve_app.embedding.answers import Vector, best_first, cut_rows, describe, scores
 from serve_app.embedding.document import document
+from serve_app.embedding.facts import record_of
 from serve_app.embedding.input_types import prompt_names
 from serve_app.embedding.requests import (
     AnyOptions,
@@ -43,48 +44,29 @@ from serve_app.embedding.requests import (
 )
 from serve_app.embedding.routes import A_MODEL, ALL_ROUTES, ROOT, SEVERAL, routes_of
 from serve_app.observe.observer import Observer
-from serve_app.version import VERSION
+from serve_app.web.about import ModelApi
 from serve_app.web.admission_headers import admission
-from serve_app.web.asgi import Answer, Asgi, Handler, Request, dumps, json_answer
-from serve_app.web.errors import JSON, Headers, NoRoute, WrongMethod
+from serve_app.web.asgi import Answer, Handler, Request, dumps, json_answer
+from serve_app.web.errors import JSON, Headers
 from serve_app.web.fields import Rules
 from serve_app.web.tokenizer_requests import DecodeRequest, TokenizeRequest
 
-_MODEL = "/v1/models/"
 _SCORING: tuple[Kind, ...] = ("reranker", "classifier")
-NO_REPLICA = "no live replica with an open queue"
-_NOT_HERE = {  # what other servers have, and people look for
-    "/metrics": "Prometheus metrics are Ray's, on each node's metrics port, of all replicas; counters are in /info",
-}
 
 
-class HttpApi(Asgi):
+class HttpApi(ModelApi):
     """The routes to one model, of one Router replica."""
 
     def __init__(self, router: Router, api_keys: ApiKeys | None = None, observer: Observer | None = None) -> None:
-        super().__init__(api_keys, observer, emulated=router.settings.emulated)
         self._router = router
-        limits, card = router.settings.limits, router.card
+        limits, card, called = router.settings.limits, router.card, router.settings.model
+        rules = Rules(card.name, card.dimension, limits.max_inputs_per_request, tuple(called.aliases), called.any_name)
+        super().__init__(rules, router.started, api_keys, observer, emulated=router.settings.emulated)
         self._max_body_bytes = limits.max_body_bytes
-        called = router.settings.model
-        self._rules = Rules(
-            card.name, card.dimension, limits.max_inputs_per_request, tuple(called.aliases), called.any_name
-        )
         self._prompt_names = prompt_names(card.prompts)
-        self._document = document([(self._rules, card)], VERSION, api_keys=api_keys is not None)
-        self._routes: dict[tuple[str, str], Handler] = {
-            **self._model_routes(),
-            ("POST", "/tokenize"): self.tokenize,
-            ("POST", "/decode"): self.decode,
-            ("GET", "/v1/models"): self.openai_models,
-            ("GET", "/info"): self.info,
-            ("GET", "/health"): self.health,
-            ("GET", "/ping"): self.ping,
-            ("GET", "/docs"): self.docs,
-            ("GET", "/openapi.json"): self.openapi,
-        }
+        self._document = document([(rules, card)], api_keys=api_keys is not None)
 
-    def _model_routes(self) -> dict[tuple[str, str], Handler]:
+    def _own_routes(self) -> dict[tuple[str, str], Handler]:
         card = self._router.card
         openai = partial(self._vectors, OpenAIRequest, dialects.openai)
         handlers: dict[str, Handler] = {
@@ -115,32 +97,12 @@ class HttpApi(Asgi):
         """For the OpenAPI document."""
         return self._rules, self._router.card
 
-    def has(self, method: str, path: str) -> bool:
-        """There is such a route."""
-        return (method, path) in self._routes
-
-    async def answer(self, request: Request) -> Answer:
-        handler = self._routes.get((request.method, request.path)) or self._rare(request.method, request.path)
-        return await handler(request)
-
-    def _rare(self, method: str, path: str) -> Handler:
-        """The handler of what is no plain method and path. Raises NoRoute, WrongMethod or WrongKind."""
-        allowed = [known for known, route in self._routes if route == path]
-        if path.startswith(_MODEL):
-            allowed = ["GET"]
-        allowed += ["HEAD"] if "GET" in allowed else []
-        if not allowed and path in ALL_ROUTES:
-            card = self._router.card
-            has = " and ".join(routes_of(card.kinds))
-            raise WrongKind(f"{path} is not for the model that is served, {A_MODEL[card.kind]}, which has {has}")
-        if not allowed:
-            hint = _NOT_HERE.get(path, "see /docs for those there are")
-            raise NoRoute(f"there is no route {path}; {hint}")
-        if method not in allowed:
-            raise WrongMethod(f"{method} is not for {path}, only {' and '.join(allowed)}", allowed=allowed)
-        if path.startswith(_MODEL):
-            return partial(self.openai_model, path.removeprefix(_MODEL))
-        return self._routes["GET", path]
+    def _no_route(self, path: str) -> WindveError:
+        if path not in ALL_ROUTES:
+            return super()._no_route(path)
+        card = self._router.card
+        has = " and ".join(routes_of(card.kinds))
+        return WrongKind(f"{path} is not for the model that is served, {A_MODEL[card.kind]}, which has {has}")
 
     async def _vectors(self, takes: Any, reply: Callable[[Any, Embedded, ModelCard], Any], request: Request) -> Answer:
         """Takes a request of type `takes`, and answers what `reply` (of `embeddings.py`) makes of the vectors."""
@@ -267,36 +229,19 @@ class HttpApi(Asgi):
             truncate=options.cut,
             truncation_direction=options.side,
             prompt_name=options.prompt_name if purpose is None else self._prompt_names[purpose],
-            record=None if request.followed is None else request.followed.record,
+            record=record_of(request.traced),
             client=request.client,
             **more,
             **admission(request.headers),
         )
         return await self._router.embed(queries, wanted)
 
-    async def openai_models(self, _: Request) -> Answer:
-        return json_answer({"object": "list", "data": self.models})
-
-    async def openai_model(self, name: str, _: Request) -> Answer:
-        self._rules.check_model(name)
-        return json_answer(self._model(name))
-
-    @property
-    def models(self) -> list[dict[str, Any]]:
-        """All names of the model, as OpenAI's `/v1/models` lists them."""
-        return [self._model(name) for name in self._rules.names]
-
-    def _model(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": int(self._router.started), "owned_by": "windve"}
-
     async def info(self, _: Request) -> Answer:
         await self._router.hear_replicas()
         return json_answer(describe(self._router))
 
     async def health(self, _: Request) -> Answer:
-        if not self._router.can_answer:
-            raise Unavailable(f"no pool can answer now: {NO_REPLICA}")
-        return json_answer(health(self._router))
+        return self._health(self._router.live_pools, can_answer=self._router.can_answer)
 
 
 def _timing(done: Embedded) -> Headers:

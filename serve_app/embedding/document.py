@@ -3,105 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-
-from pydantic import BaseModel
 
 from deployments.admission import trial
 from deployments.models.model_files import ModelCard
 from serve_app.embedding import requests
-from serve_app.embedding.routes import ALL_ROUTES, PROBES, ROOT, SEVERAL, routes_of
-from serve_app.web.admission_headers import PRIORITY, TIMEOUT
+from serve_app.embedding.routes import ALL_ROUTES, ROOT, SEVERAL, routes_of
 from serve_app.web.errors import error_shape
 from serve_app.web.fields import Rules
 from serve_app.web.openapi import (
-    ERRORS,
-    HEALTH,
-    MEANINGS,
-    MODEL,
-    MODELS,
+    ABOUT,
     NUMBER,
     STRING,
-    TOKENS,
     WHOLE,
+    Route,
     Schema,
+    admission_parameters,
+    build,
     filled,
-    json_content,
+    header,
     list_of,
     object_of,
-    reference,
-    request_schemas,
 )
-from serve_app.web.tokenizer_requests import DecodeRequest, TokenizeRequest
 
 _OPENAI = (400, 403, 404, 413, 429, 500, 503, 504)
-
-
 _TEI = (400, 403, 413, 422, 424, 429, 503, 504)
-
-
-_STATUSES = {"/tokenize": (400, 413, 422), "/decode": (400, 413, 422), "/v1/models/{id}": (404,), "/health": (503,)}
-
-
 _TIMES = ("compute-time", "compute-characters", "compute-tokens", "total-time", "tokenization-time", "queue-time",
           "inference-time")  # fmt: skip
-
-
-_PARAMETERS = [
-    {
-        "name": PRIORITY,
-        "in": "header",
-        "schema": {"type": "string", "enum": ["normal", "bulk"]},
-        "description": "bulk: the queries enter as room comes free, after single ones.",
-    },
-    {
-        "name": trial.HEADER,
-        "in": "header",
-        "schema": {"type": "string"},
-        "description": "The secret of a calibration that runs, and the depths by which it wants this request admitted.",
-    },
-    {
-        "name": TIMEOUT,
-        "in": "header",
-        "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
-        "description": "How long the client waits: what still waits for a device then is given up, and answered 504.",
-    },
-]
-
-
+_BULK, _TIMEOUT = admission_parameters(
+    bulk="bulk: the queries enter as room comes free, after single ones.",
+    timeout="How long the client waits: what still waits for a device then is given up, and answered 504.",
+)
+_TRIAL = header(
+    trial.HEADER,
+    {"type": "string"},
+    "The secret of a calibration that runs, and the depths by which it wants this request admitted.",
+)
 _HEADERS = {
     "x-windve-pool": {"schema": {"type": "string"}, "description": "Which pool answered: accelerator, cpu, or both."},
     **{f"x-{name}": {"schema": {"type": "integer"}} for name in _TIMES},
 }
-
-
 _ABOUT_SEVERAL = (
     "Several models are served. The field `model` of a body names one; without it the first that has the route "
     "answers. The routes of one model alone, with the document of that model, are under /models/NAME."
 )
-
-
 _NAMED: dict[str, Any] = {"enum": "models", "description": "Null: the first model that has the route."}
-
-
 _NUMBERS = list_of(NUMBER)
-
-
 _USAGE = object_of(prompt_tokens=WHOLE, total_tokens=WHOLE)
-
-
 _VECTOR = {"anyOf": [_NUMBERS, {"type": "string", "format": "byte"}]}
-
-
 _VECTORS = list_of(_NUMBERS)
-
-
 _TYPED = object_of(
     {**dict.fromkeys(("float", "int8", "uint8", "binary", "ubinary"), _VECTORS), "base64": list_of(STRING)}
 )
-
-
 _COHERE_EMBEDDINGS = object_of(
     id=STRING,
     response_type=STRING,
@@ -109,38 +63,22 @@ _COHERE_EMBEDDINGS = object_of(
     texts=list_of(STRING),
     meta={"type": "object"},
 )
-
-
 _OLLAMA_EMBEDDINGS = object_of(
     model=STRING, embeddings=_VECTORS, total_duration=WHOLE, load_duration=WHOLE, prompt_eval_count=WHOLE
 )
-
-
 _TOKEN_VECTORS = list_of(list_of(_NUMBERS))
-
-
 _EMBEDDING = object_of(object={"const": "embedding"}, index=WHOLE, embedding=_VECTOR)
-
-
 _EMBEDDINGS = object_of(object={"const": "list"}, data=list_of(_EMBEDDING), model=STRING, usage=_USAGE)
-
-
 _POOLED = object_of(index=WHOLE, object={"const": "pooling"}, data=list_of(_NUMBERS))
-
-
 _POOLING = object_of(
     id=STRING, object={"const": "list"}, created=WHOLE, model=STRING, data=list_of(_POOLED), usage=_USAGE
 )
-
-
 _MULTI_VECTORS = object_of(
     object={"const": "list"},
     data=list_of(object_of(object={"const": "embeddings"}, index=WHOLE, embeddings=list_of(_NUMBERS))),
     model=STRING,
     usage=_USAGE,
 )
-
-
 _SEVERAL = object_of(
     {
         "dense_vecs": list_of(_NUMBERS),
@@ -148,109 +86,80 @@ _SEVERAL = object_of(
         "colbert_vecs": _TOKEN_VECTORS,
     }
 )
-
-
 _RANKS = list_of(object_of({"text": STRING}, index=WHOLE, score=NUMBER), "The best first.")
-
-
 _RESULT = object_of({"document": object_of(text=STRING)}, index=WHOLE, relevance_score=NUMBER)
-
-
 _RESULTS = object_of(
     id=STRING, model=STRING, results=list_of(_RESULT, "The best first."), meta={"type": "object"}, usage=_USAGE
 )
-
-
 _ONE_PREDICTION = list_of(object_of(score=NUMBER, label={"enum": "labels"}), "The likeliest first.")
-
-
 _PREDICTIONS: Schema = {"anyOf": [_ONE_PREDICTION, list_of(_ONE_PREDICTION)]}
-
-
 _WEIGHTS = list_of(object_of(index=WHOLE, value=NUMBER))
-
-
-@dataclass(frozen=True, slots=True)
-class _Route:
-    """`name`: of its operation, as code generators use it. `takes`: the type of its body, if it has one."""
-
-    name: str
-    summary: str
-    answers: Schema | None
-    takes: type[BaseModel] | None = None
-
-
-_ROUTES: Mapping[str, _Route] = {
-    "/v1/embeddings": _Route("openai_embeddings", "Embed texts (OpenAI)", _EMBEDDINGS, requests.OpenAIRequest),
-    "/embeddings": _Route("embeddings", "Embed texts (OpenAI)", _EMBEDDINGS, requests.OpenAIRequest),
-    "/v1/embed": _Route(
+_ROUTES: Mapping[str, Route] = {
+    "/v1/embeddings": Route("openai_embeddings", "Embed texts (OpenAI)", _EMBEDDINGS, requests.OpenAIRequest),
+    "/embeddings": Route("embeddings", "Embed texts (OpenAI)", _EMBEDDINGS, requests.OpenAIRequest),
+    "/v1/embed": Route(
         "cohere_embed_1", "Embed texts (Cohere, version 1)", _COHERE_EMBEDDINGS, requests.CohereEmbedRequest
     ),
-    "/v2/embed": _Route(
+    "/v2/embed": Route(
         "cohere_embed_2", "Embed texts (Cohere, version 2)", _COHERE_EMBEDDINGS, requests.CohereEmbedRequest
     ),
-    "/api/embed": _Route("ollama_embed", "Embed texts (Ollama)", _OLLAMA_EMBEDDINGS, requests.OllamaEmbedRequest),
-    "/api/embeddings": _Route(
+    "/api/embed": Route("ollama_embed", "Embed texts (Ollama)", _OLLAMA_EMBEDDINGS, requests.OllamaEmbedRequest),
+    "/api/embeddings": Route(
         "ollama_embeddings", "Embed a text (Ollama)", object_of(embedding=_NUMBERS), requests.OllamaPromptRequest
     ),
-    "/": _Route("root", "Embed texts, or compare them", {"anyOf": [_VECTORS, _NUMBERS]}, requests.RootRequest),
-    "/embed": _Route("embed", "Embed texts", _VECTORS, requests.EmbedRequest),
-    "/embed_all": _Route("embed_all", "The vectors of each text's tokens", _TOKEN_VECTORS, requests.EncodeRequest),
-    "/similarity": _Route(
-        "similarity", "Cosines of a source sentence and others", _NUMBERS, requests.SimilarityRequest
-    ),
-    "/rerank": _Route("rerank", "Score texts by a query", _RANKS, requests.RerankRequest),
-    "/v1/rerank": _Route(
+    "/": Route("root", "Embed texts, or compare them", {"anyOf": [_VECTORS, _NUMBERS]}, requests.RootRequest),
+    "/embed": Route("embed", "Embed texts", _VECTORS, requests.EmbedRequest),
+    "/embed_all": Route("embed_all", "The vectors of each text's tokens", _TOKEN_VECTORS, requests.EncodeRequest),
+    "/similarity": Route("similarity", "Cosines of a source sentence and others", _NUMBERS, requests.SimilarityRequest),
+    "/rerank": Route("rerank", "Score texts by a query", _RANKS, requests.RerankRequest),
+    "/v1/rerank": Route(
         "cohere_rerank_1", "Score texts by a query (Cohere, version 1)", _RESULTS, requests.CohereRerankRequest
     ),
-    "/v2/rerank": _Route(
+    "/v2/rerank": Route(
         "cohere_rerank_2", "Score texts by a query (Cohere, version 2)", _RESULTS, requests.CohereRerankRequest
     ),
-    "/predict": _Route("predict", "Classify texts", _PREDICTIONS, requests.PredictRequest),
-    "/embed_sparse": _Route("embed_sparse", "Texts -> weights of words", list_of(_WEIGHTS), requests.EncodeRequest),
-    "/v1/multi-vector": _Route(
+    "/predict": Route("predict", "Classify texts", _PREDICTIONS, requests.PredictRequest),
+    "/embed_sparse": Route("embed_sparse", "Texts -> weights of words", list_of(_WEIGHTS), requests.EncodeRequest),
+    "/v1/multi-vector": Route(
         "multi_vector", "A unit vector of each token (Jina)", _MULTI_VECTORS, requests.MultiVectorRequest
     ),
-    "/pooling": _Route("pooling", "A unit vector of each token (vLLM)", _POOLING, requests.PoolingRequest),
-    SEVERAL: _Route("encode", "Dense, sparse and multi-vector answers from one run", _SEVERAL, requests.SeveralRequest),
-    "/tokenize": _Route("tokenize", "Texts -> tokens", list_of(TOKENS), TokenizeRequest),
-    "/decode": _Route("decode", "Token ids -> texts", list_of(STRING), DecodeRequest),
-    "/v1/models": _Route("models", "The model that is served", MODELS),
-    "/v1/models/{id}": _Route("model", "The model, if it has this name", MODEL),
-    "/info": _Route("info", "Model, limits, pools, depths, counters", {"type": "object"}),
-    "/health": _Route("health", "200 while a pool can answer; degraded while another cannot", HEALTH),
-    "/ping": _Route("ping", "200 while the Router lives", None),
+    "/pooling": Route("pooling", "A unit vector of each token (vLLM)", _POOLING, requests.PoolingRequest),
+    SEVERAL: Route("encode", "Dense, sparse and multi-vector answers from one run", _SEVERAL, requests.SeveralRequest),
 }
 
 
-def document(served: Sequence[tuple[Rules, ModelCard]], version: str, *, api_keys: bool) -> dict[str, Any]:
+def document(served: Sequence[tuple[Rules, ModelCard]], *, api_keys: bool) -> dict[str, Any]:
     """The document of a service of these models, with or without API keys. Of several it has the routes of all, and
     bounds that all bodies keep which one of them takes.
     """
     others = ALL_ROUTES.difference(*(routes_of(card.kinds) for _, card in served))
-    routes = {path: route for path, route in _ROUTES.items() if path not in others}
-    routes["/"] = replace(_ROUTES[ROOT[served[0][1].kind]], name="root")
-    schemas = request_schemas([route.takes for route in routes.values() if route.takes])
-    found: dict[str, Any] = {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "windve",
-            "version": version,
-            "summary": "Embeddings, reranking, classification: accelerator first, CPU for the overflow.",
-        },
-        "paths": {path: _operations(path, route, api_keys=api_keys) for path, route in routes.items()},
-        "components": {"schemas": schemas},
-    }
-    if api_keys:
-        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        found["security"] = [{"key": []}]
+    routes = {path: _asking(path, route) for path, route in _ROUTES.items() if path not in others}
+    routes["/"] = _asking("/", replace(_ROUTES[ROOT[served[0][1].kind]], name="root"))
+    routes |= {path: _named_after_tei(path, route) for path, route in ABOUT.items()}
+    summary = "Embeddings, reranking, classification: accelerator first, CPU for the overflow."
+    found = build(summary, routes, api_keys=api_keys)
     if len(served) > 1:
         found["info"]["description"] = _ABOUT_SEVERAL
         for route in routes.values():
             if route.takes:  # each may name the model, also where TEI's own has no such field
-                schemas[route.takes.__name__]["properties"].setdefault("model", _NAMED)
+                properties = found["components"]["schemas"][route.takes.__name__]["properties"]
+                properties.setdefault("model", _NAMED)
     values = _values(served)
     return {key: filled(part, values) for key, part in found.items()}
+
+
+def _asking(path: str, route: Route) -> Route:
+    """A route that carries queries, under this path."""
+    statuses = _TEI if error_shape(path) == "tei" else _OPENAI
+    parameters = [_BULK, _TRIAL, _TIMEOUT]
+    route = replace(route, tag="embed", statuses=statuses, parameters=parameters, headers=_HEADERS)
+    return _named_after_tei(path, route)
+
+
+def _named_after_tei(path: str, route: Route) -> Route:
+    if route.takes is None or error_shape(path) != "tei":
+        return route
+    return replace(route, summary=f"{route.summary} (text-embeddings-inference)")
 
 
 def _values(served: Sequence[tuple[Rules, ModelCard]]) -> dict[str, Any]:
@@ -265,27 +174,3 @@ def _values(served: Sequence[tuple[Rules, ModelCard]]) -> dict[str, Any]:
         "prompts": [*dict.fromkeys(prompt for card in cards for prompt in card.prompts), "", None],
         "labels": list(dict.fromkeys(label for card in cards for label in card.labels)),
     }
-
-
-def _operations(path: str, route: _Route, *, api_keys: bool) -> dict[str, Any]:
-    operation: dict[str, Any] = {"operationId": route.name, "summary": route.summary, "tags": ["about"]}
-    good: dict[str, Any] = {"description": "The answer.", **json_content(route.answers)}
-    statuses, shape = _STATUSES.get(path, ()), error_shape(path)
-    if route.takes:
-        operation["requestBody"] = {"required": True, **json_content(reference(route.takes))}
-        operation["tags"] = ["tokenizer" if path in _STATUSES else "embed"]
-        operation["summary"] += " (text-embeddings-inference)" if shape == "tei" else ""
-    if operation["tags"] == ["embed"]:
-        operation["parameters"], good["headers"] = _PARAMETERS, _HEADERS
-        statuses = _TEI if shape == "tei" else _OPENAI
-    if "{id}" in path:
-        operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": STRING}]
-    if route.answers is None:
-        good = {"description": "It is so; the body is empty."}
-    if path in PROBES:
-        operation["security"] = []
-    elif api_keys:
-        statuses = (401, *statuses)
-    error = json_content(ERRORS[shape])
-    bad = {str(status): {"description": MEANINGS[status], **error} for status in statuses}
-    return {"post" if route.takes else "get": {**operation, "responses": {"200": good, **bad}}}

@@ -1,29 +1,95 @@
-"""What traces say of a request to an embedding model. Pure."""
+"""What the access log and traces say of a request to an embedding model. No text is among it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from typing import Any
 
 from deployments.embedding.channel import Refused
 from deployments.embedding.frames import Answered
-from deployments.embedding.request import OfferedPart, Record
+from deployments.embedding.request import OfferedPart, Record, Request
 from deployments.errors import EngineFailed
-from serve_app.observe.facts import Attributes, Phase
+from serve_app.observe.facts import Attributes, Phase, TracedRequest
 
 
-def phases(record: Record, now: float) -> Iterator[Phase]:
-    """What a request went through until it ended, `now`."""
-    request = record.request
-    if request is None:
-        return
-    sizes: Attributes = {"windve.queries": len(request.queries)}
-    if request.tokenised:
-        yield Phase("tokenize", request.started, request.tokenised, {**sizes, "windve.tokens": tokens_of(record)})
-    if not record.parts and record.done is None:  # no replica was asked
-        yield Phase("admission", request.tokenised or request.started, now, {**sizes, "windve.admission": "refused"})
-    for part, predicted_s in record.parts:
-        yield from _at_replica(part, predicted_s, now)
+def record_of(traced: TracedRequest | None) -> Record | None:
+    """What the Router is to fill for the log and the trace of this request; None: nobody asks."""
+    if traced is None:
+        return None
+    traced.facts = facts = EmbeddingFacts()
+    return facts.record
+
+
+class EmbeddingFacts:
+    """`record`: the Router fills it while it answers."""
+
+    def __init__(self) -> None:
+        self.record = Record()
+
+    @property
+    def model(self) -> str | None:
+        return self.record.model
+
+    @property
+    def tenant(self) -> str | None:
+        """The name of the API key that the request counts for."""
+        request = self.record.request
+        return None if request is None or request.tenant is None else request.tenant.name
+
+    def is_late(self, actual_s: float, slo_s: float) -> bool:
+        request = self.record.request
+        return actual_s > (slo_s if request is None else request.allowed_s)
+
+    def line(self) -> dict[str, Any]:
+        """Its fields of the access log. Times are seconds."""
+        record = self.record
+        told: dict[str, Any] = {}
+        if (request := record.request) is not None:
+            told = {
+                "queries": len(request.queries),
+                "tokens": _tokens(request) if request.ids else None,
+                "bulk": request.bulk,
+                "deadline_s": round(request.allowed_s, 6),
+                "offers": len(record.parts),
+                "predicted_s": _rounded(record.predicted_s),
+            }
+        if (done := record.done) is not None:
+            told |= {
+                "pools": done.pools,
+                "tokenization_s": _rounded(done.tokenization_s),
+                "queue_s": _rounded(done.queue_s),
+                "compute_s": _rounded(done.compute_s),
+            }
+        return told
+
+    def attributes(self) -> dict[str, Any]:
+        """Its attributes of the request's span."""
+        record = self.record
+        told: dict[str, Any] = {}
+        if (request := record.request) is not None:
+            told = {
+                "gen_ai.usage.input_tokens": _tokens(request),
+                "windve.queries": len(request.queries),
+                "windve.bulk": request.bulk,
+                "windve.deadline_s": request.allowed_s,
+                "windve.predicted_s": record.predicted_s,
+            }
+        return told if record.done is None else told | {"windve.pools": list(record.done.pools)}
+
+    def phases(self, now: float) -> Iterator[Phase]:
+        """The spans of what it went through until it ended, `now`."""
+        record, request = self.record, self.record.request
+        if request is None:
+            return
+        sizes: Attributes = {"windve.queries": len(request.queries)}
+        if request.tokenised:
+            yield Phase("tokenize", request.started, request.tokenised, {**sizes, "windve.tokens": _tokens(request)})
+        if not record.parts and record.done is None:  # no replica was asked
+            began = request.tokenised or request.started
+            yield Phase("admission", began, now, {**sizes, "windve.admission": "refused"})
+        for part, predicted_s in record.parts:
+            yield from _at_replica(part, predicted_s, now)
 
 
 def _at_replica(part: OfferedPart, predicted_s: float, now: float) -> Iterator[Phase]:
@@ -63,5 +129,9 @@ def _queue_s(answer: Answered) -> float:
     return answer.queue_s
 
 
-def tokens_of(record: Record) -> int:
-    return sum(map(len, record.request.ids)) if record.request is not None else 0
+def _tokens(request: Request) -> int:
+    return sum(map(len, request.ids))
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)

@@ -14,18 +14,17 @@ from deployments.embedding.router import Router
 from deployments.errors import Unavailable
 from serve_app.api_keys import ApiKeys
 from serve_app.config.models import ByModel
-from serve_app.embedding.answers import describe, health
-from serve_app.embedding.api import NO_REPLICA, HttpApi
+from serve_app.embedding.answers import describe
+from serve_app.embedding.api import HttpApi
 from serve_app.embedding.document import document
-from serve_app.observe.observer import Observer
-from serve_app.version import VERSION
-from serve_app.web.asgi import Answer, Asgi, Handler, Request, json_answer
+from serve_app.observe.observer import ONE_MODEL, Observer
+from serve_app.web.about import NO_REPLICA, DocumentedApi, health, model_list
+from serve_app.web.asgi import Answer, Handler, Request, json_answer
 
 _PREFIX = "/models/"
-_MODEL = "/v1/models/"
 
 
-class ModelsApi(Asgi):
+class ModelsApi(DocumentedApi):
     """The ASGI application of one Router replica with several models."""
 
     def __init__(
@@ -36,7 +35,7 @@ class ModelsApi(Asgi):
         self._max_body_bytes = settings.limits.max_body_bytes  # the same for all
         self._routers = routers
         self._apis = apis = routers.each(lambda router: HttpApi(router, api_keys))
-        self._document = document([api.served for api in apis], VERSION, api_keys=api_keys is not None)
+        self._document = document([api.served for api in apis], api_keys=api_keys is not None)
         self._of_all: dict[str, Handler] = {
             "/v1/models": self.openai_models,
             "/info": self.info,
@@ -67,8 +66,8 @@ class ModelsApi(Asgi):
 
     async def _choose(self, request: Request) -> HttpApi:
         """Raises UnknownModel or BodyTooLarge."""
-        if request.path.startswith(_MODEL):
-            return self._apis.named(request.path.removeprefix(_MODEL))
+        if request.path.startswith(ONE_MODEL):
+            return self._apis.named(request.path.removeprefix(ONE_MODEL))
         name = await self._named(request) if request.method == "POST" else None
         if name is not None:
             return self._apis.named(name)
@@ -88,7 +87,7 @@ class ModelsApi(Asgi):
         return name if isinstance(name, str) else None
 
     async def openai_models(self, _: Request) -> Answer:
-        return json_answer({"object": "list", "data": [model for api in self._apis for model in api.models]})
+        return model_list([model for api in self._apis for model in api.models])
 
     async def info(self, _: Request) -> Answer:
         """The first model's, as a client expects it that knows of one, and each by its name."""
@@ -100,7 +99,7 @@ class ModelsApi(Asgi):
         """Good while one of the models can answer: a load balancer must not take the others away as well."""
         if not any(router.can_answer for router in self._routers):
             raise Unavailable(f"no model can answer now: {NO_REPLICA}")
-        models = {router.card.name: health(router) for router in self._routers}
+        models = {r.card.name: health(r.live_pools, can_answer=r.can_answer) for r in self._routers}
         all_well = all(one["status"] == "ok" for one in models.values())
         status = {"status": "ok" if all_well else "degraded"}
         if self._api_keys is not None:

@@ -40,4 +40,3 @@ def routes_of(kinds: Sequence[Kind]) -> tuple[str, ...]:
 
 
 ALL_ROUTES = frozenset(routes_of(tuple(ROUTES)))
-PROBES = ("/health", "/ping")  # what a load balancer asks, without a key

@@ -8,27 +8,26 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from deployments.errors import Unavailable
 from deployments.generation.request import Asked, Generates
 from deployments.generation.settings import GenerationSettings
 from deployments.models.tokenizer import Tokenizer
 from serve_app.api_keys import ApiKeys
 from serve_app.generation.answers import ChatReply, Reply, TextReply, TokenNames
-from serve_app.generation.document import generation_document
+from serve_app.generation.document import document
 from serve_app.generation.group import Generations
 from serve_app.generation.request_builder import Asking
 from serve_app.generation.requests import ChatRequest, CompletionOptions, CompletionRequest, CompletionRules
 from serve_app.generation.steps_request import StepsRequest
 from serve_app.observe.observer import Observer
 from serve_app.version import VERSION
+from serve_app.web.about import ModelApi
 from serve_app.web.admission_headers import admission
-from serve_app.web.asgi import Answer, Asgi, Handler, Request, dumps, json_answer
-from serve_app.web.errors import JSON, NoRoute, WrongMethod
+from serve_app.web.asgi import Answer, Handler, Request, dumps, json_answer
+from serve_app.web.errors import JSON
 from serve_app.web.event_stream import EVENTS, EventStream, StreamBounds
 from serve_app.web.fields import Fields
 from serve_app.web.tokenizer_requests import DecodeRequest, TokenizeRequest
 
-_MODEL = "/v1/models/"
 Body = TypeVar("Body", bound=Fields)
 
 
@@ -62,7 +61,7 @@ class ApiOptions:
         )
 
 
-class CompletionsApi(Asgi):
+class CompletionsApi(ModelApi):
     """The routes to one model, of one Router replica."""
 
     def __init__(
@@ -73,44 +72,23 @@ class CompletionsApi(Asgi):
         observer: Observer | None = None,
     ) -> None:
         """Raises SettingsError where the model's chat template or its tokenizer cannot be used."""
-        super().__init__(api_keys, observer, emulated=options.emulated)
-        self._router, self._options, self._rules = router, options, options.rules
+        super().__init__(options.rules, router.started, api_keys, observer, emulated=options.emulated)
+        self._router, self._options = router, options
         self.names = TokenNames(router.tokenizer)
         self._tokenizer = Tokenizer(router.card.model, router.tokenizer)
         self.asking = Asking(router, options.rules, parse_special_tokens=options.parse_special_tokens)
-        self._document = generation_document(
-            self._rules, router.card.model.vocab_size, VERSION, api_keys=api_keys is not None
-        )
-        self._routes: dict[tuple[str, str], Handler] = {
+        self._document = document(options.rules, router.card.model.vocab_size, api_keys=api_keys is not None)
+
+    def _own_routes(self) -> dict[tuple[str, str], Handler]:
+        return {
             ("POST", "/v1/completions"): self.completions,
             ("POST", "/v1/chat/completions"): self.chat,
-            ("POST", "/tokenize"): self.tokenize,
-            ("POST", "/decode"): self.decode,
             ("POST", "/calibration/steps"): self.time_steps,
-            ("GET", "/v1/models"): self.openai_models,
-            ("GET", "/info"): self.info,
-            ("GET", "/health"): self.health,
-            ("GET", "/ping"): self.ping,
-            ("GET", "/docs"): self.docs,
-            ("GET", "/openapi.json"): self.openapi,
         }
 
     def close(self) -> None:
         """End what was started for it."""
         self.asking.close()
-
-    async def answer(self, request: Request) -> Answer:
-        method, path = request.method, request.path
-        if method in {"GET", "HEAD"} and path.startswith(_MODEL):
-            self._rules.check_model(path.removeprefix(_MODEL))
-            return json_answer(self._model(path.removeprefix(_MODEL)))
-        handler = self._routes.get(("GET" if method == "HEAD" else method, path))
-        if handler is not None:
-            return await handler(request)
-        allowed = [known for known, route in self._routes if route == path]
-        if not allowed:
-            raise NoRoute(f"there is no route {path}; there are {', '.join(route for _, route in self._routes)}")
-        raise WrongMethod(f"{method} is not for {path}, only {' and '.join(allowed)}", allowed=allowed)
 
     async def completions(self, request: Request) -> Answer:
         asked = await self._parsed(CompletionRequest, request)
@@ -131,7 +109,7 @@ class CompletionsApi(Asgi):
         return self.asking.wanted(asked, prompts, headers, client=request.client, received=received)
 
     async def _parsed(self, kind: type[Body], request: Request) -> Body:
-        return kind.parse(await request.body(self._options.max_body_bytes), self._rules)
+        return kind.parse(await request.body(self._options.max_body_bytes), self._options.rules)
 
     def _reply(self, kind: type[Reply], wanted: Sequence[Asked], before: Sequence[str]) -> Reply:
         names = None if wanted[0].logprobs is None else self.names
@@ -140,7 +118,7 @@ class CompletionsApi(Asgi):
     async def _generate(
         self, asked: CompletionOptions, wanted: Sequence[Asked], reply: Reply, request: Request
     ) -> Answer:
-        generations = Generations(self._router, asked.n, request.followed)
+        generations = Generations(self._router, asked.n, request.traced)
         try:
             await request.while_here(generations.begin(wanted))
             if asked.stream:
@@ -173,12 +151,8 @@ class CompletionsApi(Asgi):
         times = self._router.time_steps(trial, asked.pool, planned, asked.times)
         return json_answer(await request.while_here(times))
 
-    async def openai_models(self, _: Request) -> Answer:
-        return json_answer({"object": "list", "data": [self._model(name) for name in self._rules.names]})
-
     def _model(self, name: str) -> dict[str, Any]:
-        created, context = int(self._router.started), self._router.card.context
-        return {"id": name, "object": "model", "created": created, "owned_by": "windve", "max_model_len": context}
+        return {**super()._model(name), "max_model_len": self._router.card.context}
 
     async def info(self, _: Request) -> Answer:
         card = self._router.card
@@ -193,10 +167,8 @@ class CompletionsApi(Asgi):
         return json_answer({**about, "windve": self._router.describe()})
 
     async def health(self, _: Request) -> Answer:
-        missing = [name for name, is_live in self._router.live_pools.items() if not is_live]
-        if len(missing) == len(self._router.live_pools):
-            raise Unavailable("no pool can answer now: no live replica with an open queue")
-        return json_answer({"status": "degraded", "missing": missing} if missing else {"status": "ok"})
+        pools = self._router.live_pools
+        return self._health(pools, can_answer=any(pools.values()))
 
 
 async def _events(generations: Generations, reply: Reply) -> AsyncGenerator[bytes, None]:

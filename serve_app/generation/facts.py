@@ -12,14 +12,21 @@ from serve_app.observe.facts import Attributes, Phase
 
 
 class GenerationFacts:
-    """Of the generations of one request, one a prompt. `sent`: the tokens of all answers that its client got so far."""
+    """Of the generations of one request to `model`, one a prompt. `sent`: the tokens of all answers that its client got
+    so far.
+    """
 
-    def __init__(self, wanted: Sequence[Asked], sent: Callable[[], int]) -> None:
+    def __init__(self, model: str, wanted: Sequence[Asked], sent: Callable[[], int]) -> None:
+        self.model = model
         self._wanted, self._sent = wanted, sent
         self._records = [one.record for one in wanted if one.record is not None]
 
     @property
-    def is_late(self) -> bool:
+    def tenant(self) -> str | None:
+        client = self._wanted[0].client
+        return None if client is None else client.tenant.name
+
+    def is_late(self, _actual_s: float, _slo_s: float) -> bool:
         """A first token or a pace, as the metrics count it."""
         return any(streamed.is_late for streamed in self._begun)
 
@@ -37,10 +44,10 @@ class GenerationFacts:
             "pace_s": _most(streamed.pace_s for streamed in self._begun),
         }
 
-    def attributes(self) -> Attributes:
+    def attributes(self) -> dict[str, Any]:
         """Of the request's span."""
         told = self.line()
-        named = {
+        return {
             "gen_ai.usage.input_tokens": told["tokens"],
             "gen_ai.usage.output_tokens": told["answer_tokens"],
             "windve.prompts": told["prompts"],
@@ -50,7 +57,6 @@ class GenerationFacts:
             "windve.pace_s": told["pace_s"],
             "windve.pools": told["pools"],
         }
-        return {name: value for name, value in named.items() if value is not None}
 
     def phases(self, now: float) -> Iterator[Phase]:
         """What it went through until it ended, `now`."""

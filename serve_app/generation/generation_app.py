@@ -5,13 +5,11 @@ args of the Serve config -> GenerationArgs -> what the cluster has -> a Plan -> 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray import serve
 from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
@@ -20,47 +18,33 @@ from deployments.generation.replica import Generator
 from deployments.generation.router import GenerationRouter
 from deployments.generation.settings import GenerationSettings
 from deployments.hardware.device_detector import Topology
-from deployments.serve_adapter.access_log_file import access_log_handler
 from deployments.serve_adapter.gc_freeze import spare_what_is_loaded
-from serve_app.api_keys import ApiKeys
 from serve_app.config.cluster_plan import cpu_parts, plan_once_nodes_are_there
 from serve_app.config.generation import GenerationArgs
 from serve_app.config.serve_deployments import bind_pools, bindable_router
 from serve_app.generation.api import ApiOptions, CompletionsApi
 from serve_app.generation.grpc_calls import GenerationCalls
-from serve_app.observe.access_log import LineWriter
-from serve_app.observe.observer import Observer
-from serve_app.observe.tracer import Tracer
+from serve_app.ingress import ServiceIngress
 
 Generators = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # pool -> name and handle of its deployment
 
 
-class GenerationIngress:
+class GenerationIngress(ServiceIngress, GenerationCalls):
     """The Router with its routes and its calls: what answers HTTP and gRPC."""
 
     def __init__(self, settings: GenerationSettings, topology: Topology, generators: Generators) -> None:
-        self.api_keys = None if settings.api_keys is None else ApiKeys.read(settings.api_keys)
+        ServiceIngress.__init__(self, settings)
         self.router = GenerationRouter(settings, topology, generators)
-        traces = settings.traces
-        tracer = None if traces is None else Tracer.exporting(traces, serve.get_replica_context().replica_tag)
-        self._observer = Observer(LineWriter(access_log_handler()), tracer)
-        self._api = CompletionsApi(self.router, ApiOptions.of(settings), self.api_keys, self._observer)
-        calls = GenerationCalls(self.router, self._api.asking, self._api.names, self.api_keys, self._observer)
-        self.Generate = calls.Generate  # Serve finds what answers a gRPC call by its name
-        self.Check, self.Watch = calls.Check, calls.Watch
+        self._api = CompletionsApi(self.router, ApiOptions.of(settings), self.api_keys, self.observer)
+        GenerationCalls.__init__(self, self.router, self._api.asking, self._api.names, self.api_keys, self.observer)
         spare_what_is_loaded()
 
     async def reconfigure(self, user_config: Any) -> None:
         """Called by Serve with the `user_config`: at the start, and in place whenever it changes."""
         await self.router.reconfigure(user_config)
-        self._observer.configure({self.router.card.name: self.router.config})
+        self.observer.configure({self.router.card.name: self.router.config})
 
-    async def check_health(self) -> None:
-        """Called by Serve every second or so: the moment to see whether the API keys have changed."""
-        if self.api_keys is not None:
-            await asyncio.to_thread(self.api_keys.refresh)
-
-    def __serve_build_asgi_app__(self) -> ASGIApp:
+    def asgi_app(self) -> ASGIApp:
         return self._api
 
 

@@ -1,4 +1,4 @@
-"""The gRPC services of an application that generates: its own, answered by `generation_calls.py`, and the health check.
+"""The gRPC services of an application that generates: its own, answered by `grpc_calls.py`, and the health check.
 
 The Serve config names `add_to_server` under `grpc_options.grpc_servicer_functions`, as that of `grpc_services`; this
 module stays as light.
@@ -10,7 +10,8 @@ from typing import Any
 
 import grpc
 
-from serve_app.grpc_services import HEALTH, offer
+from deployments.serve_adapter.grpc_handlers import offer
+from serve_app.grpc_services import HEALTH
 from serve_app.proto import generation_pb2
 
 _SERVICE = generation_pb2.DESCRIPTOR.services_by_name["Generation"]

@@ -11,24 +11,23 @@ from deployments.errors import WindveError
 from deployments.generation.record import GenerationRecord
 from deployments.generation.request import Asked, Generates, Piece
 from serve_app.generation.facts import GenerationFacts
-from serve_app.observe.facts import Followed
+from serve_app.observe.facts import TracedRequest
 
 
 class Generations:
     """Each has `answers` answers, whose choices are numbered through."""
 
-    def __init__(self, router: Generates, answers: int, followed: Followed | None = None) -> None:
-        """`followed`: is told of them, for the access log and traces."""
+    def __init__(self, router: Generates, answers: int, traced: TracedRequest | None = None) -> None:
+        """`traced`: is told of them, for the access log and traces."""
         self.tokens = 0  # of all answers so far
-        self._router, self._answers, self._followed = router, answers, followed
+        self._router, self._answers, self._traced = router, answers, traced
         self._begun: list[AsyncGenerator[Piece, None]] = []
 
     async def begin(self, wanted: Sequence[Asked]) -> None:
         """All are admitted when this returns. Raises what `Generates.begin` raises; the others end by the same then."""
-        if self._followed is not None:
+        if self._traced is not None:
             wanted = [replace(one, record=GenerationRecord()) for one in wanted]
-            self._followed.record.model = self._router.card.name
-            self._followed.facts = GenerationFacts(wanted, lambda: self.tokens)
+            self._traced.facts = GenerationFacts(self._router.card.name, wanted, lambda: self.tokens)
         try:
             for one in wanted:
                 self._begun.append(await self._router.begin(one))

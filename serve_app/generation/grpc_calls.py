@@ -1,5 +1,5 @@
 """The gRPC call of generation (`generation.proto`): over the same Router, with the same bounds and sentences as
-`completions_api.py`.
+`api.py`.
 """
 
 from __future__ import annotations
@@ -14,71 +14,60 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from ray.serve.grpc_util import RayServegRPCContext
 
-from deployments.errors import EmptyInput, InvalidInput, WindveError
+from deployments.errors import EmptyInput, InvalidInput
 from deployments.generation.request import Asked, Piece
 from deployments.generation.router import GenerationRouter
 from deployments.generation.text.sampling import Picked
+from deployments.serve_adapter.grpc_handlers import TIME_LEFT
 from serve_app.api_keys import ApiKeys
 from serve_app.generation.answers import TokenNames
 from serve_app.generation.generation_services import GENERATE, SERVICE
 from serve_app.generation.group import Generations
 from serve_app.generation.request_builder import Asking
 from serve_app.generation.requests import ChatRequest, CompletionRequest
-from serve_app.grpc_services import TIME_LEFT
-from serve_app.observe.facts import Followed
 from serve_app.observe.observer import Observer
 from serve_app.proto.generation_pb2 import ChatMessage, GenerateRequest, GenerateResponse, Token, Usage
-from serve_app.rpc.calls import Received, asked_by, check_size, headers_to_follow, metadata_of, say, set_status
-from serve_app.rpc.health import POOL_SERVICES, HealthCalls
+from serve_app.rpc.calls import Received, asked_by, metadata_of, say
+from serve_app.rpc.service import CallScope, GrpcService, pool_is_live
 
 _OPTIONS = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "n")
 
 
-class GenerationCalls:
+class GenerationCalls(GrpcService):
     """Of one Router replica: the method has the name of its call, and Serve's name for the context."""
 
     def __init__(
         self, router: GenerationRouter, asking: Asking, names: TokenNames, api_keys: ApiKeys | None, observer: Observer
     ) -> None:
+        settings = router.settings
+        super().__init__(
+            [SERVICE], api_keys, observer, max_bytes=settings.limits.max_body_bytes, emulated=settings.emulated
+        )
         self._router, self._asking, self._names = router, asking, names
-        self._api_keys, self._observer = api_keys, observer
-        self._max_bytes = router.settings.limits.max_body_bytes
-        self._emulated = [("x-windve-emulated", "true")] if router.settings.emulated else []
-        health = HealthCalls([SERVICE], self._is_served)
-        self.Check, self.Watch = health.Check, health.Watch
 
     async def Generate(self, request: Received, grpc_context: RayServegRPCContext) -> AsyncGenerator[Message, None]:
-        """What is wrong becomes the call's status, behind an empty message (`grpc_services`)."""
-        followed = self._observer.begin(headers_to_follow(grpc_context)) if self._observer.on else None
-        problem: BaseException | None = None
-        try:
+        """What is wrong becomes the call's status, behind an empty message (`grpc_handlers`)."""
+        with self.call(GENERATE, grpc_context) as scope:
             say(grpc_context, *self._emulated)
-            async with aclosing(self._answers(request, grpc_context, followed)) as answers:
+            async with aclosing(self._answers(request, grpc_context, scope)) as answers:
                 async for message in answers:
                     yield message
-        except WindveError as error:
-            problem = error
-            set_status(grpc_context, error)
-            yield Empty()
-        except BaseException as error:
-            problem = asyncio.CancelledError() if isinstance(error, GeneratorExit) else error
-            raise
-        finally:
-            if followed is not None:
-                self._observer.end_call(followed, GENERATE, problem)
+            return
+        yield Empty()
 
-    def _is_served(self, service: str, model: str | None) -> bool:
+    def is_served(self, service: str, model: str | None) -> bool:
         """Raises UnknownModel."""
         if model is not None:
             self._asking.rules.check_model(model)
-        live = self._router.live_pools
-        return live.get(POOL_SERVICES[service], False) if service in POOL_SERVICES else any(live.values())
+        live_pools = self._router.live_pools
+        is_live = pool_is_live(service, live_pools)
+        return any(live_pools.values()) if is_live is None else is_live
 
     async def _answers(
-        self, request: Received, context: RayServegRPCContext, followed: Followed | None
+        self, request: Received, context: RayServegRPCContext, scope: CallScope
     ) -> AsyncGenerator[GenerateResponse, None]:
-        asked = await self._asked(request, context, followed)
-        generations = Generations(self._router, asked.answers, followed)
+        asked = await self._asked(request, context, scope)
+        generations = Generations(self._router, asked.answers, scope.traced)
         try:
             await generations.begin([asked])
             async with aclosing(generations.pieces()) as pieces:
@@ -89,17 +78,12 @@ class GenerationCalls:
         finally:
             await generations.close()
 
-    async def _asked(self, request: Received, context: RayServegRPCContext, followed: Followed | None) -> Asked:
+    async def _asked(self, request: Received, context: RayServegRPCContext, scope: CallScope) -> Asked:
         """Raises InvalidInput, Unauthorized or EngineFailed."""
         received = asyncio.get_running_loop().time()
-        shown = metadata_of(context, "authorization")
-        client = None if self._api_keys is None else self._api_keys.check(shown)
-        if followed is not None and client is not None:
-            followed.key = client.tenant.name
-        if isinstance(request, InvalidInput):
-            raise request
-        check_size(request.ByteSize(), self._max_bytes)
-        parsed = self._parsed(request, metadata_of(context, "model"))
+        client = self.let_in(context)
+        scope.came_from(client)
+        parsed = self._parsed(self.checked(request), metadata_of(context, "model"))
         admission = asked_by(context)
         left_ms = metadata_of(context, TIME_LEFT)
         if left_ms is not None and int(left_ms) / 1000 < admission.get("timeout_s", self._router.config.ttft_s):

@@ -9,14 +9,11 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import orjson
 
-from serve_app.observe.facts import Ended, Followed
-
-if TYPE_CHECKING:
-    pass
+from serve_app.observe.facts import Ended, TracedRequest
 
 logger = logging.getLogger("ray.serve")
 
@@ -27,7 +24,7 @@ _EVERY_S = 0.25
 _MOST_WAITING = 20_000  # lines, while the disk is slow
 
 
-def is_wanted(level: Level, followed: Followed, ended: Ended, slo_s: float) -> bool:
+def is_wanted(level: Level, traced: TracedRequest, ended: Ended, slo_s: float) -> bool:
     """Whether a level wants the line: `slow` what came after its deadline or failed by an error of ours, `errors` these
     and all that was not answered.
     """
@@ -38,48 +35,23 @@ def is_wanted(level: Level, followed: Followed, ended: Ended, slo_s: float) -> b
         return _LEVELS[level] >= _LEVELS["slow" if ours else "errors"]
     if level == "off":
         return False
-    if followed.facts is not None:
-        return followed.facts.is_late
-    request = followed.record.request
-    return ended.actual_s > (slo_s if request is None else request.allowed_s)
+    return ended.actual_s > slo_s if traced.facts is None else traced.facts.is_late(ended.actual_s, slo_s)
 
 
-def line(followed: Followed, ended: Ended) -> dict[str, Any]:
+def line(traced: TracedRequest, ended: Ended) -> dict[str, Any]:
     """What the log says of a request. Times are seconds."""
-    record = followed.record
-    request, done = record.request, record.done
-    told: dict[str, Any] = {
-        "time": datetime.fromtimestamp(followed.began_s, UTC).isoformat(timespec="milliseconds"),
-        "request_id": followed.request_id,
-        "trace_id": followed.trace_id,
+    common = {
+        "time": datetime.fromtimestamp(traced.began_s, UTC).isoformat(timespec="milliseconds"),
+        "request_id": traced.request_id,
+        "trace_id": traced.trace_id,
         "route": ended.route,
         "status": ended.status,
         "error": ended.code,
-        "key": followed.key,
-        "model": record.model,
+        "key": traced.key,
+        "model": traced.model,
         "actual_s": round(ended.actual_s, 6),
     }
-    if request is not None:
-        told |= {
-            "queries": len(request.queries),
-            "tokens": sum(map(len, request.ids)) if request.ids else None,
-            "bulk": request.bulk,
-            "deadline_s": round(request.allowed_s, 6),
-            "offers": len(record.parts),
-            "predicted_s": _rounded(record.predicted_s),
-        }
-    if done is not None:
-        told |= {
-            "pools": done.pools,
-            "tokenization_s": _rounded(done.tokenization_s),
-            "queue_s": _rounded(done.queue_s),
-            "compute_s": _rounded(done.compute_s),
-        }
-    return told if followed.facts is None else told | followed.facts.line()
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 6)
+    return common if traced.facts is None else common | traced.facts.line()
 
 
 class LineWriter:

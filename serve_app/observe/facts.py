@@ -1,13 +1,17 @@
-"""What the access log and traces say of a request. Pure."""
+"""What the access log and traces say of a request. Pure.
+
+`web/` and `rpc/` make a `TracedRequest` for each request that somebody wants to know of. The handler that asks a Router
+puts `Facts` of its kind there: `embedding.facts.EmbeddingFacts` or `generation.facts.GenerationFacts`. A request that
+fails before has none.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from deployments.embedding.request import Record
 from deployments.errors import WindveError
 
 if TYPE_CHECKING:
@@ -15,24 +19,31 @@ if TYPE_CHECKING:
 
 
 class Facts(Protocol):
-    """What is told of a request of whose kind no `Record` is: `generation.facts`."""
+    """What a request asked of a Router, and what became of it."""
 
     @property
-    def is_late(self) -> bool:
-        """It was answered later than promised."""
+    def model(self) -> str | None:
+        """The model's name; None: its Router has not taken the request."""
+
+    @property
+    def tenant(self) -> str | None:
+        """The name of the API key that the request counts for."""
+
+    def is_late(self, actual_s: float, slo_s: float) -> bool:
+        """It was answered later than promised. `actual_s`: how long it took; `slo_s`: of its model."""
 
     def line(self) -> dict[str, Any]:
-        """In the access log."""
+        """Its fields of the access log."""
 
-    def attributes(self) -> Attributes:
-        """Of its span."""
+    def attributes(self) -> dict[str, Any]:
+        """Its attributes of the request's span; those that are None are left out."""
 
     def phases(self, now: float) -> Iterator[Phase]:
         """The spans within it."""
 
 
 @dataclass(slots=True, eq=False)
-class Followed:
+class TracedRequest:
     """One request from its arrival to its end. `began_s`: Unix time; `started`: the loop's, s. `key`: the name of the
     API key that it came with.
     """
@@ -41,10 +52,13 @@ class Followed:
     trace_id: str | None
     began_s: float
     started: float
-    record: Record = field(default_factory=Record)
     key: str | None = None
-    span: Any = None  # of `traces.Tracer`, if its trace is sampled
-    facts: Facts | None = None  # in place of the record, where text is generated
+    span: Any = None  # of `Tracer`, if its trace is sampled
+    facts: Facts | None = None  # None until a Router is asked
+
+    @property
+    def model(self) -> str | None:
+        return None if self.facts is None else self.facts.model
 
 
 @dataclass(frozen=True, slots=True)

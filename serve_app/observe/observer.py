@@ -7,16 +7,13 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextvars import ContextVar
 from typing import Protocol, TypeVar
 
-from deployments.embedding.request import Record
 from deployments.errors import WindveError
-from serve_app.embedding.routes import ALL_ROUTES, PROBES
-from serve_app.grpc_services import METHODS
 from serve_app.observe.access_log import Level, LineWriter, is_wanted, line
-from serve_app.observe.facts import Ended, Followed, trace_id
+from serve_app.observe.facts import Ended, TracedRequest, trace_id
 from serve_app.observe.tracer import Tracer
 
 T = TypeVar("T")
@@ -28,11 +25,8 @@ _AN_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")  # what else a client sends 
 _A_PARENT = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")  # W3C Trace Context, section 3.2
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-_OTHER_ROUTES = ("/", "/tokenize", "/decode", "/v1/models", "/info", "/docs", "/openapi.json", *PROBES)
-_GENERATION = ("/v1/completions", "/v1/chat/completions")
-_ROUTES = ALL_ROUTES.union(_OTHER_ROUTES, _GENERATION)
-_MODEL = "/v1/models/"
-_RECORD: ContextVar[Record | None] = ContextVar("record", default=None)
+ONE_MODEL = "/v1/models/"  # before the name of one
+_CURRENT: ContextVar[TracedRequest | None] = ContextVar("traced", default=None)
 _HUNG_UP = 499  # as nginx writes it
 _BROKEN = 500
 
@@ -48,11 +42,15 @@ class LogRules(Protocol):
 
 
 class Observer:
-    """One Router replica's. `on`: its requests are followed."""
+    """One Router replica's. `on`: somebody wants to know of its requests. `routes`: the paths that are named as they
+    are; what else a client asks for may hold anything, and is `other`.
+    """
 
-    def __init__(self, lines: LineWriter | None = None, tracer: Tracer | None = None) -> None:
+    def __init__(
+        self, lines: LineWriter | None = None, tracer: Tracer | None = None, routes: Collection[str] = ()
+    ) -> None:
         self.on = tracer is not None
-        self._lines, self._tracer = lines, tracer
+        self._lines, self._tracer, self._routes = lines, tracer, frozenset(routes)
         self._logs = False
         self._configs: Mapping[str, LogRules] = {}
         self._level: Level = "off"
@@ -66,14 +64,14 @@ class Observer:
         self._logs = any(config.access_log != "off" for config in configs.values())
         self.on = self._logs or self._tracer is not None
 
-    def begin(self, headers: Mapping[bytes, bytes]) -> Followed | None:
+    def begin(self, headers: Mapping[bytes, bytes]) -> TracedRequest | None:
         """A request has arrived. `headers`: of HTTP, or gRPC's metadata. None: it is neither logged nor sampled."""
         began_s, started = time.time(), asyncio.get_running_loop().time()
         span = None if self._tracer is None else self._tracer.begin(headers, began_s)
         if span is None and not self._logs:
             return None
         request_id, parent = headers.get(_REQUEST_ID, b""), _A_PARENT.fullmatch(headers.get(_TRACEPARENT, b""))
-        return Followed(
+        return TracedRequest(
             request_id=request_id.decode() if _AN_ID.fullmatch(request_id) else None,
             trace_id=trace_id(span) if span is not None else None if parent is None else parent[1].decode(),
             began_s=began_s,
@@ -81,34 +79,33 @@ class Observer:
             span=span,
         )
 
-    def end_http(self, followed: Followed, method: str, path: str, status: int, error: BaseException | None) -> None:
+    def end_http(self, traced: TracedRequest, method: str, path: str, status: int, error: BaseException | None) -> None:
         """It is answered with this status."""
-        if error is None and path in PROBES:
-            return
-        self._end(followed, f"{method if method in _METHODS else 'OTHER'} {_route(path)}", status, error)
+        route = path if path in self._routes else f"{ONE_MODEL}{{name}}" if path.startswith(ONE_MODEL) else "other"
+        self._end(traced, f"{method if method in _METHODS else 'OTHER'} {route}", status, error)
 
-    def break_http(self, followed: Followed, method: str, path: str, error: BaseException) -> None:
+    def break_http(self, traced: TracedRequest, method: str, path: str, error: BaseException) -> None:
         """It ends without an answer of ours: the client hung up, or something is broken."""
         status = _HUNG_UP if isinstance(error, asyncio.CancelledError) else _BROKEN
-        self.end_http(followed, method, path, status, error)
+        self.end_http(traced, method, path, status, error)
 
-    def begin_call(self, metadata: Mapping[bytes, bytes]) -> Followed | None:
-        """A gRPC call, or a message of a stream, has arrived: from here `current_record` is its own."""
-        followed = self.begin(metadata)
-        _RECORD.set(None if followed is None else followed.record)
-        return followed
+    def begin_call(self, metadata: Mapping[bytes, bytes]) -> TracedRequest | None:
+        """A gRPC call, or a message of a stream, has arrived: from here `current_request` is this one."""
+        traced = self.begin(metadata)
+        _CURRENT.set(traced)
+        return traced
 
-    def end_call(self, followed: Followed, call: str, error: BaseException | None) -> None:
-        """It is answered; with this error, if there was one. `call`: of `METHODS`, or a full name."""
-        self._end(followed, METHODS.get(call, call), _grpc_status(error), error)
+    def end_call(self, traced: TracedRequest, call: str, error: BaseException | None) -> None:
+        """It is answered; with this error, if there was one. `call`: its full name."""
+        self._end(traced, call, _grpc_status(error), error)
 
-    def following(
+    def tracing_each(
         self, call: str, metadata: Mapping[bytes, bytes], answer: Callable[[T], Awaitable[U]]
     ) -> Callable[[T], Awaitable[U]]:
-        """`answer`, which answers a message of a stream, with each message followed."""
+        """`answer`, which answers a message of a stream, with each message traced."""
 
-        async def follow(message: T) -> U:
-            followed = self.begin_call(metadata)
+        async def trace(message: T) -> U:
+            traced = self.begin_call(metadata)
             problem: BaseException | None = None
             try:
                 return await answer(message)
@@ -116,27 +113,26 @@ class Observer:
                 problem = error
                 raise
             finally:
-                if followed is not None:
-                    self.end_call(followed, call, problem)
+                if traced is not None:
+                    self.end_call(traced, call, problem)
 
-        return follow
+        return trace
 
-    def _end(self, followed: Followed, route: str, status: int | str, error: BaseException | None) -> None:
-        ended = Ended(route, status, asyncio.get_running_loop().time() - followed.started, error)
-        request = followed.record.request
-        if followed.key is None and request is not None and request.tenant is not None:
-            followed.key = request.tenant.name  # of a stream each message asks who sends it
-        config = self._configs.get(followed.record.model or "")
+    def _end(self, traced: TracedRequest, route: str, status: int | str, error: BaseException | None) -> None:
+        ended = Ended(route, status, asyncio.get_running_loop().time() - traced.started, error)
+        if traced.key is None and traced.facts is not None:
+            traced.key = traced.facts.tenant  # of a stream each message asks who sends it
+        config = self._configs.get(traced.model or "")
         level, slo_s = (self._level, self._slo_s) if config is None else (config.access_log, config.slo_s)
-        if self._lines is not None and is_wanted(level, followed, ended, slo_s):
-            self._lines.add(line(followed, ended))
-        if self._tracer is not None and followed.span is not None:
-            self._tracer.end(followed, ended)
+        if self._lines is not None and is_wanted(level, traced, ended, slo_s):
+            self._lines.add(line(traced, ended))
+        if self._tracer is not None and traced.span is not None:
+            self._tracer.end(traced, ended)
 
 
-def current_record() -> Record | None:
-    """Of the gRPC call, or the message of a stream, that this task answers."""
-    return _RECORD.get()
+def current_request() -> TracedRequest | None:
+    """The gRPC call, or the message of a stream, that this task answers."""
+    return _CURRENT.get()
 
 
 def _grpc_status(error: BaseException | None) -> str:
@@ -148,10 +144,3 @@ def _grpc_status(error: BaseException | None) -> str:
         case asyncio.CancelledError():
             return "CANCELLED"
     return "UNKNOWN"
-
-
-def _route(path: str) -> str:
-    """One of ours: what else a client asks for may hold anything."""
-    if path.startswith(_MODEL):
-        return f"{_MODEL}{{name}}"
-    return path if path in _ROUTES else "other"

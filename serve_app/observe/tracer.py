@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.errors import SettingsError
 from deployments.settings import Traces
-from serve_app.embedding.facts import phases, tokens_of
-from serve_app.observe.facts import Attributes, Ended, Followed
+from serve_app.observe.facts import Attributes, Ended, TracedRequest
 from serve_app.version import VERSION
 
 if TYPE_CHECKING:
@@ -77,32 +76,30 @@ class Tracer:
         span = self._tracer.start_span("request", parent, SpanKind.SERVER, start_time=_ns(began_s))
         return span if span.is_recording() else None
 
-    def end(self, followed: Followed, ended: Ended) -> None:
+    def end(self, traced: TracedRequest, ended: Ended) -> None:
         """The request has ended: its span and those within it are done."""
         from opentelemetry.context import Context
         from opentelemetry.trace import set_span_in_context
 
-        span = followed.span
+        span = traced.span
         span.update_name(ended.route)
-        span.set_attributes(_about(followed, ended))
+        span.set_attributes(_about(traced, ended))
         if ended.error is not None and (getattr(ended.error, "status", _OURS) >= _OURS):
             _fail(span, ended.code)
         within = set_span_in_context(span, Context())
-        offset_s = followed.began_s - followed.started
-        now, facts = followed.started + ended.actual_s, followed.facts
-        for phase in phases(followed.record, now) if facts is None else facts.phases(now):
+        offset_s = traced.began_s - traced.started
+        for phase in () if traced.facts is None else traced.facts.phases(traced.started + ended.actual_s):
             began, until = _ns(phase.began + offset_s), _ns(phase.ended + offset_s)
             child = self._tracer.start_span(phase.name, within, attributes=phase.attributes, start_time=began)
             if phase.error is not None:
                 _fail(child, phase.error)
             child.end(until)
-        span.end(_ns(followed.began_s + ended.actual_s))
+        span.end(_ns(traced.began_s + ended.actual_s))
 
 
-def _about(followed: Followed, ended: Ended) -> Attributes:
+def _about(traced: TracedRequest, ended: Ended) -> Attributes:
     """OpenTelemetry's names where it has some (semantic conventions of HTTP, RPC and GenAI)."""
-    record = followed.record
-    told: dict[str, Any] = {"windve.request_id": followed.request_id, "windve.key": followed.key}
+    told: dict[str, Any] = {"windve.request_id": traced.request_id, "windve.key": traced.key}
     if isinstance(ended.status, int):
         method, _, route = ended.route.partition(" ")
         told |= {"http.request.method": method, "http.route": route, "http.response.status_code": ended.status}
@@ -110,19 +107,8 @@ def _about(followed: Followed, ended: Ended) -> Attributes:
         told |= {"rpc.system.name": "grpc", "rpc.method": ended.route, "rpc.response.status_code": ended.status}
     if ended.code is not None:
         told["error.type"] = ended.code
-    if (request := record.request) is not None:
-        told |= {
-            "gen_ai.request.model": record.model,
-            "gen_ai.usage.input_tokens": tokens_of(record),
-            "windve.queries": len(request.queries),
-            "windve.bulk": request.bulk,
-            "windve.deadline_s": request.allowed_s,
-            "windve.predicted_s": record.predicted_s,
-        }
-    if followed.facts is not None:
-        told |= {"gen_ai.request.model": record.model, **followed.facts.attributes()}
-    if record.done is not None:
-        told["windve.pools"] = list(record.done.pools)
+    if traced.facts is not None:
+        told |= {"gen_ai.request.model": traced.model, **traced.facts.attributes()}
     return {name: value for name, value in told.items() if value is not None}
 
 

@@ -12,16 +12,14 @@ import grpc
 from google.protobuf.message import Message
 from ray.serve.grpc_util import RayServegRPCContext
 
-from deployments.errors import BodyTooLarge, Busy, EmptyInput, InvalidInput, Unavailable, WindveError
-from deployments.models.text_pairs import Pair
-from deployments.models.tokenizer import Query
+from deployments.errors import BodyTooLarge, Busy, InvalidInput, Unavailable, WindveError
 from serve_app.observe.observer import REQUEST_ID
 from serve_app.web.admission_headers import admission
 
 _LARGEST_DETAILS = 2_000  # bytes; each may take three in an HTTP/2 header, and clients take 8 KiB of headers
 _UNAVAILABLE_RETRY_S = 1.0
 
-Received = Message | InvalidInput  # what `grpc_services.reader` makes of a client's bytes
+Received = Message | InvalidInput  # what `grpc_handlers.reader` makes of a client's bytes
 T = TypeVar("T")
 
 
@@ -64,7 +62,7 @@ def _headers_of(context: RayServegRPCContext) -> dict[bytes, bytes]:
     return {key.encode(): value.encode() for key, value in metadata if isinstance(value, str)}
 
 
-def headers_to_follow(context: RayServegRPCContext) -> dict[bytes, bytes]:
+def headers_to_trace(context: RayServegRPCContext) -> dict[bytes, bytes]:
     """A call's metadata as `Observer.begin` takes them; with the id that Serve made where the client sent none."""
     return _headers_of(context) | {key.encode(): value.encode() for key, value in _request_id(context)}
 
@@ -94,28 +92,3 @@ def check_size(size: int, most: int) -> None:
     """Of a message, or of a stream that is answered as a whole, in bytes. Raises BodyTooLarge."""
     if size > most:
         raise BodyTooLarge(f"the message is larger than this server takes ({most} bytes); send less text")
-
-
-def check_count(texts: Sequence[str], most: int) -> None:
-    """Raises EmptyInput or InvalidInput."""
-    if not texts:
-        raise EmptyInput("texts is an empty list; send at least one item")
-    if len(texts) > most:
-        raise InvalidInput(
-            f"texts has {len(texts)} items and this server takes {most} in one request; send fewer at once"
-        )
-
-
-def query_of(inputs: str | Sequence[str]) -> Query:
-    """A text, or a list of one text or of a pair. Raises EmptyInput or InvalidInput."""
-    if isinstance(inputs, str):
-        return text_of(inputs)
-    if len(inputs) not in {1, 2}:
-        raise InvalidInput(f"inputs is a list of {len(inputs)} strings; send a text, or the two of a pair")
-    return text_of(inputs[0]) if len(inputs) == 1 else Pair(*inputs)
-
-
-def text_of(inputs: str) -> str:
-    if not inputs:
-        raise EmptyInput("inputs is an empty string; send text")
-    return inputs

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import grpc
@@ -14,23 +15,27 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.errors import UnknownModel
 from deployments.hardware.device_detector import ACCELERATOR, CPU
-from deployments.serve_adapter.stopping import is_stopping
+from deployments.serve_adapter.replica_process import is_stopping
 from serve_app.rpc.calls import Received, metadata_of, set_status
 
 _WATCH_S = 0.5  # between two looks at whether a health has changed
 POOL_SERVICES = {f"windve.{pool}": pool for pool in (ACCELERATOR, CPU)}
 
 
-class HealthCalls:
+class HealthCalls(ABC):
     """Of one Router replica: each method has the name of its call, and Serve's name for the context.
 
     `services`: the full names of those that can be asked about, beside all (`""`) and the pools (`POOL_SERVICES`).
-    `serves(service, model)`: calls of this service are answered now, or this pool answers; by this model, or by one of
-    all (None). Raises UnknownModel.
     """
 
-    def __init__(self, services: Sequence[str], serves: Callable[[str, str | None], bool]) -> None:
-        self._services, self._serves = (*services, *POOL_SERVICES), serves
+    def __init__(self, services: Sequence[str]) -> None:
+        self._services = (*services, *POOL_SERVICES)
+
+    @abstractmethod
+    def is_served(self, service: str, model: str | None) -> bool:
+        """Calls of this service are answered now, or this pool answers; by this model, or by one of all (None). Raises
+        UnknownModel.
+        """
 
     async def Check(self, request: Received, grpc_context: RayServegRPCContext) -> Message:
         try:
@@ -62,5 +67,5 @@ class HealthCalls:
         """Raises UnknownModel."""
         if not isinstance(request, HealthCheckRequest) or request.service not in {"", *self._services}:
             return HealthCheckResponse.SERVICE_UNKNOWN
-        good = self._serves(request.service, metadata_of(context, "model"))
+        good = self.is_served(request.service, metadata_of(context, "model"))
         return HealthCheckResponse.SERVING if good else HealthCheckResponse.NOT_SERVING

@@ -7,24 +7,20 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from base64 import b64encode
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from functools import cache
-from importlib.resources import files
 from typing import Any, TypeVar
 
 import orjson
-from fastapi.openapi.docs import get_swagger_ui_html
 from starlette.types import Message, Receive, Scope, Send
 
 from deployments.admission.quota import Client
 from deployments.errors import BodyTooLarge, InvalidInput, WindveError
 from serve_app.api_keys import ApiKeys
-from serve_app.embedding.routes import PROBES
-from serve_app.observe.facts import Followed
+from serve_app.observe.facts import TracedRequest
 from serve_app.observe.observer import Observer
 from serve_app.web.errors import JSON, Headers, error_answer
 
+PROBES = ("/health", "/ping")  # what a load balancer asks, without a key; logged only where it is refused
 T = TypeVar("T")
 Write = Callable[[bytes], Awaitable[None]]
 
@@ -54,7 +50,7 @@ Answer = tuple[Headers, bytes | Stream]  # the content type among the headers, t
 class Request:
     """What a handler sees of an HTTP request."""
 
-    __slots__ = ("_leaving", "_receive", "client", "content", "followed", "headers", "method", "path", "root")
+    __slots__ = ("_leaving", "_receive", "client", "content", "headers", "method", "path", "root", "traced")
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self.method: str = scope["method"]
@@ -63,7 +59,7 @@ class Request:
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self.client: Client | None = None  # who asks, where API keys have names
         self.content: Any = None  # once the body has been read: its bytes, or what they hold as JSON
-        self.followed: Followed | None = None  # for the access log or a trace
+        self.traced: TracedRequest | None = None  # for the access log or a trace
         self._receive = receive
         self._leaving: asyncio.Task[None] | None = None
 
@@ -125,8 +121,6 @@ Handler = Callable[[Request], Awaitable[Answer]]
 class Asgi(ABC):
     """An ASGI application: checks API keys, and writes answers and errors."""
 
-    _document: Mapping[str, Any]  # the OpenAPI document
-
     def __init__(self, api_keys: ApiKeys | None, observer: Observer | None, *, emulated: bool) -> None:
         self._api_keys = api_keys
         self._observer = observer or Observer()
@@ -136,16 +130,6 @@ class Asgi(ABC):
     async def answer(self, request: Request) -> Answer:
         """Raises WindveError."""
 
-    async def ping(self, _: Request) -> Answer:
-        return [], b""
-
-    async def docs(self, _: Request) -> Answer:
-        headers = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"max-age=86400")]
-        return headers, await asyncio.to_thread(_swagger_ui)  # it reads two megabytes the first time
-
-    async def openapi(self, request: Request) -> Answer:
-        return json_answer({**self._document, "servers": [{"url": request.root or "/"}]})
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await _not_http(scope, receive, send)
@@ -153,7 +137,7 @@ class Asgi(ABC):
         request = Request(scope, receive)
         problem: WindveError | None = None
         if self._observer.on:
-            request.followed = self._observer.begin(request.headers)
+            request.traced = self._observer.begin(request.headers)
         try:
             if self._api_keys is not None and request.path not in PROBES:
                 self._let_in(request, self._api_keys)
@@ -172,8 +156,8 @@ class Asgi(ABC):
             raise
         finally:
             request.end()
-        if request.followed is not None:
-            self._observer.end_http(request.followed, request.method, request.path, status, problem)
+        if request.traced is not None and (problem is not None or request.path not in PROBES):
+            self._observer.end_http(request.traced, request.method, request.path, status, problem)
         if isinstance(body, bytes):
             headers += ((b"content-length", b"%d" % len(body)), *self._headers)
             await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -184,12 +168,12 @@ class Asgi(ABC):
         """Raises Unauthorized."""
         shown = request.headers.get(b"authorization")
         request.client = api_keys.check(None if shown is None else shown.decode("latin-1"))
-        if request.followed is not None and request.client is not None:
-            request.followed.key = request.client.tenant.name
+        if request.traced is not None and request.client is not None:
+            request.traced.key = request.client.tenant.name
 
     def _broken(self, request: Request, error: BaseException) -> None:
-        if request.followed is not None:
-            self._observer.break_http(request.followed, request.method, request.path, error)
+        if request.traced is not None:
+            self._observer.break_http(request.traced, request.method, request.path, error)
 
     async def _stream(self, request: Request, headers: Headers, body: Stream, send: Send) -> WindveError | None:
         async def write(some: bytes) -> None:
@@ -203,25 +187,6 @@ class Asgi(ABC):
         problem = await body.run(request.gone, write)
         await send({"type": "http.response.body", "body": b""})
         return problem
-
-
-@cache
-def _swagger_ui() -> bytes:
-    """The page holds its script and its style: a browser near an isolated cluster may not reach the internet."""
-
-    def in_page(name: str, kind: str) -> str:
-        content = files("fastapi_offline").joinpath("static", name).read_bytes()
-        return f"data:{kind};charset=utf-8;base64,{b64encode(content).decode()}"
-
-    page = get_swagger_ui_html(
-        openapi_url="openapi.json",
-        title="windve",
-        swagger_js_url=in_page("swagger-ui-bundle.js", "text/javascript"),
-        swagger_css_url=in_page("swagger-ui.css", "text/css"),
-        swagger_favicon_url="data:,",
-        swagger_ui_parameters={"validatorUrl": None},  # else the page asks swagger.io to check the document
-    )
-    return bytes(page.body)
 
 
 def json_answer(content: Any) -> Answer:

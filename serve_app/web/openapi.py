@@ -1,15 +1,23 @@
-"""The OpenAPI document: what each route takes, by the types in `requests.py`, and what it answers."""
+"""Builds the OpenAPI document of a service: what each route takes, by the types that check it, and what it answers.
+
+`embedding/document.py` and `generation/document.py` name their routes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 from pydantic_core.core_schema import WithDefaultSchema
 
-from serve_app.web.admission_headers import TIMEOUT
+from serve_app.version import VERSION
+from serve_app.web.admission_headers import PRIORITY, TIMEOUT
+from serve_app.web.asgi import PROBES
+from serve_app.web.errors import error_shape
+from serve_app.web.tokenizer_requests import DecodeRequest, TokenizeRequest
 
 Schema = dict[str, Any]
 
@@ -66,13 +74,97 @@ TOKENS = list_of(
 )
 
 
-def json_content(schema: Schema | None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Route:
+    """- `name`: of its operation, as code generators use it.
+    - `answers`: the schema of its answer; None: the body is empty.
+    - `takes`: the type of its body, if it has one; it is then a POST.
+    - `statuses`: of its errors, apart from those of API keys.
+    - `parameters`: the headers that it reads. `headers`: those that it answers.
+    - `events`: what a streamed answer is, if it has such.
+    """
+
+    name: str
+    summary: str
+    answers: Schema | None
+    takes: type[BaseModel] | None = None
+    statuses: tuple[int, ...] = ()
+    tag: str = "about"
+    parameters: Sequence[Schema] = ()
+    headers: Schema | None = None
+    events: Schema | None = None
+
+
+ABOUT: Mapping[str, Route] = {  # what every service has
+    "/tokenize": Route("tokenize", "Texts -> tokens", list_of(TOKENS), TokenizeRequest, (400, 413, 422), "tokenizer"),
+    "/decode": Route("decode", "Token ids -> texts", list_of(STRING), DecodeRequest, (400, 413, 422), "tokenizer"),
+    "/v1/models": Route("models", "The model that is served", MODELS),
+    "/v1/models/{id}": Route(
+        "model",
+        "The model, if it has this name",
+        MODEL,
+        statuses=(404,),
+        parameters=[{"name": "id", "in": "path", "required": True, "schema": STRING}],
+    ),
+    "/info": Route("info", "Model, limits, pools, counters", {"type": "object"}),
+    "/health": Route("health", "200 while a pool can answer; degraded while another cannot", HEALTH, statuses=(503,)),
+    "/ping": Route("ping", "200 while the Router lives", None),
+}
+
+
+def admission_parameters(bulk: str, timeout: str) -> list[Schema]:
+    """The headers of `web.admission_headers`, with what they mean here."""
+    priority: Schema = {"type": "string", "enum": ["normal", "bulk"]}
+    milliseconds: Schema = {"type": "integer", "minimum": 1, "maximum": 999_999_999}
+    return [header(PRIORITY, priority, bulk), header(TIMEOUT, milliseconds, timeout)]
+
+
+def header(name: str, schema: Schema, description: str) -> Schema:
+    return {"name": name, "in": "header", "schema": schema, "description": description}
+
+
+def build(summary: str, routes: Mapping[str, Route], *, api_keys: bool) -> dict[str, Any]:
+    """The document of a service with these routes, with or without API keys; `filled` puts its own bounds into it."""
+    found: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "windve", "version": VERSION, "summary": summary},
+        "paths": {path: _operations(path, route, api_keys=api_keys) for path, route in routes.items()},
+        "components": {"schemas": _request_schemas([route.takes for route in routes.values() if route.takes])},
+    }
+    if api_keys:
+        found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        found["security"] = [{"key": []}]
+    return found
+
+
+def _operations(path: str, route: Route, *, api_keys: bool) -> dict[str, Any]:
+    operation: dict[str, Any] = {"operationId": route.name, "summary": route.summary, "tags": [route.tag]}
+    if route.takes:
+        body = _json({"$ref": _COMPONENT.format(model=route.takes.__name__)})
+        operation["requestBody"] = {"required": True, **body}
+    if route.parameters:
+        operation["parameters"] = route.parameters
+    statuses = route.statuses
+    if path in PROBES:
+        operation["security"] = []
+    elif api_keys:
+        statuses = (401, *statuses)
+    error = _json(ERRORS[error_shape(path)])
+    bad = {str(status): {"description": MEANINGS[status], **error} for status in statuses}
+    return {"post" if route.takes else "get": {**operation, "responses": {"200": _good(route), **bad}}}
+
+
+def _good(route: Route) -> dict[str, Any]:
+    if route.answers is None:
+        return {"description": "It is so; the body is empty."}
+    good: dict[str, Any] = {"description": "The answer.", **_json(route.answers)}
+    if route.events is not None:
+        good["content"]["text/event-stream"] = {"schema": route.events}
+    return good if route.headers is None else {**good, "headers": route.headers}
+
+
+def _json(schema: Schema) -> dict[str, Any]:
     return {"content": {"application/json": {"schema": schema}}}
-
-
-def reference(kind: type[BaseModel]) -> Schema:
-    """To a type that `request_schemas` describes."""
-    return {"$ref": _COMPONENT.format(model=kind.__name__)}
 
 
 class _RequestSchema(GenerateJsonSchema):
@@ -84,7 +176,7 @@ class _RequestSchema(GenerateJsonSchema):
         return found if default is None else {**found, "default": default}
 
 
-def request_schemas(types: Sequence[type[BaseModel]]) -> dict[str, Any]:
+def _request_schemas(types: Sequence[type[BaseModel]]) -> dict[str, Any]:
     """By their names, those of fields within fields too."""
     _, found = models_json_schema(
         [(kind, "validation") for kind in types], ref_template=_COMPONENT, schema_generator=_RequestSchema

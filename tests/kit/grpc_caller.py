@@ -3,6 +3,8 @@
 import asyncio
 
 from deployments.errors import WindveError
+from serve_app.config.models import ByModel
+from serve_app.embedding.grpc_calls import TeiCalls
 from tests.kit.virtual_time import run
 
 
@@ -28,6 +30,11 @@ class Context:
 
     def set_trailing_metadata(self, metadata):
         self.trailing = dict(metadata)
+
+
+def tei_calls(router, *more):
+    """The calls to one model."""
+    return TeiCalls(ByModel({router.card.name: router}), *more)
 
 
 async def incoming(requests, read=None):

@@ -4,6 +4,7 @@ import asyncio
 import json
 
 from deployments.embedding.config import RouterConfig
+from serve_app.ingress import KNOWN_ROUTES
 from serve_app.observe.observer import Observer
 
 
@@ -21,6 +22,6 @@ class Written:
 def observed(level="all", tracer=None):
     """An observer, and what it has written so far."""
     written = Written()
-    observer = Observer(written, tracer)
+    observer = Observer(written, tracer, KNOWN_ROUTES)
     observer.configure({"m": RouterConfig.parse({"slo_s": 1.0, "access_log": level})})
     return observer, written

@@ -18,17 +18,17 @@ from deployments.errors import (
     Unauthorized,
     Unavailable,
 )
-from deployments.serve_adapter.access_log_file import access_log_handler
+from deployments.serve_adapter.replica_process import access_log_handler
 from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.embedding.api import HttpApi
-from serve_app.embedding.grpc_calls import GrpcApi
+from serve_app.embedding.facts import record_of
 from serve_app.embedding.routes import ALL_ROUTES, routes_of
 from serve_app.observe.access_log import LineWriter, is_wanted
-from serve_app.observe.facts import Ended, Followed
+from serve_app.observe.facts import Ended, TracedRequest
 from serve_app.proto.tei_pb2 import EmbedRequest, EncodeRequest, PredictRequest
 from tests.kit.asgi_client import ask
 from tests.kit.fake_router import FakeRouter
-from tests.kit.grpc_caller import Context, answer, incoming, stream
+from tests.kit.grpc_caller import Context, answer, incoming, stream, tei_calls
 from tests.kit.observed import observed
 from tests.kit.router_world import Replica, World
 
@@ -36,7 +36,7 @@ MARKER = "Zaubertrank-4711"
 LEVELS = ("off", "slow", "errors", "all")
 
 
-async def test_nothing_is_followed_until_a_config_asks():
+async def test_nothing_is_traced_until_a_config_asks():
     observer, written = observed("off")
     assert not observer.on
     observer.begin = None  # not called
@@ -48,15 +48,17 @@ def test_off_may_be_written_as_yaml_reads_it():
     assert RouterConfig.parse({"slo_s": 1.0, "access_log": False}).access_log == "off"
 
 
-def followed(*, allowed_s=None, late=None):
+def traced(*, allowed_s=None, late=None):
     """Of a request with this deadline; or of a generation, whose route says whether it was late."""
-    made = Followed("id", None, 0.0, 0.0, facts=None if late is None else SimpleNamespace(is_late=late))
+    made = TracedRequest("id", None, 0.0, 0.0)
+    if late is not None:
+        made.facts = SimpleNamespace(is_late=lambda actual_s, slo_s: late)
     if allowed_s is not None:
-        made.record.request = SimpleNamespace(allowed_s=allowed_s)
+        record_of(made).request = SimpleNamespace(allowed_s=allowed_s)
     return made
 
 
-PLAIN = followed()
+PLAIN = traced()
 
 
 @pytest.mark.parametrize(
@@ -64,10 +66,10 @@ PLAIN = followed()
     [
         (None, 0.9, PLAIN, {"all"}),
         (None, 1.1, PLAIN, {"all", "errors", "slow"}),
-        (None, 1.1, followed(allowed_s=5.0), {"all"}),
-        (None, 0.3, followed(allowed_s=0.2), {"all", "errors", "slow"}),
-        (None, 60.0, followed(late=False), {"all"}),
-        (None, 0.1, followed(late=True), {"all", "errors", "slow"}),
+        (None, 1.1, traced(allowed_s=5.0), {"all"}),
+        (None, 0.3, traced(allowed_s=0.2), {"all", "errors", "slow"}),
+        (None, 60.0, traced(late=False), {"all"}),
+        (None, 0.1, traced(late=True), {"all", "errors", "slow"}),
         (InvalidInput("x"), 0.1, PLAIN, {"all", "errors"}),
         (Busy("x", retry_after_s=1), 0.1, PLAIN, {"all", "errors"}),
         (EngineFailed("x"), 0.1, PLAIN, {"all", "errors", "slow"}),
@@ -237,7 +239,7 @@ async def test_no_line_and_no_other_log_has_what_a_client_wrote_over_http(kind, 
 def test_no_line_and_no_other_log_has_what_a_client_wrote_over_grpc(error, metadata, caplog):
     caplog.set_level(logging.DEBUG)
     observer, written = observed()
-    api = GrpcApi(Failing(error=error), None, observer)
+    api = tei_calls(Failing(error=error), None, observer)
     for call, message in {"Embed": EmbedRequest, "Predict": PredictRequest, "Tokenize": EncodeRequest}.items():
         answer(api, call, message(inputs=MARKER), *metadata)
     answer(api, "Embed", InvalidInput(MARKER), *metadata)
@@ -253,7 +255,9 @@ def test_no_line_and_no_other_log_has_what_a_client_wrote_over_grpc(error, metad
 )
 def test_each_message_of_a_stream_is_a_line_and_one_that_is_not_let_in(keys, metadata, status, count):
     observer, written = observed()
-    _, _, error = stream(GrpcApi(FakeRouter(), keys, observer), "EmbedStream", [EmbedRequest(inputs="a")] * 3, metadata)
+    _, _, error = stream(
+        tei_calls(FakeRouter(), keys, observer), "EmbedStream", [EmbedRequest(inputs="a")] * 3, metadata
+    )
     assert isinstance(error, Unauthorized) == (keys is not None)
     told = [(line["route"], line["status"], line["request_id"]) for line in written.lines]
     assert told == [("tei.v1.Embed/EmbedStream", status, "s-1")] * count
@@ -266,7 +270,7 @@ async def test_a_line_has_the_name_of_the_key_that_was_shown():
     for body, headers in (({"inputs": "a"}, shown), ({"wrong": "a"}, shown), ({"inputs": "a"}, [])):
         await ask(api, "POST", "/embed", body, headers=headers)
     router = await World({"accelerator": [Replica("a")]}).router()
-    calls, context = GrpcApi(router, keys, observer), Context(("authorization", "Bearer sk-one"))
+    calls, context = tei_calls(router, keys, observer), Context(("authorization", "Bearer sk-one"))
     await calls.Embed(EmbedRequest(inputs="a"), context)
     [_ async for _ in calls.EmbedStream(incoming([EmbedRequest(inputs="a")]), context)]
     assert [(line["route"], line["status"], line["key"]) for line in written.lines] == [
@@ -283,5 +287,5 @@ async def test_a_line_has_the_name_of_the_key_that_was_shown():
 async def test_a_call_s_answer_carries_the_id_that_serve_or_the_client_gave(given, told):
     context = Context(*given)
     context.trailing = {"request_id": "of-serve"}
-    await GrpcApi(FakeRouter()).Embed(EmbedRequest(inputs="a"), context)
+    await tei_calls(FakeRouter()).Embed(EmbedRequest(inputs="a"), context)
     assert context.trailing == {"x-request-id": told, "x-windve-pool": "cpu"}

@@ -13,13 +13,13 @@ from ray.serve._private.grpc_util import gRPCGenericServer
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.errors import Busy, ReplicaLost
+from deployments.serve_adapter.grpc_handlers import TIME_LEFT
 from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.generation.answers import TokenNames
 from serve_app.generation.api import ApiOptions, CompletionsApi
 from serve_app.generation.generation_services import GENERATE, add_to_server
 from serve_app.generation.grpc_calls import GenerationCalls
 from serve_app.generation.requests import CompletionRules
-from serve_app.grpc_services import TIME_LEFT
 from serve_app.observe.observer import Observer
 from serve_app.proto.generation_pb2 import (
     Chat,

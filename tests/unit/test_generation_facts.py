@@ -11,7 +11,7 @@ from deployments.generation.record import GenerationRecord
 from deployments.generation.request import Asked
 from deployments.generation.text.sampling import Sampling
 from serve_app.generation.facts import GenerationFacts
-from serve_app.observe.facts import Ended, Followed
+from serve_app.observe.facts import Ended, TracedRequest
 
 ROUTE = "POST /v1/completions"
 
@@ -33,7 +33,7 @@ def recorded(times, *, promise=PROMISE, error=None, lost=False, over=20.0):
 
 def facts(*records, sent=0):
     wanted = [Asked(np.arange(30, dtype=np.int32), 50, Sampling(0.0), record=record) for record in records]
-    return GenerationFacts(wanted, lambda: sent)
+    return GenerationFacts("m", wanted, lambda: sent)
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def facts(*records, sent=0):
     ],
 )
 def test_late_is_what_the_metrics_count(times, promise, late):
-    assert facts(recorded(times, promise=promise)).is_late == late
-    assert facts(recorded([10.5]), recorded(times, promise=promise)).is_late == late
+    assert facts(recorded(times, promise=promise)).is_late(0.0, 0.0) == late
+    assert facts(recorded([10.5]), recorded(times, promise=promise)).is_late(0.0, 0.0) == late
 
 
 def test_a_line_gives_the_worst_of_its_prompts():
@@ -66,9 +66,8 @@ def traced(found, error=None, ended_at=20.0):
     collector = Collector()
 
     tracer = collector.observer._tracer
-    followed = Followed(None, None, 10.0, 10.0, facts=found, span=tracer.begin({}, 10.0))
-    followed.record.model = "m"
-    tracer.end(followed, Ended(ROUTE, 200, ended_at - 10.0, error))
+    request = TracedRequest(None, None, 10.0, 10.0, facts=found, span=tracer.begin({}, 10.0))
+    tracer.end(request, Ended(ROUTE, 200, ended_at - 10.0, error))
     return collector
 
 

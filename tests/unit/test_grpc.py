@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from deployments import errors
 from deployments.errors import Busy, EmptyInput, InvalidInput, Unavailable
 from deployments.models.text_pairs import Pair
+from deployments.serve_adapter.grpc_handlers import reader
 from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.embedding.api import HttpApi
 from serve_app.embedding.grpc_answers import embed_response, info_response, tokens_response
-from serve_app.embedding.grpc_calls import GrpcApi
-from serve_app.grpc_services import METHODS, add_to_server, reader
+from serve_app.grpc_services import METHODS, add_to_server
 from serve_app.proto.tei_pb2 import (
     DESCRIPTOR,
     EmbedAllRequest,
@@ -42,7 +42,7 @@ from serve_app.rpc.calls import in_order, set_status
 from tests.kit import tei_wire
 from tests.kit.asgi_client import post
 from tests.kit.fake_router import FakeRouter, embedded
-from tests.kit.grpc_caller import Context, answer, incoming, stream
+from tests.kit.grpc_caller import Context, answer, incoming, stream, tei_calls
 from tests.kit.virtual_time import virtual
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +87,7 @@ def test_calls_are_tei_s():
 
 
 def test_services_are_added_with_all_calls_and_each_has_a_method():
-    api, added = GrpcApi(FakeRouter()), {}
+    api, added = tei_calls(FakeRouter()), {}
     for name in METHODS:
         assert "grpc_context" in inspect.signature(getattr(api, name)).parameters, name
     server = SimpleNamespace(
@@ -222,7 +222,7 @@ def test_each_call_asks_and_answers_as_its_route(kind, call, path, fields):
     side, left = ({"truncation_direction": 1}, {"truncation_direction": "left"}) if "truncate" in fields else ({}, {})
     headers = [("x-windve-priority", "bulk"), ("x-request-timeout-ms", "1500")]
     over_grpc, over_http = FakeRouter(kind), FakeRouter(kind)
-    told, context = answer(GrpcApi(over_grpc), call, takes(**fields, **side), *headers, ("trace-bin", b"\xff"))
+    told, context = answer(tei_calls(over_grpc), call, takes(**fields, **side), *headers, ("trace-bin", b"\xff"))
     sent = [(name.encode(), value.encode()) for name, value in headers]
     reply = post(HttpApi(over_http), path, {**fields, **left}, headers=sent)
     assert over_grpc.asked == over_http.asked
@@ -230,7 +230,7 @@ def test_each_call_asks_and_answers_as_its_route(kind, call, path, fields):
     assert numbers(AS_JSON[call](plain)) == numbers(reply.json)
     assert (context.code, context.trailing.get("x-windve-pool")) == (None, reply.headers.get("x-windve-pool"))
     if call != "Rerank":
-        streamed, context, error = stream(GrpcApi(FakeRouter(kind)), f"{call}Stream", [takes(**fields)] * 3)
+        streamed, context, error = stream(tei_calls(FakeRouter(kind)), f"{call}Stream", [takes(**fields)] * 3)
         assert (streamed, context.code, error) == ([told] * 3, None, None)
 
 
@@ -255,7 +255,7 @@ def test_each_call_asks_and_answers_as_its_route(kind, call, path, fields):
 )
 def test_bad_messages_are_invalid_argument_and_reach_no_queue(kind, call, request_, sentence):
     router = FakeRouter(kind)
-    done, context = answer(GrpcApi(router), call, request_)
+    done, context = answer(tei_calls(router), call, request_)
     assert context.code == grpc.StatusCode.INVALID_ARGUMENT
     assert context.details.startswith(sentence)
     assert (router.asked, done) == ([], Empty())
@@ -263,7 +263,7 @@ def test_bad_messages_are_invalid_argument_and_reach_no_queue(kind, call, reques
 
 def test_keys_are_asked_for_everywhere_but_of_the_health_check():
     router = FakeRouter()
-    api = GrpcApi(router, ApiKeys([ApiKey("good", "search", 3.0)]))
+    api = tei_calls(router, ApiKeys([ApiKey("good", "search", 3.0)]))
     request = EmbedRequest(inputs="a")
     for metadata in ((), [("authorization", "Bearer bad")]):
         for call in ("Embed", "Info", "Tokenize", "Decode"):
@@ -294,9 +294,9 @@ def test_health_follows_the_pools(can_answer, pools, serving):
     router = FakeRouter()
     router.can_answer, router.live_pools = can_answer, pools
     for service in (OF_ALL, EMBED, RERANK, INFO, TOKENIZE, ACCELERATOR, CPU):  # RERANK: for models of another kind
-        told, _ = answer(GrpcApi(router), "Check", HealthCheckRequest(service=service))
+        told, _ = answer(tei_calls(router), "Check", HealthCheckRequest(service=service))
         assert told == HealthCheckResponse(status="SERVING" if service in serving else "NOT_SERVING")
-    _, context = answer(GrpcApi(router), "Check", HealthCheckRequest(service="other"))
+    _, context = answer(tei_calls(router), "Check", HealthCheckRequest(service="other"))
     assert context.code == grpc.StatusCode.NOT_FOUND
 
 
@@ -319,14 +319,14 @@ async def test_the_watch_tells_changes_and_ends_with_the_router(service, changes
             stops.extend([] if now is not None else [True])
 
     changing = asyncio.create_task(change())
-    async for message in GrpcApi(router).Watch(HealthCheckRequest(service=service), grpc_context=Context()):
+    async for message in tei_calls(router).Watch(HealthCheckRequest(service=service), grpc_context=Context()):
         found.append(HealthCheckResponse.ServingStatus.Name(message.status))  # noqa: PERF401 - as they come
     await changing
     assert found == told
 
 
 def test_nothing_stops_outside_of_serve():
-    from deployments.serve_adapter.stopping import is_stopping
+    from deployments.serve_adapter.replica_process import is_stopping
 
     assert is_stopping() is False
 
@@ -411,21 +411,21 @@ async def test_answers_come_in_order_until_the_first_error_or_a_hang_up_and_no_q
 @pytest.mark.parametrize(("metadata", "bulk"), [((), True), ([("x-windve-priority", "normal")], False)])
 def test_a_stream_s_queries_are_bulk_unless_it_says_otherwise(metadata, bulk):
     router = FakeRouter()
-    done, _, error = stream(GrpcApi(router), "EmbedStream", [EmbedRequest(inputs=text) for text in "abc"], *metadata)
+    done, _, error = stream(tei_calls(router), "EmbedStream", [EmbedRequest(inputs=text) for text in "abc"], *metadata)
     assert (len(done), error) == (3, None)
     assert router.asked == [([text], {"truncate": False, **({"bulk": True} if bulk else {})}) for text in "abc"]
 
 
 def test_a_stream_s_bad_request_is_its_status():
     requests = [EmbedRequest(inputs="a"), EmbedRequest(), EmbedRequest(inputs="b")]
-    done, context, error = stream(GrpcApi(FakeRouter()), "EmbedStream", requests)
+    done, context, error = stream(tei_calls(FakeRouter()), "EmbedStream", requests)
     assert len(done) == 1
     assert context.code == grpc.StatusCode.INVALID_ARGUMENT
     assert isinstance(error, EmptyInput)  # Serve asks for it
 
 
 def rank(router, requests):
-    return answer(GrpcApi(router), "RerankStream", incoming(requests))
+    return answer(tei_calls(router), "RerankStream", incoming(requests))
 
 
 class ByLength(FakeRouter):

@@ -8,9 +8,10 @@ ROOT = Path(__file__).parents[2]
 WITH_RAY = {
     "serve_app.app",
     *(f"serve_app.config.{name}" for name in ("cluster_plan", "serve_deployments", "service_config")),
-    *(f"serve_app.{name}" for name in ("embedding.grpc_calls", "rpc.calls", "rpc.health")),
+    *(f"serve_app.{name}" for name in ("embedding.grpc_calls", "embedding.grpc_model", "ingress")),
+    *(f"serve_app.rpc.{name}" for name in ("calls", "health", "service")),
     *(f"serve_app.generation.{name}" for name in ("generation_app", "grpc_calls")),
-    *(f"deployments.serve_adapter.{name}" for name in ("replica_router", "stopping")),
+    "deployments.serve_adapter.replica_router",
 }
 WITH_TORCH = {  # or transformers
     *(f"deployments.engines.{name}" for name in ("jina_bert", "model_forms", "packed", "pooled_model")),

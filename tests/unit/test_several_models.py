@@ -10,7 +10,7 @@ from deployments.serving.metrics import OfModel
 from deployments.settings import Settings
 from serve_app.api_keys import ApiKeys
 from serve_app.config.models import Args, ByModel
-from serve_app.embedding.grpc_calls import GrpcApi
+from serve_app.embedding.grpc_calls import TeiCalls
 from serve_app.embedding.models_api import ModelsApi
 from serve_app.proto.tei_pb2 import EmbedRequest
 from serve_app.web.errors import error_shape
@@ -270,13 +270,13 @@ def test_metadata_name_the_model(routers, metadata, keys, code, answers):
     """A call without is for the first of the kind: here the reranker comes before."""
     kinds_last_first = sorted(routers, key=lambda router: router.card.kind, reverse=True)
     routers = ByModel({router.card.name: router for router in kinds_last_first})
-    calls = GrpcApi.of_models(routers, keys)
+    calls = TeiCalls(routers, keys)
     _, context = grpc_caller.answer(calls, "Embed", EmbedRequest(inputs="x"), *metadata)
     assert (context.code and context.code.name, asked(routers)) == (code, answers)
 
 
 def test_the_health_check_is_of_one_or_of_all(routers):
-    calls, (a, *others) = GrpcApi.of_models(routers, None), routers
+    calls, (a, *others) = TeiCalls(routers, None), routers
 
     def check(*model):
         metadata = [("model", name) for name in model]

@@ -14,14 +14,14 @@ from deployments.embedding.config import RouterConfig
 from deployments.errors import EngineFailed, SettingsError
 from deployments.settings import Settings
 from serve_app.embedding.api import HttpApi
-from serve_app.embedding.grpc_calls import GrpcApi
+from serve_app.ingress import KNOWN_ROUTES
 from serve_app.observe.observer import Observer
 from serve_app.observe.tracer import Tracer
 from serve_app.proto.tei_pb2 import EmbedRequest
 from tests.kit import otlp_collector
 from tests.kit.asgi_client import ask
 from tests.kit.fake_router import FakeRouter
-from tests.kit.grpc_caller import answer, stream
+from tests.kit.grpc_caller import answer, stream, tei_calls
 from tests.kit.router_world import Replica, World, text
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -35,7 +35,7 @@ class Collector:
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider(sampler=sampler or ParentBasedTraceIdRatio(1.0))
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.observer = Observer(None, Tracer(provider))
+        self.observer = Observer(None, Tracer(provider), KNOWN_ROUTES)
         self.observer.configure({"m": RouterConfig.parse({"slo_s": 1.0, "access_log": level})})
 
     @property
@@ -155,7 +155,7 @@ async def test_a_failed_run_is_an_error():
 
 def test_a_grpc_call_has_its_status_and_its_client_s_trace_and_so_does_each_message_of_a_stream():
     collector = Collector()
-    api = GrpcApi(FakeRouter(), None, collector.observer)
+    api = tei_calls(FakeRouter(), None, collector.observer)
     answer(api, "Embed", EmbedRequest(inputs="a"), ("traceparent", PARENT))
     assert collector.request.name == "tei.v1.Embed/Embed"
     told = {"rpc.system.name": "grpc", "rpc.method": "tei.v1.Embed/Embed", "rpc.response.status_code": "OK"}
@@ -164,7 +164,7 @@ def test_a_grpc_call_has_its_status_and_its_client_s_trace_and_so_does_each_mess
     assert [span.name for span in collector.spans[1:]] == ["tei.v1.Embed/EmbedStream"] * 2
     assert {f"{span.context.trace_id:032x}" for span in collector.spans} == {TRACE}
     collector = Collector()
-    answer(GrpcApi(FakeRouter(error=EngineFailed("x")), None, collector.observer), "Embed", EmbedRequest(inputs="a"))
+    answer(tei_calls(FakeRouter(error=EngineFailed("x")), None, collector.observer), "Embed", EmbedRequest(inputs="a"))
     assert collector.request.attributes["rpc.response.status_code"] == "FAILED_PRECONDITION"
     assert collector.request.status.status_code == StatusCode.ERROR
 
@@ -206,7 +206,7 @@ async def test_spans_reach_a_collector_by_otlp():
     collector = otlp_collector.Collector()
     traces = Settings.parse({"model": {"id": "m"}, "traces": {"endpoint": f"http://127.0.0.1:{collector.port}"}}).traces
     tracer = Tracer.exporting(traces, "r1")
-    observer = Observer(None, tracer)
+    observer = Observer(None, tracer, KNOWN_ROUTES)
     observer.configure({"m": RouterConfig.parse({"slo_s": 1.0})})
     headers = [(b"traceparent", PARENT.encode())]
     await embed(HttpApi(FakeRouter(), None, observer), "a", headers=headers)

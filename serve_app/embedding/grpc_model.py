@@ -1,0 +1,163 @@
+"""TEI's gRPC calls to one model: messages as requests of its Router, answers as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from google.protobuf.message import Message
+
+from deployments.embedding.request import Embedded, Wanted
+from deployments.embedding.router import Router
+from deployments.errors import EmptyInput, InvalidInput
+from deployments.models.model_files import ModelCard
+from deployments.models.text_pairs import Pair, Side
+from deployments.models.tokenizer import Query
+from serve_app.embedding.answers import describe
+from serve_app.embedding.facts import record_of
+from serve_app.embedding.grpc_answers import (
+    embed_response,
+    encode_response,
+    given,
+    info_response,
+    predict_response,
+    rerank_response,
+    sparse_response,
+    tokens_response,
+)
+from serve_app.embedding.routes import routes_of
+from serve_app.grpc_services import METHODS
+from serve_app.observe.observer import current_request
+from serve_app.proto.tei_pb2 import (
+    DecodeRequest,
+    DecodeResponse,
+    EncodeRequest,
+    EncodeResponse,
+    InfoResponse,
+    RerankRequest,
+    RerankResponse,
+    TruncationDirection,
+)
+from serve_app.rpc.service import pool_is_live
+from serve_app.web.fields import check_dimensions
+
+_ROUTE_OF = {  # the HTTP route to the same, of what not every kind of model has
+    "Embed": "/embed",
+    "EmbedSparse": "/embed_sparse",
+    "EmbedAll": "/embed_all",
+    "Predict": "/predict",
+    "PredictPair": "/predict",
+    "Rerank": "/rerank",
+}
+_SIDES: dict[int, Side] = {
+    TruncationDirection.TRUNCATION_DIRECTION_RIGHT: "right",
+    TruncationDirection.TRUNCATION_DIRECTION_LEFT: "left",
+}
+
+
+class Call(NamedTuple):
+    """What a call with one text or pair asks of the Router (`wanted`), and what makes a message of the answer."""
+
+    reply: Callable[[Embedded, Any, ModelCard], Message]
+    wanted: Mapping[str, Any]
+
+
+EMBED = Call(embed_response, {})
+SPARSE = Call(sparse_response, {"kinds": ("sparse",)})
+ALL = Call(tokens_response, {"outputs": ("tokens",)})
+PREDICT = Call(predict_response, {"kinds": ("reranker", "classifier")})
+
+
+class ModelCalls:
+    """The calls to one model. `asked`: what a call's metadata ask for, and who sends it."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    @property
+    def window(self) -> int:
+        """Requests of one stream that are worked on at once: more than fits into the queues is not read."""
+        return max(1, self._router.capacity)
+
+    def has(self, call: str) -> bool:
+        """The call is for models of this kind."""
+        return call not in _ROUTE_OF or _ROUTE_OF[call] in routes_of(self._router.card.kinds)
+
+    def serves(self, service: str) -> bool:
+        """Calls of this service to the model are answered now; of a pool's name: that pool answers."""
+        if (is_live := pool_is_live(service, self._router.live_pools)) is not None:
+            return is_live
+        calls = [call for call, full in METHODS.items() if full.startswith(f"{service}/")]
+        if calls and not any(call in _ROUTE_OF for call in calls):
+            return True  # they need no replica
+        return self._router.can_answer and (not calls or any(self.has(call) for call in calls if call in _ROUTE_OF))
+
+    async def info(self) -> InfoResponse:
+        await self._router.hear_replicas()
+        return info_response(describe(self._router))
+
+    async def answer(self, call: Call, request: Any, asked: Mapping[str, Any]) -> tuple[Embedded, Message]:
+        """To one text or pair: what the Router found, and the message."""
+        check_dimensions(given(request, "dimensions"), self._router.card.dimension)
+        done = await self.ask(request, [query_of(request.inputs)], **call.wanted, **asked)
+        return done, call.reply(done, request, self._router.card)
+
+    async def rerank(self, request: RerankRequest, asked: Mapping[str, Any]) -> tuple[Embedded, RerankResponse]:
+        """All texts are one admission decision."""
+        check_count(request.texts, self._router.settings.limits.max_inputs_per_request)
+        pairs = [Pair(request.query, text) for text in request.texts]
+        done = await self.ask(request, pairs, kinds=("reranker",), **asked)
+        return done, rerank_response(done, request.texts, raw=request.raw_scores, return_text=request.return_text)
+
+    async def ask(self, request: Any, queries: Sequence[Query], **asked: Any) -> Embedded:
+        """Of the Router. Raises what `Router.embed` raises."""
+        side = _SIDES.get(request.truncation_direction)
+        if side is None:
+            raise InvalidInput(
+                f"truncation_direction must be 0 (right) or 1 (left), not {request.truncation_direction}"
+            )
+        wanted = Wanted(
+            truncate=request.truncate,
+            truncation_direction=side,
+            prompt_name=given(request, "prompt_name"),
+            record=record_of(current_request()),
+            **asked,
+        )
+        return await self._router.embed(queries, wanted)
+
+    async def tokenize(self, request: EncodeRequest) -> EncodeResponse:
+        (tokens,) = await self._router.tokenize(
+            [text_of(request.inputs)],
+            special_tokens=request.add_special_tokens,
+            prompt_name=given(request, "prompt_name"),
+        )
+        return encode_response(tokens)
+
+    async def decode(self, request: DecodeRequest) -> DecodeResponse:
+        (text,) = await self._router.decode([list(request.ids)], skip_special_tokens=request.skip_special_tokens)
+        return DecodeResponse(text=text)
+
+
+def check_count(texts: Sequence[str], most: int) -> None:
+    """Raises EmptyInput or InvalidInput."""
+    if not texts:
+        raise EmptyInput("texts is an empty list; send at least one item")
+    if len(texts) > most:
+        raise InvalidInput(
+            f"texts has {len(texts)} items and this server takes {most} in one request; send fewer at once"
+        )
+
+
+def query_of(inputs: str | Sequence[str]) -> Query:
+    """A text, or a list of one text or of a pair. Raises EmptyInput or InvalidInput."""
+    if isinstance(inputs, str):
+        return text_of(inputs)
+    if len(inputs) not in {1, 2}:
+        raise InvalidInput(f"inputs is a list of {len(inputs)} strings; send a text, or the two of a pair")
+    return text_of(inputs[0]) if len(inputs) == 1 else Pair(*inputs)
+
+
+def text_of(inputs: str) -> str:
+    if not inputs:
+        raise EmptyInput("inputs is an empty string; send text")
+    return inputs

@@ -1,0 +1,38 @@
+"""The Router's deployment as Serve sees it: what the applications of embeddings and of generation have in common."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ray import serve
+
+from deployments.serve_adapter.replica_process import AsgiIngress, access_log_handler
+from deployments.settings import ApplicationSettings
+from serve_app.api_keys import ApiKeys
+from serve_app.embedding.routes import ALL_ROUTES
+from serve_app.observe.access_log import LineWriter
+from serve_app.observe.observer import Observer
+from serve_app.observe.tracer import Tracer
+from serve_app.web.about import SHARED_ROUTES
+
+KNOWN_ROUTES = ALL_ROUTES.union(SHARED_ROUTES, ("/v1/completions", "/v1/chat/completions"))  # by name in the log
+
+
+class ServiceIngress(AsgiIngress):
+    """One Router replica: its API keys, its access log and its traces.
+
+    A subclass has the Routers, answers HTTP by `asgi_app`, and inherits a method for each gRPC call: Serve finds what
+    answers a call by the call's name.
+    """
+
+    def __init__(self, settings: ApplicationSettings) -> None:
+        """Raises SettingsError."""
+        self.api_keys = None if settings.api_keys is None else ApiKeys.read(settings.api_keys)
+        replica, traces = serve.get_replica_context().replica_tag, settings.traces
+        tracer = None if traces is None else Tracer.exporting(traces, replica)
+        self.observer = Observer(LineWriter(access_log_handler()), tracer, KNOWN_ROUTES)
+
+    async def check_health(self) -> None:
+        """Called by Serve every second or so: the moment to see whether the API keys have changed."""
+        if self.api_keys is not None:
+            await asyncio.to_thread(self.api_keys.refresh)

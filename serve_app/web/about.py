@@ -1,0 +1,159 @@
+"""The routes that every service has: its models, its health and its document; and the errors of all other paths."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any
+
+from fastapi.openapi.docs import get_swagger_ui_html
+
+from deployments.errors import Unavailable, WindveError
+from serve_app.api_keys import ApiKeys
+from serve_app.observe.observer import ONE_MODEL, Observer
+from serve_app.web.asgi import PROBES, Answer, Asgi, Handler, Request, json_answer
+from serve_app.web.errors import NoRoute, WrongMethod
+from serve_app.web.fields import Rules
+
+SHARED_ROUTES = ("/", "/tokenize", "/decode", "/v1/models", "/info", "/docs", "/openapi.json", *PROBES)
+NO_REPLICA = "no live replica with an open queue"
+_NOT_HERE = {  # what other servers have, and people look for
+    "/metrics": "Prometheus metrics are Ray's, on each node's metrics port, of all replicas; counters are in /info",
+}
+
+
+def model_list(models: Sequence[Mapping[str, Any]]) -> Answer:
+    """As OpenAI's `GET /v1/models` answers."""
+    return json_answer({"object": "list", "data": models})
+
+
+def health(live_pools: Mapping[str, bool], *, can_answer: bool) -> dict[str, Any]:
+    """Of one model: whether all its pools can answer, one of them, or none."""
+    missing = [name for name, is_live in live_pools.items() if not is_live]
+    if not can_answer:
+        return {"status": "unavailable", "missing": missing}
+    return {"status": "degraded", "missing": missing} if missing else {"status": "ok"}
+
+
+class DocumentedApi(Asgi):
+    """The document (`_document`, OpenAPI's), its page, and the probe of a process that lives."""
+
+    _document: Mapping[str, Any]
+
+    async def ping(self, _: Request) -> Answer:
+        return [], b""
+
+    async def docs(self, _: Request) -> Answer:
+        headers = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"max-age=86400")]
+        return headers, await asyncio.to_thread(_swagger_ui)  # it reads two megabytes the first time
+
+    async def openapi(self, request: Request) -> Answer:
+        return json_answer({**self._document, "servers": [{"url": request.root or "/"}]})
+
+
+class ModelApi(DocumentedApi):
+    """The routes to one model, of one Router replica: those below, and `_own_routes`.
+
+    `rules`: what the model is called. `started`: when the Router did, as Unix time in seconds.
+    """
+
+    def __init__(
+        self, rules: Rules, started: float, api_keys: ApiKeys | None, observer: Observer | None, *, emulated: bool
+    ) -> None:
+        super().__init__(api_keys, observer, emulated=emulated)
+        self._rules, self._created = rules, int(started)
+        self._routes: dict[tuple[str, str], Handler] = {
+            **self._own_routes(),
+            ("POST", "/tokenize"): self.tokenize,
+            ("POST", "/decode"): self.decode,
+            ("GET", "/v1/models"): self.openai_models,
+            ("GET", "/info"): self.info,
+            ("GET", "/health"): self.health,
+            ("GET", "/ping"): self.ping,
+            ("GET", "/docs"): self.docs,
+            ("GET", "/openapi.json"): self.openapi,
+        }
+
+    @abstractmethod
+    def _own_routes(self) -> Mapping[tuple[str, str], Handler]:
+        """Those that carry what clients ask the model."""
+
+    @abstractmethod
+    async def tokenize(self, request: Request) -> Answer: ...
+
+    @abstractmethod
+    async def decode(self, request: Request) -> Answer: ...
+
+    @abstractmethod
+    async def info(self, _: Request) -> Answer: ...
+
+    @abstractmethod
+    async def health(self, _: Request) -> Answer: ...
+
+    def has(self, method: str, path: str) -> bool:
+        """There is such a route."""
+        return (method, path) in self._routes
+
+    async def answer(self, request: Request) -> Answer:
+        handler = self._routes.get((request.method, request.path)) or self._rare(request.method, request.path)
+        return await handler(request)
+
+    def _rare(self, method: str, path: str) -> Handler:
+        """The handler of what is no plain method and path. Raises NoRoute, WrongMethod or WrongKind."""
+        allowed = ["GET"] if path.startswith(ONE_MODEL) else [known for known, route in self._routes if route == path]
+        allowed += ["HEAD"] if "GET" in allowed else []
+        if not allowed:
+            raise self._no_route(path)
+        if method not in allowed:
+            raise WrongMethod(f"{method} is not for {path}, only {' and '.join(allowed)}", allowed=allowed)
+        if path.startswith(ONE_MODEL):
+            return partial(self.openai_model, path.removeprefix(ONE_MODEL))
+        return self._routes["GET", path]
+
+    def _no_route(self, path: str) -> WindveError:
+        return NoRoute(f"there is no route {path}; {_NOT_HERE.get(path, 'see /docs for those there are')}")
+
+    async def openai_models(self, _: Request) -> Answer:
+        return model_list(self.models)
+
+    async def openai_model(self, name: str, _: Request) -> Answer:
+        self._rules.check_model(name)
+        return json_answer(self._model(name))
+
+    @property
+    def models(self) -> list[dict[str, Any]]:
+        """All names of the model, as OpenAI's `/v1/models` lists them."""
+        return [self._model(name) for name in self._rules.names]
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "windve"}
+
+    @staticmethod
+    def _health(live_pools: Mapping[str, bool], *, can_answer: bool) -> Answer:
+        """Raises Unavailable, at which a load balancer takes the Router away."""
+        if not can_answer:
+            raise Unavailable(f"no pool can answer now: {NO_REPLICA}")
+        return json_answer(health(live_pools, can_answer=True))
+
+
+@cache
+def _swagger_ui() -> bytes:
+    """The page holds its script and its style: a browser near an isolated cluster may not reach the internet."""
+
+    def in_page(name: str, kind: str) -> str:
+        content = files("fastapi_offline").joinpath("static", name).read_bytes()
+        return f"data:{kind};charset=utf-8;base64,{b64encode(content).decode()}"
+
+    page = get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title="windve",
+        swagger_js_url=in_page("swagger-ui-bundle.js", "text/javascript"),
+        swagger_css_url=in_page("swagger-ui.css", "text/css"),
+        swagger_favicon_url="data:,",
+        swagger_ui_parameters={"validatorUrl": None},  # else the page asks swagger.io to check the document
+    )
+    return bytes(page.body)
