@@ -6,13 +6,10 @@ args of the Serve config -> Args -> what the cluster has -> a Plan for each mode
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from typing import Any
 
-import ray
 from ray.serve import Application
-from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
 from deployments.embedding.replica import Embedder
@@ -20,21 +17,18 @@ from deployments.embedding.router import Router
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import Topology
 from deployments.serve_adapter.gc_freeze import spare_what_is_loaded
-from serve_app.config.cluster_plan import cpu_parts, plan_once_nodes_are_there
 from serve_app.config.models import Args
-from serve_app.config.serve_deployments import bind_pools, bindable_router
+from serve_app.config.serve_deployments import bind_application
 from serve_app.embedding.api import HttpApi
 from serve_app.embedding.grpc_calls import TeiCalls
 from serve_app.embedding.models_api import ModelsApi
-from serve_app.ingress import ServiceIngress
-
-Embedders = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # of one model: pool -> name and handle of its deployment
+from serve_app.ingress import Deployed, ServiceIngress
 
 
 class Ingress(ServiceIngress, TeiCalls):
     """The Routers of all models with their routes and calls: what answers HTTP and gRPC."""
 
-    def __init__(self, args: Args, topologies: Mapping[str, Topology], embedders: Mapping[str, Embedders]) -> None:
+    def __init__(self, args: Args, topologies: Mapping[str, Topology], embedders: Mapping[str, Deployed]) -> None:
         ServiceIngress.__init__(self, args.shared)
         self._args = args
         routers = {}
@@ -69,15 +63,4 @@ class Ingress(ServiceIngress, TeiCalls):
 
 def build(args: dict[str, Any]) -> Application:
     """Serve calls this with the config's `args`. Raises SettingsError that names the key."""
-    read = Args(args)
-    nodes, plans = plan_once_nodes_are_there(read, ray.nodes, time)
-    parts = cpu_parts(read.models, plans)
-    names = read.deployments()
-    embedders = {
-        name: bind_pools(settings, plans[name], nodes, parts, names[name], replica=Embedder)
-        for name, settings in read.models.items()
-    }
-    router = bindable_router(Ingress, nodes)
-    topologies = {name: plan.topology for name, plan in plans.items()}
-    application: Application = router.bind(read, topologies, embedders)
-    return application
+    return bind_application(Args(args), Ingress, Embedder)

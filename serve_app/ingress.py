@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 from ray import serve
+from ray.serve.handle import DeploymentHandle
 
 from deployments.serve_adapter.replica_process import AsgiIngress, access_log_handler
 from deployments.settings import ApplicationSettings
@@ -15,6 +18,7 @@ from serve_app.observe.observer import Observer
 from serve_app.observe.tracer import Tracer
 from serve_app.web.about import SHARED_ROUTES
 
+Deployed = Mapping[str, tuple[str, DeploymentHandle[Any]]]  # of one model: pool -> name and handle of its deployment
 KNOWN_ROUTES = ALL_ROUTES.union(SHARED_ROUTES, ("/v1/completions", "/v1/chat/completions"))  # by name in the log
 
 

@@ -20,7 +20,7 @@ from calibration.load import Address
 from calibration.service.serve_config import DEPLOYMENT, EMBEDDINGS, GENERATION, IMPORT_PATHS
 from deployments.admission.trial import hash_secret
 from deployments.errors import SettingsError, WindveError
-from deployments.serve_adapter import cluster
+from deployments.serve_adapter.local_ray import serve_client
 from serve_app.api_keys import read_keys
 from serve_app.config.models import Args
 from serve_app.local import service_file
@@ -252,7 +252,7 @@ def deploy_config(dashboard: str, config: Mapping[str, Any]) -> None:
     from ray.exceptions import RayError
 
     try:
-        cluster.deploy_applications(dashboard, config)
+        serve_client(dashboard).deploy_applications(dict(config))
     except (RayError, RuntimeError, OSError) as error:
         raise CalibrationFailed(f"Ray Serve at {dashboard} refused the config: {_first_line(error)}") from None
 
@@ -262,7 +262,7 @@ def serve_details(dashboard: str) -> dict[str, Any]:
     from ray.exceptions import AuthenticationError
 
     try:
-        return cluster.serve_details(dashboard)
+        found: dict[str, Any] = serve_client(dashboard).get_serve_details()
     except ValueError:
         raise SettingsError("--dashboard", f"should look like {_DEFAULT_DASHBOARD}, not '{dashboard}'") from None
     except AuthenticationError:
@@ -277,6 +277,7 @@ def serve_details(dashboard: str) -> dict[str, Any]:
             f"Ray's dashboard does not answer at {dashboard}: {_first_line(error)}; start the application, or say "
             "where it runs with --dashboard"
         ) from None
+    return found
 
 
 def _url(details: Mapping[str, Any], application: Mapping[str, Any], dashboard: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import ray
@@ -14,7 +13,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from deployments.errors import SettingsError
 from deployments.hardware.affinity import CpuPart
 from deployments.hardware.device_detector import CPU, Machine, Topology, decide_topology, probe_machine
-from deployments.settings import ApplicationSettings, Autoscaled, OneModelSettings
+from deployments.settings import Autoscaled, OneModelSettings
+from serve_app.config.models import ApplicationArgs
 
 logger = logging.getLogger("ray.serve")
 
@@ -24,16 +24,6 @@ _CPUS_FOR_TWO_ROUTERS = 4  # with fewer, a second Router would take its core fro
 FRAMEWORK_CPUS = 0.1  # what the scheduler books for a process whose work is elsewhere
 
 Nodes = list[dict[str, Any]]  # as `ray.nodes()` lists them
-
-
-class Planned(Protocol):
-    """The settings of an application: `several_models.Args`, and those of one that generates."""
-
-    @property
-    def models(self) -> Mapping[str, OneModelSettings]: ...
-    @property
-    def shared(self) -> ApplicationSettings: ...
-    def locating(self, name: str, /) -> AbstractContextManager[None]: ...
 
 
 class Plan(NamedTuple):
@@ -49,7 +39,7 @@ class Clock(Protocol):
 
 
 def plan_once_nodes_are_there(
-    args: Planned, all_nodes: Callable[[], Nodes], clock: Clock
+    args: ApplicationArgs, all_nodes: Callable[[], Nodes], clock: Clock
 ) -> tuple[Nodes, dict[str, Plan]]:
     """The cluster's live nodes, and each model's plan; on Kubernetes the head node is told the config before the others
     have joined. Raises SettingsError where after `wait_for_nodes_s` they still lack what is asked for.
@@ -69,7 +59,7 @@ def plan_once_nodes_are_there(
         clock.sleep(_JOIN_POLL_S)
 
 
-def plan_models(args: Planned, nodes: Nodes) -> dict[str, Plan]:
+def plan_models(args: ApplicationArgs, nodes: Nodes) -> dict[str, Plan]:
     """Raises SettingsError where the settings ask for what the cluster lacks."""
     devices = divide_accelerators(args, nodes)
     plans = {}
@@ -89,7 +79,7 @@ def _plan(settings: OneModelSettings, nodes: Nodes, device: str, accelerators: i
         raise SettingsError("args.accelerator.device", f"{error}; no node of the cluster offers CPUs to Ray") from None
 
 
-def divide_accelerators(args: Planned, nodes: Nodes) -> dict[str, tuple[str, int]]:
+def divide_accelerators(args: ApplicationArgs, nodes: Nodes) -> dict[str, tuple[str, int]]:
     """(device, how many) for each model. A device is one replica's. Those that nobody asks for by number are divided
     evenly; where there are fewer than models, the first have them. Raises SettingsError.
     """

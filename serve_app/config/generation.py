@@ -14,7 +14,7 @@ _DEPLOYMENTS = {ACCELERATOR: "AcceleratorGenerator", CPU: "CpuGenerator"}
 
 
 class GenerationArgs:
-    """The `args` of an application; beside `several_models.Args`, that of embeddings. It serves one model."""
+    """The `args` of an application; beside `config.models.Args`, those of embeddings. It serves one model."""
 
     def __init__(self, raw: Any) -> None:
         """Raises SettingsError that names the key."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Annotated, Any, Generic, Self, TypeVar
+from contextlib import AbstractContextManager, contextmanager
+from typing import Annotated, Any, Generic, Protocol, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -20,8 +20,10 @@ from deployments.hardware.device_detector import ACCELERATOR, CPU
 from deployments.models.model_files import read_model_card
 from deployments.settings import (
     AcceleratorSettings,
+    ApplicationSettings,
     CpuSettings,
     ModelSettings,
+    OneModelSettings,
     Settings,
     SharedSettings,
     Strict,
@@ -35,6 +37,19 @@ U = TypeVar("U")
 _DEPLOYMENTS = {ACCELERATOR: "AcceleratorEmbedder", CPU: "CpuEmbedder"}
 # What `user_config` may say of all models.
 _SHARED_CONFIG = ("slo_s", "admission", "request_timeout_s", "bulk", "access_log")
+
+
+class ApplicationArgs(Protocol):
+    """The `args` of an application: of embeddings (`Args`) or of generation (`config.generation.GenerationArgs`)."""
+
+    @property
+    def models(self) -> Mapping[str, OneModelSettings]: ...
+    @property
+    def shared(self) -> ApplicationSettings: ...
+    def locating(self, name: str, /) -> AbstractContextManager[None]: ...
+    def deployments(self) -> Mapping[str, Mapping[str, str]]: ...
+    def find_models(self) -> None: ...
+    def router_configs(self, raw: Any, /) -> Mapping[str, object]: ...
 
 
 class ServedModel(Strict):

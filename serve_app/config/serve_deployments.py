@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve import Application, Deployment
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
@@ -12,14 +14,39 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 from deployments.hardware.affinity import CpuPart
 from deployments.hardware.device_detector import ACCELERATOR, CPU, Topology
 from deployments.settings import Autoscaled, OneModelSettings
-from serve_app.config.cluster_plan import FRAMEWORK_CPUS, Nodes, Plan, accelerator_options, cpu_options, router_count
+from serve_app.config.cluster_plan import (
+    FRAMEWORK_CPUS,
+    Nodes,
+    Plan,
+    accelerator_options,
+    cpu_options,
+    cpu_parts,
+    plan_once_nodes_are_there,
+    router_count,
+)
+from serve_app.config.models import ApplicationArgs
 
 REPLICA_ROUTER = RequestRouterConfig(request_router_class="deployments.serve_adapter.replica_router.ReplicaRouter")  # type: ignore[arg-type]
 
 Names = Mapping[str, str]  # of a pool's deployment
 
 
-def bindable_router(ingress: type, nodes: Nodes) -> Deployment:
+def bind_application(args: ApplicationArgs, ingress: type, replica: type) -> Application:
+    """Routers of the class `ingress`, which get `args` and, for each model, its topology and the deployments of its
+    pools; replicas of the class `replica`. Waits for the nodes that are asked for. Raises SettingsError.
+    """
+    nodes, plans = plan_once_nodes_are_there(args, ray.nodes, time)
+    parts, names = cpu_parts(args.models, plans), args.deployments()
+    pools = {
+        name: bind_pools(settings, plans[name], nodes, parts, names[name], replica=replica)
+        for name, settings in args.models.items()
+    }
+    topologies = {name: plan.topology for name, plan in plans.items()}
+    application: Application = _router(ingress, nodes).bind(args, topologies, pools)
+    return application
+
+
+def _router(ingress: type, nodes: Nodes) -> Deployment:
     """The Routers' deployment, of the class `ingress`."""
     deployment: Deployment = serve.deployment(
         name="Router",

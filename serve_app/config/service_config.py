@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -19,21 +18,10 @@ from ray.serve.schema import (
 )
 
 from deployments.errors import SettingsError
-from deployments.settings import ApplicationSettings
-from serve_app.config.models import Args
+from serve_app.config.models import ApplicationArgs, Args
 
 IMPORT_PATH = "serve_app.app:build"
 GENERATION = "serve_app.generation.generation_app:build"
-
-
-class ApplicationArgs(Protocol):
-    """The `args` of an application: of embeddings (`several_models.Args`) or of generation."""
-
-    @property
-    def shared(self) -> ApplicationSettings: ...
-    def deployments(self) -> Mapping[str, Mapping[str, str]]: ...
-    def find_models(self) -> None: ...
-    def router_configs(self, raw: Any, /) -> Mapping[str, object]: ...
 
 
 def load_config(path: Path) -> dict[str, Any]:

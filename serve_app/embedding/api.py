@@ -61,7 +61,7 @@ class HttpApi(ModelApi):
         self._router = router
         limits, card, called = router.settings.limits, router.card, router.settings.model
         rules = Rules(card.name, card.dimension, limits.max_inputs_per_request, tuple(called.aliases), called.any_name)
-        super().__init__(rules, router.started, api_keys, observer, emulated=router.settings.emulated)
+        super().__init__(rules, router, api_keys, observer, emulated=router.settings.emulated)
         self._max_body_bytes = limits.max_body_bytes
         self._prompt_names = prompt_names(card.prompts)
         self._document = document([(rules, card)], api_keys=api_keys is not None)
@@ -90,7 +90,13 @@ class HttpApi(ModelApi):
             SEVERAL: self.encode,
         }
         chosen = {("POST", path): handlers[path] for path in routes_of(card.kinds)}
-        return chosen | {("POST", "/"): handlers[ROOT[card.kind]]}
+        return {
+            **chosen,
+            ("POST", "/"): handlers[ROOT[card.kind]],
+            ("POST", "/tokenize"): self.tokenize,
+            ("POST", "/decode"): self.decode,
+            ("GET", "/info"): self.info,
+        }
 
     @property
     def served(self) -> tuple[Rules, ModelCard]:
@@ -165,24 +171,20 @@ class HttpApi(ModelApi):
         """Scores of pairs of the query and each text, the best first; all of them are one admission decision."""
         asked = RerankRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=("reranker",))
-        ranks: list[dict[str, Any]] = [
-            {"index": index, "score": score} for index, score in best_first(scores(done, raw=asked.raw_scores)[:, 0])
+        ranks = [
+            {"index": index, "score": score} | ({"text": asked.texts[index]} if asked.return_text else {})
+            for index, score in best_first(scores(done, raw=asked.raw_scores)[:, 0])
         ]
-        if asked.return_text:
-            for rank in ranks:
-                rank["text"] = asked.texts[rank["index"]]
         return _timing(done), dumps(ranks)
 
     async def cohere_rerank(self, version: str, request: Request) -> Answer:
         asked = CohereRerankRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=("reranker",))
-        results: list[dict[str, Any]] = [
+        results = [
             {"index": index, "relevance_score": score}
+            | ({"document": {"text": asked.texts[index]}} if asked.return_documents else {})
             for index, score in best_first(scores(done, raw=False)[:, 0])[: asked.top_n]
         ]
-        if asked.return_documents:
-            for result in results:
-                result["document"] = {"text": asked.texts[result["index"]]}
         answer = {
             "id": str(uuid.uuid4()),
             "model": self._rules.model,
@@ -239,9 +241,6 @@ class HttpApi(ModelApi):
     async def info(self, _: Request) -> Answer:
         await self._router.hear_replicas()
         return json_answer(describe(self._router))
-
-    async def health(self, _: Request) -> Answer:
-        return self._health(self._router.live_pools, can_answer=self._router.can_answer)
 
 
 def _timing(done: Embedded) -> Headers:

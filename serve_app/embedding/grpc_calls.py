@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from functools import wraps
 from typing import Any, TypeVar
 
 from google.protobuf.empty_pb2 import Empty
@@ -14,43 +13,48 @@ from ray.serve.grpc_util import RayServegRPCContext
 from deployments.embedding.request import Embedded
 from deployments.embedding.router import Router
 from deployments.errors import EmptyInput, WindveError
+from deployments.models.model_files import ModelCard
 from deployments.models.text_pairs import Pair
 from serve_app.api_keys import ApiKeys
 from serve_app.config.models import ByModel
-from serve_app.embedding.grpc_answers import rerank_response, together
-from serve_app.embedding.grpc_model import ALL, EMBED, PREDICT, SPARSE, Call, ModelCalls
+from serve_app.embedding.grpc_answers import (
+    embed_response,
+    predict_response,
+    rerank_response,
+    sparse_response,
+    together,
+    tokens_response,
+)
+from serve_app.embedding.grpc_model import ModelCalls
 from serve_app.grpc_services import METHODS, SERVICES
 from serve_app.observe.observer import Observer
-from serve_app.proto.tei_pb2 import (
-    DecodeRequest,
-    EmbedAllRequest,
-    EmbedRequest,
-    EmbedSparseRequest,
-    EncodeRequest,
-    InfoRequest,
-    PredictPairRequest,
-    PredictRequest,
-    RerankRequest,
-    RerankResponse,
-    RerankStreamRequest,
+from serve_app.proto.tei_pb2 import RerankRequest, RerankResponse, RerankStreamRequest
+from serve_app.rpc.calls import (
+    CallScope,
+    Received,
+    asked_by,
+    check_size,
+    headers_to_trace,
+    in_order,
+    metadata_of,
+    say,
+    set_status,
 )
-from serve_app.rpc.calls import Received, asked_by, check_size, headers_to_trace, in_order, metadata_of, say, set_status
 from serve_app.rpc.service import GrpcService
 
 Context = RayServegRPCContext
-Request = TypeVar("Request", bound=Message)
+_SCORING = ("reranker", "classifier")
 T = TypeVar("T")
-Method = Callable[["TeiCalls", ModelCalls, Request, Context], Awaitable[Message]]
+Reply = Callable[[Embedded, Any, ModelCard], Message]  # what makes a message of an answer
+Method = Callable[["TeiCalls", ModelCalls, Any, Context], Awaitable[Message]]  # answers one message
 
 
-def _unary(method: Method[Request]) -> Callable[[TeiCalls, Received, Context], Awaitable[Message]]:
-    """A call with one request and one answer, of the model that it is for."""
-    name = method.__name__
+def _unary(name: str, method: Method) -> Callable[[TeiCalls, Received, Context], Awaitable[Message]]:
+    """A call with one request and one answer."""
     full_name = METHODS[name]
 
-    @wraps(method)
     async def call(self: TeiCalls, request: Received, grpc_context: Context) -> Message:
-        with self.call(full_name, grpc_context) as scope:
+        with CallScope(self.observer, full_name, grpc_context) as scope:
             scope.came_from(self.let_in(grpc_context))
             return await method(self, self.model_of(name, grpc_context), self.checked(request), grpc_context)
         return Empty()
@@ -59,12 +63,10 @@ def _unary(method: Method[Request]) -> Callable[[TeiCalls, Received, Context], A
 
 
 def _stream(
-    method: Method[Request],
+    name: str, method: Method
 ) -> Callable[[TeiCalls, AsyncIterator[Received], Context], AsyncGenerator[Message, None]]:
-    """A call with many requests, answered by `method` in their order. The first that is refused ends it."""
-    name = method.__name__
+    """A call with many requests, answered in their order. The first that is refused ends it."""
 
-    @wraps(method)
     async def call(
         self: TeiCalls, requests: AsyncIterator[Received], grpc_context: Context
     ) -> AsyncGenerator[Message, None]:
@@ -83,10 +85,64 @@ def _stream(
     return call
 
 
+def _query(reply: Reply, **wanted: Any) -> Method:
+    """A text or a pair that a device answers."""
+
+    async def method(self: TeiCalls, model: ModelCalls, request: Any, context: Context) -> Message:
+        done = await model.query(request, **wanted, **self.asked_by(context))
+        self.say_pool(done, context)
+        return reply(done, request, model.card)
+
+    return method
+
+
+def _query_in_stream(reply: Reply, **wanted: Any) -> Method:
+    """A stream's queries are bulk, unless its client says otherwise: they wait for room, and leave others half."""
+    wanted["bulk"] = True
+
+    async def method(self: TeiCalls, model: ModelCalls, request: Any, context: Context) -> Message:
+        done = await model.query(request, **{**wanted, **self.asked_by(context)})
+        return reply(done, request, model.card)
+
+    return method
+
+
+async def _rerank(self: TeiCalls, model: ModelCalls, request: RerankRequest, context: Context) -> Message:
+    done = await model.rank(request, **self.asked_by(context))
+    self.say_pool(done, context)
+    return rerank_response(done, request.texts, raw=request.raw_scores, return_text=request.return_text)
+
+
+def _plain(answer: Callable[[ModelCalls, Any], Awaitable[Message]]) -> Method:
+    """What needs no device."""
+
+    async def method(_: TeiCalls, model: ModelCalls, request: Any, __: Context) -> Message:
+        return await answer(model, request)
+
+    return method
+
+
 class TeiCalls(GrpcService):
-    """The calls to all models of one Router replica; the metadata `model` say which one is meant. Each method has the
-    name of its call, and Serve's name for the context.
+    """The calls to all models of one Router replica; the metadata `model` say which one is meant. Serve finds each by
+    its name in `proto/tei.proto`.
     """
+
+    Info = _unary("Info", _plain(ModelCalls.info))
+    Embed = _unary("Embed", _query(embed_response))
+    EmbedStream = _stream("EmbedStream", _query_in_stream(embed_response))
+    EmbedSparse = _unary("EmbedSparse", _query(sparse_response, kinds=("sparse",)))
+    EmbedSparseStream = _stream("EmbedSparseStream", _query_in_stream(sparse_response, kinds=("sparse",)))
+    EmbedAll = _unary("EmbedAll", _query(tokens_response, outputs=("tokens",)))
+    EmbedAllStream = _stream("EmbedAllStream", _query_in_stream(tokens_response, outputs=("tokens",)))
+    Predict = _unary("Predict", _query(predict_response, kinds=_SCORING))
+    PredictStream = _stream("PredictStream", _query_in_stream(predict_response, kinds=_SCORING))
+    PredictPair = _unary("PredictPair", _query(predict_response, kinds=_SCORING))
+    PredictPairStream = _stream("PredictPairStream", _query_in_stream(predict_response, kinds=_SCORING))
+    Rerank = _unary("Rerank", _rerank)
+    Tokenize = _unary("Tokenize", _plain(ModelCalls.tokenize))
+    TokenizeStream = _stream("TokenizeStream", _plain(ModelCalls.tokenize))
+    Decode = _unary("Decode", _plain(ModelCalls.decode))
+    DecodeStream = _stream("DecodeStream", _plain(ModelCalls.decode))
 
     def __init__(
         self, routers: ByModel[Router], api_keys: ApiKeys | None = None, observer: Observer | None = None
@@ -109,56 +165,6 @@ class TeiCalls(GrpcService):
         asked = self._models if model is None else [self._models.named(model)]
         return any(one.serves(service) for one in asked)
 
-    @_unary
-    async def Info(self, model: ModelCalls, request: InfoRequest, grpc_context: Context) -> Message:
-        return await model.info()
-
-    @_unary
-    async def Embed(self, model: ModelCalls, request: EmbedRequest, grpc_context: Context) -> Message:
-        return await self._answer(EMBED, model, request, grpc_context)
-
-    @_stream
-    async def EmbedStream(self, model: ModelCalls, request: EmbedRequest, grpc_context: Context) -> Message:
-        return await self._answer_in_stream(EMBED, model, request, grpc_context)
-
-    @_unary
-    async def EmbedSparse(self, model: ModelCalls, request: EmbedSparseRequest, grpc_context: Context) -> Message:
-        return await self._answer(SPARSE, model, request, grpc_context)
-
-    @_stream
-    async def EmbedSparseStream(self, model: ModelCalls, request: EmbedSparseRequest, grpc_context: Context) -> Message:
-        return await self._answer_in_stream(SPARSE, model, request, grpc_context)
-
-    @_unary
-    async def EmbedAll(self, model: ModelCalls, request: EmbedAllRequest, grpc_context: Context) -> Message:
-        return await self._answer(ALL, model, request, grpc_context)
-
-    @_stream
-    async def EmbedAllStream(self, model: ModelCalls, request: EmbedAllRequest, grpc_context: Context) -> Message:
-        return await self._answer_in_stream(ALL, model, request, grpc_context)
-
-    @_unary
-    async def Predict(self, model: ModelCalls, request: PredictRequest, grpc_context: Context) -> Message:
-        return await self._answer(PREDICT, model, request, grpc_context)
-
-    @_stream
-    async def PredictStream(self, model: ModelCalls, request: PredictRequest, grpc_context: Context) -> Message:
-        return await self._answer_in_stream(PREDICT, model, request, grpc_context)
-
-    @_unary
-    async def PredictPair(self, model: ModelCalls, request: PredictPairRequest, grpc_context: Context) -> Message:
-        return await self._answer(PREDICT, model, request, grpc_context)
-
-    @_stream
-    async def PredictPairStream(self, model: ModelCalls, request: PredictPairRequest, grpc_context: Context) -> Message:
-        return await self._answer_in_stream(PREDICT, model, request, grpc_context)
-
-    @_unary
-    async def Rerank(self, model: ModelCalls, request: RerankRequest, grpc_context: Context) -> Message:
-        done, message = await model.rerank(request, self._asked_by(grpc_context))
-        self._say_pool(done, grpc_context)
-        return message
-
     async def RerankStream(self, requests: AsyncIterator[Received], grpc_context: Context) -> Message:
         """As the queries of other streams these are bulk, each admitted by itself; all are answered at once."""
         try:
@@ -167,34 +173,9 @@ class TeiCalls(GrpcService):
             set_status(grpc_context, error)
             return Empty()
 
-    @_unary
-    async def Tokenize(self, model: ModelCalls, request: EncodeRequest, grpc_context: Context) -> Message:
-        return await model.tokenize(request)
-
-    @_stream
-    async def TokenizeStream(self, model: ModelCalls, request: EncodeRequest, grpc_context: Context) -> Message:
-        return await model.tokenize(request)
-
-    @_unary
-    async def Decode(self, model: ModelCalls, request: DecodeRequest, grpc_context: Context) -> Message:
-        return await model.decode(request)
-
-    @_stream
-    async def DecodeStream(self, model: ModelCalls, request: DecodeRequest, grpc_context: Context) -> Message:
-        return await model.decode(request)
-
-    async def _answer(self, call: Call, model: ModelCalls, request: Any, context: Context) -> Message:
-        done, message = await model.answer(call, request, self._asked_by(context))
-        self._say_pool(done, context)
-        return message
-
-    async def _answer_in_stream(self, call: Call, model: ModelCalls, request: Any, context: Context) -> Message:
-        """A stream's queries are bulk, unless its client says otherwise: it waits for room, and leaves others half."""
-        return (await model.answer(call, request, {"bulk": True, **self._asked_by(context)}))[1]
-
     async def _rank(self, requests: AsyncIterator[Received], model: ModelCalls, context: Context) -> RerankResponse:
         """The texts of a stream, against its queries. Raises what the first bad one raises."""
-        asked = {"kinds": ("reranker",), "bulk": True, **self._asked_by(context)}
+        asked = {"kinds": ("reranker",), "bulk": True, **self.asked_by(context)}
 
         async def answer(request: Received) -> tuple[RerankStreamRequest, Embedded]:
             sent = self.checked(request)
@@ -211,7 +192,7 @@ class TeiCalls(GrpcService):
             raise EmptyInput("the stream holds no text; send at least one")
         first, texts = found[0][0], [sent.text for sent, _ in found]
         done = together([done for _, done in found])
-        self._say_pool(done, context)
+        self.say_pool(done, context)
         return rerank_response(done, texts, raw=first.raw_scores, return_text=first.return_text)
 
     def open_stream(self, call: str, context: Context) -> ModelCalls:
@@ -237,8 +218,8 @@ class TeiCalls(GrpcService):
             answer = self.observer.tracing_each(METHODS[call], headers_to_trace(context), answer)
         return in_order(requests, answer, model.window)
 
-    def _asked_by(self, context: Context) -> dict[str, Any]:
+    def asked_by(self, context: Context) -> dict[str, Any]:
         return {**asked_by(context), "client": self.let_in(context)}
 
-    def _say_pool(self, done: Embedded, context: Context) -> None:
+    def say_pool(self, done: Embedded, context: Context) -> None:
         say(context, ("x-windve-pool", ",".join(done.pools)), *self._emulated)

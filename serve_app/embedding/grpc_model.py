@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-from google.protobuf.message import Message
+from collections.abc import Sequence
+from typing import Any
 
 from deployments.embedding.request import Embedded, Wanted
 from deployments.embedding.router import Router
 from deployments.errors import EmptyInput, InvalidInput
-from deployments.models.model_files import ModelCard
 from deployments.models.text_pairs import Pair, Side
 from deployments.models.tokenizer import Query
 from serve_app.embedding.answers import describe
 from serve_app.embedding.facts import record_of
 from serve_app.embedding.grpc_answers import (
-    embed_response,
     encode_response,
     given,
     info_response,
-    predict_response,
-    rerank_response,
-    sparse_response,
-    tokens_response,
 )
 from serve_app.embedding.routes import routes_of
 from serve_app.grpc_services import METHODS
@@ -33,12 +25,12 @@ from serve_app.proto.tei_pb2 import (
     DecodeResponse,
     EncodeRequest,
     EncodeResponse,
+    InfoRequest,
     InfoResponse,
     RerankRequest,
-    RerankResponse,
     TruncationDirection,
 )
-from serve_app.rpc.service import pool_is_live
+from serve_app.rpc.service import is_live
 from serve_app.web.fields import check_dimensions
 
 _ROUTE_OF = {  # the HTTP route to the same, of what not every kind of model has
@@ -55,24 +47,11 @@ _SIDES: dict[int, Side] = {
 }
 
 
-class Call(NamedTuple):
-    """What a call with one text or pair asks of the Router (`wanted`), and what makes a message of the answer."""
-
-    reply: Callable[[Embedded, Any, ModelCard], Message]
-    wanted: Mapping[str, Any]
-
-
-EMBED = Call(embed_response, {})
-SPARSE = Call(sparse_response, {"kinds": ("sparse",)})
-ALL = Call(tokens_response, {"outputs": ("tokens",)})
-PREDICT = Call(predict_response, {"kinds": ("reranker", "classifier")})
-
-
 class ModelCalls:
-    """The calls to one model. `asked`: what a call's metadata ask for, and who sends it."""
+    """What calls ask of one model. `asked`: fields of `Wanted`, by the call itself and by its metadata."""
 
     def __init__(self, router: Router) -> None:
-        self._router = router
+        self._router, self.card = router, router.card
 
     @property
     def window(self) -> int:
@@ -81,33 +60,31 @@ class ModelCalls:
 
     def has(self, call: str) -> bool:
         """The call is for models of this kind."""
-        return call not in _ROUTE_OF or _ROUTE_OF[call] in routes_of(self._router.card.kinds)
+        return call not in _ROUTE_OF or _ROUTE_OF[call] in routes_of(self.card.kinds)
 
     def serves(self, service: str) -> bool:
         """Calls of this service to the model are answered now; of a pool's name: that pool answers."""
-        if (is_live := pool_is_live(service, self._router.live_pools)) is not None:
-            return is_live
         calls = [call for call, full in METHODS.items() if full.startswith(f"{service}/")]
         if calls and not any(call in _ROUTE_OF for call in calls):
             return True  # they need no replica
-        return self._router.can_answer and (not calls or any(self.has(call) for call in calls if call in _ROUTE_OF))
+        return is_live(service, self._router.live_pools) and (
+            not calls or any(self.has(call) for call in calls if call in _ROUTE_OF)
+        )
 
-    async def info(self) -> InfoResponse:
+    async def info(self, _: InfoRequest) -> InfoResponse:
         await self._router.hear_replicas()
         return info_response(describe(self._router))
 
-    async def answer(self, call: Call, request: Any, asked: Mapping[str, Any]) -> tuple[Embedded, Message]:
-        """To one text or pair: what the Router found, and the message."""
-        check_dimensions(given(request, "dimensions"), self._router.card.dimension)
-        done = await self.ask(request, [query_of(request.inputs)], **call.wanted, **asked)
-        return done, call.reply(done, request, self._router.card)
+    async def query(self, request: Any, **asked: Any) -> Embedded:
+        """What a message with one text or pair asks. Raises what `ask` raises, and EmptyInput."""
+        check_dimensions(given(request, "dimensions"), self.card.dimension)
+        return await self.ask(request, [query_of(request.inputs)], **asked)
 
-    async def rerank(self, request: RerankRequest, asked: Mapping[str, Any]) -> tuple[Embedded, RerankResponse]:
+    async def rank(self, request: RerankRequest, **asked: Any) -> Embedded:
         """All texts are one admission decision."""
         check_count(request.texts, self._router.settings.limits.max_inputs_per_request)
         pairs = [Pair(request.query, text) for text in request.texts]
-        done = await self.ask(request, pairs, kinds=("reranker",), **asked)
-        return done, rerank_response(done, request.texts, raw=request.raw_scores, return_text=request.return_text)
+        return await self.ask(request, pairs, kinds=("reranker",), **asked)
 
     async def ask(self, request: Any, queries: Sequence[Query], **asked: Any) -> Embedded:
         """Of the Router. Raises what `Router.embed` raises."""

@@ -97,9 +97,9 @@ class ModelsApi(DocumentedApi):
 
     async def health(self, _: Request) -> Answer:
         """Good while one of the models can answer: a load balancer must not take the others away as well."""
-        if not any(router.can_answer for router in self._routers):
+        models = {router.card.name: health(router.live_pools) for router in self._routers}
+        if all(one["status"] == "unavailable" for one in models.values()):
             raise Unavailable(f"no model can answer now: {NO_REPLICA}")
-        models = {r.card.name: health(r.live_pools, can_answer=r.can_answer) for r in self._routers}
         all_well = all(one["status"] == "ok" for one in models.values())
         status = {"status": "ok" if all_well else "degraded"}
         if self._api_keys is not None:

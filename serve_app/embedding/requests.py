@@ -17,12 +17,14 @@ from serve_app.web.fields import (
     Constraint,
     Dimensions,
     Fields,
+    Inputs,
     Model,
     Prompt,
     Text,
     TextOrPair,
     TextsOrIds,
     TokenIds,
+    WholeFrom1,
     one_or_many,
 )
 
@@ -82,11 +84,9 @@ class OpenAIRequest(RoleOptions):
     """OpenAI's `POST /v1/embeddings`, with fields of NIM, of vLLM, and TEI's options."""
 
     model: Model = None
-    input: Text | TextsOrIds | TokenIds
-    """A text, a list of texts, a list of token ids, or a list of such lists."""
+    input: Inputs
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Dimensions | None = None
-    """Keep the first so many numbers (Matryoshka models)."""
+    dimensions: Dimensions = None
     embedding_type: EmbeddingType = "float"
     """Numbers of one byte, or bits."""
     embed_dtype: FloatType = "float32"
@@ -106,8 +106,7 @@ class OpenAIRequest(RoleOptions):
 class EncodeRequest(Options):
     """TEI's `POST /embed_all` and `POST /embed_sparse`."""
 
-    inputs: Text | TextsOrIds | TokenIds
-    """A text, a list of texts, a list of token ids, or a list of such lists."""
+    inputs: Inputs
 
     @property
     def queries(self) -> Sequence[Query]:
@@ -118,18 +117,15 @@ class EmbedRequest(EncodeRequest):
     """TEI's `POST /embed`."""
 
     normalize: bool = True
-    dimensions: Dimensions | None = None
-    """Keep the first so many numbers (Matryoshka models)."""
+    dimensions: Dimensions = None
 
 
 class MultiVectorRequest(Options):
     """Jina's `POST /v1/multi-vector`; the fields of Options are an extension."""
 
     model: Model = None
-    input: Text | TextsOrIds | TokenIds
-    """A text, a list of texts, a list of token ids, or a list of such lists."""
-    dimensions: Dimensions | None = None
-    """Keep the first so many numbers (Matryoshka models)."""
+    input: Inputs
+    dimensions: Dimensions = None
     embedding_type: Literal["float"] = "float"
     input_type: Literal["query", "document"] = "document"
     """How to read the texts: ColBERT models read queries in a way of their own."""
@@ -143,14 +139,12 @@ class PoolingRequest(Options):
     """vLLM's `POST /pooling`; the fields of Options are an extension."""
 
     model: Model = None
-    input: Text | TextsOrIds | TokenIds
-    """A text, a list of texts, a list of token ids, or a list of such lists."""
+    input: Inputs
     task: Literal["token_embed"] = "token_embed"
     embedding_mode: Literal["query", "document"] = "document"
     """How to read the texts: ColBERT models read queries in a way of their own."""
     encoding_format: Literal["float"] = "float"
-    dimensions: Dimensions | None = None
-    """Keep the first so many numbers (Matryoshka models)."""
+    dimensions: Dimensions = None
     user: Any = None
     """Ignored."""
 
@@ -214,8 +208,7 @@ class RootRequest(Options):
     inputs: Text | TextsOrIds | TokenIds | Sentences
     """A text, a list of texts, a list of token ids, a list of such lists, or sentences to compare."""
     normalize: bool = True
-    dimensions: Dimensions | None = None
-    """Keep the first so many numbers (Matryoshka models)."""
+    dimensions: Dimensions = None
     parameters: Options = Options()
     """Beside sentences to compare."""
 
@@ -254,7 +247,7 @@ class CohereRerankRequest(Options):
     model: Model = None
     query: str
     documents: Annotated[list[str | Document], Constraint("a list of strings", "max_inputs")]
-    top_n: Annotated[int, Field(ge=1), Constraint("a whole number from 1")] | None = None
+    top_n: WholeFrom1 | None = None
     """The best so many only."""
     return_documents: bool = False
 
@@ -307,8 +300,7 @@ class CohereEmbedRequest(RoleOptions):
     """Refused: only texts are embedded."""
     embedding_types: Annotated[list[CohereType], Constraint("a list of types")] | None = None
     """Null: floats."""
-    output_dimension: Dimensions | None = None
-    """Keep the first so many numbers (Matryoshka models)."""
+    output_dimension: Dimensions = None
     max_tokens: Annotated[None, BeforeValidator(_no_max_tokens)] = None
     """Refused: the model's own length counts."""
 
@@ -328,8 +320,7 @@ class OllamaEmbedRequest(Options):
 
     model: Model = None
     input: Text | Annotated[list[Text], Constraint("a list of strings", "max_inputs")]
-    dimensions: Dimensions | None = None
-    """Keep the first so many numbers (Matryoshka models)."""
+    dimensions: Dimensions = None
 
     @property
     def queries(self) -> Sequence[Query]:

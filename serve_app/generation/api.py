@@ -72,7 +72,7 @@ class CompletionsApi(ModelApi):
         observer: Observer | None = None,
     ) -> None:
         """Raises SettingsError where the model's chat template or its tokenizer cannot be used."""
-        super().__init__(options.rules, router.started, api_keys, observer, emulated=options.emulated)
+        super().__init__(options.rules, router, api_keys, observer, emulated=options.emulated)
         self._router, self._options = router, options
         self.names = TokenNames(router.tokenizer)
         self._tokenizer = Tokenizer(router.card.model, router.tokenizer)
@@ -84,6 +84,9 @@ class CompletionsApi(ModelApi):
             ("POST", "/v1/completions"): self.completions,
             ("POST", "/v1/chat/completions"): self.chat,
             ("POST", "/calibration/steps"): self.time_steps,
+            ("POST", "/tokenize"): self.tokenize,
+            ("POST", "/decode"): self.decode,
+            ("GET", "/info"): self.info,
         }
 
     def close(self) -> None:
@@ -165,10 +168,6 @@ class CompletionsApi(ModelApi):
             "version": VERSION,
         }
         return json_answer({**about, "windve": self._router.describe()})
-
-    async def health(self, _: Request) -> Answer:
-        pools = self._router.live_pools
-        return self._health(pools, can_answer=any(pools.values()))
 
 
 async def _events(generations: Generations, reply: Reply) -> AsyncGenerator[bytes, None]:

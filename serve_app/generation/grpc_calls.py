@@ -27,8 +27,8 @@ from serve_app.generation.request_builder import Asking
 from serve_app.generation.requests import ChatRequest, CompletionRequest
 from serve_app.observe.observer import Observer
 from serve_app.proto.generation_pb2 import ChatMessage, GenerateRequest, GenerateResponse, Token, Usage
-from serve_app.rpc.calls import Received, asked_by, metadata_of, say
-from serve_app.rpc.service import CallScope, GrpcService, pool_is_live
+from serve_app.rpc.calls import CallScope, Received, asked_by, metadata_of, say
+from serve_app.rpc.service import GrpcService, is_live
 
 _OPTIONS = ("model", "max_tokens", "temperature", "top_p", "top_k", "seed", "n")
 
@@ -47,7 +47,7 @@ class GenerationCalls(GrpcService):
 
     async def Generate(self, request: Received, grpc_context: RayServegRPCContext) -> AsyncGenerator[Message, None]:
         """What is wrong becomes the call's status, behind an empty message (`grpc_handlers`)."""
-        with self.call(GENERATE, grpc_context) as scope:
+        with CallScope(self.observer, GENERATE, grpc_context) as scope:
             say(grpc_context, *self._emulated)
             async with aclosing(self._answers(request, grpc_context, scope)) as answers:
                 async for message in answers:
@@ -59,9 +59,7 @@ class GenerationCalls(GrpcService):
         """Raises UnknownModel."""
         if model is not None:
             self._asking.rules.check_model(model)
-        live_pools = self._router.live_pools
-        is_live = pool_is_live(service, live_pools)
-        return any(live_pools.values()) if is_live is None else is_live
+        return is_live(service, self._router.live_pools)
 
     async def _answers(
         self, request: Received, context: RayServegRPCContext, scope: CallScope

@@ -15,9 +15,10 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from deployments.errors import InvalidInput
 from deployments.generation.text.chat_template import Message
 from deployments.generation.text.sampling import Sampling
-from serve_app.web.fields import Constraint, Fields, Model, Rules, Text, TextsOrIds, TokenIds, one_or_many
+from serve_app.web.fields import Constraint, Fields, Inputs, Model, Rules, WholeFrom1, one_or_many
 
 MOST_LOGPROBS = 20  # as OpenAI and vLLM
+_Logprobs = Annotated[int, Field(ge=0, le=MOST_LOGPROBS), Constraint(f"a whole number up to {MOST_LOGPROBS}")]
 _MOST_STOPS, _LONGEST_STOP = 16, 256  # characters: each token's text is searched for each of them
 _SEED = 2**63
 
@@ -96,7 +97,7 @@ class CompletionOptions(Fields):
     """What both routes have in common."""
 
     model: Model = None
-    max_tokens: Annotated[int, Field(ge=1), Constraint("a whole number from 1")] | None = None
+    max_tokens: WholeFrom1 | None = None
     """Of each answer. Null: as the server's settings say."""
     temperature: Annotated[float, Field(ge=0, le=2), Constraint("a number from 0 to 2")] | None = None
     """0 is the likeliest token each time. Null: as the model's files say, else 1."""
@@ -158,11 +159,8 @@ class CompletionOptions(Fields):
 class CompletionRequest(CompletionOptions):
     """OpenAI's `POST /v1/completions`, with fields of vLLM."""
 
-    prompt: Text | TextsOrIds | TokenIds
-    """A text, a list of texts, a list of token ids, or a list of such lists."""
-    logprobs: (
-        Annotated[int, Field(ge=0, le=MOST_LOGPROBS), Constraint(f"a whole number up to {MOST_LOGPROBS}")] | None
-    ) = None
+    prompt: Inputs
+    logprobs: _Logprobs | None = None
     """Say how likely each token was, and so many others in its place."""
     echo: bool = False
     """Put the prompt before its answers."""
@@ -219,13 +217,11 @@ class ChatRequest(CompletionOptions):
     messages: Annotated[
         list[ChatMessage], Constraint("a list of messages, objects with role and content", "most_messages")
     ]
-    max_completion_tokens: Annotated[int, Field(ge=1), Constraint("a whole number from 1")] | None = None
+    max_completion_tokens: WholeFrom1 | None = None
     """The newer name of max_tokens."""
     logprobs: bool = False
     """Say how likely each token was."""
-    top_logprobs: (
-        Annotated[int, Field(ge=0, le=MOST_LOGPROBS), Constraint(f"a whole number up to {MOST_LOGPROBS}")] | None
-    ) = None
+    top_logprobs: _Logprobs | None = None
     """And so many others in its place; needs logprobs."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """What the model's chat template knows by name, as vLLM has it: `enable_thinking` of Qwen3."""

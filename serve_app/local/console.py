@@ -94,18 +94,24 @@ def _show_generation(console: Console, info: dict[str, Any]) -> None:
     )
     if ours["emulated"]:
         console.print("[yellow]the devices are EMULATED: the times are true, the tokens mean nothing[/yellow]")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("pool", "replicas", "device", "dtype", "blocks", "cores"):
-        table.add_column(column)
+    table = _table("pool", "replicas", "device", "dtype", "blocks", "cores")
     for name, pool in ours["pools"].items():
-        member: dict[str, Any] = next(iter(pool["replicas"].values()), {})
-        cores = ",".join(map(str, member.get("cores", [])))
+        member, device, cores = _first_replica(pool)
         blocks = str(member.get("blocks"))
         if "host" in member:
             blocks += f" + {member['host']['blocks']} of the host"
-        about = str(member.get("device")), str(member.get("dtype")), blocks
-        table.add_row(name, str(pool["live_replicas"]), *about, cores)
+        table.add_row(name, str(pool["live_replicas"]), *device, blocks, cores)
     console.print(table, soft_wrap=True)
+
+
+def _table(*columns: str) -> Table:
+    return Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+
+
+def _first_replica(pool: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, str], str]:
+    """What it tells of itself; its device and number format; its cores."""
+    member: dict[str, Any] = next(iter(pool["replicas"].values()), {})
+    return member, (str(member.get("device")), str(member.get("dtype"))), ",".join(map(str, member.get("cores", [])))
 
 
 def _show_model(console: Console, info: dict[str, Any]) -> None:
@@ -121,21 +127,12 @@ def _show_model(console: Console, info: dict[str, Any]) -> None:
     console.print(f"topology: {ours['topology']}; SLO {ours['slo_s']} s")
     if ours["emulated"]:
         console.print("[yellow]the devices are EMULATED: the times are true, the vectors mean nothing[/yellow]")
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("pool", "replicas", "depth", "device", "dtype", "cores", "seconds for C queries"):
-        table.add_column(column)
+    table = _table("pool", "replicas", "depth", "device", "dtype", "cores", "seconds for C queries")
     for name, pool in ours["pools"].items():
-        member: dict[str, Any] = next(iter(pool["replicas"].values()), {})
-        model = pool["latency_model"]
-        table.add_row(
-            name,
-            str(pool["live_replicas"]),
-            "-" if pool["queue_depth"] is None else str(pool["queue_depth"]),
-            str(member.get("device")),
-            str(member.get("dtype")),
-            ",".join(map(str, member.get("cores", []))),
-            f"{model['alpha_s']:.4f} C + {model['beta_s']:.4f} ({model['source']})",
-        )
+        _, device, cores = _first_replica(pool)
+        model, depth = pool["latency_model"], "-" if pool["queue_depth"] is None else str(pool["queue_depth"])
+        curve = f"{model['alpha_s']:.4f} C + {model['beta_s']:.4f} ({model['source']})"
+        table.add_row(name, str(pool["live_replicas"]), depth, *device, cores, curve)
     console.print(table, soft_wrap=True)
 
 

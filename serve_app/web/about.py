@@ -8,7 +8,7 @@ from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from importlib.resources import files
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi.openapi.docs import get_swagger_ui_html
 
@@ -31,12 +31,24 @@ def model_list(models: Sequence[Mapping[str, Any]]) -> Answer:
     return json_answer({"object": "list", "data": models})
 
 
-def health(live_pools: Mapping[str, bool], *, can_answer: bool) -> dict[str, Any]:
+def health(live_pools: Mapping[str, bool]) -> dict[str, Any]:
     """Of one model: whether all its pools can answer, one of them, or none."""
     missing = [name for name, is_live in live_pools.items() if not is_live]
-    if not can_answer:
+    if len(missing) == len(live_pools):
         return {"status": "unavailable", "missing": missing}
     return {"status": "degraded", "missing": missing} if missing else {"status": "ok"}
+
+
+class Served(Protocol):
+    """A Router, as these routes see it."""
+
+    @property
+    def started(self) -> float:
+        """Unix time, s."""
+
+    @property
+    def live_pools(self) -> Mapping[str, bool]:
+        """Of each pool that is not closed, whether it has a live replica."""
 
 
 class DocumentedApi(Asgi):
@@ -56,22 +68,16 @@ class DocumentedApi(Asgi):
 
 
 class ModelApi(DocumentedApi):
-    """The routes to one model, of one Router replica: those below, and `_own_routes`.
-
-    `rules`: what the model is called. `started`: when the Router did, as Unix time in seconds.
-    """
+    """The routes to one model, of one Router replica: those of every service, and `_own_routes`."""
 
     def __init__(
-        self, rules: Rules, started: float, api_keys: ApiKeys | None, observer: Observer | None, *, emulated: bool
+        self, rules: Rules, router: Served, api_keys: ApiKeys | None, observer: Observer | None, *, emulated: bool
     ) -> None:
         super().__init__(api_keys, observer, emulated=emulated)
-        self._rules, self._created = rules, int(started)
+        self._rules, self._served = rules, router
         self._routes: dict[tuple[str, str], Handler] = {
             **self._own_routes(),
-            ("POST", "/tokenize"): self.tokenize,
-            ("POST", "/decode"): self.decode,
             ("GET", "/v1/models"): self.openai_models,
-            ("GET", "/info"): self.info,
             ("GET", "/health"): self.health,
             ("GET", "/ping"): self.ping,
             ("GET", "/docs"): self.docs,
@@ -79,20 +85,8 @@ class ModelApi(DocumentedApi):
         }
 
     @abstractmethod
-    def _own_routes(self) -> Mapping[tuple[str, str], Handler]:
-        """Those that carry what clients ask the model."""
-
-    @abstractmethod
-    async def tokenize(self, request: Request) -> Answer: ...
-
-    @abstractmethod
-    async def decode(self, request: Request) -> Answer: ...
-
-    @abstractmethod
-    async def info(self, _: Request) -> Answer: ...
-
-    @abstractmethod
-    async def health(self, _: Request) -> Answer: ...
+    def _own_routes(self) -> dict[tuple[str, str], Handler]:
+        """What is asked of such a model, its tokenizer, and `/info`."""
 
     def has(self, method: str, path: str) -> bool:
         """There is such a route."""
@@ -130,14 +124,14 @@ class ModelApi(DocumentedApi):
         return [self._model(name) for name in self._rules.names]
 
     def _model(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._created, "owned_by": "windve"}
+        return {"id": name, "object": "model", "created": int(self._served.started), "owned_by": "windve"}
 
-    @staticmethod
-    def _health(live_pools: Mapping[str, bool], *, can_answer: bool) -> Answer:
+    async def health(self, _: Request) -> Answer:
         """Raises Unavailable, at which a load balancer takes the Router away."""
-        if not can_answer:
+        found = health(self._served.live_pools)
+        if found["status"] == "unavailable":
             raise Unavailable(f"no pool can answer now: {NO_REPLICA}")
-        return json_answer(health(live_pools, can_answer=True))
+        return json_answer(found)
 
 
 @cache

@@ -149,10 +149,10 @@ class Asgi(ABC):
             problem = error
             status, headers, body = error_answer(error, request.path)
         except ClientGone:
-            self._broken(request, asyncio.CancelledError())
+            self._observer.break_http(request.traced, request.method, request.path, asyncio.CancelledError())
             return
         except BaseException as error:
-            self._broken(request, error)
+            self._observer.break_http(request.traced, request.method, request.path, error)
             raise
         finally:
             request.end()
@@ -170,10 +170,6 @@ class Asgi(ABC):
         request.client = api_keys.check(None if shown is None else shown.decode("latin-1"))
         if request.traced is not None and request.client is not None:
             request.traced.key = request.client.tenant.name
-
-    def _broken(self, request: Request, error: BaseException) -> None:
-        if request.traced is not None:
-            self._observer.break_http(request.traced, request.method, request.path, error)
 
     async def _stream(self, request: Request, headers: Headers, body: Stream, send: Send) -> WindveError | None:
         async def write(some: bytes) -> None:

