@@ -89,7 +89,9 @@ def _query(reply: Reply, **wanted: Any) -> Method:
     """A text or a pair that a device answers."""
 
     async def method(self: TeiCalls, model: ModelCalls, request: Any, context: Context) -> Message:
-        done = await model.query(request, **wanted, **self.asked_by(context))
+        asked = self.asked_by(context)
+        asked.update(wanted)
+        done = await model.query(request, asked)
         self.say_pool(done, context)
         return reply(done, request, model.card)
 
@@ -101,14 +103,14 @@ def _query_in_stream(reply: Reply, **wanted: Any) -> Method:
     wanted["bulk"] = True
 
     async def method(self: TeiCalls, model: ModelCalls, request: Any, context: Context) -> Message:
-        done = await model.query(request, **{**wanted, **self.asked_by(context)})
+        done = await model.query(request, {**wanted, **self.asked_by(context)})
         return reply(done, request, model.card)
 
     return method
 
 
 async def _rerank(self: TeiCalls, model: ModelCalls, request: RerankRequest, context: Context) -> Message:
-    done = await model.rank(request, **self.asked_by(context))
+    done = await model.rank(request, self.asked_by(context))
     self.say_pool(done, context)
     return rerank_response(done, request.texts, raw=request.raw_scores, return_text=request.return_text)
 
@@ -179,7 +181,7 @@ class TeiCalls(GrpcService):
 
         async def answer(request: Received) -> tuple[RerankStreamRequest, Embedded]:
             sent = self.checked(request)
-            return sent, await model.ask(sent, [Pair(sent.query, sent.text)], **asked)
+            return sent, await model.ask(sent, [Pair(sent.query, sent.text)], asked)
 
         found: list[tuple[RerankStreamRequest, Embedded]] = []
         size = 0
@@ -219,7 +221,9 @@ class TeiCalls(GrpcService):
         return in_order(requests, answer, model.window)
 
     def asked_by(self, context: Context) -> dict[str, Any]:
-        return {**asked_by(context), "client": self.let_in(context)}
+        asked = asked_by(context)
+        asked["client"] = self.let_in(context)
+        return asked
 
     def say_pool(self, done: Embedded, context: Context) -> None:
         say(context, ("x-windve-pool", ",".join(done.pools)), *self._emulated)

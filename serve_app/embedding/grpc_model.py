@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deployments.embedding.request import Embedded, Wanted
@@ -75,18 +75,18 @@ class ModelCalls:
         await self._router.hear_replicas()
         return info_response(describe(self._router))
 
-    async def query(self, request: Any, **asked: Any) -> Embedded:
+    async def query(self, request: Any, asked: Mapping[str, Any]) -> Embedded:
         """What a message with one text or pair asks. Raises what `ask` raises, and EmptyInput."""
         check_dimensions(given(request, "dimensions"), self.card.dimension)
-        return await self.ask(request, [query_of(request.inputs)], **asked)
+        return await self.ask(request, [query_of(request.inputs)], asked)
 
-    async def rank(self, request: RerankRequest, **asked: Any) -> Embedded:
+    async def rank(self, request: RerankRequest, asked: Mapping[str, Any]) -> Embedded:
         """All texts are one admission decision."""
         check_count(request.texts, self._router.settings.limits.max_inputs_per_request)
         pairs = [Pair(request.query, text) for text in request.texts]
-        return await self.ask(request, pairs, kinds=("reranker",), **asked)
+        return await self.ask(request, pairs, {"kinds": ("reranker",), **asked})
 
-    async def ask(self, request: Any, queries: Sequence[Query], **asked: Any) -> Embedded:
+    async def ask(self, request: Any, queries: Sequence[Query], asked: Mapping[str, Any]) -> Embedded:
         """Of the Router. Raises what `Router.embed` raises."""
         side = _SIDES.get(request.truncation_direction)
         if side is None:

@@ -116,12 +116,12 @@ class CallScope:
         return self
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> bool:
-        if isinstance(error, WindveError):
+        if is_ours := isinstance(error, WindveError):
             set_status(self._context, error)
         if self.traced is not None:
             ended = asyncio.CancelledError() if isinstance(error, GeneratorExit) else error
             self._observer.end_call(self.traced, self._name, ended)
-        return isinstance(error, WindveError)
+        return is_ours
 
     def came_from(self, client: Client | None) -> None:
         """The name of the API key that it came with, for the log."""

@@ -402,7 +402,7 @@ async def test_answers_come_in_order_until_the_first_error_or_a_hang_up_and_no_q
                 done.append(one)  # noqa: PERF401 - what came before an error counts
     except (EmptyInput, TimeoutError) as error:
         ends = type(error)
-    assert (asked, now() < hangs_up + 0.1) == (set(), True)
+    assert (asked, now() <= hangs_up + 1e-6) == (set(), True)  # each turn of the virtual loop takes a nanosecond
     assert done == [*range(len(done))]
     assert ends is TimeoutError or len(done) == min(bad, len(delays))
     assert (ends is EmptyInput) <= (bad < len(delays))
