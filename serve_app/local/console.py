@@ -14,12 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deployments.hardware.device_detector import Machine
-from serve_app.local.ray_environment import (
-    LOOPBACK,
-    PROXY_TIMEOUT_S,
-    TOKEN_VARIABLES,
-    StartFailed,
-)
+from serve_app.local.ray_environment import LOOPBACK, PROXY_TIMEOUT_S, TOKEN_VARIABLES, StartFailed
 
 _EXAMPLES = {  # what to try first, by the model's kind
     "embedding": ("/v1/embeddings", '{"input": "Where does the overflow go?"}'),

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from serve_app.web.fields import (
-    Constraint,
-    Fields,
-    MaybeNoIds,
-    Prompt,
-    Text,
-    TokenIds,
-    one_or_many,
-)
+from serve_app.web.fields import Constraint, Fields, MaybeNoIds, Prompt, Text, TokenIds, one_or_many
 
 
 class TokenizeRequest(Fields):
