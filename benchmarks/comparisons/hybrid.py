@@ -26,10 +26,10 @@ from calibration.generation.overlap import Overlap, alone_s
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.engine.emulated_steps import EmulatedSteps
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
-from deployments.generation.scheduler.hybrid.host_cache import Host
+from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.hybrid.planner import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED
-from deployments.generation.scheduler.policy import StepPolicy
 from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from tests.kit.simulation.hybrid_device import HybridDevice
 from tests.kit.simulation.step_world import Arrival, StepDevice, StepWorld
@@ -231,7 +231,7 @@ def served(
     """
     times, own, blocks, host_blocks = machine
     policy = replace(_WIDE, modes=modes)
-    schedule = StepSchedule(times, policy, blocks, host=Host(own, host_blocks) if hybrid else None)
+    schedule = StepSchedule(times, policy, blocks, host=HostCache(own, host_blocks) if hybrid else None)
     device = StepDevice("hybrid", times, schedule, NOISE, hybrid=HybridDevice(times, own))
     if true:
         steps = EmulatedSteps(times, blocks, _VOCABULARY, host=own, host_blocks=host_blocks, noise=NOISE)

@@ -6,11 +6,11 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from deployments.generation.scheduler.hybrid.host_cache import Host
+from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.hybrid.planner import HostRow
-from deployments.generation.scheduler.policy import StepPolicy
 from deployments.generation.scheduler.scheduler import StepSchedule
 from deployments.generation.scheduler.sequences import Generation
+from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 
 SEQUENCES = 256
@@ -23,7 +23,7 @@ _STEP_S = 0.1
 
 def plan_us(plans: int) -> dict[str, float]:
     """Of one decision (`HybridPlanner.choose`): which of the host's rows take part, and how."""
-    planner, load = Host(_HOST, 1).planner(_TIMES), StepLoad(_HERE, _HERE * _PROMPT)
+    planner, load = HostCache(_HOST, 1).planner(_TIMES), StepLoad(_HERE, _HERE * _PROMPT)
     rows = [HostRow(_PROMPT + number) for number in range(SEQUENCES - _HERE)]
     return _quantiles([_took_us(lambda: planner.choose(load, rows)) for _ in range(plans)])
 
@@ -43,7 +43,7 @@ def step_us(steps: int, *, hybrid: bool) -> dict[str, float]:
 
 
 def _schedule(*, hybrid: bool) -> StepSchedule:
-    host = Host(_HOST, (SEQUENCES - _HERE) * _BLOCKS) if hybrid else None
+    host = HostCache(_HOST, (SEQUENCES - _HERE) * _BLOCKS) if hybrid else None
     return StepSchedule(_TIMES, StepPolicy(1e4, 100.0), (_HERE if hybrid else SEQUENCES) * _BLOCKS, host=host)
 
 

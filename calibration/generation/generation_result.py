@@ -19,7 +19,7 @@ from calibration.generation.step_report_model import (
 from calibration.generation.step_series import StepFit, StepRoom
 from calibration.report.report_model import WrittenReport, head_of
 from calibration.service.application import Application
-from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.state import StepPolicy
 
 _CONTEXTS = (256, 1024, 4096)  # for which the overlap is shown, beside the mix's
 

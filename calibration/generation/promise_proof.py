@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from calibration.generation.request_capacity import Arrival, Mix
 from calibration.generation.token_stream import Streamed
 from calibration.service.application import CalibrationFailed
-from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.state import StepPolicy
 
 REQUIRED = 0.995  # of what is admitted, each promise
 LOADS = ((1.0, False), (1.5, False), (1.5, True))  # times the capacity; in bursts

@@ -13,9 +13,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from deployments.admission.learning import Learning
-from deployments.generation.scheduler.policy import StepPolicy
 from deployments.generation.scheduler.scheduler import StepSchedule
 from deployments.generation.scheduler.sequences import Generation
+from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
 
 _SPREAD = 0.9  # of the logarithm of lengths
@@ -112,7 +112,7 @@ def refused(replicas: Sequence[Replica], policy: StepPolicy, arrivals: Sequence[
 def longest_prompt(replicas: Sequence[Replica], policy: StepPolicy) -> int:
     """Tokens, of which the first token comes in time on an idle device; 0: none."""
     left_s = policy.ttft_s / (1 + Learning(calibrated=True).margin)
-    return max(one.schedule(policy).longest_prompt(left_s) for one in replicas)
+    return max(one.schedule(policy).admission.longest_prompt(left_s) for one in replicas)
 
 
 def capacity(replicas: Sequence[Replica], policy: StepPolicy, mix: Mix, seed: int) -> float:

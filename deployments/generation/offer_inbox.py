@@ -19,7 +19,7 @@ import numpy as np
 
 from deployments.generation.frames import GenerationOffer, GenerationOffers
 from deployments.generation.request import Finish
-from deployments.generation.scheduler.sequences import Part
+from deployments.generation.scheduler.sequences import ScheduledChunk
 from deployments.generation.scheduler.step import Chunk
 from deployments.generation.text.sampling import RowSamplers, Sampler
 from deployments.models.tokenizer import TokenIds
@@ -52,33 +52,33 @@ class OfferedGeneration:
     answers: list[Answer]
     gone: bool = False
 
-    def ids(self, part: Part) -> np.ndarray:
+    def ids(self, part: ScheduledChunk) -> np.ndarray:
         """int32 [tokens] of a part: of the prompt, or the last token of an answer, which may not be known yet."""
         prompt: TokenIds = self.offer.ids
         if part.start < len(prompt):
             return prompt[part.start : part.start + part.tokens]
         return self.answers[part.row.number].sampler.last
 
-    def from_part(self, part: Part) -> Sequence[Answer]:
+    def from_part(self, part: ScheduledChunk) -> Sequence[Answer]:
         """Those that get a token of it: at the end of the prompt all."""
         return self.answers if part.start < len(self.offer.ids) else self.answers[part.row.number : part.row.number + 1]
 
     def take(self, answer: Answer, token: int) -> Finish | None:
         """One token more of this answer; why it has ended, if it has."""
         answer.tokens += 1
-        if token in self.offer.end_tokens:
+        if answer.sampler.ends_with(token):
             return "stop"
         return "length" if answer.tokens == self.offer.most_tokens else None
 
 
-def chunk_of(part: Part) -> Chunk:
+def chunk_of(part: ScheduledChunk) -> Chunk:
     """What a part asks of the engine."""
     generation = part.row.generation
     offered: OfferedGeneration = generation.item
     return Chunk(offered.ids(part), part.start, tuple(part.row.table), part.wanted, generation.on_host)
 
 
-def samplers_of(part: Part) -> RowSamplers:
+def samplers_of(part: ScheduledChunk) -> RowSamplers:
     """Who draws of a part: at the end of a prompt, one token for each answer."""
     offered: OfferedGeneration = part.row.generation.item
     return RowSamplers([answer.sampler for answer in offered.from_part(part)], offered.offer.logprobs)

@@ -199,15 +199,11 @@ class GenerationPlacer:
             sampling=asked.sampling,
             answers=asked.answers,
             logprobs=asked.logprobs,
-            end_tokens=self.end_tokens(asked),
+            end_tokens=() if asked.ignore_end else self._card.end_tokens,
             tpot_s=None if asked.bulk else self.config.tpot_s,
             bulk=asked.bulk,
             tenant=None if asked.client is None else asked.client.tenant,
         )
-
-    def end_tokens(self, asked: Asked) -> tuple[int, ...]:
-        """Those that end an answer."""
-        return () if asked.ignore_end else self._card.end_tokens
 
     def _refusal(self, request: GenerationRequest) -> WindveError:
         """Why nobody has admitted it."""

@@ -11,9 +11,9 @@ from deployments.errors import WindveError
 from deployments.generation.engine.factory import StepEngine, create_step_engine
 from deployments.generation.frames import GenerationOffers
 from deployments.generation.metrics import GeneratorMetrics, GeneratorState
-from deployments.generation.scheduler.hybrid.host_cache import Host
-from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.settings import GenerationSettings
 from deployments.generation.step_loop import Stepper
 from deployments.generation.step_run import steps_in
@@ -54,7 +54,7 @@ class Generator(Replica[GenerationSettings]):
         self._measured = self._in_thread(lambda: measure(engine, card))
         self._measured_host = self._in_thread(lambda: measure_host(engine, card))
         bounds = StepPolicy(_FIRST_POLICY.ttft_s, _FIRST_POLICY.tpot_s, self._settings.step_tokens)
-        host = None if self._measured_host is None else Host(self._measured_host, engine.host_blocks)
+        host = None if self._measured_host is None else HostCache(self._measured_host, engine.host_blocks)
         schedule = StepSchedule(self._measured, bounds, engine.blocks, host=host)
         compute = steps_in(self._thread, engine.steps)
         return Stepper(schedule, compute, on_step=self._metrics.ran, on_failure=self._failed)

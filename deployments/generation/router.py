@@ -123,7 +123,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
                         raise
                     placed = await self._placer.place_again(request)
                     continue
-                for piece in _spoken(request, new, self._placer.end_tokens(request.asked)):
+                for piece in _spoken(request, new):
                     if piece.finish is not None:
                         self._ended(request, placed, piece)
                     yield piece
@@ -229,8 +229,8 @@ def _host(settings: GenerationSettings) -> Host[GenerationCard, Tokenizer]:
     return Host.of_serve(card, true_tokenizer(card.model, settings.model.tokenizer, ask_once))
 
 
-def _spoken(request: GenerationRequest, new: list[NewToken], end_tokens: tuple[int, ...]) -> Iterator[Piece]:
-    """One piece for each answer that has more. An end token is no text."""
+def _spoken(request: GenerationRequest, new: list[NewToken]) -> Iterator[Piece]:
+    """One piece for each answer that has more. The token that a replica stops at is an end token, and no text."""
     tokens: dict[int, list[Picked]] = {}
     said: dict[int, str] = {}
     finished: dict[int, Finish] = {}
@@ -240,8 +240,7 @@ def _spoken(request: GenerationRequest, new: list[NewToken], end_tokens: tuple[i
             continue
         text = request.texts[answer]
         tokens.setdefault(answer, []).append(picked)
-        ends = finish == "stop" and picked.id in end_tokens
-        said[answer] = said.get(answer, "") + ("" if ends else text.add(picked.id))
+        said[answer] = said.get(answer, "") + ("" if finish == "stop" else text.add(picked.id))
         if text.stopped:
             finished[answer] = "stop"
         elif finish is not None:

@@ -29,7 +29,7 @@ from deployments.generation.offer_inbox import (
     samplers_of,
 )
 from deployments.generation.scheduler.scheduler import StepSchedule
-from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Part, Row
+from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Row, ScheduledChunk
 from deployments.generation.scheduler.state import StepState
 from deployments.generation.scheduler.step import UNTIMED, Work
 from deployments.generation.scheduler.step_time import HostTime, StepTime
@@ -53,11 +53,11 @@ class Step:
     that it takes. `found`: it has ended. `forgotten`: nobody knows any more whose it is.
     """
 
-    parts: Sequence[Part]
+    parts: Sequence[ScheduledChunk]
     work: StepWork
     began: float
     planned_s: float
-    parked: Mapping[int, Part] = field(default_factory=dict)
+    parked: Mapping[int, ScheduledChunk] = field(default_factory=dict)
     timed: asyncio.Future[Timed] | None = None
     found: Found | BaseException | None = None
     forgotten: bool = False
@@ -180,9 +180,9 @@ class Stepper(RouterSessions[GenerationSession, TokenReport]):
             session.admitted[offer.number] = generation
             self._tell(session).admitted.append(offer.number)
             return
-        never = self.schedule.never(generation, offer.left_s)
+        never = self.schedule.admission.never(generation, offer.left_s)
         sure_s = offer.left_s / (1 + self.schedule.learning.margin)  # what is named should then be admitted
-        longest = self.schedule.longest_prompt(sure_s) if never else 0
+        longest = self.schedule.admission.longest_prompt(sure_s) if never else 0
         opens_s, why = generation.opens_s or waited_s, ""  # it waited for too long: so long the next one would, too
         if self._timing.is_on:
             opens_s, why = self._timing.paused_s, _PAUSED
@@ -252,7 +252,8 @@ class Stepper(RouterSessions[GenerationSession, TokenReport]):
             self.schedule.called_off(),
             self.schedule.joins,
         )
-        parked = {number: Part(row, row.computed, 1, True, PARKING) for number, row in self.schedule.parked.items()}
+        parked_rows = self.schedule.parked.items()
+        parked = {number: ScheduledChunk(row, row.computed, 1, True, PARKING) for number, row in parked_rows}
         samplers = [samplers_of(part) for part in parts if part.wanted and part.batch != PARKING]
         parked_samplers = {number: samplers_of(part) for number, part in parked.items()}
         planned_s = self.schedule.planned_s  # without what was learned, so that drift is seen
@@ -316,7 +317,7 @@ class Stepper(RouterSessions[GenerationSession, TokenReport]):
     def _account(self, now: float, step: Step, found: Found | BaseException) -> None:
         """Tokens to Routers, rows that have ended, and what the step teaches."""
         finished: list[Row] = []
-        whole, arrived, compute_s = False, list[Part](), UNTIMED
+        whole, arrived, compute_s = False, list[ScheduledChunk](), UNTIMED
         numbers: Sequence[int] = ()
         try:
             if isinstance(found, BaseException):
@@ -349,7 +350,7 @@ class Stepper(RouterSessions[GenerationSession, TokenReport]):
         self.schedule.clear()
         self._fail(every, self._on_failure(error))
 
-    def _picked(self, part: Part, picked: list[Picked] | None) -> list[Row]:
+    def _picked(self, part: ScheduledChunk, picked: list[Picked] | None) -> list[Row]:
         """Send these tokens; the rows that end with them."""
         generation = part.row.generation
         offered: OfferedGeneration = generation.item

@@ -18,9 +18,9 @@ from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.scheduler import Schedule
 from deployments.embedding.scheduler.state import Policy, Query
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
-from deployments.generation.scheduler.hybrid.host_cache import Host
-from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.state import StepPolicy
 from tests.kit.replica_world import ATLAS, KUNPENG, V100, XEON, World
 from tests.kit.simulation.application import Application, Costs, Shape
 from tests.kit.simulation.arrivals import Arrival, poisson
@@ -198,7 +198,7 @@ def hosts(seed: int) -> None:
     draw = random.Random(seed)
     device = EMULATED_ACCELERATORS[draw.choice(list(EMULATED_ACCELERATORS))]
     policy = StepPolicy(ttft_s=2.0, tpot_s=draw.choice([0.1, 0.2, 0.3]))
-    schedule = StepSchedule(device.step_time, policy, device.blocks, host=Host(device.host_time, 600))
+    schedule = StepSchedule(device.step_time, policy, device.blocks, host=HostCache(device.host_time, 600))
     hybrid = HybridDevice(device.step_time, device.host_time)
     come = mixed(draw.choice([1.0, 2.0, 6.0]), 15.0, bursts=bool(seed % 2), seed=seed)
     come = [one._replace(bulk=draw.random() < 0.4) for one in come]

@@ -10,8 +10,8 @@ from tokenizers.models import WordLevel
 from deployments.generation.engine.emulated_steps import EmulatedSteps, following
 from deployments.generation.frames import GenerationOffers
 from deployments.generation.router import GenerationRouter
-from deployments.generation.scheduler.policy import StepPolicy
 from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import load_of
 from deployments.generation.settings import GenerationSettings
 from deployments.generation.step_loop import Stepper

@@ -16,9 +16,9 @@ from deployments.generation.engine.device_sampling import TorchLogits
 from deployments.generation.engine.factory import _Loaded, create_step_engine
 from deployments.generation.frames import GenerationOffer, GenerationOffers
 from deployments.generation.scheduler.block_pool import BLOCK
-from deployments.generation.scheduler.hybrid.host_cache import Host
-from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import UNTIMED, Chunk, Work
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 from deployments.generation.settings import GeneratingAccelerator, GeneratingCpu
@@ -56,7 +56,7 @@ def generate(engine, offers):
     these times the host is so quick that answers on it are in the steps.
     """
     model = StepTime(1e-2, 1e-3, 1e-5, 1e-4, 0.0)
-    host = Host(HostTime(1e-5, 1e-8, 1e-8, engine.layers), engine.host_blocks) if engine.host_blocks else None
+    host = HostCache(HostTime(1e-5, 1e-8, 1e-8, engine.layers), engine.host_blocks) if engine.host_blocks else None
     schedule = StepSchedule(model, StepPolicy(60.0, 10.0, 200), engine.blocks, host=host)
 
     async def main():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.generation.scheduler.block_manager import CacheRoom
+from deployments.generation.scheduler.block_manager import BlockManager, BlockPlan
 from deployments.generation.scheduler.block_pool import BLOCK, Blocks, NoBlocks, blocks_of
 from deployments.generation.scheduler.sequences import Generation, Row
 
@@ -32,10 +32,19 @@ def needs(blocks, **more):
 
 
 def room_with(*admitted, count=10, likely=0.0):
-    room = CacheRoom(count, Likely(likely))
+    room = BlockManager(count, Likely(likely))
     for generation in admitted:
         admit(room, generation)
     return room
+
+
+def take(room, row, tokens):
+    """In a step of its own."""
+    plan = BlockPlan([room])
+    taken = plan.take(row, tokens)
+    assert plan.stalled == [row] * (not taken)
+    plan.commit()
+    return taken
 
 
 def admit(room, generation, holds=0, picked=None):
@@ -44,7 +53,7 @@ def admit(room, generation, holds=0, picked=None):
     generation.rows = [Row(generation, number) for number in range(generation.answers)]
     generation.rows[0].length = generation.prompt_tokens
     if holds:
-        assert room.take(generation.rows[0], holds * BLOCK)
+        assert take(room, generation.rows[0], holds * BLOCK)
     if picked is not None:
         generation.first_at = 0.0
         for row in generation.rows:
@@ -227,36 +236,88 @@ def test_lengths_are_asked_of_all_that_are_here_but_bulk():
 def test_a_block_is_given_only_if_all_can_still_end_one_after_another():
     room = room_with(count=4)
     first, second = (admit(room, needs(3), holds=1) for _ in range(2))
-    assert room.take(first.rows[0], 2 * BLOCK)
+    assert take(room, first.rows[0], 2 * BLOCK)
     assert room.reserved == 6
-    assert not room.take(second.rows[0], BLOCK + 1)  # the first may need one more, and gives back three
-    assert (room.stalls, second.rows[0].table) == (1, [1])
-    assert room.take(second.rows[0], BLOCK)  # what it has already
-    assert room.take(first.rows[0], 3 * BLOCK)
-    assert not room.take(second.rows[0], 2 * BLOCK)
+    assert not take(room, second.rows[0], BLOCK + 1)  # the first may need one more, and gives back three
+    assert second.rows[0].table == [1]
+    assert take(room, second.rows[0], BLOCK)  # what it has already
+    assert take(room, first.rows[0], 3 * BLOCK)
+    assert not take(room, second.rows[0], 2 * BLOCK)
     room.end(first.rows.pop(), cut_off=True)
-    assert room.take(second.rows[0], 3 * BLOCK)
-    assert (room.stalls, room.reserved) == (2, 3)
+    assert take(room, second.rows[0], 3 * BLOCK)
+    assert (room._trust, room.reserved) == (0.25 + 0.01 * 0.75, 3)
+
+
+def test_a_plan_changes_nothing_before_it_is_committed_and_counts_what_it_has_planned():
+    room = room_with(count=4)
+    first, second = (admit(room, needs(3), holds=1) for _ in range(2))
+    plan = BlockPlan([room])
+    assert plan.take(first.rows[0], 2 * BLOCK)
+    assert plan.take(first.rows[0], BLOCK + 1)  # planned already
+    assert not plan.take(second.rows[0], BLOCK + 1)
+    assert (plan.stalled, room._trust, room._blocks.free) == (second.rows, 1.0, 2)
+    assert plan.take(first.rows[0], 3 * BLOCK)  # when a step is composed anew
+    assert not plan.take(second.rows[0], BLOCK + 1)
+    assert [len(one.rows[0].table) for one in (first, second)] == [1, 1]
+    plan.commit()
+    assert ([len(one.rows[0].table) for one in (first, second)], room._trust) == ([3, 1], 0.5)
+
+
+def test_a_plan_counts_the_answers_of_one_prompt_together():
+    """They may need a block each. When the first two have one there is none left for the third."""
+    room = room_with(count=7)
+    one = admit(room, Generation(BLOCK, BLOCK + 1, 0.0, answers=3), holds=1)
+    one.first_at = 0.0
+    for row in one.rows[1:]:
+        row.table = room._blocks.share(one.rows[0].table, BLOCK)
+    other = admit(room, needs(5), holds=4)
+    assert room.reserved == 4 + 5
+    plan = BlockPlan([room])
+    assert [plan.take(row, BLOCK + 1) for row in one.rows] == [True, False, False]
+    assert plan.take(other.rows[0], 5 * BLOCK)
+    plan.commit()
+    assert room._blocks.free == 0
+
+
+def test_answers_share_their_prompt_once_where_a_step_is_composed_anew():
+    room = room_with()
+    one = admit(room, Generation(BLOCK + 5, 2, 0.0, answers=3))
+    plan = BlockPlan([room])
+    assert [plan.take(one.rows[0], BLOCK + 5) for _ in range(2)] == [True, True]
+    plan.commit()
+    assert [row.table for row in one.rows] == [[0, 1], [0, 2], [0, 3]]
+
+
+def test_rows_of_the_host_wait_and_nobody_doubts():
+    rooms = room_with(), room_with(count=4)
+    first, second = (admit(rooms[1], needs(3, on_host=True)) for _ in range(2))
+    for one in (first, second):
+        rooms[1].grow(one.rows[0], BLOCK, ())
+    plan = BlockPlan(rooms)
+    assert [plan.take(one.rows[0], 2 * BLOCK) for one in (first, second)] == [True, False]
+    plan.commit()
+    assert (plan.stalled, [room._trust for room in rooms]) == (second.rows, [1.0, 1.0])
+    assert (len(first.rows[0].table), rooms[0]._blocks.free) == (2, 10)
 
 
 def test_where_all_that_is_promised_has_room_nobody_looks():
     room = room_with(count=4)
     first, second = admit(room, needs(3), holds=2), admit(room, needs(1))
-    assert room.take(second.rows[0], 1)
-    assert room.take(first.rows[0], 3 * BLOCK)
-    assert room.stalls == 0
+    assert take(room, second.rows[0], 1)
+    assert take(room, first.rows[0], 3 * BLOCK)
+    assert room._trust == 1.0
 
 
 @pytest.mark.parametrize(("prompt", "tables"), [(BLOCK + 5, [[0, 1], [0, 2], [0, 3]]), (BLOCK, [[0], [0], [0]])])
 def test_at_the_end_of_a_prompt_its_other_answers_get_their_blocks(prompt, tables):
     room = room_with()
     one = admit(room, Generation(prompt, 2, 0.0, answers=3))
-    assert room.take(one.rows[0], prompt - 1)
+    assert take(room, one.rows[0], prompt - 1)
     assert [len(row.table) for row in one.rows[1:]] == [0, 0]
-    assert room.take(one.rows[0], prompt)
+    assert take(room, one.rows[0], prompt)
     assert [row.table for row in one.rows] == tables
     one.first_at = 0.0
-    assert room.take(one.rows[0], prompt)  # its answers run: nothing is shared again
+    assert take(room, one.rows[0], prompt)  # its answers run: nothing is shared again
     assert one.held_blocks == len({block for table in tables for block in table})
 
 
@@ -265,7 +326,7 @@ def test_the_blocks_of_the_other_answers_are_counted_before_they_are_taken(block
     room = room_with(count=blocks)
     one = admit(room, Generation(BLOCK + 5, 2, 0.0, answers=3))
     admit(room, needs(2), holds=1)
-    assert room.take(one.rows[0], BLOCK + 5) is taken
+    assert take(room, one.rows[0], BLOCK + 5) is taken
     assert len(one.rows[0].table) == 2 * taken
 
 
@@ -303,7 +364,7 @@ def test_nobody_comes_where_all_would_wait_for_ever():
 def test_a_generation_moves_with_all_that_it_holds():
     here, there = room_with(needs(2)), room_with()
     one = admit(there, Generation(BLOCK + 5, 2 * BLOCK, 0.0, answers=2, bulk=True))
-    assert there.take(one.rows[0], BLOCK + 5)
+    assert take(there, one.rows[0], BLOCK + 5)
     before = [list(row.table) for row in one.rows]
     ours = here.move_in(one, there)
     assert [[ours[block] for block in table] for table in before] == [row.table for row in one.rows]
@@ -336,7 +397,7 @@ def test_lengths_are_learned_of_answers_that_end_by_themselves(bulk, cut_off, pi
 def test_what_answers_share_is_free_with_the_last_of_them():
     room = room_with()
     one = admit(room, Generation(BLOCK + 5, BLOCK, 0.0, answers=2))
-    assert room.take(one.rows[0], BLOCK + 5)
+    assert take(room, one.rows[0], BLOCK + 5)
     assert room.reserved == 1 + 2 * 2
     free = []
     for row in list(one.rows):

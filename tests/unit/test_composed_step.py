@@ -5,11 +5,11 @@ import math
 import pytest
 
 from deployments.generation.scheduler.block_pool import BLOCK
-from deployments.generation.scheduler.composer import ComposedStep, by_pace
-from deployments.generation.scheduler.hybrid.host_cache import Host
+from deployments.generation.scheduler.composer import StepComposer, by_pace
+from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.hybrid.planner import ASYNCHRONOUS, MODES, PIPELINED, HostRow, HybridPlan
-from deployments.generation.scheduler.policy import StepPolicy
 from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Row
+from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 
 TOKEN_S = 1 / 64
@@ -20,7 +20,7 @@ NOW = 100.0
 
 def step(slow=1.0, policy=POLICY, model=MODEL, waits=()):
     """`waits`: rows that get no block."""
-    return ComposedStep(model, policy, slow, NOW, lambda row, _: row not in waits)
+    return StepComposer(model, policy, slow, NOW, lambda row, _: row not in waits)
 
 
 def answer(due_s=math.inf, length=10, bulk=False):
@@ -46,7 +46,7 @@ def room_s(composed):
 
 
 def tokens_of(composed):
-    return [part.tokens for part in composed.parts]
+    return [part.tokens for part in composed.chunks]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_rows_that_get_no_block_are_left_out():
     waits, goes = answer(2.0), answer(5.0, length=30)
     composed = step(waits=[waits])
     composed.add_rows([waits, goes])
-    assert [(part.row, part.start, part.tokens, part.wanted, part.batch) for part in composed.parts] == [
+    assert [(part.row, part.start, part.tokens, part.wanted, part.batch) for part in composed.chunks] == [
         (goes, 29, 1, True, FIRST)
     ]
     assert (composed.load.rows, composed.load.kv_tokens) == (1, 30)
@@ -117,7 +117,7 @@ def test_rows_that_get_no_block_are_left_out():
 
 def test_blocks_are_asked_for_up_to_the_last_token():
     asked, row, begun = [], answer(length=30), prompt(40, computed=30)
-    composed = ComposedStep(MODEL, POLICY, 1.0, NOW, lambda *what: not asked.append(what))
+    composed = StepComposer(MODEL, POLICY, 1.0, NOW, lambda *what: not asked.append(what))
     composed.add_rows([row])
     composed.add_chunks([begun])
     assert asked == [(row, 30), (begun.rows[0], 40)]
@@ -137,7 +137,7 @@ def test_chunks_of_prompts():
     waits, begun, ends, goes_on = prompt(9), prompt(40, computed=30), prompt(64), prompt(1000)
     composed = step(waits=waits.rows)
     composed.add_chunks([waits, begun, ends, goes_on, prompt(5)])
-    found = [(part.row.generation, part.start, part.tokens, part.wanted) for part in composed.parts]
+    found = [(part.row.generation, part.start, part.tokens, part.wanted) for part in composed.chunks]
     assert found == [(begun, 30, 10, True), (ends, 0, 64, True), (goes_on, 0, 7 * 64 - 74, False)]
     assert composed.load.prompt_tokens == 7 * 64
     assert composed.load.pairs == 10 * 35 + 64 * 32 + 374 * 187
@@ -162,9 +162,9 @@ def test_a_device_that_is_too_slow_goes_on_all_the_same(knee, before, length, to
     policy = StepPolicy(0.0, 1.5 if length == 100 else 0.9)
     composed = step(policy=policy, model=model)
     for _ in range(before):
-        composed.parts.append(None)
+        composed.chunks.append(None)
     composed.add_chunks([prompt(length)])
-    assert sum(part.tokens for part in composed.parts[before:]) == tokens
+    assert sum(part.tokens for part in composed.chunks[before:]) == tokens
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,26 @@ def test_rows_of_bulk_have_what_is_left_and_one_always_goes(rows, seconds, added
     composed.add_rows([answer() for _ in range(rows)])
     composed.leave_room()
     composed.add_bulk_rows([answer(bulk=True) for _ in range(9)])
-    assert len(composed.parts) == rows + (added if rows else max(1, int((2 * seconds - 1) / 0.125)))
+    assert len(composed.chunks) == rows + (added if rows else max(1, int((2 * seconds - 1) / 0.125)))
+
+
+@pytest.mark.parametrize(("due_s", "bulk_tokens"), [(3.0, 47), (9.0, 111), (math.inf, 111)])
+def test_bulk_comes_behind_all_others_in_what_is_left_of_its_share(due_s, bulk_tokens):
+    """A row and a chunk take 1.125 s and 1 s, a row of bulk 0.125 s: it has 3 s or less, the share of 4 s at most."""
+    composed, rows = step(), [answer(bulk=True), answer(due_s)]
+    prompts = [prompt(64), prompt(1000, bulk=True)]
+    composed.add_all(rows, prompts, ())
+    found = [(chunk.row, chunk.tokens) for chunk in composed.chunks]
+    assert found == [(rows[1], 1), (prompts[0].rows[0], 64), (rows[0], 1), (prompts[1].rows[0], bulk_tokens + 1)]
+    assert composed.alone() == (composed.chunks, composed.load, MODEL.seconds(composed.load), None)
+
+
+def test_rows_of_the_host_are_no_part_of_the_accelerators():
+    composed, row = step(), answer(5.0)
+    row.generation.on_host = True
+    composed.add_all([row], [prompt(10**6)], [row])
+    assert [chunk.row for chunk in composed.chunks] != [row]
+    assert MODEL.seconds(composed.load) == 4.0  # the weights are read once more for it
 
 
 # --- the host's part --------------------------------------------------------------------------------------------------
@@ -217,7 +236,7 @@ class Planner:
 
 
 def planned(composed, planner, waiting=(), host=None):
-    return composed.add_host_rows(host or Host(HostTime(1e-4, 1e-6), 100), planner, waiting)
+    return composed.with_host(host or HostCache(HostTime(1e-4, 1e-6), 100), planner, waiting)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +246,7 @@ def planned(composed, planner, waiting=(), host=None):
 def test_a_row_of_the_host_is_urgent_five_steps_before_it_is_due(slow, due_s, urgent):
     composed, planner = step(slow), Planner()
     composed.add_rows([answer()], [answer(due_s, length=20), answer(bulk=True, length=30)])
-    assert planned(composed, planner) == 7.0
+    assert planned(composed, planner).planned_s == 7.0
     assert planner.rows == [HostRow(20, urgent, False), HostRow(30, False, True)]
     assert planner.load == composed.load
     assert composed.was_short_in_vain == urgent
@@ -263,9 +282,9 @@ def test_rows_of_the_host_make_nobody_late(slow, due_s, ends_s, within_s):
 
 @pytest.mark.parametrize(("due_s", "modes"), [(30.0, [ASYNCHRONOUS]), (1.0, MODES[1:])])
 def test_rows_are_parked_and_pipelined_as_policy_and_host_allow(due_s, modes):
-    host, planner = Host(HostTime(1e-4, 1e-6), 100), Planner()
+    host, planner = HostCache(HostTime(1e-4, 1e-6), 100), Planner()
     host._passed = 4  # pipelined steps, that parked rows could not join
-    host.park(answer(bulk=True))
+    host.parked.park(answer(bulk=True))
     composed = step(policy=StepPolicy(16.0, 8.0, modes=MODES[1:]))
     composed.add_rows([answer()], [answer(due_s)])
     planned(composed, planner, host=host)
@@ -298,8 +317,8 @@ def test_what_a_prompt_reads_of_itself_takes_its_time_too():
     composed, planner, one = step(model=model), Planner(), prompt(80, 6.0, computed=16)
     composed.add_rows([answer(length=4)])
     composed.add_chunks([prompt(16), one])
-    del composed.parts[1]
-    composed.parts[1] = composed.parts[1]._replace(tokens=32)
+    del composed.chunks[1]
+    composed.chunks[1] = composed.chunks[1]._replace(tokens=32)
     planned(composed, planner, [one])
     # 2 s for the row; 32 tokens are left, which read 48 + 16 in the mean
     assert planner.more["within_s"] == pytest.approx(6.0 - 2.0 - 32 * 64 * 2**-10 / (6 / 8))
@@ -307,21 +326,21 @@ def test_what_a_prompt_reads_of_itself_takes_its_time_too():
 
 def test_rows_that_take_part():
     rows = [answer(due_s, length=20) for due_s in (30.0, 20.0, 40.0)] + [answer(bulk=True, length=50)]
-    composed, host = step(policy=StepPolicy(16.0, 8.0, step_tokens=9)), Host(HostTime(1e-4, 1e-6), 100)
+    composed, host = step(policy=StepPolicy(16.0, 8.0, step_tokens=9)), HostCache(HostTime(1e-4, 1e-6), 100)
     composed.add_rows([answer()], rows)
-    assert planned(composed, Planner([0], [1], [3]), host=host) == 7.0
-    found = [(part.row, part.start, part.tokens, part.wanted, part.batch) for part in composed.parts[1:]]
+    assert planned(composed, Planner([0], [1], [3]), host=host).planned_s == 7.0
+    found = [(part.row, part.start, part.tokens, part.wanted, part.batch) for part in composed.chunks[1:]]
     assert found == [
         (rows[1], 19, 1, True, FIRST), (rows[0], 19, 1, True, SECOND), (rows[3], 49, 1, True, PARKING),
     ]  # fmt: skip
-    assert list(host.parked.values()) == [rows[3]]
+    assert (host.parked, rows[3].parked, rows[3].coming) == ({}, None, 0)  # it is planned, and nothing has changed
     assert composed.load.rows == 1
 
 
 def test_where_nothing_but_parked_rows_goes_on_nobody_knows_how_long_it_takes():
     composed = step()
     composed.add_rows([], [answer(bulk=True)])
-    assert planned(composed, Planner()) == 0.0
+    assert planned(composed, Planner()).planned_s == 0.0
 
 
 @pytest.mark.parametrize(("step_tokens", "bulk", "offered"), [(4, 1, 3), (3, 1, 2), (9, 1, 4), (4, 4, 3)])
@@ -337,7 +356,7 @@ def test_rows_of_the_host_that_need_a_block_and_get_none_are_not_offered():
     full, has_room = answer(length=BLOCK + 1), answer(length=BLOCK)
     full.table, has_room.table = [0], [1]
     asked, planner = [], Planner()
-    composed = ComposedStep(MODEL, POLICY, 1.0, NOW, lambda *what: bool(asked.append(what)))
+    composed = StepComposer(MODEL, POLICY, 1.0, NOW, lambda *what: bool(asked.append(what)))
     composed.add_rows([], [full, has_room])
     planned(composed, planner)
     assert asked == [(full, BLOCK + 1)]

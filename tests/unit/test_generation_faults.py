@@ -20,7 +20,7 @@ from deployments.admission.quota import Client, Quota
 from deployments.errors import Busy, EngineFailed, ReplicaLost, WindveError
 from deployments.generation import pool as pool_module
 from deployments.generation.request import Asked
-from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepTime
 from deployments.generation.text.sampling import Sampling
 from deployments.serving import replica_set

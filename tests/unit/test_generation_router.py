@@ -28,7 +28,7 @@ from deployments.generation import pool as pool_module
 from deployments.generation.channel import TokenChannel
 from deployments.generation.record import GenerationRecord
 from deployments.generation.request import Asked
-from deployments.generation.scheduler.hybrid.host_cache import Host
+from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.text.sampling import Sampling
 from deployments.generation.timed_steps import PlannedStep
@@ -437,7 +437,7 @@ async def test_it_says_what_step_time_is_in_force(monkeypatch):
 async def test_it_says_what_the_host_of_a_replica_did_and_what_time_of_it_is_in_force(monkeypatch):
     times = {"row_s": 1e-4, "kv_token_s": 1e-6}
     emulated = {**EMULATED, "emulated": {"beta_s": 0.002, "host": times}, "host_blocks": 9}
-    with_host, args = Replica("a", host=Host(HostTime(**times), 9)), {**ARGS, "accelerator": emulated}
+    with_host, args = Replica("a", host=HostCache(HostTime(**times), 9)), {**ARGS, "accelerator": emulated}
     async with service(monkeypatch, [with_host], [Replica("b")], args=args) as router:
         await read(await router.begin(asked(tokens=5)))
         accelerator, cpu = router.describe()["pools"].values()

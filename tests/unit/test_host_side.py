@@ -4,9 +4,9 @@ from itertools import chain
 
 import pytest
 
-from deployments.generation.scheduler.block_manager import CacheRoom
+from deployments.generation.scheduler.block_manager import BlockManager
 from deployments.generation.scheduler.forecast import HostShare
-from deployments.generation.scheduler.hybrid.host_cache import Host
+from deployments.generation.scheduler.hybrid.host_cache import HostCache, ParkedRows
 from deployments.generation.scheduler.hybrid.planner import (
     ACCELERATOR,
     ASYNCHRONOUS,
@@ -15,10 +15,11 @@ from deployments.generation.scheduler.hybrid.planner import (
     HybridPlan,
     HybridPlanner,
 )
-from deployments.generation.scheduler.policy import StepPolicy
-from deployments.generation.scheduler.reserve import KeptRoom
+from deployments.generation.scheduler.hybrid.strategy import HybridHost
+from deployments.generation.scheduler.reserve import Reserve
 from deployments.generation.scheduler.scheduler import StepSchedule
 from deployments.generation.scheduler.sequences import PARKING, Generation, Row
+from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import ComputeSeconds, Copy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 
@@ -29,7 +30,7 @@ SLOW = HostTime(row_s=1e-4, kv_token_s=4e-4, copy_token_s=1e-6, layers=4)
 
 
 def schedule_of(blocks=16, host_blocks=64, time=QUICK, policy=POLICY):
-    return StepSchedule(MODEL, policy, blocks, host=Host(time, host_blocks))
+    return StepSchedule(MODEL, policy, blocks, host=HostCache(time, host_blocks))
 
 
 def ask(now, *, prompt=500, most=12, bulk=False):
@@ -70,14 +71,14 @@ def planned(mode=PIPELINED, worth=10.0, alone_s=0.05, accelerator_s=0.05, first=
     ],
 )
 def test_what_a_forecast_may_count_on(time, blocks, row_blocks, rows, factor, shares):
-    host = Host(time, blocks)
+    host = HostCache(time, blocks)
     host.learning.factor = factor
     found = host.shares(EXACT, rows, row_blocks)
     assert [(share.row_s, share.twice) for share in found] == [(pytest.approx(row_s), twice) for row_s, twice in shares]
 
 
 def test_blocks_that_are_reserved_are_not_counted_on():
-    host = Host(HostTime(0.25, 0.125), 6)
+    host = HostCache(HostTime(0.25, 0.125), 6)
     assert host.shares(EXACT, [(False, 64)])[0].kv_token_s == pytest.approx(0.125 / 0.45)
     assert len(host.shares(EXACT, [(False, 64)])) == 2
     host.room.reserved = 1
@@ -89,9 +90,9 @@ def test_blocks_that_are_reserved_are_not_counted_on():
     [(3, False, True, True), (4, False, True, False), (4, True, True, True), (4, False, False, True)],
 )
 def test_after_four_pipelined_steps_parked_rows_may_join_one(passed, urgent, parked, pipelined):
-    host = Host(QUARTER, 9)
+    host = HostCache(QUARTER, 9)
     if parked:
-        host.park(Row(ask(0.0), 0))
+        host.parked.park(Row(ask(0.0), 0))
     for _ in range(passed):
         host.ended(planned(), 0.1, ComputeSeconds(), 0)
     assert (PIPELINED in host.modes(MODES, urgent=urgent)) is (pipelined or not parked)
@@ -100,18 +101,26 @@ def test_after_four_pipelined_steps_parked_rows_may_join_one(passed, urgent, par
 
 
 def test_parked_rows_arrive_or_are_called_off():
-    host, rows = Host(QUARTER, 9), [Row(ask(0.0), number) for number in range(3)]
+    parked, rows = ParkedRows(), [Row(ask(0.0), number) for number in range(3)]
     for row in rows:
-        host.park(row)
+        parked.park(row)
     assert [(row.parked, row.coming) for row in rows] == [(1, 1), (2, 1), (3, 1)]
-    host.call_off(rows[1])
-    host.call_off(rows[1])
-    assert host.arrive([2, 3]) == [rows[2]]
+    parked.call_off(rows[1])
+    parked.call_off(rows[1])
+    assert parked.arrive([2, 3]) == [rows[2]]
     assert [(row.parked, row.coming) for row in rows] == [(1, 1), (None, 1), (None, 0)]
-    assert (host.called_off(), host.called_off()) == ([2], [])
-    host.plan = planned()
-    host.clear()
-    assert (host.parked, host.called_off(), host.plan) == ({}, [1], None)
+    assert (parked, parked.called_off(), parked.called_off()) == ({1: rows[0]}, [2], [])
+
+
+def test_nothing_is_left_of_the_host_when_all_is_cleared():
+    schedule = StepSchedule(EXACT, POLICY, 20, host=HostCache(QUARTER, 9))
+    (row,) = lying(schedule.host.room, 1, on_host=True)
+    schedule.host.parked.park(row)
+    schedule.next_step(0.0)
+    assert schedule.mode == ASYNCHRONOUS
+    schedule.clear()
+    assert (schedule.parked, schedule.called_off(), schedule.mode) == ({}, [1], ACCELERATOR)
+    assert schedule.host.room.reserved == 0
 
 
 @pytest.mark.parametrize(
@@ -125,7 +134,7 @@ def test_parked_rows_arrive_or_are_called_off():
     ],
 )
 def test_what_the_host_gained(plan, arrived, counts):
-    host = Host(QUARTER, 9)
+    host = HostCache(QUARTER, 9)
     host.ended(plan, 0.1, ComputeSeconds(), arrived)
     assert (list(host.steps.values()), host.tokens, host.gained, host.alone) == counts
     host.ended(plan, 0.1, ComputeSeconds(1.0, 1.0), arrived, whole=False)
@@ -133,7 +142,7 @@ def test_what_the_host_gained(plan, arrived, counts):
 
 
 def test_a_slow_accelerator_would_have_made_less_alone():
-    host = Host(QUARTER, 9)
+    host = HostCache(QUARTER, 9)
     host.accelerator_factor = 2.0
     host.ended(planned(), 0.1, ComputeSeconds(), 0)
     assert (host.gained, host.alone) == (1.0, 10.0)
@@ -152,7 +161,7 @@ def test_a_slow_accelerator_would_have_made_less_alone():
     ],
 )
 def test_how_slow_the_accelerator_is(plan, took_s, factor):
-    host = Host(QUARTER, 9)
+    host = HostCache(QUARTER, 9)
     host.learning.factor = 3.0
     host.ended(plan, 0.1, ComputeSeconds(took_s), 0)
     assert host.accelerator_factor == pytest.approx(factor)
@@ -169,9 +178,9 @@ def test_how_slow_the_accelerator_is(plan, took_s, factor):
     ],
 )
 def test_how_slow_the_host_is(planned_s, took_s, parked, factors):
-    host, found = Host(QUARTER, 9), []
+    host, found = HostCache(QUARTER, 9), []
     if parked:
-        host.park(Row(ask(0.0), 0))
+        host.parked.park(Row(ask(0.0), 0))
     for _ in factors:
         host.ended(planned(host_s=planned_s), 0.1, ComputeSeconds(0.05, took_s), 0)
         found.append(host.learning.factor)
@@ -179,17 +188,17 @@ def test_how_slow_the_host_is(planned_s, took_s, parked, factors):
 
 
 def test_a_host_without_work_may_be_quick_again():
-    host = Host(QUARTER, 9)
+    host = HostCache(QUARTER, 9)
     host.learning.factor = 3.0
     host.ended(planned(host_s=0.0), 0.1, ComputeSeconds(), 0)
     assert host.learning.factor == pytest.approx(3.0 - 0.002 * 2.0)
 
 
 def test_what_others_are_told_of_a_host():
-    host = Host(QUARTER, 9)
+    host = HostCache(QUARTER, 9)
     host.ended(planned(first=(0, 1)), 0.1, ComputeSeconds(), 1)
     host.ended(planned(ACCELERATOR, first=()), 0.1, ComputeSeconds(), 0)
-    host.park(Row(ask(0.0), 0))
+    host.parked.park(Row(ask(0.0), 0))
     host.learning.factor, host.room.reserved, host.moved = 1.23456, 4, [2, 3]
     state = host.state(5)
     assert state == (5, 9, 5, 1, (1, 1, 0), 3, (2, 3), -7.0, 30.0, 1.2346)
@@ -209,7 +218,7 @@ def lying(room, *holds, on_host=False):
         one = Generation(1, blocks * 128, 9.0, 0.1, on_host=on_host)
         room.admit(one)
         one.first_at, one.rows = 0.0, [Row(one, 0, length=2)]
-        assert room.take(one.rows[0], blocks * 128)
+        room.grow(one.rows[0], blocks * 128, ())
         rows += one.rows
     return rows
 
@@ -230,7 +239,7 @@ def lying(room, *holds, on_host=False):
     ],
 )
 def test_who_comes_to_the_accelerator(free, within_s, moved):
-    host, room = Host(QUARTER, 64), CacheRoom(20)
+    host, room = HostCache(QUARTER, 64), BlockManager(20)
     if free < 20:
         lying(room, 20 - free)
     rows = lying(host.room, 2, 3, 4, on_host=True)
@@ -243,14 +252,14 @@ def test_who_comes_to_the_accelerator(free, within_s, moved):
 
 
 def test_a_smaller_one_comes_where_the_copies_of_a_larger_one_would_take_too_long():
-    host, room = Host(QUARTER, 64), CacheRoom(20)
+    host, room = HostCache(QUARTER, 64), BlockManager(20)
     rows = lying(host.room, 4, 2, on_host=True)
     assert len(host.to_accelerator(rows, room, 1.0, 3.0)) == 2
 
 
 @pytest.mark.parametrize(("free", "moved"), [(6, [4, 2]), (5, [4]), (3, [2]), (1, [])])
 def test_who_goes_to_the_host(free, moved):
-    host, room = Host(QUARTER, 64), CacheRoom(20)
+    host, room = HostCache(QUARTER, 64), BlockManager(20)
     lying(host.room, 64 - free, on_host=True)
     rows = lying(room, 4, 2)
     before = [list(row.table) for row in rows]
@@ -265,10 +274,10 @@ def test_who_goes_to_the_host(free, moved):
 
 def test_who_stays_where_it_is():
     """Who is there already, who has no row left, and who has one that is parked."""
-    host, room = Host(QUARTER, 64), CacheRoom(20)
+    host, room = HostCache(QUARTER, 64), BlockManager(20)
     (here,), (ended, parked) = lying(room, 1), lying(host.room, 1, 1, on_host=True)
     ended.generation.rows = []
-    host.park(parked)
+    host.parked.park(parked)
     assert host.to_accelerator([here, ended, parked], room, 1.0, 99.0) == []
     assert host.to_host([parked], room, 1.0) == []
 
@@ -290,11 +299,11 @@ def test_who_stays_where_it_is():
 def test_how_long_copies_may_take_before_a_step(waits, due_s, copy_s, moved):
     """A tenth of the longest step; up to all of it where no prompt waits and no answer is due before."""
     policy, now = StepPolicy(ttft_s=16.0, tpot_s=8.0), 100.0
-    schedule = StepSchedule(EXACT, policy, 20, host=Host(HostTime(0.01, 0.0, copy_s / 128, layers=4), 64))
+    schedule = StepSchedule(EXACT, policy, 20, host=HostCache(HostTime(0.01, 0.0, copy_s / 128, layers=4), 64))
     schedule.learning.factor = 2.0
     (row,) = lying(schedule.host.room, 1, on_host=True)
     row.generation.tpot_s, row.generation.first_at = 99.0, now + due_s - 99.0
-    schedule._running.append(row)
+    schedule.running.append(row)
     if waits != "nobody":
         assert schedule.offer(now, Generation(1, 1, now + 16.0, 8.0, bulk=waits == "bulk"))
     schedule.next_step(now)
@@ -308,7 +317,7 @@ def test_how_long_copies_may_take_before_a_step(waits, due_s, copy_s, moved):
 def test_a_step_is_not_short_for_a_row_of_the_host_that_has_no_part_in_it(row_s, tokens):
     """Steps of eight seconds; the row is due after four, of which the weights take one more in a second batch."""
     model = StepTime(1.0, 0.0, 0.0, 1 / 64, 0.0)
-    schedule = StepSchedule(model, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=Host(HostTime(row_s, 0.0), 64))
+    schedule = StepSchedule(model, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=HostCache(HostTime(row_s, 0.0), 64))
     assert schedule.offer(0.0, Generation(2000, 1, 99.0))
     (row,) = lying(schedule.host.room, 1, on_host=True)
     schedule.scatter.margin = 0.0
@@ -319,8 +328,8 @@ def test_a_step_is_not_short_for_a_row_of_the_host_that_has_no_part_in_it(row_s,
 
 def test_a_forecast_goes_by_the_first_share_of_the_host_that_keeps_all(monkeypatch):
     asked, shares = [], [HostShare(0.0, 0.0, twice=False), HostShare(1e9, 0.0, twice=True)]
-    monkeypatch.setattr(Host, "shares", lambda _, *what: asked.append(what) or shares)
-    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 2, host=Host(QUARTER, 64))
+    monkeypatch.setattr(HostCache, "shares", lambda _, *what: asked.append(what) or shares)
+    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 2, host=HostCache(QUARTER, 64))
     one = Generation(300, 200, 16.0, 99.0, answers=2)
     assert schedule.offer(0.0, one)
     assert one.on_host
@@ -330,25 +339,46 @@ def test_a_forecast_goes_by_the_first_share_of_the_host_that_keeps_all(monkeypat
 @pytest.mark.parametrize(("blocks", "on_host"), [(8, False), (7, True)])
 def test_room_is_kept_on_the_accelerator_alone(monkeypatch, blocks, on_host):
     kept = [Generation(4 * 128, 1, 16.0, 8.0)]
-    monkeypatch.setattr(KeptRoom, "beside", lambda *_, **__: kept)
-    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), blocks, host=Host(QUARTER, 4))
+    monkeypatch.setattr(Reserve, "beside", lambda *_, **__: kept)
+    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), blocks, host=HostCache(QUARTER, 4))
     one = Generation(4 * 128, 1, 16.0, 8.0)
     assert schedule.offer(0.0, one)
     assert one.on_host is on_host
 
 
+@pytest.mark.parametrize("in_vain", [False, True])
+def test_a_step_that_was_short_in_vain_is_composed_anew_without_rows_of_the_host(in_vain):
+    schedule, begun = StepSchedule(EXACT, POLICY, 20, host=HostCache(QUARTER, 64)), []
+    here, there, parked = lying(schedule.room, 1) + lying(schedule.host.room, 1, 1, on_host=True)
+    schedule.running += [here, there, parked]
+    schedule.host.parked.park(parked)
+
+    class Composer:
+        def __init__(self, rows):
+            begun.append(rows)
+            self.number = len(begun)
+
+        def with_host(self, cache, planner, waiting):
+            assert (cache, planner, waiting) == (schedule.host, cache.planner(EXACT), schedule.waiting)
+            self.was_short_in_vain = in_vain
+            return self.number
+
+    assert HybridHost(schedule.host).compose(Composer, schedule) == 1 + in_vain
+    assert begun == [[there], ()][: 1 + in_vain]
+
+
 @pytest.mark.parametrize(("most_tokens", "left"), [(3, 1), (2, 0)])
 def test_a_parked_row_that_arrives_has_a_token_more(most_tokens, left):
-    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=Host(QUARTER, 64))
+    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=HostCache(QUARTER, 64))
     (row,) = lying(schedule.host.room, 1, on_host=True)
     row.generation.most_tokens = most_tokens
-    schedule._running.append(row)
-    schedule.host.park(row)
+    schedule.running.append(row)
+    schedule.host.parked.park(row)
     assert not schedule.next_step(0.0)
     assert (schedule.joins, schedule.mode, dict(schedule.parked)) == (True, ASYNCHRONOUS, {1: row})
     schedule.ended(1.0, 1.0, arrived=[1])
     assert (row.picked, row.computed, schedule.joins) == (2, 1, False)
-    assert len(row.generation.rows) == len(schedule._running) == left
+    assert len(row.generation.rows) == len(schedule.running) == left
 
 
 def test_without_a_host_nothing_is_parked():
@@ -358,10 +388,10 @@ def test_without_a_host_nothing_is_parked():
 
 @pytest.mark.parametrize("asks", [False, True])
 def test_nobody_comes_to_the_accelerator_while_somebody_finds_no_room_there(asks):
-    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=Host(HostTime(0.01, 0.0), 64))
+    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=HostCache(HostTime(0.01, 0.0), 64))
     (row,) = lying(schedule.host.room, 1, on_host=True)
     row.generation.tpot_s = 99.0
-    schedule._running.append(row)
+    schedule.running.append(row)
     if asks:
         assert schedule.offer(0.0, Generation(21 * 128, 1, 16.0, 8.0))
     assert row.generation.on_host
@@ -444,14 +474,14 @@ def test_routers_are_told_of_room_on_the_host():
 
 def test_a_generation_larger_than_the_accelerators_cache_is_for_the_host():
     schedule = schedule_of(blocks=2)
-    assert not schedule.never(ask(0.0), 2.0)
-    assert schedule.never(ask(0.0, prompt=65 * 128), 2.0)
+    assert not schedule.admission.never(ask(0.0), 2.0)
+    assert schedule.admission.never(ask(0.0, prompt=65 * 128), 2.0)
     assert [one.on_host for one in offered(schedule, 0.0, 1)] == [True]
-    assert schedule.longest_prompt(2.0) > 2 * 128
+    assert schedule.admission.longest_prompt(2.0) > 2 * 128
 
 
 def test_steps_that_take_no_time_are_no_problem():
-    schedule = StepSchedule(StepTime(0.0, 0.0, 0.0, 0.0, 0.0), POLICY, 8, host=Host(QUICK, 64))
+    schedule = StepSchedule(StepTime(0.0, 0.0, 0.0, 0.0, 0.0), POLICY, 8, host=HostCache(QUICK, 64))
     found, now = offered(schedule, 0.0, 5) + offered(schedule, 0.0, 3, bulk=True), 0.0
     assert any(one.on_host for one in found)
     schedule.state(0.0)
@@ -466,6 +496,6 @@ def test_a_step_of_the_host_that_another_model_is_told_beside_teaches_nothing():
     schedule = schedule_of()
     offered(schedule, 0.0, 6)
     schedule.next_step(0.0)
-    schedule.host.plan = planned()
+    schedule._plan = planned()
     schedule.follow(EXACT, QUICK, calibrated=True)
     assert schedule.planned_s == 0

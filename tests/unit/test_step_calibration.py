@@ -27,7 +27,7 @@ from calibration.report.report_model import Report, WrittenReport
 from calibration.service.application import CalibrationFailed
 from deployments.errors import SettingsError
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
-from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 from deployments.generation.settings import StepTimeSettings
 from deployments.generation.timed_steps import PlannedStep

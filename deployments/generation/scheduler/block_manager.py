@@ -1,14 +1,14 @@
 """The room in one cache, a device's or its host's: which generations it holds, and which row gets blocks now. Pure.
 
 All that are admitted may together need more blocks than there are, as far as what has been learned of the lengths of
-answers (`answer_lengths`) says that they will not. A row gets a block only if all can still end with the rest (`take`).
-Else it waits for a step, and what was learned is trusted less for a while; beside a host its generation moves to the
-host's cache, if there is room (`host_cache`). Nobody is pushed out for others, nothing is computed twice.
+answers (`answer_lengths`) says that they will not. A row gets a block only if all can still end with the rest
+(`BlockPlan`). Else it waits for a step, and what was learned is trusted less for a while; beside a host its generation
+moves to the host's cache, if there is room (`host_cache`). Nobody is pushed out for others, nothing is computed twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deployments.generation.scheduler.answer_lengths import AnswerLengths
@@ -20,13 +20,12 @@ _OVERBOOKED = 1.5  # times the blocks: the most that all that are admitted may n
 
 
 @dataclass(slots=True, eq=False)
-class CacheRoom:
-    """`reserved`: blocks, the most that all may need. `stalls`: rows that had to wait for one, each step counted."""
+class BlockManager:
+    """The blocks of one cache. `reserved`: the most that all may need."""
 
     block_count: int
     lengths: AnswerLengths = field(default_factory=AnswerLengths)
     reserved: int = 0
-    stalls: int = 0  # since the start
     _blocks: Blocks = field(init=False)
     _admitted: list[Generation] = field(default_factory=list)  # that have not ended
     _reserved_bulk: int = 0
@@ -59,7 +58,7 @@ class CacheRoom:
             if one.first_at is None:
                 found += [(0, one.most_tokens, one.prompt_tokens - 1)] * one.answers
             else:
-                found += [(row.picked, one.most_tokens - row.picked, row.length - 1) for row in one.rows]
+                found += [(row.picked, row.left, row.length - 1) for row in one.rows]
         tokens, lefts, lengths = zip(*found, strict=True)
         return self.lengths.most_blocks(tokens, lefts, lengths)
 
@@ -73,31 +72,26 @@ class CacheRoom:
         if generation.bulk:
             self._reserved_bulk += blocks
 
-    def take(self, row: Row, tokens: int) -> bool:
-        """The row's table holds so many tokens from now on; at the end of a prompt those of its other answers do, too.
-        False, and nothing is changed, where it has to wait for blocks. What is held already is not taken again.
+    def may_take(self, generation: Generation, blocks: int, planned: Mapping[Generation, int]) -> bool:
+        """With so many blocks fewer, beside those `planned` for a step, all can still end, one after another, each with
+        the most that it may need: nobody waits for ever, and nothing is computed twice (Dijkstra's banker: EWD 108,
+        1964).
         """
-        generation, prompt = row.generation, row.generation.prompt_tokens
-        ends = generation.first_at is None and tokens == prompt
-        others = [other for other in generation.rows[1:] if not other.table] if ends else []
-        missing = max(0, blocks_of(tokens) - len(row.table))
-        if not self._may_take(generation, missing + len(others) * (blocks_of(prompt) - prompt // BLOCK)):
-            self.stalls += 1
-            return False
+        if self.reserved <= self.block_count:
+            return True
+        more = {**planned, generation: planned.get(generation, 0) + blocks}
+        taken = [more.get(one, 0) for one in self._admitted]
+        held = [one.held_blocks + new for one, new in zip(self._admitted, taken, strict=True)]
+        return _all_can_end(self._blocks.free - sum(taken), self._admitted, held)
+
+    def grow(self, row: Row, tokens: int, others: Iterable[Row]) -> None:
+        """The row's table holds so many tokens. The `others` share the blocks that these fill, and get the last one of
+        their own.
+        """
         self._blocks.grow(row.table, tokens)
         for other in others:
             other.table = self._blocks.share(row.table, tokens)
             self._blocks.grow(other.table, tokens)
-        return True
-
-    def _may_take(self, generation: Generation, blocks: int) -> bool:
-        """With so many blocks fewer all can still end, one after another, each with the most that it may need: nobody
-        waits for ever, and nothing is computed twice (Dijkstra's banker: EWD 108, 1964).
-        """
-        if not blocks or self.reserved <= self.block_count:
-            return True
-        held = [one.held_blocks + (blocks if one is generation else 0) for one in self._admitted]
-        return _all_can_end(self._blocks.free - blocks, self._admitted, held)
 
     def may_move_in(self, generation: Generation, bulk_share: float, left: float = 0.0) -> bool:
         """It would be admitted here, its blocks leave `left`, a share of all that are here, free, and all can still end
@@ -109,7 +103,7 @@ class CacheRoom:
         every = [*self._admitted, generation]
         return _all_can_end(free, every, [one.held_blocks for one in every])
 
-    def move_in(self, generation: Generation, there: CacheRoom) -> dict[int, int]:
+    def move_in(self, generation: Generation, there: BlockManager) -> dict[int, int]:
         """It moves here from the cache `there`, with all its blocks. Returns {its block there: its block here}."""
         ours = self._blocks.hold([row.table for row in generation.rows])
         blocks = generation.needed_blocks
@@ -148,6 +142,45 @@ class CacheRoom:
         """Nothing is admitted any more."""
         self._blocks, self._admitted = Blocks(self.block_count), []
         self.reserved = self._reserved_bulk = 0
+
+
+class BlockPlan:
+    """The blocks that rows are to get in a step that is being composed. No cache changes before `commit`. `stalled`:
+    rows that have to wait for blocks.
+    """
+
+    def __init__(self, caches: Sequence[BlockManager]) -> None:
+        """`caches`: the accelerator's, then the host's, if there is one."""
+        self.stalled: list[Row] = []
+        self._caches = caches
+        self._grants: list[tuple[Row, int, Sequence[Row]]] = []  # for `BlockManager.grow`
+        self._blocks: dict[Row, int] = {}  # of tables that grow
+        self._planned: dict[Generation, int] = {}  # blocks
+
+    def take(self, row: Row, tokens: int) -> bool:
+        """The row's table will hold so many tokens; at the end of a prompt those of its other answers do, too. False
+        where it has to wait for blocks. What is held or planned already is not taken again.
+        """
+        generation, prompt = row.generation, row.generation.prompt_tokens
+        ends = generation.first_at is None and tokens == prompt
+        others = [one for one in generation.rows[1:] if not (one.table or one in self._blocks)] if ends else []
+        missing = max(0, blocks_of(tokens) - (self._blocks.get(row) or len(row.table)))
+        blocks = missing + len(others) * (blocks_of(prompt) - prompt // BLOCK)
+        if blocks and not self._caches[generation.on_host].may_take(generation, blocks, self._planned):
+            self.stalled.append(row)
+            return False
+        if missing or others:
+            self._grants.append((row, tokens, others))
+            self._blocks.update(dict.fromkeys((row, *others), blocks_of(tokens)))
+            self._planned[generation] = self._planned.get(generation, 0) + blocks
+        return True
+
+    def commit(self) -> None:
+        """The tables grow. The accelerator's cache trusts less in learned lengths where a row of it has to wait."""
+        for row, tokens, others in self._grants:
+            self._caches[row.generation.on_host].grow(row, tokens, others)
+        if any(not row.generation.on_host for row in self.stalled):
+            self._caches[0].doubt()
 
 
 def _all_can_end(free: int, generations: Sequence[Generation], held: Sequence[int]) -> bool:

@@ -80,9 +80,9 @@ class Prompt(NamedTuple):
 
 
 class HostShare(NamedTuple):
-    """What answers on the host take of the time of steps, beside the accelerator's work: `row_s` seconds for each of
-    their tokens, and `kv_token_s` for each token that it reads (`Host.shares`). `twice`: while there are such answers,
-    a step reads the weights twice.
+    """What answers on the host take of the time of steps, beside the accelerator's work (`HostCache.shares`): `row_s`
+    seconds for each of their tokens, and `kv_token_s` for each token that it reads. `twice`: while there are such
+    answers, a step reads the weights twice.
     """
 
     row_s: float

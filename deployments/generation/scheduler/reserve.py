@@ -11,16 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from deployments.admission.fair_share import Account, Kind, Shares
-from deployments.generation.scheduler.policy import StepPolicy
 from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.starvation import LongPrompts
+from deployments.generation.scheduler.state import StepPolicy
 
 _AVERAGED = 0.05  # of the way to the latest one: means
 _MOST_KEPT = 8  # generations that room is kept for at once
 
 
 @dataclass(slots=True)
-class KeptRoom:
+class Reserve:
     """Remembers what was offered, and what became of it."""
 
     _prompt: float = 0.0  # means, of tokens of a prompt,

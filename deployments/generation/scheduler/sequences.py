@@ -29,6 +29,11 @@ class Row:
         """Tokens of the answer so far."""
         return self.length - self.generation.prompt_tokens
 
+    @property
+    def left(self) -> int:
+        """Tokens that the answer may still get. At 0 it ends, whatever the last one is."""
+        return self.generation.prompt_tokens + self.generation.most_tokens - self.length
+
 
 @dataclass(slots=True, eq=False)
 class Generation:
@@ -50,6 +55,16 @@ class Generation:
     first_at: float | None = None  # when its first token was there
     opens_s: float = 0.0  # where it was refused: seconds until it would be admitted, as it was predicted then
     predicted_s: float = 0.0  # from admission to its first token, as it was predicted then
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """In which prompts are computed: bulk behind all others, the earliest due first."""
+        return self.bulk, self.due
+
+    @property
+    def prompt_left(self) -> int:
+        """Tokens of its prompt that no step has computed or computes."""
+        return self.prompt_tokens - (self.rows[0].computed + self.rows[0].coming if self.rows else 0)
 
     @property
     def pace_s(self) -> float | None:
@@ -87,7 +102,7 @@ SECOND: Batch = 1
 PARKING: Batch = 2
 
 
-class Part(NamedTuple):
+class ScheduledChunk(NamedTuple):
     """Of a step: the `tokens` of a row that come behind its first `start`. `wanted`: they are followed by a token that
     is to be picked from their logits; at the end of a prompt, one for each answer of the generation. Host rows may be
     in the step's second batch, or park in it (`planner`).

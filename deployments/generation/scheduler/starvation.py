@@ -10,9 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-SHARE = (
-    0.5  # of the share that is admitted of all prompts: so much at least of the long ones, where they come one by one
-)
+SHARE = 0.5  # of all prompts' admitted share: so much at least of the long ones, where they come one by one
 _AIM = 0.72  # below it room is kept: it takes a while to tell
 _LONG = 2.0  # of the mean length: more is long
 _LEAST_ROOM, _MOST_ROOM = 0.5, 1.0  # of the mean length of long ones: the prompt that room is kept for

@@ -1,11 +1,31 @@
-"""What a device that generates says of itself. Pure."""
+"""What a device that generates promises, and what it says of itself. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from deployments.generation.scheduler.hybrid.host_cache import HostState
+from deployments.generation.scheduler.hybrid.planner import MODES
+
+
+@dataclass(frozen=True, slots=True)
+class StepPolicy:
+    """The promise, and the bounds of a step. `step_tokens`: the most that the engine computes in one, rows included.
+    `modes`: in which host rows may take part.
+    """
+
+    ttft_s: float
+    tpot_s: float
+    step_tokens: int = 2048
+    bulk_share: float = 0.5
+    modes: Collection[str] = MODES
+
+    @property
+    def longest_step_s(self) -> float:
+        """What arrives while a step runs waits for its end."""
+        return max(self.tpot_s, self.ttft_s / 8)
 
 
 class StepState(NamedTuple):

@@ -54,8 +54,12 @@ class Sampler:
         """That is its next token; None: it has none."""
         if token is not None:
             self.last[0] = token
-        if token is None or token in self._end_tokens:
+        if token is None or self.ends_with(token):
             self.ended = True
+
+    def ends_with(self, token: int) -> bool:
+        """It is an end token: the answer's last one, and no text."""
+        return token in self._end_tokens
 
     def random(self) -> float:
         """The next of its random numbers, in [0, 1): each token takes one, unless the temperature is 0."""

@@ -16,9 +16,9 @@ import numpy as np
 from deployments.admission.fair_share import Tenant
 from deployments.admission.learning import Learning
 from deployments.generation.scheduler.block_pool import BLOCK
-from deployments.generation.scheduler.policy import StepPolicy
 from deployments.generation.scheduler.scheduler import StepSchedule
-from deployments.generation.scheduler.sequences import PARKING, Generation, Part, Row
+from deployments.generation.scheduler.sequences import PARKING, Generation, Row, ScheduledChunk
+from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import UNTIMED, Copy
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
 from tests.kit.simulation.hybrid_device import HybridDevice, HybridStep, HybridWork, SubBatch
@@ -109,7 +109,7 @@ class StepDevice:
     slow: Callable[[float], float] = lambda _: 1.0
     seed: int = 0
     hybrid: HybridDevice | None = None
-    step: list[Part] = field(default_factory=list)
+    step: list[ScheduledChunk] = field(default_factory=list)
     runs: bool = False
     began: float = 0.0
     work: HybridWork = field(default_factory=HybridWork)  # of the step that runs, or ran last

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from deployments.admission.learning import Learning
-from deployments.generation.scheduler.block_manager import CacheRoom
+from deployments.generation.scheduler.block_manager import BlockManager
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.forecast import HostShare
 from deployments.generation.scheduler.hybrid.planner import ACCELERATOR, MODES, PIPELINED, HybridPlan, HybridPlanner
@@ -34,8 +34,8 @@ _USED = 0.9  # of the host's time that is counted on: answers do not fill two ba
 
 
 class HostState(NamedTuple):
-    """What others are told of a host. Since the start, as `Host` counts them: `steps` in each of `MODES`, `tokens`,
-    `moved`, `gained` and `alone`. `factor`: how slow its attention is now against its model.
+    """What others are told of a host. `HostCache` counts `steps` in each of `MODES`, `tokens`, `moved`, `gained` and
+    `alone` since the start. `factor`: how slow its attention is now against its model.
     """
 
     free_blocks: int  # that nobody may need
@@ -55,8 +55,42 @@ class HostState(NamedTuple):
         return self.gained / self.alone if self.alone else None
 
 
+class ParkedRows(dict[int, Row]):
+    """Rows whose next token takes several steps (`planner`), by the numbers that they are parked under."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._called_off: list[int] = []
+        self._numbers = 0
+
+    def park(self, row: Row) -> None:
+        """Its next token comes in a later step."""
+        self._numbers += 1
+        row.parked, row.coming = self._numbers, 1
+        self[self._numbers] = row
+
+    def arrive(self, numbers: Collection[int]) -> list[Row]:
+        """Their tokens are there; but of those that were called off."""
+        rows = [self.pop(number) for number in numbers if number in self]
+        for row in rows:
+            row.parked, row.coming = None, 0
+        return rows
+
+    def call_off(self, row: Row) -> None:
+        """Nobody wants its token any more."""
+        if row.parked is not None:
+            del self[row.parked]
+            self._called_off.append(row.parked)
+            row.parked = None
+
+    def called_off(self) -> list[int]:
+        """Numbers of rows that were parked and are wanted no more, since the last step."""
+        numbers, self._called_off = self._called_off, []
+        return numbers
+
+
 @dataclass(slots=True, eq=False)
-class Host:
+class HostCache:
     """`time`: of its attention; `block_count`: of its cache. Since the start: `steps` in each mode, `tokens` of host
     rows, `moved` generations (to the accelerator, to the host), `alone`: tokens that the accelerator would have made
     without it in the same time, and `gained`: tokens that both made beyond these. Prompts count as `worth` in
@@ -66,21 +100,18 @@ class Host:
     time: HostTime
     block_count: int
     learning: Learning = field(default_factory=Learning)
-    room: CacheRoom = field(init=False)
+    room: BlockManager = field(init=False)
     steps: dict[str, int] = field(default_factory=lambda: dict.fromkeys(MODES, 0))
     tokens: int = 0
     moved: list[int] = field(default_factory=lambda: [0, 0])
     gained: float = 0.0
     alone: float = 0.0
-    plan: HybridPlan | None = None  # of the step that was composed last, until it counts as ended
-    parked: dict[int, Row] = field(default_factory=dict)  # by their numbers
+    parked: ParkedRows = field(default_factory=ParkedRows)
     _passed: int = 0  # steps since parked rows could join one
     accelerator_factor: float = 1.0  # how many times as long as planned the accelerator itself computes
-    _called_off: list[int] = field(default_factory=list)
-    _numbers: int = 0
 
     def __post_init__(self) -> None:
-        self.room = CacheRoom(self.block_count)
+        self.room = BlockManager(self.block_count)
 
     # --- what answers may count on ------------------------------------------------------------------------------------
 
@@ -127,7 +158,7 @@ class Host:
 
     # --- moves between the caches -------------------------------------------------------------------------------------
 
-    def to_accelerator(self, rows: Sequence[Row], room: CacheRoom, bulk_share: float, within_s: float) -> list[Copy]:
+    def to_accelerator(self, rows: Sequence[Row], room: BlockManager, bulk_share: float, within_s: float) -> list[Copy]:
         """Move the generations of these rows to the accelerator's `room`, the first ones first, up to one that does not
         fit: those whose copies take no longer than `within_s`, all together.
         """
@@ -141,7 +172,7 @@ class Host:
             copies += self._move(generation, self.room, room)
         return copies
 
-    def to_host(self, rows: Sequence[Row], room: CacheRoom, bulk_share: float) -> list[Copy]:
+    def to_host(self, rows: Sequence[Row], room: BlockManager, bulk_share: float) -> list[Copy]:
         """Move the generations of these rows, which had to wait for a block in the accelerator's `room`, to the host:
         those that fit.
         """
@@ -151,45 +182,11 @@ class Host:
                 copies += self._move(generation, room, self.room)
         return copies
 
-    def _move(self, generation: Generation, source: CacheRoom, target: CacheRoom) -> list[Copy]:
+    def _move(self, generation: Generation, source: BlockManager, target: BlockManager) -> list[Copy]:
         blocks = target.move_in(generation, source)
         generation.on_host = to_host = target is self.room
         self.moved[to_host] += 1
         return [Copy(*pair, from_host=not to_host, to_host=to_host) for pair in blocks.items()]
-
-    # --- parked rows --------------------------------------------------------------------------------------------------
-
-    def park(self, row: Row) -> None:
-        """Its next token comes in a later step."""
-        self._numbers += 1
-        row.parked, row.coming = self._numbers, 1
-        self.parked[self._numbers] = row
-
-    def arrive(self, numbers: Collection[int]) -> list[Row]:
-        """Their tokens are there; but of those that were called off."""
-        rows = [self.parked.pop(number) for number in numbers if number in self.parked]
-        for row in rows:
-            row.parked, row.coming = None, 0
-        return rows
-
-    def call_off(self, row: Row) -> None:
-        """Nobody wants its token any more."""
-        if row.parked is not None:
-            del self.parked[row.parked]
-            self._called_off.append(row.parked)
-            row.parked = None
-
-    def called_off(self) -> list[int]:
-        """Numbers of rows that were parked and are wanted no more, since the last step."""
-        numbers, self._called_off = self._called_off, []
-        return numbers
-
-    def clear(self) -> None:
-        """Nothing is here any more."""
-        self.room.clear()
-        for row in list(self.parked.values()):
-            self.call_off(row)
-        self.plan = None
 
     # --- what others are told -----------------------------------------------------------------------------------------
 
