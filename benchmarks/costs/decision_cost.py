@@ -42,7 +42,7 @@ def admission(decisions: int = _DECISIONS) -> dict[str, Any]:
         offers.append(perf_counter_ns() - before)
         assert admitted
         schedule.remove([query])
-    assert schedule.waiting == WAITING
+    assert schedule.queue.count == WAITING
     own = statistics.median(clock)
     percentiles = [(value - own) / 1000 for value in statistics.quantiles(offers, n=100)]
     return {

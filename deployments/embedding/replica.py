@@ -146,6 +146,6 @@ class Embedder(Replica[Settings]):
 
     def _bound_passes(self, schedule: Schedule) -> None:
         """A pass takes a small share of the SLO, so that answers leave early and a deadline is not missed by a pass."""
-        if alpha_s := schedule.model.alpha_s:
-            self._engine.bound_passes(int(_PASS_SHARE * schedule.policy.slo_s / alpha_s * QUERY_TOKENS))
+        if alpha_s := schedule.limits.model.alpha_s:
+            self._engine.bound_passes(int(_PASS_SHARE * schedule.limits.policy.slo_s / alpha_s * QUERY_TOKENS))
             schedule.set_pass_tokens(self._engine.pass_tokens)

@@ -21,7 +21,7 @@ from deployments.embedding.metrics import RouterMetrics
 from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, Embedded, Request, Wanted, embedded
-from deployments.embedding.scheduler.scheduler import PATIENT
+from deployments.embedding.scheduler.limits import is_patient
 from deployments.errors import DeadlineExceeded, OverQuota, TimedOut, WrongKind
 from deployments.hardware.device_detector import Topology
 from deployments.models.encoder import Encoder
@@ -155,7 +155,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         if wanted.trial is not None:
             self._enter(wanted.trial)
             allowed_s = wanted.trial.finish_s or allowed_s
-        patient = wanted.trial is None and self.config.admission == "finish" and allowed_s > PATIENT * slo_s
+        patient = is_patient(self.config.admission, slo_s, allowed_s, trial=wanted.trial is not None)
         bulk = wanted.bulk and wanted.trial is None
         request = Request(queries, wanted, prompt, now, now + allowed_s, patient, bulk, outputs)
         if wanted.record is not None:

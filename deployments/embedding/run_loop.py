@@ -22,7 +22,8 @@ import numpy.typing as npt
 
 from deployments.embedding.frames import Answered, Offer, Offers, Report
 from deployments.embedding.scheduler.cost_model import CostModel
-from deployments.embedding.scheduler.scheduler import PATIENT, Schedule
+from deployments.embedding.scheduler.limits import is_patient
+from deployments.embedding.scheduler.scheduler import Schedule
 from deployments.embedding.scheduler.state import Policy, Query, ReplicaState
 from deployments.engines import Stopped
 from deployments.models.outputs import Numbers, Outputs
@@ -87,7 +88,7 @@ class Runner(RouterSessions[RouterSession, Report]):
     ) -> None:
         super().__init__(clock)
         self.schedule = schedule
-        self._measured = schedule.model
+        self._measured = schedule.limits.model
         self._compute, self._on_run, self._on_failure, self._on_policy = compute, on_run, on_failure, on_policy
         self._run: Run | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -121,7 +122,7 @@ class Runner(RouterSessions[RouterSession, Report]):
         if offers.settings is not None:
             self._configure(session, offers.settings)
         for tenant, work_s in offers.refused_s.items():
-            self.schedule.arrives(now, work_s, tenant)
+            self.schedule.demand.arrives(now, work_s, tenant)
         called_off = set(offers.called_off)
         if called_off:  # in one go: a client that goes may take thousands along
             self._drop([query for number in called_off for query in session.admitted.pop(number, ())])
@@ -163,14 +164,14 @@ class Runner(RouterSessions[RouterSession, Report]):
         self._tell_of_room()  # who was told that it is closed would not ask again
 
     def _take(self, session: RouterSession, offer: Offer, now: float) -> None:
-        policy = self.schedule.policy
-        late = policy.admission == "finish" and not offer.trial and offer.left_s > PATIENT * policy.slo_s
+        policy = self.schedule.limits.policy
+        patient = offer.bulk or is_patient(policy.admission, policy.slo_s, offer.left_s, trial=offer.trial)
         due = now + offer.left_s
         queries = [
             Query(
                 len(ids),
                 due,
-                patient=offer.bulk or late,
+                patient=patient,
                 bulk=offer.bulk,
                 item=OfferedQuery(session, offer.number, index, ids, offer.outputs),
                 tenant=offer.tenant,
@@ -188,7 +189,7 @@ class Runner(RouterSessions[RouterSession, Report]):
             if count < len(queries) and not offer.bulk:
                 self._hold(session, offer.number, queries[:count])
         elif not count:
-            never = offer.depth is None and self.schedule.never(max(q.cost_s for q in queries), offer.left_s)
+            never = offer.depth is None and self.schedule.admission.never(max(q.cost_s for q in queries), offer.left_s)
             self._tell(session).refused.append((offer.number, never))
 
     def _hold(self, session: RouterSession, number: int, queries: list[Query]) -> None:
@@ -283,7 +284,7 @@ class Runner(RouterSessions[RouterSession, Report]):
             problem = RuntimeError(f"the engine left {len(run.left)} of {len(run.queries)} queries without an answer")
         if problem is None:
             try:
-                self._on_run(len(run.queries), run.tokens, now - run.began, self.schedule.planned_s)
+                self._on_run(len(run.queries), run.tokens, now - run.began, self.schedule.run.planned_s)
             except Exception:  # what is told of a run must not end the runs
                 logger.exception("a run was not counted")
         elif not isinstance(problem, Stopped):

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from deployments.admission.fair_share import Tenant
 from deployments.embedding.scheduler.cost_model import CostModel
-from deployments.embedding.scheduler.pacing import Pacing
-from deployments.embedding.scheduler.state import ReplicaState
+from deployments.embedding.scheduler.limits import Limits
+from deployments.embedding.scheduler.state import Policy, ReplicaState
 from deployments.serving.replica_view import ReplicaView
 
 UNKNOWN_COST = CostModel(0.0, 0.0, 0.0, 0.0)  # until the replica's first report
@@ -57,11 +57,9 @@ class View(ReplicaView[ReplicaState]):
 
     def most_queries(self, tokens: float, slo_s: float, depth: int | None) -> float:
         """Queries of so many tokens that it would admit at once if it were idle."""
-        cost_s = max(1e-9, self.model.cost_s(round(tokens)))
-        slow, margin = (1.0, 0.0) if self.state is None else (self.state.factor, self.state.margin)
-        until_s = slo_s / (1 + margin) - Pacing.of_beta(self.model.beta_s).pause_s
-        work_s = max(0.0, until_s / slow - self.model.beta_s)
-        return min(work_s, math.inf if depth is None else depth * self.model.alpha_s) / cost_s
+        factor, margin = (1.0, 0.0) if self.state is None else (self.state.factor, self.state.margin)
+        limits = Limits(self.model, Policy(slo_s, depth=depth), factor=factor, margin=margin)
+        return max(0.0, limits.idle_room_s(slo_s)) / max(1e-9, self.model.cost_s(round(tokens)))
 
     def bulk_room_s(self, *, by_count: bool) -> float:
         """Planned device seconds of bulk queries that it has room for, by its last state and what was sent since."""

@@ -160,10 +160,10 @@ def any_calls(seed: int) -> None:
                 now += wait_s
                 runs = schedule.start(now)
         elif what < 0.85:
-            if runs and schedule.pass_tokens and draw.random() < 0.7:
+            if runs and schedule.limits.pass_tokens and draw.random() < 0.7:
                 schedule.passed(now, runs[:4])
                 runs = runs[4:]
-            elif schedule.running or runs:
+            elif schedule.run.unanswered or runs:
                 schedule.passed(now, runs)
                 schedule.ended(now, whole=draw.random() < 0.95)
                 runs = []

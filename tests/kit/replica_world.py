@@ -158,9 +158,10 @@ def late_share(sent):
 
 def adds_up(schedule, now):
     """Work is what waits."""
-    assert schedule._urgent_s == pytest.approx(sum(query.cost_s for query in schedule._urgent), abs=1e-9)
-    assert schedule._patient_s == pytest.approx(sum(query.cost_s for query in schedule._patient), abs=1e-9)
-    assert schedule._urgent == sorted(schedule._urgent, key=lambda query: query.due)
-    assert schedule._bulk_running >= 0
+    queue = schedule.queue
+    assert queue.urgent_s == pytest.approx(sum(query.cost_s for query in queue.urgent), abs=1e-9)
+    assert queue.patient_s == pytest.approx(sum(query.cost_s for query in queue.patient), abs=1e-9)
+    assert queue.urgent == sorted(queue.urgent, key=lambda query: query.due)
+    assert schedule.run.bulk >= 0
     state = schedule.state(now)
     assert min(state.opens_s, state.free_s, state.bulk_s) >= 0

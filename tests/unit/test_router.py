@@ -136,7 +136,7 @@ async def test_a_hang_up_frees_its_place_at_once():
         one.cancel()
     await asyncio.sleep(0.001)
     for replica in replicas:
-        assert replica.runner.schedule.waiting == 0
+        assert replica.runner.schedule.queue.count == 0
         assert replica.runner._run is None or replica.runner._run.stop.is_set()
     assert all(not link._channel.pending for link in router.pools["accelerator"].live)
 
@@ -206,7 +206,7 @@ async def test_a_new_config_reaches_every_replica_and_a_bad_one_changes_nothing(
     router = await world.router()
     await router.reconfigure({**world.config, "admission": "depth", "accelerator": {"queue_depth": 7}})
     await asyncio.sleep(0.01)
-    policy = replica.runner.schedule.policy
+    policy = replica.runner.schedule.limits.policy
     assert (policy.admission, policy.depth) == ("depth", 7)
     await router.reconfigure({**world.config, "slo_s": 0})
     assert (router.config.admission, policy.depth) == ("depth", 7)

@@ -35,7 +35,7 @@ async def test_a_run_that_is_full_begins_before_its_pause_is_over_and_the_next_o
     router, runner, engine = served()
     for _ in range(60):
         router.offer()
-    assert runner.schedule.running
+    assert runner.schedule.run.unanswered
     await runner.drained()
     router.offer()
     assert len(engine.runs) == 1
@@ -76,7 +76,7 @@ async def test_calling_off_frees_its_room_at_once():
     waiting = [number for number in range(2, 100) if number in runner._sessions[router].admitted]
     assert len(waiting) > 20
     router.call_off(*waiting)
-    assert runner.schedule.waiting == 0
+    assert runner.schedule.queue.count == 0
     again = router.offer()
     await runner.drained()
     await asyncio.sleep(0)
@@ -140,7 +140,7 @@ async def test_what_a_router_had_waiting_is_dropped_with_its_connection():
         dead.offer()
     other.offer()
     runner.gone(dead)
-    assert runner.schedule.waiting == 1
+    assert runner.schedule.queue.count == 1
     runner.gone(dead)  # once is enough, twice no error
     await runner.drained()
     assert engine.runs[1] == 1
@@ -153,7 +153,7 @@ async def test_a_hold_lapses_and_is_told():
     assert 0 < router.admitted[number] < 60
     await asyncio.sleep(0.9)
     assert engine.runs == []
-    assert runner.schedule.waiting == router.admitted[number]
+    assert runner.schedule.queue.count == router.admitted[number]
     await asyncio.sleep(0.2)
     assert router.ends[number] == ("refused", False)
     assert runner.schedule.in_flight == 0
@@ -227,7 +227,7 @@ async def test_a_router_that_comes_back_hears_when_its_old_queries_have_ended():
     await asyncio.sleep(0.2)
     old.offer(3)
     new = FakeRouter(runner, "same")  # the old connection broke at its own end only
-    assert runner.schedule.waiting == 0
+    assert runner.schedule.queue.count == 0
     await asyncio.sleep(0.1)
     assert new.reports == []
     await asyncio.sleep(1)
@@ -318,7 +318,7 @@ async def test_every_query_ends_once(admission, pass_queries, seed):
             case "wait":
                 await asyncio.sleep(chance.choice([0.0, 0.01, 0.3]))
         adds_up(runner.schedule, asyncio.get_running_loop().time())
-        assert runner.schedule.running == (len(runner._run.left) if runner._run else 0)
+        assert runner.schedule.run.unanswered == (len(runner._run.left) if runner._run else 0)
         assert depth is None or runner.schedule.in_flight <= depth
     await asyncio.sleep(120)
     assert runner.schedule.in_flight == 0

@@ -49,8 +49,8 @@ def running(ms, *waiting, **how):
 def admit(queue, now, *queries):
     """Whatever the rules say."""
     for one in queries:
-        one.cost_s = queue.model.cost_s(one.tokens)
-        queue._admit(now, [one], 1.0, 0.0, promised=False)
+        one.cost_s = queue.limits.model.cost_s(one.tokens)
+        queue._admit(now, [one], (1.0, 0.0), queue._by_depth)
     return queue
 
 
@@ -95,7 +95,7 @@ def test_room_for_an_urgent_query(queue, now, allowed_s, ms):
 def test_the_first_of_the_next_run_leaves_room_for_those_that_will_come(allowed_s):
     """L = 0.48 <= (left / 1.25 - 0.2) / (1 + rho), where 300 ms and this millisecond have come in three seconds."""
     queue = running(300)
-    queue.arrives(0.0, 0.3)
+    queue.demand.arrives(0.0, 0.3)
     least_s = 1.25 * (0.2 + 0.48 * (1 + 0.1 * math.exp(-0.02 / 3) + 0.001 / 3))
     assert least_s == pytest.approx(0.9099, abs=1e-4)
     assert takes(queue, 0.02, query(1, 0.02 + allowed_s)) == (allowed_s > least_s)
@@ -103,22 +103,22 @@ def test_the_first_of_the_next_run_leaves_room_for_those_that_will_come(allowed_
 
 def test_what_arrives_in_a_second_is_averaged_over_three():
     queue = queue_of()
-    queue.arrives(5.0, 3.0)
-    queue.arrives(5.009, 0.0)
-    assert queue._rho == 1
-    queue.arrives(5.011, 0.3)
-    assert queue._rho == pytest.approx(math.exp(-0.011 / 3) + 0.1)
-    queue.arrives(5.022, 0.0)
-    assert queue._rho == pytest.approx(math.exp(-0.022 / 3) + 0.1 * math.exp(-0.011 / 3))
+    queue.demand.arrives(5.0, 3.0)
+    queue.demand.arrives(5.009, 0.0)
+    assert queue.demand.rho == 1
+    queue.demand.arrives(5.011, 0.3)
+    assert queue.demand.rho == pytest.approx(math.exp(-0.011 / 3) + 0.1)
+    queue.demand.arrives(5.022, 0.0)
+    assert queue.demand.rho == pytest.approx(math.exp(-0.022 / 3) + 0.1 * math.exp(-0.011 / 3))
 
 
 def test_work_is_counted_once_and_not_that_of_patient_queries():
     queue = queue_of()
     queue.offer(0.0, [query(30), query(60)])
-    assert queue._rho == pytest.approx(0.03)
+    assert queue.demand.rho == pytest.approx(0.03)
     queue.offer(0.0, [query(30)], again=True)
     queue.offer(0.0, [bulk(30)])
-    assert queue._rho == pytest.approx(0.03)
+    assert queue.demand.rho == pytest.approx(0.03)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_several_patient_queries_that_an_idle_device_would_end_in_time_are_urgen
     queue = copy.deepcopy(queue)
     offer = [Query(one.tokens, one.due, one.patient, one.bulk, cost_s=one.tokens / 1000) for one in offer]
     first = offer[0].due
-    queue._promote(0.0, offer, sum(one.cost_s for one in offer))
+    queue.admission.promote(0.0, offer, sum(one.cost_s for one in offer))
     assert {(one.patient, one.due) for one in offer} == ({(False, 1.0)} if is_urgent else {(True, first)})
 
 
@@ -197,9 +197,9 @@ def test_an_offer_of_patient_queries_to_an_idle_device_is_urgent_unless_it_is_a_
 )
 def test_all_are_admitted_or_none_or_the_first_of_them(queue, offer, how, taken):
     queue, offer = copy.deepcopy(queue), [copy.copy(one) for one in offer]
-    before = queue.waiting
+    before = queue.queue.count
     assert queue.offer(0.0, offer, **how) == taken
-    assert queue.waiting == before + taken
+    assert queue.queue.count == before + taken
     assert sum(astuple(queue.refusals)) == len(offer) - taken
 
 
@@ -242,7 +242,7 @@ def test_why_a_query_is_refused(queue, offer, reason):
 def test_which_queries_count_for_the_fairness_to_long_ones(queue, offer, how, mean_ms):
     queue = copy.deepcopy(queue)
     queue.offer(0.2, [copy.copy(one) for one in offer], **how)
-    assert queue._fairness.mean_s == pytest.approx(mean_ms / 1000, abs=1e-6)
+    assert queue.demand.fairness.mean_s == pytest.approx(mean_ms / 1000, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -258,17 +258,17 @@ def test_which_queries_count_for_the_fairness_to_long_ones(queue, offer, how, me
 def test_room_is_kept_for_a_long_query(long_ms, now, offer, how, taken):
     queue = running(300)
     for _ in range(3):
-        queue._fairness.offered(0.0, long_ms / 1000, refused=True)
+        queue.demand.fairness.offered(0.0, long_ms / 1000, refused=True)
     assert takes(queue, now, *offer, **how) == taken
 
 
 def shared(queue, now=0.0, *, quiet_rho=0.0, mean_ms=10, **kinds):
     """Tenants of these kinds, and a level that somebody is below."""
     queue = copy.deepcopy(queue)
-    shares = queue._shares
+    shares = queue.demand.shares
     shares.level, shares.has_quiet, shares.quiet_rho, shares._at = 9.0, True, quiet_rho, now
     shares.accounts |= {name: Account(1.0, kind=kind) for name, kind in kinds.items()}
-    queue._fairness.mean_s = mean_ms / 1000
+    queue.demand.fairness.mean_s = mean_ms / 1000
     return queue
 
 
@@ -296,26 +296,26 @@ def test_tenants_above_their_share_leave_room_to_others(queue, sharing, ms):
     sharing = dict(sharing)
     waiting_ms = sharing.pop("waiting_ms", 0)
     queue = shared(queue, greedy=Kind.UNDER, quiet=Kind.QUIET, **sharing)
-    queue._shares.waits(queue._shares.accounts["greedy"], waiting_ms / 1000)
+    queue.demand.shares.waits(queue.demand.shares.accounts["greedy"], waiting_ms / 1000)
     assert has_room(queue, 0.0, 1.0, ms, of_tenant("greedy"))
 
 
 def test_a_quiet_tenant_goes_by_the_common_rule_without_those_who_will_come():
     queue = running(550)
-    queue._rho, queue._rho_at = 9.0, 0.2
+    queue.demand.rho, queue.demand._rho_at = 9.0, 0.2
     assert not takes(queue, 0.2, query(1, 1.2))
     queue = shared(queue, 0.2, quiet=Kind.QUIET, greedy=Kind.UNDER)
     assert has_room(queue, 0.2, 1.0, 50, of_tenant("quiet"))
     assert not takes(queue, 0.2, query(1, 1.2, tenant=Tenant("greedy")))
-    queue._shares.level = math.inf
+    queue.demand.shares.level = math.inf
     assert not takes(queue, 0.2, query(1, 1.2, tenant=Tenant("quiet")))
 
 
 def test_a_quiet_tenant_gets_the_room_that_is_kept_for_long_queries():
     queue = shared(running(300), 0.2, quiet=Kind.QUIET, greedy=Kind.UNDER)
     for _ in range(3):
-        queue._fairness.offered(0.0, 0.35, refused=True)
-    queue._fairness.mean_s = 0.001
+        queue.demand.fairness.offered(0.0, 0.35, refused=True)
+    queue.demand.fairness.mean_s = 0.001
     assert [takes(queue, 0.2, query(10, 1.2, tenant=Tenant(name))) for name in ("quiet", "greedy")] == [1, 0]
 
 
@@ -332,16 +332,16 @@ def test_by_depth_places_are_kept_for_others():
 def test_what_a_tenant_asked_for_and_got():
     queue, tenant = running(300), Tenant("a")
     queue.offer(0.2, [query(200, 1.2, tenant=tenant), query(150, 1.2, tenant=tenant)], partial=True)
-    account = queue._shares.accounts["a"]
+    account = queue.demand.shares.accounts["a"]
     assert (account.offered_s, account.used_s) == (pytest.approx(0.35), pytest.approx(0.2))
     assert account.waiting_s == pytest.approx(0.2)
     queue.offer(0.2, [query(50, 1.2, tenant=tenant)])
     assert (account.offered_s, account.used_s) == (pytest.approx(0.4), pytest.approx(0.25))
-    queue.arrives(0.2, 0.5, tenant)  # that a Router has refused by itself
+    queue.demand.arrives(0.2, 0.5, tenant)  # that a Router has refused by itself
     assert (account.offered_s, account.used_s) == (pytest.approx(0.9), pytest.approx(0.25))
     queue.offer(0.2, [query(10, 1.2, tenant=tenant)], depth=9)  # a calibration's counts for nobody
     assert account.offered_s == pytest.approx(0.9)
-    queue.remove(queue._urgent[:1])
+    queue.remove(queue.queue.urgent[:1])
     assert account.waiting_s == pytest.approx(0.06 - 0.01)
     queue.remove([])
     assert account.waiting_s == pytest.approx(0.05)
@@ -375,7 +375,7 @@ def test_an_idle_device_that_would_refuse_lets_a_query_in_now_and_then(factor, s
 
 @pytest.mark.parametrize("queue", [running(300, factor=4.0), admit(queue_of(factor=4.0), 0.0, query(10))])
 def test_only_an_idle_device_lets_one_in_as_a_probe(queue):
-    queue._since = -20.0
+    queue.run.since = -20.0
     assert not takes(queue, 0.3, query(75, 1.3))
 
 
@@ -441,8 +441,8 @@ def test_a_pause_makes_nobody_late_who_was_admitted(offers, wait_s):
     queue = queue_of()
     for one in offers:
         later = Query(one.tokens, 5.0 + one.due, one.patient, cost_s=one.tokens / 1000)
-        queue._admit(5.0, [later], 1.0, 0.0, promised=True)
-    queue._fairness.mean_s = 1e-6  # somebody could still join
+        queue._admit(5.0, [later], (1.0, 0.0), queue._by_finish)
+    queue.demand.fairness.mean_s = 1e-6  # somebody could still join
     assert queue.start_in_s(5.001) == pytest.approx(max(0.0, wait_s - 0.001))
 
 
@@ -451,7 +451,7 @@ def test_only_who_is_admitted_by_its_finish_shortens_the_pause():
         queue = queue_of(**policy)
         assert queue.offer(0.0, [query(50, 0.38)])  # 304 ms less 250
         assert queue.offer(0.045, [query(1, 1.0)])
-        queue._fairness.mean_s = 1e-6
+        queue.demand.fairness.mean_s = 1e-6
         assert queue.start_in_s(0.046) == pytest.approx(wait_s)
 
 
@@ -496,8 +496,8 @@ def test_patient_queries_fill_a_run_behind_the_urgent_ones(urgent, ms, how, take
     run = queue.start(5.0)
     assert run[: len(urgent)] == urgent
     assert len(run) == len(urgent) + taken
-    assert queue.planned_s == pytest.approx(0.2 + sum(one.cost_s for one in run))
-    assert (queue.waiting, queue.running, queue.runs) == (12 - taken, len(run), 1)
+    assert queue.run.planned_s == pytest.approx(0.2 + sum(one.cost_s for one in run))
+    assert (queue.queue.count, queue.run.unanswered, queue.runs) == (12 - taken, len(run), 1)
 
 
 def test_behind_a_patient_query_that_does_not_fit_none_runs():
@@ -529,7 +529,7 @@ def test_a_run_is_in_the_order_of_deadlines_without_what_is_held():
 
 def part(queue, now, ms):
     """So many milliseconds of the run are answered at that time."""
-    queue._done_s, queue._since = ms / 1000, now
+    queue.run._done_s, queue.run.since = ms / 1000, now
     return queue
 
 
@@ -595,13 +595,13 @@ FULL = {"factor": 4.0}
 
 def reserving(queue, ms):
     for _ in range(3):
-        queue._fairness.offered(0.0, ms / 1000, refused=True)
-    queue._fairness.mean_s = 0.075
+        queue.demand.fairness.offered(0.0, ms / 1000, refused=True)
+    queue.demand.fairness.mean_s = 0.075
     return queue
 
 
 def expecting(queue, rho):
-    queue._rho = rho
+    queue.demand.rho = rho
     return queue
 
 
@@ -649,7 +649,7 @@ def test_a_new_queue_is_open_and_empty():
     state = queue.state(0.0)
     assert state.bulk_s == pytest.approx(0.5 / 1.1 - 0.2)
     assert state._replace(bulk_s=0) == (0, 0, 0, 0, 0, 0, 0, astuple(MODEL), 1, 0.1, (0, 0, 0), 0, (), 1)
-    assert queue.pass_tokens == 0
+    assert queue.limits.pass_tokens == 0
 
 
 def test_a_state_says_all():
@@ -673,12 +673,12 @@ def test_a_state_tells_those_above_their_share_when_it_opens_to_them():
     queue = running(300, query(260, 9), greedy_share=0.5)
     assert queue.state(0.2)[-3:] == (0.0, (), 1)
     queue = shared(queue, 0.2, quiet=Kind.QUIET, greedy=Kind.UNDER)
-    queue._shares.waits(queue._shares.accounts["greedy"], 0.285)
+    queue.demand.shares.waits(queue.demand.shares.accounts["greedy"], 0.285)
     state = queue.state(0.2)
     assert (state.opens_s, state.quiet_opens_s, state.greedy) == (pytest.approx(0.3), 0, ["greedy"])
-    queue.policy = Policy(1.0, depth=0)
+    queue.configure(Policy(1.0, depth=0), MODEL, calibrated=True)
     assert queue.state(0.2).greedy == ()
-    queue.policy = Policy(1.0, "depth", 9)
+    queue.configure(Policy(1.0, "depth", 9), MODEL, calibrated=True)
     assert queue.state(0.2).greedy == ()
 
 
@@ -691,7 +691,7 @@ def answered(*offers, slo_s=1.0, late=1.05, whole=True):
     for one in offers:
         assert queue.offer(0.0, [one])
     run = queue.start(0.05)
-    ends = 0.05 + late * queue.planned_s
+    ends = 0.05 + late * queue.run.planned_s
     queue.passed(ends, run)
     queue.ended(ends, whole=whole)
     return queue
@@ -732,14 +732,14 @@ def test_a_run_that_another_model_planned_teaches_nothing():
     queue.configure(Policy(2.0), CostModel.of_curve(0.01, 0.1), calibrated=True)
     queue.ended(9.0)
     assert (queue.learning.factor, queue.learning.margin) == (1.0, 0.05)
-    assert queue._fairness.mean_s == pytest.approx(0.01)
-    assert queue._pacing.pause_s == pytest.approx(0.003)
+    assert queue.demand.fairness.mean_s == pytest.approx(0.01)
+    assert queue.limits.pacing.pause_s == pytest.approx(0.003)
 
 
 def test_another_policy_leaves_what_was_learned_and_counts_at_once():
     queue = running(300, query(10, 9), factor=1.25)
     queue.configure(Policy(2.0, bulk_share=0.25), MODEL, calibrated=True)
-    assert (queue.learning.factor, queue.learning.margin, queue.waiting) == (1.25, 0.25, 1)
+    assert (queue.learning.factor, queue.learning.margin, queue.queue.count) == (1.25, 0.25, 1)
     assert queue.state(0.2).bulk_s == pytest.approx(0.25 * 2.0 * 0.8 / 1.25 - 0.2)
     assert takes(queue, 0.2, query(1000, 3.2))
 
@@ -747,7 +747,7 @@ def test_another_policy_leaves_what_was_learned_and_counts_at_once():
 def test_what_is_called_off_leaves_no_work_behind():
     some = [patient(ms, 9) for ms in (300, 50, 40, 30)]
     queue = running(300, query(100, 9), *some)
-    queue.remove([some[0], queue._urgent[0]])
+    queue.remove([some[0], queue.queue.urgent[0]])
     assert has_room(queue, 0.2, 2.0, 600 - 60 - 50)  # their share of any run and the largest of them
     queue.remove(some[1:3])
     assert has_room(queue, 0.2, 2.0, 600 - 30)

@@ -82,7 +82,7 @@ def test_one_admission_looks_at_none_of_those_that_wait():
     queue.start(0.0)
     for i in range(1000):
         assert queue.offer(0.0, [Query(75, 0.9 + 1e-5 * i)])
-    queue._urgent, queue._patient = Counted(queue._urgent), Counted()
+    queue.queue.urgent, queue.queue.patient = Counted(queue.queue.urgent), Counted()
     queue.offer(0.01, [Query(75, 1.0)])
     queue.offer(0.01, [Query(75, 5.0, patient=True)])
     queue.start_in_s(0.01)

@@ -11,7 +11,7 @@ _SHORTEST_PAUSE_S = 0.001  # about three arrivals of one burst through the HTTP 
 _LARGEST_PAUSE_SHARE = 0.1  # of beta, where beta is so small that the shortest pause would matter
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pacing:
     """`pause_s` for each waiting query (up to three) after the last arrival, `longest_s` after the first."""
 

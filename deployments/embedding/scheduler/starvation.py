@@ -8,7 +8,7 @@ refused more than `_AIM` times as often as short ones.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _AIM = 2.5  # from here on room is kept, so that long queries are refused at most three times as often
 _LONG, _SHORT = 2.0, 1.0  # of the mean cost: more is long, less is short
@@ -37,12 +37,9 @@ class Fairness:
 
     mean_s: float
     long_s: float = 0.0  # mean cost of the long ones
-    _long: _Kind = None  # type: ignore[assignment]
-    _short: _Kind = None  # type: ignore[assignment]
+    _long: _Kind = field(default_factory=_Kind)
+    _short: _Kind = field(default_factory=_Kind)
     _at: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._long, self._short = _Kind(), _Kind()
 
     @property
     def reserve_s(self) -> float:

@@ -1,0 +1,256 @@
+"""Admission by predicted finish: a query is admitted if it ends before its deadline. Pure.
+
+Symbols. Work is in planned device seconds, which the cost model says; the others are seconds on the clock:
+
+    c           cost of the query
+    U, W        work of the urgent queries that wait; work of the next run, which is U and the patient queries it takes
+    L           time that the running run still needs
+    left, t     time to the query's deadline; time to the earliest deadline in the next run, this query's included
+    f, m        factor and margin (`learning`)
+    rho         work that arrives in a second
+
+A query is admitted if the next run still fits into the SLO, and
+
+    answers come at the run's end       L + f (beta + W + c) <= t / (1 + m)
+    and it is the first of the next     L <= (left / (1 + m) - f beta) / (1 + f rho)
+      run while another one runs
+    answers come pass by pass           L + f (beta + U + c + pass) <= left / (1 + m)
+      (on an idle device: as at the end)
+    it is patient                       L + ceil(patient work / its share of any run) * SLO <= left / (1 + m); one run
+                                        more where urgent queries wait and answers come at the run's end
+
+- Pass by pass, a new query delays no query with an earlier deadline. Queries with later deadlines are still in time,
+  because this query is. So only its own deadline is checked.
+- Without the term with rho, one early query would make the next run short.
+- While tenants ask for more than there is, those over their share leave room to the others (`fair_share`). A query of a
+  tenant that asks for less than its share goes by the rules above, with rho 0.
+- A slow device may refuse every query for ever. So an idle device sometimes admits one as a probe (`probe`).
+
+`make bench ARGS=admission` compares these rules with simpler ones.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from deployments.admission.fair_share import Account, Kind
+from deployments.admission.probe import IdleProbe
+from deployments.embedding.scheduler.current_run import CurrentRun, Outlook
+from deployments.embedding.scheduler.demand import Demand
+from deployments.embedding.scheduler.limits import Limits
+from deployments.embedding.scheduler.run_queue import RunQueue
+from deployments.embedding.scheduler.state import Query
+
+_NEVER = math.inf
+_GREEDY = Account(1.0, kind=Kind.UNDER)  # any tenant that asks for more than its share
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class Admission(ABC):
+    """A rule of admission. What is not abstract is right for a rule that promises no time."""
+
+    limits: Limits
+    queue: RunQueue
+    run: CurrentRun
+    demand: Demand
+
+    @abstractmethod
+    def fitting(self, now: float, queries: Sequence[Query], total_s: float, outlook: Outlook, run_s: float) -> int:
+        """How many of the first of these have room; `total_s`: their cost; `run_s`: the most work of a run."""
+
+    @abstractmethod
+    def is_full(self, now: float, outlook: Outlook) -> bool:
+        """No query of the mean cost would be admitted."""
+
+    @abstractmethod
+    def opens_s(self, now: float, outlook: Outlook, *, greedy: bool = False) -> float:
+        """Seconds until a query of the mean cost that allows the SLO would be admitted; 0: now. `greedy`: of a tenant
+        that asks for more than its share.
+        """
+
+    @property
+    @abstractmethod
+    def bulk_room_s(self) -> float:
+        """Room for bulk queries."""
+
+    @property
+    def greedy(self) -> Sequence[str]:
+        """Tenants to which the device opens later than to others."""
+        return ()
+
+    def promote(self, _now: float, _queries: Sequence[Query], _total_s: float) -> None:  # noqa: B027 - not abstract
+        """Make patient queries urgent where they would be better off."""
+
+    def never(self, _cost_s: float, _left_s: float) -> bool:
+        """A query of that cost does not end within `left_s` on an idle device either."""
+        return False
+
+    def may_wait_s(self, _now: float, _query: Query, _f: float) -> float:
+        """Seconds that an idle device may wait before it starts what waits, this query among it."""
+        return _NEVER
+
+    def patient_s(self, _now: float, _urgent: Sequence[Query]) -> tuple[float, float]:
+        """Patient work that a run takes behind these urgent queries; and the most with their share of any run, which is
+        less only where the urgent ones would wait for it.
+        """
+        return _NEVER, _NEVER
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class FinishAdmission(Admission):
+    """By predicted finish. `is_probe`: the running run is a probe, or what waits."""
+
+    is_probe: bool = False
+    _probe: IdleProbe = field(default_factory=IdleProbe)
+
+    def fitting(self, now: float, queries: Sequence[Query], total_s: float, outlook: Outlook, run_s: float) -> int:
+        if self.limits.policy.depth == 0:
+            return 0
+        room_s = self._room_for(now, queries[0], outlook, run_s)
+        idle = not (self.run.is_running or self.queue.count)
+        if idle:
+            self.is_probe = total_s > room_s and self._may_probe(now, queries, total_s)
+        if room_s < self.demand.reserve_s > max(q.cost_s for q in queries) and not self.demand.prefers(queries[0]):
+            room_s = 0.0  # it is kept for a long query
+        if total_s <= room_s or (idle and self.is_probe):
+            return len(queries)
+        taken = 0
+        for query in queries:
+            room_s -= query.cost_s
+            if room_s < 0:
+                break
+            taken += 1
+        return taken
+
+    def is_full(self, now: float, outlook: Outlook) -> bool:
+        return self._slo_room_s(now, outlook) < self.demand.fairness.mean_s
+
+    def opens_s(self, now: float, outlook: Outlook, *, greedy: bool = False) -> float:
+        room_s = self._slo_room_s(now, outlook)
+        return self._room_in_s(now, outlook, self.demand.shared_s(_GREEDY, room_s, outlook[1]) if greedy else room_s)
+
+    @property
+    def bulk_room_s(self) -> float:
+        return self.limits.bulk_s - self.queue.patient_s
+
+    @property
+    def greedy(self) -> Sequence[str]:
+        return self.demand.shares.greedy
+
+    def promote(self, now: float, queries: Sequence[Query], total_s: float) -> None:
+        """Where the device is idle, they fit into the SLO, and are more work than patient queries' share of a run."""
+        limits, first = self.limits, queries[0]
+        slo_s = limits.policy.slo_s
+        if first.bulk or self.run.is_running or self.queue.count or total_s > limits.idle_room_s(slo_s):
+            return
+        if total_s > self._patient_room_s(now, first, (limits.factor, limits.pacing.pause_s)):
+            for query in queries:
+                query.patient, query.due = False, min(query.due, now + slo_s)
+
+    def never(self, cost_s: float, left_s: float) -> bool:
+        """Eq. 11, as quick as the device is known to be: one that is slow just now may be asked again."""
+        limits, policy = self.limits, self.limits.policy
+        longest_s = _NEVER if policy.depth is None else policy.slo_s
+        return min(1.0, limits.factor) * (limits.model.beta_s + cost_s) > min(left_s, longest_s)
+
+    def may_wait_s(self, now: float, query: Query, f: float) -> float:
+        limits, queue = self.limits, self.queue
+        if query.patient:
+            return (query.due - now) * limits.deadline_share - limits.policy.slo_s
+        left_s = (queue.urgent[0].due - now) * limits.deadline_share
+        return left_s - f * (limits.model.beta_s + queue.urgent_s + queue.next_patient_s)
+
+    def patient_s(self, now: float, urgent: Sequence[Query]) -> tuple[float, float]:
+        limits = self.limits
+        f, urgent_s = limits.factor * (1 + limits.margin), sum(query.cost_s for query in urgent)
+        fill_s = limits.policy.bulk_share * limits.policy.slo_s / f - limits.model.beta_s - urgent_s
+        if urgent and not limits.pass_tokens:
+            most_s = (urgent[0].due - now) / f - limits.model.beta_s - urgent_s
+            return min(fill_s, most_s), most_s
+        return fill_s, _NEVER
+
+    def ended(self, *, whole: bool) -> None:
+        """A run has ended."""
+        if not self.is_probe:
+            self._probe.reset()
+        elif whole:
+            self._probe.back_off()
+        self.is_probe = False
+
+    def _room_for(self, now: float, query: Query, outlook: Outlook, run_s: float) -> float:
+        if query.patient:
+            return self._patient_room_s(now, query, outlook)
+        account, left_s, rho = query.account, query.due - now, self.demand.rho
+        if account is None or not self.demand.shares.has_level:
+            return self._room_s(now, left_s, outlook, run_s, rho)
+        if account.kind == Kind.QUIET:
+            return self._room_s(now, left_s, outlook, self.limits.run_s, 0.0)
+        room_s = self._room_s(now, left_s, outlook, self.limits.run_s, rho)
+        return self.demand.shared_s(account, room_s, outlook[1])
+
+    def _slo_room_s(self, now: float, outlook: Outlook) -> float:
+        """For a query that allows the SLO."""
+        return self._room_s(now, self.limits.policy.slo_s, outlook, self.limits.run_s, self.demand.rho)
+
+    def _room_s(self, now: float, left_s: float, outlook: Outlook, run_s: float, rho: float) -> float:
+        """Room for urgent work in a run of at most `run_s`, below 0 where there is none. `left_s`: to the deadline."""
+        limits, queue, is_running, (f, until_s) = self.limits, self.queue, self.run.is_running, outlook
+        beta_s, work_s = limits.model.beta_s, queue.next_run_s
+        left_s *= limits.deadline_share
+        if limits.pass_tokens and is_running:  # patient ones are behind it in the run
+            return min(run_s - work_s, (left_s - until_s) / f - beta_s - queue.urgent_s - limits.pass_s)
+        if is_running and not queue.urgent and until_s > (left_s - f * beta_s) / (1 + f * rho):
+            return 0.0
+        for line in (queue.urgent, queue.patient[:1]):
+            if line:
+                left_s = min(left_s, (line[0].due - now) * limits.deadline_share)
+        return min(run_s - work_s, (left_s - until_s) / f - beta_s - work_s)
+
+    def _patient_room_s(self, now: float, query: Query, outlook: Outlook) -> float:
+        limits, queue, slo_s, (f, until_s) = self.limits, self.queue, self.limits.policy.slo_s, outlook
+        left_s = (query.due - now) * limits.deadline_share
+        with_it_s = f * (limits.model.beta_s + queue.urgent_s + query.cost_s)
+        longer_s = max(0.0, with_it_s + f * queue.next_patient_s - slo_s)  # the next run than others
+        runs = math.floor(max(0.0, (left_s - until_s - longer_s) / slo_s))
+        if queue.urgent and not limits.pass_tokens:
+            runs -= 1
+        room_s = runs * limits.patient_run_s - queue.patient_s
+        if query.bulk:  # no more than the next run may take: the rest waits at the Router, for whichever device is free
+            room_s = min(room_s, self.bulk_room_s)
+        if not queue.patient and runs >= 1:
+            room_s = max(room_s, query.cost_s)  # one that is larger than the share is let through by itself
+        return room_s
+
+    def _may_probe(self, now: float, queries: Sequence[Query], total_s: float) -> bool:
+        """Whether an idle device admits these queries as a probe. Several at once must be in time if it is quick."""
+        limits = self.limits
+        in_time = limits.pacing.pause_s + limits.model.beta_s + total_s <= queries[0].due - now
+        if not in_time and len(queries) > 1:
+            return False
+        hopeful = in_time and limits.factor > 1
+        return now - self.run.since > self._probe.after_s(limits.policy.slo_s, hopeful=hopeful)
+
+    def _room_in_s(self, now: float, outlook: Outlook, room_s: float) -> float:
+        """Seconds until a query of the mean cost has room. `room_s`: that there is now for it."""
+        limits, queue, is_running, (f, until_s) = self.limits, self.queue, self.run.is_running, outlook
+        policy, model = limits.policy, limits.model
+        cost_s = max(self.demand.fairness.mean_s, self.demand.reserve_s)
+        if model.cost_s(1) <= (idle_s := limits.idle_room_s(policy.slo_s)) < cost_s:
+            cost_s = idle_s  # shorter ones are admitted
+        missing_s = cost_s - room_s
+        if missing_s <= 0:
+            return 0.0
+        if not is_running and not queue.count:
+            return max(0.0, self.run.since + self._probe.after_s(policy.slo_s, hopeful=limits.factor > 1) - now)
+        slo_s, beta_s, work_s = policy.slo_s * limits.deadline_share, model.beta_s, queue.next_run_s
+        if limits.pass_tokens and is_running:
+            if f * missing_s <= until_s and limits.run_s - work_s >= cost_s:
+                return f * missing_s
+            return until_s + max(0.0, f * (2 * beta_s + work_s + limits.pass_s + cost_s) - slo_s)
+        latest_s = (slo_s - f * beta_s) / (1 + f * self.demand.rho)  # of a run's rest, for somebody to open the next
+        if is_running and not queue.urgent and until_s > latest_s:
+            return until_s - latest_s
+        return until_s + max(0.0, f * (beta_s + work_s) - latest_s)

@@ -1,0 +1,89 @@
+"""What is asked of a device: work a second, by which tenants, how long queries; and for whom room is kept. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from deployments.admission.fair_share import Account, Kind, Shares, Tenant
+from deployments.embedding.scheduler.limits import Limits
+from deployments.embedding.scheduler.starvation import Fairness
+from deployments.embedding.scheduler.state import Query
+
+_LEAST_OTHERS = 0.25  # of a run: the others have at least so much of it, also where the SLO is short
+# If no setting says what the others have of a run: half of beta, but no less and no more than these shares of the run.
+# Of more than half, too many queries of a quiet tenant find no room where answers come at a run's end.
+_BETA_OTHERS, _SHORTEST_OTHERS, _LONGEST_OTHERS = 0.5, 0.1, 0.25
+_FADE_S = 0.01
+_RHO_S = 3.0  # over which the arrival of work is averaged
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class Demand:
+    """`rho`: work that arrives in a second. `shares`: what tenants asked for and got. `fairness`: the same for long
+    and short queries.
+    """
+
+    limits: Limits
+    fairness: Fairness
+    shares: Shares = field(default_factory=Shares)
+    rho: float = 0.0
+    _rho_at: float = 0.0
+
+    def arrives(self, now: float, work_s: float, tenant: Tenant | None = None) -> None:
+        """So much work asks for this device. `tenant`: whose, of what a Router has refused by itself."""
+        if tenant is not None:
+            self.shares.account(now, tenant).offered_s += work_s
+        if now - self._rho_at > _FADE_S:  # oftener would only cost
+            self.rho *= math.exp((self._rho_at - now) / _RHO_S)
+            self._rho_at = now
+        self.rho += work_s / _RHO_S
+
+    def open_account(self, now: float, tenant: Tenant, queries: Sequence[Query]) -> None:
+        account = self.shares.account(now, tenant)
+        for query in queries:
+            query.account = account
+
+    def note(self, now: float, queries: Sequence[Query], taken: int, total_s: float) -> None:
+        """The first `taken` of these were admitted: for the fairness to tenants, and to long queries."""
+        if (account := queries[0].account) is not None:
+            account.count(total_s, total_s if taken == len(queries) else sum(query.cost_s for query in queries[:taken]))
+        refused = queries[taken:]
+        # No room that is kept would help a query that an idle device refuses, too.
+        if refused and any(query.cost_s > self.limits.idle_room_s(query.due - now) for query in refused):
+            return
+        self.fairness.offered(now, total_s / len(queries), refused=bool(refused))
+
+    @property
+    def reserve_s(self) -> float:
+        """Room that is kept for a long query; none for one that an idle device would refuse as well."""
+        reserve_s = self.fairness.reserve_s
+        return reserve_s if reserve_s and reserve_s <= self.limits.idle_room_s(self.limits.policy.slo_s) else 0.0
+
+    def shared_s(self, account: Account, room_s: float, until_s: float) -> float:
+        """Of that room in the next run, which starts in `until_s`, what a tenant may take that asks for more than its
+        share.
+        """
+        if self.shares.has_quiet:
+            room_s = min(room_s, self._others_run_s - self.shares.others_waiting_s)
+        return room_s - self.shares.kept_s(account, self.fairness.mean_s, until_s)
+
+    @property
+    def _others_run_s(self) -> float:
+        """The most work of a run of those who ask for more than their share: after its start a quiet tenant's query is
+        still in time. They have at least a part of each run.
+        """
+        limits, beta_s = self.limits, self.limits.model.beta_s
+        slo_s = limits.policy.slo_s * limits.deadline_share / limits.factor
+        runs_s = 2 * (beta_s + self.fairness.mean_s)  # this run, and the one after it
+        in_time_s = slo_s * (1 - 2 * self.shares.quiet_rho) - runs_s - limits.pass_s
+        share, most_s = limits.policy.greedy_share, limits.run_s
+        if share is None:
+            share = min(_LONGEST_OTHERS, max(_SHORTEST_OTHERS, _BETA_OTHERS * beta_s / max(most_s, 1e-9)))
+        return min(share * most_s, max(in_time_s, _LEAST_OTHERS * most_s))
+
+    def prefers(self, query: Query) -> bool:
+        """It gets room that is kept for long queries: it is patient, or its tenant asks for less than its share."""
+        account = query.account
+        return query.patient or (self.shares.has_level and account is not None and account.kind == Kind.QUIET)

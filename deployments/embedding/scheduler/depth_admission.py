@@ -1,0 +1,50 @@
+"""Admission by count: Algorithm 1 of WindVE, `queries that wait and run < depth`. Pure.
+
+It is in force with `admission: depth`, and admits the trial queries of a calibration, each by the depth that it names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deployments.embedding.scheduler.admission import Admission
+from deployments.embedding.scheduler.current_run import Outlook
+from deployments.embedding.scheduler.state import Query
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class DepthAdmission(Admission):
+    """`depth`: of the calibration's latest trial query; None: the policy's is in force."""
+
+    depth: int | None = None
+
+    def fitting(self, _now: float, queries: Sequence[Query], _total_s: float, _outlook: Outlook, _run_s: float) -> int:
+        """Without the places that the queries' tenant leaves to others."""
+        first = queries[0]
+        free, account = self._free(bulk=first.bulk), first.account
+        if account is not None and not first.patient:
+            alpha_s, slo_s = self.limits.model.alpha_s, self.limits.policy.slo_s
+            free = max(0, free - math.ceil(self.demand.shares.kept_s(account, alpha_s, slo_s) / alpha_s))
+        return min(len(queries), free)
+
+    def is_full(self, _now: float, _outlook: Outlook) -> bool:
+        return not self._free(bulk=False)
+
+    def opens_s(self, _now: float, outlook: Outlook, *, greedy: bool = False) -> float:  # noqa: ARG002 - to all alike
+        f, until_s = outlook
+        return 0.0 if self._free(bulk=False) else min(until_s, f * self.limits.pass_s or until_s)
+
+    @property
+    def bulk_room_s(self) -> float:
+        return self._free(bulk=True) * self.limits.model.alpha_s
+
+    def _free(self, *, bulk: bool) -> int:
+        """Places by Algorithm 1. Bulk queries have a share of them."""
+        limit = self.depth if self.depth is not None else self.limits.policy.depth or 0
+        free = limit - self.queue.count - self.run.unanswered
+        if bulk and limit:
+            held = self.run.bulk + sum(query.bulk for query in self.queue.patient)
+            free = min(free, max(1, int(limit * self.limits.policy.bulk_share)) - held)
+        return max(0, free)
