@@ -465,6 +465,24 @@ def test_a_calibrations_burst_becomes_one_run():
     assert queue.start_in_s(0.05) == 0  # nobody can join
 
 
+def test_ordinary_queries_do_not_cut_a_calibrations_burst():
+    queue = queue_of()
+    queue.offer(0.0, [trial := query(10)], depth=9)
+    assert queue.offer(0.03, [query(10)])
+    assert queue.start_in_s(0.04) == pytest.approx(0.06)
+    assert queue.offer(0.04, [query(10, 0.3525)])  # 250 ms less 230: nobody who is admitted waits longer
+    assert queue.start_in_s(0.04) == pytest.approx(0.02)
+    queue.remove([trial])
+    queue.demand.fairness.mean_s = 1e-6  # somebody could still join
+    assert queue.start_in_s(0.041) == pytest.approx(0.04 + 2 * 0.006 - 0.041)
+
+
+def test_a_trial_query_that_is_refused_holds_back_no_ordinary_ones():
+    queue = admit(queue_of(), 0.0, query(10))
+    assert not queue.offer(0.0, [query(10)], depth=1)
+    assert queue.start_in_s(0.0) == pytest.approx(0.006)
+
+
 def test_what_waits_at_a_runs_end_has_waited_already():
     queue = running(300, query(10))
     queue.ended(0.5)

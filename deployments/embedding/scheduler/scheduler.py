@@ -56,7 +56,7 @@ class Schedule:
         self._by_finish, self._by_depth = FinishAdmission(*parts), DepthAdmission(*parts)
         self._by_trial = DepthAdmission(*parts)
         self.admission: Admission
-        self._is_trial = False  # the latest offer was a calibration's, by a depth
+        self._trials: list[Query] = []  # a calibration's, admitted by the depth that they name, that wait
         self._first = self._last = 0.0  # arrivals of what waits for an idle device
         self._start_by = _NEVER  # or somebody who waits for an idle device would be late
         self._apply()
@@ -126,7 +126,6 @@ class Schedule:
         taken = admission.fitting(now, queries, total_s, outlook, run_s)
         if taken < len(queries) and not partial:
             taken = 0
-        self._is_trial = depth is not None
         if depth is None and not first.patient:
             self.demand.note(now, queries, taken, total_s)
         if taken:
@@ -141,6 +140,8 @@ class Schedule:
             self._first, self._start_by = now, _NEVER
         self._last = now
         queue.add(queries)
+        if admission is self._by_trial:
+            self._trials += queries
         if (in_flight := queue.count + self.run.unanswered) > self.most:
             self.most = in_flight
         work_s = queue.next_run_s
@@ -166,11 +167,11 @@ class Schedule:
         ready = 0 if self.run.is_running else self.queue.ready
         if not ready:
             return None
-        admission = self._by_trial if self._is_trial else self.admission
+        admission = self._by_trial if self._trials else self.admission
         if admission.is_full(now, self._outlook(now)):
             return 0.0
-        if self._is_trial:  # a calibration's burst, which is to be one run
-            return max(0.0, self._first + self.limits.pacing.longest_s - now)
+        if self._trials:  # a calibration's burst, which is to be one run
+            return max(0.0, min(self._start_by, self._first + self.limits.pacing.longest_s) - now)
         wait_s = self._start_at(ready, self._last) - now
         return wait_s if wait_s > _NOW_S else 0.0
 
@@ -204,6 +205,7 @@ class Schedule:
         gone = set(map(id, queries))
         if gone:
             self.queue.remove(gone)
+            self._trials = [query for query in self._trials if id(query) not in gone]
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
