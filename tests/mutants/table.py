@@ -4,6 +4,7 @@ MODULES = {
     "deployments/embedding/scheduler/cost_model.py": "test_cost_model",
     "deployments/embedding/scheduler/starvation.py": "test_fairness",
     "deployments/admission/learning.py": "test_learning",
+    "deployments/admission/least_squares.py": "test_cost_model",
     "deployments/embedding/scheduler/pacing.py": "test_pacing",
     "deployments/admission/probe.py": "test_idle_probe",
     "deployments/admission/quota.py": "test_quota",
