@@ -58,7 +58,7 @@ class View(ReplicaView[ReplicaState]):
     def most_queries(self, tokens: float, slo_s: float, depth: int | None) -> float:
         """Queries of so many tokens that it would admit at once if it were idle."""
         factor, margin = (1.0, 0.0) if self.state is None else (self.state.factor, self.state.margin)
-        limits = Limits(self.model, Policy(slo_s, depth=depth), factor=factor, margin=margin)
+        limits = Limits(self.model, Policy(slo_s, depth=depth), 0, factor, margin)
         return max(0.0, limits.idle_room_s(slo_s)) / max(1e-9, self.model.cost_s(round(tokens)))
 
     def bulk_room_s(self, *, by_count: bool) -> float:

@@ -12,6 +12,7 @@ import pytest
 
 from deployments.admission.fair_share import Account, Kind, Tenant
 from deployments.embedding.scheduler.cost_model import CostModel
+from deployments.embedding.scheduler.limits import is_patient
 from deployments.embedding.scheduler.scheduler import Schedule
 from deployments.embedding.scheduler.state import Policy, Query
 
@@ -135,6 +136,13 @@ def test_work_is_counted_once_and_not_that_of_patient_queries():
 )
 def test_room_for_a_patient_query(queue, now, allowed_s, ms):
     assert has_room(queue, now, allowed_s, ms, patient)
+
+
+def test_who_is_patient():
+    """Who allows more than two SLOs; by a count, and in a calibration, nobody."""
+    assert [is_patient("finish", 0.5, allowed_s, trial=False) for allowed_s in (1.0, 1.001)] == [False, True]
+    assert not is_patient("depth", 0.5, 9.0, trial=False)
+    assert not is_patient("finish", 0.5, 9.0, trial=True)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ class Admission(ABC):
         """No query of the mean cost would be admitted."""
 
     @abstractmethod
-    def opens_s(self, now: float, outlook: Outlook, *, greedy: bool = False) -> float:
+    def opens_s(self, now: float, outlook: Outlook, *, greedy: bool) -> float:
         """Seconds until a query of the mean cost that allows the SLO would be admitted; 0: now. `greedy`: of a tenant
         that asks for more than its share.
         """
@@ -128,7 +128,7 @@ class FinishAdmission(Admission):
     def is_full(self, now: float, outlook: Outlook) -> bool:
         return self._slo_room_s(now, outlook) < self.demand.fairness.mean_s
 
-    def opens_s(self, now: float, outlook: Outlook, *, greedy: bool = False) -> float:
+    def opens_s(self, now: float, outlook: Outlook, *, greedy: bool) -> float:
         room_s = self._slo_room_s(now, outlook)
         return self._room_in_s(now, outlook, self.demand.shared_s(_GREEDY, room_s, outlook[1]) if greedy else room_s)
 
@@ -199,15 +199,15 @@ class FinishAdmission(Admission):
         """Room for urgent work in a run of at most `run_s`, below 0 where there is none. `left_s`: to the deadline."""
         limits, queue, is_running, (f, until_s) = self.limits, self.queue, self.run.is_running, outlook
         beta_s, work_s = limits.model.beta_s, queue.next_run_s
-        left_s *= limits.deadline_share
+        left_s, room_s = left_s * limits.deadline_share, run_s - work_s
         if limits.pass_tokens and is_running:  # patient ones are behind it in the run
-            return min(run_s - work_s, (left_s - until_s) / f - beta_s - queue.urgent_s - limits.pass_s)
+            return min(room_s, (left_s - until_s) / f - beta_s - queue.urgent_s - limits.pass_s)
         if is_running and not queue.urgent and until_s > (left_s - f * beta_s) / (1 + f * rho):
             return 0.0
         for line in (queue.urgent, queue.patient[:1]):
             if line:
                 left_s = min(left_s, (line[0].due - now) * limits.deadline_share)
-        return min(run_s - work_s, (left_s - until_s) / f - beta_s - work_s)
+        return min(room_s, (left_s - until_s) / f - beta_s - work_s)
 
     def _patient_room_s(self, now: float, query: Query, outlook: Outlook) -> float:
         limits, queue, slo_s, (f, until_s) = self.limits, self.queue, self.limits.policy.slo_s, outlook

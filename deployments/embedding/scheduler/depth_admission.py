@@ -32,7 +32,7 @@ class DepthAdmission(Admission):
     def is_full(self, _now: float, _outlook: Outlook) -> bool:
         return not self._free(bulk=False)
 
-    def opens_s(self, _now: float, outlook: Outlook, *, greedy: bool = False) -> float:  # noqa: ARG002 - to all alike
+    def opens_s(self, _now: float, outlook: Outlook, *, greedy: bool) -> float:  # noqa: ARG002 - to all alike
         f, until_s = outlook
         return 0.0 if self._free(bulk=False) else min(until_s, f * self.limits.pass_s or until_s)
 

@@ -27,9 +27,9 @@ class Limits:
 
     model: CostModel
     policy: Policy
-    pass_tokens: int = 0
-    factor: float = 1.0
-    margin: float = 0.0
+    pass_tokens: int
+    factor: float
+    margin: float
     deadline_share: float = field(init=False)  # 1 / (1 + margin): so much of the time to a deadline may be filled
     run_s: float = field(init=False)  # the most work that one run may hold
     patient_run_s: float = field(init=False)  # patient work that every run takes, however many urgent queries wait

@@ -15,8 +15,8 @@ _LARGEST_PAUSE_SHARE = 0.1  # of beta, where beta is so small that the shortest 
 class Pacing:
     """`pause_s` for each waiting query (up to three) after the last arrival, `longest_s` after the first."""
 
-    pause_s: float = 0.0
-    longest_s: float = 0.0
+    pause_s: float
+    longest_s: float
 
     @classmethod
     def of_beta(cls, beta_s: float) -> Pacing:

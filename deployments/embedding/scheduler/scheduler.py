@@ -57,8 +57,8 @@ class Schedule:
         self._by_trial = DepthAdmission(*parts)
         self.admission: Admission
         self._trials: list[Query] = []  # a calibration's, admitted by the depth that they name, that wait
-        self._first = self._last = 0.0  # arrivals of what waits for an idle device
-        self._start_by = _NEVER  # or somebody who waits for an idle device would be late
+        # Of what waits for an idle device: its first and last arrival, and when it starts or somebody would be late.
+        self._first = self._last = self._start_by = _NEVER
         self._apply()
 
     # --- what is in force ---------------------------------------------------------------------------------------------
@@ -218,7 +218,9 @@ class Schedule:
 
     def opens_s(self, now: float) -> float:
         """Seconds until a query of the mean cost that allows the SLO would be admitted; 0: now; inf: closed."""
-        return _NEVER if self.limits.policy.depth == 0 else self.admission.opens_s(now, self._outlook(now))
+        return (
+            _NEVER if self.limits.policy.depth == 0 else self.admission.opens_s(now, self._outlook(now), greedy=False)
+        )
 
     def state(self, now: float) -> ReplicaState:
         """What Routers go by until they hear again."""
