@@ -164,9 +164,8 @@ class Runner(RouterSessions[RouterSession, Report]):
         self._tell_of_room()  # who was told that it is closed would not ask again
 
     def _take(self, session: RouterSession, offer: Offer, now: float) -> None:
-        policy = self.schedule.limits.policy
+        policy, due = self.schedule.limits.policy, now + offer.left_s
         patient = offer.bulk or is_patient(policy.admission, policy.slo_s, offer.left_s, trial=offer.trial)
-        due = now + offer.left_s
         queries = [
             Query(
                 len(ids),

@@ -321,8 +321,8 @@ def test_a_step_is_not_short_for_a_row_of_the_host_that_has_no_part_in_it(row_s,
     assert schedule.offer(0.0, Generation(2000, 1, 99.0))
     (row,) = lying(schedule.host.room, 1, on_host=True)
     schedule.scatter.margin = 0.0
-    row.generation.tpot_s, row.generation.first_at, schedule._crowded = 99.0, 4.0 - 99.0, True
-    schedule._running.append(row)
+    row.generation.tpot_s, row.generation.first_at, schedule.crowded = 99.0, 4.0 - 99.0, True
+    schedule.running.append(row)
     assert schedule.next_step(0.0)[0].tokens == tokens
 
 
