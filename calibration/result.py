@@ -21,7 +21,7 @@ from calibration.prove.proof import Step, Verification
 from calibration.prove.stream import StreamProof
 from calibration.report.report_model import (
     CostReport,
-    HeterogeneousReport,
+    CpuOverflowReport,
     LatenciesReport,
     LengthReport,
     PoolReport,
@@ -115,7 +115,7 @@ class CalibrationResult:
         if self.why_without_cpu is None:
             self.why_without_cpu = reason
             self.note(
-                f"heterogeneous computing is switched off (cpu.queue_depth: 0): {reason}; args.heterogeneous: false "
+                f"heterogeneous computing is switched off (cpu.queue_depth: 0): {reason}; args.cpu_overflow: false "
                 "frees the CPU replica's memory too, at the next restart"
             )
 
@@ -150,7 +150,7 @@ class CalibrationResult:
             "proved": self.proved,
         }
         if self.why_without_cpu is not None:
-            record["heterogeneous"] = f"off: {self.why_without_cpu}"
+            record["cpu_overflow"] = f"off: {self.why_without_cpu}"
         return record
 
     def _devices(self, pool: str) -> list[str]:
@@ -162,7 +162,7 @@ class CalibrationResult:
             **head_of(self, problem, written, proven=bool(self.verification)),
             settings=SettingsReport(**asdict(self.options), confidence=CONFIDENCE),
             pools={pool: self._pool(pool) for pool in self.pools},
-            heterogeneous=HeterogeneousReport(
+            cpu_overflow=CpuOverflowReport(
                 used=bool(self.depths.get(CPU)) and ACCELERATOR in self.depths, reason=self.why_without_cpu
             ),
             fine_tuning=[_tuning(step) for step in self.steps],

@@ -84,7 +84,7 @@ class Calibration:
             if not estimate_only:
                 await self._tune(trials, estimates)
                 await self._verify(trials)
-                if self._router.admission == "finish":
+                if self._router.admission == "deadline":
                     await self._prove_streams(trials)
                 await self._check_replicas()
         finally:

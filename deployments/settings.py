@@ -61,7 +61,7 @@ class EmulatedDevice(Strict):
 
     alpha_s: Annotated[float, Field(ge=0)]
     beta_s: Annotated[float, Field(ge=0)]
-    pass_queries: PositiveInt | None = None  # so many leave together, in order; none: all at the end of the run
+    micro_batch_queries: PositiveInt | None = None  # so many leave together, in order; none: all at the end of the run
     tile_queries: PositiveInt = 1  # larger: a run costs as much as the next multiple of so many of its mean query
     curvature: Annotated[float, Field(ge=0)] = 0.0  # larger: w seconds of work take w * (1 + curvature * w); beta_s not
     drift: Annotated[float, Field(ge=1)] = 1.0  # larger: the device becomes so many times slower while it is in use
@@ -74,11 +74,11 @@ class EmulatedDevice(Strict):
 
 
 class Autoscaled(Strict):
-    """Replicas that follow the load: as many as keep the queues at `fill`, a share of the SLO or the depth."""
+    """Replicas that follow the load, by `target_utilization`: how full the queues are kept, of the SLO or the depth."""
 
     min: PositiveInt
     max: PositiveInt
-    fill: Share = 0.7
+    target_utilization: Share = 0.7
     upscale_delay_s: Annotated[float, Field(ge=0)] = 30.0  # so long more must be wanted; Serve's own default
     downscale_delay_s: Annotated[float, Field(ge=0)] = 600.0  # so long fewer must do; Serve's own default
 
@@ -102,7 +102,7 @@ class PoolPlace(Strict):
     replicas: Replicas = "auto"  # auto: one for each device, or machine, when it is deployed
     engine: str = "torch"
     dtype: Dtype = "auto"  # auto: the quickest that keeps cosine >= 0.999 to float32 here
-    stuck_after_s: Seconds = 30.0  # one engine run longer than this is a hung device: the replica is replaced
+    batch_timeout_s: Seconds = 30.0  # one engine run longer than this is a hung device: the replica is replaced
 
 
 class AcceleratorPlace(PoolPlace):
@@ -168,7 +168,7 @@ class ApplicationSettings(Strict):
     """What `args` say, whatever is computed."""
 
     api_keys: str | None = None  # where the keys are that clients must show: file:PATH or env:NAME; none: all may ask
-    heterogeneous: bool = True  # CPU helps the accelerator; off: the accelerator's queue only
+    cpu_overflow: bool = True  # CPU helps the accelerator; off: the accelerator's queue only
     accelerator: AcceleratorPlace = AcceleratorPlace()
     cpu: CpuPlace = CpuPlace()
     limits: BodyLimits = BodyLimits()
@@ -208,7 +208,7 @@ class OneModelSettings(ApplicationSettings):
         """The pools that may come to be, on whatever cluster."""
         used: list[PoolPlace] = [self.accelerator] if self.accelerator.device != "none" else []
         may_lack_accelerator = self.accelerator.device in {"auto", "none"} and self.accelerator.engine != "emulated"
-        if self.heterogeneous or may_lack_accelerator:
+        if self.cpu_overflow or may_lack_accelerator:
             used.append(self.cpu)
         return used
 
@@ -252,6 +252,19 @@ class LogConfig(Strict):
         return "off" if given is False else given  # YAML reads it as false
 
 
+RENAMED = {  # settings of earlier versions
+    "heterogeneous": "cpu_overflow",
+    "stuck_after_s": "batch_timeout_s",
+    "fill": "target_utilization",
+    "run": "max_batch_fraction",
+    "pass_queries": "micro_batch_queries",
+    "step_tokens": "max_num_batched_tokens",
+    "host_blocks": "num_cpu_blocks",
+    "ping_s": "sse_keepalive_s",
+    "unread_tokens": "max_buffered_tokens",
+    "most_answers": "max_answers",
+    "most_prompts": "max_prompts",
+}
 _BRANCHES = {"int", "float", "bool", "str", *_REPLICAS}
 
 
@@ -275,7 +288,8 @@ def _first_problem(root: str, invalid: ValidationError) -> SettingsError:
     key, problems = min(by_key.items(), key=lambda item: item[1][0]["type"] != "extra_forbidden")
     match problems[0]["type"]:
         case "extra_forbidden":
-            return SettingsError(key, "there is no such setting")
+            new_name = RENAMED.get(key.rpartition(".")[2])
+            return SettingsError(key, f"is called {new_name} now" if new_name else "there is no such setting")
         case "missing":
             return SettingsError(key, "missing")
         case "string_too_short":

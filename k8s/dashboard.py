@@ -73,10 +73,10 @@ def _quantiles(histogram: str) -> tuple[Query, Query]:
     )
 
 
-def _late(promise: str) -> str:
-    """The share of a counter of promises; 0 while none was late."""
-    promised = _rate(f"ray_windve_{promise}_total")
-    return f"({_rate(f'ray_windve_late_{promise}_total')} or 0 * {promised}) / ({promised} > 0)"
+def _missed(promise: str) -> str:
+    """The share of promises that were missed; 0 while none was."""
+    promised = _rate(f"ray_windve_{promise}_promised_total")
+    return f"({_rate(f'ray_windve_{promise}_missed_total')} or 0 * {promised}) / ({promised} > 0)"
 
 
 def _gauge(name: str, aggregate: str = "max", by: str = "pool", *, tags: str = "") -> str:
@@ -103,14 +103,14 @@ _SLO = f"max(ray_windve_slo_seconds{{{_APP}}})"
 _QUEUE = _most_of_late(_gauge("ray_windve_free_seconds", "avg"))
 _DEPTH = f"({_gauge('ray_windve_depth')} > 0) * {_gauge('ray_windve_live_replicas')}"  # none where none is set
 _IN_FLIGHT = _most_of_late(_gauge("ray_windve_in_flight", "sum"))
-_RUNS = _rate("ray_windve_runs_total", "pool")
+_RUNS = _rate("ray_windve_batches_total", "pool")
 _AGAINST_PLAN = (
-    f"{_rate('ray_windve_run_seconds_total', 'pool')} / ({_rate('ray_windve_planned_seconds_total', 'pool')} > 0)"
+    f"{_rate('ray_windve_batch_seconds_total', 'pool')} / ({_rate('ray_windve_planned_seconds_total', 'pool')} > 0)"
 )
 _DRIFT = _recorded("windve:drift:ratio_rate15m")
 _REPLICAS = 'ray_serve_deployment_replica_healthy{application="$application"'
 _KV_USED = _gauge("ray_windve_kv_blocks_used", "sum")
-_HOST_USED = _gauge("ray_windve_host_blocks_used", "sum")
+_HOST_USED = _gauge("ray_windve_cpu_blocks_used", "sum")
 _GPU = "{{ip}} GPU {{GpuIndex}}"
 
 TOP = (
@@ -155,20 +155,20 @@ ROWS = (
               (Query(_rate("ray_windve_refusals_total", "pool, reason"), "{{pool}} {{reason}}"),)),
         Panel("graph", "Learned", "Factor: what work takes, as a share of what the model says. Margin: what is added "
               "for its scatter. The largest of a pool's replicas", "percentunit",
-              (Query(_gauge("ray_windve_factor"), "{{pool}} factor"),
-               Query(_gauge("ray_windve_margin"), "{{pool}} margin"))),
+              (Query(_gauge("ray_windve_slowdown_ratio"), "{{pool}} slowdown"),
+               Query(_gauge("ray_windve_safety_margin_ratio"), "{{pool}} margin"))),
     )),
     Row("Generation", (
         Panel("graph", "First token", "From arrival, against the promise", "s",
-              (*_quantiles("ray_windve_first_token_seconds"), Query(_SLO, "promised"))),
+              (*_quantiles("ray_windve_time_to_first_token_seconds"), Query(_SLO, "promised"))),
         Panel("graph", "Pace", "Seconds for each token of an answer after its first, against the promise", "s",
-              (*_quantiles("ray_windve_pace_seconds"),
+              (*_quantiles("ray_windve_time_per_output_token_seconds"),
                Query(f"max(ray_windve_tpot_seconds{{{_APP}}})", "promised", generates=True))),
         Panel("graph", "Worst gap", "The longest wait within an answer", "s",
               _quantiles("ray_windve_worst_gap_seconds")),
         Panel("graph", "Late", "Share of those that were promised, or failed", "percentunit",
-              (Query(_late("first_tokens"), "first tokens", generates=True),
-               Query(_late("paces"), "paces", generates=True))),
+              (Query(_missed("ttft"), "first tokens", generates=True),
+               Query(_missed("tpot"), "paces", generates=True))),
         Panel("graph", "Tokens", "Of admitted prompts; of answers by the pool that generates them", "tokens/s",
               (Query(_rate("ray_windve_prompt_tokens_total"), "prompts", generates=True),
                Query(_rate("ray_windve_answer_tokens_total", "pool"), "{{pool}}", generates=True))),
@@ -177,7 +177,7 @@ ROWS = (
         Panel("graph", "Cache in use", "Blocks of keys and values, of all that there are", "percentunit",
               (Query(f"{_KV_USED} / ({_KV_USED} + {_gauge('ray_windve_kv_blocks_free', 'sum')})", "{{pool}}",
                      generates=True),
-               Query(f"{_HOST_USED} / ({_HOST_USED} + {_gauge('ray_windve_host_blocks_free', 'sum')})", "host",
+               Query(f"{_HOST_USED} / ({_HOST_USED} + {_gauge('ray_windve_cpu_blocks_free', 'sum')})", "host",
                      needs_host=True))),
         Panel("graph", "Steps by mode", "Where a host has a part of the cache. pipelined: it computed answers' "
               "attention beside the accelerator; asynchronous: what it computed joins later steps", "ops",
@@ -191,13 +191,13 @@ ROWS = (
     Row("Who uses it", (
         Panel("graph", "Device seconds by key", "A second, of answered queries; keys without a name are not here. "
               "1 is one device all the time", "short",
-              (Query(_rate("ray_windve_key_device_seconds_total", "key"), "{{key}}", needs_keys=True),)),
+              (Query(_rate("ray_windve_tenant_device_seconds_total", "key"), "{{key}}", needs_keys=True),)),
         Panel("graph", "Queries by key", "Answered", "qps",
-              (Query(_rate("ray_windve_key_queries_total", "key", tags=',outcome="ok"'), "{{key}}",
+              (Query(_rate("ray_windve_tenant_queries_total", "key", tags=',outcome="ok"'), "{{key}}",
                      needs_keys=True),)),
         Panel("graph", "Refused by key", "busy: there was no room; share: the client asks for more than its share; "
               "quota: it has used up its own", "qps",
-              (Query(_rate("ray_windve_key_queries_total", "key, outcome", tags=',outcome=~"busy|share|quota"'),
+              (Query(_rate("ray_windve_tenant_queries_total", "key, outcome", tags=',outcome=~"busy|share|quota"'),
                      "{{key}} {{outcome}}", needs_keys=True),)),
     )),
     Row("Where the time goes", (
@@ -211,7 +211,7 @@ ROWS = (
     )),
     Row("Batches", (
         Panel("graph", "Queries in a run", "On average", "short",
-              (Query(f"{_rate('ray_windve_run_queries_total', 'pool')} / ({_RUNS} > 0)", "{{pool}}"),)),
+              (Query(f"{_rate('ray_windve_batched_queries_total', 'pool')} / ({_RUNS} > 0)", "{{pool}}"),)),
         Panel("graph", "Runs", "Of the engines", "ops", (Query(_RUNS, "{{pool}}"),)),
         Panel("graph", "Tokens", "In these", "tokens/s",
               (Query(_rate("ray_windve_tokens_total", "pool"), "{{pool}}"),)),
@@ -220,7 +220,7 @@ ROWS = (
         Panel("graph", "Live replicas", "That the Routers may send to", "short",
               (Query(_gauge("ray_windve_live_replicas"), "{{pool}}"),)),
         Panel("graph", "Failed runs", "Of the engines", "ops",
-              (Query(f"{_rate('ray_windve_failed_runs_total', 'pool')}\nor 0 * {_gauge('ray_windve_live_replicas')}",
+              (Query(f"{_rate('ray_windve_failed_batches_total', 'pool')}\nor 0 * {_gauge('ray_windve_live_replicas')}",
                      "{{pool}}"),)),
         Panel("graph", "Replaced replicas", "In the last half hour", "short",
               (Query(f"count by (deployment) (max_over_time({_REPLICAS}}}[30m]))\n"

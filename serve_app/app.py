@@ -16,7 +16,7 @@ from deployments.embedding.replica import Embedder
 from deployments.embedding.router import Router
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import Topology
-from deployments.serve_adapter.gc_freeze import spare_what_is_loaded
+from deployments.serve_adapter.gc_freeze import freeze_gc
 from serve_app.config.models import Args
 from serve_app.config.serve_deployments import bind_application
 from serve_app.embedding.api import HttpApi
@@ -37,7 +37,7 @@ class Ingress(ServiceIngress, TeiCalls):
                 routers[name] = Router(settings, topologies[name], embedders[name])
         self.routers = args.by_model(routers)
         TeiCalls.__init__(self, self.routers, self.api_keys, self.observer)
-        spare_what_is_loaded()
+        freeze_gc()
 
     async def reconfigure(self, user_config: Any) -> None:
         """Called by Serve with the `user_config`: at the start, and in place whenever it changes. See

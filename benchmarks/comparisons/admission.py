@@ -29,7 +29,7 @@ RATIO = 3.0  # long queries are refused at most so many times as often as short 
 _LONG, _SHORT = 200, 50  # tokens: more is long, fewer is short
 _NOISE, _SLOW = 0.03, 1.5
 _RETURNS, _RETRY_LOAD = 0.05, 1.5
-_PATIENT_S, _PATIENT_RATE, _PROMPT_RATE = 20.0, 60.0, 20.0
+_DEFERRABLE_S, _DEFERRABLE_RATE, _PROMPT_RATE = 20.0, 60.0, 20.0
 
 DEPTHS = ("depth, burst", "depth, steady")
 ENDS, PASSES, NOISY, SLOWER = "finish", "finish, pass by pass", "the same, noise 3 %", "the same, 1.5 x slower"
@@ -45,7 +45,7 @@ class Case:
     name: str
     slo_s: float
     curves: Mapping[str, tuple[float, float]]
-    pass_queries: int
+    micro_batch_queries: int
     rates: tuple[float, ...]
     seconds: float
 
@@ -79,7 +79,7 @@ def _lengths(*, mixed: bool) -> str:
 
 
 def _devices(case: Case, rule: str) -> dict[str, Device]:
-    size = None if rule in {*DEPTHS, ENDS} else case.pass_queries
+    size = None if rule in {*DEPTHS, ENDS} else case.micro_batch_queries
     noise = _NOISE if rule in {NOISY, SLOWER} else 0.0
     slow = _SLOW if rule == SLOWER else 1.0
     return {pool: Device(*curve, size, noise, slow) for pool, curve in case.curves.items()}
@@ -157,17 +157,19 @@ def _beside(bench: Bench, rule: str) -> None:
     devices = _devices(case, rule)
     streams = (
         poisson(_PROMPT_RATE, case.seconds, seed=4),
-        poisson(_PATIENT_RATE, case.seconds, allowed_s=_PATIENT_S, seed=5),
+        poisson(_DEFERRABLE_RATE, case.seconds, allowed_s=_DEFERRABLE_S, seed=5),
     )
     ended = served(Shape(1, 1, devices, case.slo_s), heapq.merge(*streams, key=attrgetter("at")))
     told = {}
-    for name, allowed_s in (("urgent", case.slo_s), ("patient", _PATIENT_S)):
+    for name, allowed_s in (("urgent", case.slo_s), ("deferrable", _DEFERRABLE_S)):
         kind = [one for one in ended if one.allowed_s == allowed_s]
         answered = [one for one in kind if one.pool is not None]
         told[f"{name}_admitted"] = len(answered) / len(kind)
         told[f"{name}_late"] = 1 - sum(one.in_time for one in answered) / len(answered)
         told[f"{name}_s"] = len(answered) / case.seconds
-    shown = f"{told['urgent_admitted']:.1%} of those at the SLO admitted, {told['patient_admitted']:.1%} of the others"
+    shown = (
+        f"{told['urgent_admitted']:.1%} of those at the SLO admitted, {told['deferrable_admitted']:.1%} of the others"
+    )
     bench.sample({"what": "beside", "rule": rule}, told, shown)
 
 
@@ -231,7 +233,7 @@ def _other_sheet(found: Found) -> Sheet:
         f"first returns admitted at {_RETRY_LOAD:g} times capacity":
             "{admitted:.0%} of {returned}, told to wait {hint_s:.2f} s",
         "20/s at 2 s, admitted": "{urgent_admitted:.1%}, {urgent_late:.1%} late",
-        "60/s at 20 s, admitted": "{patient_admitted:.1%} ({patient_s:.1f}/s), {patient_late:.1%} late",
+        "60/s at 20 s, admitted": "{deferrable_admitted:.1%} ({deferrable_s:.1f}/s), {deferrable_late:.1%} late",
     }  # fmt: skip
     rows = [retry | (one_of(found, what="beside", rule=retry["rule"]) or {}) for retry in all_of(found, what="retry")]
     return table("V100 + Xeon, SLO 2 s: Retry-After, and long deadlines", columns, rows)

@@ -54,7 +54,7 @@ class Machine(NamedTuple):
     times: StepTime
     host: HostTime
     blocks: int
-    host_blocks: int
+    num_cpu_blocks: int
 
 
 class Lengths(NamedTuple):
@@ -174,7 +174,7 @@ def _true_speed(bench: Bench) -> None:
     with bench.steps(len(TRUE)) as step:
         for point, kind in TRUE:
             step(f"{kind}, T_gl / T_ga {point.split:g}, N_G / N_C {point.ratio}, at true speed")
-            machine = point.machine(_KV_TOKENS)._replace(host_blocks=_FEW_BLOCKS)
+            machine = point.machine(_KV_TOKENS)._replace(num_cpu_blocks=_FEW_BLOCKS)
             virtual = served(machine, LENGTHS, span, kind)
             with bench.turn():
                 true = bench.measure(partial(served, machine, LENGTHS, span, kind, true=True))
@@ -229,12 +229,12 @@ def served(
     """What it gives where the host's rows may take part in these modes. `true`: at true speed, by an engine whose
     accelerator and host sleep.
     """
-    times, own, blocks, host_blocks = machine
+    times, own, blocks, num_cpu_blocks = machine
     policy = replace(_WIDE, modes=modes)
-    schedule = StepSchedule(times, policy, blocks, host=HostCache(own, host_blocks) if hybrid else None)
+    schedule = StepSchedule(times, policy, blocks, host=HostCache(own, num_cpu_blocks) if hybrid else None)
     device = StepDevice("hybrid", times, schedule, NOISE, hybrid=HybridDevice(times, own))
     if true:
-        steps = EmulatedSteps(times, blocks, _VOCABULARY, host=own, host_blocks=host_blocks, noise=NOISE)
+        steps = EmulatedSteps(times, blocks, _VOCABULARY, host=own, num_cpu_blocks=num_cpu_blocks, noise=NOISE)
         device = TrueDevice("hybrid", times, schedule, steps=steps)
     return measured(StepWorld([device], policy), backlog(lengths, kind), span)
 
@@ -284,7 +284,7 @@ def modelled(machine: Machine, lengths: Lengths, alone: Mapping[str, Any]) -> di
     overlap = Overlap(round(context), t_gl, t_ga, rows / t_ga, 1 / machine.host.seconds(1, context), layers)
     one_batch = (overlap.n_g + overlap.n_c) * t_ga / alone_s(t_gl, t_ga)
     most = [blocks_of(one.prompt_tokens + one.most_tokens - 1) for one in islice(backlog(lengths, BULK), 1000)]
-    parked_rate = machine.host_blocks / float(np.mean(most)) / (layers * alone_s(t_gl, t_ga))
+    parked_rate = machine.num_cpu_blocks / float(np.mean(most)) / (layers * alone_s(t_gl, t_ga))
     return {
         ACCELERATOR: overlap.alone_rate,
         PIPELINED: max(overlap.pipelined_rate, one_batch),

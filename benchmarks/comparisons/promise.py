@@ -61,9 +61,9 @@ class Emulated:
         router["user_config"]["slo_s"] = self.slo_s
         if self.answers == PASSES:
             for pool in ("accelerator", "cpu"):
-                args[pool]["emulated"]["pass_queries"] = _PASS_QUERIES
+                args[pool]["emulated"]["micro_batch_queries"] = _PASS_QUERIES
         if self.service == V100:
-            args["heterogeneous"] = False
+            args["cpu_overflow"] = False
             del router["user_config"]["cpu"]
         if self.depth is not None:
             router["user_config"]["admission"] = "depth"
@@ -72,7 +72,7 @@ class Emulated:
 
     @property
     def about(self) -> dict[str, Any]:
-        rule = "finish" if self.depth is None else f"depth {self.depth}"
+        rule = "deadline" if self.depth is None else f"depth {self.depth}"
         more = {"routers": self.routers} if self.service == PAIR else {"rule": rule}
         return {"service": self.service, "answers": self.answers, **more}
 

@@ -80,8 +80,8 @@ def paper_curves() -> tuple[dict[str, tuple[float, float]], float]:
     return {pool: (curve["alpha_s"], curve["beta_s"]) for pool, curve in emulated.items()}, slo_s
 
 
-def devices_of(curves: Mapping[str, Sequence[float]], pass_queries: int | None) -> dict[str, Device]:
-    return {pool: Device(alpha_s, beta_s, pass_queries) for pool, (alpha_s, beta_s) in curves.items()}
+def devices_of(curves: Mapping[str, Sequence[float]], micro_batch_queries: int | None) -> dict[str, Device]:
+    return {pool: Device(alpha_s, beta_s, micro_batch_queries) for pool, (alpha_s, beta_s) in curves.items()}
 
 
 def capacity_s(devices: Mapping[str, Device], slo_s: float) -> float:

@@ -37,7 +37,7 @@ TIMES = {
 BLOCKS = {ACCELERATOR: 512, CPU: 256}
 _SECONDS, _QUICK_SECONDS = 90.0, 15.0
 _CONTEXT = 8192
-_COUNTED = ("first_tokens", "late_first_tokens", "paces", "late_paces", "answer_tokens")
+_COUNTED = ("ttft_promised", "ttft_missed", "tpot_promised", "tpot_missed", "answer_tokens")
 _QUIET_S = 6.0  # a Router's counts have all been told when they stayed as they are for so long
 _OURS = {"Router": SERVER, "replicas": ENGINE, "proxy": PROXY, "rest of Ray": RAY}
 
@@ -206,8 +206,8 @@ def sheets(found: Found) -> list[Sheet]:
         "the same in virtual time": "{virtual[tokens]:.0f}", "share": "{share:.3f}",
     }  # fmt: skip
     late_columns = {
-        **_STREAM, "first tokens by the Router": "{router[late_first_tokens]:.0f} of {router[first_tokens]:.0f}",
-        "paces by the Router": "{router[late_paces]:.0f} of {router[paces]:.0f}",
+        **_STREAM, "first tokens by the Router": "{router[ttft_missed]:.0f} of {router[ttft_promised]:.0f}",
+        "paces by the Router": "{router[tpot_missed]:.0f} of {router[tpot_promised]:.0f}",
         "first tokens by the client": "{late_first} of {admitted}", "paces by the client": "{late_pace} of {admitted}",
         "first token p99, s": "{first_p99_s:.2f}", "the client's own lag p99, s": "{lag_p99_s:.3f}",
         "wrong answers": "{wrong}", "neither answered nor told busy": "{odd}",

@@ -62,7 +62,9 @@ class GenerationResult:
     def room(self, pool: str) -> StepRoom:
         """Of the pool's smallest replica."""
         found = self.pools[pool]
-        return StepRoom(found["blocks"], found["step_tokens"], self.info["max_input_length"], found["host_blocks"])
+        return StepRoom(
+            found["blocks"], found["max_num_batched_tokens"], self.info["max_input_length"], found["num_cpu_blocks"]
+        )
 
     def layers(self, pool: str) -> int:
         """Of the model, where a host computes a part of its attention."""
@@ -73,7 +75,7 @@ class GenerationResult:
     def replicas(self) -> list[Replica]:
         """Of all pools that were measured, in the order in which they are asked."""
         return [
-            Replica(fit.time, self.room(pool).blocks, self.room(pool).step_tokens)
+            Replica(fit.time, self.room(pool).blocks, self.room(pool).max_num_batched_tokens)
             for pool, fit in self.fits.items()
             for _ in range(self.pools[pool]["live_replicas"])
         ]
@@ -123,7 +125,10 @@ class GenerationResult:
         )
         if (fit := self.fits.get(pool)) is not None:
             found.step_time, found.host_time = fit.settings()["step_time"], fit.settings().get("host_time")
-            found.host_blocks, found.overlaps = self.room(pool).host_blocks, list(map(_overlap, self.overlaps(pool)))
+            found.num_cpu_blocks, found.overlaps = (
+                self.room(pool).num_cpu_blocks,
+                list(map(_overlap, self.overlaps(pool))),
+            )
             found.median_error, found.worst_error, found.noise = fit.median_error, fit.worst_error, fit.noise
             found.steps = [
                 StepReport(

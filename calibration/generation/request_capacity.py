@@ -68,10 +68,10 @@ class Replica(NamedTuple):
 
     time: StepTime
     blocks: int
-    step_tokens: int
+    max_num_batched_tokens: int
 
     def schedule(self, policy: StepPolicy) -> StepSchedule:
-        policy = StepPolicy(policy.ttft_s, policy.tpot_s, self.step_tokens, policy.bulk_share)
+        policy = StepPolicy(policy.ttft_s, policy.tpot_s, self.max_num_batched_tokens, policy.bulk_share)
         return StepSchedule(self.time, policy, self.blocks, Learning(calibrated=True))
 
 

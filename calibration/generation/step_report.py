@@ -122,7 +122,7 @@ def _host(name: str, pool: StepPoolReport) -> Sheet:
     sign, end = ("<", "pay") if mean.pays else (">=", "do not pay")
     caption = (
         f"At {mean.context} tokens two batches {end}: {mean.ratio:.3g} {sign} {mean.largest_ratio:.3g}. The host has "
-        f"{pool.host_blocks} blocks. Predicted by APEX's equations (5) and (6), arXiv:2506.03296, for steps without "
+        f"{pool.num_cpu_blocks} blocks. Predicted by APEX's equations (5) and (6), arXiv:2506.03296, for steps without "
         "prompts while the accelerator's cache is full."
     )
     columns = ["tokens of each answer", *(str(one.context) for one in overlaps)]

@@ -65,7 +65,7 @@ class StepPoolReport(Part):
     replicas: int
     step_time: dict[str, float] | None = None
     host_time: dict[str, float] | None = None
-    host_blocks: int = 0
+    num_cpu_blocks: int = 0
     overlaps: list[OverlapReport] = Field(default_factory=list)
     median_error: float | None = None
     worst_error: float | None = None

@@ -37,9 +37,9 @@ class StepRoom(NamedTuple):
     """
 
     blocks: int
-    step_tokens: int
+    max_num_batched_tokens: int
     context: int
-    host_blocks: int = 0
+    num_cpu_blocks: int = 0
 
 
 def all_series(room: StepRoom) -> dict[str, list[PlannedStep]]:
@@ -50,7 +50,7 @@ def all_series(room: StepRoom) -> dict[str, list[PlannedStep]]:
     near, middle, far = (
         min(tokens, room.context * share // 8) for tokens, share in ((_NEAR, 2), (_MIDDLE, 4), (_FAR, 6))
     )
-    full = {max(1, min(_ROWS[-1], room.blocks // blocks_of(far + 1)))} if room.host_blocks else set[int]()
+    full = {max(1, min(_ROWS[-1], room.blocks // blocks_of(far + 1)))} if room.num_cpu_blocks else set[int]()
     few_rows = sorted({*_FEW_ROWS, *full})
     found = {
         "answers": [PlannedStep(rows, near) for rows in sorted({*_ROWS, *full})],
@@ -62,7 +62,7 @@ def all_series(room: StepRoom) -> dict[str, list[PlannedStep]]:
         "prompts beside 8 answers": [PlannedStep(8, middle, ((0, tokens),)) for tokens in _FEW_TOKENS],
         "prompts beside 32 answers": [PlannedStep(32, near, ((0, tokens),)) for tokens in _FEW_TOKENS],
     }
-    if room.host_blocks:
+    if room.num_cpu_blocks:
         for tokens in dict.fromkeys((near, middle, far)):
             found[f"the host's answers behind {tokens} tokens"] = [
                 PlannedStep(0, tokens, host_rows=rows) for rows in _FEW_ROWS

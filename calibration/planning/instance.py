@@ -103,8 +103,8 @@ def _cpu_idle(report: Report, cpu: Pool | None) -> str | None:
     """Why the CPU takes nothing, in the report's words where it has some; None where it takes queries."""
     if report.capacity(CPU):
         return None
-    if report.heterogeneous.reason:
-        return plain(report.heterogeneous.reason).rstrip(".")
+    if report.cpu_overflow.reason:
+        return plain(report.cpu_overflow.reason).rstrip(".")
     if CPU not in report.pools:
         return "the report has no CPU pool"
     if cpu is not None and cpu.capacity:

@@ -61,7 +61,7 @@ def verdict(report: Report) -> str:
     if len(open_pools) == 2:
         gain = report.capacity(CPU) / report.capacity(ACCELERATOR)
         return f"{depths}: {percent(gain, '+.1f')} concurrency on the same hardware"
-    reason = report.heterogeneous.reason
+    reason = report.cpu_overflow.reason
     if ACCELERATOR in open_pools:
         return f"{depths}, without the CPU" + (f": {text(reason)}" if reason else "")
     return depths
@@ -228,7 +228,7 @@ def _page(report: Report, pictures: Mapping[str, bytes]) -> str:
         f"{text(report.windve)} in {number(report.seconds, '.0f')} s, finished {text(report.finished)}."
     )
     notes = "".join(f"<li>{escape(text(note))}</li>\n" for note in report.notes)
-    reason = escape(text(report.heterogeneous.reason)) if report.heterogeneous.reason else ""
+    reason = escape(text(report.cpu_overflow.reason)) if report.cpu_overflow.reason else ""
     kind = "refused" if _refused(report) else "calibrated"
     body = [
         f'<header>\n<h1 class="{kind}">{sentence}</h1>\n<p>{escape(about)}</p>\n',

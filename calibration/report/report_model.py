@@ -148,7 +148,7 @@ class PoolReport(Part):
         return None if self.alpha_s is None or self.beta_s is None else Curve(self.alpha_s, self.beta_s)
 
 
-class HeterogeneousReport(Part):
+class CpuOverflowReport(Part):
     """Whether the CPU takes queries beside the accelerator, and why not."""
 
     used: bool
@@ -260,7 +260,7 @@ class Report(ReportHead):
 
     settings: SettingsReport
     pools: dict[str, PoolReport]
-    heterogeneous: HeterogeneousReport
+    cpu_overflow: CpuOverflowReport
     fine_tuning: list[TuningReport]
     verification: VerificationReport | None
     streams: list[StreamReport] = []
@@ -291,7 +291,7 @@ class Report(ReportHead):
         none.
         """
         pool = self.pools.get(name)
-        if pool is None or (name == CPU and ACCELERATOR in self.pools and not self.heterogeneous.used):
+        if pool is None or (name == CPU and ACCELERATOR in self.pools and not self.cpu_overflow.used):
             return 0
         return (pool.fine_tuned or 0) * pool.replicas
 

@@ -39,7 +39,7 @@ class Tenant(NamedTuple):
 class Kind(IntEnum):
     """How a tenant stands to the level."""
 
-    QUIET = 0
+    UNDER_SHARE = 0
     UNDER = 1
     OVER = 2
 
@@ -52,7 +52,7 @@ class Account:
     offered_s: float = 0.0
     used_s: float = 0.0
     waiting_s: float = 0.0
-    kind: Kind = Kind.QUIET
+    kind: Kind = Kind.UNDER_SHARE
 
     def count(self, offered_s: float, used_s: float) -> None:
         self.offered_s += offered_s
@@ -63,13 +63,13 @@ class Account:
 class Shares:
     """The accounts of one device. `level`: device seconds per weight, inf while nothing is refused.
 
-    `has_quiet`: the level is finite, and somebody asks for less. `quiet_rho`: device seconds that those ask for in a
-    second.
+    `has_under_share`: the level is finite, and somebody asks for less. `under_share_rho`: device seconds that those ask
+    for in a second.
     """
 
     level: float = math.inf
-    has_quiet: bool = False
-    quiet_rho: float = 0.0
+    has_under_share: bool = False
+    under_share_rho: float = 0.0
     accounts: dict[str, Account] = field(default_factory=dict)
     _waiting_s: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # of each kind
     _under_rho: float = 0.0
@@ -113,21 +113,21 @@ class Shares:
         """Device seconds of room in the next run, which starts within `within_s`, that this tenant leaves to others;
         `mean_s`: the mean cost of a query.
         """
-        if account.kind == Kind.QUIET:
+        if account.kind == Kind.UNDER_SHARE:
             return 0.0
         kept_s = 0.0
-        if self.has_quiet:
-            kept_s = self.quiet_rho * within_s + _SPARE * mean_s
+        if self.has_under_share:
+            kept_s = self.under_share_rho * within_s + _SPARE * mean_s
         if account.kind == Kind.OVER:
             kept_s += min(self._under_rho * within_s, _GAIN * self._short_s)
         return kept_s
 
     @property
-    def greedy(self) -> list[str]:
+    def over_share(self) -> list[str]:
         """Names of tenants that are not quiet, `_MOST_NAMED` at most."""
         if not self.has_level:
             return []
-        return [name for name, account in self.accounts.items() if account.kind != Kind.QUIET][:_MOST_NAMED]
+        return [name for name, account in self.accounts.items() if account.kind != Kind.UNDER_SHARE][:_MOST_NAMED]
 
     def _divide(self, now: float) -> None:
         fade = math.exp((self._at - now) / _MEMORY_S)
@@ -138,9 +138,9 @@ class Shares:
             if account.offered_s < _FORGOTTEN_S and not account.waiting_s:
                 del self.accounts[name]
         self._fill()
-        quiet, under = self._of(Kind.QUIET), self._of(Kind.UNDER)
-        self.has_quiet = self.has_level and bool(quiet)
-        self.quiet_rho = sum(account.offered_s for account in quiet) / _MEMORY_S
+        quiet, under = self._of(Kind.UNDER_SHARE), self._of(Kind.UNDER)
+        self.has_under_share = self.has_level and bool(quiet)
+        self.under_share_rho = sum(account.offered_s for account in quiet) / _MEMORY_S
         self._under_rho = sum(account.offered_s for account in under) / _MEMORY_S
         self._short_s = sum(self.level * account.weight - account.used_s for account in under)
         self._waiting_s = [sum(account.waiting_s for account in self._of(kind)) for kind in Kind]
@@ -158,7 +158,7 @@ class Shares:
         self.level = math.inf
         for account in accounts:
             if not contended or account.offered_s * weights < left_s * account.weight:
-                account.kind = Kind.QUIET
+                account.kind = Kind.UNDER_SHARE
                 left_s -= account.offered_s
                 weights -= account.weight
                 continue

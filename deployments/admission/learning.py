@@ -1,4 +1,4 @@
-"""Learns from each run how slow the device is now (factor), and how wrong predictions are (margin). Pure."""
+"""Learns from each run how slow the device is now (slowdown), and how wrong predictions are (margin). Pure."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _KEPT, _FEW = 2000, 200  # errors that the quantile is taken of; fewer are no pr
 _LEAST_MARGIN = 0.02
 _WIDE_MARGIN = {True: 0.05, False: 0.10}  # while there are few errors: calibrated or not
 _LARGEST_MARGIN = 0.3
-_CHANGED = 1.1  # times the factor before: not noise, the device is slower
+_CHANGED = 1.1  # times the slowdown before: not noise, the device is slower
 
 
 @dataclass(slots=True)
 class Learning:
-    """`factor`: actual over planned seconds of the latest work. `margin`: what is added to a prediction, as a share.
+    """`slowdown`: actual over planned seconds of the latest work. `margin`: what is added to a prediction, as a share.
 
-    The factor goes up at once and down slowly: a mean over runs would leave many late when a device slows down. The
+    The slowdown goes up at once and down slowly: a mean over runs would leave many late when a device slows down. The
     margin is the 99.5 % quantile of the relative errors of predictions at admission, not less than 2 %.
     """
 
     calibrated: bool = False
-    factor: float = 1.0
+    slowdown: float = 1.0
     margin: float = field(init=False)
     errors: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _latest: tuple[float, float] = (1.0, 1.0)  # actual over planned, of the last work and that before
@@ -40,7 +40,7 @@ class Learning:
 
     def worked(self, planned_s: float, actual_s: float, *, least_s: float, probe: bool = False) -> None:
         """Work that was planned as `planned_s` took `actual_s`. Short pieces are summed up until `least_s` is planned:
-        a hiccup of milliseconds says nothing. `probe`: it was let in to see whether the factor is still true.
+        a hiccup of milliseconds says nothing. `probe`: it was let in to see whether the slowdown is still true.
         """
         self._planned_s += planned_s
         self._actual_s += actual_s
@@ -49,20 +49,20 @@ class Learning:
         ratio = self._actual_s / self._planned_s
         self._latest = ratio, self._latest[0]
         self._planned_s = self._actual_s = 0.0
-        if ratio > self.factor:
-            self.factor = min(ratio, _UP_AT_MOST * self.factor, _SLOWEST)
+        if ratio > self.slowdown:
+            self.slowdown = min(ratio, _UP_AT_MOST * self.slowdown, _SLOWEST)
         elif probe:
-            self.factor = max(ratio, _QUICKEST)
+            self.slowdown = max(ratio, _QUICKEST)
         else:
-            self.factor = max(self.factor + _DOWN_SHARE * (ratio - self.factor), _QUICKEST)
+            self.slowdown = max(self.slowdown + _DOWN_SHARE * (ratio - self.slowdown), _QUICKEST)
 
-    def answered(self, predicted_s: float, actual_s: float, factor: float) -> None:
-        """A query was answered `actual_s` after admission, which had predicted `predicted_s` with that `factor`.
+    def answered(self, predicted_s: float, actual_s: float, slowdown: float) -> None:
+        """A query was answered `actual_s` after admission, which had predicted `predicted_s` with that `slowdown`.
 
-        The error is ignored where the device has become slower since: the factor covers that, and the error would keep
-        the margin wide for long.
+        The error is ignored where the device has become slower since. The slowdown covers that, and the error would
+        keep the margin wide for long.
         """
-        if max(self.factor, *self._latest) > _CHANGED * factor:
+        if max(self.slowdown, *self._latest) > _CHANGED * slowdown:
             return
         self.errors.append(actual_s / predicted_s - 1)
         self._new_errors += 1

@@ -70,7 +70,7 @@ class BulkQueue:
                 part.link.call_off(part.pending)
                 part.link.bulk_parts -= 1
             self._waiting.remove(bulk)
-            self.look_again()
+            self.reconsider()
 
     async def _advance(self, bulk: _Bulk) -> None:
         """Send what has room now; wait for news, and take the answers."""
@@ -99,7 +99,7 @@ class BulkQueue:
                 if indices := self._fitting(bulk, pool, link):
                     self._send(bulk, pool, link, indices)
         if not bulk.missing:
-            self.look_again()
+            self.reconsider()
 
     def _fitting(self, bulk: _Bulk, pool: Pool, link: Link) -> list[int]:
         """Queries that are nowhere yet, as many as that replica has room for."""
@@ -154,7 +154,7 @@ class BulkQueue:
         """The bulk request whose turn it is."""
         return next((bulk for bulk in self._waiting if bulk.missing), None)
 
-    def look_again(self) -> None:
+    def reconsider(self) -> None:
         """There may be room for bulk requests."""
         if (bulk := self._next) is not None:
             bulk.news.set()

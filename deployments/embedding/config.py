@@ -21,7 +21,7 @@ class CostConfig(Strict):
 class PoolConfig(Strict):
     """A pool's queue, and the latency model `t = alpha*C + beta` (Eq. 12) that serving starts from, if calibrated.
 
-    `queue_depth`: with `admission: depth` the most queries in flight for each live replica; with `finish` a bound on
+    `queue_depth`: with `admission: depth` the most queries in flight for each live replica; with `deadline` a bound on
     the work of one run (so many queries of 75 tokens), none for no bound. 0 closes the pool.
     """
 
@@ -53,7 +53,7 @@ class FairShareConfig(Strict):
     # Of a run: while a client that asks for less than its share sends queries, those who ask for more have so much of
     # each run. Less lowers the former's latency, and the device's throughput, as runs get shorter. None: half as much
     # work as a run's beta, 0.1 to 0.25 of a run.
-    run: Share | None = None
+    max_batch_fraction: Share | None = None
 
 
 class CalibrationRecord(Strict):
@@ -69,14 +69,14 @@ class CalibrationRecord(Strict):
     verified: str  # what was admitted in the last run, and how much of it in time
     # What held the SLO: "bursts" or "steady", "stream", "mixed lengths".
     proved: list[str] = Field(default_factory=list)
-    heterogeneous: str | None = None  # why the CPU does not help, where it does not
+    cpu_overflow: str | None = None  # why the CPU does not help, where it does not
 
 
 class RouterConfig(LogConfig):
     """The Router's `user_config`: what calibration writes and an operator turns, live."""
 
     slo_s: Seconds
-    admission: Literal["finish", "depth"] = "finish"  # by predicted finish, or by a count (the paper's Algorithm 1)
+    admission: Literal["deadline", "depth"] = "deadline"  # by predicted finish, or by a count (the paper's Algorithm 1)
     request_timeout_s: Seconds = 60.0
     accelerator: PoolConfig | None = None
     cpu: PoolConfig | None = None

@@ -26,7 +26,7 @@ class Offer(Head):
     - `left_s`: seconds until the deadline of all its queries.
     - `queries`: token ids int32 [tokens] of each; in the head their lengths.
     - `outputs`: what is wanted of each query.
-    - `bulk`: the queries are patient, and never held.
+    - `bulk`: the queries are deferrable, and never held.
     - `partial`: the replica may admit only the first few. It holds those until the Router confirms them; if it admits
       all, it holds none.
     - `again`: another replica of the pool has already counted this work as arriving.
@@ -100,8 +100,8 @@ class Answered(Head):
     queue_s: float
     compute_s: float
     stay_s: float
-    run_queries: int = 1
-    run_tokens: int = 0
+    batch_queries: int = 1
+    batch_tokens: int = 0
 
 
 class Report(Head):

@@ -68,7 +68,7 @@ class Link(ReplicaLink[View, Channel]):
             "in_flight": state.in_flight,
             "waiting": state.waiting,
             "most_in_flight": state.most,
-            "runs": state.runs,
+            "batches": state.runs,
             **learned(state),
             "refusals": dict(zip(("full", "never", "closed"), state.refusals, strict=True)),
         }

@@ -17,8 +17,8 @@ from deployments.serving.metrics import (
     Gauge,
     Histogram,
     Instruments,
-    KeyMetrics,
     ReplicaMetrics,
+    TenantMetrics,
     outcome_of,
     pool_gauges,
     tally,
@@ -52,7 +52,7 @@ class RouterMetrics:
         self._requests = tally(
             instruments, "windve_requests", "Requests that the SLO is for: bulk and trial ones aside", ()
         )
-        self.keys = KeyMetrics(instruments)
+        self.keys = TenantMetrics(instruments)
         self._total = Histogram(
             instruments, "windve_request_seconds", "From arrival to answer, of windve_requests", BUCKETS_S
         )

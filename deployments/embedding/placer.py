@@ -153,7 +153,7 @@ class Placer:
             slo_s = max(self.config.slo_s, request.allowed_s)
             for link in pool.by_finish(loop.time(), lengths, _ASKED, slo_s=slo_s, depth=depth, tenant=request.tenant):
                 now = loop.time()  # the one before has been asked meanwhile
-                if trial is None and not request.patient and link.view.opens_s(now, request.tenant) > 0:
+                if trial is None and not request.deferrable and link.view.opens_s(now, request.tenant) > 0:
                     if request.last_pool != pool.name:
                         link.refuse_here(link.view.model.work_s(lengths), request.tenant)
                     self._note_full(request, pool, link)
@@ -217,7 +217,7 @@ class Placer:
         request.last_pool = pool.name
         now = asyncio.get_running_loop().time()
         later_s = max(_RETRY_LATER * self.config.slo_s, link.view.model.alpha_s)
-        request.is_greedy |= link.view.is_greedy(request.tenant)
+        request.is_over_share |= link.view.is_over_share(request.tenant)
         lengths = request.lengths(range(len(request.ids))) or [1]
         finish_s = link.view.finish_s(now, lengths) - request.allowed_s
         opens_s = max(link.view.opens_s(now, request.tenant), finish_s)
@@ -237,7 +237,7 @@ class Placer:
         self.refused += 1
         retry_s = request.retry_s if math.isfinite(request.retry_s) else self.config.slo_s
         retry_after_s = max(_SHORTEST_RETRY_S, retry_s)
-        if request.is_greedy:
+        if request.is_over_share:
             return OverShare(
                 "busy: all is taken, and this API key asks for more than its fair share of it; come back in "
                 f"{retry_after_s:.2f} s",

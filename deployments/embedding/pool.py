@@ -34,8 +34,8 @@ class Pool(ReplicaSet[Link]):
     def configure(self, config: PoolConfig, policy: Mapping[str, Any]) -> None:
         """Put a new config in force, and send it to every replica.
 
-        `policy` has `slo_s` (s), `admission` ("finish" or "depth"), `bulk_share` and `greedy_share` (0 to 1; None: by
-        beta). The replicas get it with `router` (this Router's replica id), `depth` (int or None) and `model`
+        `policy` has `slo_s` (s), `admission` ("deadline" or "depth"), `bulk_share` and `max_batch_fraction` (0 to 1;
+        None: by beta). The replicas get it with `router` (this Router's replica id), `depth` (int or None) and `model`
         ([query_s, token_s, token2_s, beta_s], or None: what the replica measured at warm-up). `Runner._configure`
         reads it.
         """

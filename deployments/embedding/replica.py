@@ -51,7 +51,7 @@ class Embedder(Replica[Settings]):
         self._metrics = self._open_metrics(EmbedderMetrics, info.engine, info.dtype)
         model = self._in_thread(self._measure)
         self._warm_up = {"alpha_s": model.alpha_s, "beta_s": model.beta_s}
-        schedule = Schedule(model, Policy(_PLACEHOLDER_SLO_S, depth=0), self._engine.pass_tokens)
+        schedule = Schedule(model, Policy(_PLACEHOLDER_SLO_S, depth=0), self._engine.micro_batch_tokens)
         return Runner(
             schedule,
             self._compute,
@@ -70,8 +70,8 @@ class Embedder(Replica[Settings]):
     def _publish(self) -> None:
         self._metrics.publish(self._worker.state())
 
-    def _fill(self) -> float:
-        return self._worker.fill()
+    def _utilization(self) -> float:
+        return self._worker.utilization()
 
     def _measure(self) -> CostModel:
         """Warm up; a first cost model for the time before calibration, from a few lengths and sizes in two seconds."""
@@ -148,4 +148,4 @@ class Embedder(Replica[Settings]):
         """A pass takes a small share of the SLO, so that answers leave early and a deadline is not missed by a pass."""
         if alpha_s := schedule.limits.model.alpha_s:
             self._engine.bound_passes(int(_PASS_SHARE * schedule.limits.policy.slo_s / alpha_s * QUERY_TOKENS))
-            schedule.set_pass_tokens(self._engine.pass_tokens)
+            schedule.set_pass_tokens(self._engine.micro_batch_tokens)

@@ -86,11 +86,11 @@ class Wanted:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request on its way. Times are the loop's, in seconds. `patient`: it waits behind those with early deadlines.
+    """One request on its way. Times are the loop's, in seconds. `deferrable`: it waits behind early deadlines.
 
     What replicas said is kept for the error, if it comes to that: `retry_s` is the earliest that one of them opens,
     `asked` counts them, `never` those of them on which it would not end in time even if they were idle, and
-    `last_pool` is the pool of the last one. `is_greedy`: one said that the tenant asks for more than its share.
+    `last_pool` is the pool of the last one. `is_over_share`: one said that the tenant asks for more than its share.
     """
 
     queries: Sequence[Query]
@@ -98,7 +98,7 @@ class Request:
     prompt: str
     started: float
     due: float
-    patient: bool
+    deferrable: bool
     bulk: bool
     outputs: Outputs = TEXT
     ids: list[TokenIds] = field(default_factory=list)
@@ -107,7 +107,7 @@ class Request:
     asked: int = 0
     never: int = 0
     last_pool: str | None = None
-    is_greedy: bool = False
+    is_over_share: bool = False
     characters: int = field(init=False)  # of all queries, with the prompt before each; token ids count as characters
 
     def __post_init__(self) -> None:

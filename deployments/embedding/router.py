@@ -21,7 +21,7 @@ from deployments.embedding.metrics import RouterMetrics
 from deployments.embedding.placer import Placer
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, Embedded, Request, Wanted, embedded
-from deployments.embedding.scheduler.limits import is_patient
+from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.errors import DeadlineExceeded, OverQuota, TimedOut, WrongKind
 from deployments.hardware.device_detector import Topology
 from deployments.models.encoder import Encoder
@@ -30,7 +30,7 @@ from deployments.models.outputs import TEXT, Outputs
 from deployments.models.tokenising import ON_LOOP, estimated_tokens
 from deployments.models.tokenizer import Query, Token
 from deployments.models.tokenizer_cache import ask_once
-from deployments.models.tokenizer_check import true_tokenizer
+from deployments.models.tokenizer_check import checked_tokenizer
 from deployments.serving.router import BaseRouter, Handles, Host
 from deployments.settings import Settings
 
@@ -67,7 +67,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             "slo_s": config.slo_s,
             "admission": config.admission,
             "bulk_share": config.bulk.share,
-            "greedy_share": config.fair_share.run,
+            "max_batch_fraction": config.fair_share.max_batch_fraction,
         }
         for name, pool in self.pools.items():
             pool.configure(config.pool(name), policy)
@@ -75,7 +75,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         return f"admission by {config.admission}, SLO {config.slo_s:g} s, depths {depths}"
 
     def _replicas_changed(self) -> None:
-        self._bulk.look_again()
+        self._bulk.reconsider()
 
     # --- the way of a query -------------------------------------------------------------------------------------------
 
@@ -155,9 +155,9 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         if wanted.trial is not None:
             self._enter(wanted.trial)
             allowed_s = wanted.trial.finish_s or allowed_s
-        patient = is_patient(self.config.admission, slo_s, allowed_s, trial=wanted.trial is not None)
+        deferrable = is_deferrable(self.config.admission, slo_s, allowed_s, trial=wanted.trial is not None)
         bulk = wanted.bulk and wanted.trial is None
-        request = Request(queries, wanted, prompt, now, now + allowed_s, patient, bulk, outputs)
+        request = Request(queries, wanted, prompt, now, now + allowed_s, deferrable, bulk, outputs)
         if wanted.record is not None:
             wanted.record.model, wanted.record.request = self.card.name, request
         return request
@@ -183,7 +183,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         count = len(request.queries)
         if request.bulk or (count > 1 and count > self._placer.capacity(self._estimated_tokens(request), request)):
             self._bulk.check(count)
-        elif not request.patient:  # who is patient waits behind the others
+        elif not request.deferrable:  # who is deferrable waits behind the others
             if self._placer.is_full(request.tenant):
                 raise self._placer.busy_everywhere(request, self._estimated_tokens(request))
             if request.characters > ON_LOOP:
@@ -294,7 +294,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
 def _host(settings: Settings) -> Host[ModelCard, Encoder]:
     """Within a replica of Serve."""
     card = read_model_card(settings.model)
-    fast = true_tokenizer(card, settings.model.tokenizer, ask_once)
+    fast = checked_tokenizer(card, settings.model.tokenizer, ask_once)
     return Host.of_serve(card, Encoder(card, auto_truncate=settings.limits.auto_truncate, fast=fast))
 
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from deployments.embedding.frames import Answered, Offer, Offers, Report
 from deployments.embedding.scheduler.cost_model import CostModel
-from deployments.embedding.scheduler.limits import is_patient
+from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.embedding.scheduler.scheduler import Schedule
 from deployments.embedding.scheduler.state import Policy, Query, ReplicaState
 from deployments.engines import Stopped
@@ -98,9 +98,9 @@ class Runner(RouterSessions[RouterSession, Report]):
         """What the replica says of itself now."""
         return self.schedule.state(self.now())._replace(routers=len(self._sessions))
 
-    def fill(self) -> float:
-        """How full the queue is, as a share of the SLO or of the depth (see `Schedule.fill`); may exceed 1."""
-        return self.schedule.fill(self.now())
+    def utilization(self) -> float:
+        """How full the queue is, as a share of the SLO or of the depth; may exceed 1."""
+        return self.schedule.utilization(self.now())
 
     @property
     def running_s(self) -> float:
@@ -155,7 +155,7 @@ class Runner(RouterSessions[RouterSession, Report]):
                 settings["admission"],
                 settings["depth"],
                 settings["bulk_share"],
-                settings["greedy_share"],
+                settings["max_batch_fraction"],
             ),
             self._measured if model is None else CostModel(*model),
             calibrated=model is not None,
@@ -165,12 +165,12 @@ class Runner(RouterSessions[RouterSession, Report]):
 
     def _take(self, session: RouterSession, offer: Offer, now: float) -> None:
         policy, due = self.schedule.limits.policy, now + offer.left_s
-        patient = offer.bulk or is_patient(policy.admission, policy.slo_s, offer.left_s, trial=offer.trial)
+        deferrable = offer.bulk or is_deferrable(policy.admission, policy.slo_s, offer.left_s, trial=offer.trial)
         queries = [
             Query(
                 len(ids),
                 due,
-                patient=patient,
+                deferrable=deferrable,
                 bulk=offer.bulk,
                 item=OfferedQuery(session, offer.number, index, ids, offer.outputs),
                 tenant=offer.tenant,

@@ -31,34 +31,36 @@ class View(ReplicaView[ReplicaState]):
         if state is None:
             return math.inf
         mine_s = self.model.beta_s + self._unseen_work + self.model.work_s(lengths)
-        return max(0.0, self.heard_at + state.free_s - now) + state.factor * mine_s
+        return max(0.0, self.heard_at + state.free_s - now) + state.slowdown * mine_s
 
     def opens_s(self, now: float, tenant: Tenant | None = None) -> float:
         """Seconds until it admits such a tenant's queries again, by its last state; 0: now."""
         state = self.state
         if state is None:
             return 0.0
-        opens_s = state.quiet_opens_s if state.greedy and not self.is_greedy(tenant) else state.opens_s
+        opens_s = state.under_share_opens_s if state.over_share and not self.is_over_share(tenant) else state.opens_s
         return max(0.0, self.heard_at + opens_s - now)
 
-    def is_greedy(self, tenant: Tenant | None) -> bool:
+    def is_over_share(self, tenant: Tenant | None) -> bool:
         """The replica has said that this tenant asks for more than its share."""
-        return self.state is not None and tenant is not None and tenant.name in self.state.greedy
+        return self.state is not None and tenant is not None and tenant.name in self.state.over_share
 
     def room_queries(self, now: float, tokens: float, slo_s: float) -> float:
         """About how many queries of so many tokens would be admitted now."""
         if self.state is None or math.isinf(self.state.opens_s):
             return 0.0
-        factor = self.state.factor
+        slowdown = self.state.slowdown
         left_s = (
-            slo_s - max(0.0, self.heard_at + self.state.free_s - now) - factor * (self.model.beta_s + self._unseen_work)
+            slo_s
+            - max(0.0, self.heard_at + self.state.free_s - now)
+            - slowdown * (self.model.beta_s + self._unseen_work)
         )
-        return max(0.0, left_s) / max(1e-9, factor * self.model.cost_s(round(tokens)))
+        return max(0.0, left_s) / max(1e-9, slowdown * self.model.cost_s(round(tokens)))
 
     def most_queries(self, tokens: float, slo_s: float, depth: int | None) -> float:
         """Queries of so many tokens that it would admit at once if it were idle."""
-        factor, margin = (1.0, 0.0) if self.state is None else (self.state.factor, self.state.margin)
-        limits = Limits(self.model, Policy(slo_s, depth=depth), 0, factor, margin)
+        slowdown, margin = (1.0, 0.0) if self.state is None else (self.state.slowdown, self.state.margin)
+        limits = Limits(self.model, Policy(slo_s, depth=depth), 0, slowdown, margin)
         return max(0.0, limits.idle_room_s(slo_s)) / max(1e-9, self.model.cost_s(round(tokens)))
 
     def bulk_room_s(self, *, by_count: bool) -> float:
@@ -74,4 +76,4 @@ class View(ReplicaView[ReplicaState]):
         """
         if depth is not None:
             return sum(count for _, count, _ in self._unseen) >= depth
-        return self.state is not None and self.state.factor * self._unseen_work > slo_s
+        return self.state is not None and self.state.slowdown * self._unseen_work > slo_s

@@ -87,7 +87,7 @@ class Engine(Protocol):
     info: EngineInfo
 
     @property
-    def pass_tokens(self) -> int:
+    def micro_batch_tokens(self) -> int:
         """About how many tokens the schedule should take for one pass: those of a window (see `passes.py`). Its passes
         run side by side, so inside it a query may leave after one with a later deadline. 0: all answers come at the end
         of the run.
@@ -107,8 +107,8 @@ class Engine(Protocol):
         ...
 
     def bound_passes(self, tokens: int) -> None:
-        """Make `pass_tokens` at most about `tokens` from now on, as far as the engine can: on a slow device a full
-        window would take too much of the SLO.
+        """Make `micro_batch_tokens` at most about `tokens` from now on, as far as the engine can. On a slow device a
+        full window would take too much of the SLO.
         """
         ...
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from deployments.engines import Engine
-from deployments.engines.race_cache import RaceResults
+from deployments.engines.race_cache import RaceCache
 from deployments.engines.torch_engine import LARGE, TorchEngine
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
@@ -35,7 +35,7 @@ def auto_select(
         return load_torch()
     from deployments.engines.openvino_engine import OpenVinoEngine
 
-    results = RaceResults.of("engines", card, settings, threads)
+    results = RaceCache.of("engines", card, settings, threads)
     known = results.recall()
     if known is None:
         return _race(load_torch(), card, settings, threads, results)
@@ -57,7 +57,7 @@ def _race(
     card: ModelCard,
     settings: AcceleratorSettings | CpuSettings,
     threads: int,
-    results: RaceResults,
+    results: RaceCache,
 ) -> Engine:
     from deployments.engines.openvino_engine import OpenVinoEngine
 

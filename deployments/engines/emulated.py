@@ -37,7 +37,7 @@ class EmulatedEngine:
         self._started = clock()
         self._random = np.random.default_rng(device.seed)
         self._waves = np.arange(1, card.dimension + 1, dtype=np.float32)
-        self.pass_tokens = (device.pass_queries or 0) * _ALPHA_TOKENS
+        self.micro_batch_tokens = (device.micro_batch_queries or 0) * _ALPHA_TOKENS
         self.info = EngineInfo(
             engine="emulated",
             device=f"emulated (alpha {device.alpha_s} s, beta {device.beta_s} s)",
@@ -48,13 +48,13 @@ class EmulatedEngine:
         )
 
     def passes(self, batch: TokenBatch, stop: threading.Event) -> Iterator[tuple[Queries, tuple[Vectors, ...]]]:
-        """All queries at the end of the run; or `pass_queries` of them at a time, each pass once its share, by tokens,
-        of the run's time after `beta_s` has passed.
+        """All queries at the end of the run; or `micro_batch_queries` of them at a time, each when its share of the
+        run's time, by tokens, and `beta_s` have passed.
         """
         started = self._clock()
         factor = self._factor(started)
         total_s = run_seconds(self._device, batch.lengths)
-        step = self._device.pass_queries or len(batch)
+        step = self._device.micro_batch_queries or len(batch)
         done = np.cumsum(batch.lengths) / len(batch.ids)  # share of the work, as each query ends
         for first in range(0, len(batch), step):
             queries = np.arange(first, min(first + step, len(batch)))

@@ -13,7 +13,7 @@ import numpy as np
 from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vectors, embed
 from deployments.engines.matmul_race import quickest_cpu_dtype
 from deployments.engines.micro_batches import cut_batch, window_tokens
-from deployments.engines.throughput import served_speed
+from deployments.engines.throughput import measured_throughput
 from deployments.engines.torch_engine import import_torch
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
@@ -49,7 +49,7 @@ class OpenVinoEngine:
         with one_sentence("compiled by openvino", card):
             self._model, self._reference = self._export(openvino)
             self._request, dtype, why, agreed = self._choose_dtype(settings.dtype)
-        self.speed = served_speed(self, card)
+        self.speed = measured_throughput(self, card)
         self.info = EngineInfo(
             engine=f"openvino {openvino.__version__.split('-')[0]}",
             device=describe_threads(threads),
@@ -87,7 +87,7 @@ class OpenVinoEngine:
         return vectors
 
     @property
-    def pass_tokens(self) -> int:
+    def micro_batch_tokens(self) -> int:
         return window_tokens(self._most_tokens, at_once=1, padded=True)
 
     def bound_passes(self, tokens: int) -> None:

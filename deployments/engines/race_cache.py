@@ -38,7 +38,7 @@ class Result:
         return time.strftime("%Y-%m-%d", time.localtime(self.raced))
 
 
-class RaceResults:
+class RaceCache:
     """Of one model on this machine."""
 
     def __init__(self, about: Mapping[str, Any]) -> None:
@@ -47,7 +47,7 @@ class RaceResults:
         self.file = self._kept.path
 
     @classmethod
-    def of(cls, race: str, card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads: int) -> RaceResults:
+    def of(cls, race: str, card: ModelCard, settings: AcceleratorSettings | CpuSettings, threads: int) -> RaceCache:
         """`race`: what ran, and on which device."""
         return cls({"race": race, **_about(card, settings, threads)})
 

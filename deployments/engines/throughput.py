@@ -39,7 +39,7 @@ class Speed:
         return f"{self.queries_per_s:.3g} queries/s of 75 tokens and {mixed:.3g} of mixed lengths"
 
 
-def served_speed(
+def measured_throughput(
     engine: Engine, card: ModelCard, queries: int | None = None, clock: Callable[[], float] = time.perf_counter
 ) -> Speed:
     """The quickest of a few times for each kind. Lengths stop at the model's own limit. Of each batch the first

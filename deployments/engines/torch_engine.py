@@ -21,8 +21,8 @@ from deployments.engines import EngineInfo, Queries, Stopped, TokenBatch, Vector
 from deployments.engines.matmul_race import quickest_cpu_dtype
 from deployments.engines.memory import bound_prepared_operations, give_back_freed_memory, keep_freed_memory
 from deployments.engines.micro_batches import cut_batch, window_tokens
-from deployments.engines.race_cache import RaceResults
-from deployments.engines.throughput import Speed, served_speed
+from deployments.engines.race_cache import RaceCache
+from deployments.engines.throughput import Speed, measured_throughput
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import quick_cpu_dtype
 from deployments.models.model_files import ModelCard
@@ -76,7 +76,7 @@ class TorchEngine:
         self._encoder: PackedModel | PaddedModel
         from deployments.engines.pooled_model import one_sentence
 
-        self._results = RaceResults.of(f"forms on {self._describe_device(threads)}", card, settings, threads)
+        self._results = RaceCache.of(f"forms on {self._describe_device(threads)}", card, settings, threads)
         with one_sentence("computed", card):
             choose = self._choose_large if card.parameters > LARGE else self._choose
             self._encoder, dtype, why, agreed, self.speed = choose(settings.dtype)
@@ -104,7 +104,7 @@ class TorchEngine:
         self._encoder = Forms(self._card).builds(Place(self._device, getattr(self._torch, dtype)))[form]()
 
     @property
-    def pass_tokens(self) -> int:
+    def micro_batch_tokens(self) -> int:
         return self._window_tokens(self._pass_tokens)
 
     def bound_passes(self, tokens: int) -> None:
@@ -227,7 +227,7 @@ class TorchEngine:
                 reason = f"{dtype} differs too much from float32 here ({compared})"
                 del self._encoder  # before the next one takes its memory
                 continue
-            speed = served_speed(self, self._card, _LARGE_QUERIES)
+            speed = measured_throughput(self, self._card, _LARGE_QUERIES)
             why = f"{reason}; {self.form} {speed}; a large model; {compared}"
             return self._encoder, dtype, why, agreed, speed
         raise AssertionError("float32 is not compared")
@@ -272,7 +272,7 @@ class TorchEngine:
             try:
                 self._encoder = build()
                 vectors = embed(self, probe_batch(self._card), threading.Event())
-                speed = served_speed(self, self._card)
+                speed = measured_throughput(self, self._card)
             except Exception as error:
                 if form == list(builds)[-1]:
                     raise

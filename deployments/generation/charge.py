@@ -48,7 +48,7 @@ class Charged:
         self._spend(1, model, load, state, model.seconds(StepLoad(rows=rows)) / rows)
 
     def _spend(self, tokens: int, model: StepTime, load: StepLoad, state: StepState, own_s: float = 0.0) -> None:
-        device_s = state.factor * (own_s + model.seconds(load) - model.beta_s)
+        device_s = state.slowdown * (own_s + model.seconds(load) - model.beta_s)
         self.device_s += device_s
         self._pay(tokens if self.quota is not None and self.quota.unit == "tokens" else device_s)
 

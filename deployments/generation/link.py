@@ -76,5 +76,5 @@ def _host(host: HostState) -> dict[str, Any]:
         "moved": {"to_accelerator": to_accelerator, "to_host": to_host},
         "gained_tokens": round(host.gained),
         "gained_share": None if share is None else round(share, 4),
-        "factor": host.factor,
+        "slowdown": host.slowdown,
     }

@@ -32,9 +32,9 @@ from deployments.serving.metrics import (
     Gauge,
     Histogram,
     Instruments,
-    KeyMetrics,
     ReplicaMetrics,
     Tally,
+    TenantMetrics,
     outcome_of,
     pool_gauges,
     tally,
@@ -76,7 +76,7 @@ class GeneratorState(NamedTuple):
 
     in_flight: int  # generations admitted and not ended
     waiting: int  # of these, those of whose prompt nothing is computed yet
-    factor: float
+    slowdown: float
     margin: float
     kv_blocks_used: int
     kv_blocks_free: int
@@ -99,14 +99,14 @@ class GenerationMetrics:
         count("answers", "Answers that have ended, and why", ("pool", "reason"))
         count("prompt_tokens", "Tokens of the prompts of admitted generations")
         count("answer_tokens", "Tokens that were generated")
-        count("first_tokens", "Generations whose first token was promised")
-        count("late_first_tokens", "Of these, those whose first token came late, or not at all by an error of ours")
-        count("paces", "Answers whose pace was promised, and that had one")
-        count("late_paces", "Of these, those that were slower, and those that an error of ours broke off")
-        self._first_token = measure("first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_S)
-        self._pace = measure("pace_seconds", "For each token of an answer after its first", _PACE_S)
+        count("ttft_promised", "Generations whose first token was promised")
+        count("ttft_missed", "Of these, those whose first token came late, or not at all by an error of ours")
+        count("tpot_promised", "Answers whose pace was promised, and that had one")
+        count("tpot_missed", "Of these, those that were slower, and those that an error of ours broke off")
+        self._first_token = measure("time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_S)
+        self._pace = measure("time_per_output_token_seconds", "For each token of an answer after its first", _PACE_S)
         self._gap = measure("worst_gap_seconds", "The longest wait for more of an answer after its first token", _GAP_S)
-        self.keys = KeyMetrics(instruments)
+        self.keys = TenantMetrics(instruments)
         self._gauges = pool_gauges(instruments, REACHED)
         self._slo: Gauge = instruments.Gauge("windve_slo_seconds", "The latency that is promised")
         self._tpot: Gauge = instruments.Gauge("windve_tpot_seconds", "The time for each further token that is promised")
@@ -124,7 +124,7 @@ class GenerationMetrics:
     def first_token(self, pool: str, seconds: float, allowed_s: float) -> None:
         """Of a generation that had a promise."""
         self._first_token.observe(seconds, pool)
-        self.judge("first_tokens", pool, late=seconds > allowed_s)
+        self.judge("ttft", pool, late=seconds > allowed_s)
 
     def pace(self, pool: str, seconds: float, gap_s: float) -> None:
         """Of an answer that had a promise; the longest gap of it beside."""
@@ -133,8 +133,8 @@ class GenerationMetrics:
 
     def judge(self, name: str, pool: str, *, late: bool) -> None:
         """One promise more, kept or not."""
-        self.count(name, 1, pool)
-        self.count(f"late_{name}", late, pool)
+        self.count(f"{name}_promised", 1, pool)
+        self.count(f"{name}_missed", late, pool)
 
     def publish(self, promise: Promise, pools: Mapping[str, GenerationPoolState]) -> None:
         """Give Ray what was counted since the last call, the promise of the settings, and the gauges of each pool."""
@@ -254,7 +254,7 @@ class Streamed:
             self._metrics.pace(self._pool, found.pace_s, found.gap_s)
         broken = why == "failed" and found.tokens > 0
         if found.tokens > 1 or broken:
-            self._metrics.judge("paces", self._pool, late=broken or found.pace_s > allowed_s)
+            self._metrics.judge("tpot", self._pool, late=broken or found.pace_s > allowed_s)
 
     def over(self, now: float, error: BaseException | None = None, device_s: float = 0.0) -> None:
         """All its answers have ended, or it ends by this error: the one that the client is told, or asyncio's
@@ -268,7 +268,7 @@ class Streamed:
                 if found.ended is None:
                     self.ended(answer, "failed" if outcome == ERROR else "cancelled")
         if self.first_at is None and self._breaks_promise(now, outcome):
-            self._metrics.judge("first_tokens", self._pool, late=True)
+            self._metrics.judge("ttft", self._pool, late=True)
         self._metrics.count("queries", 1, self._pool if outcome == OK else NO_POOL, outcome)
         if self._asked.client is not None:
             self._charge(self._asked.client, error, device_s)
@@ -321,10 +321,10 @@ class _HostMetrics:
             "alone_tokens", "What the accelerator alone would have made in the same time, counted likewise"
         )
         gauges = {
-            "host_blocks_used": "Blocks of the host's cache that hold keys and values",
-            "host_blocks_free": "Blocks of the host's cache that are free",
+            "cpu_blocks_used": "Blocks of the host's cache that hold keys and values",
+            "cpu_blocks_free": "Blocks of the host's cache that are free",
             "parked_rows": "Answers whose next token takes several steps",
-            "host_factor": "What the host's attention takes now, as a share of what its model says",
+            "host_slowdown_ratio": "What the host's attention takes now, as a share of what its model says",
         }
         self._gauges = pool_gauges(instruments, gauges)
         self._told: dict[tuple[int, tuple[str, ...]], float] = {}  # of each counter, so far
@@ -338,7 +338,7 @@ class _HostMetrics:
         self._count(self._tokens, host.tokens)
         self._count(self._hybrid, host.alone + host.gained)
         self._count(self._alone, host.alone)
-        figures = host.blocks - host.free_blocks, host.free_blocks, host.parked, host.factor
+        figures = host.blocks - host.free_blocks, host.free_blocks, host.parked, host.slowdown
         for gauge, figure in zip(self._gauges.values(), figures, strict=True):
             gauge.set(float(figure), {"pool": self._pool})
 

@@ -119,7 +119,7 @@ class GenerationPlacer:
     ) -> Streaming | RefusedOffer | None:
         """What a replica decides; None: it hangs, it died, or it could not. Another may."""
         came = partial(self._came, request, pool, link)
-        streaming = link.offer(self._offer(request), self.config.unread_tokens, came)
+        streaming = link.offer(self._offer(request), self.config.max_buffered_tokens, came)
         try:
             refused = await self._decision(request, link, streaming)
         except (TimeoutError, WindveError) as error:

@@ -40,7 +40,7 @@ class Generator(Replica[GenerationSettings]):
     _worker: Stepper
 
     def _cores_of_engine(self, device: str) -> tuple[int, ...]:
-        hybrid = self._pool != CPU and self._settings.host_blocks > 0
+        hybrid = self._pool != CPU and self._settings.num_cpu_blocks > 0
         self._host_cores = (self._cores[1:] or self._cores) if hybrid else ()
         return self._cores[:1] if hybrid and device != CPU else self._cores  # what launches needs one
 
@@ -53,8 +53,8 @@ class Generator(Replica[GenerationSettings]):
         self._metrics = self._open_metrics(GeneratorMetrics, engine.engine, engine.dtype)
         self._measured = self._in_thread(lambda: measure(engine, card))
         self._measured_host = self._in_thread(lambda: measure_host(engine, card))
-        bounds = StepPolicy(_FIRST_POLICY.ttft_s, _FIRST_POLICY.tpot_s, self._settings.step_tokens)
-        host = None if self._measured_host is None else HostCache(self._measured_host, engine.host_blocks)
+        bounds = StepPolicy(_FIRST_POLICY.ttft_s, _FIRST_POLICY.tpot_s, self._settings.max_num_batched_tokens)
+        host = None if self._measured_host is None else HostCache(self._measured_host, engine.num_cpu_blocks)
         schedule = StepSchedule(self._measured, bounds, engine.blocks, host=host)
         compute = steps_in(self._thread, engine.steps)
         return Stepper(schedule, compute, on_step=self._metrics.ran, on_failure=self._failed)
@@ -76,7 +76,7 @@ class Generator(Replica[GenerationSettings]):
             GeneratorState(
                 in_flight=self._worker.in_flight,
                 waiting=state.waiting,
-                factor=state.factor,
+                slowdown=state.slowdown,
                 margin=state.margin,
                 kv_blocks_used=state.blocks - state.free_blocks,
                 kv_blocks_free=state.free_blocks,
@@ -85,7 +85,7 @@ class Generator(Replica[GenerationSettings]):
             )
         )
 
-    def _fill(self) -> float:
+    def _utilization(self) -> float:
         """The share of its blocks that are reserved, the host's among them, or of `ttft_s` that the next prompt would
         wait, whichever is more.
         """
@@ -100,8 +100,10 @@ class Generator(Replica[GenerationSettings]):
         Serve would count it as the replica's.
         """
         engine, card = self._engine, self._card
-        bounds = engine.blocks, self._settings.step_tokens, card.context, engine.host_blocks
-        works = (step.work(engine.blocks, card, engine.host_blocks) if step.fits(*bounds) else None for step in planned)
+        bounds = engine.blocks, self._settings.max_num_batched_tokens, card.context, engine.num_cpu_blocks
+        works = (
+            step.work(engine.blocks, card, engine.num_cpu_blocks) if step.fits(*bounds) else None for step in planned
+        )
         logger.info("%s: %d steps of a calibration, no generation until they have ended", self._pool, len(planned))
         try:
             found = await self._worker.time_steps(works, times)

@@ -73,7 +73,7 @@ class Piece:
 
 
 class Generates(Protocol):
-    """The Router, as the API sees it. `tokenizer` is the model's own, as `true_tokenizer` found it."""
+    """The Router, as the API sees it. `tokenizer` is the model's own, as `checked_tokenizer` found it."""
 
     card: GenerationCard
     tokenizer: Tokenizer

@@ -30,7 +30,7 @@ from deployments.generation.text.sampling import Picked
 from deployments.generation.timed_steps import PlannedStep
 from deployments.hardware.device_detector import CPU, Topology
 from deployments.models.tokenizer_cache import ask_once
-from deployments.models.tokenizer_check import true_tokenizer
+from deployments.models.tokenizer_check import checked_tokenizer
 from deployments.serving.router import BaseRouter, Handles, Host
 
 logger = logging.getLogger("ray.serve")
@@ -211,8 +211,8 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
         return {
             "step_time": None if step_time is None else asdict(step_time),
             "host_time": None if host_time is None else asdict(host_time),
-            "host_blocks": 0 if pool == CPU else self.settings.accelerator.host_blocks,
-            "step_tokens": settings.step_tokens,
+            "num_cpu_blocks": 0 if pool == CPU else self.settings.accelerator.num_cpu_blocks,
+            "max_num_batched_tokens": settings.max_num_batched_tokens,
         }
 
     def _publish(self) -> None:
@@ -226,7 +226,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
 def _host(settings: GenerationSettings) -> Host[GenerationCard, Tokenizer]:
     """Within a replica of Serve."""
     card = read_generation_card(settings.model)
-    return Host.of_serve(card, true_tokenizer(card.model, settings.model.tokenizer, ask_once))
+    return Host.of_serve(card, checked_tokenizer(card.model, settings.model.tokenizer, ask_once))
 
 
 def _spoken(request: GenerationRequest, new: list[NewToken]) -> Iterator[Piece]:

@@ -103,7 +103,9 @@ class _Generates(PoolPlace):
     # Of the cache, each of 128 tokens; auto: as many as the memory holds that the weights leave, half of a machine's
     # and 32 of the model's longest texts at most, 85 % of an accelerator's; emulated: of the named device, or 1024.
     blocks: Auto | PositiveInt = "auto"
-    step_tokens: PositiveInt = 2048  # most in one step: bounds memory, and how long others wait for a long prompt
+    max_num_batched_tokens: PositiveInt = (
+        2048  # most in one step: bounds memory, and how long others wait for a long prompt
+    )
     emulated: EmulatedTimes | None = None
 
     @model_validator(mode="after")
@@ -116,20 +118,20 @@ class _Generates(PoolPlace):
 
 
 class GeneratingAccelerator(AcceleratorPlace, _Generates):
-    """As the accelerator of embeddings is placed. `host_blocks`: of the host's memory, for each replica, that hold keys
-    and values of answers whose attention the host computes; 0: none.
+    """As the accelerator of embeddings is placed. `num_cpu_blocks`: of the host's memory, for each replica. They hold
+    keys and values of answers whose attention the host computes; 0: none.
     """
 
-    host_blocks: Count = 0
+    num_cpu_blocks: Count = 0
     emulated: EmulatedWithHost | None = None
 
     @model_validator(mode="after")
     def _host_can_be_used(self) -> GeneratingAccelerator:
-        if self.host_blocks and self.device == "none":
-            raise ValueError("host_blocks helps an accelerator, and device is none: remove one of the two")
-        if self.host_blocks and self.emulated is not None and self.emulated.host is None:
+        if self.num_cpu_blocks and self.device == "none":
+            raise ValueError("num_cpu_blocks helps an accelerator, and device is none: remove one of the two")
+        if self.num_cpu_blocks and self.emulated is not None and self.emulated.host is None:
             raise ValueError(
-                "host_blocks of an emulated device needs `emulated: {host: {row_s: ..., kv_token_s: ...}}`"
+                "num_cpu_blocks of an emulated device needs `emulated: {host: {row_s: ..., kv_token_s: ...}}`"
             )
         return self
 
@@ -145,9 +147,9 @@ class GenerationLimits(BodyLimits):
 
     max_body_bytes: PositiveInt = 4 * 2**20
     default_tokens: PositiveInt = 256  # of an answer, where the request does not say; never the whole context
-    most_answers: PositiveInt = 8  # `n` of one request
-    most_prompts: PositiveInt = 16  # of one request; they are admitted together or not at all
-    ping_s: Seconds = 15.0  # a stream's pause that gets a comment line, so that nobody takes it for dead
+    max_answers: PositiveInt = 8  # `n` of one request
+    max_prompts: PositiveInt = 16  # of one request; they are admitted together or not at all
+    sse_keepalive_s: Seconds = 15.0  # a stream's pause that gets a comment line, so that nobody takes it for dead
     slow_reader_s: Seconds = 10.0  # who takes nothing of a stream for so long is cut off
     special_tokens_in_chats: bool = False  # true: their names in messages are read as those tokens (SECURITY.md)
 
@@ -183,7 +185,7 @@ class GenerationConfig(LogConfig):
     ttft_s: Seconds  # from a request's arrival to its first token; shorter: fewer are admitted, and shorter prompts
     tpot_s: Seconds  # of each further token; shorter: fewer answers run side by side
     request_timeout_s: Seconds = 600.0  # of a whole generation; later it is broken off
-    unread_tokens: PositiveInt = 1024  # of one generation that wait for a slow reader; one more breaks it off
+    max_buffered_tokens: PositiveInt = 1024  # of one generation that wait for a slow reader; one more breaks it off
     bulk_share: Share = 0.5  # of the cache and of a step that bulk generations may take
     accelerator: CalibratedAccelerator = CalibratedAccelerator()
     cpu: CalibratedPool = CalibratedPool()

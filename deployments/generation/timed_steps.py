@@ -71,23 +71,25 @@ class PlannedStep(NamedTuple):
         attention_s = max(step.attention_s(self.load), host.seconds(*self.host_load[:2]))
         return step.linear_s(self.load) + attention_s + host.copy_token_s * self.copied_tokens
 
-    def fits(self, blocks: int, step_tokens: int, context: int, host_blocks: int = 0) -> bool:
+    def fits(self, blocks: int, max_num_batched_tokens: int, context: int, num_cpu_blocks: int = 0) -> bool:
         """Whether the caches, one step and the model hold it."""
         ends = [start + tokens for start, tokens in self.chunks]
         longest = max([*ends, self.cached + 1 if self.rows or self.host_rows else 0])
         each = blocks_of(self.cached + 1)
         taken = self.rows * each + sum(map(blocks_of, ends))
         here, there = max(taken, self.copied), max(self.host_rows * each, self.copied)
-        return here <= blocks and there <= host_blocks and self.tokens <= step_tokens and longest <= context
+        return (
+            here <= blocks and there <= num_cpu_blocks and self.tokens <= max_num_batched_tokens and longest <= context
+        )
 
-    def work(self, blocks: int, card: GenerationCard, host_blocks: int = 0) -> StepWork:
+    def work(self, blocks: int, card: GenerationCard, num_cpu_blocks: int = 0) -> StepWork:
         """For an engine with so many blocks, of which it takes any: nothing of use may be there. Where they are too
         few, sequences share some. Tokens are picked as the model's own files say.
         """
         random, chunks = np.random.default_rng(0), []
         for room, on_host, pieces in (
             (blocks, False, [*[(self.cached, 1)] * self.rows, *self.chunks]),
-            (host_blocks, True, [(self.cached, 1)] * self.host_rows),
+            (num_cpu_blocks, True, [(self.cached, 1)] * self.host_rows),
         ):
             taken = 0
             for start, tokens in pieces:
@@ -119,7 +121,7 @@ def measure(engine: StepEngine, card: GenerationCard) -> StepTime:
 
 def measure_host(engine: StepEngine, card: GenerationCard) -> HostTime | None:
     """The same of the host's attention, and of copies between the memories; None where the host holds nothing."""
-    if not engine.host_blocks:
+    if not engine.num_cpu_blocks:
         return None
     if engine.host is not None:
         return engine.host
@@ -127,11 +129,11 @@ def measure_host(engine: StepEngine, card: GenerationCard) -> HostTime | None:
     ends = time.monotonic() + _WARM_UP_S
     for rows, cached in _HOST_STEPS:
         planned = PlannedStep(cached=min(cached, card.context - 1), host_rows=rows)
-        work = planned.work(engine.blocks, card, engine.host_blocks)
+        work = planned.work(engine.blocks, card, engine.num_cpu_blocks)
         attention.append((planned.host_load, min(_seconds(engine.steps, work)[1] for _ in range(2))))
         if time.monotonic() > ends and len(attention) >= _FEWEST_STEPS:
             break
-    copying = [PlannedStep(1, copied=count) for count in _COPIED if count <= min(engine.blocks, engine.host_blocks)]
+    copying = [PlannedStep(1, copied=count) for count in _COPIED if count <= min(engine.blocks, engine.num_cpu_blocks)]
     works = [one.work(engine.blocks, card) for one in copying]
     without_s, *took_s = (min(_seconds(engine.steps, work)[0] for _ in range(3)) for work in works)
     copies = [(one.copied_tokens, with_s - without_s) for one, with_s in zip(copying[1:], took_s, strict=True)]

@@ -25,26 +25,26 @@ CPU = "cpu"
 class Topology:
     """Which pools exist, the preferred one first, and why.
 
-    `replicas[pool]` counts the replicas to start; `heterogeneous` is what is in force, not what was asked for.
+    `replicas[pool]` counts the replicas to start; `cpu_overflow` is what is in force, not what was asked for.
     """
 
     pools: tuple[str, ...]
     replicas: Mapping[str, int]
-    heterogeneous: bool
+    cpu_overflow: bool
     reason: str
 
 
-def decide_topology(accelerators: int, cpu_instances: int, *, heterogeneous: bool) -> Topology:
-    """Algorithm 2: `accelerators` devices and `cpu_instances` CPU instances found, `heterogeneous` as asked for.
+def decide_topology(accelerators: int, cpu_instances: int, *, cpu_overflow: bool) -> Topology:
+    """Algorithm 2: `accelerators` devices and `cpu_instances` CPU instances found, `cpu_overflow` as asked for.
 
-    One kind of device -> one queue, heterogeneous forced off; both kinds and heterogeneous off -> accelerator only;
-    both queues only where both kinds are found and heterogeneous is on. Raises ValueError where there is nothing.
+    One kind of device -> one queue, cpu_overflow forced off; both kinds and cpu_overflow off -> accelerator only;
+    both queues only where both kinds are found and cpu_overflow is on. Raises ValueError where there is nothing.
     """
-    if accelerators and cpu_instances and heterogeneous:
+    if accelerators and cpu_instances and cpu_overflow:
         return Topology(
             (ACCELERATOR, CPU),
             {ACCELERATOR: accelerators, CPU: cpu_instances},
-            heterogeneous=True,
+            cpu_overflow=True,
             reason="accelerator first, CPU for the overflow",
         )
     if accelerators:
@@ -53,9 +53,9 @@ def decide_topology(accelerators: int, cpu_instances: int, *, heterogeneous: boo
             if cpu_instances
             else "no CPU instance: accelerator only"
         )
-        return Topology((ACCELERATOR,), {ACCELERATOR: accelerators}, heterogeneous=False, reason=reason)
+        return Topology((ACCELERATOR,), {ACCELERATOR: accelerators}, cpu_overflow=False, reason=reason)
     if cpu_instances:
-        return Topology((CPU,), {CPU: cpu_instances}, heterogeneous=False, reason="no accelerator was found: CPU only")
+        return Topology((CPU,), {CPU: cpu_instances}, cpu_overflow=False, reason="no accelerator was found: CPU only")
     raise ValueError("neither an accelerator nor a CPU instance is available")
 
 

@@ -129,7 +129,7 @@ def _sentence(folder: Path, about: Mapping[str, Any]) -> Late:
     )
 
 
-class LateTokens:
+class ColbertTokens:
     """The token ids of queries and documents, in a tokenizer's own numbers."""
 
     def __init__(self, late: Late, folder: Path, token_id: Callable[[str], int | None]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 
-def kept_folder() -> Path:
+def cache_folder() -> Path:
     """Windve's own, in the user's cache of models."""
     from huggingface_hub import constants
 
@@ -25,7 +25,7 @@ class KeptFile:
 
     def __init__(self, kind: str, about: Any) -> None:
         key = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:32]
-        self.path = kept_folder() / kind / f"{key}.json"
+        self.path = cache_folder() / kind / f"{key}.json"
 
     def read(self) -> Any:
         """None where there is nothing."""

@@ -97,7 +97,7 @@ def judge_of(settings: ModelSettings, config: Mapping[str, Any], modules: Contai
 Encode = Callable[[Sequence[str]], Sequence[Encoding]]
 
 
-class JudgePrompts:
+class RerankPrompts:
     """Pairs -> token ids, by a model's own tokenizer."""
 
     def __init__(self, judge: Judge, encode: Encode, max_tokens: int) -> None:

@@ -82,7 +82,7 @@ def read_model_card(settings: ModelSettings) -> ModelCard:
     check_modules(folder)
     judge = judge_of(settings, config, names_of(folder))
     labels = _labels(config) if judge is None else (judge.yes,)
-    kind = kind_of(folder, config, labels, settings.kind, is_judge=judge is not None)
+    kind = kind_of(folder, config, labels, settings.kind, is_llm_reranker=judge is not None)
     text = config.get("text_config", config)  # multimodal models nest the text model's numbers
     hidden = text.get("hidden_size") or text.get("dim") or text.get("d_model")
     if not hidden or "vocab_size" not in text:

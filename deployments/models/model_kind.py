@@ -15,15 +15,15 @@ SCORING = frozenset({"reranker", "classifier"})  # kinds that answer with a numb
 
 
 def kind_of(
-    folder: Path, config: Mapping[str, Any], labels: tuple[str, ...], wanted: str, *, is_judge: bool = False
+    folder: Path, config: Mapping[str, Any], labels: tuple[str, ...], wanted: str, *, is_llm_reranker: bool = False
 ) -> Kind:
-    """`wanted` if that is not auto. `is_judge`: it is a language model that scores pairs (`llm_reranker`).
+    """`wanted` if that is not auto. `is_llm_reranker`: it is a language model that scores pairs (`llm_reranker`).
 
     Raises SettingsError where the model cannot be of this kind.
     """
     classes = config.get("architectures") or []
     named = " and ".join(classes) or "no architectures"
-    scores = is_judge or any(name.endswith("ForSequenceClassification") for name in classes)
+    scores = is_llm_reranker or any(name.endswith("ForSequenceClassification") for name in classes)
     modules = names_of(folder)
     compares = is_stanford(config) or ("Dense" in modules and "Pooling" not in modules)
     if wanted == "auto":

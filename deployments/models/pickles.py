@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from deployments.errors import SettingsError
-from deployments.models.disk_cache import kept_folder
+from deployments.models.disk_cache import cache_folder
 from deployments.models.model_folder import find_folder, read_json
 from deployments.models.modules import modules_of
 from deployments.models.unpickle import NotWeights, Written, unpickle
@@ -65,7 +65,7 @@ def safe_folder(folder: Path) -> Path:
     if not pickles:
         return folder
     try:
-        kept = kept_folder() / _name(folder, pickles)
+        kept = cache_folder() / _name(folder, pickles)
         kept.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(kept.with_name(f".{kept.name}.lock"), fallback_to_soft=False):
             if not kept.is_dir():

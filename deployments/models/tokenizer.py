@@ -13,8 +13,8 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
-from deployments.models.colbert import LateTokens, Role
-from deployments.models.llm_reranker import JudgePrompts
+from deployments.models.colbert import ColbertTokens, Role
+from deployments.models.llm_reranker import RerankPrompts
 from deployments.models.model_files import ModelCard
 from deployments.models.model_folder import read_json
 from deployments.models.model_kind import SCORING
@@ -46,15 +46,15 @@ class Tokenizer:
     """Thread-safe: the encoding releases the GIL and keeps no state."""
 
     def __init__(self, card: ModelCard, fast: FastTokenizer | None = None) -> None:
-        """`fast`: of `true_tokenizer`; else tokenizer.json, unchecked. Raises SettingsError where it cannot be used."""
+        """`fast`: of `checked_tokenizer`; else tokenizer.json, unchecked. Raises SettingsError if it cannot be used."""
         self._max_tokens = card.max_tokens
         self._vocab_size = card.vocab_size
         self._lower_case = card.lower_case
         self._fast = fast or _load(card.folder)  # too long inputs are cut here, on the side that the request says
         self._first, self._last = _special_ids(self._fast, card)
-        self._judge = None if card.judge is None else JudgePrompts(card.judge, self._pieces, card.max_tokens)
+        self._judge = None if card.judge is None else RerankPrompts(card.judge, self._pieces, card.max_tokens)
         self._pair = _template(self._fast, card) if card.kind in SCORING and card.judge is None else None
-        self._late = None if card.late is None else LateTokens(card.late, card.folder, self._fast.token_to_id)
+        self._late = None if card.late is None else ColbertTokens(card.late, card.folder, self._fast.token_to_id)
         self.weightless = _weightless(self._fast, card) if "sparse" in card.token_widths else frozenset()
 
     def encode(

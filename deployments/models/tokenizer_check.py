@@ -49,7 +49,7 @@ class Difference:
         return f"token {self.place} of {self.text} is {here} by tokenizer.json and {own} by transformers"
 
 
-def true_tokenizer(card: ModelCard, wanted: str = "auto", ask: Ask = ask) -> FastTokenizer:
+def checked_tokenizer(card: ModelCard, wanted: str = "auto", ask: Ask = ask) -> FastTokenizer:
     """The tokenizer that makes the model's own tokens. `wanted` is `args.model.tokenizer`: "auto" compares, "file"
     takes tokenizer.json unchecked, "transformers" takes what transformers builds.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-FILL = "fill"  # the name under which a replica tells how full its queue is
+UTILIZATION = "utilization"  # the name under which a replica tells how full its queue is
 
 
 class Context(Protocol):
@@ -25,8 +25,8 @@ class Context(Protocol):
     def aggregated_metrics(self) -> Mapping[str, Mapping[Any, float]] | None: ...
 
 
-class KeepFill:
-    """Serve's `policy_function`. `target`: how full the queues should be, in (0, 1]: see `Schedule.fill`."""
+class KeepUtilization:
+    """Serve's `policy_function`. `target`: how full the queues should be, in (0, 1]: see `Schedule.utilization`."""
 
     def __init__(self, target: float) -> None:
         self.target = target
@@ -35,7 +35,7 @@ class KeepFill:
         """(replicas wanted before Serve's bounds and delays, no state). A replica that has not reported yet counts as
         full as the mean of the others.
         """
-        fills = (context.aggregated_metrics or {}).get(FILL) or {}
+        fills = (context.aggregated_metrics or {}).get(UTILIZATION) or {}
         if not fills:
             return context.target_num_replicas, {}
         mean = sum(fills.values()) / len(fills)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 
-def spare_what_is_loaded() -> None:
+def freeze_gc() -> None:
     """Called when a replica is ready: no collection looks at what it has by now, but for what is garbage already.
 
     Libraries and models make some 300,000 objects. A full collection looks at each of them, and takes 0.12 s in which

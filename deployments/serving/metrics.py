@@ -31,9 +31,9 @@ BUCKETS_S = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 
 TOKENISING_BUCKETS_S = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0]
 _QUERIES = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0]
 _POOL = ("pool",)
-_KEY = ("key",)
-_MOST_KEYS = 50  # names of API keys in metrics, for each Router
-OTHER_KEYS = "other"
+_TENANT = ("tenant",)
+_MOST_TENANTS = 50  # names of API keys in metrics, for each Router
+OTHER_TENANTS = "other"
 REACHED = {  # fields of a pool's state at a Router
     "is_open": "1 unless the pool is closed (queue_depth: 0)",
     "live_replicas": "Replicas that this Router may send to",
@@ -42,9 +42,10 @@ REACHED = {  # fields of a pool's state at a Router
 LEARNED = {  # fields of a replica's state, of whichever kind
     "in_flight": "Queries admitted and not answered, at this replica",
     "waiting": "Of these, those that do not run yet",
-    "factor": "What work takes now, as a share of what the cost model says",
+    "slowdown": "What work takes now, as a share of what the cost model says",
     "margin": "What is added to a prediction at admission, as a share",
 }
+_RATIOS = {"slowdown": "slowdown", "margin": "safety_margin"}
 _LIMITS: dict[type[BaseException], str] = {OverShare: "share", OverQuota: "quota"}
 _SERVER_ERRORS = 500  # HTTP: from here on it is not the client who must change something
 
@@ -136,17 +137,17 @@ class Histogram:
             self._count.set(float(sum(counts)), tags)
 
 
-class KeyMetrics:
+class TenantMetrics:
     """What clients use, by the names of their API keys."""
 
     def __init__(self, instruments: Instruments) -> None:
         self._names: set[str] = set()
         self._queries = tally(
-            instruments, "windve_key_queries", "Queries by the API key's name and the outcome", ("key", "outcome")
+            instruments, "windve_tenant_queries", "Queries by the API key's name and the outcome", ("tenant", "outcome")
         )
-        self._tokens = tally(instruments, "windve_key_tokens", "Tokens of answered queries by API key", _KEY)
+        self._tokens = tally(instruments, "windve_tenant_tokens", "Tokens of answered queries by API key", _TENANT)
         self._seconds = tally(
-            instruments, "windve_key_device_seconds", "Device seconds of answered queries by API key", _KEY
+            instruments, "windve_tenant_device_seconds", "Device seconds of answered queries by API key", _TENANT
         )
 
     def used(self, client: str, queries: int, *, tokens: int, device_s: float) -> None:
@@ -162,9 +163,9 @@ class KeyMetrics:
         self._queries.add(queries, self._shown(client), outcome)
 
     def _shown(self, client: str) -> str:
-        """Its name; of more than `_MOST_KEYS` all others together."""
-        if client not in self._names and len(self._names) >= _MOST_KEYS:
-            return OTHER_KEYS
+        """Its name; of more than `_MOST_TENANTS` all others together."""
+        if client not in self._names and len(self._names) >= _MOST_TENANTS:
+            return OTHER_TENANTS
         self._names.add(client)
         return client
 
@@ -196,18 +197,18 @@ class ReplicaMetrics:
     ) -> None:
         self._pool = {"pool": pool}
         tallies = {
-            "windve_runs": "Runs of the engine",
-            "windve_run_queries": "Queries in these",
-            "windve_run_seconds": "What these took",
+            "windve_batches": "Batches that the engine ran",
+            "windve_batched_queries": "Queries in these",
+            "windve_batch_seconds": "What these took",
             "windve_tokens": "Tokens in these",
-            "windve_planned_seconds": "What the cost model had said that these runs take",
-            "windve_failed_runs": "Runs of the engine that failed",
+            "windve_planned_seconds": "What the cost model had said that these take",
+            "windve_failed_batches": "Batches that failed",
         }
         self._tallies = [tally(instruments, name, about, _POOL) for name, about in tallies.items()]
-        self._inference = Histogram(instruments, "windve_inference_seconds", "One run of the engine", BUCKETS_S, _POOL)
-        self._sizes = Histogram(
-            instruments, "windve_queries_per_run", "Queries in one run of the engine", _QUERIES, _POOL
+        self._inference = Histogram(
+            instruments, "windve_inference_seconds", "One batch in the engine", BUCKETS_S, _POOL
         )
+        self._sizes = Histogram(instruments, "windve_batch_queries", "Queries in one batch", _QUERIES, _POOL)
         self._refusals = tally(
             instruments, "windve_refusals", "Queries that a replica refused, by reason", ("pool", "reason")
         )
@@ -242,10 +243,10 @@ class ReplicaMetrics:
         self._info.set(1.0, self._about)
 
 
-def publish_again_and_again(publish: Callable[[], None]) -> None:
+def publish_periodically(publish: Callable[[], None]) -> None:
     """From now on, on the running loop, for as long as it runs."""
     asyncio.get_running_loop().call_later(
-        PUBLISHED_EVERY_S, publish_again_and_again, publish, context=contextvars.Context()
+        PUBLISHED_EVERY_S, publish_periodically, publish, context=contextvars.Context()
     )
     publish()
 
@@ -261,4 +262,6 @@ def pool_gauges(instruments: Instruments, abouts: Mapping[str, str]) -> dict[str
 
 
 def _name(key: str) -> str:
+    if key in _RATIOS:
+        return f"windve_{_RATIOS[key]}_ratio"
     return f"windve_{key.removeprefix('is_').removesuffix('_s')}{'_seconds' if key.endswith('_s') else ''}"

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Generic, TypeVar
 from deployments.hardware.affinity import CpuPart, pin_thread, thread_environment
 from deployments.hardware.cores import choose_cores
 from deployments.hardware.device_detector import CPU
-from deployments.serve_adapter.autoscaling import FILL
-from deployments.serve_adapter.gc_freeze import spare_what_is_loaded
+from deployments.serve_adapter.autoscaling import UTILIZATION
+from deployments.serve_adapter.gc_freeze import freeze_gc
 from deployments.serving.frames import WIRE
-from deployments.serving.metrics import Instruments, OfModel, publish_again_and_again
+from deployments.serving.metrics import Instruments, OfModel, publish_periodically
 from deployments.serving.sessions import RouterSessions
 from deployments.serving.wire import Server
 from deployments.settings import OneModelSettings
@@ -62,7 +62,7 @@ class Replica(ABC, Generic[S]):
         self._engine, self._card = self._in_thread(lambda: self._load(settings, device))
         self._worker = self._start()
         self._server = Server(self._host, self._worker.receive, self._worker.gone, self.frame_type.decode)
-        spare_what_is_loaded()
+        freeze_gc()
         logger.info("%s ready: %s, %s cores %s", pool, self._in_words(), len(self._cores), sorted(self._cores))
 
     def __del__(self) -> Awaitable[None] | None:
@@ -90,7 +90,7 @@ class Replica(ABC, Generic[S]):
         """Give the metrics to Serve."""
 
     @abstractmethod
-    def _fill(self) -> float:
+    def _utilization(self) -> float:
         """How full it is, 1: as full as can be without refusing."""
 
     def _cores_of_engine(self, device: str) -> tuple[int, ...]:  # noqa: ARG002 - generation's depend on it
@@ -114,7 +114,7 @@ class Replica(ABC, Generic[S]):
         """What the Router learns of this replica from Serve: engine, device, warm-up figures, cores, its node and
         address.
         """
-        publish_again_and_again(self._publish)
+        publish_periodically(self._publish)
         return {
             **self._describe(),
             "cores": sorted(self._cores),
@@ -129,7 +129,7 @@ class Replica(ABC, Generic[S]):
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Serve's controller learns of this replica while it is autoscaled (see `autoscaling.KeepFill`)."""
-        return {FILL: self._fill()}
+        return {UTILIZATION: self._utilization()}
 
     def _failed(self, error: BaseException) -> str:
         self._metrics.failed()
@@ -137,12 +137,12 @@ class Replica(ABC, Generic[S]):
         return f"the {self._pool} engine failed: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
 
     async def check_health(self) -> None:
-        """Called by Serve. Raises where the device is lost or one run or step has taken `stuck_after_s`."""
+        """Called by Serve. Raises where the device is lost or one run or step has taken `batch_timeout_s`."""
         if running_s := self._worker.running_s:
-            if running_s > self._settings.stuck_after_s:
+            if running_s > self._settings.batch_timeout_s:
                 raise RuntimeError(
                     f"the {self._pool} engine has been in one {self.unit} for {running_s:.0f} s "
-                    f"(stuck_after_s: {self._settings.stuck_after_s:g}): the device hangs"
+                    f"(batch_timeout_s: {self._settings.batch_timeout_s:g}): the device hangs"
                 )
             return
         await asyncio.wait_for(

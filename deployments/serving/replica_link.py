@@ -182,7 +182,7 @@ def learned(state: Any) -> dict[str, Any]:
     """What `/info` shows of a replica's state, of whichever kind."""
     return {
         "opens_s": state.opens_s if math.isfinite(state.opens_s) else None,
-        "factor": round(state.factor, 4),
+        "slowdown": round(state.slowdown, 4),
         "margin": round(state.margin, 4),
     }
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from deployments.admission.trial import Trial, Trials
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import Topology
-from deployments.serving.metrics import Instruments, OfModel, publish_again_and_again
+from deployments.serving.metrics import Instruments, OfModel, publish_periodically
 from deployments.serving.replica_set import ReplicaSet
 from deployments.settings import OneModelSettings, TrialGrant
 
@@ -113,7 +113,7 @@ class BaseRouter(ABC, Generic[S, C, P, M]):
         if first:
             for pool in self.pools.values():
                 pool.connect()
-            asyncio.get_running_loop().call_soon(publish_again_and_again, self._publish)
+            asyncio.get_running_loop().call_soon(publish_periodically, self._publish)
         logger.info("%s: in force: %s", self.card.name, promise)
 
     def _pool(self, name: str) -> P:

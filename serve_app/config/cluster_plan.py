@@ -71,10 +71,10 @@ def plan_models(args: ApplicationArgs, nodes: Nodes) -> dict[str, Plan]:
 
 def _plan(settings: OneModelSettings, nodes: Nodes, device: str, accelerators: int) -> Plan:
     instances = 0
-    if settings.heterogeneous or not accelerators:
+    if settings.cpu_overflow or not accelerators:
         instances = _cpu_instances(settings, nodes)
     try:
-        return Plan(device, decide_topology(accelerators, instances, heterogeneous=settings.heterogeneous))
+        return Plan(device, decide_topology(accelerators, instances, cpu_overflow=settings.cpu_overflow))
     except ValueError as error:
         raise SettingsError("args.accelerator.device", f"{error}; no node of the cluster offers CPUs to Ray") from None
 

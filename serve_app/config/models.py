@@ -1,7 +1,7 @@
 """Several models in one application: their settings, and what answers to which name. Pure.
 
 `args` have `models`, a list, in place of `model`. What stands beside the list is for all of them; an entry's own
-`accelerator`, `cpu` or `heterogeneous` replaces it. The Router's `user_config` has `models`, too: what is particular to
+`accelerator`, `cpu` or `cpu_overflow` replaces it. The Router's `user_config` has `models`, too: what is particular to
 one, by its name.
 """
 
@@ -56,7 +56,7 @@ class ServedModel(Strict):
     """One of several models. What it leaves out is as `args` say for all."""
 
     model: ModelSettings
-    heterogeneous: bool | None = None
+    cpu_overflow: bool | None = None
     accelerator: AcceleratorSettings | None = None
     cpu: CpuSettings | None = None
 

@@ -106,7 +106,8 @@ def how_many(settings: OneModelSettings, pool: str, topology: Topology) -> dict[
             upscale_delay_s=asked.upscale_delay_s,
             downscale_delay_s=asked.downscale_delay_s,
             policy=AutoscalingPolicy(  # type: ignore[no-untyped-call]
-                policy_function="deployments.serve_adapter.autoscaling:KeepFill", policy_kwargs={"target": asked.fill}
+                policy_function="deployments.serve_adapter.autoscaling:KeepUtilization",
+                policy_kwargs={"target": asked.target_utilization},
             ),
         )
     }

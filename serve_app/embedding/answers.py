@@ -82,7 +82,7 @@ def describe(router: Router) -> dict[str, Any]:
         "version": VERSION,
         "windve": {
             "emulated": router.settings.emulated,
-            "heterogeneous": router.topology.heterogeneous,
+            "cpu_overflow": router.topology.cpu_overflow,
             "topology": router.topology.reason,
             "slo_s": config.slo_s,
             "kind": card.kind,

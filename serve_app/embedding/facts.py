@@ -106,7 +106,7 @@ def _at_replica(part: OfferedPart, predicted_s: float, now: float) -> Iterator[P
     for queue_s, together in groupby(sorted(answers, key=_queue_s), key=_queue_s):  # of one run
         ran = list(together)
         ours: Attributes = {**place, "windve.queries": len(ran)}
-        size: Attributes = {"windve.run.queries": ran[0].run_queries, "windve.run.tokens": ran[0].run_tokens}
+        size: Attributes = {"windve.batch.queries": ran[0].batch_queries, "windve.batch.tokens": ran[0].batch_tokens}
         began = there + queue_s
         yield Phase("queue", there, began, ours)
         yield Phase("run", began, began + max(answer.compute_s for answer in ran), ours | size)

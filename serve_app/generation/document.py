@@ -93,7 +93,7 @@ def document(rules: CompletionRules, vocab_size: int, *, api_keys: bool) -> dict
     values = {
         "models": None if rules.any_name else [*rules.names, None],
         "max_inputs": rules.max_inputs,
-        "most_answers": rules.most_answers,
+        "max_answers": rules.max_answers,
         "most_messages": rules.most_messages,
         "largest_id": vocab_size - 1,
         "prompts": ["", None],

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from deployments.generation.replica import Generator
 from deployments.generation.router import GenerationRouter
 from deployments.hardware.device_detector import Topology
-from deployments.serve_adapter.gc_freeze import spare_what_is_loaded
+from deployments.serve_adapter.gc_freeze import freeze_gc
 from serve_app.config.generation import GenerationArgs
 from serve_app.config.serve_deployments import bind_application
 from serve_app.generation.api import ApiOptions, CompletionsApi
@@ -33,7 +33,7 @@ class GenerationIngress(ServiceIngress, GenerationCalls):
         self.router = GenerationRouter(settings, topologies[name], generators[name])
         self._api = CompletionsApi(self.router, ApiOptions.of(settings), self.api_keys, self.observer)
         GenerationCalls.__init__(self, self.router, self._api.asking, self._api.names, self.api_keys, self.observer)
-        spare_what_is_loaded()
+        freeze_gc()
 
     async def reconfigure(self, user_config: Any) -> None:
         """Called by Serve with the `user_config`: at the start, and in place whenever it changes."""

@@ -45,19 +45,19 @@ class CompletionRules(Rules):
     """What this server accepts. `dimension` means nothing here; `max_inputs`: prompts in one request.
 
     - `default_tokens`: of an answer, where a request does not say how many.
-    - `most_answers`: of one prompt (`n`).
+    - `max_answers`: of one prompt (`n`).
     - `most_messages`: of one chat.
     """
 
     default_tokens: int
-    most_answers: int
+    max_answers: int
     most_messages: int = 2048
 
 
 def _answers(value: Any, info: ValidationInfo) -> int:
     rules: Any = info.context
-    if type(value) is not int or not 1 <= value <= rules.most_answers:
-        problem = f"n must be a whole number from 1 to {rules.most_answers} (this server's bound), not {value}"
+    if type(value) is not int or not 1 <= value <= rules.max_answers:
+        problem = f"n must be a whole number from 1 to {rules.max_answers} (this server's bound), not {value}"
         raise InvalidInput(problem, param="n")
     return value
 
@@ -107,7 +107,7 @@ class CompletionOptions(Fields):
     """Only the so many likeliest; 0 and -1: all. Null: as the model's files say, else all."""
     seed: Annotated[int, Field(ge=-_SEED, lt=_SEED), Constraint("a whole number of 64 bits")] | None = None
     """The same gives the same answer."""
-    n: Annotated[int, Field(ge=1, json_schema_extra={"maximum": "most_answers"}), BeforeValidator(_answers)] = 1
+    n: Annotated[int, Field(ge=1, json_schema_extra={"maximum": "max_answers"}), BeforeValidator(_answers)] = 1
     """How many answers."""
     best_of: int | None = None
     """Only as many as `n`."""

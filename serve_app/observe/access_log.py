@@ -47,7 +47,7 @@ def line(traced: TracedRequest, ended: Ended) -> dict[str, Any]:
         "route": ended.route,
         "status": ended.status,
         "error": ended.code,
-        "key": traced.key,
+        "tenant": traced.tenant,
         "model": traced.model,
         "actual_s": round(ended.actual_s, 6),
     }

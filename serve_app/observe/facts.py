@@ -44,15 +44,15 @@ class Facts(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TracedRequest:
-    """One request from its arrival to its end. `began_s`: Unix time; `started`: the loop's, s. `key`: the name of the
-    API key that it came with.
+    """One request from its arrival to its end. `began_s`: Unix time; `started`: the loop's, s. `tenant`: the name of
+    the API key that it came with.
     """
 
     request_id: str | None
     trace_id: str | None
     began_s: float
     started: float
-    key: str | None = None
+    tenant: str | None = None
     span: Any = None  # of `Tracer`, if its trace is sampled
     facts: Facts | None = None  # None until a Router is asked
 

@@ -121,8 +121,8 @@ class Observer:
 
     def _end(self, traced: TracedRequest, route: str, status: int | str, error: BaseException | None) -> None:
         ended = Ended(route, status, asyncio.get_running_loop().time() - traced.started, error)
-        if traced.key is None and traced.facts is not None:
-            traced.key = traced.facts.tenant  # of a stream each message asks who sends it
+        if traced.tenant is None and traced.facts is not None:
+            traced.tenant = traced.facts.tenant  # of a stream each message asks who sends it
         config = self._configs.get(traced.model or "")
         level, slo_s = (self._level, self._slo_s) if config is None else (config.access_log, config.slo_s)
         if self._lines is not None and is_wanted(level, traced, ended, slo_s):

@@ -99,7 +99,7 @@ class Tracer:
 
 def _about(traced: TracedRequest, ended: Ended) -> Attributes:
     """OpenTelemetry's names where it has some (semantic conventions of HTTP, RPC and GenAI)."""
-    told: dict[str, Any] = {"windve.request_id": traced.request_id, "windve.key": traced.key}
+    told: dict[str, Any] = {"windve.request_id": traced.request_id, "windve.tenant": traced.tenant}
     if isinstance(ended.status, int):
         method, _, route = ended.route.partition(" ")
         told |= {"http.request.method": method, "http.route": route, "http.response.status_code": ended.status}

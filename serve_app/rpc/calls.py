@@ -126,4 +126,4 @@ class CallScope:
     def came_from(self, client: Client | None) -> None:
         """The name of the API key that it came with, for the log."""
         if self.traced is not None and client is not None:
-            self.traced.key = client.tenant.name
+            self.traced.tenant = client.tenant.name

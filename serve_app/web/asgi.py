@@ -169,7 +169,7 @@ class Asgi(ABC):
         shown = request.headers.get(b"authorization")
         request.client = api_keys.check(None if shown is None else shown.decode("latin-1"))
         if request.traced is not None and request.client is not None:
-            request.traced.key = request.client.tenant.name
+            request.traced.tenant = request.client.tenant.name
 
     async def _stream(self, request: Request, headers: Headers, body: Stream, send: Send) -> WindveError | None:
         async def write(some: bytes) -> None:

@@ -31,12 +31,12 @@ _TOO_SLOW = "the answer was read too slowly: too much of it waited; please read 
 
 @dataclass(frozen=True, slots=True)
 class StreamBounds:
-    """- `ping_s`: a pause so long gets a comment line.
+    """- `sse_keepalive_s`: a pause so long gets a comment line.
     - `slow_s`: a reader that takes nothing for so long is cut off.
     - `most_waiting`: so is one for which more events wait.
     """
 
-    ping_s: float = 15.0
+    sse_keepalive_s: float = 15.0
     slow_s: float = 10.0
     most_waiting: int = 4096
 
@@ -88,7 +88,7 @@ class EventStream(Stream):
         """Until there is something to do, or the pause is long."""
         if not self._wake.is_set():
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._bounds.ping_s):
+                async with asyncio.timeout(self._bounds.sse_keepalive_s):
                     await self._wake.wait()
         self._wake.clear()
 

@@ -136,7 +136,7 @@ def check_what_was_found(service, job, figure):
     assert own["calibration"]["proved"] == ["bursts", "stream", "mixed lengths"]
     live = shown(service, NAME)
     assert live["slo_s"] == own["slo_s"] == SLO_S
-    assert live["calibration"] == {**own["calibration"], "heterogeneous": None}
+    assert live["calibration"] == {**own["calibration"], "cpu_overflow": None}
     assert live["trial_seconds_ago"] is None
     assert job.config.read_text().startswith("# ours\n")
     assert job.backups() == [job.before]

@@ -10,7 +10,7 @@ from tests.kit.service import emulating, wait_until
 
 KEYS = "quiet: sk-quiet\ngreedy: sk-greedy\nmetered: sk-metered tokens_per_minute=600\n"
 SLO_S = 10.0
-DEVICE = {"alpha_s": 0.1, "beta_s": 2.0, "pass_queries": 8}  # about eight queries a second
+DEVICE = {"alpha_s": 0.1, "beta_s": 2.0, "micro_batch_queries": 8}  # about eight queries a second
 QUIET_S, GREEDY_S = 1, 20  # queries a second
 SETTLED_S = 5.0
 
@@ -48,8 +48,10 @@ def test_who_asks_for_too_much_leaves_room_for_another(service, figure):
     assert admitted["quiet"] > 0.8
     assert greedy.refusals["over_share"]
     assert not greedy.strange + quiet.strange
-    wait_until(lambda: service.samples()["key_queries_total", (("key", "greedy"), ("outcome", "share"))], "its metric")
-    used_s = {key: service.samples()["key_device_seconds_total", (("key", key),)] for key in ("quiet", "greedy")}
+    wait_until(
+        lambda: service.samples()["tenant_queries_total", (("tenant", "greedy"), ("outcome", "share"))], "its metric"
+    )
+    used_s = {key: service.samples()["tenant_device_seconds_total", (("tenant", key),)] for key in ("quiet", "greedy")}
     assert min(used_s.values()) > 0
 
 

@@ -15,7 +15,7 @@ DEPTH, CLIENTS, FEW = 10, 8, 1
 def scaled(shared):
     config = by_depth(emulating(20.0, accelerator={"alpha_s": 0.02, "beta_s": 0.5}), accelerator=DEPTH)
     config["applications"][0]["args"]["accelerator"]["replicas"] = {
-        "min": 1, "max": 2, "fill": 0.4, "upscale_delay_s": 1.0, "downscale_delay_s": 1.0,
+        "min": 1, "max": 2, "target_utilization": 0.4, "upscale_delay_s": 1.0, "downscale_delay_s": 1.0,
     }  # fmt: skip
     return shared.serve(config)
 

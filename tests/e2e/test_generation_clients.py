@@ -38,8 +38,8 @@ class Server:
 
     def __init__(self, folder):
         self.world = Generating(folder, context=CONTEXT)
-        rules = CompletionRules("tiny", 0, 4, (), default_tokens=100, most_answers=4)
-        bounds = StreamBounds(ping_s=0.2, slow_s=1.0)
+        rules = CompletionRules("tiny", 0, 4, (), default_tokens=100, max_answers=4)
+        bounds = StreamBounds(sse_keepalive_s=0.2, slow_s=1.0)
         self.api = CompletionsApi(self.world, ApiOptions(rules=rules, stream=bounds), ApiKeys(["none"]))
         config = uvicorn.Config(self.api, host="127.0.0.1", port=0, log_level="error", timeout_keep_alive=1)
         self.server = uvicorn.Server(config)

@@ -24,9 +24,9 @@ BULK = {"extra_headers": {"x-windve-priority": "bulk"}}
 def service(shared):
     config = load_yaml("generation_rehearsal.yaml")
     (application,) = config["applications"]
-    application["args"]["heterogeneous"] = False
+    application["args"]["cpu_overflow"] = False
     application["args"]["accelerator"] |= {
-        "blocks": BLOCKS, "host_blocks": HOST_BLOCKS, "emulated": {**EMULATED, "host": HOST},
+        "blocks": BLOCKS, "num_cpu_blocks": HOST_BLOCKS, "emulated": {**EMULATED, "host": HOST},
     }  # fmt: skip
     application["deployments"][0]["user_config"] = {"ttft_s": 20.0, "tpot_s": 2.0}
     return shared.serve(config)

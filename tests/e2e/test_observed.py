@@ -67,7 +67,11 @@ def test_a_trace_goes_through_to_the_device(service, collector):
         assert [span.parent_span_id for span in spans[name]] == [request.span_id]
     (admission,), (run,) = spans["admission"], spans["run"]
     told, ran = attributes(admission), attributes(run)
-    assert (told["windve.admission"], told["windve.pool"], ran["windve.run.queries"]) == ("admitted", "accelerator", 2)
+    assert (told["windve.admission"], told["windve.pool"], ran["windve.batch.queries"]) == (
+        "admitted",
+        "accelerator",
+        2,
+    )
     assert attributes(request)["windve.predicted_s"] > DEVICE["beta_s"]
     assert seconds(run) == pytest.approx(int(reply.headers["x-inference-time"]) / 1000, abs=0.002)  # one measurement
     assert seconds(request) >= seconds(run) > DEVICE["beta_s"]

@@ -69,13 +69,14 @@ def filled_in(expr):
     return expr.replace("$__rate_interval", "20s").replace("$application", "windve")
 
 
-OF_GENERATION = re.compile("first_tokens|paces")  # what an embedding service does not tell
+OF_GENERATION = re.compile("ttft|tpot")  # what an embedding service does not tell
 
 
 def test_each_query_of_the_dashboard_and_what_replicas_tell_is_answered(prometheus, load):
     asked = {f"{title} {query.legend}": filled_in(query.expr) for title, query in panels() if query.always}
     asked |= {
-        name: f"ray_windve_{name} > 0" for name in ('refusals_total{reason="full"}', "factor", "margin", "free_seconds")
+        name: f"ray_windve_{name} > 0"
+        for name in ('refusals_total{reason="full"}', "slowdown_ratio", "safety_margin_ratio", "free_seconds")
     }
     assert until_answered(prometheus, asked) == {}
     for expr in [filled_in(query.expr) for _, query in panels() if not query.always]:

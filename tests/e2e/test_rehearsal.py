@@ -18,7 +18,7 @@ from tests.kit.service import TEXT, outcome, queries, wait_until
 
 FULL = {"accelerator": 20, "cpu": 5}
 SLO_MS = 25_000
-RAN = "run_queries_total", (("pool", "accelerator"),)  # counted where the engine runs
+RAN = "batched_queries_total", (("pool", "accelerator"),)  # counted where the engine runs
 
 
 @pytest.fixture
@@ -58,8 +58,8 @@ def check_what_prometheus_hears(before, told):
     for pool, depth in FULL.items():
         tag, device = (("pool", pool),), SLOW[pool]
         assert [told[name, tag] for name in ("depth", "live_replicas", "in_flight", "waiting")] == [depth, 1, 0, 0]
-        runs_s = device["beta_s"] * more["runs_total", tag] + device["alpha_s"] * depth
-        assert more["run_seconds_total", tag] >= 0.99 * runs_s
+        runs_s = device["beta_s"] * more["batches_total", tag] + device["alpha_s"] * depth
+        assert more["batch_seconds_total", tag] >= 0.99 * runs_s
     assert more["requests_total", ()] == more["request_seconds_count", ()] == 25
 
 
@@ -96,8 +96,8 @@ def test_openais_client_comes_back_when_the_busy_answer_says(rehearsal):
         "request": [lambda _: asked.append(time.monotonic())],
         "response": [lambda answer: answered.append((time.monotonic(), answer))],
     }
-    patient = openai.DefaultHttpxClient(event_hooks=hooks)
-    server = {"base_url": f"{rehearsal.address}/v1", "api_key": "none", "max_retries": 5, "http_client": patient}
+    deferrable = openai.DefaultHttpxClient(event_hooks=hooks)
+    server = {"base_url": f"{rehearsal.address}/v1", "api_key": "none", "max_retries": 5, "http_client": deferrable}
     with openai.OpenAI(**server) as client:
         client.embeddings.create(model="emulated", input=TEXT)  # what a client loads late is loaded by now
         asked.clear(), answered.clear()

@@ -55,7 +55,7 @@ def owner(tmp_path_factory):
 def service(tmp_path_factory, owner):
     config = load_yaml("rehearsal.yaml")
     application = config["applications"][0]
-    application["args"]["heterogeneous"] = False
+    application["args"]["cpu_overflow"] = False
     folder = tmp_path_factory.mktemp("token")
     keys = folder / "api-keys"
     keys.write_text(KEY)

@@ -31,7 +31,7 @@ _CLUSTER = HAPROXY_RULES | {"RAY_metrics_report_interval_ms": "1000"}  # as docs
 
 
 def config():
-    found = emulating(SLO_S, **{pool: {**device, "pass_queries": 4} for pool, device in DEVICES.items()})
+    found = emulating(SLO_S, **{pool: {**device, "micro_batch_queries": 4} for pool, device in DEVICES.items()})
     args, router = found["applications"][0]["args"], found["applications"][0]["deployments"][0]
     args["accelerator"] |= {"device": "npu", "replicas": NODES}
     args["cpu"]["replicas"] = NODES

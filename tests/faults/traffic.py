@@ -53,7 +53,7 @@ KINDS = (
     Kind("batch, OpenAI", 0.08, "/v1/embeddings", texts=(2, 8)),
     Kind("batch, TEI", 0.05, "/embed", texts=(2, 8)),
     Kind("half a second, OpenAI", 0.07, "/v1/embeddings", timeout_ms=500),
-    Kind("patient, TEI", 0.05, "/embed", timeout_ms=8000),
+    Kind("deferrable, TEI", 0.05, "/embed", timeout_ms=8000),
     Kind(LARGE, 0.03, "/v1/embeddings", large=True),
     Kind("bulk, OpenAI", 0.02, "/v1/embeddings", texts=(10, 20), bulk=True),
 )

@@ -32,7 +32,7 @@ from tests.kit.virtual_time import run
 SEEDS = 20
 TURNS = 10**7
 DECISIONS = {
-    Schedule: ("offer", "start_in_s", "start", "state", "fill"),
+    Schedule: ("offer", "start_in_s", "start", "state", "utilization"),
     StepSchedule: ("offer", "next_step", "copies", "called_off", "state"),
 }
 
@@ -93,7 +93,7 @@ def replicas(seed: int) -> None:
     devices = [Device(*curve, draw.choice([None, 8]), noise=draw.choice([0.0, 0.02, 0.1])) for curve in curves]
     slow = draw.choice([(), ((10.0, 2.2), (11.5, 1.0)), ((15.0, 1.3),)])
     learned, share = draw.random() < 0.5, draw.choice([None, 0.04, 0.3])
-    World(*devices, slo_s=2.0, slow=slow, learned=learned, greedy_share=share).serve(bursts(draw, 2.0))
+    World(*devices, slo_s=2.0, slow=slow, learned=learned, max_batch_fraction=share).serve(bursts(draw, 2.0))
 
 
 def streams(seed: int) -> None:
@@ -143,12 +143,12 @@ def any_calls(seed: int) -> None:
         now += draw.choice([0.0, 0.001, 0.01, 0.1, 0.4])
         what = draw.random()
         if what < 0.5:
-            patient, bulk = draw.random() < 0.2, draw.random() < 0.1
-            left_s = draw.choice([0.3, 0.8, 1.0, 1.0, 5.0]) * (4 if patient else 1)
+            deferrable, bulk = draw.random() < 0.2, draw.random() < 0.1
+            left_s = draw.choice([0.3, 0.8, 1.0, 1.0, 5.0]) * (4 if deferrable else 1)
             tenant = draw.choice([None, Tenant("a"), Tenant("b")])
             hold = draw.random() < 0.1
             queries = [
-                Query(draw.choice([4, 75, 300]), now + left_s, patient or bulk, bulk, None, tenant, held=hold)
+                Query(draw.choice([4, 75, 300]), now + left_s, deferrable or bulk, bulk, None, tenant, held=hold)
                 for _ in range(draw.choice([1, 1, 1, 2, 8]))
             ]
             how: dict[str, Any] = draw.choice([{}, {}, {}, {"depth": 12}, {"slo_s": 0.7}, {"again": True}])
@@ -160,7 +160,7 @@ def any_calls(seed: int) -> None:
                 now += wait_s
                 runs = schedule.start(now)
         elif what < 0.85:
-            if runs and schedule.limits.pass_tokens and draw.random() < 0.7:
+            if runs and schedule.limits.micro_batch_tokens and draw.random() < 0.7:
                 schedule.passed(now, runs[:4])
                 runs = runs[4:]
             elif schedule.run.unanswered or runs:
@@ -173,13 +173,13 @@ def any_calls(seed: int) -> None:
             if draw.random() < 0.3:
                 schedule.remove([query])
         elif what < 0.92:
-            admission = draw.choice(["finish", "finish", "depth"])
-            depth = draw.choice([None, 0, 20]) if admission == "finish" else draw.choice([4, 20])
+            admission = draw.choice(["deadline", "deadline", "depth"])
+            depth = draw.choice([None, 0, 20]) if admission == "deadline" else draw.choice([4, 20])
             model = CostModel.of_curve(*draw.choice([V100, XEON, ATLAS]))
             share = draw.choice([None, 0.1])
             schedule.configure(Policy(1.0, admission, depth, 0.5, share), model, calibrated=draw.random() < 0.5)
         schedule.state(now)
-        schedule.fill(now)
+        schedule.utilization(now)
 
 
 def generations(seed: int) -> None:

@@ -97,7 +97,7 @@ class Device:
     """Computes steps at once, and waits as long as they take, or `slow` times as long. `problem`: of the next one."""
 
     def __init__(self, model, blocks, host=None):
-        hosts = {"host": host.time, "host_blocks": host.block_count} if host else {}
+        hosts = {"host": host.time, "num_cpu_blocks": host.block_count} if host else {}
         self.steps = EmulatedSteps(model, blocks, VOCABULARY, sleep=self.take, clock=self.time, **hosts)
         self.model, self.took, self.works = model, 0.0, []  # `took`: seconds of this step
         self.problem, self.slow, self._task = None, 1.0, None
@@ -181,7 +181,7 @@ class Replica:
 
 def router_of(pools, args=ARGS, end_tokens=()):
     """A Router of these pools, the accelerator's first, whose replicas are yet to be followed."""
-    topology = Topology(tuple(pools), dict.fromkeys(pools, 1), heterogeneous=True, reason="a test")
+    topology = Topology(tuple(pools), dict.fromkeys(pools, 1), cpu_overflow=True, reason="a test")
     host = Host("router", "n", NoInstruments(), Card(end_tokens), WORDS)
     return GenerationRouter(GenerationSettings.parse(args), topology, {name: (name, None) for name in pools}, host)
 

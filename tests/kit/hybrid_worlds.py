@@ -45,9 +45,9 @@ class Sequence:
 class World:
     """`pick` draws a token of logits; `layers` bounds the steps that a row is parked."""
 
-    def __init__(self, steps, blocks, host_blocks):
-        self.steps, self.rooms = steps, {False: Blocks(blocks), True: Blocks(host_blocks)}
-        self.has_host = host_blocks > 0
+    def __init__(self, steps, blocks, num_cpu_blocks):
+        self.steps, self.rooms = steps, {False: Blocks(blocks), True: Blocks(num_cpu_blocks)}
+        self.has_host = num_cpu_blocks > 0
         self.at, self.copies, self.called_off, self.numbers = {}, [], [], 0
 
     def join(self, name, prompt, on_host=False):

@@ -16,7 +16,14 @@ from tests.kit.virtual_time import run
 
 V100, XEON, ATLAS, KUNPENG = (0.018, 0.27), (0.0858, 0.32), (0.00904, 0.24), (0.0752, 0.85)  # alpha, beta
 MOST_TURNS = 10**7
-POLICY = {"slo_s": 1.0, "admission": "finish", "bulk_share": 0.5, "greedy_share": None, "depth": None, "model": None}
+POLICY = {
+    "slo_s": 1.0,
+    "admission": "deadline",
+    "bulk_share": 0.5,
+    "max_batch_fraction": None,
+    "depth": None,
+    "model": None,
+}
 
 
 class FakeRouter:
@@ -72,8 +79,8 @@ def proven():
     return learning
 
 
-def replica(pass_queries=8, curve=V100):
-    one = Replica("a", Device(*curve, pass_queries), learning=proven())
+def replica(micro_batch_queries=8, curve=V100):
+    one = Replica("a", Device(*curve, micro_batch_queries), learning=proven())
     return one.runner, one.engine
 
 
@@ -105,9 +112,11 @@ class World:
     schedule after each arrival. `schedules`: those of the devices, once queries were served.
     """
 
-    def __init__(self, *devices, slo_s=1.0, greedy_share=None, learned=True, slow=(), look=lambda schedule, now: None):
+    def __init__(
+        self, *devices, slo_s=1.0, max_batch_fraction=None, learned=True, slow=(), look=lambda schedule, now: None
+    ):
         self.devices, self.learned, self.slow, self.look = devices, learned, slow, look
-        self.policy = {"slo_s": slo_s, "greedy_share": greedy_share}
+        self.policy = {"slo_s": slo_s, "max_batch_fraction": max_batch_fraction}
 
     def serve(self, arrivals):
         return run(self._serve(sorted(arrivals, key=lambda one: one.at)), MOST_TURNS)
@@ -160,7 +169,7 @@ def adds_up(schedule, now):
     """Work is what waits."""
     queue = schedule.queue
     assert queue.urgent_s == pytest.approx(sum(query.cost_s for query in queue.urgent), abs=1e-9)
-    assert queue.patient_s == pytest.approx(sum(query.cost_s for query in queue.patient), abs=1e-9)
+    assert queue.deferrable_s == pytest.approx(sum(query.cost_s for query in queue.deferrable), abs=1e-9)
     assert queue.urgent == sorted(queue.urgent, key=lambda query: query.due)
     assert schedule.run.bulk >= 0
     state = schedule.state(now)

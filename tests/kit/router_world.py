@@ -24,8 +24,8 @@ def _card():
 
 
 class Replica(application.Replica):
-    def __init__(self, name, curve=V100, pass_queries=None):
-        super().__init__(name, Device(*curve, pass_queries), learning=proven())
+    def __init__(self, name, curve=V100, micro_batch_queries=None):
+        super().__init__(name, Device(*curve, micro_batch_queries), learning=proven())
 
 
 class Inline(Executor):

@@ -96,14 +96,14 @@ class ScriptedReplica:
         pass
 
 
-def pool_of(name, *replicas, admission="finish", on_change=lambda: None, **config):
+def pool_of(name, *replicas, admission="deadline", on_change=lambda: None, **config):
     pool = Pool(name, deployment=name, handle=None, router="r", node="n", on_change=on_change)
     pool.live = list(replicas)
     pool.configure(PoolConfig(**config), {"admission": admission})
     return pool
 
 
-def placer_of(*replicas, cpu=(), slo_s=1.0, admission="finish", bulk=None, **config):
+def placer_of(*replicas, cpu=(), slo_s=1.0, admission="deadline", bulk=None, **config):
     pools = {"accelerator": pool_of("accelerator", *replicas, admission=admission, **config)}
     if cpu:
         pools["cpu"] = pool_of("cpu", *cpu, admission=admission)
@@ -112,9 +112,9 @@ def placer_of(*replicas, cpu=(), slo_s=1.0, admission="finish", bulk=None, **con
     return placer
 
 
-def request_of(*lengths, allowed_s=1.0, patient=False, bulk=False, **wanted):
+def request_of(*lengths, allowed_s=1.0, deferrable=False, bulk=False, **wanted):
     """Queries of so many tokens each."""
     now = _now()
-    request = Request(["x"] * len(lengths), Wanted(**wanted), "", now, now + allowed_s, patient, bulk)
+    request = Request(["x"] * len(lengths), Wanted(**wanted), "", now, now + allowed_s, deferrable, bulk)
     request.ids = [np.ones(tokens, np.int32) for tokens in lengths]
     return request

@@ -162,7 +162,7 @@ class Service:
                 tags = {
                     tag: sample.labels[tag]
                     for tag in sorted(sample.labels)
-                    if tag in {"pool", "outcome", "le", "key", "mode"}
+                    if tag in {"pool", "outcome", "le", "tenant", "mode"}
                 }
                 found[sample.name.removeprefix("ray_windve_"), tuple(tags.items())] += sample.value
         return found
@@ -284,7 +284,7 @@ def emulating(slo_s, **devices):
     """rehearsal.yaml with other devices than the paper's; a pool that is not named is not there."""
     config = load_yaml("rehearsal.yaml")
     args, router = config["applications"][0]["args"], config["applications"][0]["deployments"][0]
-    args["heterogeneous"] = "cpu" in devices
+    args["cpu_overflow"] = "cpu" in devices
     router["user_config"] = {"slo_s": slo_s}
     for pool, device in devices.items():
         args[pool]["emulated"] = device

@@ -15,7 +15,7 @@ from deployments.engines import Stopped, TokenBatch, create_engine, embed, poole
 from deployments.engines.emulated import EmulatedEngine, run_seconds
 from deployments.engines.micro_batches import window_tokens
 from deployments.engines.packed.families import bert
-from deployments.engines.race_cache import RaceResults
+from deployments.engines.race_cache import RaceCache
 from deployments.engines.torch_engine import LARGE
 from deployments.errors import EmptyInput, InvalidInput, SettingsError
 from deployments.models.tokenizer import Tokenizer
@@ -109,7 +109,7 @@ def test_an_openvino_that_won_and_fails_now_is_left_out(card, monkeypatch, tmp_p
     monkeypatch.setattr(race_cache, "KEPT_S", 3600.0)
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path))
     for _ in range(2):
-        RaceResults.of("engines", card, CpuSettings(), 1).keep("openvino 1", "torch: slower")
+        RaceCache.of("engines", card, CpuSettings(), 1).keep("openvino 1", "torch: slower")
     monkeypatch.setattr("openvino.convert_model", lambda *_: 1 / 0)
     with caplog.at_level(logging.INFO, logger="ray.serve"):
         assert create_engine(card, CpuSettings(), "cpu", 1).info.engine == "torch"
@@ -143,7 +143,7 @@ def test_passes_are_every_query_once_with_its_own_vectors(card, queries, exact, 
         engine = engine_of(card, form, max_batch_tokens=200)
     else:
         engine = engine_of(card, form=form, threads=threads, max_batch_tokens=200)
-    assert engine.pass_tokens == window_tokens(200, threads, padded=form != "packed")
+    assert engine.micro_batch_tokens == window_tokens(200, threads, padded=form != "packed")
     for output in ("text", "tokens"):
         batch = TokenBatch.pack(queries, (output,))
         passes = list(engine.passes(batch, NEVER))
@@ -230,22 +230,22 @@ def test_an_emulated_run_takes_as_long_as_its_tokens(lengths, device, wanted_s):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "device", "pass_tokens", "wanted"),
+    ("lengths", "device", "micro_batch_tokens", "wanted"),
     [
         ([75, 150, 75], {}, 0, [(0.24, [0, 1, 2])]),
-        ([75, 150, 75, 75, 75], {"pass_queries": 2}, 150, [(0.23, [0, 1]), (0.25, [2, 3]), (0.26, [4])]),
+        ([75, 150, 75, 75, 75], {"micro_batch_queries": 2}, 150, [(0.23, [0, 1]), (0.25, [2, 3]), (0.26, [4])]),
         (
             [75] * 4,
-            {"pass_queries": 2, "curvature": 10.0, "time_scale": 10.0},
+            {"micro_batch_queries": 2, "curvature": 10.0, "time_scale": 10.0},
             150,
             [(2.28, [0, 1]), (2.56, [2, 3])],
         ),
     ],
 )
-def test_emulated_answers_come_pass_by_pass_or_at_the_end_of_the_run(card, lengths, device, pass_tokens, wanted):
+def test_emulated_answers_come_pass_by_pass_or_at_the_end_of_the_run(card, lengths, device, micro_batch_tokens, wanted):
     clock = Clock()
     engine = emulated(card, clock, **device)
-    assert engine.pass_tokens == pass_tokens
+    assert engine.micro_batch_tokens == micro_batch_tokens
     assert ends(engine, clock, lengths) == wanted
 
 
@@ -258,18 +258,18 @@ def test_an_emulated_device_that_becomes_slower(card):
     assert [ends(quick, clock, [75] * 10)[0][0] for _ in range(3)] == [0.03, 0.03, 0.045]
 
 
-@pytest.mark.parametrize("pass_queries", [None, 3])
-def test_an_emulated_run_is_stopped_while_it_waits(card, pass_queries):
+@pytest.mark.parametrize("micro_batch_queries", [None, 3])
+def test_an_emulated_run_is_stopped_while_it_waits(card, micro_batch_queries):
     clock = Clock(stop_at=0.25)
     with pytest.raises(Stopped):
-        ends(emulated(card, clock, pass_queries=pass_queries), clock, [75] * 10)
+        ends(emulated(card, clock, micro_batch_queries=micro_batch_queries), clock, [75] * 10)
     assert clock.now == 100.25
 
 
 def test_emulated_vectors_are_of_unit_length_and_the_same_for_the_same_query(card, queries):
     at_once, by_pass = (
-        EmulatedEngine(card, EmulatedDevice(alpha_s=0, beta_s=0, pass_queries=pass_queries))
-        for pass_queries in (None, 5)
+        EmulatedEngine(card, EmulatedDevice(alpha_s=0, beta_s=0, micro_batch_queries=micro_batch_queries))
+        for micro_batch_queries in (None, 5)
     )
     for output, rows in (("text", len(LENGTHS)), ("tokens", sum(LENGTHS))):
         vectors = rows_of(by_pass, queries, output)
@@ -295,7 +295,7 @@ def test_emulated_noise_and_outliers_are_seeded(card):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"pass_queries": 0}, {"tile_queries": 0}, {"curvature": -0.1}, {"drift": 0.9}, {"drift_after_s": -1.0}],
+    [{"micro_batch_queries": 0}, {"tile_queries": 0}, {"curvature": -0.1}, {"drift": 0.9}, {"drift_after_s": -1.0}],
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_what_an_emulated_device_cannot_be(wrong):
@@ -412,7 +412,7 @@ def test_the_form_that_won_is_taken_at_the_next_start_if_it_still_agrees(card, q
         raise AssertionError("it races again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch_engine, "served_speed", no_race)
+        patch.setattr(torch_engine, "measured_throughput", no_race)
         patch.setattr(torch_engine, "quickest_cpu_dtype", no_race)
         second = engine_of(card, dtype="auto")
     assert (second.form, second.info.dtype, second.speed) == (first.form, first.info.dtype, first.speed)

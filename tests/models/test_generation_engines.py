@@ -47,7 +47,7 @@ def settings(**more):
 
 
 def with_host(**more):
-    own = {"dtype": "float32", "device": "cpu", "blocks": 6, "host_blocks": 16}
+    own = {"dtype": "float32", "device": "cpu", "blocks": 6, "num_cpu_blocks": 16}
     return GeneratingAccelerator.model_validate({**own, **more})
 
 
@@ -56,7 +56,9 @@ def generate(engine, offers):
     these times the host is so quick that answers on it are in the steps.
     """
     model = StepTime(1e-2, 1e-3, 1e-5, 1e-4, 0.0)
-    host = HostCache(HostTime(1e-5, 1e-8, 1e-8, engine.layers), engine.host_blocks) if engine.host_blocks else None
+    host = (
+        HostCache(HostTime(1e-5, 1e-8, 1e-8, engine.layers), engine.num_cpu_blocks) if engine.num_cpu_blocks else None
+    )
     schedule = StepSchedule(model, StepPolicy(60.0, 10.0, 200), engine.blocks, host=host)
 
     async def main():
@@ -109,7 +111,7 @@ def test_the_first_times_of_steps_come_from_a_few_of_them(tmp_path, monkeypatch)
     assert measure(engine, card).seconds(StepLoad(1, 32)) > 0
     took = measure_host(engine, card)
     assert took.row_s + took.kv_token_s > 0
-    assert (took.layers, engine.describe()["host_blocks"]) == (2, 16)
+    assert (took.layers, engine.describe()["num_cpu_blocks"]) == (2, 16)
     assert measure_host(alone, card) is None
 
 
@@ -124,7 +126,7 @@ def test_tokens_that_are_drawn_on_the_device_are_the_same(tmp_path, monkeypatch,
         starts, found = [0] * len(texts), []
         for _ in range(12):
             chunks = [
-                Chunk(text[start:], start, [row], on_host=engine.host_blocks > 0 and row % 2 == 1)
+                Chunk(text[start:], start, [row], on_host=engine.num_cpu_blocks > 0 and row % 2 == 1)
                 for row, (text, start) in enumerate(zip(texts, starts, strict=True))
             ]
             work = Work([chunk for chunk in chunks if not chunk.on_host], second=[c for c in chunks if c.on_host])
@@ -159,9 +161,9 @@ def test_blocks_for_which_the_host_has_no_memory_are_refused(tmp_path, monkeypat
     _, card = saved(tmp_path)
     weights = card.model.parameters * 4
     monkeypatch.setattr(MEMORY, lambda: weights + (6 + 16) * BLOCK_BYTES)  # a CPU's own cache lies there, too
-    assert create_step_engine(card, with_host(), "cpu", 1).host_blocks == 16
-    with pytest.raises(SettingsError, match=r"args\.accelerator\.host_blocks: 17 blocks take .* has room for 16"):
-        create_step_engine(card, with_host(host_blocks=17), "cpu", 1)
+    assert create_step_engine(card, with_host(), "cpu", 1).num_cpu_blocks == 16
+    with pytest.raises(SettingsError, match=r"args\.accelerator\.num_cpu_blocks: 17 blocks take .* has room for 16"):
+        create_step_engine(card, with_host(num_cpu_blocks=17), "cpu", 1)
 
 
 def test_a_model_that_cannot_generate_is_refused_by_name(tmp_path):
@@ -174,14 +176,16 @@ def test_a_device_that_is_emulated_by_its_name_has_its_host(tmp_path):
     _, card = saved(tmp_path)
     named = {"engine": "emulated", "emulated": {"device": "neo-t4-llama-2-7b", "beta_s": 0.001}}
     known = EMULATED_ACCELERATORS["neo-t4-llama-2-7b"]
-    engine = create_step_engine(card, GeneratingAccelerator.model_validate({**named, "host_blocks": 9}), "emulated", 1)
-    assert (engine.blocks, engine.host_blocks, engine.model.beta_s) == (known.blocks, 9, 0.001)
+    engine = create_step_engine(
+        card, GeneratingAccelerator.model_validate({**named, "num_cpu_blocks": 9}), "emulated", 1
+    )
+    assert (engine.blocks, engine.num_cpu_blocks, engine.model.beta_s) == (known.blocks, 9, 0.001)
     assert measure_host(engine, card) == known.host_time
     found = engine.steps.step(PlannedStep(cached=200, host_rows=2, copied=1).work(known.blocks, card, 9).work)
     assert found.logits.shape == (2, VOCABULARY)
     assert found.compute_s.host_s == pytest.approx(known.host_time.seconds(2, 402))
     alone = create_step_engine(card, GeneratingAccelerator.model_validate(named), "emulated", 1)
-    assert (alone.host_blocks, measure_host(alone, card)) == (0, None)
+    assert (alone.num_cpu_blocks, measure_host(alone, card)) == (0, None)
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [((7, 5), "float16"), ((8, 0), "bfloat16")])

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from deployments.errors import SettingsError
 from deployments.models.model_files import ModelCard
 from deployments.models.reference_tokenizer import ask
-from deployments.models.tokenizer_check import true_tokenizer
+from deployments.models.tokenizer_check import checked_tokenizer
 from deployments.models.tokenizer_probes import ODD, PAIRS, PLAIN
 from tests.kit import tiny_tokenizers as tiny
 from tests.kit.kinds_of_models import PACKAGE
@@ -63,7 +63,7 @@ def test_tokens_are_those_of_transformers_and_the_end_token_is_there(tmp_path, n
     make, end = MODELS[name]
     make(tmp_path / "model")
     own = AutoTokenizer.from_pretrained(tmp_path / "model")
-    fast = true_tokenizer(card(tmp_path / "model", vocab_size=len(own)))
+    fast = checked_tokenizer(card(tmp_path / "model", vocab_size=len(own)))
     ends = own.convert_tokens_to_ids(end)
     assert ids(fast) == [[*own(text)["input_ids"], *ends] for text in TEXTS]
 
@@ -74,7 +74,7 @@ def test_a_template_of_pairs_that_transformers_has_in_code_is_taken(tmp_path, ty
     fast = FastTokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
     fast.post_processor = RobertaProcessing(("[SEP]", 102), ("[CLS]", 101))  # of another family, its texts alike
     fast.save(str(tmp_path / "model" / "tokenizer.json"))
-    found = true_tokenizer(card(tmp_path / "model", kind="reranker", token_types=types))
+    found = checked_tokenizer(card(tmp_path / "model", kind="reranker", token_types=types))
     own = AutoTokenizer.from_pretrained(tmp_path / "model")
     for pair in PAIRS.values():
         encoding, wanted = found.encode(*pair), own(*pair)
@@ -123,24 +123,24 @@ def test_wrong_tokenizers_are_refused_in_one_sentence(tmp_path, why):
     make, sentence = REFUSED[why]
     make(tmp_path / "model")
     with pytest.raises(SettingsError, match=rf"args\.model\.{sentence}") as caught:
-        true_tokenizer(card(tmp_path / "model"))
+        checked_tokenizer(card(tmp_path / "model"))
     assert "\n" not in str(caught.value)
 
 
 def test_a_tokenizer_of_a_larger_vocabulary_is_refused():
     sentence = r"^args\.model\.id: the tokenizer is not this model's: .* has token \d+, .* 100$"
     with pytest.raises(SettingsError, match=sentence):
-        true_tokenizer(card(PACKAGE, vocab_size=100))
+        checked_tokenizer(card(PACKAGE, vocab_size=100))
 
 
 def test_the_settings_decide_by_hand(tmp_path):
     minilm(tmp_path / "model", change=cased)
-    of_file = true_tokenizer(card(tmp_path / "model"), "file")
+    of_file = checked_tokenizer(card(tmp_path / "model"), "file")
     assert ids(of_file, ["The"]) == [[101, 100, 102]]
-    assert ids(true_tokenizer(card(tmp_path / "model"), "transformers"), ["The"]) == [[101, 1996, 102]]
+    assert ids(checked_tokenizer(card(tmp_path / "model"), "transformers"), ["The"]) == [[101, 1996, 102]]
     (tmp_path / "model" / "tokenizer.json").unlink()
     with pytest.raises(SettingsError, match=r"args\.model\.tokenizer: .* holds no tokenizer\.json$"):
-        true_tokenizer(card(tmp_path / "model"), "file")
+        checked_tokenizer(card(tmp_path / "model"), "file")
 
 
 def test_code_of_a_tokenizer_is_run_only_if_the_settings_say_so(tmp_path, monkeypatch, caplog):
@@ -151,19 +151,19 @@ def test_code_of_a_tokenizer_is_run_only_if_the_settings_say_so(tmp_path, monkey
     (tmp_path / "model" / "code.py").write_text(
         f"import os\nos.mkdir({str(ran)!r})\nfrom transformers import BertTokenizer\nclass Words(BertTokenizer): pass\n"
     )
-    assert ids(true_tokenizer(card(tmp_path / "model")), ["The"]) == [[101, 1996, 102]]
+    assert ids(checked_tokenizer(card(tmp_path / "model")), ["The"]) == [[101, 1996, 102]]
     assert not ran.exists()
-    assert ids(true_tokenizer(card(tmp_path / "model", trust_remote_code=True)), ["The"]) == [[101, 1996, 102]]
+    assert ids(checked_tokenizer(card(tmp_path / "model", trust_remote_code=True)), ["The"]) == [[101, 1996, 102]]
     assert ran.exists()
 
 
 def test_a_tokenizer_that_transformers_cannot_build_is_used_as_it_is(tmp_path, caplog):
     minilm(tmp_path / "model")
-    found = true_tokenizer(card(tmp_path / "model"), ask=lambda question: "it is too new")
+    found = checked_tokenizer(card(tmp_path / "model"), ask=lambda question: "it is too new")
     assert ids(found, ["The"]) == [[101, 1996, 102]]
     assert "used unchecked: transformers cannot build the model's tokenizer: it is too new" in caplog.text
     with pytest.raises(SettingsError, match=r"transformers cannot build the tokenizer of .*: it is too new$"):
-        true_tokenizer(card(tmp_path / "model"), "transformers", ask=lambda question: "it is too new")
+        checked_tokenizer(card(tmp_path / "model"), "transformers", ask=lambda question: "it is too new")
 
 
 def in_python(question):
@@ -179,10 +179,12 @@ def test_a_tokenizer_that_is_not_only_fast_is_refused():
         ("transformers", is_slow),
     ):
         with pytest.raises(SettingsError, match=rf"^args\.model\.tokenizer: {sentence}"):
-            true_tokenizer(card(PACKAGE), wanted, ask=in_python)
+            checked_tokenizer(card(PACKAGE), wanted, ask=in_python)
 
 
 def test_prompts_are_compared_too(tmp_path):
     asked = []
-    true_tokenizer(card(PACKAGE, prompts={"query": "query: "}), ask=lambda question: asked.append(question) or "enough")
+    checked_tokenizer(
+        card(PACKAGE, prompts={"query": "query: "}), ask=lambda question: asked.append(question) or "enough"
+    )
     assert [text for text in asked[0].texts if text.startswith("query: The accelerator")]

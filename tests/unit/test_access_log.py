@@ -273,7 +273,7 @@ async def test_a_line_has_the_name_of_the_key_that_was_shown():
     calls, context = tei_calls(router, keys, observer), Context(("authorization", "Bearer sk-one"))
     await calls.Embed(EmbedRequest(inputs="a"), context)
     [_ async for _ in calls.EmbedStream(incoming([EmbedRequest(inputs="a")]), context)]
-    assert [(line["route"], line["status"], line["key"]) for line in written.lines] == [
+    assert [(line["route"], line["status"], line["tenant"]) for line in written.lines] == [
         ("POST /embed", 200, "team"),
         ("POST /embed", 422, "team"),
         ("POST /embed", 401, None),

@@ -8,7 +8,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import ACCELERATOR, CPU
-from deployments.serve_adapter.autoscaling import FILL, KeepFill
+from deployments.serve_adapter.autoscaling import UTILIZATION, KeepUtilization
 from serve_app.config.cluster_plan import plan_models
 from serve_app.config.models import Args
 from serve_app.config.serve_deployments import how_many
@@ -20,7 +20,7 @@ def context(fills, replicas, target=None):
     return SimpleNamespace(
         current_num_replicas=replicas,
         target_num_replicas=target or replicas,
-        aggregated_metrics=None if fills is None else {FILL: dict(enumerate(fills))},
+        aggregated_metrics=None if fills is None else {UTILIZATION: dict(enumerate(fills))},
     )
 
 
@@ -36,15 +36,15 @@ def context(fills, replicas, target=None):
     ],
 )
 def test_as_many_as_hold_the_queries_at_the_target(fills, replicas, wanted):
-    assert KeepFill(0.7)(context(fills, replicas))[0] == pytest.approx(wanted, abs=1e-3)
+    assert KeepUtilization(0.7)(context(fills, replicas))[0] == pytest.approx(wanted, abs=1e-3)
 
 
 @pytest.mark.parametrize("fills", [None, []])
 def test_without_a_word_from_the_replicas_nothing_changes(fills):
-    assert KeepFill(0.7)(context(fills, 1, target=3))[0] == 3
+    assert KeepUtilization(0.7)(context(fills, 1, target=3))[0] == 3
 
 
-SCALED = {"min": 1, "max": 8, "fill": 0.5, "upscale_delay_s": 0.0, "downscale_delay_s": 60.0}
+SCALED = {"min": 1, "max": 8, "target_utilization": 0.5, "upscale_delay_s": 0.0, "downscale_delay_s": 60.0}
 
 
 def settings(**accelerator):
@@ -64,7 +64,7 @@ def test_serve_is_told_the_policy_with_its_bounds_and_delays():
 def test_serve_applies_it():
     """Serve's own wrapper around what its controller makes of our module: bounds aside, delays and rounding."""
     policy = AutoscalingPolicy(
-        policy_function="deployments.serve_adapter.autoscaling:KeepFill", policy_kwargs={"target": 0.5}
+        policy_function="deployments.serve_adapter.autoscaling:KeepUtilization", policy_kwargs={"target": 0.5}
     )
     config = AutoscalingConfig(min_replicas=1, max_replicas=8, upscale_delay_s=0, policy=policy)
     made = policy.get_policy()
@@ -80,7 +80,10 @@ def test_serve_applies_it():
         ({"min": 3, "max": 2}, "args.accelerator.replicas: max (2) is less than min (3)"),
         ({"min": 1, "max": 2, "target": 0.5}, "args.accelerator.replicas.target: there is no such setting"),
         ({"min": 1}, "args.accelerator.replicas.max: missing"),
-        ({"min": 1, "max": 2, "fill": 1.5}, "args.accelerator.replicas.fill: should be less than or equal to 1"),
+        (
+            {"min": 1, "max": 2, "target_utilization": 1.5},
+            "args.accelerator.replicas.target_utilization: should be less than or equal to 1",
+        ),
         ("many", "args.accelerator.replicas: should be"),
         (0, "args.accelerator.replicas: should be"),
     ],

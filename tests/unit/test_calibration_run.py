@@ -170,7 +170,7 @@ def test_a_cpu_that_is_left_out_does_not_help_in_the_proof(calibrate, monkeypatc
     found = calibrate(Application())
     assert found.depths == {"accelerator": 96, "cpu": 0}
     assert {len(proof.latencies_s) for proof in found.streams} == {100}
-    assert written(found).calibration.heterogeneous.startswith("off: one query on the cpu pool takes 3.5 s")
+    assert written(found).calibration.cpu_overflow.startswith("off: one query on the cpu pool takes 3.5 s")
 
 
 def test_an_estimate_is_not_proved(calibrate):

@@ -34,7 +34,7 @@ STEPS = "/calibration/steps"
 PLANNED = {"pool": "cpu", "loads": [{"rows": 4, "cached": 256}, {"chunks": [[0, 512], [7, 1]]}], "times": 2}
 ASK = {"messages": [{"role": "user", "content": "Where does the overflow go?"}]}
 PROMPT = {"prompt": "Where does the overflow go?"}
-RULES = CompletionRules("tiny", 0, 3, ("gpt-4o",), most_answers=4, most_messages=5, default_tokens=100)
+RULES = CompletionRules("tiny", 0, 3, ("gpt-4o",), max_answers=4, most_messages=5, default_tokens=100)
 
 
 @pytest.fixture(scope="module")
@@ -301,11 +301,11 @@ def test_an_error_in_the_middle_ends_the_stream_with_one_event(api, world, error
 
 
 def test_the_settings_are_the_options():
-    limits = {"default_tokens": 7, "most_answers": 3, "most_prompts": 2, "ping_s": 5, "slow_reader_s": 4}
+    limits = {"default_tokens": 7, "max_answers": 3, "max_prompts": 2, "sse_keepalive_s": 5, "slow_reader_s": 4}
     model = {"id": "x", "name": "any", "aliases": ["y"]}
     settings = GenerationSettings.parse({"model": model, "limits": {**limits, "special_tokens_in_chats": True}})
     assert ApiOptions.of(settings) == ApiOptions(
-        rules=CompletionRules("x", 0, 2, ("y",), True, default_tokens=7, most_answers=3),
+        rules=CompletionRules("x", 0, 2, ("y",), True, default_tokens=7, max_answers=3),
         stream=StreamBounds(5, 4),
         max_body_bytes=settings.limits.max_body_bytes,
         parse_special_tokens=True,
@@ -393,7 +393,7 @@ async def test_who_is_gone_before_the_streams_first_byte_frees_its_place(streame
 
 async def test_pauses_get_pings(world, streamed):
     world.pauses = {3: 0.32}
-    reply = await streamed(StreamBounds(ping_s=0.05))
+    reply = await streamed(StreamBounds(sse_keepalive_s=0.05))
     assert reply.body.count(b": ping\n\n") == 6
     assert "".join(one["choices"][0]["text"] for one in events(reply)) == ANSWER
 
@@ -427,7 +427,7 @@ async def test_a_stream_gives_its_events_in_order_and_is_closed_once(pauses, wri
         await asyncio.sleep(writes.pop() if writes else 0.0)
         written.append(body)
 
-    stream = EventStream(events(), close, StreamBounds(ping_s=1.0, slow_s=2.0, most_waiting=most))
+    stream = EventStream(events(), close, StreamBounds(sse_keepalive_s=1.0, slow_s=2.0, most_waiting=most))
     never = asyncio.get_running_loop().create_task(asyncio.sleep(min(goes_s, 1000.0)))
     with mock.patch.object(event_stream.logger, "exception") as logged:
         try:

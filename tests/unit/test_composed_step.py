@@ -99,7 +99,7 @@ def test_a_step_lasts_as_long_as_its_rows_allow(slow, rows, on_host, seconds):
 
 
 def test_bulk_of_the_host_bounds_no_step():
-    composed = step(policy=StepPolicy(16.0, 8.0, step_tokens=100))
+    composed = step(policy=StepPolicy(16.0, 8.0, max_num_batched_tokens=100))
     composed.add_rows([], [answer(2.0, bulk=True)])
     assert room_s(composed) == 1.0 + 100 * TOKEN_S
 
@@ -124,7 +124,7 @@ def test_blocks_are_asked_for_up_to_the_last_token():
 
 
 def test_a_step_has_no_more_tokens_than_the_engine_computes():
-    composed = step(policy=StepPolicy(16.0, 8.0, step_tokens=10))
+    composed = step(policy=StepPolicy(16.0, 8.0, max_num_batched_tokens=10))
     composed.add_rows([answer(), answer()], [answer(), answer(), answer(bulk=True)])
     composed.add_chunks([prompt(4), prompt(9)])
     assert tokens_of(composed) == [1, 1, 4, 2]  # places are left for two rows of the host
@@ -326,7 +326,7 @@ def test_what_a_prompt_reads_of_itself_takes_its_time_too():
 
 def test_rows_that_take_part():
     rows = [answer(due_s, length=20) for due_s in (30.0, 20.0, 40.0)] + [answer(bulk=True, length=50)]
-    composed, host = step(policy=StepPolicy(16.0, 8.0, step_tokens=9)), HostCache(HostTime(1e-4, 1e-6), 100)
+    composed, host = step(policy=StepPolicy(16.0, 8.0, max_num_batched_tokens=9)), HostCache(HostTime(1e-4, 1e-6), 100)
     composed.add_rows([answer()], rows)
     assert planned(composed, Planner([0], [1], [3]), host=host).planned_s == 7.0
     found = [(part.row, part.start, part.tokens, part.wanted, part.batch) for part in composed.chunks[1:]]
@@ -343,10 +343,10 @@ def test_where_nothing_but_parked_rows_goes_on_nobody_knows_how_long_it_takes():
     assert planned(composed, Planner()).planned_s == 0.0
 
 
-@pytest.mark.parametrize(("step_tokens", "bulk", "offered"), [(4, 1, 3), (3, 1, 2), (9, 1, 4), (4, 4, 3)])
-def test_rows_of_the_host_are_offered_as_many_as_the_engine_computes(step_tokens, bulk, offered):
+@pytest.mark.parametrize(("max_num_batched_tokens", "bulk", "offered"), [(4, 1, 3), (3, 1, 2), (9, 1, 4), (4, 4, 3)])
+def test_rows_of_the_host_are_offered_as_many_as_the_engine_computes(max_num_batched_tokens, bulk, offered):
     on_host = [answer(due_s=20.0)] * (4 - bulk) + [answer(bulk=True)] * bulk
-    composed, planner = step(policy=StepPolicy(16.0, 8.0, step_tokens=step_tokens)), Planner()
+    composed, planner = step(policy=StepPolicy(16.0, 8.0, max_num_batched_tokens=max_num_batched_tokens)), Planner()
     composed.add_rows([answer()], on_host)
     planned(composed, planner)
     assert len(planner.rows) == offered

@@ -15,15 +15,15 @@ from deployments.hardware.device_detector import decide_topology, probe_machine
     ],
 )
 def test_algorithm_2_by_the_prose_of_section_iv_c(accelerators, cpus, wanted, pools, in_force):
-    topology = decide_topology(accelerators, cpus, heterogeneous=wanted)
-    assert (topology.pools, topology.heterogeneous) == (pools, in_force)
+    topology = decide_topology(accelerators, cpus, cpu_overflow=wanted)
+    assert (topology.pools, topology.cpu_overflow) == (pools, in_force)
     counts = {"accelerator": accelerators, "cpu": cpus}
     assert dict(topology.replicas) == {pool: counts[pool] for pool in pools}
 
 
 def test_nothing_there():
     with pytest.raises(ValueError, match="neither"):
-        decide_topology(0, 0, heterogeneous=True)
+        decide_topology(0, 0, cpu_overflow=True)
 
 
 def test_probe_sees_this_machine():

@@ -24,7 +24,9 @@ class Emulated(EmulatedSteps):
 
     def __init__(self, host=HOST, **more):
         self.now, self.slept = 0.0, []
-        super().__init__(MODEL, 8, VOCABULARY, host=host, host_blocks=8, sleep=self.on, clock=lambda: self.now, **more)
+        super().__init__(
+            MODEL, 8, VOCABULARY, host=host, num_cpu_blocks=8, sleep=self.on, clock=lambda: self.now, **more
+        )
 
     def on(self, seconds):
         self.slept.append(seconds)

@@ -5,14 +5,14 @@ import sys
 
 _CODE = """
 import gc
-from deployments.serve_adapter.gc_freeze import spare_what_is_loaded
+from deployments.serve_adapter.gc_freeze import freeze_gc
 gc.disable()
 class Node: pass
 loaded, garbage = [Node() for _ in range(1000)], Node()
 garbage.itself = garbage
 gone = __import__("weakref").ref(garbage)
 del garbage
-spare_what_is_loaded()
+freeze_gc()
 later = Node()
 print(gone() is None, any(one is loaded for one in gc.get_objects()), any(one is later for one in gc.get_objects()))
 """

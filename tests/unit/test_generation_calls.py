@@ -35,7 +35,7 @@ from tests.kit.grpc_caller import answer
 from tests.kit.observed import observed
 
 PROMPT = "Where does the overflow go?"
-RULES = CompletionRules("tiny", 0, 3, ("gpt-4o",), most_answers=4, most_messages=5, default_tokens=100)
+RULES = CompletionRules("tiny", 0, 3, ("gpt-4o",), max_answers=4, most_messages=5, default_tokens=100)
 STATUS = grpc.StatusCode
 
 
@@ -236,7 +236,7 @@ def test_keys(client, world):
     assert client.ask(GenerateRequest(prompt=PROMPT)).status[0] == STATUS.UNAUTHENTICATED
     assert client.ask(GenerateRequest(prompt=PROMPT), ("authorization", "Bearer secret")).text == ANSWER
     assert world.asked[0].client.tenant.name == "search"
-    assert [line["key"] for line in client.written.lines] == [None, "search"]
+    assert [line["tenant"] for line in client.written.lines] == [None, "search"]
 
 
 @pytest.mark.parametrize(

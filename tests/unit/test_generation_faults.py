@@ -161,7 +161,9 @@ EVENT = st.one_of(
     *[st.tuples(st.just("ask"), ASK)] * 6,
     st.tuples(
         st.just("reconfigure"),
-        st.sampled_from([{}, {"ttft_s": 2.0}, {"bulk_share": 0.1}, {"unread_tokens": 5}, {"request_timeout_s": 3.0}]),
+        st.sampled_from(
+            [{}, {"ttft_s": 2.0}, {"bulk_share": 0.1}, {"max_buffered_tokens": 5}, {"request_timeout_s": 3.0}]
+        ),
     ),
     st.tuples(st.sampled_from(["fail", "slow", "cut", "half cut", "die", "replace"]), st.integers(0, 3)),
 )

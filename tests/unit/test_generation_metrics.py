@@ -41,7 +41,7 @@ class Told:
 
     def kept(self, name):
         """(promises, late ones), of all pools."""
-        return tuple(sum(value for value, _ in self.of(each)) for each in (name, f"late_{name}"))
+        return tuple(sum(value for value, _ in self.of(each)) for each in (f"{name}_promised", f"{name}_missed"))
 
 
 def stream(told, times, *, promise=PROMISE, end="stop", error=None, now=20.0):
@@ -58,8 +58,8 @@ def stream(told, times, *, promise=PROMISE, end="stop", error=None, now=20.0):
 def test_an_answer_s_first_token_pace_and_worst_gap():
     told = Told()
     stream(told, [10.5, 10.6, 10.9, 11.0])
-    assert told.total("first_token_seconds") == [(0.5, ("cpu",))]
-    assert told.total("pace_seconds") == [(pytest.approx(0.5 / 3), ("cpu",))]
+    assert told.total("time_to_first_token_seconds") == [(0.5, ("cpu",))]
+    assert told.total("time_per_output_token_seconds") == [(pytest.approx(0.5 / 3), ("cpu",))]
     assert told.total("worst_gap_seconds") == [(pytest.approx(0.3), ("cpu",))]
     assert told.of("answer_tokens") == [(4, ("cpu",))]
     assert told.of("prompt_tokens") == [(30, ("cpu",))]
@@ -80,8 +80,8 @@ def test_an_answer_s_first_token_pace_and_worst_gap():
 def test_each_promise_is_kept_or_not(times, first_tokens, paces):
     told = Told()
     stream(told, times)
-    assert told.kept("first_tokens") == first_tokens
-    assert told.kept("paces") == paces
+    assert told.kept("ttft") == first_tokens
+    assert told.kept("tpot") == paces
 
 
 def test_tokens_that_come_together_have_one_time():
@@ -92,15 +92,15 @@ def test_tokens_that_come_together_have_one_time():
     streamed.arrived(10.8, 0, 5)
     streamed.ended(0, "length")
     streamed.over(10.8)
-    assert told.total("pace_seconds") == [(pytest.approx(0.3 / 6), ("accelerator",))]
+    assert told.total("time_per_output_token_seconds") == [(pytest.approx(0.3 / 6), ("accelerator",))]
     assert told.of("answers") == [(1, ("accelerator", "length"))]
 
 
 def test_bulk_has_no_promise():
     told = Told()
     stream(told, [50.0, 60.0], promise=BULK)
-    assert (told.kept("first_tokens"), told.kept("paces")) == ((0, 0), (0, 0))
-    assert told.total("pace_seconds") == []
+    assert (told.kept("ttft"), told.kept("tpot")) == ((0, 0), (0, 0))
+    assert told.total("time_per_output_token_seconds") == []
     assert told.of("answer_tokens") == [(2, ("cpu",))]
 
 
@@ -113,8 +113,8 @@ def test_answers_of_one_generation_are_told_apart():
     streamed.ended(0, "stop")
     streamed.ended(1, "length")
     streamed.over(11.0, asyncio.CancelledError())
-    assert told.total("first_token_seconds") == [(0.5, ("cpu",))]
-    assert told.kept("paces") == (2, 1)
+    assert told.total("time_to_first_token_seconds") == [(0.5, ("cpu",))]
+    assert told.kept("tpot") == (2, 1)
     assert set(told.of("answers")) == {(1, ("cpu", how)) for how in ("stop", "length", "cancelled")}
     assert told.of("queries") == [(1, ("none", "cancelled"))]
 
@@ -135,8 +135,8 @@ def test_answers_of_one_generation_are_told_apart():
 def test_what_fails_by_us_or_is_given_up_late_breaks_the_promise(times, error, now, first_tokens, paces):
     told = Told()
     stream(told, times, end=None, error=error, now=now)
-    assert told.kept("first_tokens") == first_tokens
-    assert told.kept("paces") == paces
+    assert told.kept("ttft") == first_tokens
+    assert told.kept("tpot") == paces
     how = "failed" if isinstance(error, EngineFailed | ReplicaLost) else "cancelled"
     assert told.of("answers") == [(1, ("cpu", how))]
 
@@ -146,8 +146,8 @@ def test_what_nobody_admits_breaks_no_promise(error, outcome):
     told = Told()
     told.begin(client="search").over(15.0, error)
     assert told.of("queries") == [(1, ("none", outcome))]
-    assert told.of("key_queries") == [(1, ("search", outcome))]
-    assert told.kept("first_tokens") == (0, 0)
+    assert told.of("tenant_queries") == [(1, ("search", outcome))]
+    assert told.kept("ttft") == (0, 0)
     assert told.of("answers") == told.of("prompt_tokens") == []
 
 
@@ -160,7 +160,7 @@ def test_a_generation_that_a_second_replica_takes_has_one_prompt():
     streamed.over(10.5)
     assert told.of("prompt_tokens") == [(30, ("accelerator",))]
     assert told.of("queries") == [(1, ("cpu", "ok"))]
-    assert told.of("key_tokens") == [(34, ("search",))]
+    assert told.of("tenant_tokens") == [(34, ("search",))]
 
 
 def test_the_promise_and_the_pools():
@@ -181,8 +181,9 @@ def test_a_replica_tells_its_steps_and_its_cache():
     metrics.ran(16, 400, 0.05, 0.04)
     metrics.failed()
     metrics.publish(STATE)
-    assert written.of("windve_queries_per_run_sum") == [(16, ("cpu",))]
-    assert [written.of(f"windve_{name}")[0][0] for name in ("runs", "run_queries", "tokens", "failed_runs")] == [
+    assert written.of("windve_batch_queries_sum") == [(16, ("cpu",))]
+    counted = ("batches", "batched_queries", "tokens", "failed_batches")
+    assert [written.of(f"windve_{name}")[0][0] for name in counted] == [
         1, 16, 400, 1,
     ]  # fmt: skip
     refused = {reason: value for value, (_, reason) in written.of("windve_refusals")}
@@ -209,15 +210,17 @@ def test_a_replica_tells_what_its_host_did_only_where_it_has_one():
         return {tags[1:]: value for value, tags in written.of(f"windve_{name}")}
 
     metrics.publish(STATE)
-    assert not of("host_factor")
+    assert not of("host_slowdown_ratio")
     assert not of("mode_steps")
     metrics.publish(STATE._replace(host=HOST))
     assert of("mode_steps") == {("accelerator",): 50, ("pipelined",): 30, ("asynchronous",): 19}
     assert of("moved_generations") == {("accelerator",): 2, ("host",): 3}
     counted = {name: of(f"{name}_tokens")[()] for name in ("host", "hybrid", "alone")}
     assert counted == {"host": 400, "hybrid": 420.5, "alone": 300}
-    gauges = {name: of(name)[()] for name in ("host_blocks_used", "host_blocks_free", "parked_rows", "host_factor")}
-    assert gauges == {"host_blocks_used": 4, "host_blocks_free": 5, "parked_rows": 1, "host_factor": 1.25}
+    gauges = {
+        name: of(name)[()] for name in ("cpu_blocks_used", "cpu_blocks_free", "parked_rows", "host_slowdown_ratio")
+    }
+    assert gauges == {"cpu_blocks_used": 4, "cpu_blocks_free": 5, "parked_rows": 1, "host_slowdown_ratio": 1.25}
     metrics.publish(STATE._replace(host=HOST._replace(steps=(50, 35, 19), gained=110.0, alone=350.0)))
     assert written.of("windve_mode_steps")[3:] == [(5, ("accelerator", "pipelined"))]
     assert written.of("windve_hybrid_tokens")[1:] == [(39.5, ("accelerator",))]

@@ -355,14 +355,14 @@ async def test_an_engine_that_fails_says_so_once_and_costs_nothing(monkeypatch, 
 
 
 @pytest.mark.parametrize(
-    ("config", "match"), [({"unread_tokens": 20}, "too slowly"), ({"request_timeout_s": 0.2}, "not ended")]
+    ("config", "match"), [({"max_buffered_tokens": 20}, "too slowly"), ({"request_timeout_s": 0.2}, "not ended")]
 )
 async def test_who_reads_too_slowly_or_takes_too_long_is_broken_off(monkeypatch, config, match):
     replica = Replica("a")
     async with service(monkeypatch, [replica], **config) as router:
         pieces = await router.begin(asked(tokens=2000))
         await anext(pieces)
-        if "unread_tokens" in config:
+        if "max_buffered_tokens" in config:
             await freed(replica)
         with pytest.raises(TimedOut, match=match):
             await read(pieces)
@@ -427,16 +427,20 @@ async def test_it_says_what_step_time_is_in_force(monkeypatch):
         found = {"cpu": {"step_time": {"beta_s": 0.5, "knee": 4}}, "accelerator": {"host_time": host}}
         await router.reconfigure({**CONFIG, **found})
         accelerator, cpu = router.describe()["pools"].values()
-        assert (accelerator["step_time"], accelerator["blocks"], accelerator["step_tokens"]) == (None, BLOCKS, 2048)
+        assert (accelerator["step_time"], accelerator["blocks"], accelerator["max_num_batched_tokens"]) == (
+            None,
+            BLOCKS,
+            2048,
+        )
         rest = dict.fromkeys(("row_s", "kv_token_s", "prompt_token_s", "pair_s"), 0.0)
         assert cpu["step_time"] == {"beta_s": 0.5, "knee": 4, **rest}
         assert cpu["blocks"] == 9
-        assert [(pool["host_time"], pool["host_blocks"]) for pool in (accelerator, cpu)] == [(host, 0), (None, 0)]
+        assert [(pool["host_time"], pool["num_cpu_blocks"]) for pool in (accelerator, cpu)] == [(host, 0), (None, 0)]
 
 
 async def test_it_says_what_the_host_of_a_replica_did_and_what_time_of_it_is_in_force(monkeypatch):
     times = {"row_s": 1e-4, "kv_token_s": 1e-6}
-    emulated = {**EMULATED, "emulated": {"beta_s": 0.002, "host": times}, "host_blocks": 9}
+    emulated = {**EMULATED, "emulated": {"beta_s": 0.002, "host": times}, "num_cpu_blocks": 9}
     with_host, args = Replica("a", host=HostCache(HostTime(**times), 9)), {**ARGS, "accelerator": emulated}
     async with service(monkeypatch, [with_host], [Replica("b")], args=args) as router:
         await read(await router.begin(asked(tokens=5)))
@@ -445,11 +449,11 @@ async def test_it_says_what_the_host_of_a_replica_did_and_what_time_of_it_is_in_
         assert accelerator["replicas"]["a"]["host"] == {
             "rows": 0, "parked": 0, "blocks": 9, "free_blocks": 9,
             "steps": {"accelerator": steps, "pipelined": 0, "asynchronous": 0}, "tokens": 0,
-            "moved": {"to_accelerator": 0, "to_host": 0}, "gained_tokens": ANY, "gained_share": ANY, "factor": 1.0,
+            "moved": {"to_accelerator": 0, "to_host": 0}, "gained_tokens": ANY, "gained_share": ANY, "slowdown": 1.0,
         }  # fmt: skip
         assert accelerator["host_time"] is None
         await router.reconfigure({**CONFIG, "accelerator": {"host_time": {"row_s": 0.5, "kv_token_s": 0.0}}})
         in_force = {"row_s": 0.5, "kv_token_s": 0.0, "copy_token_s": 0.0, "layers": 32}
         assert router.describe()["pools"]["accelerator"]["host_time"] == in_force
-        assert (accelerator["host_blocks"], cpu["host_blocks"]) == (9, 0)
+        assert (accelerator["num_cpu_blocks"], cpu["num_cpu_blocks"]) == (9, 0)
         assert "host" not in cpu["replicas"]["b"]

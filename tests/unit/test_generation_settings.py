@@ -34,11 +34,11 @@ def test_shipped_configs_are_good(name):
         ({"cpu": {"engine": "emulated"}}, "args.cpu: engine: emulated needs"),
         ({"cpu": {"emulated": {"beta_s": 1.0}}}, "args.cpu: `emulated` is given"),
         ({"accelerator": EMULATED}, "args: accelerator.engine and cpu.engine"),
-        ({"limits": {"most_answers": 0}}, "args.limits.most_answers"),
-        ({"cpu": {"host_blocks": 9}}, "args.cpu.host_blocks: there is no such setting"),
-        ({"accelerator": {"host_blocks": -1}}, "args.accelerator.host_blocks"),
-        ({"accelerator": {"host_blocks": 9, "device": "none"}}, "args.accelerator: host_blocks"),
-        ({"accelerator": {**EMULATED, "host_blocks": 9}}, "args.accelerator: host_blocks of an"),
+        ({"limits": {"max_answers": 0}}, "args.limits.max_answers"),
+        ({"cpu": {"num_cpu_blocks": 9}}, "args.cpu.num_cpu_blocks: there is no such setting"),
+        ({"accelerator": {"num_cpu_blocks": -1}}, "args.accelerator.num_cpu_blocks"),
+        ({"accelerator": {"num_cpu_blocks": 9, "device": "none"}}, "args.accelerator: num_cpu_blocks"),
+        ({"accelerator": {**EMULATED, "num_cpu_blocks": 9}}, "args.accelerator: num_cpu_blocks of an"),
         ({"accelerator": UNKNOWN}, "args.accelerator.emulated: no device is known by `device: t4`, only neo-t4-llama-"),
         ({"cpu": UNKNOWN}, "args.cpu.emulated.device: there is no such setting"),
     ],
@@ -87,7 +87,7 @@ def test_what_a_calibration_found_of_a_host_is_sent_to_the_accelerators_replicas
 def test_a_device_that_is_known_is_emulated_by_its_name(name):
     device = EMULATED_ACCELERATORS[name]
     emulated = {"device": name, "noise": 0.01, "kv_token_s": 1e-6}
-    found = GeneratingAccelerator.model_validate({"engine": "emulated", "emulated": emulated, "host_blocks": 100})
+    found = GeneratingAccelerator.model_validate({"engine": "emulated", "emulated": emulated, "num_cpu_blocks": 100})
     assert found.emulated.host.host_time == device.host_time
     assert (found.emulated.beta_s, found.emulated.kv_token_s) == (device.step_time.beta_s, 1e-6)
     assert found.emulated.blocks == device.blocks > 0

@@ -18,10 +18,10 @@ POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.2)
 SECONDS = 120
 
 
-def sent_to(name, host_blocks, rate, *, bursts, bulk):
+def sent_to(name, num_cpu_blocks, rate, *, bursts, bulk):
     """A stream of mixed prompts and answers, of which a share is bulk."""
     device = EMULATED_ACCELERATORS[name]
-    host = HostCache(device.host_time, host_blocks) if host_blocks else None
+    host = HostCache(device.host_time, num_cpu_blocks) if num_cpu_blocks else None
     schedule = StepSchedule(device.step_time, POLICY, device.blocks, host=host)
     hybrid = HybridDevice(device.step_time, device.host_time)
     draw = random.Random(4)

@@ -29,8 +29,8 @@ QUICK = HostTime(row_s=1e-4, kv_token_s=8e-6, copy_token_s=1e-6, layers=4)
 SLOW = HostTime(row_s=1e-4, kv_token_s=4e-4, copy_token_s=1e-6, layers=4)
 
 
-def schedule_of(blocks=16, host_blocks=64, time=QUICK, policy=POLICY):
-    return StepSchedule(MODEL, policy, blocks, host=HostCache(time, host_blocks))
+def schedule_of(blocks=16, num_cpu_blocks=64, time=QUICK, policy=POLICY):
+    return StepSchedule(MODEL, policy, blocks, host=HostCache(time, num_cpu_blocks))
 
 
 def ask(now, *, prompt=500, most=12, bulk=False):
@@ -53,7 +53,7 @@ def planned(mode=PIPELINED, worth=10.0, alone_s=0.05, accelerator_s=0.05, first=
 
 
 @pytest.mark.parametrize(
-    ("time", "blocks", "row_blocks", "rows", "factor", "shares"),
+    ("time", "blocks", "row_blocks", "rows", "slowdown", "shares"),
     [
         # An answer of the accelerator, in a step of 1 s and 1 s of attention. In one batch nine tenths of a second fit
         # 3.6 of the host, 4.6 in 2 s together; in two batches of 3 s all of it, 11.8 in 3 s.
@@ -70,9 +70,9 @@ def planned(mode=PIPELINED, worth=10.0, alone_s=0.05, accelerator_s=0.05, first=
         (HostTime(0.0, 0.0), 99, 1, [(False, 64)], 1.0, [(0.0, False)]),
     ],
 )
-def test_what_a_forecast_may_count_on(time, blocks, row_blocks, rows, factor, shares):
+def test_what_a_forecast_may_count_on(time, blocks, row_blocks, rows, slowdown, shares):
     host = HostCache(time, blocks)
-    host.learning.factor = factor
+    host.learning.slowdown = slowdown
     found = host.shares(EXACT, rows, row_blocks)
     assert [(share.row_s, share.twice) for share in found] == [(pytest.approx(row_s), twice) for row_s, twice in shares]
 
@@ -138,18 +138,18 @@ def test_what_the_host_gained(plan, arrived, counts):
     host.ended(plan, 0.1, ComputeSeconds(), arrived)
     assert (list(host.steps.values()), host.tokens, host.gained, host.alone) == counts
     host.ended(plan, 0.1, ComputeSeconds(1.0, 1.0), arrived, whole=False)
-    assert (host.tokens, host.accelerator_factor) == (counts[1], 1.0)
+    assert (host.tokens, host.accelerator_slowdown) == (counts[1], 1.0)
 
 
 def test_a_slow_accelerator_would_have_made_less_alone():
     host = HostCache(QUARTER, 9)
-    host.accelerator_factor = 2.0
+    host.accelerator_slowdown = 2.0
     host.ended(planned(), 0.1, ComputeSeconds(), 0)
     assert (host.gained, host.alone) == (1.0, 10.0)
 
 
 @pytest.mark.parametrize(
-    ("plan", "took_s", "factor"),
+    ("plan", "took_s", "slowdown"),
     [
         (planned(), 0.1, 1.0 + 0.05 * 1.0),
         (planned(first=(), second=(0,), worth=0.0), 0.1, 1.05),
@@ -160,12 +160,12 @@ def test_a_slow_accelerator_would_have_made_less_alone():
         (planned(worth=0.0, first=()), 0.1, 1.0),  # parked rows alone pass few layers
     ],
 )
-def test_how_slow_the_accelerator_is(plan, took_s, factor):
+def test_how_slow_the_accelerator_is(plan, took_s, slowdown):
     host = HostCache(QUARTER, 9)
-    host.learning.factor = 3.0
+    host.learning.slowdown = 3.0
     host.ended(plan, 0.1, ComputeSeconds(took_s), 0)
-    assert host.accelerator_factor == pytest.approx(factor)
-    assert host.planner(EXACT) == HybridPlanner(EXACT, QUARTER, host.learning.factor / host.accelerator_factor)
+    assert host.accelerator_slowdown == pytest.approx(slowdown)
+    assert host.planner(EXACT) == HybridPlanner(EXACT, QUARTER, host.learning.slowdown / host.accelerator_slowdown)
 
 
 @pytest.mark.parametrize(
@@ -183,15 +183,15 @@ def test_how_slow_the_host_is(planned_s, took_s, parked, factors):
         host.parked.park(Row(ask(0.0), 0))
     for _ in factors:
         host.ended(planned(host_s=planned_s), 0.1, ComputeSeconds(0.05, took_s), 0)
-        found.append(host.learning.factor)
+        found.append(host.learning.slowdown)
     assert found == factors
 
 
 def test_a_host_without_work_may_be_quick_again():
     host = HostCache(QUARTER, 9)
-    host.learning.factor = 3.0
+    host.learning.slowdown = 3.0
     host.ended(planned(host_s=0.0), 0.1, ComputeSeconds(), 0)
-    assert host.learning.factor == pytest.approx(3.0 - 0.002 * 2.0)
+    assert host.learning.slowdown == pytest.approx(3.0 - 0.002 * 2.0)
 
 
 def test_what_others_are_told_of_a_host():
@@ -199,7 +199,7 @@ def test_what_others_are_told_of_a_host():
     host.ended(planned(first=(0, 1)), 0.1, ComputeSeconds(), 1)
     host.ended(planned(ACCELERATOR, first=()), 0.1, ComputeSeconds(), 0)
     host.parked.park(Row(ask(0.0), 0))
-    host.learning.factor, host.room.reserved, host.moved = 1.23456, 4, [2, 3]
+    host.learning.slowdown, host.room.reserved, host.moved = 1.23456, 4, [2, 3]
     state = host.state(5)
     assert state == (5, 9, 5, 1, (1, 1, 0), 3, (2, 3), -7.0, 30.0, 1.2346)
     assert state.gained_share == pytest.approx(-7 / 30)
@@ -300,7 +300,7 @@ def test_how_long_copies_may_take_before_a_step(waits, due_s, copy_s, moved):
     """A tenth of the longest step; up to all of it where no prompt waits and no answer is due before."""
     policy, now = StepPolicy(ttft_s=16.0, tpot_s=8.0), 100.0
     schedule = StepSchedule(EXACT, policy, 20, host=HostCache(HostTime(0.01, 0.0, copy_s / 128, layers=4), 64))
-    schedule.learning.factor = 2.0
+    schedule.learning.slowdown = 2.0
     (row,) = lying(schedule.host.room, 1, on_host=True)
     row.generation.tpot_s, row.generation.first_at = 99.0, now + due_s - 99.0
     schedule.running.append(row)
@@ -424,7 +424,7 @@ def test_a_host_that_cannot_keep_the_pace_admits_only_bulk():
 
 @pytest.mark.parametrize("blocks", [24, 40])
 def test_nobody_goes_to_the_host_and_comes_back_in_one_step(blocks):
-    schedule = schedule_of(blocks=blocks, host_blocks=400)
+    schedule = schedule_of(blocks=blocks, num_cpu_blocks=400)
     for _ in range(500):
         schedule.room.lengths.ended(2, 500)
     now, found, to_host = 0.0, [], 0
@@ -441,7 +441,7 @@ def test_nobody_goes_to_the_host_and_comes_back_in_one_step(blocks):
 
 
 def test_bulk_sets_out_beside_a_busy_accelerator_and_arrives_later():
-    schedule = schedule_of(host_blocks=4 * 60)
+    schedule = schedule_of(num_cpu_blocks=4 * 60)
     there = offered(schedule, 0.0, 4, prompt=300, most=200)
     bulk = offered(schedule, 0.0, 60, bulk=True)
     assert all(one.on_host for one in bulk)
@@ -465,7 +465,7 @@ def test_bulk_sets_out_beside_a_busy_accelerator_and_arrives_later():
 
 
 def test_routers_are_told_of_room_on_the_host():
-    schedule = schedule_of(host_blocks=8)
+    schedule = schedule_of(num_cpu_blocks=8)
     assert len(offered(schedule, 0.0, 5)) == 5
     assert schedule.state(0.0).opens_s == 0
     assert len(offered(schedule, 0.0, 2)) == 1

@@ -137,7 +137,7 @@ def test_rows_that_read_more_than_hides_anywhere_are_left_out():
     assert planner(ratio=16).choose(full(), [HostRow(400)] * 200).mode == ACCELERATOR
 
 
-def test_patient_rows_are_parked_where_many_wait_and_few_are_not():
+def test_deferrable_rows_are_parked_where_many_wait_and_few_are_not():
     many = planner(ratio=8).choose(full(), [HostRow(400, bulk=True)] * 100)
     assert (many.mode, list(many.parking)) == (ASYNCHRONOUS, [0, 1, 2])  # as many as arrive in a step
     assert many.rate == pytest.approx((10 + 2.5) / 0.08)  # the host's share of a step: 0.08 s of 8 x 0.004 s a token

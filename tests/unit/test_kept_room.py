@@ -32,8 +32,8 @@ class Starving:
 
 def kept(cost_s=2.0, longest=0.0, tokens=0, **shares):
     """Of tenants it knows what `shares` say."""
-    tenants = {"has_level": True, "has_quiet": False, "kept_s": lambda *_: 0.0, **shares}
-    return Reserve(_prompt=300, _most=20, _cost_s=cost_s, _longest_quiet=longest,
+    tenants = {"has_level": True, "has_under_share": False, "kept_s": lambda *_: 0.0, **shares}
+    return Reserve(_prompt=300, _most=20, _cost_s=cost_s, _longest_under_share=longest,
                     _shares=SimpleNamespace(**tenants), _long=Starving(tokens))  # fmt: skip
 
 
@@ -69,12 +69,26 @@ def test_who_has_an_account(tenant, bulk, has_one):
         (kept(kept_s=lambda *_: 4.0), OVER, 300, False, True, []),
         (kept(kept_s=lambda *_: 4.0, has_level=False), OVER, 300, False, False, []),
         (kept(kept_s=lambda *_: 99.0), OVER, 300, False, False, [300] * 8),  # not more
-        (kept(kept_s=lambda *_: 4.0, has_quiet=True, longest=700.4), OVER, 300, False, False, [700, 300]),
-        (kept(kept_s=lambda *_: 4.0, has_quiet=False, longest=700.4), OVER, 300, False, False, [300, 300]),
-        (kept(kept_s=lambda *_: 4.0, has_quiet=True, longest=700.4, tokens=800), OVER, 300, True, False, [800, 300]),
-        (kept(kept_s=lambda *_: 4.0, has_quiet=True, longest=900.0, tokens=800), OVER, 300, True, False, [900, 300]),
+        (kept(kept_s=lambda *_: 4.0, has_under_share=True, longest=700.4), OVER, 300, False, False, [700, 300]),
+        (kept(kept_s=lambda *_: 4.0, has_under_share=False, longest=700.4), OVER, 300, False, False, [300, 300]),
+        (
+            kept(kept_s=lambda *_: 4.0, has_under_share=True, longest=700.4, tokens=800),
+            OVER,
+            300,
+            True,
+            False,
+            [800, 300],
+        ),
+        (
+            kept(kept_s=lambda *_: 4.0, has_under_share=True, longest=900.0, tokens=800),
+            OVER,
+            300,
+            True,
+            False,
+            [900, 300],
+        ),
         (kept(tokens=800), QUIET, 300, True, False, []),
-        (kept(has_quiet=True, longest=700.0), OVER, 300, False, False, [700]),
+        (kept(has_under_share=True, longest=700.0), OVER, 300, False, False, [700]),
         (kept(cost_s=0.5, kept_s=lambda _, mean_s, within_s: mean_s + within_s), OVER, 300, False, False, [300] * 5),
     ],
 )
@@ -106,7 +120,14 @@ def test_a_tenant_s_account_has_what_it_asked_for_and_got(admitted, used_s):
         (1000, None, False, True, True, 400.0),
         (1000, None, True, False, True, 400.0),
         (500, Account(1.0), True, False, True, 500.0),
-        (300, Account(1.0), True, False, True, 380.0),  # the longest one of quiet tenants is forgotten little by little
+        (
+            300,
+            Account(1.0),
+            True,
+            False,
+            True,
+            380.0,
+        ),  # the longest one of tenants under their share is forgotten little by little
         (500, Account(1.0), False, False, False, 400.0),
         (500, Account(1.0), False, True, True, 500.0),
         (500, Account(1.0, kind=Kind.OVER), False, False, True, 400.0),
@@ -116,11 +137,11 @@ def test_room_is_kept_only_for_those_whom_it_helps(prompt, account, admitted, he
     room = kept(longest=400.0)
     room.decided(5.0, one(prompt), account, 1.0, lambda: helped, admitted=admitted)
     assert room._long.heard == [(5.0, prompt, admitted)] * heard
-    assert room._longest_quiet == longest
+    assert room._longest_under_share == longest
 
 
 def test_nobody_is_quiet_where_nobody_was_refused():
     room = kept(longest=400.0, has_level=False)
     room.decided(5.0, one(500), Account(1.0), 1.0, lambda: False, admitted=False)
-    assert room._longest_quiet == 400.0
+    assert room._longest_under_share == 400.0
     assert room._long.heard

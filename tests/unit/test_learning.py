@@ -1,4 +1,4 @@
-"""The factor goes up at once and down slowly; the margin covers 99.5 % of errors."""
+"""The slowdown goes up at once and down slowly; the margin covers 99.5 % of errors."""
 
 import pytest
 
@@ -9,11 +9,11 @@ def learned(*ratios):
     learning = Learning()
     for ratio in ratios:
         learning.worked(1.0, ratio, least_s=0.05)
-    return learning.factor
+    return learning.slowdown
 
 
 @pytest.mark.parametrize(
-    ("ratios", "factor"),
+    ("ratios", "slowdown"),
     [
         ([1.0], 1.0),
         ([1.2], 1.2),  # at once
@@ -25,24 +25,24 @@ def learned(*ratios):
         ([0.0] * 100, 0.02),
     ],
 )
-def test_up_at_once_and_down_slowly(ratios, factor):
-    assert learned(*ratios) == pytest.approx(factor, rel=1e-4)
+def test_up_at_once_and_down_slowly(ratios, slowdown):
+    assert learned(*ratios) == pytest.approx(slowdown, rel=1e-4)
 
 
 def test_short_pieces_are_summed_up():
     learning = Learning()
     for _ in range(4):
         learning.worked(0.01, 0.05, least_s=0.05)
-    assert learning.factor == 1  # 40 ms say nothing yet
+    assert learning.slowdown == 1  # 40 ms say nothing yet
     learning.worked(0.01, 0.01, least_s=0.05)
-    assert learning.factor == pytest.approx(1.5)  # 0.21 for 0.05, bounded
+    assert learning.slowdown == pytest.approx(1.5)  # 0.21 for 0.05, bounded
     learning.worked(0.0, 0.1, least_s=0.0)  # nothing was planned: no ratio
-    assert learning.factor == pytest.approx(1.5)
+    assert learning.slowdown == pytest.approx(1.5)
 
 
-def answered(learning, *errors, factor=1.0):
+def answered(learning, *errors, slowdown=1.0):
     for error in errors:
-        learning.answered(1.0, 1.0 + error, factor)
+        learning.answered(1.0, 1.0 + error, slowdown)
     return learning.margin
 
 
@@ -89,7 +89,7 @@ def test_an_error_is_a_share_of_what_was_predicted():
         ([-0.5] * 1000, 0.02),
         (([0.0] * 99 + [0.2]) * 10, 0.2),  # one in a hundred is more than one in two hundred
         ([0.0] * 998 + [0.2] * 2, 0.02),
-        ([5.0] * 1000, 0.3),  # never more: the factor is for that
+        ([5.0] * 1000, 0.3),  # never more: the slowdown is for that
     ],
 )
 def test_the_margin_is_the_quantile_between_its_bounds(errors, margin):
@@ -98,15 +98,15 @@ def test_the_margin_is_the_quantile_between_its_bounds(errors, margin):
 
 
 def test_a_probe_is_believed():
-    learning = Learning(factor=2.2)
+    learning = Learning(slowdown=2.2)
     learning.worked(1.0, 1.05, least_s=0.05, probe=True)
-    assert learning.factor == 1.05
+    assert learning.slowdown == 1.05
     learning.worked(1.0, 9.0, least_s=0.05, probe=True)
-    assert learning.factor == pytest.approx(1.5 * 1.05)
+    assert learning.slowdown == pytest.approx(1.5 * 1.05)
 
 
 @pytest.mark.parametrize(
-    ("ratios", "factor", "counts"),
+    ("ratios", "slowdown", "counts"),
     [
         ([1.2], 1.09, False),  # more than 1.1 times what was thought at admission
         ([1.2], 1.10, True),
@@ -114,9 +114,9 @@ def test_a_probe_is_believed():
         ([1.2, 1.0, 1.0], 1.05, True),
     ],
 )
-def test_what_a_slower_device_missed_is_not_the_margins_business(ratios, factor, counts):
+def test_what_a_slower_device_missed_is_not_the_margins_business(ratios, slowdown, counts):
     learning = Learning()
     for ratio in ratios:
         learning.worked(1.0, ratio, least_s=0.05)
-    learning.answered(1.0, 1.1, factor)
+    learning.answered(1.0, 1.1, slowdown)
     assert bool(learning.errors) == counts

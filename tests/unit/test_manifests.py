@@ -110,7 +110,7 @@ def test_what_a_calibration_wrote_stays_and_nothing_else_does():
 
 def test_no_depth_is_guessed_and_without_an_accelerator_there_is_no_model_of_one():
     user_config = router_config(made()["applications"][0])
-    assert user_config["admission"] == "finish"
+    assert user_config["admission"] == "deadline"
     assert not {"accelerator", "cpu"} & user_config.keys()
     source = serve_config.OVERLAYS["gpu"].config
     router_config(source["applications"][0])["accelerator"] = {"alpha_s": 0.01, "beta_s": 0.1}

@@ -75,12 +75,12 @@ def test_keys_are_counted_by_name_and_limit():
     for number in range(60):
         metrics.keys.used(f"key-{number}", 1, tokens=1, device_s=0.0)
     metrics.publish(1.0, {})
-    found = dict(map(reversed, written.of("windve_key_queries")))
+    found = dict(map(reversed, written.of("windve_tenant_queries")))
     assert [found["search", how] for how in ("ok", "share", "quota", "busy")] == [2, 3, 1, 1]
     assert found["other", "ok"] == 11
     assert len({name for name, _ in found}) == 51
-    assert (150, ("search",)) in written.of("windve_key_tokens")
-    assert (0.5, ("search",)) in written.of("windve_key_device_seconds")
+    assert (150, ("search",)) in written.of("windve_tenant_tokens")
+    assert (0.5, ("search",)) in written.of("windve_tenant_device_seconds")
 
 
 def test_queries_are_counted_by_pool_and_outcome_and_published_together():
@@ -161,21 +161,21 @@ def test_an_embedder_tells_each_run_and_what_it_is():
     metrics.failed()
     metrics.publish(STATE)
     assert written.of("windve_inference_seconds_sum") == [(0.75, ("cpu",))]
-    assert written.of("windve_queries_per_run_sum") == [(20, ("cpu",))]
+    assert written.of("windve_batch_queries_sum") == [(20, ("cpu",))]
     assert [told for told in written.told if not re.search("_(bucket|sum|count)$", told[0])] == [
-        ("windve_runs", 2, ("cpu",)),
-        ("windve_run_queries", 20, ("cpu",)),
-        ("windve_run_seconds", 0.75, ("cpu",)),
+        ("windve_batches", 2, ("cpu",)),
+        ("windve_batched_queries", 20, ("cpu",)),
+        ("windve_batch_seconds", 0.75, ("cpu",)),
         ("windve_tokens", 1500, ("cpu",)),
         ("windve_planned_seconds", pytest.approx(0.6), ("cpu",)),
-        ("windve_failed_runs", 1, ("cpu",)),
+        ("windve_failed_batches", 1, ("cpu",)),
         ("windve_refusals", 3, ("cpu", "full")),
         ("windve_refusals", 2, ("cpu", "never")),
         ("windve_refusals", 1, ("cpu", "closed")),
         ("windve_in_flight", 7, ("cpu",)),
         ("windve_waiting", 2, ("cpu",)),
-        ("windve_factor", 1.25, ("cpu",)),
-        ("windve_margin", 0.02, ("cpu",)),
+        ("windve_slowdown_ratio", 1.25, ("cpu",)),
+        ("windve_safety_margin_ratio", 0.02, ("cpu",)),
         ("windve_free_seconds", 1.5, ("cpu",)),
         ("windve_info", 1, ("cpu", "m", "bfloat16")),
     ]
@@ -187,18 +187,26 @@ def harmed(**how):
     return lambda *replicas: [setattr(one.engine, *what) for one in replicas for what in how.items()]
 
 
-WELL = {"requests": 1, "slo_missed": 0, "runs": 1, "failed_runs": 0, "drift": 1, "in_flight": 0, "live_replicas": 1}
-NO_RUN = {"requests": 1, "slo_missed": 1, "runs": 0, "drift": None}
+WELL = {
+    "requests": 1,
+    "slo_missed": 0,
+    "batches": 1,
+    "failed_batches": 0,
+    "drift": 1,
+    "in_flight": 0,
+    "live_replicas": 1,
+}
+NO_RUN = {"requests": 1, "slo_missed": 1, "batches": 0, "drift": None}
 
 
 @pytest.mark.parametrize(
     ("harm", "outcomes", "expected"),
     [
         (harmed(), {("accelerator", "ok"): 1}, WELL),
-        (harmed(outcome=lambda _: RuntimeError("no")), {("none", "error"): 1}, {**WELL, **NO_RUN, "failed_runs": 1}),
+        (harmed(outcome=lambda _: RuntimeError("no")), {("none", "error"): 1}, {**WELL, **NO_RUN, "failed_batches": 1}),
         (harmed(slow=1e6), {("none", "cancelled"): 1}, {**WELL, **NO_RUN, "in_flight": 1}),
         (harmed(slow=1.5), {("accelerator", "ok"): 1}, {**WELL, "drift": 1.5}),
-        (lambda one, _: one.die(), {("cpu", "ok"): 1}, {**WELL, "runs": 0, "drift": None, "live_replicas": 0}),
+        (lambda one, _: one.die(), {("cpu", "ok"): 1}, {**WELL, "batches": 0, "drift": None, "live_replicas": 0}),
     ],
     ids=["well", "a run fails", "devices hang", "a slow device", "a replica dies"],
 )
@@ -220,8 +228,8 @@ async def test_a_router_and_a_replica_tell_what_the_alerts_are_made_of(harm, out
         return sum(value for value, _ in written.of(f"windve_{name}"))
 
     assert {tags: value for value, tags in written.of("windve_queries")} == outcomes
-    found = {name: total(name) for name in ("requests", "slo_missed", "runs", "failed_runs", "in_flight")}
+    found = {name: total(name) for name in ("requests", "slo_missed", "batches", "failed_batches", "in_flight")}
     planned_s = total("planned_seconds")
-    found["drift"] = pytest.approx(total("run_seconds") / planned_s, rel=0.1) if planned_s else None
+    found["drift"] = pytest.approx(total("batch_seconds") / planned_s, rel=0.1) if planned_s else None
     *_, found["live_replicas"] = [live for live, tags in written.of("windve_live_replicas") if tags == ("accelerator",)]
     assert found == expected

@@ -29,7 +29,7 @@ from tests.kit.scripted_replicas import (
 
 TENANT = Tenant("big")
 CLIENT = Client(TENANT)
-GREEDY = {"quiet_opens_s": 0.1, "greedy": ["big"]}
+GREEDY = {"under_share_opens_s": 0.1, "over_share": ["big"]}
 
 
 def replicas(*scripts):
@@ -163,7 +163,7 @@ async def test_who_said_when_it_opens_is_not_asked_before_and_hears_of_the_work_
     assert asked(placer, request, (75, 25)) == ["a1"]
     assert [one.refused for one in (*full, c1)] == [[(pytest.approx(0.1), TENANT)], [], [(pytest.approx(0.1), TENANT)]]
     assert (request.asked, request.last_pool) == (3, "cpu")
-    assert asked(placer, request_of(75, patient=True)) == ["a1", "f0", "f1", "c1"]  # it waits behind the others
+    assert asked(placer, request_of(75, deferrable=True)) == ["a1", "f0", "f1", "c1"]  # it waits behind the others
     assert asked(placer, request_of(75, trial=Trial("s", {"accelerator": 4}))) == ["a1", "f0", "f1"]
     await asyncio.sleep(0.2)
     assert asked(placer, request_of(75)) == ["a1", "c1"]
@@ -209,8 +209,8 @@ async def test_it_is_full_where_all_open_pools_are():
     assert not placer_of(full, a1).is_full(None)
     assert not placer_of(full, cpu=[a1]).is_full(None)
     assert placer_of(a1, cpu=[full], queue_depth=0).is_full(None)
-    greedy = ScriptedReplica("g", opens_s=0.5, greedy=["big"])
-    assert [placer_of(greedy).is_full(tenant) for tenant in (TENANT, Tenant("small"), None)] == [True, False, False]
+    over_share = ScriptedReplica("g", opens_s=0.5, over_share=["big"])
+    assert [placer_of(over_share).is_full(tenant) for tenant in (TENANT, Tenant("small"), None)] == [True, False, False]
 
 
 # --- what there is ----------------------------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ def test_a_refusal_is_no_answer():
 
 
 async def test_the_answer_to_a_request():
-    request = Request(["abc", Pair("de", "f"), [1, 2]], Wanted(), "query: ", -0.25, 1.0, patient=False, bulk=False)
+    request = Request(["abc", Pair("de", "f"), [1, 2]], Wanted(), "query: ", -0.25, 1.0, deferrable=False, bulk=False)
     assert request.characters == 3 + 3 + 2 + 3 * 7
     request.ids, request.tokenised = [range(3), range(4), range(2)], -0.125
     answers = {
@@ -386,7 +386,7 @@ async def test_when_a_record_says_that_the_answer_was_predicted():
 
 
 def test_what_a_trial_asks_counts_against_nobody():
-    request = Request([], Wanted(client=CLIENT), "", 2.0, 5.0, patient=False, bulk=False)
+    request = Request([], Wanted(client=CLIENT), "", 2.0, 5.0, deferrable=False, bulk=False)
     assert (request.tenant, request.quota, request.allowed_s) == (TENANT, None, 3.0)
-    trial = Request([], Wanted(client=CLIENT, trial=Trial("s", {})), "", 0.0, 1.0, patient=False, bulk=False)
+    trial = Request([], Wanted(client=CLIENT, trial=Trial("s", {})), "", 0.0, 1.0, deferrable=False, bulk=False)
     assert (trial.tenant, trial.quota) == (None, None)

@@ -20,7 +20,7 @@ REPORT["pools"]["accelerator"]["fine_tuned"] = 96  # as in the paper
 REPORT["pools"]["cpu"] |= {"fine_tuned": 22, "cores": 48}
 ASKED = ["--peak", "1000", "--average", "400", "--price", "2000"]
 CPU, ACCELERATOR = ("pools", "cpu"), ("pools", "accelerator")
-IDLE = (("heterogeneous",), {"used": False, "reason": "heterogeneous computing is switched off."})
+IDLE = (("cpu_overflow",), {"used": False, "reason": "heterogeneous computing is switched off."})
 
 
 def changed(*changes):
@@ -160,10 +160,10 @@ def test_steady_traffic(planned):
     ("report", "why"),
     [
         (changed((CPU, ...), IDLE), "heterogeneous computing is switched off"),
-        (changed((CPU, ...), (("heterogeneous",), {"used": False, "reason": None})), "the report has no CPU pool"),
+        (changed((CPU, ...), (("cpu_overflow",), {"used": False, "reason": None})), "the report has no CPU pool"),
         (changed(IDLE), "heterogeneous computing is switched off"),
-        (changed((("heterogeneous", "used"), False)), "it was not in use when the report was made"),
-        (changed(((*CPU, "fine_tuned"), 0), (("heterogeneous", "used"), False)), "its queue depth is 0"),
+        (changed((("cpu_overflow", "used"), False)), "it was not in use when the report was made"),
+        (changed(((*CPU, "fine_tuned"), 0), (("cpu_overflow", "used"), False)), "its queue depth is 0"),
         (changed(((*CPU, "fine_tuned"), 0)), "its queue depth is 0"),
         (
             changed(((*CPU, "fine_tuned"), 0), ((*CPU, "beta_s"), 2.2)),
@@ -174,7 +174,7 @@ def test_steady_traffic(planned):
                 ((*CPU, "fine_tuned"), None),
                 ((*CPU, "alpha_s"), None),
                 ((*CPU, "beta_s"), None),
-                (("heterogeneous",), {"used": False, "reason": "one query took 3.1 s"}),
+                (("cpu_overflow",), {"used": False, "reason": "one query took 3.1 s"}),
             ),
             "one query took 3.1 s",
         ),
@@ -196,7 +196,7 @@ def test_a_cpu_that_does_not_help_and_why(planned, report, why):
 def test_cpu_only(planned, emulated):
     report = changed(
         (ACCELERATOR, ...),
-        (("heterogeneous",), {"used": False, "reason": "no accelerator was found: CPU only"}),
+        (("cpu_overflow",), {"used": False, "reason": "no accelerator was found: CPU only"}),
         (("application", "emulated"), emulated),
     )
     text = " ".join(planned(report).split())
@@ -248,7 +248,7 @@ def test_numbers_that_cannot_be(planned, option, value):
         (changed((("settings", "slo_s"), float("nan"))), "settings.slo_s: should be a finite number, not nan"),
         (changed((("pools",), [])), "pools: should be a mapping of settings, not a list"),
         (changed((("pools",), {})), "pools: has neither"),
-        (changed((("heterogeneous",), ...)), "heterogeneous: missing"),
+        (changed((("cpu_overflow",), ...)), "cpu_overflow: missing"),
         (changed((("outcome",), "estimated")), "estimates that were not proven"),
         (changed((("outcome",), 7)), "outcome: should be 'refused', 'estimated' or 'calibrated', not 7"),
         (changed(((*ACCELERATOR, "alpha_s"), None)), "pools.accelerator: has a depth but no alpha_s"),

@@ -28,7 +28,7 @@ def names(links):
         ([("a", False, 1, {"free_s": 0.00001}), ("b", False, 0, {"free_s": 0.0002})], "ab"),
         # Those that are open before those that said when they open.
         ([("a", False, 0, {"opens_s": 0.1}), ("b", True, 1, {"free_s": 0.9})], "ba"),
-        ([("a", False, 0, {"opens_s": 0.1, "greedy": ["other"]}), ("b", True, 1, {"free_s": 0.9})], "ab"),
+        ([("a", False, 0, {"opens_s": 0.1, "over_share": ["other"]}), ("b", True, 1, {"free_s": 0.9})], "ab"),
     ],
 )
 async def test_those_that_finish_first_are_asked_first(states, order):

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from deployments.engines import race_cache
-from deployments.engines.race_cache import RaceResults
+from deployments.engines.race_cache import RaceCache
 from deployments.models.model_files import read_model_card
 from deployments.settings import CpuSettings, Settings
 
@@ -29,7 +29,7 @@ def card(tmp_path):
 def of(tmp_path, monkeypatch):
     monkeypatch.setattr(race_cache, "KEPT_S", 30 * 86_400)
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "cache"))
-    return partial(RaceResults.of, "engines")
+    return partial(RaceCache.of, "engines")
 
 
 def keep_twice(results, winner="torch", told="openvino: slower"):

@@ -30,7 +30,7 @@ def without(made, name):
     for step in made["fine_tuning"]:
         del step["slowest_s"][name], step["held"][name]
         step[name] = None
-    made["heterogeneous"] = {"used": False, "reason": f"there is no {name} pool"}
+    made["cpu_overflow"] = {"used": False, "reason": f"there is no {name} pool"}
 
 
 cpu_only = partial(without, name="accelerator")
@@ -41,7 +41,7 @@ def cpu_too_slow(made):
     unfitted(made["pools"]["cpu"])
     made["pools"]["cpu"] |= {"fine_tuned": 0, "note": "one query alone takes 2.4 s"}
     made["pools"]["cpu"]["samples"] = [{"concurrency": 1, "latency_s": 2.4, "outlier": False}]
-    made["heterogeneous"] = {"used": False, "reason": "the CPU cannot answer one query in time (Eq. 11)"}
+    made["cpu_overflow"] = {"used": False, "reason": "the CPU cannot answer one query in time (Eq. 11)"}
 
 
 def refused(made):
@@ -236,7 +236,7 @@ def test_foreign_text_stays_text(tmp_path, plain):
     made["application"] |= {"name": foreign, "model": foreign}
     made["machine"]["cpu_model"] = foreign
     made["notes"] = [foreign]
-    made["heterogeneous"]["reason"] = foreign
+    made["cpu_overflow"]["reason"] = foreign
     made["written"]["config"] = foreign
     made["bursts"] = []
     for pool in made["pools"].values():

@@ -31,7 +31,7 @@ from serve_app.web.fields import Rules
 from serve_app.web.tokenizer_requests import DecodeRequest, TokenizeRequest
 
 RULES = Rules(model="m", dimension=8, max_inputs=3)
-GENERATION_RULES = CompletionRules("m", 0, 3, default_tokens=100, most_answers=4, most_messages=5)
+GENERATION_RULES = CompletionRules("m", 0, 3, default_tokens=100, max_answers=4, most_messages=5)
 TURN = {"role": "user", "content": "a"}
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 GOOD = {  # a body of each type, of which tests change something

@@ -45,10 +45,10 @@ async def test_who_comes_back_when_told_or_has_a_longer_deadline_is_admitted():
     router = await World({"accelerator": [Replica("a")]}).router()
     first = several(router, 60)
     await asyncio.sleep(0.05)
-    patient = several(router, 1, timeout_s=20.0)
+    deferrable = several(router, 1, timeout_s=20.0)
     refused = await ask(router)
     await asyncio.sleep(refused.retry_after_s)
-    answers = await asyncio.gather(ask(router), *patient, *first)
+    answers = await asyncio.gather(ask(router), *deferrable, *first)
     assert [isinstance(one, Embedded) for one in answers[:2]] == [True, True]
 
 

@@ -68,7 +68,7 @@ async def test_the_rows_of_tokens_go_to_their_query():
 
 
 async def test_calling_off_frees_its_room_at_once():
-    router, runner, _ = served(pass_queries=None)
+    router, runner, _ = served(micro_batch_queries=None)
     first = router.offer(25)
     await asyncio.sleep(0.6)  # it runs
     for _ in range(40):
@@ -87,7 +87,7 @@ async def test_calling_off_frees_its_room_at_once():
 
 @pytest.mark.parametrize("is_gone", [False, True])
 async def test_routers_hear_when_it_opens_sooner_than_they_were_told(is_gone):
-    runner, _ = replica(pass_queries=None)
+    runner, _ = replica(micro_batch_queries=None)
     router, other = FakeRouter(runner, "a"), FakeRouter(runner, "b")
     router.offer(30)
     await asyncio.sleep(0.6)
@@ -132,7 +132,7 @@ async def test_a_run_that_nobody_waits_for_is_stopped():
 
 
 async def test_what_a_router_had_waiting_is_dropped_with_its_connection():
-    runner, engine = replica(pass_queries=None)
+    runner, engine = replica(micro_batch_queries=None)
     dead, other = FakeRouter(runner, "dead"), FakeRouter(runner, "other")
     other.offer(20)
     await asyncio.sleep(0.2)
@@ -220,7 +220,7 @@ async def test_an_engine_that_forgets_a_query_has_failed():
 
 async def test_a_router_that_comes_back_hears_when_its_old_queries_have_ended():
     """Until then it must not send them elsewhere: they would run twice at once."""
-    runner, engine = replica(pass_queries=None)
+    runner, engine = replica(micro_batch_queries=None)
     other, old = FakeRouter(runner, "other"), FakeRouter(runner, "same")
     other.offer(5)
     old.offer(20)
@@ -242,14 +242,14 @@ async def test_a_router_hears_when_a_runs_end_shows_that_there_is_room():
     runner, engine = replica()
     later = asyncio.get_running_loop().call_later
     runner._compute = lambda run, passed, ended, stop: engine.compute(run, passed, partial(later, 0.001, ended), stop)
-    runner.schedule.learning.factor = 3.5
+    runner.schedule.learning.slowdown = 3.5
     runner.schedule.ended(asyncio.get_running_loop().time())
     await asyncio.sleep(1.5)
     router = FakeRouter(runner)
     router.offer()  # the probe
     await asyncio.sleep(1)
     assert router.answers() == [(1, 0)]
-    assert runner.schedule.learning.factor == pytest.approx(1.0, abs=0.05)
+    assert runner.schedule.learning.slowdown == pytest.approx(1.0, abs=0.05)
     assert router.reports[-1][1].state.opens_s == 0
     assert len(engine.runs) == 1
 
@@ -271,15 +271,15 @@ async def test_never_is_told_apart_from_full():
     assert router.ends[61] == ("refused", False)
 
 
-@pytest.mark.parametrize("pass_queries", [None, 8])
-@pytest.mark.parametrize("admission", ["finish", "depth"])
+@pytest.mark.parametrize("micro_batch_queries", [None, 8])
+@pytest.mark.parametrize("admission", ["deadline", "depth"])
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6))
 @virtual
-async def test_every_query_ends_once(admission, pass_queries, seed):
+async def test_every_query_ends_once(admission, micro_batch_queries, seed):
     """Random offers, call-offs, confirmations, ends of connections and failures: work adds up, and nothing is left."""
     chance = random.Random(seed)
-    runner, engine = replica(pass_queries=pass_queries)
+    runner, engine = replica(micro_batch_queries=micro_batch_queries)
     depth = 20 if admission == "depth" else None
     policy = {"admission": admission, "depth": depth}
     engine.outcome = lambda waiting: (

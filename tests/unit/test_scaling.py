@@ -17,8 +17,11 @@ SLO_S = 0.8
 TURNS = 5_000_000
 
 
-def devices(pass_queries: int | None = None, **how: float) -> dict[str, Device]:
-    return {"accelerator": Device(0.01, 0.1, pass_queries, **how), "cpu": Device(0.05, 0.2, pass_queries, **how)}
+def devices(micro_batch_queries: int | None = None, **how: float) -> dict[str, Device]:
+    return {
+        "accelerator": Device(0.01, 0.1, micro_batch_queries, **how),
+        "cpu": Device(0.05, 0.2, micro_batch_queries, **how),
+    }
 
 
 def served_by(shape, arrivals, **how):
@@ -48,9 +51,9 @@ def test_routers_by_the_queries_that_they_carry(nodes, routers):
     assert routers_needed(nodes, fast, 1.0, Costs(query_s=0.0005)) == routers
 
 
-@pytest.mark.parametrize(("routers", "load", "pass_queries"), [(1, 1.3, None), (3, 1.3, 4), (3, 0.7, None)])
-def test_small_clusters_keep_the_promise(routers, load, pass_queries):
-    shape = Shape(4, routers, devices(pass_queries), SLO_S, COSTS, DELAY_S, seed=routers)
+@pytest.mark.parametrize(("routers", "load", "micro_batch_queries"), [(1, 1.3, None), (3, 1.3, 4), (3, 0.7, None)])
+def test_small_clusters_keep_the_promise(routers, load, micro_batch_queries):
+    shape = Shape(4, routers, devices(micro_batch_queries), SLO_S, COSTS, DELAY_S, seed=routers)
     found = run(simulate(shape, load, warm_s=1.5, seen_s=1.0), TURNS)
     assert found["late"] <= 0.005
     if load < 1:
@@ -81,9 +84,9 @@ def test_a_dead_routers_work_is_dropped_at_once():
     assert found["late"] <= 0.005
 
 
-@pytest.mark.parametrize("pass_queries", [None, 8])
-def test_a_stream_keeps_up_with_the_rule_alone(pass_queries):
-    found = {"accelerator": Device(0.018, 0.27, pass_queries)}
+@pytest.mark.parametrize("micro_batch_queries", [None, 8])
+def test_a_stream_keeps_up_with_the_rule_alone(micro_batch_queries):
+    found = {"accelerator": Device(0.018, 0.27, micro_batch_queries)}
     arrivals = list(poisson(61.0, 20.0))
     told = told_of(served(Shape(1, 1, found, 1.0), arrivals), found, 20.0)
     assert told["late"] == 0

@@ -12,7 +12,7 @@ import pytest
 
 from deployments.admission.fair_share import Account, Kind, Tenant
 from deployments.embedding.scheduler.cost_model import CostModel
-from deployments.embedding.scheduler.limits import is_patient
+from deployments.embedding.scheduler.limits import is_deferrable
 from deployments.embedding.scheduler.scheduler import Schedule
 from deployments.embedding.scheduler.state import Policy, Query
 
@@ -20,10 +20,10 @@ MODEL = CostModel(0.0, 0.001, 0.0, 0.2)
 STEP = 0.01  # ms
 
 
-def queue_of(*, factor=1.0, pass_tokens=0, slo_s=1.0, model=MODEL, **policy):
+def queue_of(*, slowdown=1.0, micro_batch_tokens=0, slo_s=1.0, model=MODEL, **policy):
     queue = Schedule(model, Policy(slo_s, **policy))
-    queue.learning.margin, queue.learning.factor = 0.25, factor
-    queue.set_pass_tokens(pass_tokens)
+    queue.learning.margin, queue.learning.slowdown = 0.25, slowdown
+    queue.set_pass_tokens(micro_batch_tokens)
     return queue
 
 
@@ -31,12 +31,12 @@ def query(ms, due=1.0, **how):
     return Query(ms, due, **how)
 
 
-def patient(ms, due=5.0, **how):
-    return Query(ms, due, patient=True, **how)
+def deferrable(ms, due=5.0, **how):
+    return Query(ms, due, deferrable=True, **how)
 
 
 def bulk(ms, due=600.0):
-    return Query(ms, due, patient=True, bulk=True)
+    return Query(ms, due, deferrable=True, bulk=True)
 
 
 def running(ms, *waiting, **how):
@@ -72,20 +72,30 @@ def has_room(queue, now, allowed_s, ms, make=query, **how):
     [
         # An idle device: L + f (beta + W + c) <= t / (1 + m), L its pause.
         pytest.param(queue_of(), 0.0, 1.0, 800 - 6 - 200, id="idle"),
-        pytest.param(queue_of(factor=2.0), 0.0, 1.0, (800 - 6) / 2 - 200, id="idle and slow"),
+        pytest.param(queue_of(slowdown=2.0), 0.0, 1.0, (800 - 6) / 2 - 200, id="idle and slow"),
         pytest.param(queue_of(depth=4), 0.0, 1.0, 4 * 75, id="idle, bounded by a depth"),
         # At the end of runs: one of 300 ms takes until 0.5 s.
         pytest.param(running(300), 0.2, 1.0, 800 - 300 - 200, id="at the end"),
         pytest.param(running(300, query(100, 1.0)), 0.2, 1.0, 640 - 300 - 200 - 100, id="one that waits has less time"),
-        pytest.param(running(300, patient(50, 1.1)), 0.2, 1.0, 720 - 300 - 200 - 50, id="a patient one has less time"),
-        pytest.param(running(300, *[patient(50, 9)] * 4), 0.2, 2.0, 600 - 60 - 50, id="patient ones' share of any run"),
-        pytest.param(admit(queue_of(), 0.0, *[patient(50, 9)] * 4), 0.0, 2.0, 600 - 60 - 50, id="the same, idle"),
-        pytest.param(running(300, factor=2.0), 0.4, 1.6, (1280 - 600) / 2 - 200, id="at the end, slow"),
+        pytest.param(
+            running(300, deferrable(50, 1.1)), 0.2, 1.0, 720 - 300 - 200 - 50, id="a deferrable one has less time"
+        ),
+        pytest.param(
+            running(300, *[deferrable(50, 9)] * 4), 0.2, 2.0, 600 - 60 - 50, id="deferrable ones' share of any run"
+        ),
+        pytest.param(admit(queue_of(), 0.0, *[deferrable(50, 9)] * 4), 0.0, 2.0, 600 - 60 - 50, id="the same, idle"),
+        pytest.param(running(300, slowdown=2.0), 0.4, 1.6, (1280 - 600) / 2 - 200, id="at the end, slow"),
         # Pass by pass: L + f (beta + U + c + pass) <= left / (1 + m).
-        pytest.param(running(300, pass_tokens=100), 0.2, 1.0, 800 - 300 - 200 - 100, id="pass by pass"),
-        pytest.param(running(300, query(50), pass_tokens=100), 0.2, 1.0, 800 - 300 - 200 - 50 - 100, id="one is ahead"),
-        pytest.param(running(300, query(50, 0.7), pass_tokens=100), 0.2, 1.0, 150, id="its deadline is its own matter"),
-        pytest.param(running(300, pass_tokens=100, factor=2.0), 0.4, 2.0, (1600 - 600) / 2 - 300, id="passes, slow"),
+        pytest.param(running(300, micro_batch_tokens=100), 0.2, 1.0, 800 - 300 - 200 - 100, id="pass by pass"),
+        pytest.param(
+            running(300, query(50), micro_batch_tokens=100), 0.2, 1.0, 800 - 300 - 200 - 50 - 100, id="one is ahead"
+        ),
+        pytest.param(
+            running(300, query(50, 0.7), micro_batch_tokens=100), 0.2, 1.0, 150, id="its deadline is its own matter"
+        ),
+        pytest.param(
+            running(300, micro_batch_tokens=100, slowdown=2.0), 0.4, 2.0, (1600 - 600) / 2 - 300, id="passes, slow"
+        ),
     ],
 )
 def test_room_for_an_urgent_query(queue, now, allowed_s, ms):
@@ -113,7 +123,7 @@ def test_what_arrives_in_a_second_is_averaged_over_three():
     assert queue.demand.rho == pytest.approx(math.exp(-0.022 / 3) + 0.1 * math.exp(-0.011 / 3))
 
 
-def test_work_is_counted_once_and_not_that_of_patient_queries():
+def test_work_is_counted_once_and_not_that_of_deferrable_queries():
     queue = queue_of()
     queue.offer(0.0, [query(30), query(60)])
     assert queue.demand.rho == pytest.approx(0.03)
@@ -126,23 +136,25 @@ def test_work_is_counted_once_and_not_that_of_patient_queries():
     ("queue", "now", "allowed_s", "ms"),
     [
         # Of any run a fifth of its half: 60 ms. L + ceil(work / 60 ms) * SLO <= left / (1 + m)
-        pytest.param(running(300, patient(40)), 0.2, 3.0 / 0.8, 60 * 2 - 40, id="two whole runs"),
-        pytest.param(running(300, patient(40), query(10, 9)), 0.2, 4.31 / 0.8, 60 * 3 - 40, id="one later: some wait"),
+        pytest.param(running(300, deferrable(40)), 0.2, 3.0 / 0.8, 60 * 2 - 40, id="two whole runs"),
+        pytest.param(
+            running(300, deferrable(40), query(10, 9)), 0.2, 4.31 / 0.8, 60 * 3 - 40, id="one later: some wait"
+        ),
         # The next run takes longer than others: 200 ms, 900, 40 and the query's own; so it is one of 50 ms at most.
-        pytest.param(running(300, query(900, 9), patient(40)), 0.2, 3.49 / 0.8, 50, id="a long run is next"),
-        pytest.param(running(300, patient(40), slo_s=2.0), 0.2, 4.31 / 0.8, 140 * 2 - 40, id="a longer SLO"),
+        pytest.param(running(300, query(900, 9), deferrable(40)), 0.2, 3.49 / 0.8, 50, id="a long run is next"),
+        pytest.param(running(300, deferrable(40), slo_s=2.0), 0.2, 4.31 / 0.8, 140 * 2 - 40, id="a longer SLO"),
         pytest.param(running(300), 0.2, 1.31 / 0.8, 810, id="one that is larger goes by itself: with it 10 ms longer"),
     ],
 )
-def test_room_for_a_patient_query(queue, now, allowed_s, ms):
-    assert has_room(queue, now, allowed_s, ms, patient)
+def test_room_for_a_deferrable_query(queue, now, allowed_s, ms):
+    assert has_room(queue, now, allowed_s, ms, deferrable)
 
 
-def test_who_is_patient():
+def test_who_is_deferrable():
     """Who allows more than two SLOs; by a count, and in a calibration, nobody."""
-    assert [is_patient("finish", 0.5, allowed_s, trial=False) for allowed_s in (1.0, 1.001)] == [False, True]
-    assert not is_patient("depth", 0.5, 9.0, trial=False)
-    assert not is_patient("finish", 0.5, 9.0, trial=True)
+    assert [is_deferrable("deadline", 0.5, allowed_s, trial=False) for allowed_s in (1.0, 1.001)] == [False, True]
+    assert not is_deferrable("depth", 0.5, 9.0, trial=False)
+    assert not is_deferrable("deadline", 0.5, 9.0, trial=True)
 
 
 @pytest.mark.parametrize(
@@ -168,24 +180,24 @@ def test_bulk_gets_no_more_than_the_next_run_may_take_and_one_larger_one_by_itse
 @pytest.mark.parametrize(
     ("queue", "offer", "is_urgent"),
     [
-        (queue_of(), [patient(100, 2.5)] * 5, True),  # they end within the SLO, and their share would not hold them
-        (queue_of(), [patient(400, 2.5)], False),  # one goes by itself
-        (queue_of(), [patient(400, 1.1)], True),  # and has no time for that
+        (queue_of(), [deferrable(100, 2.5)] * 5, True),  # they end within the SLO, and their share would not hold them
+        (queue_of(), [deferrable(400, 2.5)], False),  # one goes by itself
+        (queue_of(), [deferrable(400, 1.1)], True),  # and has no time for that
     ],
 )
-def test_several_patient_queries_that_an_idle_device_would_end_in_time_are_urgent(queue, offer, is_urgent):
+def test_several_deferrable_queries_that_an_idle_device_would_end_in_time_are_urgent(queue, offer, is_urgent):
     queue = copy.deepcopy(queue)
-    offer = [Query(one.tokens, one.due, one.patient, one.bulk, cost_s=one.tokens / 1000) for one in offer]
+    offer = [Query(one.tokens, one.due, one.deferrable, one.bulk, cost_s=one.tokens / 1000) for one in offer]
     first = offer[0].due
     queue.admission.promote(0.0, offer, sum(one.cost_s for one in offer))
-    assert {(one.patient, one.due) for one in offer} == ({(False, 1.0)} if is_urgent else {(True, first)})
+    assert {(one.deferrable, one.due) for one in offer} == ({(False, 1.0)} if is_urgent else {(True, first)})
 
 
-def test_an_offer_of_patient_queries_to_an_idle_device_is_urgent_unless_it_is_a_trial():
+def test_an_offer_of_deferrable_queries_to_an_idle_device_is_urgent_unless_it_is_a_trial():
     for depth in (None, 9):
-        offer = [patient(100, 2.5) for _ in range(5)]
+        offer = [deferrable(100, 2.5) for _ in range(5)]
         assert queue_of().offer(0.0, offer, depth=depth)
-        assert [one.patient for one in offer] == [depth == 9] * 5
+        assert [one.deferrable for one in offer] == [depth == 9] * 5
 
 
 @pytest.mark.parametrize(
@@ -216,9 +228,9 @@ def test_all_are_admitted_or_none_or_the_first_of_them(queue, offer, how, taken)
     [
         # Never: beta + c is more than there is, as quick as the device is known to be.
         (queue_of(), query(801), "never"),
-        (queue_of(factor=0.5), query(1801), "never"),
-        (queue_of(factor=0.5), query(1799), "full"),
-        (queue_of(factor=2.0), query(799), "full"),
+        (queue_of(slowdown=0.5), query(1801), "never"),
+        (queue_of(slowdown=0.5), query(1799), "full"),
+        (queue_of(slowdown=2.0), query(799), "full"),
         (queue_of(), query(801, 5.0), "full"),
         (queue_of(depth=9), query(801, 5.0), "never"),  # a run of such a depth ends within the SLO
         (queue_of(admission="depth"), query(9000), "full"),
@@ -243,8 +255,8 @@ def test_why_a_query_is_refused(queue, offer, reason):
         # Refused, and not on an idle device; or refused there as well.
         (running(300, query(300, 9)), [query(594 - STEP, 1.2)], {}, 75 + 0.02 * 519),
         (running(300, query(300, 9)), [query(75, 1.2), query(600, 1.2)], {}, 75),
-        (running(300, query(300, 9), factor=2.0), [query(197 - STEP, 1.2)], {}, 75 + 0.02 * 122),
-        (running(300, query(300, 9), factor=2.0), [query(197 + STEP, 1.2)], {}, 75),
+        (running(300, query(300, 9), slowdown=2.0), [query(197 - STEP, 1.2)], {}, 75 + 0.02 * 122),
+        (running(300, query(300, 9), slowdown=2.0), [query(197 + STEP, 1.2)], {}, 75),
     ],
 )
 def test_which_queries_count_for_the_fairness_to_long_ones(queue, offer, how, mean_ms):
@@ -270,11 +282,11 @@ def test_room_is_kept_for_a_long_query(long_ms, now, offer, how, taken):
     assert takes(queue, now, *offer, **how) == taken
 
 
-def shared(queue, now=0.0, *, quiet_rho=0.0, mean_ms=10, **kinds):
+def shared(queue, now=0.0, *, under_share_rho=0.0, mean_ms=10, **kinds):
     """Tenants of these kinds, and a level that somebody is below."""
     queue = copy.deepcopy(queue)
     shares = queue.demand.shares
-    shares.level, shares.has_quiet, shares.quiet_rho, shares._at = 9.0, True, quiet_rho, now
+    shares.level, shares.has_under_share, shares.under_share_rho, shares._at = 9.0, True, under_share_rho, now
     shares.accounts |= {name: Account(1.0, kind=kind) for name, kind in kinds.items()}
     queue.demand.fairness.mean_s = mean_ms / 1000
     return queue
@@ -292,49 +304,51 @@ def of_tenant(name):
         (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.02)), {}, 0.1 * 780 - 20),  # a tenth of the run, at least
         (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.3)), {}, 0.25 * 500 - 20),  # a quarter, at most
         # So that a quiet query is in time after its start: 800 ms less two runs of 200 ms and a query.
-        (queue_of(greedy_share=1.0, pass_tokens=50), {}, 800 - 2 * 210 - 50 - 20),
-        (queue_of(greedy_share=1.0), {"quiet_rho": 0.05}, 800 * 0.9 - 2 * 210 - 20 - 0.05 * 6),
-        (queue_of(greedy_share=1.0), {"quiet_rho": 0.2}, 0.25 * 600 - 20 - 0.2 * 6),  # a quarter at least
-        (queue_of(greedy_share=0.9, factor=2.0), {"mean_ms": 1}, 0.25 * 200 - 2),
+        (queue_of(max_batch_fraction=1.0, micro_batch_tokens=50), {}, 800 - 2 * 210 - 50 - 20),
+        (queue_of(max_batch_fraction=1.0), {"under_share_rho": 0.05}, 800 * 0.9 - 2 * 210 - 20 - 0.05 * 6),
+        (queue_of(max_batch_fraction=1.0), {"under_share_rho": 0.2}, 0.25 * 600 - 20 - 0.2 * 6),  # a quarter at least
+        (queue_of(max_batch_fraction=0.9, slowdown=2.0), {"mean_ms": 1}, 0.25 * 200 - 2),
         # What waits of the others counts, and room for their own deadline.
-        (admit(queue_of(greedy_share=0.5), 0.0, query(50)), {"waiting_ms": 50}, 300 - 50 - 20),
+        (admit(queue_of(max_batch_fraction=0.5), 0.0, query(50)), {"waiting_ms": 50}, 300 - 50 - 20),
     ],
 )
 def test_tenants_above_their_share_leave_room_to_others(queue, sharing, ms):
     sharing = dict(sharing)
     waiting_ms = sharing.pop("waiting_ms", 0)
-    queue = shared(queue, greedy=Kind.UNDER, quiet=Kind.QUIET, **sharing)
-    queue.demand.shares.waits(queue.demand.shares.accounts["greedy"], waiting_ms / 1000)
-    assert has_room(queue, 0.0, 1.0, ms, of_tenant("greedy"))
+    queue = shared(queue, over_share=Kind.UNDER, quiet=Kind.UNDER_SHARE, **sharing)
+    queue.demand.shares.waits(queue.demand.shares.accounts["over_share"], waiting_ms / 1000)
+    assert has_room(queue, 0.0, 1.0, ms, of_tenant("over_share"))
 
 
 def test_a_quiet_tenant_goes_by_the_common_rule_without_those_who_will_come():
     queue = running(550)
     queue.demand.rho, queue.demand._rho_at = 9.0, 0.2
     assert not takes(queue, 0.2, query(1, 1.2))
-    queue = shared(queue, 0.2, quiet=Kind.QUIET, greedy=Kind.UNDER)
+    queue = shared(queue, 0.2, quiet=Kind.UNDER_SHARE, over_share=Kind.UNDER)
     assert has_room(queue, 0.2, 1.0, 50, of_tenant("quiet"))
-    assert not takes(queue, 0.2, query(1, 1.2, tenant=Tenant("greedy")))
+    assert not takes(queue, 0.2, query(1, 1.2, tenant=Tenant("over_share")))
     queue.demand.shares.level = math.inf
     assert not takes(queue, 0.2, query(1, 1.2, tenant=Tenant("quiet")))
 
 
 def test_a_quiet_tenant_gets_the_room_that_is_kept_for_long_queries():
-    queue = shared(running(300), 0.2, quiet=Kind.QUIET, greedy=Kind.UNDER)
+    queue = shared(running(300), 0.2, quiet=Kind.UNDER_SHARE, over_share=Kind.UNDER)
     for _ in range(3):
         queue.demand.fairness.offered(0.0, 0.35, refused=True)
     queue.demand.fairness.mean_s = 0.001
-    assert [takes(queue, 0.2, query(10, 1.2, tenant=Tenant(name))) for name in ("quiet", "greedy")] == [1, 0]
+    assert [takes(queue, 0.2, query(10, 1.2, tenant=Tenant(name))) for name in ("quiet", "over_share")] == [1, 0]
 
 
 def test_by_depth_places_are_kept_for_others():
     """Two of the mean cost, and what the quiet ones ask for in an SLO: 0.03 s are another."""
-    queue = shared(queue_of(admission="depth", depth=9), greedy=Kind.UNDER, quiet=Kind.QUIET, quiet_rho=0.03)
-    for name, places in (("greedy", 6), ("quiet", 9)):
+    queue = shared(
+        queue_of(admission="depth", depth=9), over_share=Kind.UNDER, quiet=Kind.UNDER_SHARE, under_share_rho=0.03
+    )
+    for name, places in (("over_share", 6), ("quiet", 9)):
         offer = [query(1, tenant=Tenant(name)) for _ in range(9)]
         assert takes(queue, 0.0, *offer, partial=True) == places
-    assert takes(queue, 0.0, *[patient(1, tenant=Tenant("greedy")) for _ in range(9)], partial=True) == 9
-    assert takes(admit(queue, 0.0, *[query(1)] * 9), 0.0, query(1, tenant=Tenant("greedy"))) == 0
+    assert takes(queue, 0.0, *[deferrable(1, tenant=Tenant("over_share")) for _ in range(9)], partial=True) == 9
+    assert takes(admit(queue, 0.0, *[query(1)] * 9), 0.0, query(1, tenant=Tenant("over_share"))) == 0
 
 
 def test_what_a_tenant_asked_for_and_got():
@@ -359,9 +373,9 @@ def test_what_a_tenant_asked_for_and_got():
 
 
 @pytest.mark.parametrize(
-    ("factor", "slo_s", "ms", "after_s"),
+    ("slowdown", "slo_s", "ms", "after_s"),
     [
-        # It would be in time with a factor of 1, the pause of 6 ms included: one SLO without a run.
+        # It would be in time with a slowdown of 1, the pause of 6 ms included: one SLO without a run.
         (8.0, 2.0, [75], 2.0),
         (4.0, 1.0, [794 + STEP], 8.0),
         (4.0, 2.0, [1900], 16.0),
@@ -371,8 +385,8 @@ def test_what_a_tenant_asked_for_and_got():
         (4.0, 1.0, [394, 400 + STEP], None),
     ],
 )
-def test_an_idle_device_that_would_refuse_lets_a_query_in_now_and_then(factor, slo_s, ms, after_s):
-    queue = queue_of(factor=factor, slo_s=slo_s)
+def test_an_idle_device_that_would_refuse_lets_a_query_in_now_and_then(slowdown, slo_s, ms, after_s):
+    queue = queue_of(slowdown=slowdown, slo_s=slo_s)
 
     def let_in(now):
         return takes(queue, now, *[query(one, now + slo_s) for one in ms]) == len(ms)
@@ -381,14 +395,14 @@ def test_an_idle_device_that_would_refuse_lets_a_query_in_now_and_then(factor, s
     assert [let_in(now) for now in times] == [False, True][: len(times)]
 
 
-@pytest.mark.parametrize("queue", [running(300, factor=4.0), admit(queue_of(factor=4.0), 0.0, query(10))])
+@pytest.mark.parametrize("queue", [running(300, slowdown=4.0), admit(queue_of(slowdown=4.0), 0.0, query(10))])
 def test_only_an_idle_device_lets_one_in_as_a_probe(queue):
     queue.run.since = -20.0
     assert not takes(queue, 0.3, query(75, 1.3))
 
 
 def test_the_time_between_probes_doubles_until_a_run_that_is_none():
-    queue, now, waits = queue_of(factor=4.0), 0.0, []
+    queue, now, waits = queue_of(slowdown=4.0), 0.0, []
     for is_probe, whole in [*[(True, True)] * 2, (True, False), *[(True, True)] * 2, (False, True), (True, True)]:
         waits.append(queue.state(now).opens_s)
         if is_probe:
@@ -398,22 +412,22 @@ def test_the_time_between_probes_doubles_until_a_run_that_is_none():
         queue.start(now)
         now += 1.0
         queue.ended(now, whole=whole)
-        queue.learning.factor = 4.0
+        queue.learning.slowdown = 4.0
         queue.set_pass_tokens(0)
     assert waits == [pytest.approx(wait_s) for wait_s in (1, 2, 4, 4, 8, 8, 1)]
 
 
 def test_a_probe_that_is_in_time_is_believed():
-    queue = queue_of(factor=4.0)
+    queue = queue_of(slowdown=4.0)
     queue.offer(1.1, [query(300, 2.1)])
     queue.start(1.1)
     queue.ended(1.1 + 0.5)
-    assert queue.learning.factor == pytest.approx(1.0)
-    queue.learning.factor = 4.0
+    assert queue.learning.slowdown == pytest.approx(1.0)
+    queue.learning.slowdown = 4.0
     queue.offer(2.0, [query(75, 9)], depth=1)
     queue.start(2.0)
     queue.ended(2.0 + 0.275)
-    assert queue.learning.factor == pytest.approx(3.25)  # an ordinary run: a quarter of the way down
+    assert queue.learning.slowdown == pytest.approx(3.25)  # an ordinary run: a quarter of the way down
 
 
 # --- what runs --------------------------------------------------------------------------------------------------------
@@ -441,14 +455,14 @@ def test_when_the_next_run_begins(queue, now, wait_s):
     ("offers", "wait_s"),
     [
         ([query(10, 1.0), query(100, 0.39)], 0.312 - 0.31),
-        ([patient(50, 2.0), query(50, 0.377)], 0.3016 - 0.3),
-        ([patient(50, 1.255)], 1.004 - 1.0),  # one SLO before its end
+        ([deferrable(50, 2.0), query(50, 0.377)], 0.3016 - 0.3),
+        ([deferrable(50, 1.255)], 1.004 - 1.0),  # one SLO before its end
     ],
 )
 def test_a_pause_makes_nobody_late_who_was_admitted(offers, wait_s):
     queue = queue_of()
     for one in offers:
-        later = Query(one.tokens, 5.0 + one.due, one.patient, cost_s=one.tokens / 1000)
+        later = Query(one.tokens, 5.0 + one.due, one.deferrable, cost_s=one.tokens / 1000)
         queue._admit(5.0, [later], (1.0, 0.0), queue._by_finish)
     queue.demand.fairness.mean_s = 1e-6  # somebody could still join
     assert queue.start_in_s(5.001) == pytest.approx(max(0.0, wait_s - 0.001))
@@ -504,7 +518,7 @@ def test_what_waits_at_a_runs_end_has_waited_already():
 @pytest.mark.parametrize(
     ("urgent", "ms", "how", "taken"),
     [
-        # Half of the SLO's 800 ms is for patient ones; a fifth of half a run, 60 ms, is theirs in any run.
+        # Half of the SLO's 800 ms is for deferrable ones; a fifth of half a run, 60 ms, is theirs in any run.
         ([], 45, {}, 4),
         ([query(300)], 45, {}, 2),
         ([query(300)], 61, {}, 1),
@@ -516,9 +530,9 @@ def test_what_waits_at_a_runs_end_has_waited_already():
         ([query(100, 0.40)], 45, {}, 0),
     ],
 )
-def test_patient_queries_fill_a_run_behind_the_urgent_ones(urgent, ms, how, taken):
+def test_deferrable_queries_fill_a_run_behind_the_urgent_ones(urgent, ms, how, taken):
     urgent = [query(one.tokens, 5.0 + one.due) for one in urgent]
-    queue = admit(queue_of(**how), 5.0, *urgent, *[patient(ms, 19.0) for _ in range(12)])
+    queue = admit(queue_of(**how), 5.0, *urgent, *[deferrable(ms, 19.0) for _ in range(12)])
     run = queue.start(5.0)
     assert run[: len(urgent)] == urgent
     assert len(run) == len(urgent) + taken
@@ -526,8 +540,8 @@ def test_patient_queries_fill_a_run_behind_the_urgent_ones(urgent, ms, how, take
     assert (queue.queue.count, queue.run.unanswered, queue.runs) == (12 - taken, len(run), 1)
 
 
-def test_behind_a_patient_query_that_does_not_fit_none_runs():
-    queue = admit(queue_of(), 0.0, query(100), *(patient(ms, due) for ms, due in ((70, 7), (200, 8), (10, 9))))
+def test_behind_a_deferrable_query_that_does_not_fit_none_runs():
+    queue = admit(queue_of(), 0.0, query(100), *(deferrable(ms, due) for ms, due in ((70, 7), (200, 8), (10, 9))))
     assert [one.tokens for one in queue.start(0.0)] == [100, 70]
 
 
@@ -540,7 +554,7 @@ def test_bulk_that_runs_has_its_places_until_it_is_answered():
 
 
 def test_a_run_is_in_the_order_of_deadlines_without_what_is_held():
-    late, early, held, last, kept = query(1, 0.9), query(1, 0.8), query(1, 0.7), patient(1, 5.0), patient(1, 4.0)
+    late, early, held, last, kept = query(1, 0.9), query(1, 0.8), query(1, 0.7), deferrable(1, 5.0), deferrable(1, 4.0)
     queue = admit(queue_of(), 0.0, late, last, early, held, kept)
     held.held = kept.held = True
     assert queue.start(0.0) == [early, late, last]
@@ -570,17 +584,17 @@ def ended(queue, now):
         (queue_of(), 0.0, 0.0),
         (running(300), 0.2, 0.3),
         (running(300, query(100), bulk(50)), 0.2, 0.3 + 0.35),
-        # Overdue: a quarter of what it is late by, and the factor is what it has been so far.
+        # Overdue: a quarter of what it is late by, and the slowdown is what it has been so far.
         (running(300, query(100)), 0.6, 0.025 + 1.2 * 0.3),
         # Pass by pass: 100 of 300 ms were answered at 0.35 s; 200 are left of then.
-        (part(running(300, pass_tokens=100), 0.35, 100), 0.4, 0.15),
-        (part(running(300, pass_tokens=100), 0.35, 100), 0.6, 1.5 * 0.2 - 0.25),  # 0.4 s were planned until now
-        (part(running(300, query(10), pass_tokens=100), 0.35, 100), 0.6, 1.5 * 0.2 - 0.25 + 1.5 * 0.21),
+        (part(running(300, micro_batch_tokens=100), 0.35, 100), 0.4, 0.15),
+        (part(running(300, micro_batch_tokens=100), 0.35, 100), 0.6, 1.5 * 0.2 - 0.25),  # 0.4 s were planned until now
+        (part(running(300, query(10), micro_batch_tokens=100), 0.35, 100), 0.6, 1.5 * 0.2 - 0.25 + 1.5 * 0.21),
     ],
 )
 def test_when_all_that_it_holds_is_done(queue, now, free_s):
     assert queue.state(now).free_s == pytest.approx(free_s)
-    assert queue.fill(now) == pytest.approx(free_s)
+    assert queue.utilization(now) == pytest.approx(free_s)
 
 
 def test_a_run_that_began_later_is_overdue_later():
@@ -592,7 +606,7 @@ def test_a_run_that_began_later_is_overdue_later():
 
 
 def test_a_run_that_is_all_answered_is_about_to_end():
-    queue = queue_of(pass_tokens=100)
+    queue = queue_of(micro_batch_tokens=100)
     queue.offer(0.0, [one := query(200), other := query(100)])
     queue.start(0.0)
     queue.passed(0.4, [one])
@@ -613,10 +627,10 @@ def test_a_run_that_is_all_answered_is_about_to_end():
 )
 def test_how_full_the_queue_is(queue, fill):
     """Of an SLO what it needs until it has done all; by count, of its depth. Autoscaling goes by it."""
-    assert queue.fill(0.2) == pytest.approx(fill)
+    assert queue.utilization(0.2) == pytest.approx(fill)
 
 
-FULL = {"factor": 4.0}
+FULL = {"slowdown": 4.0}
 
 
 def reserving(queue, ms):
@@ -639,25 +653,29 @@ def expecting(queue, rho):
         # By count: a place is free, or will be at the end of the run or of the next pass.
         (running(300, admission="depth", depth=2), 0.2, 0.0),
         (admit(queue_of(admission="depth", depth=9), 0.0, *[bulk(9)] * 4), 0.0, 0.0),  # for others than bulk
-        (running(300, admission="depth", depth=1, pass_tokens=100), 0.2, 0.1),
-        (running(300, admission="depth", depth=1, pass_tokens=100, factor=2.0), 0.4, 0.2),
+        (running(300, admission="depth", depth=1, micro_batch_tokens=100), 0.2, 0.1),
+        (running(300, admission="depth", depth=1, micro_batch_tokens=100, slowdown=2.0), 0.4, 0.2),
         # For a query of the mean cost of 75 ms. At the end of runs one for the next is admitted at 0.6 s before it.
         (running(300), 0.2, 0.0),
         (running(550), 0.1, 0.65 - 0.6),
         (expecting(running(550), 0.1), 0.1, 0.65 - 0.6 / 1.1),
         (running(300, query(224, 2)), 0.2, 0.0),
         (running(300, query(226, 2)), 0.2, 0.3),
-        (running(300, query(500, 2), patient(40)), 0.2, 0.3 + 0.74 - 0.6),
+        (running(300, query(500, 2), deferrable(40)), 0.2, 0.3 + 0.74 - 0.6),
         (admit(queue_of(), 0.0, query(590)), 0.0, 0.012 + 0.79 - 0.6),
         # Pass by pass room grows with time, or with the next run's begin.
-        (running(300, query(100, 2), pass_tokens=100), 0.15, 0.025),
-        (running(300, query(350, 2), pass_tokens=100), 0.29, 0.135),
-        (running(300, query(100, 4), pass_tokens=100, factor=2.0), 0.55, 0.45 + 2 * (0.4 + 0.1 + 0.1 + 0.075) - 0.8),
-        (running(300, query(550, 2), pass_tokens=100), 0.15, 0.35 + 2 * 0.2 + 0.55 + 0.1 + 0.075 - 0.8),
-        (running(300, query(300, 2), pass_tokens=250), 0.44, 0.06 + 2 * 0.2 + 0.3 + 0.25 + 0.075 - 0.8),
+        (running(300, query(100, 2), micro_batch_tokens=100), 0.15, 0.025),
+        (running(300, query(350, 2), micro_batch_tokens=100), 0.29, 0.135),
+        (
+            running(300, query(100, 4), micro_batch_tokens=100, slowdown=2.0),
+            0.55,
+            0.45 + 2 * (0.4 + 0.1 + 0.1 + 0.075) - 0.8,
+        ),
+        (running(300, query(550, 2), micro_batch_tokens=100), 0.15, 0.35 + 2 * 0.2 + 0.55 + 0.1 + 0.075 - 0.8),
+        (running(300, query(300, 2), micro_batch_tokens=250), 0.44, 0.06 + 2 * 0.2 + 0.3 + 0.25 + 0.075 - 0.8),
         # It is idle, and would refuse: until a probe.
-        (queue_of(slo_s=2.0, factor=8.0), 0.3, 1.7),
-        (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.55), factor=1.5), 0.3, 0.7),
+        (queue_of(slo_s=2.0, slowdown=8.0), 0.3, 1.7),
+        (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.55), slowdown=1.5), 0.3, 0.7),
         (queue_of(**FULL), 1.3, 0.0),
         (ended(running(0.0, **FULL), 5.0), 5.3, 0.7),
         (queue_of(model=CostModel(0.0, 0.001, 0.0, 0.74)), 0.0, 0.0),  # shorter ones are admitted
@@ -675,11 +693,11 @@ def test_a_new_queue_is_open_and_empty():
     state = queue.state(0.0)
     assert state.bulk_s == pytest.approx(0.5 / 1.1 - 0.2)
     assert state._replace(bulk_s=0) == (0, 0, 0, 0, 0, 0, 0, astuple(MODEL), 1, 0.1, (0, 0, 0), 0, (), 1)
-    assert queue.limits.pass_tokens == 0
+    assert queue.limits.micro_batch_tokens == 0
 
 
 def test_a_state_says_all():
-    queue = queue_of(factor=1.25)
+    queue = queue_of(slowdown=1.25)
     admit(queue, 0.0, query(300))
     queue.start(0.0)
     admit(queue, 0.0, query(100), bulk(20))
@@ -696,16 +714,16 @@ def test_a_state_says_all():
 
 def test_a_state_tells_those_above_their_share_when_it_opens_to_them():
     """The run holds 300 ms of them; 260 wait. The others' room is 300 ms at 0.2 s, and grows no more."""
-    queue = running(300, query(260, 9), greedy_share=0.5)
+    queue = running(300, query(260, 9), max_batch_fraction=0.5)
     assert queue.state(0.2)[-3:] == (0.0, (), 1)
-    queue = shared(queue, 0.2, quiet=Kind.QUIET, greedy=Kind.UNDER)
-    queue.demand.shares.waits(queue.demand.shares.accounts["greedy"], 0.285)
+    queue = shared(queue, 0.2, quiet=Kind.UNDER_SHARE, over_share=Kind.UNDER)
+    queue.demand.shares.waits(queue.demand.shares.accounts["over_share"], 0.285)
     state = queue.state(0.2)
-    assert (state.opens_s, state.quiet_opens_s, state.greedy) == (pytest.approx(0.3), 0, ["greedy"])
+    assert (state.opens_s, state.under_share_opens_s, state.over_share) == (pytest.approx(0.3), 0, ["over_share"])
     queue.configure(Policy(1.0, depth=0), MODEL, calibrated=True)
-    assert queue.state(0.2).greedy == ()
+    assert queue.state(0.2).over_share == ()
     queue.configure(Policy(1.0, "depth", 9), MODEL, calibrated=True)
-    assert queue.state(0.2).greedy == ()
+    assert queue.state(0.2).over_share == ()
 
 
 # --- what is learned --------------------------------------------------------------------------------------------------
@@ -724,20 +742,20 @@ def answered(*offers, slo_s=1.0, late=1.05, whole=True):
 
 
 @pytest.mark.parametrize(
-    ("queue", "errors", "factor"),
+    ("queue", "errors", "slowdown"),
     [
         (answered(query(100)), [0.05], 1.05),  # from the start of the run: the device was idle
         (answered(query(100), query(50)), [0.05, 0.05], 1.05),  # the first one's prediction had not known the second
-        (answered(patient(50, 9), query(100)), [0.05], 1.05),  # with the patient one that runs behind it
+        (answered(deferrable(50, 9), query(100)), [0.05], 1.05),  # with the deferrable one that runs behind it
         (answered(bulk(100)), [], 1.05),
         (answered(query(100, 5), slo_s=5.9), [], 1.05),  # and more than a twentieth
         (answered(query(100, 5), slo_s=6.1), [], 1.0),
         (answered(query(100), whole=False), [], 1.0),
     ],
 )
-def test_an_idle_devices_run_teaches(queue, errors, factor):
+def test_an_idle_devices_run_teaches(queue, errors, slowdown):
     assert list(queue.learning.errors) == [pytest.approx(error) for error in errors]
-    assert queue.learning.factor == pytest.approx(factor)
+    assert queue.learning.slowdown == pytest.approx(slowdown)
 
 
 def test_a_prediction_behind_a_running_run_counts_from_admission():
@@ -757,21 +775,21 @@ def test_a_run_that_another_model_planned_teaches_nothing():
     queue = running(300)
     queue.configure(Policy(2.0), CostModel.of_curve(0.01, 0.1), calibrated=True)
     queue.ended(9.0)
-    assert (queue.learning.factor, queue.learning.margin) == (1.0, 0.05)
+    assert (queue.learning.slowdown, queue.learning.margin) == (1.0, 0.05)
     assert queue.demand.fairness.mean_s == pytest.approx(0.01)
     assert queue.limits.pacing.pause_s == pytest.approx(0.003)
 
 
 def test_another_policy_leaves_what_was_learned_and_counts_at_once():
-    queue = running(300, query(10, 9), factor=1.25)
+    queue = running(300, query(10, 9), slowdown=1.25)
     queue.configure(Policy(2.0, bulk_share=0.25), MODEL, calibrated=True)
-    assert (queue.learning.factor, queue.learning.margin, queue.queue.count) == (1.25, 0.25, 1)
+    assert (queue.learning.slowdown, queue.learning.margin, queue.queue.count) == (1.25, 0.25, 1)
     assert queue.state(0.2).bulk_s == pytest.approx(0.25 * 2.0 * 0.8 / 1.25 - 0.2)
     assert takes(queue, 0.2, query(1000, 3.2))
 
 
 def test_what_is_called_off_leaves_no_work_behind():
-    some = [patient(ms, 9) for ms in (300, 50, 40, 30)]
+    some = [deferrable(ms, 9) for ms in (300, 50, 40, 30)]
     queue = running(300, query(100, 9), *some)
     queue.remove([some[0], queue.queue.urgent[0]])
     assert has_room(queue, 0.2, 2.0, 600 - 60 - 50)  # their share of any run and the largest of them

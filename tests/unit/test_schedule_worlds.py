@@ -39,30 +39,30 @@ def arrivals(draw, slo_s, most=40):
     return out
 
 
-@pytest.mark.parametrize("pass_queries", ENDS)
+@pytest.mark.parametrize("micro_batch_queries", ENDS)
 @settings(max_examples=40, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(data=st.data())
-def test_whatever_is_admitted_ends_in_time_on_a_device_that_runs_as_predicted(pass_queries, data):
+def test_whatever_is_admitted_ends_in_time_on_a_device_that_runs_as_predicted(micro_batch_queries, data):
     slo_s = data.draw(st.sampled_from([1.0, 2.0]))
     curve = data.draw(st.sampled_from(CURVES))
-    world = World(Device(*curve, pass_queries), slo_s=slo_s, look=adds_up)
+    world = World(Device(*curve, micro_batch_queries), slo_s=slo_s, look=adds_up)
     sent = world.serve(data.draw(arrivals(slo_s)))
     late = [one for one in sent if one.admitted and not one.in_time]
     assert not late
     assert world.schedules[0].in_flight == 0
 
 
-@pytest.mark.parametrize(("times", "pass_queries", "mixed"), [(1.5, 8, True), (2.0, None, False)])
-def test_a_device_that_slows_down_is_late_for_three_seconds(times, pass_queries, mixed):
-    world = World(Device(*V100, pass_queries, noise=0.01), slow=[(15, times)])
+@pytest.mark.parametrize(("times", "micro_batch_queries", "mixed"), [(1.5, 8, True), (2.0, None, False)])
+def test_a_device_that_slows_down_is_late_for_three_seconds(times, micro_batch_queries, mixed):
+    world = World(Device(*V100, micro_batch_queries, noise=0.01), slow=[(15, times)])
     sent = world.serve(poisson(61, 40, allowed_s=1.0, mixed=mixed))
     assert late_share(one for one in sent if one.at > 18) <= 0.02
     assert late_share(one for one in sent if one.at < 13) <= 0.005
 
 
-@pytest.mark.parametrize(("pass_queries", "mixed"), [(None, False), (8, True)])
-def test_noise_of_three_percent_is_within_the_margin(pass_queries, mixed):
-    world = World(Device(*V100, pass_queries, noise=0.03), learned=False)
+@pytest.mark.parametrize(("micro_batch_queries", "mixed"), [(None, False), (8, True)])
+def test_noise_of_three_percent_is_within_the_margin(micro_batch_queries, mixed):
+    world = World(Device(*V100, micro_batch_queries, noise=0.03), learned=False)
     sent = world.serve(poisson(61, 60, allowed_s=1.0, mixed=mixed))
     assert late_share(one for one in sent if one.at > 20) <= 0.005
 
@@ -82,9 +82,9 @@ def test_one_admission_looks_at_none_of_those_that_wait():
     queue.start(0.0)
     for i in range(1000):
         assert queue.offer(0.0, [Query(75, 0.9 + 1e-5 * i)])
-    queue.queue.urgent, queue.queue.patient = Counted(queue.queue.urgent), Counted()
+    queue.queue.urgent, queue.queue.deferrable = Counted(queue.queue.urgent), Counted()
     queue.offer(0.01, [Query(75, 1.0)])
-    queue.offer(0.01, [Query(75, 5.0, patient=True)])
+    queue.offer(0.01, [Query(75, 5.0, deferrable=True)])
     queue.start_in_s(0.01)
     queue.state(0.01)
     assert Counted.walks == 0

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from deployments.engines.throughput import served_speed
+from deployments.engines.throughput import measured_throughput
 
 PACKED, PADDED = 1.1e-3, 1.0e-3  # seconds a token
 
@@ -25,7 +25,7 @@ class Timed:
 
 def speed(engine, max_tokens=512):
     card = SimpleNamespace(vocab_size=100, max_tokens=max_tokens, kind="embedding", outputs_for=lambda _: ("text",))
-    return served_speed(engine, card, clock=lambda: engine.now)
+    return measured_throughput(engine, card, clock=lambda: engine.now)
 
 
 def packed(lengths):

@@ -33,14 +33,15 @@ BAD_ARGS = [
     ({**MODEL, "cpu": {"emulated": EMULATED["emulated"]}}, "args.cpu: `emulated` is given but the engine is auto"),
     ({**MODEL, "cpu": EMULATED}, "args: accelerator.engine and cpu.engine: emulated and real engines never mix"),
     ({**MODEL, "accelerator": {"device": "tpu"}}, "args.accelerator.device: should be 'auto', 'npu', 'cuda'"),
-    ({**MODEL, "heterogeneous": "yes"}, "args.heterogeneous: should be a valid boolean, not 'yes'"),
+    ({**MODEL, "heterogeneous": True}, "args.heterogeneous: is called cpu_overflow now"),
+    ({**MODEL, "cpu_overflow": "yes"}, "args.cpu_overflow: should be a valid boolean, not 'yes'"),
     ({**MODEL, "traces": {"endpoint": "collector:4317"}}, "args.traces.endpoint: "),
     ({**MODEL, "traces": {"sample_ratio": 2}}, "args.traces.sample_ratio: "),
 ]
 BAD_USER_CONFIGS = [
     (None, "user_config: missing"),
     ({"slo_s": 1, "admission": "depth"}, "user_config.cpu.queue_depth: missing: admission by depth needs one for"),
-    ({"slo_s": 1, "admission": "both"}, "user_config.admission: should be 'finish' or 'depth', not 'both'"),
+    ({"slo_s": 1, "admission": "both"}, "user_config.admission: should be 'deadline' or 'depth', not 'both'"),
     ({"slo_s": 1, "cpu": {"cost": COST}}, "user_config.cpu: cost needs alpha_s and beta_s beside it"),
     ({"slo_s": 1, "cpu": {"alpha_s": 0.1}}, "user_config.cpu: alpha_s and beta_s belong together"),
     ({"slo_s": 1, "cpu": {"queue_depth": -1}}, "user_config.cpu.queue_depth: should be greater than or equal to 0"),
@@ -69,7 +70,7 @@ def test_what_is_wrong_is_said_by_its_key(read, raw, sentence):
 )
 def test_by_predicted_finish_a_pool_needs_no_depth(pools):
     config = RouterConfig.parse({"slo_s": 1, **pools}, ("accelerator", "cpu"))
-    assert (config.admission, config.pool("cpu").queue_depth) == ("finish", None)
+    assert (config.admission, config.pool("cpu").queue_depth) == ("deadline", None)
 
 
 def test_a_depth_for_a_pool_that_is_not_there_is_fine():

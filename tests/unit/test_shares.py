@@ -42,7 +42,7 @@ def test_the_level_and_who_is_above_it(tenants, level, kinds):
     names = "abcd"[: len(tenants)]
     assert [shares.accounts[name].kind for name in names] == kinds
     assert shares.has_level == (level < math.inf)
-    assert shares.greedy == [name for name, kind in zip(names, kinds, strict=True) if kind != QUIET]
+    assert shares.over_share == [name for name, kind in zip(names, kinds, strict=True) if kind != QUIET]
 
 
 GREEDY = [(1.0, 0.9), (9.0, 4.0), (9.0, 5.1)]  # quiet, under and over a level of 4.5
@@ -61,7 +61,7 @@ GREEDY = [(1.0, 0.9), (9.0, 4.0), (9.0, 5.1)]  # quiet, under and over a level o
 )
 def test_those_above_leave_room_for_what_others_will_ask_for(name, within_s, kept_s):
     shares = divided(*GREEDY)
-    assert shares.quiet_rho == pytest.approx(0.1 * FADED)
+    assert shares.under_share_rho == pytest.approx(0.1 * FADED)
     assert shares.kept_s(shares.accounts[name], 0.02, within_s) == pytest.approx(kept_s)
 
 
@@ -69,13 +69,13 @@ def test_where_nobody_is_quiet_room_is_left_only_for_those_under_the_level():
     shares = divided((9.0, 4.0), (9.0, 6.0))
     del shares.accounts["nobody"]
     shares.account(0.12, Tenant("a"))
-    assert not shares.has_quiet
+    assert not shares.has_under_share
     faded = FADED**2
     assert [shares.kept_s(shares.accounts[name], 0.02, 0.5) for name in "ab"] == [0, pytest.approx(0.45 * faded)]
 
 
-def test_while_nothing_is_refused_nobody_counts_as_quiet():
-    assert not divided((1.0, 1.0), (9.0, 9.0)).has_quiet
+def test_while_nothing_is_refused_nobody_counts_as_under_share():
+    assert not divided((1.0, 1.0), (9.0, 9.0)).has_under_share
 
 
 def test_the_level_is_found_anew_every_twentieth_of_a_second():
@@ -98,7 +98,7 @@ def test_a_key_whose_weight_is_changed_has_it_at_once():
     assert shares.account(0.06, Tenant("new", 2.0)).weight == 2
 
 
-def test_what_waits_of_those_who_are_not_quiet():
+def test_what_waits_of_those_who_are_not_under_share():
     shares = divided(*GREEDY)
     a, b, c = (shares.accounts[name] for name in "abc")
     shares.wait([(a, 1.0), (b, 2.0), (c, 3.0)])
@@ -116,4 +116,4 @@ def test_routers_are_told_of_so_many_only():
     for number in range(40):
         shares.account(0.0, Tenant(str(number))).count(2.0, 1.0)
     shares.account(0.06, Tenant("0"))
-    assert shares.greedy == [str(number) for number in range(32)]
+    assert shares.over_share == [str(number) for number in range(32)]

@@ -27,7 +27,7 @@ class Got(NamedTuple):
 class Load(NamedTuple):
     curve: tuple[float, float]
     slo_s: float
-    pass_queries: int | None = 8
+    micro_batch_queries: int | None = 8
     devices: int = 1
     mixed: bool = False
     seconds: float = 25.0
@@ -46,7 +46,7 @@ class Load(NamedTuple):
             tenant = Tenant(name, (weights or {}).get(name, 1.0)) if told_apart else None
             seed = 100 * self.seed + number
             arrivals += poisson(rate, self.seconds, mixed=self.mixed, allowed_s=self.slo_s, tenant=tenant, seed=seed)
-        devices = [Device(*self.curve, self.pass_queries)] * self.devices
+        devices = [Device(*self.curve, self.micro_batch_queries)] * self.devices
         sent = World(*devices, slo_s=self.slo_s).serve(arrivals)
         by_name = {name: [] for name in names}
         for one in sent:
@@ -79,23 +79,23 @@ def max_min(asked, weights, capacity):
     [
         pytest.param(Load(ATLAS, 1.0, mixed=True, seconds=15), id="mixed lengths"),
         pytest.param(Load(ATLAS, 1.0, devices=3, seconds=10), id="three replicas"),
-        pytest.param(Load(QUICK, 0.5, pass_queries=None, seconds=8), id="quick, answers at the end"),
-        pytest.param(Load(V100, 1.0, pass_queries=None), id="v100, answers at the end"),
+        pytest.param(Load(QUICK, 0.5, micro_batch_queries=None, seconds=8), id="quick, answers at the end"),
+        pytest.param(Load(V100, 1.0, micro_batch_queries=None), id="v100, answers at the end"),
     ],
 )
 def test_a_quiet_tenant_is_served_in_time_beside_one_that_asks_ten_times_as_much(load):
-    rates = {"quiet": 2 * load.capacity / 11, "greedy": 20 * load.capacity / 11}
+    rates = {"quiet": 2 * load.capacity / 11, "over_share": 20 * load.capacity / 11}
     got = load.serve(rates)
     assert got["quiet"].admitted >= 0.99
-    assert got["quiet"].late == got["greedy"].late == 0
-    assert got["greedy"].admitted > 0.05
+    assert got["quiet"].late == got["over_share"].late == 0
+    assert got["over_share"].admitted > 0.05
 
 
 @pytest.mark.parametrize(
     "load",
     [
         pytest.param(Load(ATLAS, 1.0, mixed=True, seconds=40), id="mixed lengths"),
-        pytest.param(Load(QUICK, 0.5, pass_queries=None, seconds=15), id="quick, answers at the end"),
+        pytest.param(Load(QUICK, 0.5, micro_batch_queries=None, seconds=15), id="quick, answers at the end"),
     ],
 )
 def test_ten_tenants_share_by_their_weights(figure, load):

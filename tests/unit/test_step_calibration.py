@@ -33,14 +33,14 @@ from deployments.generation.settings import StepTimeSettings
 from deployments.generation.timed_steps import PlannedStep
 
 ROOT = Path(__file__).parents[2]
-ROOM = StepRoom(step_tokens=2048, blocks=512, context=8192)
+ROOM = StepRoom(max_num_batched_tokens=2048, blocks=512, context=8192)
 TIMES = {
     "accelerator": StepTime(0.04, 0.0004, 1e-6, 0.0002, 5e-8, 16),
     "cpu": StepTime(0.08, 0.004, 4e-6, 0.002, 2e-7, 4),
     "a small model": StepTime(0.002, 0.0002, 1e-7, 0.00005, 1e-8, 0),
 }
 POLICY = StepPolicy(2.0, 0.2)
-HYBRID = ROOM._replace(host_blocks=2000)
+HYBRID = ROOM._replace(num_cpu_blocks=2000)
 HOST = HostTime(1e-4, 5e-6, 2e-6, 32)
 SOME = [Arrival(0.0, 10, 2)]
 
@@ -186,7 +186,7 @@ class Application:
             "config_problem": None, "kind": "generation", "emulated": True, "trial_seconds_ago": None,
             "ttft_s": 2.0, "tpot_s": 0.2, "pools": {pool: {
                 "live_replicas": 1, "expected_replicas": 1, "rows": 0, "waiting": 0, "step_time": None,
-                "step_tokens": 2048, "blocks": 512, "host_blocks": 0,
+                "max_num_batched_tokens": 2048, "blocks": 512, "num_cpu_blocks": 0,
                 "replicas": {f"{pool}-1": {
                     "device": pool, "engine": "emulated", "dtype": "float32", "host_warm_up": None
                 }},
@@ -304,7 +304,7 @@ def test_a_run_finds_tries_and_proves_and_its_report_says_so(calibrate, tmp_path
 def test_a_run_says_whether_the_host_pays(calibrate, tmp_path):
     application = Application()
     pool = application.windve["pools"]["accelerator"]
-    pool["host_blocks"] = HYBRID.host_blocks
+    pool["num_cpu_blocks"] = HYBRID.num_cpu_blocks
     pool["replicas"]["accelerator-1"]["host_warm_up"] = dataclasses.asdict(HOST)
     found = calibrate(application)
     changes = found.changes()["user_config"]

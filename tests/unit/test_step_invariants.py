@@ -18,8 +18,8 @@ HOST = HostTime(row_s=1e-4, kv_token_s=2e-6, copy_token_s=1e-5, layers=4)
 POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)
 
 
-def schedule_of(blocks, host_blocks=None):
-    return StepSchedule(MODEL, POLICY, blocks, host=host_blocks and HostCache(HOST, host_blocks))
+def schedule_of(blocks, num_cpu_blocks=None):
+    return StepSchedule(MODEL, POLICY, blocks, host=num_cpu_blocks and HostCache(HOST, num_cpu_blocks))
 
 
 def generation(prompt, most, due, answers=1, *, bulk=False):
@@ -136,7 +136,7 @@ def events(draw):
 @settings(max_examples=60, deadline=None)
 @given(events(), st.sampled_from([4, 12, 60]), st.sampled_from([None, None, 6, 40]), st.booleans())
 def test_nothing_is_lost_and_no_written_block_is_shared(happens, count, host_count, trusts):
-    schedule, now, live = schedule_of(count, host_blocks=host_count), 0.0, []
+    schedule, now, live = schedule_of(count, num_cpu_blocks=host_count), 0.0, []
     steps = Steps(schedule)
     if trusts:
         has_learned_that_answers_are_short(schedule)

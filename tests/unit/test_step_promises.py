@@ -38,7 +38,12 @@ def arrivals(draw):
     arrivals(),
     st.sampled_from([ACCELERATOR, CPU, PURE_KV, WEIGHTS]),
     st.sampled_from(
-        [StepPolicy(2.0, 0.1), StepPolicy(0.5, 0.06), StepPolicy(0.1, 0.05), StepPolicy(10.0, 0.3, step_tokens=512)]
+        [
+            StepPolicy(2.0, 0.1),
+            StepPolicy(0.5, 0.06),
+            StepPolicy(0.1, 0.05),
+            StepPolicy(10.0, 0.3, max_num_batched_tokens=512),
+        ]
     ),
     st.sampled_from([40, 200, 2000]),
 )

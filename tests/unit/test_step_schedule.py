@@ -42,7 +42,7 @@ def begun(schedule, now=0.0, **more):
 
 
 def test_a_prompt_is_computed_in_chunks_and_then_a_token_a_step():
-    schedule, steps = exact(policy=StepPolicy(16.0, 8.0, step_tokens=128)), []
+    schedule, steps = exact(policy=StepPolicy(16.0, 8.0, max_num_batched_tokens=128)), []
     one = admitted(schedule, 0.0, paced(300, 3))
     while one.rows:
         steps.append([(part.start, part.tokens, part.wanted) for part in schedule.next_step(0.0)])
@@ -65,7 +65,7 @@ def test_answers_share_the_full_blocks_of_their_prompt_and_copy_the_last(tokens,
 
 
 def test_the_earliest_due_is_computed_first():
-    schedule = exact(policy=StepPolicy(16.0, 8.0, step_tokens=64))
+    schedule = exact(policy=StepPolicy(16.0, 8.0, max_num_batched_tokens=64))
     _, sooner = (admitted(schedule, 0.0, paced(64, due=due)) for due in (40.0, 16.0))
     assert [part.row.generation for part in schedule.next_step(0.0)] == [sooner]
 
@@ -103,7 +103,7 @@ def test_answers_of_one_token_end_with_their_prompt(answers):
     ],
 )
 def test_what_an_idle_device_never_does(one, left_s, never):
-    assert exact(10, StepPolicy(16.0, 8.0, step_tokens=8)).admission.never(one, left_s) is never
+    assert exact(10, StepPolicy(16.0, 8.0, max_num_batched_tokens=8)).admission.never(one, left_s) is never
 
 
 def test_what_is_never_in_time_is_refused_for_good():
@@ -113,10 +113,10 @@ def test_what_is_never_in_time_is_refused_for_good():
     assert schedule.state(50.0).refusals == (0, 1)
 
 
-@pytest.mark.parametrize(("factor", "latest_s"), [(1.0, 2.0), (3.0, 2.0), (0.5, 1.0)])
-def test_never_is_said_by_how_quick_a_device_is_known_to_be(factor, latest_s):
+@pytest.mark.parametrize(("slowdown", "latest_s"), [(1.0, 2.0), (3.0, 2.0), (0.5, 1.0)])
+def test_never_is_said_by_how_quick_a_device_is_known_to_be(slowdown, latest_s):
     schedule = exact()
-    schedule.learning.factor = factor
+    schedule.learning.slowdown = slowdown
     assert not schedule.admission.never(paced(64), latest_s)
     assert schedule.admission.never(paced(64), latest_s - 0.01)
 
@@ -130,7 +130,7 @@ def test_the_longest_prompt(blocks, left_s, tokens):
 
 @pytest.mark.parametrize(("answers", "fits"), [(2, True), (3, False)])
 def test_no_more_answers_are_admitted_than_one_step_holds(answers, fits):
-    schedule = exact(policy=StepPolicy(16.0, 8.0, step_tokens=64))
+    schedule = exact(policy=StepPolicy(16.0, 8.0, max_num_batched_tokens=64))
     begun(schedule, answers=30)
     admitted(schedule, 2.0, paced(answers=32, due=40.0))
     assert schedule.offer(2.0, paced(8, answers=answers, due=40.0)) is fits
@@ -146,7 +146,7 @@ def test_when_first_tokens_come_is_predicted_by_what_is_due_before():
 
 
 def test_what_is_left_of_a_prompt_reads_all_that_comes_before():
-    schedule = exact(policy=StepPolicy(64.0, 64.0, step_tokens=64), pair_s=1 / 1024)
+    schedule = exact(policy=StepPolicy(64.0, 64.0, max_num_batched_tokens=64), pair_s=1 / 1024)
     assert admitted(schedule, 0.0, paced(128, 1, due=60.0)).predicted_s == 1.0 + 2.0 + 128 * 64 / 1024
     schedule.next_step(0.0)
     schedule.ended(4.0, 4.0)
@@ -154,14 +154,14 @@ def test_what_is_left_of_a_prompt_reads_all_that_comes_before():
 
 
 @pytest.mark.parametrize(
-    ("factor", "now", "predicted_s"), [(1.0, 1.0, 1.0 + 2.0), (2.0, 1.0, 3.0 + 4.0), (1.0, 9.0, 2.0)]
+    ("slowdown", "now", "predicted_s"), [(1.0, 1.0, 1.0 + 2.0), (2.0, 1.0, 3.0 + 4.0), (1.0, 9.0, 2.0)]
 )
-def test_what_comes_while_a_step_runs_waits_for_its_end(factor, now, predicted_s):
+def test_what_comes_while_a_step_runs_waits_for_its_end(slowdown, now, predicted_s):
     schedule = exact()
     admitted(schedule, 0.0, paced(64, 1))
     schedule.next_step(0.0)
-    schedule.learning.factor = factor
-    assert schedule.ends_at == factor * 2.0
+    schedule.learning.slowdown = slowdown
+    assert schedule.ends_at == slowdown * 2.0
     assert admitted(schedule, now, paced(64, due=now + 16.0)).predicted_s == predicted_s
 
 
@@ -237,7 +237,7 @@ class Heard:
     calibrated = False
 
     def __init__(self):
-        self.factor, self.margin, self.works, self.answers = 1.0, 0.0, [], []
+        self.slowdown, self.margin, self.works, self.answers = 1.0, 0.0, [], []
 
     def worked(self, planned_s, seconds, *, least_s, probe):
         self.works.append((planned_s, seconds, least_s, probe))
@@ -262,17 +262,17 @@ def test_the_factor_is_learned_from_each_step_and_the_margin_from_several_in_a_r
         schedule.next_step(now)
         now += 5.0
         schedule.ended(now, 5.0)
-        schedule.learning.factor = 3.0 if number + 1 < after else 2.5
+        schedule.learning.slowdown = 3.0 if number + 1 < after else 2.5
     assert schedule.learning.works == [(4.0, 5.0, 0.05 * ttft_s, False)] * (after + 1)
     assert schedule.scatter.answers[:2] == [(4.0, 5.0, 1.0), (12.0, 5.0, 3.0)]
-    together = 4.0 * after  # by the factor before the first of them
+    together = 4.0 * after  # by the slowdown before the first of them
     assert schedule.learning.answers == [(together, 5.0 * after, 1.0), (10.0, 5.0, 2.5)]
-    assert (schedule.steps, schedule.since, schedule.scatter.factor) == (after + 1, now, 2.5)
+    assert (schedule.steps, schedule.since, schedule.scatter.slowdown) == (after + 1, now, 2.5)
 
 
 def test_a_device_that_rests_tries_whether_it_is_still_slow_less_and_less_often():
     schedule = exact(policy=StepPolicy(2.0, 2.0))
-    schedule.learning.factor, schedule.since = 3.0, 5.0
+    schedule.learning.slowdown, schedule.since = 3.0, 5.0
     for after_s in (7.0, 9.0, 13.0, 21.0, 21.0):
         assert not schedule.offer(after_s - 0.01, paced(1, due=after_s + 1.99))
         probe = admitted(schedule, after_s, paced(1, due=after_s + 2.0))
@@ -362,7 +362,7 @@ def test_what_routers_are_told():
     assert (idle.opens_s, idle.first_s, idle.prompt_token_s) == (0.0, 1.0, 1 / 64)
     begun(schedule, answers=2)
     admitted(schedule, 2.0, paced(128, 2 * BLOCK, due=9.0))
-    schedule.learning.factor, schedule.learning.margin = 2.0, 0.5
+    schedule.learning.slowdown, schedule.learning.margin = 2.0, 0.5
     told = schedule.state(3.0)
     # Prompts have 67 tokens in the mean. One comes in the third step, behind the one that waits, and is late.
     first_s = 3.0 * (3 + (128 + 67) / 64)
@@ -370,7 +370,7 @@ def test_what_routers_are_told():
     assert told.opens_s == pytest.approx(first_s - 16.0)
     assert (told.prompt_token_s, told.free_blocks, told.blocks) == (1 / 32, 50 - 2 - 3, 50)
     assert (told.rows, told.waiting, told.steps) == (2, 1, 1)
-    assert (told.model, told.factor, told.margin) == (schedule.model.as_tuple(), 2.0, 0.5)
+    assert (told.model, told.slowdown, told.margin) == (schedule.model.as_tuple(), 2.0, 0.5)
 
 
 # --- for whom room is kept --------------------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ def test_the_next_step_goes_on_where_the_running_one_will_have_ended():
 def test_a_step_leaves_time_for_how_much_single_steps_scatter():
     schedule = exact()
     admitted(schedule, 0.0, paced(1000, due=200.0))
-    schedule.learning.factor, schedule.scatter.margin = 2.0, 0.25
+    schedule.learning.slowdown, schedule.scatter.margin = 2.0, 0.25
     (part,) = schedule.next_step(0.0)
     assert part.tokens == int((8.0 / 2.5 - 1.0) * 64)
     assert (schedule.planned_s, schedule.ends_at) == (1.0 + 140 / 64, 2.0 + 280 / 64)
@@ -505,17 +505,21 @@ def test_what_is_forgotten_when_another_model_is_in_force(model, calibrated, hos
     schedule.next_step(0.0)
     schedule._count(2.0)
     for learning in (schedule.learning, schedule.scatter, schedule.host.learning):
-        learning.factor = 1.5
-    schedule._in_a_row, schedule.admission.probe.promises, schedule.host.accelerator_factor = (1.0, 2.0, 3.0), 4.0, 1.5
+        learning.slowdown = 1.5
+    schedule._in_a_row, schedule.admission.probe.promises, schedule.host.accelerator_slowdown = (
+        (1.0, 2.0, 3.0),
+        4.0,
+        1.5,
+    )
     model = schedule.model if model == "same" else model
     schedule.follow(model, host, calibrated=calibrated)
     steps, of_host = kept in ("all", "steps"), kept in ("all", "host")
-    assert [one.factor for one in (schedule.learning, schedule.scatter)] == [1.5 if steps else 1.0] * 2
+    assert [one.slowdown for one in (schedule.learning, schedule.scatter)] == [1.5 if steps else 1.0] * 2
     assert schedule._in_a_row == ((1.0, 2.0, 3.0) if steps else (0.0, 0.0, 1.0))
-    assert (schedule.admission.probe.promises, schedule.host.accelerator_factor) == (
+    assert (schedule.admission.probe.promises, schedule.host.accelerator_slowdown) == (
         (4.0, 1.5) if steps else (1.0, 1.0)
     )
-    assert schedule.host.learning.factor == (1.5 if of_host else 1.0)
+    assert schedule.host.learning.slowdown == (1.5 if of_host else 1.0)
     assert schedule.host.time == (host or HostTime(1e-4, 1e-6))
     assert (schedule.model, schedule.learning.calibrated) == (model, calibrated and not steps)
     assert schedule.planned_s == (2.0 if model != OTHER else 3.0)

@@ -127,7 +127,7 @@ async def test_an_answer_that_has_ended_is_left_out_of_the_step_that_was_compose
     await stepper.drained()
     assert router.tokens[last, 0] == whole[:6]
     assert len(computed) == before + 6  # nothing was left of the seventh
-    assert stepper.schedule.learning.factor == pytest.approx(1.0, rel=0.01)
+    assert stepper.schedule.learning.slowdown == pytest.approx(1.0, rel=0.01)
     assert nothing_is_reserved(stepper)
 
 
@@ -399,7 +399,7 @@ async def test_answers_that_a_router_or_a_step_broke_off_are_no_proof_that_answe
 async def test_what_steps_were_to_take_is_told_without_what_was_learned_since():
     told = []
     stepper, _ = world(on_step=lambda *step: told.append(step))
-    stepper.schedule.learning.factor = 1.5
+    stepper.schedule.learning.slowdown = 1.5
     Router(stepper).ask(prompt(40), most_tokens=1)
     await stepper.drained()
     ((rows, tokens, _, planned_s),) = told
@@ -410,9 +410,9 @@ async def test_what_steps_were_to_take_is_told_without_what_was_learned_since():
 async def test_settings_put_a_model_in_force_until_they_withdraw_it():
     stepper, _ = world(HostCache(QUICK, 64))
     router, schedule = Router(stepper), stepper.schedule
-    schedule.learning.factor = 4.0
+    schedule.learning.slowdown = 4.0
     router.tell(settings={**SETTINGS, "ttft_s": 1.5})  # says nothing of the model
-    assert (schedule.policy.ttft_s, schedule.learning.factor) == (1.5, 4.0)
+    assert (schedule.policy.ttft_s, schedule.learning.slowdown) == (1.5, 4.0)
     other, host = StepTime(0.08, 0.002, 4e-6, 0.002, 4e-8, 4), HostTime(0.5, 1e-6, 0.0, 3)
     router.tell(settings={**SETTINGS, "model": list(other.as_tuple()), "host": [0.5, 1e-6, 0.0, 3]})
     assert (schedule.model, schedule.host.time) == (other, host)
@@ -637,10 +637,12 @@ EVENTS = st.lists(
 @settings(max_examples=40, deadline=None)
 @given(EVENTS, st.booleans(), st.sampled_from([7, 100, 2048]), HOSTS)
 @virtual
-async def test_whatever_routers_say_every_answer_ends_and_follows_from_its_prompt(happens, short, step_tokens, host):
+async def test_whatever_routers_say_every_answer_ends_and_follows_from_its_prompt(
+    happens, short, max_num_batched_tokens, host
+):
     """`short`: it has learned that answers are short, and admits more than the longest would fit."""
     stepper, device = world(host and HostCache(*host))
-    stepper.schedule.policy = StepPolicy(2.0, 0.1, step_tokens)
+    stepper.schedule.policy = StepPolicy(2.0, 0.1, max_num_batched_tokens)
     for _ in range(500 * short):
         stepper.schedule.room.lengths.ended(2, 500)
     router = Router(stepper)
@@ -689,4 +691,4 @@ async def test_whatever_routers_say_every_answer_ends_and_follows_from_its_promp
     assert not any((of, number) not in asked for of in routers for number, _ in of.tokens)
     assert nothing_is_reserved(stepper)
     assert stepper.schedule.room._blocks.free == BLOCKS
-    assert all(tokens_of(work.work) <= step_tokens for work in device.works)
+    assert all(tokens_of(work.work) <= max_num_batched_tokens for work in device.works)

@@ -101,8 +101,8 @@ async def test_the_spans_of_a_request(monkeypatch):
     assert dict(inner["run"].attributes) == {
         **place,
         "windve.queries": 2,
-        "windve.run.queries": 2,
-        "windve.run.tokens": 115,
+        "windve.batch.queries": 2,
+        "windve.batch.tokens": 115,
     }
     for before, after in [("tokenize", "admission"), ("admission", "queue"), ("queue", "run")]:
         assert inner[before].end_time <= inner[after].start_time + 1000
@@ -117,7 +117,7 @@ async def test_a_run_is_shared_and_a_query_waits_for_it(monkeypatch):
     await asyncio.sleep(0.1)  # it runs
     replies = await asyncio.gather(first, *(embed(api, text()) for _ in range(3)))
     assert [reply.status for reply in replies] == [200] * 4
-    runs = [span.attributes["windve.run.queries"] for span in collector.within("run")]
+    runs = [span.attributes["windve.batch.queries"] for span in collector.within("run")]
     assert sorted(runs) == [1, 3, 3, 3]
     waited = sorted(seconds(span) for span in collector.within("queue"))
     assert waited[0] < 0.05 < waited[-1]

@@ -31,7 +31,7 @@ def test_before_its_first_word_nothing_is_known():
     one = View("a", (False, 1))
     assert one.finish_s(0.0, [75]) == math.inf
     assert (one.room_queries(0.0, 75, 1.0), one.bulk_room_s(by_count=False), one.opens_s(0.0)) == (0, 0, 0)
-    assert not one.is_greedy(Tenant("a"))
+    assert not one.is_over_share(Tenant("a"))
     assert not one.is_flooded(1.0, None)
     assert not one.is_silent(5.0)
     assert one.has_read_all
@@ -71,7 +71,7 @@ def test_what_was_sent_counts_until_it_has_read_it_or_its_connection_breaks():
     assert one.should_be_asked(11.25)
 
 
-GREEDY = {"opens_s": 0.5, "quiet_opens_s": 0.1, "greedy": ["big"]}
+GREEDY = {"opens_s": 0.5, "under_share_opens_s": 0.1, "over_share": ["big"]}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_when_it_opens_and_to_whom(state, tenant, now, opens_s):
     one = view(**state)
     tenant = tenant and Tenant(tenant)
     assert one.opens_s(now, tenant) == pytest.approx(opens_s)
-    assert one.is_greedy(tenant) == (state is GREEDY and tenant == Tenant("big"))
+    assert one.is_over_share(tenant) == (state is GREEDY and tenant == Tenant("big"))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_when_it_opens_and_to_whom(state, tenant, now, opens_s):
     [
         (view(free_s=0.5), 10.0, 75, 0.23 / 0.018),
         (view(free_s=0.5), 10.2, 75, 0.43 / 0.018),
-        (sent((5, 0.09), factor=2.0), 10.0, 75, 0.28 / 0.036),
+        (sent((5, 0.09), slowdown=2.0), 10.0, 75, 0.28 / 0.036),
         (view(opens_s=math.inf), 10.0, 75, 0.0),
         (view(model=(0.0, 0.0, 0.0, 0.0)), 10.0, 75, 1e9),
     ],
@@ -108,7 +108,7 @@ def test_about_how_many_queries_have_room(one, now, tokens, queries):
     [
         # Its margin of 2 % is left free, and the pause of 8.1 ms.
         (view(), 75, 1.0, None, (1 / 1.02 - 0.0081 - 0.27) / 0.018),
-        (view(factor=2.0), 75, 1.0, None, ((1 / 1.02 - 0.0081) / 2 - 0.27) / 0.018),
+        (view(slowdown=2.0), 75, 1.0, None, ((1 / 1.02 - 0.0081) / 2 - 0.27) / 0.018),
         (view(), 75, 0.2, None, 0.0),
         (view(), 75, 1.0, 10, 10),
         (view(), 150.4, 1.0, 10, 5),
@@ -151,7 +151,7 @@ def test_a_replica_that_is_asked_and_says_nothing_is_silent(now, heard_at, asked
     ("one", "depth", "is_flooded"),
     [
         (sent((30, 0.6), (20, 0.41)), None, True),  # more than an SLO's work
-        (sent((50, 0.49), factor=2.0), None, False),
+        (sent((50, 0.49), slowdown=2.0), None, False),
         (sent((30, 9.0), (20, 9.0)), 51, False),
         (sent((30, 9.0), (20, 9.0)), 50, True),
     ],

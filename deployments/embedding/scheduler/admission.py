@@ -3,10 +3,10 @@
 Symbols. Work is in planned device seconds, which the cost model says; the others are seconds on the clock:
 
     c           cost of the query
-    U, W        work of the urgent queries that wait; work of the next run, which is U and the patient queries it takes
+    U, W        work of the urgent queries that wait; of the next run: U and the deferrable queries that it takes
     L           time that the running run still needs
     left, t     time to the query's deadline; time to the earliest deadline in the next run, this query's included
-    f, m        factor and margin (`learning`)
+    f, m        slowdown and margin (`learning`)
     rho         work that arrives in a second
 
 A query is admitted if the next run still fits into the SLO, and
@@ -16,8 +16,8 @@ A query is admitted if the next run still fits into the SLO, and
       run while another one runs
     answers come pass by pass           L + f (beta + U + c + pass) <= left / (1 + m)
       (on an idle device: as at the end)
-    it is patient                       L + ceil(patient work / its share of any run) * SLO <= left / (1 + m); one run
-                                        more where urgent queries wait and answers come at the run's end
+    it is deferrable                    L + ceil(deferrable work / its share of any run) * SLO <= left / (1 + m); one
+                                        run more where urgent queries wait and answers come at the run's end
 
 - Pass by pass, a new query delays no query with an earlier deadline. Queries with later deadlines are still in time,
   because this query is. So only its own deadline is checked.
@@ -45,7 +45,7 @@ from deployments.embedding.scheduler.run_queue import RunQueue
 from deployments.embedding.scheduler.state import Query
 
 _NEVER = math.inf
-_GREEDY = Account(1.0, kind=Kind.UNDER)  # any tenant that asks for more than its share
+_OVER_SHARE = Account(1.0, kind=Kind.UNDER)  # any tenant that asks for more than its share
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -66,9 +66,9 @@ class Admission(ABC):
         """No query of the mean cost would be admitted."""
 
     @abstractmethod
-    def opens_s(self, now: float, outlook: Outlook, *, greedy: bool) -> float:
-        """Seconds until a query of the mean cost that allows the SLO would be admitted; 0: now. `greedy`: of a tenant
-        that asks for more than its share.
+    def opens_s(self, now: float, outlook: Outlook, *, over_share: bool) -> float:
+        """Seconds until a query of the mean cost that allows the SLO would be admitted; 0: now. `over_share`: of a
+        tenant that asks for more than its share.
         """
 
     @property
@@ -77,12 +77,12 @@ class Admission(ABC):
         """Room for bulk queries."""
 
     @property
-    def greedy(self) -> Sequence[str]:
+    def over_share(self) -> Sequence[str]:
         """Tenants to which the device opens later than to others."""
         return ()
 
     def promote(self, _now: float, _queries: Sequence[Query], _total_s: float) -> None:  # noqa: B027 - not abstract
-        """Make patient queries urgent where they would be better off."""
+        """Make deferrable queries urgent where they would be better off."""
 
     def never(self, _cost_s: float, _left_s: float) -> bool:
         """A query of that cost does not end within `left_s` on an idle device either."""
@@ -92,15 +92,15 @@ class Admission(ABC):
         """Seconds that an idle device may wait before it starts what waits, this query among it."""
         return _NEVER
 
-    def patient_s(self, _now: float, _urgent: Sequence[Query]) -> tuple[float, float]:
-        """Patient work that a run takes behind these urgent queries; and the most with their share of any run, which is
-        less only where the urgent ones would wait for it.
+    def deferrable_s(self, _now: float, _urgent: Sequence[Query]) -> tuple[float, float]:
+        """Deferrable work that a run takes behind these urgent queries; and the most with their share of any run, which
+        is less only where the urgent ones would wait for it.
         """
         return _NEVER, _NEVER
 
 
 @dataclass(slots=True, repr=False, eq=False)
-class FinishAdmission(Admission):
+class DeadlineAdmission(Admission):
     """By predicted finish. `is_probe`: the running run is a probe, or what waits."""
 
     is_probe: bool = False
@@ -128,46 +128,48 @@ class FinishAdmission(Admission):
     def is_full(self, now: float, outlook: Outlook) -> bool:
         return self._slo_room_s(now, outlook) < self.demand.fairness.mean_s
 
-    def opens_s(self, now: float, outlook: Outlook, *, greedy: bool) -> float:
+    def opens_s(self, now: float, outlook: Outlook, *, over_share: bool) -> float:
         room_s = self._slo_room_s(now, outlook)
-        return self._room_in_s(now, outlook, self.demand.shared_s(_GREEDY, room_s, outlook[1]) if greedy else room_s)
+        return self._room_in_s(
+            now, outlook, self.demand.shared_s(_OVER_SHARE, room_s, outlook[1]) if over_share else room_s
+        )
 
     @property
     def bulk_room_s(self) -> float:
-        return self.limits.bulk_s - self.queue.patient_s
+        return self.limits.bulk_s - self.queue.deferrable_s
 
     @property
-    def greedy(self) -> Sequence[str]:
-        return self.demand.shares.greedy
+    def over_share(self) -> Sequence[str]:
+        return self.demand.shares.over_share
 
     def promote(self, now: float, queries: Sequence[Query], total_s: float) -> None:
-        """Where the device is idle, they fit into the SLO, and are more work than patient queries' share of a run."""
+        """Where the device is idle, they fit into the SLO, and are more work than the deferrable share of a run."""
         limits, first = self.limits, queries[0]
         slo_s = limits.policy.slo_s
         if first.bulk or self.run.is_running or self.queue.count or total_s > limits.idle_room_s(slo_s):
             return
-        if total_s > self._patient_room_s(now, first, (limits.factor, limits.pacing.pause_s)):
+        if total_s > self._deferrable_room_s(now, first, (limits.slowdown, limits.pacing.pause_s)):
             for query in queries:
-                query.patient, query.due = False, min(query.due, now + slo_s)
+                query.deferrable, query.due = False, min(query.due, now + slo_s)
 
     def never(self, cost_s: float, left_s: float) -> bool:
         """Eq. 11, as quick as the device is known to be: one that is slow just now may be asked again."""
         limits, policy = self.limits, self.limits.policy
         longest_s = _NEVER if policy.depth is None else policy.slo_s
-        return min(1.0, limits.factor) * (limits.model.beta_s + cost_s) > min(left_s, longest_s)
+        return min(1.0, limits.slowdown) * (limits.model.beta_s + cost_s) > min(left_s, longest_s)
 
     def may_wait_s(self, now: float, query: Query, f: float) -> float:
         limits, queue = self.limits, self.queue
-        if query.patient:
+        if query.deferrable:
             return (query.due - now) * limits.deadline_share - limits.policy.slo_s
         left_s = (queue.urgent[0].due - now) * limits.deadline_share
-        return left_s - f * (limits.model.beta_s + queue.urgent_s + queue.next_patient_s)
+        return left_s - f * (limits.model.beta_s + queue.urgent_s + queue.next_deferrable_s)
 
-    def patient_s(self, now: float, urgent: Sequence[Query]) -> tuple[float, float]:
+    def deferrable_s(self, now: float, urgent: Sequence[Query]) -> tuple[float, float]:
         limits = self.limits
-        f, urgent_s = limits.factor * (1 + limits.margin), sum(query.cost_s for query in urgent)
+        f, urgent_s = limits.slowdown * (1 + limits.margin), sum(query.cost_s for query in urgent)
         fill_s = limits.policy.bulk_share * limits.policy.slo_s / f - limits.model.beta_s - urgent_s
-        if urgent and not limits.pass_tokens:
+        if urgent and not limits.micro_batch_tokens:
             most_s = (urgent[0].due - now) / f - limits.model.beta_s - urgent_s
             return min(fill_s, most_s), most_s
         return fill_s, _NEVER
@@ -181,12 +183,12 @@ class FinishAdmission(Admission):
         self.is_probe = False
 
     def _room_for(self, now: float, query: Query, outlook: Outlook, run_s: float) -> float:
-        if query.patient:
-            return self._patient_room_s(now, query, outlook)
+        if query.deferrable:
+            return self._deferrable_room_s(now, query, outlook)
         account, left_s, rho = query.account, query.due - now, self.demand.rho
         if account is None or not self.demand.shares.has_level:
             return self._room_s(now, left_s, outlook, run_s, rho)
-        if account.kind == Kind.QUIET:
+        if account.kind == Kind.UNDER_SHARE:
             return self._room_s(now, left_s, outlook, self.limits.run_s, 0.0)
         room_s = self._room_s(now, left_s, outlook, self.limits.run_s, rho)
         return self.demand.shared_s(account, room_s, outlook[1])
@@ -200,27 +202,27 @@ class FinishAdmission(Admission):
         limits, queue, is_running, (f, until_s) = self.limits, self.queue, self.run.is_running, outlook
         beta_s, work_s = limits.model.beta_s, queue.next_run_s
         left_s, room_s = left_s * limits.deadline_share, run_s - work_s
-        if limits.pass_tokens and is_running:  # patient ones are behind it in the run
+        if limits.micro_batch_tokens and is_running:  # deferrable ones are behind it in the run
             return min(room_s, (left_s - until_s) / f - beta_s - queue.urgent_s - limits.pass_s)
         if is_running and not queue.urgent and until_s > (left_s - f * beta_s) / (1 + f * rho):
             return 0.0
-        for line in (queue.urgent, queue.patient[:1]):
+        for line in (queue.urgent, queue.deferrable[:1]):
             if line:
                 left_s = min(left_s, (line[0].due - now) * limits.deadline_share)
         return min(room_s, (left_s - until_s) / f - beta_s - work_s)
 
-    def _patient_room_s(self, now: float, query: Query, outlook: Outlook) -> float:
+    def _deferrable_room_s(self, now: float, query: Query, outlook: Outlook) -> float:
         limits, queue, slo_s, (f, until_s) = self.limits, self.queue, self.limits.policy.slo_s, outlook
         left_s = (query.due - now) * limits.deadline_share
         with_it_s = f * (limits.model.beta_s + queue.urgent_s + query.cost_s)
-        longer_s = max(0.0, with_it_s + f * queue.next_patient_s - slo_s)  # the next run than others
+        longer_s = max(0.0, with_it_s + f * queue.next_deferrable_s - slo_s)  # the next run than others
         runs = math.floor(max(0.0, (left_s - until_s - longer_s) / slo_s))
-        if queue.urgent and not limits.pass_tokens:
+        if queue.urgent and not limits.micro_batch_tokens:
             runs -= 1
-        room_s = runs * limits.patient_run_s - queue.patient_s
+        room_s = runs * limits.deferrable_run_s - queue.deferrable_s
         if query.bulk:  # no more than the next run may take: the rest waits at the Router, for whichever device is free
             room_s = min(room_s, self.bulk_room_s)
-        if not queue.patient and runs >= 1:
+        if not queue.deferrable and runs >= 1:
             room_s = max(room_s, query.cost_s)  # one that is larger than the share is let through by itself
         return room_s
 
@@ -230,7 +232,7 @@ class FinishAdmission(Admission):
         in_time = limits.pacing.pause_s + limits.model.beta_s + total_s <= queries[0].due - now
         if not in_time and len(queries) > 1:
             return False
-        hopeful = in_time and limits.factor > 1
+        hopeful = in_time and limits.slowdown > 1
         return now - self.run.since > self._probe.after_s(limits.policy.slo_s, hopeful=hopeful)
 
     def _room_in_s(self, now: float, outlook: Outlook, room_s: float) -> float:
@@ -244,9 +246,9 @@ class FinishAdmission(Admission):
         if missing_s <= 0:
             return 0.0
         if not is_running and not queue.count:
-            return max(0.0, self.run.since + self._probe.after_s(policy.slo_s, hopeful=limits.factor > 1) - now)
+            return max(0.0, self.run.since + self._probe.after_s(policy.slo_s, hopeful=limits.slowdown > 1) - now)
         slo_s, beta_s, work_s = policy.slo_s * limits.deadline_share, model.beta_s, queue.next_run_s
-        if limits.pass_tokens and is_running:
+        if limits.micro_batch_tokens and is_running:
             if f * missing_s <= until_s and limits.run_s - work_s >= cost_s:
                 return f * missing_s
             return until_s + max(0.0, f * (2 * beta_s + work_s + limits.pass_s + cost_s) - slo_s)

@@ -12,9 +12,9 @@ from deployments.embedding.scheduler.state import Query
 
 _OVERDUE_SHARE = 0.25  # of what a run is late by: how long it is thought to need still
 _LEAST_PREDICTION = 0.25  # of the SLO: an error of a shorter prediction says nothing about lateness
-_UNIT_SHARE = 0.05  # of the SLO: the least work that the factor is learned from
+_UNIT_SHARE = 0.05  # of the SLO: the least work that the slowdown is learned from
 
-Outlook = tuple[float, float]  # f, the factor now; L, seconds until the device is free
+Outlook = tuple[float, float]  # f, the slowdown now; L, seconds until the device is free
 
 
 @dataclass(slots=True, repr=False, eq=False)
@@ -32,7 +32,7 @@ class CurrentRun:
     _planned_by: CostModel | None = None
     _began: float = field(init=False)
     _done_s: float = field(init=False)  # work of its queries that are answered
-    # Of each answered query: (predicted seconds, actual seconds, factor at admission).
+    # Of each answered query: (predicted seconds, actual seconds, slowdown at admission).
     _errors: list[tuple[float, float, float]] = field(default_factory=list)
 
     def begin(self, now: float, queries: Sequence[Query]) -> None:
@@ -47,7 +47,7 @@ class CurrentRun:
         for query in queries:
             self.unanswered -= 1
             self.bulk -= query.bulk
-            if query.predicted_s > _LEAST_PREDICTION * self.limits.policy.slo_s and not query.patient:
+            if query.predicted_s > _LEAST_PREDICTION * self.limits.policy.slo_s and not query.deferrable:
                 joined_s = query.slow * max(0.0, self._done_s - query.ahead_s)  # later, and ran before it
                 since = self._began if query.was_idle else query.admitted_at
                 self._errors.append((query.predicted_s + joined_s, now - since, query.slow))
@@ -67,12 +67,12 @@ class CurrentRun:
     def outlook(self, now: float) -> Outlook:
         """While it runs. An overdue run shows that the device is slower than it was known to be."""
         limits, by_now_s = self.limits, self.planned_s
-        if limits.pass_tokens:
+        if limits.micro_batch_tokens:
             by_now_s = min(by_now_s, limits.model.beta_s + self._done_s + limits.pass_s)
-        f = max(limits.factor, (now - self._began) / by_now_s if by_now_s > 0 else 0.0)
+        f = max(limits.slowdown, (now - self._began) / by_now_s if by_now_s > 0 else 0.0)
         if not self.unanswered:  # all is answered, and the run about to end
             return f, 0.0
         rest_s = self.planned_s - (limits.model.beta_s + self._done_s if self._done_s else 0.0)
         left_s = f * rest_s - (now - self.since)
-        late_s = (now - self._began) - limits.factor * self.planned_s
+        late_s = (now - self._began) - limits.slowdown * self.planned_s
         return f, max(left_s, _OVERDUE_SHARE * late_s, 0.0)

@@ -13,7 +13,7 @@ from deployments.embedding.scheduler.state import Query
 
 _LEAST_OTHERS = 0.25  # of a run: the others have at least so much of it, also where the SLO is short
 # If no setting says what the others have of a run: half of beta, but no less and no more than these shares of the run.
-# Of more than half, too many queries of a quiet tenant find no room where answers come at a run's end.
+# Of more than half, too many queries of a tenant under its share find no room where answers come at a run's end.
 _BETA_OTHERS, _SHORTEST_OTHERS, _LONGEST_OTHERS = 0.5, 0.1, 0.25
 _FADE_S = 0.01
 _RHO_S = 3.0  # over which the arrival of work is averaged
@@ -65,25 +65,25 @@ class Demand:
         """Of that room in the next run, which starts in `until_s`, what a tenant may take that asks for more than its
         share.
         """
-        if self.shares.has_quiet:
+        if self.shares.has_under_share:
             room_s = min(room_s, self._others_run_s - self.shares.others_waiting_s)
         return room_s - self.shares.kept_s(account, self.fairness.mean_s, until_s)
 
     @property
     def _others_run_s(self) -> float:
-        """The most work of a run of those who ask for more than their share: after its start a quiet tenant's query is
+        """The most work in one run of tenants over their share: after its start, a query of a tenant under its share is
         still in time. They have at least a part of each run.
         """
         limits, beta_s = self.limits, self.limits.model.beta_s
-        slo_s = limits.policy.slo_s * limits.deadline_share / limits.factor
+        slo_s = limits.policy.slo_s * limits.deadline_share / limits.slowdown
         runs_s = 2 * (beta_s + self.fairness.mean_s)  # this run, and the one after it
-        in_time_s = slo_s * (1 - 2 * self.shares.quiet_rho) - runs_s - limits.pass_s
-        share, most_s = limits.policy.greedy_share, limits.run_s
+        in_time_s = slo_s * (1 - 2 * self.shares.under_share_rho) - runs_s - limits.pass_s
+        share, most_s = limits.policy.max_batch_fraction, limits.run_s
         if share is None:
             share = min(_LONGEST_OTHERS, max(_SHORTEST_OTHERS, _BETA_OTHERS * beta_s / max(most_s, 1e-9)))
         return min(share * most_s, max(in_time_s, _LEAST_OTHERS * most_s))
 
     def prefers(self, query: Query) -> bool:
-        """It gets room that is kept for long queries: it is patient, or its tenant asks for less than its share."""
+        """It gets room that is kept for long queries: it is deferrable, or its tenant asks for less than its share."""
         account = query.account
-        return query.patient or (self.shares.has_level and account is not None and account.kind == Kind.QUIET)
+        return query.deferrable or (self.shares.has_level and account is not None and account.kind == Kind.UNDER_SHARE)

@@ -24,7 +24,7 @@ class DepthAdmission(Admission):
         """Without the places that the queries' tenant leaves to others."""
         first = queries[0]
         free, account = self._free(bulk=first.bulk), first.account
-        if account is not None and not first.patient:
+        if account is not None and not first.deferrable:
             alpha_s, slo_s = self.limits.model.alpha_s, self.limits.policy.slo_s
             free = max(0, free - math.ceil(self.demand.shares.kept_s(account, alpha_s, slo_s) / alpha_s))
         return min(len(queries), free)
@@ -32,7 +32,7 @@ class DepthAdmission(Admission):
     def is_full(self, _now: float, _outlook: Outlook) -> bool:
         return not self._free(bulk=False)
 
-    def opens_s(self, _now: float, outlook: Outlook, *, greedy: bool) -> float:  # noqa: ARG002 - to all alike
+    def opens_s(self, _now: float, outlook: Outlook, *, over_share: bool) -> float:  # noqa: ARG002 - to all alike
         f, until_s = outlook
         return 0.0 if self._free(bulk=False) else min(until_s, f * self.limits.pass_s or until_s)
 
@@ -45,6 +45,6 @@ class DepthAdmission(Admission):
         limit = self.depth if self.depth is not None else self.limits.policy.depth or 0
         free = limit - self.queue.count - self.run.unanswered
         if bulk and limit:
-            held = self.run.bulk + sum(query.bulk for query in self.queue.patient)
+            held = self.run.bulk + sum(query.bulk for query in self.queue.deferrable)
             free = min(free, max(1, int(limit * self.limits.policy.bulk_share)) - held)
         return max(0, free)

@@ -1,4 +1,4 @@
-"""What one run and one pass of a device may hold, what an idle device admits, and which queries are patient. Pure."""
+"""What one batch and one micro-batch may hold, what an idle device admits, which queries are deferrable. Pure."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
 from deployments.embedding.scheduler.pacing import Pacing
 from deployments.embedding.scheduler.state import Policy
 
-_PATIENT = 2.0  # SLOs: who allows more than so many waits behind the others
+_DEFERRABLE = 2.0  # SLOs: who allows more than so many waits behind the others
 _SURE_SHARE = 0.2  # of `bulk_share`: of any run, however many urgent queries wait
 
 
-def is_patient(rule: str, slo_s: float, allowed_s: float, *, trial: bool) -> bool:
+def is_deferrable(rule: str, slo_s: float, allowed_s: float, *, trial: bool) -> bool:
     """Whether a query that allows `allowed_s` waits behind those with early deadlines. A calibration's never does."""
-    return rule == "finish" and allowed_s > _PATIENT * slo_s and not trial
+    return rule == "deadline" and allowed_s > _DEFERRABLE * slo_s and not trial
 
 
 @dataclass(slots=True)
 class Limits:
     """The policy and the cost model in force, and the planned device seconds that follow from them.
 
-    The parts of a schedule share one object. Whoever sets one of the first five fields calls `refresh`. `factor` and
+    The parts of a schedule share one object. Whoever sets one of the first five fields calls `refresh`. `slowdown` and
     `margin`: what was learned (`learning`).
     """
 
     model: CostModel
     policy: Policy
-    pass_tokens: int
-    factor: float
+    micro_batch_tokens: int
+    slowdown: float
     margin: float
     deadline_share: float = field(init=False)  # 1 / (1 + margin): so much of the time to a deadline may be filled
     run_s: float = field(init=False)  # the most work that one run may hold
-    patient_run_s: float = field(init=False)  # patient work that every run takes, however many urgent queries wait
+    deferrable_run_s: float = field(
+        init=False
+    )  # deferrable work that every run takes, however many urgent queries wait
     bulk_s: float = field(init=False)  # the most bulk work that waits here
     pass_s: float = field(init=False)  # work of one pass
     pacing: Pacing = field(init=False)
@@ -45,15 +47,15 @@ class Limits:
         policy, alpha_s, beta_s = self.policy, self.model.alpha_s, self.model.beta_s
         self.deadline_share = 1 / (1 + self.margin)
         self.run_s = self.run_within_s(policy.slo_s)
-        self.patient_run_s = _SURE_SHARE * policy.bulk_share * self.run_s
-        bulk_s = policy.bulk_share * policy.slo_s * self.deadline_share / self.factor - beta_s
-        self.bulk_s = max(self.patient_run_s, bulk_s, alpha_s)
-        self.pass_s = alpha_s * self.pass_tokens / QUERY_TOKENS
+        self.deferrable_run_s = _SURE_SHARE * policy.bulk_share * self.run_s
+        bulk_s = policy.bulk_share * policy.slo_s * self.deadline_share / self.slowdown - beta_s
+        self.bulk_s = max(self.deferrable_run_s, bulk_s, alpha_s)
+        self.pass_s = alpha_s * self.micro_batch_tokens / QUERY_TOKENS
         self.pacing = Pacing.of_beta(beta_s)
 
     def run_within_s(self, slo_s: float) -> float:
         """The most work of a run that ends within `slo_s` of its start."""
-        allowed_s = slo_s * self.deadline_share / self.factor - self.model.beta_s
+        allowed_s = slo_s * self.deadline_share / self.slowdown - self.model.beta_s
         if self.policy.depth is not None:
             allowed_s = min(allowed_s, self.policy.depth * self.model.alpha_s)
         return max(0.0, allowed_s)
@@ -61,4 +63,4 @@ class Limits:
     def idle_room_s(self, left_s: float) -> float:
         """Work with `left_s` to its deadline that an idle device admits; below 0 where it admits none."""
         until_s = left_s * self.deadline_share - self.pacing.pause_s
-        return min(self.run_s, until_s / self.factor - self.model.beta_s)
+        return min(self.run_s, until_s / self.slowdown - self.model.beta_s)

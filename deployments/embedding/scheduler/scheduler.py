@@ -13,7 +13,7 @@ replica, and one thread calls all its methods. Its parts:
 Two classes of queries wait:
 
     urgent      The deadline is at most two SLOs away. They run in the order of their deadlines.
-    patient     They are bulk, or their deadline is later. They run behind the urgent ones. In a run that they lengthen
+    deferrable  They are bulk, or their deadline is later. They run behind the urgent ones. In a run that they lengthen
                 they take at most `bulk_share` of the SLO. A fifth of that share is theirs in every run.
 """
 
@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from deployments.admission.learning import Learning
-from deployments.embedding.scheduler.admission import Admission, FinishAdmission
+from deployments.embedding.scheduler.admission import Admission, DeadlineAdmission
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.current_run import CurrentRun, Outlook
 from deployments.embedding.scheduler.demand import Demand
@@ -44,16 +44,16 @@ class Schedule:
     """
 
     def __init__(
-        self, model: CostModel, policy: Policy, pass_tokens: int = 0, learning: Learning | None = None
+        self, model: CostModel, policy: Policy, micro_batch_tokens: int = 0, learning: Learning | None = None
     ) -> None:
         self.learning = learning or Learning()
-        self.limits = Limits(model, policy, pass_tokens, self.learning.factor, self.learning.margin)
+        self.limits = Limits(model, policy, micro_batch_tokens, self.learning.slowdown, self.learning.margin)
         self.refusals = Refusals()
         self.most = self.runs = 0
         self.demand, self.run = Demand(self.limits, Fairness(model.alpha_s)), CurrentRun(self.limits)
         self.queue = RunQueue(self.limits, self.demand.shares)
         parts = self.limits, self.queue, self.run, self.demand
-        self._by_finish, self._by_depth = FinishAdmission(*parts), DepthAdmission(*parts)
+        self._by_finish, self._by_depth = DeadlineAdmission(*parts), DepthAdmission(*parts)
         self._by_trial = DepthAdmission(*parts)
         self.admission: Admission
         self._trials: list[Query] = []  # a calibration's, admitted by the depth that they name, that wait
@@ -65,7 +65,7 @@ class Schedule:
 
     def set_pass_tokens(self, tokens: int) -> None:
         """So many tokens leave together from now on."""
-        self.limits.pass_tokens = tokens
+        self.limits.micro_batch_tokens = tokens
         self._apply()
 
     def configure(self, policy: Policy, model: CostModel, *, calibrated: bool) -> None:
@@ -78,9 +78,9 @@ class Schedule:
         self._apply()
 
     def _apply(self) -> None:
-        """Another policy, model, factor or margin: what follows from them."""
+        """Another policy, model, slowdown or margin: what follows from them."""
         limits, learning = self.limits, self.learning
-        limits.factor, limits.margin = learning.factor, learning.margin
+        limits.slowdown, limits.margin = learning.slowdown, learning.margin
         limits.refresh()
         self.admission = self._by_depth if limits.policy.admission == "depth" else self._by_finish
 
@@ -117,16 +117,16 @@ class Schedule:
             admission = self.admission
             if first.tenant is not None:
                 self.demand.open_account(now, first.tenant, queries)
-            if first.patient:
+            if first.deferrable:
                 admission.promote(now, queries, total_s)
         else:
             admission, self._by_trial.depth = self._by_trial, depth
-        if not (again or first.patient):
+        if not (again or first.deferrable):
             self.demand.arrives(now, total_s)
         taken = admission.fitting(now, queries, total_s, outlook, run_s)
         if taken < len(queries) and not partial:
             taken = 0
-        if depth is None and not first.patient:
+        if depth is None and not first.deferrable:
             self.demand.note(now, queries, taken, total_s)
         if taken:
             self._admit(now, queries[:taken], outlook, admission)
@@ -179,9 +179,9 @@ class Schedule:
         return min(self._start_by, self.limits.pacing.start_at(waiting, first=self._first, last=last))
 
     def start(self, now: float) -> list[Query]:
-        """Begin the next run: its queries in the order of their deadlines, the patient ones last."""
+        """Begin the next run: its queries in the order of their deadlines, the deferrable ones last."""
         run = self.queue.urgent_ready()
-        run += self.queue.patient_ready(*self.admission.patient_s(now, run))
+        run += self.queue.deferrable_ready(*self.admission.deferrable_s(now, run))
         self.remove(run)
         self.runs += 1
         self.run.begin(now, run)
@@ -213,13 +213,15 @@ class Schedule:
         if self.run.is_running:
             return self.run.outlook(now)
         if not (waiting := self.queue.count):
-            return self.limits.factor, self.limits.pacing.pause_s
-        return self.limits.factor, max(0.0, self._start_at(waiting + 1, now) - now)
+            return self.limits.slowdown, self.limits.pacing.pause_s
+        return self.limits.slowdown, max(0.0, self._start_at(waiting + 1, now) - now)
 
     def opens_s(self, now: float) -> float:
         """Seconds until a query of the mean cost that allows the SLO would be admitted; 0: now; inf: closed."""
         return (
-            _NEVER if self.limits.policy.depth == 0 else self.admission.opens_s(now, self._outlook(now), greedy=False)
+            _NEVER
+            if self.limits.policy.depth == 0
+            else self.admission.opens_s(now, self._outlook(now), over_share=False)
         )
 
     def state(self, now: float) -> ReplicaState:
@@ -228,17 +230,17 @@ class Schedule:
         f, until_s = outlook
         free_s = until_s if self.run.is_running else 0.0
         if waiting := queue.count:
-            free_s += f * (model.beta_s + (queue.urgent_s + queue.patient_s))
-        admission, opens_s, quiet_opens_s = self.admission, self.opens_s(now), 0.0
-        if greedy := admission.greedy if opens_s < _NEVER else ():
-            opens_s, quiet_opens_s = max(opens_s, admission.opens_s(now, outlook, greedy=True)), opens_s
+            free_s += f * (model.beta_s + (queue.urgent_s + queue.deferrable_s))
+        admission, opens_s, under_share_opens_s = self.admission, self.opens_s(now), 0.0
+        if over_share := admission.over_share if opens_s < _NEVER else ():
+            opens_s, under_share_opens_s = max(opens_s, admission.opens_s(now, outlook, over_share=True)), opens_s
         return ReplicaState(
             opens_s, free_s, max(0.0, admission.bulk_room_s), waiting + self.run.unanswered, waiting,
             self.most, self.runs, (model.query_s, model.token_s, model.token2_s, model.beta_s), f, self.limits.margin,
-            (self.refusals.full, self.refusals.never, self.refusals.closed), quiet_opens_s, greedy or (),
+            (self.refusals.full, self.refusals.never, self.refusals.closed), under_share_opens_s, over_share or (),
         )  # fmt: skip
 
-    def fill(self, now: float) -> float:
+    def utilization(self, now: float) -> float:
         """How full the queue is: the share of its depth, or of an SLO, that is taken. Autoscaling goes by it."""
         if self.admission is self._by_depth:
             return self.in_flight / max(1, self.limits.policy.depth or 0)

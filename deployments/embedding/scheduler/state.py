@@ -13,16 +13,17 @@ from deployments.admission.fair_share import Account, Tenant
 class Policy:
     """The promise and the rule in force.
 
-    `greedy_share`: of the most work of a run, what tenants that ask for more than their share have of each run while
-    there are others; None: by the device's beta. `depth`: of the queue with `admission: depth`; with `finish` a bound
-    on the work of one run (depth * alpha), None for no bound. 0 closes the queue.
+    - `max_batch_fraction`: of the most work of a run, what tenants over their share have of each run while there are
+      others; None: by the device's beta.
+    - `depth`: of the queue with `admission: depth`; with `deadline` a bound on the work of one run (depth * alpha).
+      None: no bound. 0 closes the queue.
     """
 
     slo_s: float
-    admission: Literal["finish", "depth"] = "finish"
+    admission: Literal["deadline", "depth"] = "deadline"
     depth: int | None = None
     bulk_share: float = 0.5
-    greedy_share: float | None = None
+    max_batch_fraction: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +32,7 @@ class Query:
 
     tokens: int
     due: float
-    patient: bool = False
+    deferrable: bool = False
     bulk: bool = False
     item: Any = None
     tenant: Tenant | None = None
@@ -43,14 +44,14 @@ class Query:
     predicted_s: float = field(init=False, repr=False)  # from admission (`was_idle`: from the start of the run) to the
     # end of the work ahead
     ahead_s: float = field(init=False, repr=False)  # planned seconds of work that waited then, this query's included
-    slow: float = field(init=False, repr=False)  # the factor that the prediction used
+    slow: float = field(init=False, repr=False)  # the slowdown that the prediction used
     was_idle: bool = field(init=False, repr=False)  # the device was, and later arrivals may still delay its start
 
 
 class ReplicaState(NamedTuple):
     """What a replica says of itself: seconds from now, and counts. `opens_s`: until a query of the mean cost would be
     admitted (0: now, inf: closed); `free_s`: until all that it holds is done; `bulk_s`: planned device seconds of
-    room for bulk queries; the model is the one in force, without the learned factor and margin.
+    room for bulk queries; the model is the one in force, without the learned slowdown and margin.
     """
 
     opens_s: float
@@ -61,13 +62,13 @@ class ReplicaState(NamedTuple):
     most: int  # in flight at once, since the start
     runs: int  # since the start
     model: Sequence[float]  # query_s, token_s, token2_s, beta_s
-    factor: float
+    slowdown: float
     margin: float
     refusals: Sequence[int]  # full, never, closed
     # While tenants are told apart and more is asked for than there is: `opens_s` for those who ask for less than their
     # share, and the names of the others, for whom `opens_s` counts.
-    quiet_opens_s: float = 0.0
-    greedy: Sequence[str] = ()
+    under_share_opens_s: float = 0.0
+    over_share: Sequence[str] = ()
     routers: int = 1  # connected to it
 
 

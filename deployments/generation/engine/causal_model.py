@@ -36,12 +36,12 @@ def unsupported(config: Any) -> str | None:
 
 
 class CausalModel:
-    """Of a config that is not `unsupported`, with a cache of `blocks` blocks, and one of `host_blocks` in the host's
+    """Of a config that is not `unsupported`, with a cache of `blocks` blocks, and one of `num_cpu_blocks` in the host's
     memory, if there are any.
     """
 
     def __init__(
-        self, config: Any, weights: Weights, blocks: int, products: Products | None = None, host_blocks: int = 0
+        self, config: Any, weights: Weights, blocks: int, products: Products | None = None, num_cpu_blocks: int = 0
     ) -> None:
         """`weights` are under the names of the class with a head; `products` are the quicker ones of this machine, if
         they are not given. Raises MissingWeight.
@@ -57,7 +57,7 @@ class CausalModel:
                 made.append(Cache(config.num_hidden_layers, heads, blocks, self.place))
                 on_host = Place(_CPU, self.place.dtype)
                 pinned = self.place.device.type == "cuda"
-                made.append(Cache(config.num_hidden_layers, heads, host_blocks, on_host, pinned=pinned))
+                made.append(Cache(config.num_hidden_layers, heads, num_cpu_blocks, on_host, pinned=pinned))
             self.turned.append(Turned(heads, norm, rotary, self.place))
             self.attention.append(made[0].attention(layer, heads, self.turned[-1]))
             self.host_attention.append(made[1].attention(layer, heads))

@@ -31,7 +31,7 @@ _BEFORE = 0.25  # of a layer's linear work, what comes before its attention
 @dataclass(eq=False)
 class EmulatedSteps:
     """Of a device with `blocks` blocks of cache whose steps take as long as `model` says, slept for real; and, with
-    `host`, of one whose host has `host_blocks` more, and takes as long as it says.
+    `host`, of one whose host has `num_cpu_blocks` more, and takes as long as it says.
 
     `noise`: standard deviation of a step's time, as a share of it. `sleep` and `clock` are those of virtual time, where
     a test has such.
@@ -43,7 +43,7 @@ class EmulatedSteps:
     noise: float = field(default=0.0, kw_only=True)
     seed: int = field(default=0, kw_only=True)
     host: HostTime | None = field(default=None, kw_only=True)
-    host_blocks: int = field(default=0, kw_only=True)
+    num_cpu_blocks: int = field(default=0, kw_only=True)
     sleep: Callable[[float], None] = field(default=time.sleep, kw_only=True)
     clock: Callable[[], float] = field(default=time.monotonic, kw_only=True)
 
@@ -82,7 +82,7 @@ class _Stages:
 
     def __init__(self, of: EmulatedSteps) -> None:
         self._of, self._host = of, of.host or HostTime(0.0, 0.0)
-        self._caches = tuple(np.zeros((count, BLOCK), np.uint64) for count in (of.blocks, of.host_blocks))
+        self._caches = tuple(np.zeros((count, BLOCK), np.uint64) for count in (of.blocks, of.num_cpu_blocks))
         self._logits = np.zeros((0, of.vocabulary), np.float32)
         self._random, self._slow = np.random.default_rng(of.seed), 1.0
         self._now = 0.0  # of the engine's thread

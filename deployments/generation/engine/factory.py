@@ -36,12 +36,12 @@ class StepEngine:
     why: str
     probe: Callable[[], None]
     model: StepTime | None = None  # that is known without measuring
-    host_blocks: int = 0  # of the cache, in the host's memory
+    num_cpu_blocks: int = 0  # of the cache, in the host's memory
     host: HostTime | None = None  # that is known without measuring
     layers: int = 1
 
     def describe(self) -> dict[str, Any]:
-        names = ("engine", "device", "dtype", "emulated", "why", "blocks", "host_blocks")
+        names = ("engine", "device", "dtype", "emulated", "why", "blocks", "num_cpu_blocks")
         return {name: getattr(self, name) for name in names}
 
 
@@ -54,14 +54,14 @@ def create_step_engine(
     """
     if settings.emulated is None:
         return _Loaded(card, settings, device, threads, host_cores).engine()
-    times, host_blocks = settings.emulated, _host_blocks(settings)
-    given = times.host if isinstance(times, EmulatedWithHost) and host_blocks else None
+    times, num_cpu_blocks = settings.emulated, _host_blocks(settings)
+    given = times.host if isinstance(times, EmulatedWithHost) and num_cpu_blocks else None
     host = None if given is None else given.host_time
     blocks = times.blocks if settings.blocks == "auto" else settings.blocks
     model, vocabulary = times.step_time, card.model.vocab_size
     return StepEngine(
         EmulatedSteps(
-            model, blocks, vocabulary, noise=times.noise, seed=times.seed, host=host, host_blocks=host_blocks
+            model, blocks, vocabulary, noise=times.noise, seed=times.seed, host=host, num_cpu_blocks=num_cpu_blocks
         ),
         blocks,
         engine="emulated",
@@ -71,13 +71,13 @@ def create_step_engine(
         why="accelerator and CPU are emulated: the tokens mean nothing",
         probe=lambda: None,
         model=model,
-        host_blocks=host_blocks,
+        num_cpu_blocks=num_cpu_blocks,
         host=host,
     )
 
 
 def _host_blocks(settings: PoolOfDevices) -> int:
-    return settings.host_blocks if isinstance(settings, GeneratingAccelerator) else 0
+    return settings.num_cpu_blocks if isinstance(settings, GeneratingAccelerator) else 0
 
 
 class _Causal(Protocol):
@@ -129,22 +129,22 @@ class _Loaded:
             raise SettingsError("args.model.id", problem)
         dtype, why = (self._settings.dtype, "set by hand") if self._settings.dtype != "auto" else self._quick_dtype()
         place = Place(self._device, getattr(self._torch, dtype))
-        block_bytes, host_blocks = _block_bytes(config, place.dtype.itemsize), self._host_blocks
+        block_bytes, num_cpu_blocks = _block_bytes(config, place.dtype.itemsize), self._host_blocks
         weights_bytes = self._card.model.parameters * place.dtype.itemsize
         blocks = self._blocks(block_bytes, weights_bytes) if self._settings.blocks == "auto" else self._settings.blocks
         self._check_host(block_bytes, weights_bytes + blocks * block_bytes)
         try:
             weights = Weights.of_files(self._card.model.folder, place)
-            model = CausalModel(config, weights, blocks, host_blocks=host_blocks)
+            model = CausalModel(config, weights, blocks, num_cpu_blocks=num_cpu_blocks)
         except MissingWeight as error:
             raise SettingsError("args.model.id", f"{self._card.name}'s files lack the weight {error.args[0]}") from None
         cores = f", {self._threads} threads" if self._device.type == "cpu" else ""
         named = f"torch {self._torch.__version__} on {self._device}{cores}"
-        stages = CausalStages(model, self._host_cores) if host_blocks else None
+        stages = CausalStages(model, self._host_cores) if num_cpu_blocks else None
         steps = ModelSteps(model, logits_of(self._device)) if stages is None else HybridSteps(stages)
         return StepEngine(
-            steps, blocks, "torch", named, dtype, emulated=False, why=why, probe=self._probe, host_blocks=host_blocks,
-            layers=config.num_hidden_layers,
+            steps, blocks, "torch", named, dtype, emulated=False, why=why, probe=self._probe,
+            num_cpu_blocks=num_cpu_blocks, layers=config.num_hidden_layers,
         )  # fmt: skip
 
     def _quick_dtype(self) -> tuple[str, str]:
@@ -159,7 +159,7 @@ class _Loaded:
         left = _free_memory() - (own_bytes if self._device.type == "cpu" else 0)
         if self._host_blocks and self._host_blocks * block_bytes > left:
             raise SettingsError(
-                "args.accelerator.host_blocks",
+                "args.accelerator.num_cpu_blocks",
                 f"{self._host_blocks} blocks take {self._host_blocks * block_bytes / 1e9:.3g} GB of the host's memory, "
                 f"which has room for {max(0, left // block_bytes)}",
             )

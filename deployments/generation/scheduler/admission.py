@@ -86,9 +86,9 @@ class StepAdmission:
         """
         policy = self.queue.policy
         share = policy.bulk_share if generation.bulk else 1.0
-        if generation.most_blocks > share * self._largest_cache or generation.answers > policy.step_tokens:
+        if generation.most_blocks > share * self._largest_cache or generation.answers > policy.max_num_batched_tokens:
             return True
-        return not generation.bulk and not self._alone(generation, left_s, min(1.0, self.queue.learning.factor)).kept
+        return not generation.bulk and not self._alone(generation, left_s, min(1.0, self.queue.learning.slowdown)).kept
 
     @property
     def _largest_cache(self) -> int:
@@ -111,12 +111,12 @@ class StepAdmission:
         fits = self._choose_cache(typical, kept)
         outlook = self._outlook(now, typical, kept)
         first_s = float(outlook.first_s[0])
-        prompt_token_s = learning.factor * queue.model.prompt_token_s
+        prompt_token_s = learning.slowdown * queue.model.prompt_token_s
         opens_s = 0.0 if outlook.kept and fits else self._opens_s(now, typical, outlook)
         return StepState(
             opens_s, max(0.0, first_s - prompt_token_s * typical.prompt_tokens), prompt_token_s,
             max(0, queue.block_count - queue.room.reserved), queue.block_count, len(queue.running), len(queue.waiting),
-            queue.steps, queue.model.as_tuple(), learning.factor, learning.margin,
+            queue.steps, queue.model.as_tuple(), learning.slowdown, learning.margin,
             (self._refused_full, self._refused_never), self.host_strategy.state(queue),
         )  # fmt: skip
 
@@ -134,7 +134,9 @@ class StepAdmission:
         rows = len(queue.running) + sum(one.answers for one in queue.waiting) + generation.answers
         for on_host, cache in zip((False, True), queue.caches, strict=False):
             generation.on_host = on_host
-            if rows <= policy.step_tokens and cache.fits(generation, () if on_host else kept, policy.bulk_share):
+            if rows <= policy.max_num_batched_tokens and cache.fits(
+                generation, () if on_host else kept, policy.bulk_share
+            ):
                 return True
         return False
 
@@ -162,7 +164,7 @@ class StepAdmission:
     @property
     def _slow(self) -> float:
         """How many times as long as planned several steps may take."""
-        return self.queue.learning.factor * (1 + self.queue.learning.margin)
+        return self.queue.learning.slowdown * (1 + self.queue.learning.margin)
 
     def _is_probe(self, now: float) -> bool:
         """An idle device tries now and then whether it is still as slow, or scatters as much, as it did. What it tries

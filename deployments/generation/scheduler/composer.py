@@ -49,7 +49,7 @@ class StepComposer:
         self._most_s = policy.longest_step_s / slow
         self.load = StepLoad()
         self.chunks: list[ScheduledChunk] = []
-        self._room = policy.step_tokens
+        self._room = policy.max_num_batched_tokens
         self._slacks_s: list[float] = []  # until tokens are due: of the accelerator's rows, and first ones of the step
         self._on_host: list[tuple[bool, float, int, Row]] = []  # rows by their pace (`by_pace`)
         self.was_short_in_vain = False

@@ -26,7 +26,7 @@ class Reserve:
     _prompt: float = 0.0  # means, of tokens of a prompt,
     _most: float = 0.0  # of the most tokens of an answer,
     _cost_s: float = 0.0  # and of planned device seconds
-    _longest_quiet: float = 0.0  # tokens of a prompt, of tenants that ask for less than their share
+    _longest_under_share: float = 0.0  # tokens of a prompt, of tenants that ask for less than their share
     _shares: Shares = field(default_factory=Shares)
     _long: LongPrompts = field(default_factory=LongPrompts)
 
@@ -64,12 +64,12 @@ class Reserve:
         if waits and not self._long.is_long(generation.prompt_tokens):
             longest = self._long.tokens
         if account is not None and self._shares.has_level and not rests:
-            if account.kind == Kind.QUIET:
+            if account.kind == Kind.UNDER_SHARE:
                 return []
             kept_s = self._shares.kept_s(account, self._cost_s, policy.ttft_s)
             others = min(_MOST_KEPT, math.ceil(kept_s / self._cost_s))
-            if self._shares.has_quiet:
-                longest = max(longest, round(self._longest_quiet))
+            if self._shares.has_under_share:
+                longest = max(longest, round(self._longest_under_share))
         prompts = [longest] * (longest > 0) + [0] * (others - (longest > 0))
         return [self.typical(now, policy, tokens) for tokens in prompts]
 
@@ -88,11 +88,11 @@ class Reserve:
         """
         tokens = generation.prompt_tokens
         self._cost_s += (_AVERAGED if self._cost_s else 1.0) * (cost_s - self._cost_s)
-        is_quiet = account is not None and account.kind == Kind.QUIET and self._shares.has_level
+        is_under_share = account is not None and account.kind == Kind.UNDER_SHARE and self._shares.has_level
         if account is not None:
             account.count(cost_s, cost_s if admitted else 0.0)
-        if (is_quiet or self._long.is_long(tokens)) and not admitted and not may_be_helped():
+        if (is_under_share or self._long.is_long(tokens)) and not admitted and not may_be_helped():
             return
-        if is_quiet:
-            self._longest_quiet = max(float(tokens), (1 - _AVERAGED) * self._longest_quiet)
+        if is_under_share:
+            self._longest_under_share = max(float(tokens), (1 - _AVERAGED) * self._longest_under_share)
         self._long.offered(now, tokens, admitted=admitted)

@@ -28,8 +28,8 @@ tokens they hold. A generation goes through these states:
 `StepComposer` and `BlockPlan` only plan a step; `StepSchedule._commit` carries the plan out, so that rows, caches and
 parked rows change in one place.
 
-The factor is learned from all steps. The margin of admission is learned from the time of steps in a row, that of a step
-from single steps: what scatters evens out over several.
+The slowdown is learned from all steps. The margin of admission is learned from the time of steps in a row, that of a
+step from single steps: what scatters evens out over several.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from deployments.generation.scheduler.step import UNTIMED, ComputeSeconds, Copy
 from deployments.generation.scheduler.step_queue import CountedStep, StepQueue
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 
-_LEAST_LEARNED = 0.05  # of `ttft_s`: the least planned seconds that the factor is learned from
+_LEAST_LEARNED = 0.05  # of `ttft_s`: the least planned seconds that the slowdown is learned from
 _IN_A_ROW = 0.1  # of `ttft_s`: so long are the steps in a row that the margin is learned from
 
 
@@ -65,7 +65,11 @@ class StepSchedule(StepQueue):
     _host_strategy: HostStrategy = field(init=False)
     _copies: list[Copy] = field(default_factory=list)
     _plan: HybridPlan | None = None  # of the step that was composed last, until it counts as ended
-    _in_a_row: tuple[float, float, float] = (0.0, 0.0, 1.0)  # seconds that steps were to take, and took; factor before
+    _in_a_row: tuple[float, float, float] = (
+        0.0,
+        0.0,
+        1.0,
+    )  # seconds that steps were to take, and took; slowdown before
 
     def __post_init__(self) -> None:
         StepQueue.__post_init__(self)
@@ -104,7 +108,7 @@ class StepSchedule(StepQueue):
 
     def _begin(self, now: float, blocks: BlockPlan, on_host: Sequence[Row]) -> StepComposer:
         """The accelerator's part of a step that leaves room for rows `on_host`."""
-        slow = self.learning.factor * (1 + self.scatter.margin)
+        slow = self.learning.slowdown * (1 + self.scatter.margin)
         composer = StepComposer(self.model, self.policy, slow, now, blocks.take)
         composer.add_all(self.running, self.waiting, on_host)
         return composer
@@ -115,7 +119,7 @@ class StepSchedule(StepQueue):
         self.stalled, self.crowded = blocks.stalled, False
         self.step, self.load, self.planned_s, self._plan = composed
         if self.planned_s:
-            self.planned_s += copied_s / self.learning.factor
+            self.planned_s += copied_s / self.learning.slowdown
         self.began = now
         for row, _, tokens, _, batch in self.step:
             row.coming = tokens
@@ -215,17 +219,17 @@ class StepSchedule(StepQueue):
         self.running += generation.rows
 
     def _learn(self, seconds: float, step: CountedStep) -> None:
-        planned_s, ttft_s, factor = step.planned_s, self.policy.ttft_s, self.learning.factor
-        self.scatter.factor = factor
-        self.scatter.answered(factor * planned_s, seconds, factor)
-        predicted_s, took_s, before = self._in_a_row if self._in_a_row[0] else (0.0, 0.0, factor)
+        planned_s, ttft_s, slowdown = step.planned_s, self.policy.ttft_s, self.learning.slowdown
+        self.scatter.slowdown = slowdown
+        self.scatter.answered(slowdown * planned_s, seconds, slowdown)
+        predicted_s, took_s, before = self._in_a_row if self._in_a_row[0] else (0.0, 0.0, slowdown)
         predicted_s, took_s = predicted_s + before * planned_s, took_s + seconds
         self._in_a_row = predicted_s, took_s, before
         probe = step.is_alone and self.admission.probe.has_backed_off
         self.learning.worked(planned_s, seconds, least_s=_LEAST_LEARNED * ttft_s, probe=probe)
         if predicted_s >= _IN_A_ROW * ttft_s:
             self.learning.answered(predicted_s, took_s, before)
-            self._in_a_row = 0.0, 0.0, factor
+            self._in_a_row = 0.0, 0.0, slowdown
         if not step.is_alone:
             self.admission.probe.reset()
 

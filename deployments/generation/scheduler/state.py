@@ -12,13 +12,13 @@ from deployments.generation.scheduler.hybrid.planner import MODES
 
 @dataclass(frozen=True, slots=True)
 class StepPolicy:
-    """The promise, and the bounds of a step. `step_tokens`: the most that the engine computes in one, rows included.
-    `modes`: in which host rows may take part.
+    """The promise, and the bounds of a step. `max_num_batched_tokens`: the most that the engine computes in one, rows
+    included. `modes`: in which host rows may take part.
     """
 
     ttft_s: float
     tpot_s: float
-    step_tokens: int = 2048
+    max_num_batched_tokens: int = 2048
     bulk_share: float = 0.5
     modes: Collection[str] = MODES
 
@@ -44,7 +44,7 @@ class StepState(NamedTuple):
     waiting: int  # generations whose prompt is not computed yet
     steps: int  # since the start
     model: Sequence[float]  # of `StepTime`, in the order of its fields
-    factor: float
+    slowdown: float
     margin: float
     refusals: Sequence[int]  # full, never
     host: HostState | None = None  # where it has a part of the cache

@@ -70,7 +70,7 @@ class StepQueue:
     @property
     def ends_at(self) -> float:
         """When the step ends, as far as is known now, that was composed last."""
-        return self.began + self.learning.factor * self.planned_s
+        return self.began + self.learning.slowdown * self.planned_s
 
     def until_free(self, now: float) -> float:
         """Seconds until all steps end that are composed."""

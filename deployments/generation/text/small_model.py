@@ -22,7 +22,7 @@ from filelock import FileLock
 from deployments.errors import SettingsError
 from deployments.generation.text import train_docstrings
 from deployments.generation.text.train_docstrings import Recipe
-from deployments.models.disk_cache import kept_folder
+from deployments.models.disk_cache import cache_folder
 
 SMALL_MODEL = "small:docstrings"
 Tell = Callable[[int, int, float], None]  # steps done, of how many, the loss in nats a token
@@ -122,4 +122,4 @@ def _kept(recipe: Recipe) -> Path:
     """Another folder where anything that the model depends on is another."""
     source = Path(train_docstrings.__file__).read_text(encoding="utf-8")
     about = json.dumps([asdict(recipe), source, platform.python_version()])
-    return kept_folder() / "small-models" / f"docstrings-{hashlib.sha256(about.encode()).hexdigest()[:16]}"
+    return cache_folder() / "small-models" / f"docstrings-{hashlib.sha256(about.encode()).hexdigest()[:16]}"

@@ -113,7 +113,7 @@ class Replica:
     ) -> None:
         self.name, self.pool, self.node = name, pool, node
         self.engine, self.core = Engine(device, seed=seed), Core()
-        schedule = Schedule(device.model, Policy(slo_s, depth=0), device.pass_tokens, learning or Learning())
+        schedule = Schedule(device.model, Policy(slo_s, depth=0), device.micro_batch_tokens, learning or Learning())
         self.runner = Runner(schedule, self.engine.compute, clock=asyncio.get_running_loop().time)
         self.alive = True
         self.channels: list[MemoryChannel] = []
@@ -181,7 +181,7 @@ class SimulatedRouter(Router):
 
     def _pool(self, name: str) -> Pool:
         pool = _Pool(
-            name, deployment="", handle=None, router=self.replica, node=self._node, on_change=self._bulk.look_again
+            name, deployment="", handle=None, router=self.replica, node=self._node, on_change=self._bulk.reconsider
         )
         pool.cluster, pool.core = self.cluster, self.core
         return pool
@@ -249,7 +249,7 @@ class Application(Cluster):
 
     async def start(self) -> None:
         shape = self.shape
-        config: dict[str, Any] = {"slo_s": shape.slo_s, "admission": "depth" if shape.depths else "finish"}
+        config: dict[str, Any] = {"slo_s": shape.slo_s, "admission": "depth" if shape.depths else "deadline"}
         for pool, device in shape.devices.items():
             config[pool] = {"alpha_s": device.alpha_s, "beta_s": device.beta_s}
             if shape.depths:

@@ -18,13 +18,13 @@ from deployments.models.outputs import TEXT, Numbers
 class Device:
     """`alpha_s` for 75 tokens, in proportion for others, and `beta_s` for each run.
 
-    `pass_queries`: answers leave with each pass of so many times 75 tokens; None: at the run's end. `noise`: the
+    `micro_batch_queries`: answers leave with each pass of so many times 75 tokens; None: at the run's end. `noise`: the
     standard deviation of a run's time, as a share; `slow`: how many times as long all takes as it is thought to.
     """
 
     alpha_s: float
     beta_s: float
-    pass_queries: int | None = None
+    micro_batch_queries: int | None = None
     noise: float = 0.0
     slow: float = 1.0
 
@@ -33,14 +33,14 @@ class Device:
         return CostModel.of_curve(self.alpha_s, self.beta_s)
 
     @property
-    def pass_tokens(self) -> int:
-        return QUERY_TOKENS * (self.pass_queries or 0)
+    def micro_batch_tokens(self) -> int:
+        return QUERY_TOKENS * (self.micro_batch_queries or 0)
 
     def queries_s(self, slo_s: float) -> float:
         """Queries of 75 tokens a second that it can answer within `slo_s`, whenever they come: its runs are as long as
         that allows. At the run's end a query waits for one run and is in the next.
         """
-        run_s = slo_s if self.pass_queries else slo_s / 2
+        run_s = slo_s if self.micro_batch_queries else slo_s / 2
         return max(0.0, run_s - self.beta_s) / self.alpha_s / run_s
 
     def depth(self, slo_s: float, *, steady: bool) -> int:
@@ -101,7 +101,7 @@ class Engine:
         ended(problem)
 
     def _passes(self, run: Sequence[OfferedQuery]) -> Iterator[range]:
-        most = self.device.pass_tokens
+        most = self.device.micro_batch_tokens
         start = tokens = 0
         for index, waiting in enumerate(run):
             if most and index > start and tokens + len(waiting.ids) > most:

@@ -34,8 +34,8 @@ class _Queue:
         self.rho = self.rho * math.exp((self.rho_at - now) / _RHO_S) + cost_s / _RHO_S
         self.rho_at = now
         end = now + left_s + device.beta_s + self.work_s + cost_s
-        if device.pass_queries:
-            in_time = end + device.alpha_s * device.pass_queries <= due
+        if device.micro_batch_queries:
+            in_time = end + device.alpha_s * device.micro_batch_queries <= due
             return end if in_time and self.work_s + cost_s <= slo_s - device.beta_s else None
         if end > min(due, min((one for one, _ in self.waiting), default=due)):
             return None
@@ -72,7 +72,7 @@ def goodput(arrivals: Iterable[Arrival], devices: Mapping[str, Device], slo_s: f
             continue
         what.run, what.waiting, what.free_at = what.waiting, [], now + what.device.beta_s + what.work_s
         what.work_s = 0.0
-        end, size = now + what.device.beta_s, what.device.pass_queries or len(what.run)
+        end, size = now + what.device.beta_s, what.device.micro_batch_queries or len(what.run)
         for first in range(0, len(what.run), size):
             some = what.run[first : first + size]
             end += sum(cost_s for _, cost_s in some)

@@ -25,7 +25,7 @@ from deployments.generation.scheduler.step import ComputeSeconds, Copy
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 
 _FILLED = 0.95  # of the accelerator's blocks: what comes back leaves the rest to those that grow
-_LEAST_LEARNED_S = 0.02  # of the host's attention are summed up before its factor follows
+_LEAST_LEARNED_S = 0.02  # of the host's attention are summed up before its slowdown follows
 _FORGOTTEN = 0.002  # of what was learned, by each step without the host: it may be quick again
 _AVERAGED = 0.05  # of the way to the latest one
 _SLOWER = 4.0  # times as slow as it was is the most that one step can say: it may have been a hiccup
@@ -35,7 +35,7 @@ _USED = 0.9  # of the host's time that is counted on: answers do not fill two ba
 
 class HostState(NamedTuple):
     """What others are told of a host. `HostCache` counts `steps` in each of `MODES`, `tokens`, `moved`, `gained` and
-    `alone` since the start. `factor`: how slow its attention is now against its model.
+    `alone` since the start. `slowdown`: how slow its attention is now against its model.
     """
 
     free_blocks: int  # that nobody may need
@@ -47,7 +47,7 @@ class HostState(NamedTuple):
     moved: Sequence[int]
     gained: float
     alone: float
-    factor: float
+    slowdown: float
 
     @property
     def gained_share(self) -> float | None:
@@ -108,7 +108,7 @@ class HostCache:
     alone: float = 0.0
     parked: ParkedRows = field(default_factory=ParkedRows)
     _passed: int = 0  # steps since parked rows could join one
-    accelerator_factor: float = 1.0  # how many times as long as planned the accelerator itself computes
+    accelerator_slowdown: float = 1.0  # how many times as long as planned the accelerator itself computes
 
     def __post_init__(self) -> None:
         self.room = BlockManager(self.block_count)
@@ -117,11 +117,11 @@ class HostCache:
 
     @property
     def relative_factor(self) -> float:
-        """How slow the host is now beside the accelerator: its factor over the accelerator's, since plans are in the
+        """How slow the host is now beside the accelerator: its slowdown over the accelerator's, since plans are in the
         seconds of the accelerator's model. The accelerator's own work counts, not what steps take. Else a step that was
         a little too long for any reason would give the host more to do in the next one, which would be longer still.
         """
-        return self.learning.factor / self.accelerator_factor
+        return self.learning.slowdown / self.accelerator_slowdown
 
     def planner(self, step: StepTime) -> HybridPlanner:
         """Its plans are in the seconds of `step`, the accelerator's model."""
@@ -195,7 +195,7 @@ class HostCache:
         return HostState(
             max(0, self.block_count - self.room.reserved), self.block_count, rows, len(self.parked),
             tuple(self.steps[mode] for mode in MODES), self.tokens, tuple(self.moved),
-            round(self.gained, 1), round(self.alone, 1), round(self.learning.factor, 4),
+            round(self.gained, 1), round(self.alone, 1), round(self.learning.slowdown, 4),
         )  # fmt: skip
 
     def modes(self, allowed: Collection[str], *, urgent: bool) -> Collection[str]:
@@ -219,18 +219,18 @@ class HostCache:
         tokens = len(plan.first) + len(plan.second) + arrived
         self.tokens += tokens
         if compute_s.accelerator_s and (plan.worth or plan.first or plan.second):  # parked rows alone pass few layers
-            took = min(compute_s.accelerator_s / plan.accelerator_s, _SLOWER * self.accelerator_factor)
-            self.accelerator_factor += _AVERAGED * (took - self.accelerator_factor)
+            took = min(compute_s.accelerator_s / plan.accelerator_s, _SLOWER * self.accelerator_slowdown)
+            self.accelerator_slowdown += _AVERAGED * (took - self.accelerator_slowdown)
         if plan.mode == ACCELERATOR:
             self.alone += plan.worth
         else:
-            alone = plan.worth * seconds / (self.accelerator_factor * plan.alone_s)
+            alone = plan.worth * seconds / (self.accelerator_slowdown * plan.alone_s)
             self.alone += alone
             self.gained += tokens + plan.worth - alone
         if plan.host_s and compute_s.host_s and self._passed != 1:  # the first also has what parked rows wait for
             self.learning.worked(plan.host_s, compute_s.host_s, least_s=_LEAST_LEARNED_S)
         elif not plan.host_s:
-            self.learning.factor += _FORGOTTEN * (1 - self.learning.factor)
+            self.learning.slowdown += _FORGOTTEN * (1 - self.learning.slowdown)
 
 
 def _whole(rows: Sequence[Row], *, on_host: bool) -> Iterator[Generation]:

@@ -132,7 +132,7 @@ class HybridHost:
         if time is not None and time != self._cache.time:
             self._cache.time, self._cache.learning = time, Learning(calibrated)
         if other_model:
-            self._cache.accelerator_factor = 1.0
+            self._cache.accelerator_slowdown = 1.0
 
     def state(self, queue: StepQueue) -> HostState:
         return self._cache.state(sum(row.generation.on_host for row in queue.running))
