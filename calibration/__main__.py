@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from calibration.generation.generation_result import GenerationOptions, GenerationResult
     from calibration.measure.journal import Journal
     from calibration.report.report_model import WrittenReport
-    from calibration.result import CalibrationResult, Options
+    from calibration.result import CalibrationOptions, CalibrationResult
     from calibration.run import Calibration
     from calibration.service.application import Application
     from calibration.service.config_file import ConfigFile
@@ -386,13 +386,13 @@ def _generation_options(arguments: argparse.Namespace, context: int) -> Generati
     return GenerationOptions(prompt, answer or max(1, min(_ANSWER_TOKENS, context // 8)), arguments.seed)
 
 
-def _options(arguments: argparse.Namespace, configured_slo_s: float | None) -> Options:
-    from calibration.result import Options
+def _options(arguments: argparse.Namespace, configured_slo_s: float | None) -> CalibrationOptions:
+    from calibration.result import CalibrationOptions
 
     slo_s = arguments.slo or configured_slo_s
     if not slo_s:
         raise SettingsError("--slo", "missing: the running application has none either")
-    return Options(
+    return CalibrationOptions(
         slo_s=float(slo_s),
         shape=arguments.shape,
         tokens=arguments.tokens,

@@ -59,7 +59,7 @@ class Address:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class HttpReply:
     """An answer as a client sees it; `seconds` from the first byte sent to the last byte read."""
 
     status: int
@@ -102,17 +102,17 @@ def get_bytes(path: str, host: str) -> bytes:
     return f"GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()
 
 
-class Connection:
+class ClientConnection:
     """One keep-alive HTTP/1.1 connection, opened anew where the server says `connection: close`."""
 
     def __init__(self, address: Address, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._address, self._reader, self._writer = address, reader, writer
 
     @classmethod
-    async def open(cls, address: Address) -> Connection:
+    async def open(cls, address: Address) -> ClientConnection:
         return cls(address, *await address.open())
 
-    async def ask(self, request: bytes, timeout_s: float = 60) -> Reply:
+    async def ask(self, request: bytes, timeout_s: float = 60) -> HttpReply:
         """Send and read the answer. Raises OSError, EOFError or TimeoutError where there is none."""
         started = time.perf_counter()
         self._writer.write(request)
@@ -123,7 +123,7 @@ class Connection:
                 name, _, value = line.partition(":")
                 headers[name.lower()] = value.strip()
             body = b"" if request.startswith(b"HEAD ") else await self._read_body(headers)
-        reply = Reply(int(head[0].split()[1]), headers, body, time.perf_counter() - started)
+        reply = HttpReply(int(head[0].split()[1]), headers, body, time.perf_counter() - started)
         if headers.get("connection") == "close":
             self.hang_up()
             self._reader, self._writer = await self._address.open()
@@ -142,12 +142,12 @@ class Connection:
         self._writer.transport.abort()
 
 
-async def connect(address: Address, connections: int) -> list[Connection]:
+async def connect(address: Address, connections: int) -> list[ClientConnection]:
     """Open them all and use each once, so that nothing is left to set up when the burst comes."""
-    opened: list[Connection] = []
+    opened: list[ClientConnection] = []
 
     async def open_one() -> None:
-        opened.append(await Connection.open(address))
+        opened.append(await ClientConnection.open(address))
 
     try:
         await _some_at_a_time([open_one] * connections)
@@ -159,7 +159,7 @@ async def connect(address: Address, connections: int) -> list[Connection]:
     return opened
 
 
-async def ping(connections: Sequence[Connection], address: Address) -> None:
+async def ping(connections: Sequence[ClientConnection], address: Address) -> None:
     """Use each once. Raises OSError or EOFError where the server has closed one."""
     request = get_bytes(f"{address.prefix}/ping", address.netloc)
     await _some_at_a_time([lambda connection=connection: connection.ask(request) for connection in connections])  # type: ignore[misc]
@@ -179,7 +179,7 @@ class Clients:
 
     def __init__(self, address: Address, timeout_s: float = 60.0) -> None:
         self.address, self.timeout_s = address, timeout_s
-        self._connections: list[Connection] = []
+        self._connections: list[ClientConnection] = []
 
     async def open(self, wanted: int) -> None:
         """Open connections until there are `wanted`, and use each once. If the server has closed any, open all anew.
@@ -197,20 +197,20 @@ class Clients:
             connection.hang_up()
         self._connections = []
 
-    async def burst(self, requests: Sequence[bytes]) -> list[Reply]:
+    async def burst(self, requests: Sequence[bytes]) -> list[HttpReply]:
         """All at once, one on each open connection; their replies in the same order."""
         pairs = zip(self._connections[: len(requests)], requests, strict=True)
         return await _all_or_first_error(self._ask(*pair) for pair in pairs)
 
     async def steady(
         self, clients: Sequence[Callable[[], bytes]], seconds: float, pause_s: float = 0.0, seed: int = 0
-    ) -> list[list[Reply]]:
+    ) -> list[list[HttpReply]]:
         """Each client sends what its function makes, on a connection of its own. When it has the answer it pauses for a
         random time, `pause_s` on average, and sends the next. Returns after `seconds`: the replies, by client.
         """
         chance, ends = random.Random(seed), time.monotonic() + seconds  # noqa: S311 - to be repeated, not a secret
 
-        async def ask_again_and_again(connection: Connection, request: Callable[[], bytes]) -> list[Reply]:
+        async def ask_again_and_again(connection: ClientConnection, request: Callable[[], bytes]) -> list[HttpReply]:
             replies = []
             await asyncio.sleep(chance.random() * pause_s)
             while time.monotonic() < ends:
@@ -222,18 +222,18 @@ class Clients:
         pairs = zip(self._connections[: len(clients)], clients, strict=True)
         return await _all_or_first_error(ask_again_and_again(*pair) for pair in pairs)
 
-    async def stream(self, arrivals: Iterable[tuple[float, bytes]]) -> list[Reply | Exception]:
+    async def stream(self, arrivals: Iterable[tuple[float, bytes]]) -> list[HttpReply | Exception]:
         """Each request at its moment, in seconds from now, whatever became of those before; where no connection is
         free, on another one. What became of each in the same order: an OSError, EOFError or TimeoutError is no answer.
         """
         free = list(self._connections)
         began, asking = time.monotonic(), []
 
-        async def another() -> Connection:
-            self._connections.append(connection := await Connection.open(self.address))
+        async def another() -> ClientConnection:
+            self._connections.append(connection := await ClientConnection.open(self.address))
             return connection
 
-        async def ask(request: bytes) -> Reply | Exception:
+        async def ask(request: bytes) -> HttpReply | Exception:
             try:
                 connection = free.pop() if free else await another()
                 reply = await self._ask(connection, request)
@@ -247,7 +247,7 @@ class Clients:
             asking.append(asyncio.create_task(ask(request)))
         return await asyncio.gather(*asking)
 
-    async def _ask(self, connection: Connection, request: bytes) -> Reply:
+    async def _ask(self, connection: ClientConnection, request: bytes) -> HttpReply:
         try:
             return await connection.ask(request, self.timeout_s)
         except BaseException:  # its answer may still come, and would be taken for the next one's
@@ -266,10 +266,10 @@ async def _all_or_first_error(calls: Iterable[Awaitable[T]]) -> list[T]:
     return outcomes  # type: ignore[return-value] # none is an error
 
 
-def burst(address: Address, requests: Sequence[bytes]) -> list[Reply]:
+def burst(address: Address, requests: Sequence[bytes]) -> list[HttpReply]:
     """All requests at once, on connections of their own that were opened before; their replies in the same order."""
 
-    async def run() -> list[Reply]:
+    async def run() -> list[HttpReply]:
         clients = Clients(address)
         await clients.open(len(requests))
         try:

@@ -17,15 +17,15 @@ from calibration.fit.levels import Aim
 from calibration.measure.journal import Burst
 from calibration.measure.sweep import Estimate
 from calibration.prove.fine_tune import Tuned
-from calibration.prove.proof import Step, Verification
+from calibration.prove.proof import TuningStep, Verification
 from calibration.prove.stream import StreamProof
 from calibration.report.report_model import (
+    CalibrationReport,
     CostReport,
     CpuOverflowReport,
     LatenciesReport,
     LengthReport,
     PoolReport,
-    Report,
     SampleReport,
     SettingsReport,
     StreamReport,
@@ -45,7 +45,7 @@ _DIGITS = 6  # of alpha and beta
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CalibrationOptions:
     """What the calibration is asked for. `stress_step` 0 spares the stress test."""
 
     slo_s: float
@@ -67,11 +67,11 @@ class CalibrationResult:
 
     application: Application
     info: dict[str, Any]
-    options: Options
+    options: CalibrationOptions
     started: float
     estimates: dict[str, Estimate] = field(default_factory=dict)
     stress: dict[str, tuple[int, int]] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TuningStep] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     bursts: Sequence[Burst] = ()
     costs: dict[str, CostModel] = field(default_factory=dict)
@@ -156,9 +156,9 @@ class CalibrationResult:
     def _devices(self, pool: str) -> list[str]:
         return sorted({str(member["device"]) for member in self.pools[pool]["replicas"].values()})
 
-    def report(self, problem: str | None, written: WrittenReport) -> Report:
+    def report(self, problem: str | None, written: WrittenReport) -> CalibrationReport:
         """All that was found. `problem` says why the calibration refused, None where it did not."""
-        return Report(
+        return CalibrationReport(
             **head_of(self, problem, written, proven=bool(self.verification)),
             settings=SettingsReport(**asdict(self.options), confidence=CONFIDENCE),
             pools={pool: self._pool(pool) for pool in self.pools},
@@ -243,7 +243,7 @@ class CalibrationResult:
         )
 
 
-def _tuning(step: Step) -> TuningReport:
+def _tuning(step: TuningStep) -> TuningReport:
     return TuningReport(
         accelerator=step.depths.get(ACCELERATOR),
         cpu=step.depths.get(CPU),

@@ -14,12 +14,12 @@ from calibration.fit.lengths import fit_cost, other_lengths
 from calibration.fit.levels import Aim
 from calibration.measure.journal import Journal
 from calibration.measure.sweep import Estimate, measure_length, stress_test, sweep
-from calibration.measure.trials import Trials, wait_for_another_run
+from calibration.measure.trials import TrialLoads, wait_for_another_run
 from calibration.progress import Progress
 from calibration.prove.fine_tune import fine_tune
-from calibration.prove.proof import Step, tune, verify
+from calibration.prove.proof import TuningStep, tune, verify
 from calibration.prove.stream import OVERLOAD, Stream, prove
-from calibration.result import CalibrationResult, Options
+from calibration.result import CalibrationOptions, CalibrationResult
 from calibration.service.application import Application, CalibrationFailed
 from calibration.service.live_pools import check_replicas, notes_on_pools
 from deployments.embedding.config import RouterConfig
@@ -32,7 +32,7 @@ _NOISY = 0.08  # standard deviation of a burst's latency, a share of it: worth a
 class Calibration:
     """One run against one application."""
 
-    def __init__(self, application: Application, options: Options, progress: Progress) -> None:
+    def __init__(self, application: Application, options: CalibrationOptions, progress: Progress) -> None:
         self._application = application
         self._progress = progress
         self.result = CalibrationResult(application, application.info(), options, time.time())
@@ -71,7 +71,7 @@ class Calibration:
         timeout_s = self._router.request_timeout_s + _TIMEOUT_MARGIN_S
         at, headers = self._application.address, self._application.headers
         kind = self.result.info["windve"]["kind"]
-        trials = Trials(at, headers, "", journal, replicas, options.tokens, options.seed, timeout_s, kind)
+        trials = TrialLoads(at, headers, "", journal, replicas, options.tokens, options.seed, timeout_s, kind)
         self.result.bursts = journal.bursts
         try:
             await wait_for_another_run(self._application)
@@ -101,7 +101,7 @@ class Calibration:
         except CalibrationFailed as error:
             self.result.note(f"the grant for trials was not withdrawn, and ends by itself within a day: {error}")
 
-    async def _sweep(self, trials: Trials, pool: str) -> None:
+    async def _sweep(self, trials: TrialLoads, pool: str) -> None:
         options = self.result.options
 
         def on_sample(samples: list[Sample]) -> None:
@@ -134,7 +134,7 @@ class Calibration:
             depth, spent = self.result.stress[pool]
             self._progress.done(f"{pool}: a stress test says {depth} ({spent} queries)")
 
-    async def _measure_lengths(self, trials: Trials) -> None:
+    async def _measure_lengths(self, trials: TrialLoads) -> None:
         """What a query costs by its length, on each pool that has a line."""
         aim, tokens = self.result.options.aim, self.result.options.tokens
         lined = {pool: estimate for pool, estimate in self.result.estimates.items() if estimate.line is not None}
@@ -166,8 +166,8 @@ class Calibration:
                 )
         return {pool: estimate.depth for pool, estimate in self.result.estimates.items()}
 
-    async def _tune(self, trials: Trials, estimates: Mapping[str, int]) -> None:
-        def on_step(step: Step) -> None:
+    async def _tune(self, trials: TrialLoads, estimates: Mapping[str, int]) -> None:
+        def on_step(step: TuningStep) -> None:
             self.result.steps.append(step)
             held = ", ".join(
                 f"{pool} {depth} {'holds' if step.held[pool] else 'late'} ({step.slowest_s[pool]:.3f} s)"
@@ -191,7 +191,7 @@ class Calibration:
             self.result.leave_cpu_out(tuned.notes[0] if tuned.notes else "not one query on it met the SLO under load")
         self._progress.done("fine-tuned: " + _depths_text(tuned.depths))
 
-    async def _verify(self, trials: Trials) -> None:
+    async def _verify(self, trials: TrialLoads) -> None:
         assert self.result.tuned is not None
         with self._progress.stage("verifying, with more queries than places"):
             depths, advance = self.result.tuned.depths, self._progress.advance
@@ -200,7 +200,7 @@ class Calibration:
             self.result.leave_cpu_out("not one query on it met the SLO in the verification")
         self._progress.done(f"verified: {self.result.verified}")
 
-    async def _prove_streams(self, trials: Trials) -> None:
+    async def _prove_streams(self, trials: TrialLoads) -> None:
         """Queries that come one by one, of equal and of mixed lengths, more than the pools can answer."""
         options, depths = self.result.options, self.result.depths
         rate = OVERLOAD * sum(

@@ -150,7 +150,7 @@ class BodyLimits(Strict):
     max_body_bytes: PositiveInt = 16 * 2**20
 
 
-class Limits(BodyLimits):
+class RequestLimits(BodyLimits):
     """Bounds on one request, checked before any expensive work."""
 
     max_inputs_per_request: PositiveInt = 2048
@@ -222,7 +222,7 @@ class SharedSettings(ApplicationSettings):
 
     accelerator: AcceleratorSettings = AcceleratorSettings()
     cpu: CpuSettings = CpuSettings()
-    limits: Limits = Limits()
+    limits: RequestLimits = RequestLimits()
 
 
 class Settings(SharedSettings, OneModelSettings):

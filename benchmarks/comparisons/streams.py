@@ -24,7 +24,7 @@ from benchmarks.kit.goal import Goal
 from benchmarks.kit.serving import Service, serving, settled, shipped
 from benchmarks.kit.sheet import Sheet, table
 from benchmarks.kit.streaming import stream_all
-from calibration.generation.token_stream import Streamed
+from calibration.generation.token_stream import ClientStream
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 from tests.kit.simulation.step_world import Arrival, mixed
@@ -135,7 +135,7 @@ def _point(service: Service, asked: Sequence[_Asked], seconds: float) -> dict[st
     }
 
 
-def _seen(asked: Sequence[_Asked], came: Sequence[Streamed], seconds: float) -> dict[str, Any]:
+def _seen(asked: Sequence[_Asked], came: Sequence[ClientStream], seconds: float) -> dict[str, Any]:
     """By the client."""
     pairs = [(one, found) for one, found in zip(asked, came, strict=True) if found.status == 200]
     firsts = [found.first_s is None or found.first_s > POLICY.ttft_s for _, found in pairs]
@@ -158,7 +158,7 @@ def _seen(asked: Sequence[_Asked], came: Sequence[Streamed], seconds: float) -> 
     }
 
 
-def _is_slow(found: Streamed) -> bool:
+def _is_slow(found: ClientStream) -> bool:
     if found.tokens < 2 or found.first_s is None or found.last_s is None:
         return found.error is not None
     return found.last_s - found.first_s > (found.tokens - 1) * POLICY.tpot_s

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from deployments.engines.packed.attention import Heads
+from deployments.engines.packed.attention import HeadLayout
 from deployments.engines.packed.tensors import Place
 from deployments.generation.engine.cache import CachedAttention
 from deployments.generation.engine.packed_step import StepLayout
@@ -21,7 +21,7 @@ from deployments.generation.kernels.decode_kernel import DecodeKernel, forms
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.step import Chunk
 
-_MODELS = {"14/2 x 64": (Heads(14, 2, 64), 16), "32/8 x 128": (Heads(32, 8, 128), 4)}  # and so many layers
+_MODELS = {"14/2 x 64": (HeadLayout(14, 2, 64), 16), "32/8 x 128": (HeadLayout(32, 8, 128), 4)}  # and so many layers
 _ANSWERS, _SHORTEST, _LONGEST = 32, 100, 2048
 _TURN_S, _TURNS = 0.05, 5
 
@@ -50,7 +50,7 @@ def _rate(pass_over: Callable[[int], object], layers: int, number: float) -> flo
     return passes * layers * number / seconds / 1e9
 
 
-def measure(heads: Heads, layers: int, place: Place) -> dict[str, float]:
+def measure(heads: HeadLayout, layers: int, place: Place) -> dict[str, float]:
     layout = _layout(place)
     blocks = sum(len(table) for table in layout.tables)
     shape = (layers, 2, blocks, heads.groups, BLOCK, heads.size)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.kit import texts
-from calibration.load import Address, Clients, Reply, request_bytes
+from calibration.load import Address, Clients, HttpReply, request_bytes
 from tests.kit.simulation.arrivals import Arrival
 
 LONGEST = 256  # tokens that all-MiniLM-L6-v2 takes: longer texts are cut
@@ -26,7 +26,7 @@ class Ended:
     """What became of an arrival; `reply` is None where its connection broke."""
 
     arrival: Arrival
-    reply: Reply | None
+    reply: HttpReply | None
 
     @property
     def allowed_s(self) -> float:
@@ -80,7 +80,7 @@ def closed_loop(url: str, requests: Sequence[bytes], *, connections: int, second
     """
     asked = itertools.cycle(requests)
 
-    async def run() -> tuple[list[Reply], float]:
+    async def run() -> tuple[list[HttpReply], float]:
         clients = Clients(Address.parse(url))
         try:
             await clients.open(connections)

@@ -1,8 +1,8 @@
 """An open-loop client of streams, in a process of its own: `python -m benchmarks.kit.streaming URL PLAN FOUND`.
 
 PLAN is a JSON list of `{"at": seconds from the start, "payload": a completion that is streamed}`. Each is sent at its
-moment, on a connection of its own, whatever became of those before it. FOUND becomes a JSON list of `Streamed`, in the
-plan's order. A client in the process that measures would measure itself.
+moment, on a connection of its own, whatever became of those before it. FOUND becomes a JSON list of `ClientStream`, in
+the plan's order. A client in the process that measures would measure itself.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.kit.serving import ROOT
-from calibration.generation.token_stream import Streamed, send_all
+from calibration.generation.token_stream import ClientStream, send_all
 from calibration.load import Address, request_bytes
 
 _BEFORE_S = 1.0  # from the start of the process to second 0 of the plan
 
 
-def stream_all(url: str, plan: Sequence[dict[str, Any]]) -> list[Streamed]:
+def stream_all(url: str, plan: Sequence[dict[str, Any]]) -> list[ClientStream]:
     """Run the client to its end. Raises RuntimeError with its last line where it fails."""
     with tempfile.TemporaryDirectory(prefix="windve-client-") as scratch:
         asked, found = Path(scratch) / "plan.json", Path(scratch) / "found.json"
@@ -30,7 +30,7 @@ def stream_all(url: str, plan: Sequence[dict[str, Any]]) -> list[Streamed]:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603 - our own
         if done.returncode:
             raise RuntimeError(f"the client failed: {done.stderr.strip().splitlines()[-1]}")
-        return [Streamed(*one) for one in json.loads(found.read_text(encoding="utf-8"))]
+        return [ClientStream(*one) for one in json.loads(found.read_text(encoding="utf-8"))]
 
 
 if __name__ == "__main__":

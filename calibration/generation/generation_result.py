@@ -7,7 +7,7 @@ from typing import Any
 
 from calibration.generation.overlap import Overlap
 from calibration.generation.promise_proof import PromiseProof
-from calibration.generation.request_capacity import Mix, Replica
+from calibration.generation.request_capacity import Mix, SimulatedReplica
 from calibration.generation.step_report_model import (
     GenerationReport,
     OverlapReport,
@@ -72,10 +72,10 @@ class GenerationResult:
         return next((int(one["layers"]) for one in times if one is not None), 1)
 
     @property
-    def replicas(self) -> list[Replica]:
+    def replicas(self) -> list[SimulatedReplica]:
         """Of all pools that were measured, in the order in which they are asked."""
         return [
-            Replica(fit.time, self.room(pool).blocks, self.room(pool).max_num_batched_tokens)
+            SimulatedReplica(fit.time, self.room(pool).blocks, self.room(pool).max_num_batched_tokens)
             for pool, fit in self.fits.items()
             for _ in range(self.pools[pool]["live_replicas"])
         ]

@@ -11,7 +11,7 @@ from calibration.generation.promise_proof import LOADS, PromiseStream, payload, 
 from calibration.generation.request_capacity import Arrival, Mix, capacity, longest_prompt
 from calibration.generation.step_series import MeasuredStep, StepFit, measure
 from calibration.generation.step_trials import StepTrials
-from calibration.generation.token_stream import Streamed, send_all
+from calibration.generation.token_stream import ClientStream, send_all
 from calibration.load import request_bytes
 from calibration.measure.trials import wait_for_another_run
 from calibration.progress import Progress
@@ -124,7 +124,7 @@ class GenerationCalibration:
             )
             proof.check(result.policy)
 
-    async def _send(self, arrivals: Sequence[Arrival]) -> list[Streamed]:
+    async def _send(self, arrivals: Sequence[Arrival]) -> list[ClientStream]:
         application, model, seed = self._application, self.result.info["model_id"], self.result.options.seed
         path, host = f"{application.address.prefix}/v1/completions", application.address.netloc
         plan = [

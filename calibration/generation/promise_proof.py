@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from calibration.generation.request_capacity import Arrival, Mix
-from calibration.generation.token_stream import Streamed
+from calibration.generation.token_stream import ClientStream
 from calibration.service.application import CalibrationFailed
 from deployments.generation.scheduler.state import StepPolicy
 
@@ -77,7 +77,7 @@ class PromiseProof:
             )
 
     @classmethod
-    def of(cls, stream: PromiseStream, came: Sequence[Streamed], policy: StepPolicy) -> PromiseProof:
+    def of(cls, stream: PromiseStream, came: Sequence[ClientStream], policy: StepPolicy) -> PromiseProof:
         """Raises CalibrationFailed where a request fails, or none is admitted."""
         admitted = [one for one in came if one.status == 200]
         busy = sum(one.status == 429 for one in came)
@@ -109,7 +109,7 @@ async def prove(
     stream: PromiseStream,
     arrivals: Sequence[Arrival],
     policy: StepPolicy,
-    send: Callable[[Sequence[Arrival]], Awaitable[Sequence[Streamed]]],
+    send: Callable[[Sequence[Arrival]], Awaitable[Sequence[ClientStream]]],
 ) -> PromiseProof:
     """Send the stream, once more where too much is late; what the last one shows. Raises CalibrationFailed where
     requests fail.

@@ -63,7 +63,7 @@ class Mix:
         return prompt, min(max(1, answer), self.context - prompt)
 
 
-class Replica(NamedTuple):
+class SimulatedReplica(NamedTuple):
     """One that generates."""
 
     time: StepTime
@@ -91,7 +91,7 @@ class _Device:
         self.start(now)
 
 
-def refused(replicas: Sequence[Replica], policy: StepPolicy, arrivals: Sequence[Arrival], most: float) -> int:
+def refused(replicas: Sequence[SimulatedReplica], policy: StepPolicy, arrivals: Sequence[Arrival], most: float) -> int:
     """Of these arrivals, in virtual time; it stops at more than `most`."""
     devices = [_Device(one.schedule(policy)) for one in replicas]
     count = 0
@@ -109,13 +109,13 @@ def refused(replicas: Sequence[Replica], policy: StepPolicy, arrivals: Sequence[
     return count
 
 
-def longest_prompt(replicas: Sequence[Replica], policy: StepPolicy) -> int:
+def longest_prompt(replicas: Sequence[SimulatedReplica], policy: StepPolicy) -> int:
     """Tokens, of which the first token comes in time on an idle device; 0: none."""
     left_s = policy.ttft_s / (1 + Learning(calibrated=True).margin)
     return max(one.schedule(policy).admission.longest_prompt(left_s) for one in replicas)
 
 
-def capacity(replicas: Sequence[Replica], policy: StepPolicy, mix: Mix, seed: int) -> float:
+def capacity(replicas: Sequence[SimulatedReplica], policy: StepPolicy, mix: Mix, seed: int) -> float:
     """Requests of the mix a second of which 99 % are admitted; 0: not even one now and then. `replicas` in the order in
     which they are asked.
     """

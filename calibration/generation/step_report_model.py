@@ -8,10 +8,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from calibration.report.report_model import Part, ReportHead
+from calibration.report.report_model import ReportHead, ReportPart
 
 
-class PromiseReport(Part):
+class PromiseReport(ReportPart):
     """What was promised, and the mix of requests: mean tokens, and the longest prompt that is ever admitted."""
 
     ttft_s: float
@@ -22,7 +22,7 @@ class PromiseReport(Part):
     seed: int
 
 
-class StepReport(Part):
+class StepReport(ReportPart):
     """One planned step: `seconds` that it took each time, and what the fit says."""
 
     series: str
@@ -36,7 +36,7 @@ class StepReport(Part):
     predicted_s: float
 
 
-class OverlapReport(Part):
+class OverlapReport(ReportPart):
     """APEX's model (`generation.overlap`) where the accelerator's cache is full of answers with `context` tokens each:
     does it pay that the host computes attention in batches that take turns? Rates are tokens a second, `blocks` of the
     host's cache that keep it busy.
@@ -54,7 +54,7 @@ class OverlapReport(Part):
     asynchronous_blocks: int
 
 
-class StepPoolReport(Part):
+class StepPoolReport(ReportPart):
     """One pool: its replicas, what their steps take (`StepTime`), and how wrong that is of what was measured. With a
     part of the cache on hosts, what that takes (`HostTime`), and whether it pays.
     """
@@ -73,7 +73,7 @@ class StepPoolReport(Part):
     steps: list[StepReport] = Field(default_factory=list)
 
 
-class ProofReport(Part):
+class ProofReport(ReportPart):
     """One stream, as its client saw it: of what was admitted, seconds to each first token, and between tokens."""
 
     name: str

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from calibration.generation.step_series import Seconds
-from calibration.load import Address, Connection, Reply, request_bytes
+from calibration.load import Address, ClientConnection, HttpReply, request_bytes
 from calibration.measure.trials import GRANT_ARRIVES_S
 from calibration.service.application import CalibrationFailed
 from deployments.admission.trial import HEADER
@@ -29,7 +29,7 @@ class StepTrials:
     secret: str
     pool: str
     replicas: set[str] = field(default_factory=set)  # that have answered
-    _connection: Connection | None = None
+    _connection: ClientConnection | None = None
 
     async def ask(self, step: PlannedStep) -> tuple[Seconds, Seconds] | None:
         """What it takes each time, and the host in it; None where it does not fit. Raises CalibrationFailed."""
@@ -41,7 +41,7 @@ class StepTrials:
         (seconds,), (host_seconds,) = found["seconds"], found["host_seconds"]
         return None if seconds is None else (tuple(seconds), tuple(host_seconds))
 
-    async def _answered(self, request: bytes) -> Reply:
+    async def _answered(self, request: bytes) -> HttpReply:
         """The grant may be on its way to the Router, and the replica busy with what it has admitted."""
         began = time.monotonic()
         while True:
@@ -53,10 +53,10 @@ class StepTrials:
                 raise CalibrationFailed(f"the {self.pool} pool runs no planned step: {reply.problem}")
             await asyncio.sleep(_AGAIN_S)
 
-    async def _sent(self, request: bytes) -> Reply:
+    async def _sent(self, request: bytes) -> HttpReply:
         try:
             if self._connection is None:
-                self._connection = await Connection.open(self.address)
+                self._connection = await ClientConnection.open(self.address)
             return await self._connection.ask(request, _ASK_S)
         except (OSError, EOFError, TimeoutError) as error:
             reason = str(error) or f"no answer within {_ASK_S:.0f} s"

@@ -14,7 +14,7 @@ from calibration.load import Address
 _LONGEST_S = 300.0
 
 
-class Streamed(NamedTuple):
+class ClientStream(NamedTuple):
     """What a client saw of one. Times are seconds from the moment for which it was planned; None: there was none.
     `error`: in a sentence, where the status is 200 too.
     """
@@ -29,14 +29,14 @@ class Streamed(NamedTuple):
     error: str | None = None
 
 
-async def send_all(address: Address, plan: Sequence[tuple[float, bytes]], before_s: float = 0.0) -> list[Streamed]:
+async def send_all(address: Address, plan: Sequence[tuple[float, bytes]], before_s: float = 0.0) -> list[ClientStream]:
     """What became of each of the plan: seconds from the start, and a completion that is streamed, ready to be sent. The
     start is in `before_s`.
     """
     loop = asyncio.get_running_loop()
     starts = loop.time() + before_s
 
-    async def one(at: float, request: bytes) -> Streamed:
+    async def one(at: float, request: bytes) -> ClientStream:
         planned = starts + at
         await asyncio.sleep(planned - loop.time())
         lag_s = loop.time() - planned
@@ -44,12 +44,12 @@ async def send_all(address: Address, plan: Sequence[tuple[float, bytes]], before
             async with asyncio.timeout(_LONGEST_S):
                 return await _stream(address, request, planned, lag_s)
         except (OSError, EOFError, TimeoutError) as error:
-            return Streamed(0, lag_s, error=repr(error))
+            return ClientStream(0, lag_s, error=repr(error))
 
     return await asyncio.gather(*(one(at, request) for at, request in plan))
 
 
-async def _stream(address: Address, request: bytes, planned: float, lag_s: float) -> Streamed:
+async def _stream(address: Address, request: bytes, planned: float, lag_s: float) -> ClientStream:
     loop = asyncio.get_running_loop()
     reader, writer = await address.open()
     try:
@@ -57,16 +57,16 @@ async def _stream(address: Address, request: bytes, planned: float, lag_s: float
         head = (await reader.readuntil(b"\r\n\r\n")).split(maxsplit=2)
         status = int(head[1])
         if status != 200:
-            return Streamed(status, lag_s)
+            return ClientStream(status, lag_s)
         chunks = []
         while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
             chunks.append((loop.time() - planned, (await reader.readexactly(size + 2))[:-2]))
     finally:
         writer.transport.abort()
-    return _read(Streamed(status, lag_s), chunks)
+    return _read(ClientStream(status, lag_s), chunks)
 
 
-def _read(found: Streamed, chunks: Sequence[tuple[float, bytes]]) -> Streamed:
+def _read(found: ClientStream, chunks: Sequence[tuple[float, bytes]]) -> ClientStream:
     """Of chunks of a body and when they came. An event comes with its last byte."""
     left = b""
     for at, chunk in chunks:

@@ -10,7 +10,7 @@ import numpy as np
 from calibration.fit.latency_model import Fit, Sample, cover, fit, misfit, scatter
 from calibration.fit.lengths import LengthSample, next_concurrency
 from calibration.fit.levels import Aim, bounds, limit_s, next_level
-from calibration.measure.trials import Trials
+from calibration.measure.trials import TrialLoads
 from calibration.service.application import CalibrationFailed
 
 TOO_NOISY = 0.25  # standard deviation of a burst's latency, a share of it: no depth can be told then
@@ -44,7 +44,7 @@ class Estimate:
         return max(self.lone_s, self.line.curve.latency_s(1, aim.shape) + self.line.margin_s(1, aim.shape))
 
 
-async def sweep(trials: Trials, pool: str, aim: Aim, on_sample: Callable[[list[Sample]], None]) -> Estimate:
+async def sweep(trials: TrialLoads, pool: str, aim: Aim, on_sample: Callable[[list[Sample]], None]) -> Estimate:
     """Measure `pool` alone until its depth is known. Raises CalibrationFailed where its latencies scatter, or others
     disturb it.
     """
@@ -79,7 +79,7 @@ def estimated(pool: str, samples: Sequence[Sample], aim: Aim, queries: int) -> E
     return replace(found, line=line, depth=depth)
 
 
-async def measure_length(trials: Trials, estimate: Estimate, tokens: int, aim: Aim) -> list[LengthSample]:
+async def measure_length(trials: TrialLoads, estimate: Estimate, tokens: int, aim: Aim) -> list[LengthSample]:
     """A few bursts of queries of another length on a pool whose line is known."""
     assert estimate.line is not None
     samples: list[LengthSample] = []
@@ -90,7 +90,7 @@ async def measure_length(trials: Trials, estimate: Estimate, tokens: int, aim: A
     return samples
 
 
-async def stress_test(trials: Trials, pool: str, aim: Aim, step: int) -> tuple[int, int]:
+async def stress_test(trials: TrialLoads, pool: str, aim: Aim, step: int) -> tuple[int, int]:
     """What the estimator spares (Eq. 7-10): more and more queries at once, by `step`, until the SLO is missed.
 
     Returns the largest concurrency that met it, and the queries spent.
@@ -105,7 +105,9 @@ async def stress_test(trials: Trials, pool: str, aim: Aim, step: int) -> tuple[i
     return level, spent * trials.replicas[pool]
 
 
-async def _measure(trials: Trials, stage: str, pool: str, level: int, aim: Aim, *, tokens: int | None = None) -> Sample:
+async def _measure(
+    trials: TrialLoads, stage: str, pool: str, level: int, aim: Aim, *, tokens: int | None = None
+) -> Sample:
     """The latency of a burst that the SLO speaks of: its slowest query's, or that of the quantile."""
     alone = {name: level if name == pool else 0 for name in trials.replicas}
     for _ in range(1 + _AGAIN):

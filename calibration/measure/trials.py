@@ -12,14 +12,14 @@ from functools import partial
 from itertools import count
 from typing import TypeVar
 
-from calibration.load import Address, Clients, Reply, request_bytes
+from calibration.load import Address, Clients, HttpReply, request_bytes
 from calibration.measure.journal import Burst, Journal
 from calibration.service.application import Application, CalibrationFailed
 from deployments.admission.trial import HEADER, Trial
 from deployments.errors import SettingsError
 
 T = TypeVar("T")
-Answer = tuple[str | None, Reply]  # the only pool that the query was for, if any; what came back
+Answer = tuple[str | None, HttpReply]  # the only pool that the query was for, if any; what came back
 Ask = Callable[[], Awaitable[list[Answer]]]
 
 _ROOM_FOR_OTHERS = 1000  # the depth by which the first query is admitted, whatever else is in flight
@@ -40,7 +40,7 @@ _ROUTES = {  # of a lone text, by the model's kind, and the field that holds it
 
 
 @dataclass(slots=True)
-class Trials:
+class TrialLoads:
     """Loads at depths, or for an SLO, that are not in force. `replicas[pool]`: depths are for each of them."""
 
     address: Address
@@ -89,7 +89,7 @@ class Trials:
         slope = (many - fewest) / (most - least) if most > least else 1.0
         return self._words.get(tokens) or max(1, round(fewest + slope * (tokens - least)))
 
-    async def _first_answer(self, words: int) -> Reply:
+    async def _first_answer(self, words: int) -> HttpReply:
         """An answered query: until the grant is in force, and while others take the places, it is sent again."""
         ends = time.monotonic() + GRANT_ARRIVES_S
         request = self._request(Trial(self.secret, dict.fromkeys(self.replicas, _ROOM_FOR_OTHERS)), words)
@@ -225,5 +225,5 @@ async def wait_for_another_run(application: Application) -> None:
         await asyncio.sleep(0.2)
 
 
-def _timed_out(reply: Reply) -> bool:
+def _timed_out(reply: HttpReply) -> bool:
     return reply.status == 503 and b"(request_timeout_s)" in reply.body

@@ -20,7 +20,7 @@ PARALLEL_SHARE = 0.95  # an assumption, not a measurement
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class PoolCapacity:
     """One kind of device in an instance: `replicas`, each with the calibrated `depth` and the fitted `curve`."""
 
     curve: Curve
@@ -139,7 +139,7 @@ class Bound:
         return self.measured < self.limit
 
 
-def gain_bound(accelerator: Pool, cpu: Pool) -> Bound:
+def gain_bound(accelerator: PoolCapacity, cpu: PoolCapacity) -> Bound:
     """Eq. 19. Needs an accelerator that takes queries and a CPU whose latency rises."""
     per_replica = accelerator.curve.alpha_s / cpu.curve.alpha_s
     return Bound(
@@ -160,7 +160,9 @@ class SloRow:
     unrounded_gain: float | None
 
 
-def slo_effect(accelerator: Pool | None, cpu: Pool | None, slos_s: Iterable[float], shape: Shape) -> list[SloRow]:
+def slo_effect(
+    accelerator: PoolCapacity | None, cpu: PoolCapacity | None, slos_s: Iterable[float], shape: Shape
+) -> list[SloRow]:
     """Eq. 23: a looser SLO gives the CPU a larger share, as long as beta_cpu > beta_acc (Eq. 15).
 
     Strictly so for `unrounded_gain`, C_cpu / C_acc of the curves themselves; whole queries let the gain of a row differ
@@ -209,7 +211,9 @@ class Cores:
     rows: Sequence[CoresRow]
 
 
-def extrapolate(cpu: Pool, accelerator_capacity: int | None, *, slo_s: float, shape: Shape, cores: int | None) -> Cores:
+def extrapolate(
+    cpu: PoolCapacity, accelerator_capacity: int | None, *, slo_s: float, shape: Shape, cores: int | None
+) -> Cores:
     """`cores_effect`, `least_factor` and `least_cores` of one CPU pool."""
     factor = least_factor(cpu.curve, slo_s, shape)
     fewest = None if cores is None or factor is None else least_cores(cores, factor)
@@ -222,7 +226,7 @@ def slowdown(factor: float, parallel_share: float = PARALLEL_SHARE) -> float:
 
 
 def cores_effect(
-    cpu: Pool,
+    cpu: PoolCapacity,
     accelerator_capacity: int | None,
     *,
     slo_s: float,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from calibration.fit.curve import Shape
-from calibration.planning.cost import Pool
-from calibration.report.report_model import Report
+from calibration.planning.cost import PoolCapacity
+from calibration.report.report_model import CalibrationReport
 from calibration.report.tables import POOLS, plain
 from deployments.errors import SettingsError
 from deployments.hardware.device_detector import ACCELERATOR, CPU
@@ -21,9 +21,9 @@ class Instance:
     """
 
     path: Path
-    report: Report
-    accelerator: Pool | None
-    cpu: Pool | None
+    report: CalibrationReport
+    accelerator: PoolCapacity | None
+    cpu: PoolCapacity | None
     cpu_idle: str | None
 
     @classmethod
@@ -37,7 +37,7 @@ class Instance:
         except OSError as error:
             where, why = error.filename or path, error.strerror or error
             raise SettingsError("REPORT", f"{where} cannot be read: {why}") from None
-        report = Report.parse(content, str(path))
+        report = CalibrationReport.parse(content, str(path))
         _check_calibrated(path, report)
         accelerator, cpu = _pool(report, ACCELERATOR), _pool(report, CPU)
         if accelerator is None and cpu is None:
@@ -57,7 +57,7 @@ class Instance:
         return self.report.settings.shape
 
     @property
-    def base(self) -> Pool:
+    def base(self) -> PoolCapacity:
         """The pool that is bought: the accelerator, or the CPU where there is no other."""
         pool = self.accelerator or self.cpu
         assert pool is not None
@@ -69,7 +69,7 @@ class Instance:
         return POOLS[ACCELERATOR if self.accelerator else CPU]
 
     @property
-    def helper(self) -> Pool | None:
+    def helper(self) -> PoolCapacity | None:
         """The CPU where it takes what the accelerator cannot."""
         return self.cpu if self.accelerator is not None and self.cpu_idle is None else None
 
@@ -79,7 +79,7 @@ class Instance:
         return self.report.pools[CPU].cores if self.cpu else None
 
 
-def _check_calibrated(path: Path, report: Report) -> None:
+def _check_calibrated(path: Path, report: CalibrationReport) -> None:
     if report.outcome == "estimated":
         raise SettingsError("REPORT", f"{path} holds estimates that were not proven: calibrate without --estimate-only")
     if report.outcome == "refused":
@@ -87,7 +87,7 @@ def _check_calibrated(path: Path, report: Report) -> None:
         raise SettingsError("REPORT", f"{path} has no depths to plan with, the calibration refused: {reason}")
 
 
-def _pool(report: Report, name: str) -> Pool | None:
+def _pool(report: CalibrationReport, name: str) -> PoolCapacity | None:
     """The pool by its curve and its tuned depth; None where there is no curve."""
     found = report.pools.get(name)
     if found is None:
@@ -96,10 +96,10 @@ def _pool(report: Report, name: str) -> Pool | None:
         raise SettingsError(f"REPORT.pools.{name}", "has a depth but no alpha_s and beta_s")
     if found.curve is not None and not found.curve.latency_s(1):
         raise SettingsError(f"REPORT.pools.{name}", "has a curve that takes no time")
-    return Pool(found.curve, found.fine_tuned or 0, found.replicas) if found.curve else None
+    return PoolCapacity(found.curve, found.fine_tuned or 0, found.replicas) if found.curve else None
 
 
-def _cpu_idle(report: Report, cpu: Pool | None) -> str | None:
+def _cpu_idle(report: CalibrationReport, cpu: PoolCapacity | None) -> str | None:
     """Why the CPU takes nothing, in the report's words where it has some; None where it takes queries."""
     if report.capacity(CPU):
         return None

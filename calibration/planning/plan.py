@@ -22,7 +22,7 @@ from calibration.planning.cost import (
     Bound,
     Cores,
     Deployment,
-    Pool,
+    PoolCapacity,
     Sizing,
     SloRow,
     extrapolate,
@@ -42,7 +42,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class TrafficDemand:
     """What is asked for. `price` is in `currency` for one device; None devices: one for each replica of the report."""
 
     peak: int
@@ -53,11 +53,11 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CapacityPlan:
     """The answer. `windows` is Eq. 4's n without and with the CPU; what a report cannot say is None or empty."""
 
     instance: Instance
-    demand: Demand
+    demand: TrafficDemand
     devices_per_instance: int
     peak: Sizing
     average: Sizing
@@ -114,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print the plan. Raises SettingsError, which names the option and says what is wrong with it."""
     devices = arguments.devices_per_instance
-    demand = Demand(
+    demand = TrafficDemand(
         peak=_positive("--peak", arguments.peak, "queries at once"),
         average=_positive("--average", arguments.average, "queries per second"),
         price=_positive("--price", arguments.price, "the price of one device"),
@@ -135,7 +135,7 @@ def _positive(option: str, value: _Number, what: str) -> _Number:
     return value
 
 
-def make_plan(instance: Instance, demand: Demand) -> Plan:
+def make_plan(instance: Instance, demand: TrafficDemand) -> CapacityPlan:
     """All the figures of the plan. Pure."""
     base, helper, slo_s, shape = instance.base, instance.helper, instance.slo_s, instance.shape
     devices = demand.devices_per_instance or base.replicas
@@ -145,7 +145,7 @@ def make_plan(instance: Instance, demand: Demand) -> Plan:
     accelerator, cpu = (pool if pool and pool.curve.rises else None for pool in (instance.accelerator, instance.cpu))
     capacity = accelerator.capacity_at(slo_s, shape) if accelerator else None
     slos_s = [factor * slo_s for factor in SLO_FACTORS]
-    return Plan(
+    return CapacityPlan(
         instance,
         demand,
         devices,
@@ -161,7 +161,7 @@ def make_plan(instance: Instance, demand: Demand) -> Plan:
 # as JSON
 
 
-def as_json(plan: Plan) -> dict[str, Any]:
+def as_json(plan: CapacityPlan) -> dict[str, Any]:
     """The plan for programs: the same data, units in names, shares between 0 and 1, null for what is not known."""
     instance, demand, helped = plan.instance, plan.demand, plan.instance.helper is not None
     measured = {"measured": False, "parallel_share": PARALLEL_SHARE}
@@ -208,7 +208,7 @@ def _sizing(sized: Sizing, *, helped: bool) -> dict[str, Any]:
 # for people
 
 
-def show(plan: Plan, console: Console) -> None:
+def show(plan: CapacityPlan, console: Console) -> None:
     """The conclusion, what to buy, and what it depends on, for a terminal of 100 columns."""
     instance = plan.instance
     console.print(Text(conclusion(plan), style="bold green"))
@@ -225,7 +225,7 @@ def show(plan: Plan, console: Console) -> None:
         print_sheet(console, _cores(plan, plan.cores))
 
 
-def conclusion(plan: Plan) -> str:
+def conclusion(plan: CapacityPlan) -> str:
     """The plan in one sentence."""
     instance, demand = plan.instance, plan.demand
     peak = f"a peak of {demand.peak:,} {'query' if demand.peak == 1 else 'queries'} at once"
@@ -243,7 +243,7 @@ def conclusion(plan: Plan) -> str:
     return f"The accelerators alone need {needs}; the CPU does not help: {instance.cpu_idle}."
 
 
-def _notes(plan: Plan) -> Iterator[str]:
+def _notes(plan: CapacityPlan) -> Iterator[str]:
     """What one should know before one believes the figures."""
     if plan.instance.report.application.emulated:
         yield EMULATED
@@ -253,7 +253,7 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield "The measured latency does not rise with concurrency, so nothing is said of other SLOs."
 
 
-def _saved(plan: Plan, sized: Sizing) -> str:
+def _saved(plan: CapacityPlan, sized: Sizing) -> str:
     if not sized.saved.devices:
         return f"nothing ({_devices(sized.alone)} either way)"
     return (
@@ -262,7 +262,7 @@ def _saved(plan: Plan, sized: Sizing) -> str:
     )
 
 
-def _purchase(plan: Plan) -> Sheet:
+def _purchase(plan: CapacityPlan) -> Sheet:
     """Eq. 6 and 5, each without and with the CPU."""
     instance, demand = plan.instance, plan.demand
     rows: list[Sequence[str]] = []
@@ -284,7 +284,7 @@ def _purchase(plan: Plan) -> Sheet:
     return Sheet("What to buy", columns, rows, _lines(_purchase_notes(plan)), styles)
 
 
-def _purchase_notes(plan: Plan) -> Iterator[str]:
+def _purchase_notes(plan: CapacityPlan) -> Iterator[str]:
     sized = plan.average
     if plan.instance.helper:
         yield (
@@ -297,7 +297,7 @@ def _purchase_notes(plan: Plan) -> Iterator[str]:
     yield f"While a query waits as long as it may, its instance answers {plan.windows[1]:,} others (Eq. 4)."
 
 
-def _bound(plan: Plan, bound: Bound) -> Sheet:
+def _bound(plan: CapacityPlan, bound: Bound) -> Sheet:
     """Eq. 19, and Eq. 15 that it rests on."""
     accelerator, cpu = plan.instance.accelerator, plan.instance.cpu
     assert accelerator is not None
@@ -312,7 +312,7 @@ def _bound(plan: Plan, bound: Bound) -> Sheet:
     return Sheet("How much the CPU can add", ["", "this report"], rows, notes, {1: "bold"})
 
 
-def _bound_notes(bound: Bound, accelerator: Pool, cpu: Pool) -> Iterator[str]:
+def _bound_notes(bound: Bound, accelerator: PoolCapacity, cpu: PoolCapacity) -> Iterator[str]:
     if (accelerator.replicas, cpu.replicas) != (1, 1):
         yield f"All replicas counted: {cpu.replicas:,} on CPUs beside {accelerator.replicas:,} on accelerators."
     if not bound.premise:
@@ -325,7 +325,7 @@ def _bound_notes(bound: Bound, accelerator: Pool, cpu: Pool) -> Iterator[str]:
         yield "as the paper's own do (22 / 96 is 22.9 %, against 21 %)."
 
 
-def _slos(plan: Plan) -> Sheet:
+def _slos(plan: CapacityPlan) -> Sheet:
     """Eq. 23."""
     pools = [name for name in POOLS if getattr(plan.slos[0], name) is not None]
     both = len(pools) == 2
@@ -339,7 +339,7 @@ def _slos(plan: Plan) -> Sheet:
     return Sheet("What another SLO would allow (Eq. 23)", columns, rows, _lines(_slos_notes(plan)), styles)
 
 
-def _slos_notes(plan: Plan) -> Iterator[str]:
+def _slos_notes(plan: CapacityPlan) -> Iterator[str]:
     instance, cpu = plan.instance, plan.instance.cpu
     alone_s = cpu.curve.latency_s(1, instance.shape) if cpu else 0.0
     tuned = " + ".join(f"{pool.capacity:,}" for pool in (instance.accelerator, cpu) if pool is not None)
@@ -351,7 +351,7 @@ def _slos_notes(plan: Plan) -> Iterator[str]:
         yield "Where the share dips, it is the rounding to whole queries."
 
 
-def _cores(plan: Plan, cores: Cores) -> Sheet:
+def _cores(plan: CapacityPlan, cores: Cores) -> Sheet:
     """Figure 6, extrapolated."""
     compared = cores.rows[0].gain is not None
     columns = ["CPU cores", "alpha, s per query", "beta, s", "CPU, at once", *(["the CPU adds"] if compared else [])]
@@ -366,7 +366,7 @@ def _cores(plan: Plan, cores: Cores) -> Sheet:
     return Sheet(title, columns, rows, _lines(_cores_notes(plan, cores)), styles)
 
 
-def _cores_notes(plan: Plan, cores: Cores) -> Iterator[str]:
+def _cores_notes(plan: CapacityPlan, cores: Cores) -> Iterator[str]:
     yield f"A model, not a measurement: {100 * PARALLEL_SHARE:g} % of alpha and of beta go by the cores (Amdahl)."
     if cores.least_factor is None:
         yield "By it, no number of cores lets the CPU answer one query within the SLO."
@@ -394,7 +394,7 @@ def _devices(bought: Deployment) -> str:
     return f"{bought.devices:,} device{'' if bought.devices == 1 else 's'}"
 
 
-def _money(plan: Plan, amount: float) -> str:
+def _money(plan: CapacityPlan, amount: float) -> str:
     return f"{_sum(amount)} {plan.demand.currency}".rstrip()
 
 

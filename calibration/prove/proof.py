@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from calibration.fit.levels import Aim
 from calibration.measure.journal import Burst
-from calibration.measure.trials import Trials
+from calibration.measure.trials import TrialLoads
 from calibration.prove.fine_tune import Held, Tuned, Tuning, step_down
 from calibration.service.application import CalibrationFailed
 
@@ -24,7 +24,7 @@ _STEADY_CLIENTS, _STEADY_PAUSE = 0.5, 0.25  # clients more than places; a client
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TuningStep:
     """One trial of fine-tuning, for the report."""
 
     depths: Mapping[str, int]
@@ -32,7 +32,7 @@ class Step:
     held: Held
 
 
-async def tune(trials: Trials, tuning: Tuning, aim: Aim, on_step: Callable[[Step], None]) -> Tuned:
+async def tune(trials: TrialLoads, tuning: Tuning, aim: Aim, on_step: Callable[[TuningStep], None]) -> Tuned:
     """Carry out the trials that `tuning` asks for."""
     try:
         depths = next(tuning)
@@ -45,7 +45,7 @@ async def tune(trials: Trials, tuning: Tuning, aim: Aim, on_step: Callable[[Step
         return tuned
 
 
-async def _try(trials: Trials, depths: Mapping[str, int], aim: Aim) -> Step:
+async def _try(trials: TrialLoads, depths: Mapping[str, int], aim: Aim) -> TuningStep:
     """Until each pool has held or failed often enough."""
     open_pools = [pool for pool, depth in depths.items() if depth]
     good, bad, slowest = (dict.fromkeys(open_pools, 0), dict.fromkeys(open_pools, 0), dict.fromkeys(open_pools, 0.0))
@@ -58,7 +58,7 @@ async def _try(trials: Trials, depths: Mapping[str, int], aim: Aim) -> Step:
             if max(good[pool], bad[pool]) < decided:
                 (good if _holds(latencies, aim) else bad)[pool] += 1
     held = {pool: good.get(pool, 0) >= decided or not depth for pool, depth in depths.items()}
-    return Step(dict(depths), slowest, held)
+    return TuningStep(dict(depths), slowest, held)
 
 
 def _holds(latencies_s: list[float], aim: Aim) -> bool:
@@ -67,7 +67,7 @@ def _holds(latencies_s: list[float], aim: Aim) -> bool:
     return aim.within(latencies_s) >= aim.quantile * len(latencies_s)
 
 
-async def _load(trials: Trials, stage: str, depths: Mapping[str, int], aim: Aim, windows: int) -> Burst:
+async def _load(trials: TrialLoads, stage: str, depths: Mapping[str, int], aim: Aim, windows: int) -> Burst:
     places = sum(depth * trials.replicas[pool] for pool, depth in depths.items())
     slo_s = aim.slo_s
     if aim.shape == "steady":
@@ -112,7 +112,7 @@ class Verification:
 
 
 async def verify(
-    trials: Trials, depths: Mapping[str, int], aim: Aim, on_burst: Callable[[int, int], None]
+    trials: TrialLoads, depths: Mapping[str, int], aim: Aim, on_burst: Callable[[int, int], None]
 ) -> Verification:
     """Load beyond these depths; if too much is late, step the late pool down and verify again. REQUIRED must be in
     time; for a step or two, all is aimed at.
@@ -144,7 +144,7 @@ async def verify(
 
 
 async def _verify_once(
-    trials: Trials, depths: dict[str, int], aim: Aim, on_burst: Callable[[int, int], None]
+    trials: TrialLoads, depths: dict[str, int], aim: Aim, on_burst: Callable[[int, int], None]
 ) -> Verification:
     places = sum(depth * trials.replicas[pool] for pool, depth in depths.items())
     wanted = max(_FEWEST_BURSTS, min(_MOST_BURSTS, math.ceil(_QUERIES / places)))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from calibration.measure.journal import Burst
-from calibration.measure.trials import Trials
+from calibration.measure.trials import TrialLoads
 from calibration.prove.proof import REQUIRED
 from calibration.service.application import CalibrationFailed
 
@@ -58,7 +58,7 @@ class StreamProof:
 
 
 async def prove(
-    trials: Trials, stream: Stream, arrivals: Sequence[Arrival], slo_s: float, only: str | None
+    trials: TrialLoads, stream: Stream, arrivals: Sequence[Arrival], slo_s: float, only: str | None
 ) -> StreamProof:
     """Send the stream, once more where too much is late. Raises CalibrationFailed where it is late again, or fails."""
     for _ in range(_ATTEMPTS):

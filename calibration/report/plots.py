@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from calibration.fit.curve import Shape
-from calibration.report.report_model import PoolReport, Report, SampleReport
+from calibration.report.report_model import CalibrationReport, PoolReport, SampleReport
 from calibration.report.tables import POOLS
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -30,7 +30,7 @@ LATEST = 1.5  # of the SLO: slower queries are counted at the histogram's right 
 LABEL_BOX = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
 
 
-def fit(report: Report, name: str) -> bytes:
+def fit(report: CalibrationReport, name: str) -> bytes:
     """Figure 4 for one pool: latency in s over concurrency, the fitted line, the SLO, and the chosen depth."""
     pool, settings = report.pools[name], report.settings
     figure, axes = _canvas(height_in=5.0)
@@ -48,7 +48,7 @@ def fit(report: Report, name: str) -> bytes:
     return png(figure, legend=bool(pool.samples) or pool.curve is not None)
 
 
-def verification(report: Report) -> bytes | None:
+def verification(report: CalibrationReport) -> bytes | None:
     """How long each pool's queries took in the verification, s; None where no burst of it holds a latency."""
     verified = [burst for burst in report.bursts if burst.stage == "verify"]
     # Attempts at larger depths, which did not hold, come before the last one.
@@ -204,7 +204,7 @@ def _which_query(quantile: float) -> str:
     return "latency of the slowest query" if quantile >= 1 else f"{100 * quantile:g} % quantile of latency"
 
 
-def _devices(report: Report, pool: PoolReport) -> str:
+def _devices(report: CalibrationReport, pool: PoolReport) -> str:
     """The first device by name, the others counted; what the font may lack becomes a question mark."""
     first, *others = pool.devices or ["no device"]
     latin = str(first).encode("latin-1", "replace").decode("latin-1")
@@ -213,7 +213,7 @@ def _devices(report: Report, pool: PoolReport) -> str:
     return short + (f" and {len(others)} more" if others else "") + _emulated(report)
 
 
-def _emulated(report: Report) -> str:
+def _emulated(report: CalibrationReport) -> str:
     return " (emulated)" if report.application.emulated else ""
 
 

@@ -1,5 +1,5 @@
 """The calibration's report: `report.json` for programs, `report.html` with its pictures for people, tables for the
-terminal. It renders a `Report` and measures nothing; None is shown as a dash.
+terminal. It renders a `CalibrationReport` and measures nothing; None is shown as a dash.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.text import Text
 from calibration.report import plots
 from calibration.report.gain import saved_share
 from calibration.report.page import document, facts, html_picture, html_table, number, seconds, text
-from calibration.report.report_model import LatenciesReport, PoolReport, Report
+from calibration.report.report_model import CalibrationReport, LatenciesReport, PoolReport
 from calibration.report.tables import DASH, POOLS, Sheet, percent, print_sheet
 from deployments.hardware.device_detector import ACCELERATOR, CPU
 
@@ -23,7 +23,7 @@ EMULATED = "The devices are EMULATED: the depths are true of the emulated curves
 _QUANTILES = ("p50, s", "p99, s", "slowest, s")
 
 
-def write(folder: Path, report: Report) -> Path:
+def write(folder: Path, report: CalibrationReport) -> Path:
     """Write `report.json`, the pictures and `report.html` into `folder`; the path of the last."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(report.model_dump_json(indent=2), encoding="utf-8")
@@ -38,7 +38,7 @@ def write(folder: Path, report: Report) -> Path:
     return page
 
 
-def show(console: Console, report: Report) -> None:
+def show(console: Console, report: CalibrationReport) -> None:
     """The depths, the gain, the verification and the verdict, for a terminal of 100 columns."""
     for sheet in (_depths(report), _cost(report), _gain(report), _verification(report), _streams(report)):
         if sheet is not None:
@@ -48,7 +48,7 @@ def show(console: Console, report: Report) -> None:
     console.print(Text(verdict(report), style="bold red" if _refused(report) else "bold green"), soft_wrap=True)
 
 
-def verdict(report: Report) -> str:
+def verdict(report: CalibrationReport) -> str:
     """The result in one sentence."""
     if _refused(report):
         return f"refused: {text(report.reason)}"
@@ -67,11 +67,11 @@ def verdict(report: Report) -> str:
     return depths
 
 
-def _refused(report: Report) -> bool:
+def _refused(report: CalibrationReport) -> bool:
     return report.outcome == "refused"
 
 
-def _pools(report: Report) -> dict[str, PoolReport]:
+def _pools(report: CalibrationReport) -> dict[str, PoolReport]:
     """The pools there are, the preferred one first."""
     return {name: report.pools[name] for name in POOLS if name in report.pools}
 
@@ -82,7 +82,7 @@ def _depth(pool: PoolReport) -> str:
     return depth if pool.replicas == 1 else f"{pool.replicas} x {depth}"
 
 
-def _depths(report: Report) -> Sheet | None:
+def _depths(report: CalibrationReport) -> Sheet | None:
     """Table III, with the estimate beside the paper's two ways."""
     pools = _pools(report)
     if all(pool.estimate is None for pool in pools.values()):
@@ -100,7 +100,7 @@ def _depths(report: Report) -> Sheet | None:
     return Sheet(title, columns, rows, "; ".join(notes), styles={3: "bold"})
 
 
-def _gain(report: Report) -> Sheet | None:
+def _gain(report: CalibrationReport) -> Sheet | None:
     """Table I, and Section III-B's two readings of it; nothing where only one pool works."""
     alone, added = report.capacity(ACCELERATOR), report.capacity(CPU)
     if _refused(report) or not alone or not added:
@@ -115,7 +115,7 @@ def _gain(report: Report) -> Sheet | None:
     return Sheet("What the CPU adds on the same hardware", ["", ""], rows, styles={2: "bold"})
 
 
-def _verification(report: Report) -> Sheet | None:
+def _verification(report: CalibrationReport) -> Sheet | None:
     seen = report.verification
     if seen is None:
         return None
@@ -131,7 +131,7 @@ def _verification(report: Report) -> Sheet | None:
     return Sheet("Verification", ["pool", "admitted", "late", *_QUANTILES], rows, caption)
 
 
-def _streams(report: Report) -> Sheet | None:
+def _streams(report: CalibrationReport) -> Sheet | None:
     """The loads beside bursts that were proved."""
     if not report.streams:
         return None
@@ -148,7 +148,7 @@ def _quantiles(taken: LatenciesReport) -> list[str]:
     return [seconds(taken.p50_s), seconds(taken.p99_s), seconds(taken.slowest_s)]
 
 
-def _cost(report: Report) -> Sheet | None:
+def _cost(report: CalibrationReport) -> Sheet | None:
     """What a query costs by its tokens, at the lengths that were measured."""
     costs = {name: pool.cost for name, pool in _pools(report).items() if pool.cost is not None}
     if not costs:
@@ -165,7 +165,7 @@ def _cost(report: Report) -> Sheet | None:
     return Sheet("Cost of a query by its length", columns, rows, "; ".join(formulas))
 
 
-def _fine_tuning(report: Report) -> Sheet | None:
+def _fine_tuning(report: CalibrationReport) -> Sheet | None:
     steps, names = report.fine_tuning, list(_pools(report))
     if not steps:
         return None
@@ -181,7 +181,7 @@ def _fine_tuning(report: Report) -> Sheet | None:
     return Sheet("Fine-tuning" + (", both pools loaded" if len(names) > 1 else ""), columns, rows)
 
 
-def _curves(report: Report) -> Sheet | None:
+def _curves(report: CalibrationReport) -> Sheet | None:
     """What was measured and fitted (Eq. 12), a column per pool."""
     pools = _pools(report)
     if not pools:
@@ -213,14 +213,14 @@ def _devices(pool: PoolReport) -> str:
     return text(first) + (f" and {len(others)} more" if others else "")
 
 
-def _html_picture(report: Report, name: str, png: bytes) -> str:
+def _html_picture(report: CalibrationReport, name: str, png: bytes) -> str:
     pool = name.removeprefix("fit-").removesuffix(".png")
     what = f"Latency over concurrency, {POOLS[pool]}" if pool in POOLS else "Latencies in the verification"
     alt = f"{what}, against the SLO of {report.settings.slo_s:g} s"
     return html_picture(alt, png)
 
 
-def _page(report: Report, pictures: Mapping[str, bytes]) -> str:
+def _page(report: CalibrationReport, pictures: Mapping[str, bytes]) -> str:
     """The report as one file that loads nothing: pictures inlined, no script, every foreign text escaped."""
     sentence, application = escape(verdict(report)), report.application
     about = (

@@ -34,13 +34,13 @@ Band = tuple[float, float, float]  # concurrency, and the latencies between whic
 Seconds = Annotated[float, Field(strict=True, ge=0, le=MOST, allow_inf_nan=False)]
 
 
-class Part(BaseModel):
+class ReportPart(BaseModel):
     """Keys of later versions are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class ApplicationReport(Part):
+class ApplicationReport(ReportPart):
     """What was calibrated."""
 
     name: str
@@ -49,7 +49,7 @@ class ApplicationReport(Part):
     url: str
 
 
-class MachineReport(Part):
+class MachineReport(ReportPart):
     """The machine that the calibration ran on."""
 
     hostname: str
@@ -75,7 +75,7 @@ class MachineReport(Part):
         )
 
 
-class SettingsReport(Part):
+class SettingsReport(ReportPart):
     """What the calibration was asked for; `confidence` is that of the fitted line's upper side."""
 
     slo_s: Annotated[Seconds, Field(gt=0)]
@@ -88,7 +88,7 @@ class SettingsReport(Part):
     confidence: float
 
 
-class SampleReport(Part):
+class SampleReport(ReportPart):
     """One burst of the sweep: `concurrency` queries at once on each replica. The fit leaves an outlier out."""
 
     concurrency: int
@@ -96,7 +96,7 @@ class SampleReport(Part):
     outlier: bool
 
 
-class LengthReport(Part):
+class LengthReport(ReportPart):
     """One burst of queries of another length than the sweep's."""
 
     tokens: int
@@ -104,7 +104,7 @@ class LengthReport(Part):
     latency_s: float
 
 
-class CostReport(Part):
+class CostReport(ReportPart):
     """Device seconds of a query of n tokens, `query_s + token_s * n + token2_s * n^2`; `beta_s` once a run."""
 
     query_s: float
@@ -115,7 +115,7 @@ class CostReport(Part):
     by_tokens: list[tuple[int, float]]  # tokens, s a query
 
 
-class PoolReport(Part):
+class PoolReport(ReportPart):
     """One pool: its replicas, its curve (Eq. 12), and the queue depths for each replica that were found for it.
 
     `cores` are those of the replica with the fewest. `band` is the fitted line's confidence interval. A
@@ -148,14 +148,14 @@ class PoolReport(Part):
         return None if self.alpha_s is None or self.beta_s is None else Curve(self.alpha_s, self.beta_s)
 
 
-class CpuOverflowReport(Part):
+class CpuOverflowReport(ReportPart):
     """Whether the CPU takes queries beside the accelerator, and why not."""
 
     used: bool
     reason: str | None
 
 
-class TuningReport(Part):
+class TuningReport(ReportPart):
     """One step of fine-tuning: the depths of the pools there are, each one's slowest query, and whether it `held`."""
 
     accelerator: int | None = None
@@ -164,7 +164,7 @@ class TuningReport(Part):
     held: dict[str, bool]
 
 
-class LatenciesReport(Part):
+class LatenciesReport(ReportPart):
     """How long admitted queries took, and how many of them were `late`; None where none was admitted."""
 
     admitted: int
@@ -174,7 +174,7 @@ class LatenciesReport(Part):
     slowest_s: float | None
 
 
-class VerificationReport(Part):
+class VerificationReport(ReportPart):
     """The last run at the final depths: all queries, and the latencies of each pool."""
 
     bursts: int
@@ -198,7 +198,7 @@ class StreamReport(LatenciesReport):
     busy: int
 
 
-class WrittenReport(Part):
+class WrittenReport(ReportPart):
     """Where the depths were written, and where the file as it was before; `applied` to the running application."""
 
     config: str | None = None
@@ -206,7 +206,7 @@ class WrittenReport(Part):
     applied: bool = False
 
 
-class ReportHead(Part):
+class ReportHead(ReportPart):
     """What reports of both kinds say. `started` and `finished` are UTC, ISO 8601; `reason` says why the calibration
     refused.
     """
@@ -224,7 +224,7 @@ class ReportHead(Part):
     written: WrittenReport
 
 
-class Run(Protocol):
+class CalibrationRun(Protocol):
     """What is known of any run. `info`: what the application said at its begin; `started`: Unix time."""
 
     application: Application
@@ -233,7 +233,7 @@ class Run(Protocol):
     notes: list[str]
 
 
-def head_of(run: Run, problem: str | None, written: WrittenReport, *, proven: bool) -> dict[str, Any]:
+def head_of(run: CalibrationRun, problem: str | None, written: WrittenReport, *, proven: bool) -> dict[str, Any]:
     """The fields of `ReportHead`, of a run that ends now. `problem`: why it is refused."""
     finished = time.time()
     return {
@@ -255,7 +255,7 @@ def head_of(run: Run, problem: str | None, written: WrittenReport, *, proven: bo
     }
 
 
-class Report(ReportHead):
+class CalibrationReport(ReportHead):
     """`report.json`."""
 
     settings: SettingsReport
@@ -267,7 +267,7 @@ class Report(ReportHead):
     bursts: list[Burst]
 
     @classmethod
-    def parse(cls, content: bytes, source: str) -> Report:
+    def parse(cls, content: bytes, source: str) -> CalibrationReport:
         """The report that the file `source` holds. Raises SettingsError with what is wrong, in one sentence."""
         try:
             document = json.loads(content)

@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import (
 
 from deployments.engines import TokenBatch, packed
 from deployments.engines.packed import heads
-from deployments.engines.packed.model import Answer, PackedModel, Parts, Recorded, Shadow
+from deployments.engines.packed.model import ModelOutput, PackedModel, Parts, Recorded, Shadow
 from deployments.engines.packed.tensors import MissingWeight, Place, Weights
 from deployments.engines.pooled_model import PaddedModel, PooledModel
 from deployments.errors import SettingsError
@@ -126,9 +126,9 @@ class _Recipe:
         parts = packed.build(self.config, base, types=self.card.token_types)
         return parts.hiding() if self.card.late is not None and self.card.late.has_unseen else parts
 
-    def answer(self, weights: Weights) -> Answer:
+    def answer(self, weights: Weights) -> ModelOutput:
         head = heads.build_head(self.model_class.__name__, self.config, weights) if self.card.has_head else None
-        return Answer(self.card.pooling, head)
+        return ModelOutput(self.card.pooling, head)
 
     def build(self, weights: Weights, shadow: Shadow | None = None) -> PackedModel:
         parts = self.parts(weights)

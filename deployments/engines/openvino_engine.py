@@ -104,10 +104,10 @@ class OpenVinoEngine:
         """
         torch = import_torch("cpu")
         from deployments.engines.pooled_model import PooledModel, pad, probe_batch
-        from deployments.engines.projection_heads import Heads, Whole
+        from deployments.engines.projection_heads import ProjectionHeads, Whole
 
         torch.set_num_threads(self._threads)
-        model = Whole(PooledModel(self._card, attention="eager"), Heads(self._card))
+        model = Whole(PooledModel(self._card, attention="eager"), ProjectionHeads(self._card))
         ids = torch.ones((3, 7), dtype=torch.int64)
         mask = ids.clone()
         mask[1, 4:] = 0  # transformers leaves the mask out of the graph where nothing is padded

@@ -26,7 +26,7 @@ _ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-class Encoder(Protocol):
+class PooledEncoder(Protocol):
     """A transformer with its pooling or its head, packed or padded."""
 
     padded: bool
@@ -34,7 +34,7 @@ class Encoder(Protocol):
     def __call__(self, ids: torch.Tensor, lengths: Lengths, *, each_token: bool = False) -> torch.Tensor: ...
 
 
-class Heads(torch.nn.Module):
+class ProjectionHeads(torch.nn.Module):
     """What a model answers, from what its encoder computes."""
 
     def __init__(self, card: ModelCard) -> None:
@@ -48,7 +48,7 @@ class Heads(torch.nn.Module):
         return self._after["text"](pooled) if "text" in self._after else pooled
 
     def __call__(
-        self, encoder: Encoder, ids: torch.Tensor, lengths: Lengths, outputs: Outputs
+        self, encoder: PooledEncoder, ids: torch.Tensor, lengths: Lengths, outputs: Outputs
     ) -> tuple[torch.Tensor, ...]:
         """The rows of each output, float32 on the device: [queries, numbers] or [tokens, numbers]."""
         if outputs == TEXT:
@@ -76,7 +76,7 @@ class Heads(torch.nn.Module):
 class Whole(torch.nn.Module):
     """(ids, mask) int64 [queries, tokens] -> what the model answers of each text: to be exported."""
 
-    def __init__(self, model: torch.nn.Module, heads: Heads) -> None:
+    def __init__(self, model: torch.nn.Module, heads: ProjectionHeads) -> None:
         super().__init__()
         self._model, self._heads = model, heads
 

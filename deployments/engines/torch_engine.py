@@ -70,9 +70,9 @@ class TorchEngine:
             self._local = threading.local()
             self._workers = ThreadPoolExecutor(threads, thread_name_prefix="engine")
         self._pass_tokens = self._most_tokens
-        from deployments.engines.projection_heads import Heads
+        from deployments.engines.projection_heads import ProjectionHeads
 
-        self._heads = Heads(card).to(self._device)
+        self._heads = ProjectionHeads(card).to(self._device)
         self._encoder: PackedModel | PaddedModel
         from deployments.engines.pooled_model import one_sentence
 

@@ -46,7 +46,7 @@ from serve_app.embedding.routes import A_MODEL, ALL_ROUTES, ROOT, SEVERAL, route
 from serve_app.observe.observer import Observer
 from serve_app.web.about import ModelApi
 from serve_app.web.admission_headers import admission
-from serve_app.web.asgi import Answer, Handler, Request, dumps, json_answer
+from serve_app.web.asgi import Answer, Handler, HttpRequest, dumps, json_answer
 from serve_app.web.errors import JSON, Headers
 from serve_app.web.fields import Rules
 from serve_app.web.tokenizer_requests import DecodeRequest, TokenizeRequest
@@ -110,19 +110,21 @@ class HttpApi(ModelApi):
         has = " and ".join(routes_of(card.kinds))
         return WrongKind(f"{path} is not for the model that is served, {A_MODEL[card.kind]}, which has {has}")
 
-    async def _vectors(self, takes: Any, reply: Callable[[Any, Embedded, ModelCard], Any], request: Request) -> Answer:
+    async def _vectors(
+        self, takes: Any, reply: Callable[[Any, Embedded, ModelCard], Any], request: HttpRequest
+    ) -> Answer:
         """Takes a request of type `takes`, and answers what `reply` (of `embeddings.py`) makes of the vectors."""
         asked = takes.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked.options, request)
         return _timing(done), dumps(reply(asked, done, self._router.card))
 
-    async def embed_all(self, request: Request) -> Answer:
+    async def embed_all(self, request: HttpRequest) -> Answer:
         """The vector of each token, not normalised."""
         asked = EncodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, outputs=("tokens",))
         return _timing(done), dumps(await _in_turns(done.vectors))
 
-    async def multi_vector(self, request: Request) -> Answer:
+    async def multi_vector(self, request: HttpRequest) -> Answer:
         """A unit vector of each token, as Jina's API answers."""
         asked = MultiVectorRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=("multi_vector",), role=asked.input_type)
@@ -137,7 +139,7 @@ class HttpApi(ModelApi):
         }
         return _timing(done), dumps(answer)
 
-    async def pooling(self, request: Request) -> Answer:
+    async def pooling(self, request: HttpRequest) -> Answer:
         """The same, as vLLM's API answers."""
         asked = PoolingRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=("multi_vector",), role=asked.embedding_mode)
@@ -152,7 +154,7 @@ class HttpApi(ModelApi):
         }
         return _timing(done), dumps(answer)
 
-    async def encode(self, request: Request) -> Answer:
+    async def encode(self, request: HttpRequest) -> Answer:
         """Several kinds of answer from one run, as FlagEmbedding's bge-m3 names them."""
         asked = SeveralRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=self._router.card.kinds, outputs=asked.outputs)
@@ -167,7 +169,7 @@ class HttpApi(ModelApi):
             answer["colbert_vecs"] = await _in_turns(found["multi_vector"])
         return _timing(done), dumps(answer)
 
-    async def rerank(self, request: Request) -> Answer:
+    async def rerank(self, request: HttpRequest) -> Answer:
         """Scores of pairs of the query and each text, the best first; all of them are one admission decision."""
         asked = RerankRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=("reranker",))
@@ -177,7 +179,7 @@ class HttpApi(ModelApi):
         ]
         return _timing(done), dumps(ranks)
 
-    async def cohere_rerank(self, version: str, request: Request) -> Answer:
+    async def cohere_rerank(self, version: str, request: HttpRequest) -> Answer:
         asked = CohereRerankRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=("reranker",))
         results = [
@@ -194,7 +196,7 @@ class HttpApi(ModelApi):
         }
         return _timing(done), dumps(answer)
 
-    async def predict(self, request: Request) -> Answer:
+    async def predict(self, request: HttpRequest) -> Answer:
         """Each label with its score, the likeliest first."""
         asked = PredictRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=_SCORING)
@@ -205,7 +207,7 @@ class HttpApi(ModelApi):
         ]
         return _timing(done), dumps(predictions[0] if asked.single else predictions)
 
-    async def embed_sparse(self, request: Request) -> Answer:
+    async def embed_sparse(self, request: HttpRequest) -> Answer:
         asked = EncodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked, request, kinds=("sparse",))
         answer = [
@@ -214,18 +216,20 @@ class HttpApi(ModelApi):
         ]
         return _timing(done), dumps(answer)
 
-    async def tokenize(self, request: Request) -> Answer:
+    async def tokenize(self, request: HttpRequest) -> Answer:
         asked = TokenizeRequest.parse(await request.body(self._max_body_bytes), self._rules)
         tokens = await self._router.tokenize(
             asked.texts, special_tokens=asked.add_special_tokens, prompt_name=asked.prompt_name
         )
         return json_answer(tokens)
 
-    async def decode(self, request: Request) -> Answer:
+    async def decode(self, request: HttpRequest) -> Answer:
         asked = DecodeRequest.parse(await request.body(self._max_body_bytes), self._rules)
         return json_answer(await self._router.decode(asked.id_lists, skip_special_tokens=asked.skip_special_tokens))
 
-    async def _embed(self, queries: Sequence[Query], options: AnyOptions, request: Request, **more: Any) -> Embedded:
+    async def _embed(
+        self, queries: Sequence[Query], options: AnyOptions, request: HttpRequest, **more: Any
+    ) -> Embedded:
         purpose = options.purpose
         wanted = Wanted(
             truncate=options.cut,
@@ -238,7 +242,7 @@ class HttpApi(ModelApi):
         )
         return await self._router.embed(queries, wanted)
 
-    async def info(self, _: Request) -> Answer:
+    async def info(self, _: HttpRequest) -> Answer:
         await self._router.hear_replicas()
         return json_answer(describe(self._router))
 

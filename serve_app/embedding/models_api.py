@@ -19,7 +19,7 @@ from serve_app.embedding.api import HttpApi
 from serve_app.embedding.document import document
 from serve_app.observe.observer import ONE_MODEL, Observer
 from serve_app.web.about import NO_REPLICA, DocumentedApi, health, model_list
-from serve_app.web.asgi import Answer, Handler, Request, json_answer
+from serve_app.web.asgi import Answer, Handler, HttpRequest, json_answer
 
 _PREFIX = "/models/"
 
@@ -44,7 +44,7 @@ class ModelsApi(DocumentedApi):
             "/openapi.json": self.openapi,
         }
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer(self, request: HttpRequest) -> Answer:
         if request.path.startswith(_PREFIX):
             return await self._enter(request).answer(request)
         handler = self._of_all.get(request.path)
@@ -52,7 +52,7 @@ class ModelsApi(DocumentedApi):
             return await handler(request)
         return await (await self._choose(request)).answer(request)
 
-    def _enter(self, request: Request) -> HttpApi:
+    def _enter(self, request: HttpRequest) -> HttpApi:
         """The model under whose prefix the request comes, with what follows as its path. Raises UnknownModel."""
         rest = request.path.removeprefix(_PREFIX)
         for name in sorted(self._apis.names, key=len, reverse=True):  # `a/b` before `a`
@@ -64,7 +64,7 @@ class ModelsApi(DocumentedApi):
         request.path = f"/{path}"  # the shape of the error is that of the route
         return self._apis.named(name)
 
-    async def _choose(self, request: Request) -> HttpApi:
+    async def _choose(self, request: HttpRequest) -> HttpApi:
         """Raises UnknownModel or BodyTooLarge."""
         if request.path.startswith(ONE_MODEL):
             return self._apis.named(request.path.removeprefix(ONE_MODEL))
@@ -73,7 +73,7 @@ class ModelsApi(DocumentedApi):
             return self._apis.named(name)
         return next((api for api in self._apis if api.has(request.method, request.path)), self._apis.first)
 
-    async def _named(self, request: Request) -> str | None:
+    async def _named(self, request: HttpRequest) -> str | None:
         """The model that the body names, if it does. What else is wrong with the body is for the route to say."""
         request.content = await request.body(self._max_body_bytes)
         try:
@@ -86,16 +86,16 @@ class ModelsApi(DocumentedApi):
         name = found.get("model")
         return name if isinstance(name, str) else None
 
-    async def openai_models(self, _: Request) -> Answer:
+    async def openai_models(self, _: HttpRequest) -> Answer:
         return model_list([model for api in self._apis for model in api.models])
 
-    async def info(self, _: Request) -> Answer:
+    async def info(self, _: HttpRequest) -> Answer:
         """The first model's, as a client expects it that knows of one, and each by its name."""
         await asyncio.gather(*(router.hear_replicas() for router in self._routers))
         models = {router.card.name: describe(router) for router in self._routers}
         return json_answer({**describe(self._routers.first), "models": models})
 
-    async def health(self, _: Request) -> Answer:
+    async def health(self, _: HttpRequest) -> Answer:
         """Good while one of the models can answer: a load balancer must not take the others away as well."""
         models = {router.card.name: health(router.live_pools) for router in self._routers}
         if all(one["status"] == "unavailable" for one in models.values()):

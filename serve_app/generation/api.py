@@ -22,7 +22,7 @@ from serve_app.observe.observer import Observer
 from serve_app.version import VERSION
 from serve_app.web.about import ModelApi
 from serve_app.web.admission_headers import admission
-from serve_app.web.asgi import Answer, Handler, Request, dumps, json_answer
+from serve_app.web.asgi import Answer, Handler, HttpRequest, dumps, json_answer
 from serve_app.web.errors import JSON
 from serve_app.web.event_stream import EVENTS, EventStream, StreamBounds
 from serve_app.web.fields import Fields
@@ -93,25 +93,25 @@ class CompletionsApi(ModelApi):
         """End what was started for it."""
         self.asking.close()
 
-    async def completions(self, request: Request) -> Answer:
+    async def completions(self, request: HttpRequest) -> Answer:
         asked = await self._parsed(CompletionRequest, request)
         wanted = await self._wanted(asked, request)
         before = [self.asking.text_of(one) if asked.echo else "" for one in asked.prompts]
         choices = [text for text in before for _ in range(asked.n)]
         return await self._generate(asked, wanted, self._reply(TextReply, wanted, choices), request)
 
-    async def chat(self, request: Request) -> Answer:
+    async def chat(self, request: HttpRequest) -> Answer:
         asked = await self._parsed(ChatRequest, request)
         wanted = await self._wanted(asked, request)
         return await self._generate(asked, wanted, self._reply(ChatReply, wanted, [""] * asked.n), request)
 
-    async def _wanted(self, asked: CompletionRequest | ChatRequest, request: Request) -> list[Asked]:
+    async def _wanted(self, asked: CompletionRequest | ChatRequest, request: HttpRequest) -> list[Asked]:
         received = asyncio.get_running_loop().time()
         prompts = await self.asking.prompts(asked)
         headers = admission(request.headers)
         return self.asking.wanted(asked, prompts, headers, client=request.client, received=received)
 
-    async def _parsed(self, kind: type[Body], request: Request) -> Body:
+    async def _parsed(self, kind: type[Body], request: HttpRequest) -> Body:
         return kind.parse(await request.body(self._options.max_body_bytes), self._options.rules)
 
     def _reply(self, kind: type[Reply], wanted: Sequence[Asked], before: Sequence[str]) -> Reply:
@@ -119,7 +119,7 @@ class CompletionsApi(ModelApi):
         return kind(self._rules.model, sum(len(one.ids) for one in wanted), before, names)
 
     async def _generate(
-        self, asked: CompletionOptions, wanted: Sequence[Asked], reply: Reply, request: Request
+        self, asked: CompletionOptions, wanted: Sequence[Asked], reply: Reply, request: HttpRequest
     ) -> Answer:
         generations = Generations(self._router, asked.n, request.traced)
         try:
@@ -135,19 +135,19 @@ class CompletionsApi(ModelApi):
         await generations.close()
         return [JSON], dumps(reply.whole())
 
-    async def tokenize(self, request: Request) -> Answer:
+    async def tokenize(self, request: HttpRequest) -> Answer:
         asked = await self._parsed(TokenizeRequest, request)
         tokens = await asyncio.to_thread(self._tokenizer.tokens, asked.texts, special_tokens=asked.add_special_tokens)
         return json_answer(tokens)
 
-    async def decode(self, request: Request) -> Answer:
+    async def decode(self, request: HttpRequest) -> Answer:
         asked = await self._parsed(DecodeRequest, request)
         texts = await asyncio.to_thread(
             self._tokenizer.decode, asked.id_lists, skip_special_tokens=asked.skip_special_tokens
         )
         return json_answer(texts)
 
-    async def time_steps(self, request: Request) -> Answer:
+    async def time_steps(self, request: HttpRequest) -> Answer:
         asked = await self._parsed(StepsRequest, request)
         trial = admission(request.headers).get("trial")
         planned = [load.step for load in asked.loads]
@@ -157,7 +157,7 @@ class CompletionsApi(ModelApi):
     def _model(self, name: str) -> dict[str, Any]:
         return {**super()._model(name), "max_model_len": self._router.card.context}
 
-    async def info(self, _: Request) -> Answer:
+    async def info(self, _: HttpRequest) -> Answer:
         card = self._router.card
         about: dict[str, Any] = {
             "model_id": card.name,

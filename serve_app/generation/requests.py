@@ -177,7 +177,7 @@ class CompletionRequest(CompletionOptions):
         return self.logprobs
 
 
-class Part(Fields):
+class ContentPart(Fields):
     """A part of a message's content."""
 
     type: Annotated[Literal["text"], BeforeValidator(_only_text)]
@@ -189,7 +189,7 @@ class ChatMessage(Fields):
 
     role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_known_role)]
     """A developer's messages are the system's."""
-    content: str | Annotated[list[Part], Constraint("a list of parts, objects with type and text")]
+    content: str | Annotated[list[ContentPart], Constraint("a list of parts, objects with type and text")]
     """Parts are joined by line breaks."""
     name: str | None = None
 

@@ -15,7 +15,7 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from deployments.errors import Unavailable, WindveError
 from serve_app.api_keys import ApiKeys
 from serve_app.observe.observer import ONE_MODEL, Observer
-from serve_app.web.asgi import PROBES, Answer, Asgi, Handler, Request, json_answer
+from serve_app.web.asgi import PROBES, Answer, Asgi, Handler, HttpRequest, json_answer
 from serve_app.web.errors import NoRoute, WrongMethod
 from serve_app.web.fields import Rules
 
@@ -56,14 +56,14 @@ class DocumentedApi(Asgi):
 
     _document: Mapping[str, Any]
 
-    async def ping(self, _: Request) -> Answer:
+    async def ping(self, _: HttpRequest) -> Answer:
         return [], b""
 
-    async def docs(self, _: Request) -> Answer:
+    async def docs(self, _: HttpRequest) -> Answer:
         headers = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"max-age=86400")]
         return headers, await asyncio.to_thread(_swagger_ui)  # it reads two megabytes the first time
 
-    async def openapi(self, request: Request) -> Answer:
+    async def openapi(self, request: HttpRequest) -> Answer:
         return json_answer({**self._document, "servers": [{"url": request.root or "/"}]})
 
 
@@ -92,7 +92,7 @@ class ModelApi(DocumentedApi):
         """There is such a route."""
         return (method, path) in self._routes
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer(self, request: HttpRequest) -> Answer:
         handler = self._routes.get((request.method, request.path)) or self._rare(request.method, request.path)
         return await handler(request)
 
@@ -111,10 +111,10 @@ class ModelApi(DocumentedApi):
     def _no_route(self, path: str) -> WindveError:
         return NoRoute(f"there is no route {path}; {_NOT_HERE.get(path, 'see /docs for those there are')}")
 
-    async def openai_models(self, _: Request) -> Answer:
+    async def openai_models(self, _: HttpRequest) -> Answer:
         return model_list(self.models)
 
-    async def openai_model(self, name: str, _: Request) -> Answer:
+    async def openai_model(self, name: str, _: HttpRequest) -> Answer:
         self._rules.check_model(name)
         return json_answer(self._model(name))
 
@@ -126,7 +126,7 @@ class ModelApi(DocumentedApi):
     def _model(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": int(self._served.started), "owned_by": "windve"}
 
-    async def health(self, _: Request) -> Answer:
+    async def health(self, _: HttpRequest) -> Answer:
         """Raises Unavailable, at which a load balancer takes the Router away."""
         found = health(self._served.live_pools)
         if found["status"] == "unavailable":

@@ -29,7 +29,7 @@ class ClientGone(Exception):
     """Nobody reads the answer any more."""
 
 
-class Stream(ABC):
+class ResponseStream(ABC):
     """The body of an answer that is sent as it is made."""
 
     @abstractmethod
@@ -44,10 +44,10 @@ class Stream(ABC):
         """In place of `run`, where nobody is there to read any of it."""
 
 
-Answer = tuple[Headers, bytes | Stream]  # the content type among the headers, the content length not
+Answer = tuple[Headers, bytes | ResponseStream]  # the content type among the headers, the content length not
 
 
-class Request:
+class HttpRequest:
     """What a handler sees of an HTTP request."""
 
     __slots__ = ("_leaving", "_receive", "client", "content", "headers", "method", "path", "root", "traced")
@@ -115,7 +115,7 @@ class Request:
             self._leaving.cancel()
 
 
-Handler = Callable[[Request], Awaitable[Answer]]
+Handler = Callable[[HttpRequest], Awaitable[Answer]]
 
 
 class Asgi(ABC):
@@ -127,14 +127,14 @@ class Asgi(ABC):
         self._headers = [(b"x-windve-emulated", b"true")] if emulated else []
 
     @abstractmethod
-    async def answer(self, request: Request) -> Answer:
+    async def answer(self, request: HttpRequest) -> Answer:
         """Raises WindveError."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await _not_http(scope, receive, send)
             return
-        request = Request(scope, receive)
+        request = HttpRequest(scope, receive)
         problem: WindveError | None = None
         if self._observer.on:
             request.traced = self._observer.begin(request.headers)
@@ -143,7 +143,7 @@ class Asgi(ABC):
                 self._let_in(request, self._api_keys)
             headers, body = await self.answer(request)
             status = 200
-            if isinstance(body, Stream):
+            if isinstance(body, ResponseStream):
                 problem = await self._stream(request, headers, body, send)
         except WindveError as error:
             problem = error
@@ -164,14 +164,16 @@ class Asgi(ABC):
             await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})
 
     @staticmethod
-    def _let_in(request: Request, api_keys: ApiKeys) -> None:
+    def _let_in(request: HttpRequest, api_keys: ApiKeys) -> None:
         """Raises Unauthorized."""
         shown = request.headers.get(b"authorization")
         request.client = api_keys.check(None if shown is None else shown.decode("latin-1"))
         if request.traced is not None and request.client is not None:
             request.traced.tenant = request.client.tenant.name
 
-    async def _stream(self, request: Request, headers: Headers, body: Stream, send: Send) -> WindveError | None:
+    async def _stream(
+        self, request: HttpRequest, headers: Headers, body: ResponseStream, send: Send
+    ) -> WindveError | None:
         async def write(some: bytes) -> None:
             await send({"type": "http.response.body", "body": some, "more_body": True})
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployments.errors import TimedOut, WindveError
-from serve_app.web.asgi import ClientGone, Stream, Write, dumps
+from serve_app.web.asgi import ClientGone, ResponseStream, Write, dumps
 from serve_app.web.errors import Headers, openai_error
 
 logger = logging.getLogger("ray.serve")
@@ -45,7 +45,7 @@ def event(content: Any) -> bytes:
     return b"data: %b\n\n" % dumps(content)
 
 
-class EventStream(Stream):
+class EventStream(ResponseStream):
     """One answer. Events are read as they come and sent as the client takes them, all that wait at once."""
 
     def __init__(

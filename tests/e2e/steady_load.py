@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 
-from calibration.load import Connection, request_bytes
+from calibration.load import ClientConnection, request_bytes
 from tests.kit.service import TEXT
 
 BELOW_THE_BUFFER, ABOVE_IT = 32_000, 200_000  # bytes of a text; the buffer has 65,536
@@ -37,7 +37,7 @@ class Stream:
     async def _ask(self, address, size, request):
         status = WITHOUT_ANSWER
         with contextlib.suppress(OSError, EOFError, TimeoutError):
-            connection = await Connection.open(address)
+            connection = await ClientConnection.open(address)
             try:
                 reply = await connection.ask(request)
             finally:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import grpc
 import numpy as np
 
-from calibration.load import Address, Connection, Reply, request_bytes
+from calibration.load import Address, ClientConnection, HttpReply, request_bytes
 from tests.faults.truth import Truth
 from tests.faults.verdict import BACK_OFF_S, BEGUN, BROKEN, GRPC, HTTP, LARGE, REFUSED, SILENT, Ended
 from tests.kit import tei_wire
@@ -186,8 +186,8 @@ class Traffic:
             return reply.status, False, come_back, reply.body[:120].decode(errors="replace")
         return 200, self.truth.agrees(texts, vectors_of(reply, kind.path)), False, ""
 
-    async def _exchange(self, request: bytes) -> Reply:
-        connection = await Connection.open(self.address)
+    async def _exchange(self, request: bytes) -> HttpReply:
+        connection = await ClientConnection.open(self.address)
         try:
             return await connection.ask(request, _PATIENCE_S)
         finally:
@@ -205,7 +205,7 @@ def payload_of(kind: Kind, texts: list[str]) -> bytes:
     return request_bytes({"input": texts, "encoding_format": "base64"}, kind.path, headers)
 
 
-def vectors_of(reply: Reply, path: str) -> object:
+def vectors_of(reply: HttpReply, path: str) -> object:
     """Rows of numbers, or something that is none."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         found = json.loads(reply.body)

@@ -6,7 +6,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 
 from deployments.engines import packed
-from deployments.engines.packed.model import Answer, PackedModel
+from deployments.engines.packed.model import ModelOutput, PackedModel
 from deployments.engines.packed.tensors import Place, Weights
 from tests.kit.kinds_of_models import shaken
 
@@ -35,7 +35,7 @@ def texts(lengths):
 
 def pack(model, pooling, place=EXACT):
     parts = packed.build(model.config, Weights.of_module(model, place))
-    return PackedModel(parts, place, Answer(pooling))
+    return PackedModel(parts, place, ModelOutput(pooling))
 
 
 def pooled(hidden, pooling):

@@ -20,7 +20,7 @@ import psutil
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from calibration.load import Address, Reply, burst, request_bytes
+from calibration.load import Address, HttpReply, burst, request_bytes
 
 ROOT = Path(__file__).parents[2]
 PROCESS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))  # of those that run tests
@@ -235,7 +235,7 @@ class Service:
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.load(answer)
 
-    def ask(self, path, payload, headers=()) -> Reply:
+    def ask(self, path, payload, headers=()) -> HttpReply:
         """The answer to one request by POST."""
         return burst(self.address, [request_bytes(payload, path, [*self.headers.items(), *headers])])[0]
 

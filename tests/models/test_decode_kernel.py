@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.engines.packed.attention import Heads
+from deployments.engines.packed.attention import HeadLayout
 from deployments.engines.packed.tensors import Place
 from deployments.generation.engine.cache import Cache
 from deployments.generation.engine.packed_step import StepLayout
@@ -63,7 +63,7 @@ def exact(heads, layout, q, keys, values):
 )
 @pytest.mark.parametrize("form", forms())
 def test_each_form_is_float64s(form, size, groups, shared, lengths, dtype, spread, seed):
-    heads = Heads(groups * shared, groups, size)
+    heads = HeadLayout(groups * shared, groups, size)
     layout, qkv, keys, values = world(heads, lengths, dtype, spread, seed)
     q = qkv[:, : heads.heads]
     mixed = torch.full((len(lengths), heads.heads * size), torch.nan, dtype=dtype)
@@ -79,7 +79,7 @@ def test_all_numbers_of_float16_are_read_and_written_as_torchs(form):
     """A query of zeros weighs tokens the same: what comes out is their mean in float32, rounded. Means of a number and
     the next one lie between both, half of them at the same distance from both.
     """
-    numbers, heads = torch.arange(2**16), Heads(1, 1, 256)
+    numbers, heads = torch.arange(2**16), HeadLayout(1, 1, 256)
     layout = StepLayout.of_chunks([Chunk(np.zeros(1, np.int32), 3, (at,)) for at in range(256)], EXACT)
     keys, values = torch.zeros(2, 256, 1, BLOCK, 256, dtype=torch.float16)
     query, mixed = torch.zeros(256, 1, 256, dtype=torch.float16), torch.empty(256, 256, dtype=torch.float16)
@@ -98,7 +98,7 @@ def test_all_numbers_of_float16_are_read_and_written_as_torchs(form):
 @pytest.mark.parametrize("form", forms())
 def test_what_lies_behind_a_row_is_not_seen(form):
     """The rest of a block holds what was there before: here numbers that are none."""
-    heads, lengths = Heads(7, 1, 64), [1, 33, 130]
+    heads, lengths = HeadLayout(7, 1, 64), [1, 33, 130]
     layout, qkv, keys, values = world(heads, lengths, torch.float32)
     for length, table in zip(lengths, layout.tables, strict=True):
         for of in (keys, values):
@@ -110,7 +110,7 @@ def test_what_lies_behind_a_row_is_not_seen(form):
 
 @built
 def test_threads_share_the_rows():
-    heads, found = Heads(8, 4, 64), []
+    heads, found = HeadLayout(8, 4, 64), []
     layout, qkv, keys, values = world(heads, [700, 1, 300, 129, 128, 40, 999], torch.float32)
     for count in (1, 3, 100):
         torch.set_num_threads(count)
@@ -124,7 +124,7 @@ def test_threads_share_the_rows():
 @pytest.mark.parametrize("dtype", NEAR)
 def test_a_step_of_both_kinds_is_torchs(dtype):
     """Rows of one token and pieces of prompts, in any order, with the kernel and without."""
-    heads, place = Heads(14, 2, 64), Place(CPU, dtype)
+    heads, place = HeadLayout(14, 2, 64), Place(CPU, dtype)
     tokens = [1, 40, 1, 1, 200, 1]
     starts = [300, 0, 0, 127, 77, 128]
     tables = np.arange(18).reshape(6, 3)[::-1]
@@ -147,8 +147,8 @@ def test_a_step_of_both_kinds_is_torchs(dtype):
 
 
 def test_torch_computes_what_the_kernel_does_not():
-    assert decode_kernel(Heads(4, 2, 24), EXACT) is None
-    assert decode_kernel(Heads(4, 2, 64), Place(CPU, torch.float64)) is None
-    assert decode_kernel(Heads(4, 2, 64), Place(torch.device("cuda"), torch.float32)) is None
+    assert decode_kernel(HeadLayout(4, 2, 24), EXACT) is None
+    assert decode_kernel(HeadLayout(4, 2, 64), Place(CPU, torch.float64)) is None
+    assert decode_kernel(HeadLayout(4, 2, 64), Place(torch.device("cuda"), torch.float32)) is None
     for dtype in NEAR:
-        assert (decode_kernel(Heads(4, 2, 64), Place(CPU, dtype)) is not None) == bool(forms())
+        assert (decode_kernel(HeadLayout(4, 2, 64), Place(CPU, dtype)) is not None) == bool(forms())

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from deployments.engines.packed import attention
-from deployments.engines.packed.attention import ALL, CAUSAL, Heads, Reach, Ways
+from deployments.engines.packed.attention import ALL, CAUSAL, HeadLayout, Reach, Ways
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.positions import alibi, alibi_slopes, relative_buckets
 from deployments.engines.packed.tensors import Place
 from tests.kit.packed_models import CPU, LENGTHS
 
-BERT, GROUPED = Heads(12, 12, 32), Heads(8, 2, 32)
+BERT, GROUPED = HeadLayout(12, 12, 32), HeadLayout(8, 2, 32)
 REACHES = {"all": ALL, "causal": CAUSAL, "window": Reach(20, 20), "causal window": Reach(29, 0)}
 
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from deployments.engines.packed.attention import Heads
+from deployments.engines.packed.attention import HeadLayout
 from deployments.engines.packed.tensors import Place
 from deployments.generation.engine import paged_attention as paged
 from deployments.generation.engine.cache import plain
 
-HEADS = Heads(6, 2, 32)
+HEADS = HeadLayout(6, 2, 32)
 HALF = Place(torch.device("cpu"), torch.bfloat16)
 
 

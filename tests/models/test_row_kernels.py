@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.engines.packed.attention import Heads
+from deployments.engines.packed.attention import HeadLayout
 from deployments.engines.packed.layers import RmsNorm
 from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.tensors import Place
@@ -38,7 +38,7 @@ def test_a_norm_is_float64s(dtype, rows, lanes, spread):
 
 @built
 @pytest.mark.parametrize("with_norm", [True, False])
-@pytest.mark.parametrize("heads", [Heads(14, 2, 64), Heads(4, 4, 32), Heads(8, 2, 96)])
+@pytest.mark.parametrize("heads", [HeadLayout(14, 2, 64), HeadLayout(4, 4, 32), HeadLayout(8, 2, 96)])
 @pytest.mark.parametrize("dtype", NEAR)
 def test_what_attention_gets_is_torchs(dtype, heads, with_norm):
     """Query, key and value, in place and in the cache, of rows of one token and pieces of prompts."""
@@ -67,6 +67,6 @@ def test_what_attention_gets_is_torchs(dtype, heads, with_norm):
 def test_torch_computes_what_the_kernels_do_not():
     norm = RmsNorm(torch.ones(24), 1e-6)
     assert kernel_norm(norm) is norm
-    assert turn_kernel(Heads(4, 2, 48), None, EXACT) is None
-    assert turn_kernel(Heads(4, 2, 64), None, Place(torch.device("cuda"), torch.float32)) is None
-    assert turn_kernel(Heads(4, 2, 64), None, Place(CPU, torch.float16)) is None
+    assert turn_kernel(HeadLayout(4, 2, 48), None, EXACT) is None
+    assert turn_kernel(HeadLayout(4, 2, 64), None, Place(torch.device("cuda"), torch.float32)) is None
+    assert turn_kernel(HeadLayout(4, 2, 64), None, Place(CPU, torch.float16)) is None

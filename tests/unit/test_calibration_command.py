@@ -9,7 +9,7 @@ from test_calibration_run import Application as Formula
 from calibration.__main__ import main
 from calibration.load import Address
 from calibration.measure.journal import Journal
-from calibration.measure.trials import Trials
+from calibration.measure.trials import TrialLoads
 from deployments.errors import SettingsError
 from tests.kit.service import ROOT
 
@@ -62,7 +62,7 @@ def refused(monkeypatch, capsys, words, problem):
 
 def test_a_query_longer_than_the_model_takes_is_refused(tmp_path):
     journal = Journal(tmp_path, {}, fresh=True)
-    trials = Trials(Address("127.0.0.1", 1), (), "", journal, {}, 5000, 0, 5.0)
+    trials = TrialLoads(Address("127.0.0.1", 1), (), "", journal, {}, 5000, 0, 5.0)
     with pytest.raises(SettingsError, match="--tokens: the model takes at most 256, not 5000"):
         asyncio.run(trials.prepare(256))
     journal.close()

@@ -15,8 +15,8 @@ from calibration.load import Address
 from calibration.measure.journal import Burst, Journal
 from calibration.progress import Progress
 from calibration.report import report
-from calibration.report.report_model import Report, WrittenReport
-from calibration.result import Options
+from calibration.report.report_model import CalibrationReport, WrittenReport
+from calibration.result import CalibrationOptions
 from calibration.run import Calibration
 from calibration.service.application import CalibrationFailed
 from calibration.service.serve_config import edit
@@ -107,8 +107,8 @@ class Tiled(Trials):
 @pytest.fixture
 def calibrate(tmp_path, monkeypatch):
     def run(application, trials=Trials, slo_s=2.0, **more):
-        monkeypatch.setattr(calibration.run, "Trials", trials)
-        options = Options(slo_s, "burst", 75, 1.0, 2048, 0, 0)
+        monkeypatch.setattr(calibration.run, "TrialLoads", trials)
+        options = CalibrationOptions(slo_s, "burst", 75, 1.0, 2048, 0, 0)
         work = Calibration(application, options, Progress(Console(file=io.StringIO())))
         journal = Journal(tmp_path, work.about, fresh=True)
         try:
@@ -147,7 +147,7 @@ def test_depths_costs_and_what_was_proved_are_written(calibrate, tmp_path):
     assert "Cost of a query by its length" in console.file.getvalue()
     page = report.write(tmp_path / "report", made)
     assert "stream of mixed lengths" in page.read_text()
-    assert Report.parse(page.with_name("report.json").read_bytes(), "it") == made
+    assert CalibrationReport.parse(page.with_name("report.json").read_bytes(), "it") == made
 
 
 def test_by_depth_bursts_are_proof_enough(calibrate):

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from calibration.fit.curve import Curve
 from calibration.planning.cost import (
     Deployment,
-    Pool,
+    PoolCapacity,
     cores_effect,
     deployment,
     gain,
@@ -64,11 +64,11 @@ def test_equation_6_in_whole_instances():
 
 
 def test_equation_5_by_throughput():
-    pool = Pool(V100, 96, replicas=2)
+    pool = PoolCapacity(V100, 96, replicas=2)
     assert pool.throughput() == pytest.approx(2 * 96 / (0.018 * 96 + 0.27))
     assert pool.throughput("steady") == pytest.approx(2 * 96 / (0.018 * 96 + 0.54))
-    assert Pool(V100, 0).throughput() == 0.0
-    sized = size(400, Pool(V100, 96).throughput(), Pool(XEON, 19).throughput(), 1, 1000.0)
+    assert PoolCapacity(V100, 0).throughput() == 0.0
+    sized = size(400, PoolCapacity(V100, 96).throughput(), PoolCapacity(XEON, 19).throughput(), 1, 1000.0)
     assert (sized.alone.instances, sized.together.instances) == (9, 7)
     assert (sized.saved, sized.saved_share) == (Deployment(2, 2, 2000.0), 2 / 9)
 
@@ -97,13 +97,19 @@ def test_equation_4(slo_s, processing_s, others):
 @pytest.mark.parametrize(
     ("first", "second", "limit", "premise", "below"),
     [
-        (Pool(V100, 40), Pool(XEON, 7), 0.21, True, True),  # the paper's ratios; depths at an SLO of 1 s and of 2 s
-        (Pool(V100, 96), Pool(XEON, 19), 0.21, True, True),
-        (Pool(ATLAS, 84), Pool(KUNPENG, 1), 0.12, True, True),
-        (Pool(ATLAS, 194), Pool(KUNPENG, 15), 0.12, True, True),
-        (Pool(V100, 96), Pool(XEON, 22), 0.21, True, False),  # its own tuned depths pass its bound
-        (Pool(V100, 96), Pool(Curve(0.0858, 0.10), 22), 0.21, False, False),
-        (Pool(V100, 96, replicas=4), Pool(XEON, 19, replicas=2), 0.1049, True, True),
+        (
+            PoolCapacity(V100, 40),
+            PoolCapacity(XEON, 7),
+            0.21,
+            True,
+            True,
+        ),  # the paper's ratios; depths at an SLO of 1 s and of 2 s
+        (PoolCapacity(V100, 96), PoolCapacity(XEON, 19), 0.21, True, True),
+        (PoolCapacity(ATLAS, 84), PoolCapacity(KUNPENG, 1), 0.12, True, True),
+        (PoolCapacity(ATLAS, 194), PoolCapacity(KUNPENG, 15), 0.12, True, True),
+        (PoolCapacity(V100, 96), PoolCapacity(XEON, 22), 0.21, True, False),  # its own tuned depths pass its bound
+        (PoolCapacity(V100, 96), PoolCapacity(Curve(0.0858, 0.10), 22), 0.21, False, False),
+        (PoolCapacity(V100, 96, replicas=4), PoolCapacity(XEON, 19, replicas=2), 0.1049, True, True),
     ],
 )
 def test_the_bound_of_equation_19(first, second, limit, premise, below):
@@ -115,7 +121,7 @@ def test_the_bound_of_equation_19(first, second, limit, premise, below):
 
 @given(curves, curves, slos_s, counts, counts, shapes)
 def test_equation_19_holds_on_curves_whenever_its_premise_does(first, second, slo_s, many, few, shape):
-    accelerator, cpu = Pool(first, 1, many), Pool(second, 1, few)
+    accelerator, cpu = PoolCapacity(first, 1, many), PoolCapacity(second, 1, few)
     (row,) = slo_effect(accelerator, cpu, [slo_s], shape)
     assume(row.unrounded_gain is not None)
     bound = gain_bound(accelerator, cpu)
@@ -126,21 +132,21 @@ def test_equation_19_holds_on_curves_whenever_its_premise_does(first, second, sl
 
 
 def test_slo_rows_of_the_first_pair():
-    rows = slo_effect(Pool(V100, 96), Pool(XEON, 22), [1.0, 2.0], "burst")
+    rows = slo_effect(PoolCapacity(V100, 96), PoolCapacity(XEON, 22), [1.0, 2.0], "burst")
     assert [(row.accelerator, row.cpu) for row in rows] == [(40, 7), (96, 19)]
     assert rows[0].gain == 7 / 40
 
 
 def test_slo_rows_of_one_pool_only():
-    (row,) = slo_effect(None, Pool(XEON, 19, replicas=2), [2.0], "burst")
+    (row,) = slo_effect(None, PoolCapacity(XEON, 19, replicas=2), [2.0], "burst")
     assert (row.accelerator, row.cpu, row.gain, row.unrounded_gain) == (None, 38, None, None)
-    (row,) = slo_effect(Pool(V100, 96), None, [0.1], "burst")
+    (row,) = slo_effect(PoolCapacity(V100, 96), None, [0.1], "burst")
     assert (row.accelerator, row.cpu, row.gain) == (0, None, None)
 
 
 @given(curves, curves, st.floats(0.01, 30), st.floats(0.01, 30), shapes)
 def test_equation_23_needs_its_premise(first, second, slo_s, more_s, shape):
-    rows = slo_effect(Pool(first, 1), Pool(second, 1), [slo_s, slo_s + more_s], shape)
+    rows = slo_effect(PoolCapacity(first, 1), PoolCapacity(second, 1), [slo_s, slo_s + more_s], shape)
     before, after = (row.unrounded_gain for row in rows)
     assume(before is not None)
     if second.beta_s >= first.beta_s:
@@ -160,7 +166,7 @@ def test_slowdown_is_amdahls_law():
 
 
 def test_cores_of_the_xeon():
-    rows = cores_effect(Pool(XEON, 22), 96, slo_s=2.0, shape="burst", cores=48)
+    rows = cores_effect(PoolCapacity(XEON, 22), 96, slo_s=2.0, shape="burst", cores=48)
     assert [row.cores for row in rows] == [24, 48, 72, 96, 192]
     depths = [row.depth for row in rows]
     assert depths == sorted(depths)
@@ -170,10 +176,12 @@ def test_cores_of_the_xeon():
 
 
 def test_cores_are_whole_and_factors_follow():
-    rows = cores_effect(Pool(XEON, 19), None, slo_s=2.0, shape="burst", cores=1)
+    rows = cores_effect(PoolCapacity(XEON, 19), None, slo_s=2.0, shape="burst", cores=1)
     assert [(row.factor, row.cores) for row in rows] == [(1.0, 1), (2.0, 2), (4.0, 4)]  # x 0.5 and x 1 are one row
     assert {row.gain for row in rows} == {None}
-    unknown = cores_effect(Pool(XEON, 19, replicas=3), None, slo_s=2.0, shape="burst", cores=None, factors=(1.0,))
+    unknown = cores_effect(
+        PoolCapacity(XEON, 19, replicas=3), None, slo_s=2.0, shape="burst", cores=None, factors=(1.0,)
+    )
     assert [(row.factor, row.cores, row.depth) for row in unknown] == [(1.0, None, 57)]
 
 

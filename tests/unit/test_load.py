@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibration import load
-from calibration.load import Address, Clients, Connection, burst, request_bytes
+from calibration.load import Address, ClientConnection, Clients, burst, request_bytes
 from deployments.errors import SettingsError
 
 
@@ -98,7 +98,7 @@ def ask_twice(*answers):
     replies = []
 
     async def test(address):
-        connection = await Connection.open(address)
+        connection = await ClientConnection.open(address)
         try:
             replies.extend([await connection.ask(request_bytes({"input": "a"}), timeout_s=5) for _ in range(2)])
         finally:

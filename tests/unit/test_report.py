@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from calibration.report import plots, report
-from calibration.report.report_model import Report
+from calibration.report.report_model import CalibrationReport
 
 VOID = {"meta", "img"}
 MADE = orjson.loads((Path(__file__).parents[1] / "kit" / "calibration_report.json").read_bytes())  # V100 + Xeon at 2 s
@@ -128,7 +128,7 @@ def changed(change):
 
 def typed(made):
     """As it is read from a file."""
-    return Report.parse(orjson.dumps(made), "report.json")
+    return CalibrationReport.parse(orjson.dumps(made), "report.json")
 
 
 def shown(made, width=100):

@@ -17,13 +17,13 @@ from calibration.generation.generation_result import GenerationOptions
 from calibration.generation.generation_run import GenerationCalibration
 from calibration.generation.overlap import Overlap
 from calibration.generation.promise_proof import PromiseProof, PromiseStream
-from calibration.generation.request_capacity import Arrival, Mix, Replica, capacity, longest_prompt, refused
+from calibration.generation.request_capacity import Arrival, Mix, SimulatedReplica, capacity, longest_prompt, refused
 from calibration.generation.step_report_model import GenerationReport
 from calibration.generation.step_series import MeasuredStep, StepFit, StepRoom, all_series, measure
-from calibration.generation.token_stream import Streamed
+from calibration.generation.token_stream import ClientStream
 from calibration.load import Address
 from calibration.progress import Progress
-from calibration.report.report_model import Report, WrittenReport
+from calibration.report.report_model import CalibrationReport, WrittenReport
 from calibration.service.application import CalibrationFailed
 from deployments.errors import SettingsError
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
@@ -140,7 +140,7 @@ def test_a_bad_fit_is_refused_in_a_sentence(measured, problem):
 def test_at_the_capacity_nearly_all_are_admitted_and_two_replicas_take_more(monkeypatch):
     monkeypatch.setattr(request_capacity, "_FEWEST", 100)  # requests: quicker, and less exact
     monkeypatch.setattr(request_capacity, "_MOST", 200)
-    one = [Replica(TIMES["accelerator"], 512, 2048)]
+    one = [SimulatedReplica(TIMES["accelerator"], 512, 2048)]
     mix = Mix(200, 8, longest_prompt(one, POLICY), 8192)
     found = capacity(one, POLICY, mix, 0)
     for times, least, most in ((0.8, 0.0, 0.02), (2.0, 0.1, 1.0)):
@@ -148,7 +148,7 @@ def test_at_the_capacity_nearly_all_are_admitted_and_two_replicas_take_more(monk
         share = refused(one, POLICY, arrivals, len(arrivals)) / len(arrivals)
         assert least <= share <= most, (times, share)
     assert 1.5 * found < capacity(one * 2, POLICY, mix, 0) < 3 * found
-    assert capacity([Replica(StepTime(3.0, 0, 0, 0, 0), 512, 2048)], POLICY, mix, 0) == 0
+    assert capacity([SimulatedReplica(StepTime(3.0, 0, 0, 0, 0), 512, 2048)], POLICY, mix, 0) == 0
 
 
 @pytest.mark.parametrize(("most", "found"), [(3.0, 3.0), (0.0005, 0.0), (float("inf"), 1000.0)])
@@ -233,7 +233,10 @@ def wired(monkeypatch):
 
         async def send_all(address, plan):
             first_s, pace_s = next(views)
-            return [Streamed(429, 0.0), *(Streamed(200, 0.0, first_s, first_s + 9 * pace_s, 10) for _ in plan[1:])]
+            return [
+                ClientStream(429, 0.0),
+                *(ClientStream(200, 0.0, first_s, first_s + 9 * pace_s, 10) for _ in plan[1:]),
+            ]
 
         monkeypatch.setattr(
             generation_run, "capacity", lambda *given: 15.0 if refused(*given[:2], SOME, 0) == 0 else 0.0
@@ -298,7 +301,7 @@ def test_a_run_finds_tries_and_proves_and_its_report_says_so(calibrate, tmp_path
     assert GenerationReport.model_validate_json((tmp_path / "report.json").read_text()) == made
     assert f"{found.capacity:.3g} requests a second" in said
     with pytest.raises(SettingsError, match="about an application that generates"):
-        Report.parse((tmp_path / "report.json").read_bytes(), "report.json")
+        CalibrationReport.parse((tmp_path / "report.json").read_bytes(), "report.json")
 
 
 def test_a_run_says_whether_the_host_pays(calibrate, tmp_path):
@@ -383,13 +386,13 @@ def test_what_cannot_be_promised_is_refused(calibrate, application, problem):
 
 
 def answered(first_s, last_s, tokens, error=None):
-    return Streamed(200, 0.0, first_s, last_s, tokens, error=error)
+    return ClientStream(200, 0.0, first_s, last_s, tokens, error=error)
 
 
 @pytest.mark.parametrize(
     ("came", "late"),
     [
-        ([answered(2.0, 3.8, 10), Streamed(429, 0.0)], (0, 0)),
+        ([answered(2.0, 3.8, 10), ClientStream(429, 0.0)], (0, 0)),
         ([answered(2.1, 3.0, 10)], (1, 0)),
         ([answered(1.0, 2.9, 10)], (0, 1)),
         ([answered(1.0, 1.0, 1)], (0, 0)),
@@ -403,10 +406,10 @@ def test_what_a_client_counts_as_late(came, late):
 @pytest.mark.parametrize(
     "came",
     [
-        [Streamed(429, 0.0)],
-        [answered(1.0, 2.0, 10), Streamed(503, 0.0)],
+        [ClientStream(429, 0.0)],
+        [answered(1.0, 2.0, 10), ClientStream(503, 0.0)],
         [answered(1.0, 2.0, 10), answered(1.0, 2.0, 3, "the engine failed")],
-        [answered(1.0, 2.0, 10), Streamed(0, 0.0, error="ConnectionResetError")],
+        [answered(1.0, 2.0, 10), ClientStream(0, 0.0, error="ConnectionResetError")],
     ],
 )
 def test_a_stream_that_fails_proves_nothing(came):

@@ -11,7 +11,7 @@ from test_load import BUSY, OK, serve
 
 from calibration.load import Address
 from calibration.measure.journal import Burst, Journal
-from calibration.measure.trials import Trials
+from calibration.measure.trials import TrialLoads
 from calibration.prove.stream import Stream, prove
 from calibration.service.application import CalibrationFailed
 from deployments.admission.trial import HEADER, Trial
@@ -90,7 +90,7 @@ def tried(folder, load, *answers):
     async def test(address: Address):
         journal = Journal(folder, {}, fresh=True)
         replicas = {"accelerator": 1, "cpu": 1}
-        trials = Trials(address, (), "secret", journal, replicas, 75, 0, 5.0, _words={10: 8, 75: 73})
+        trials = TrialLoads(address, (), "secret", journal, replicas, 75, 0, 5.0, _words={10: 8, 75: 73})
         try:
             done.append(await load(trials))
         finally:

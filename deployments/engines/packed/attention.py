@@ -32,7 +32,7 @@ Bias = Callable[[torch.Tensor], torch.Tensor]  # int64 [distances], key less que
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class HeadLayout:
     """`heads` of the query, `groups` of key and value (fewer: several heads share one), numbers of each."""
 
     heads: int
@@ -73,7 +73,7 @@ class Ways:
     and query alone, so that one row of numbers says it for every length.
     """
 
-    def __init__(self, heads: Heads, place: Place, reach: Reach = ALL, bias: Bias | None = None) -> None:
+    def __init__(self, heads: HeadLayout, place: Place, reach: Reach = ALL, bias: Bias | None = None) -> None:
         self.heads, self.place, self.reach, self.bias = heads, place, reach, bias
         self._by_distance = torch.empty(0)
 
@@ -236,7 +236,7 @@ class Ways:
         return tokens > longest and self.is_masked(tokens) and not self.is_causal(tokens)
 
 
-def _parts(qkv: torch.Tensor, heads: Heads) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _parts(qkv: torch.Tensor, heads: HeadLayout) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Query, key and value of [any, heads + 2 groups, ...]."""
     q, k, v = torch.split(qkv, [heads.heads, heads.groups, heads.groups], 1)
     return q, k, v
@@ -250,7 +250,7 @@ def _or_all(side: int | None) -> int:
     return -1 if side is None else side
 
 
-def attention_for(heads: Heads, place: Place, reach: Reach = ALL, bias: Bias | None = None) -> Attention:
+def attention_for(heads: HeadLayout, place: Place, reach: Reach = ALL, bias: Bias | None = None) -> Attention:
     """The quickest way on that place."""
     ways = Ways(heads, place, reach, bias)
     return partial(ways.unless_hidden, _quickest(ways))
@@ -269,7 +269,7 @@ def _quickest(ways: Ways) -> Attention:
 
 
 @cache
-def longest_dense(heads: Heads, dtype: torch.dtype, reach: Reach, *, biased: bool) -> int:
+def longest_dense(heads: HeadLayout, dtype: torch.dtype, reach: Reach, *, biased: bool) -> int:
     """Up to how many tokens a query `dense` is quicker than the fused kernel on this CPU; 0 where it never is."""
 
     def zeros(distances: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
-from deployments.engines.packed.attention import Attention, Heads
+from deployments.engines.packed.attention import Attention, HeadLayout
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.positions import Rotary
 from deployments.engines.packed.race import is_quicker
@@ -153,7 +153,7 @@ class SelfAttention:
     them; the attention; and the product behind it. The scale is in the query's weights, or in its norm's.
     """
 
-    heads: Heads
+    heads: HeadLayout
     qkv: Product
     out: Product
     attention: Attention
@@ -264,7 +264,7 @@ class TorchProducts:
         return lambda x: ups.times(x, gates(x))
 
 
-def dense_qkv(weights: Weights, heads: Heads, *names: str) -> Dense:
+def dense_qkv(weights: Weights, heads: HeadLayout, *names: str) -> Dense:
     """Query, key and value, the attention's scale in the query's weights. One name: all three lie in that tensor."""
     return dense(weights, *names, scales=(heads.size**-0.5, 1.0, 1.0))
 

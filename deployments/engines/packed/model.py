@@ -76,7 +76,7 @@ class PackedModel:
 
     padded = False
 
-    def __init__(self, parts: Parts, place: Place, answer: Answer) -> None:
+    def __init__(self, parts: Parts, place: Place, answer: ModelOutput) -> None:
         self._place, self._answer = place, answer
         self._embeddings = parts.embeddings()
         self._blocks = [build() for build in parts.blocks]
@@ -94,7 +94,7 @@ class PackedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ModelOutput:
     """[tokens, width] -> float32: what a model makes of its tokens."""
 
     pooling: str
@@ -117,7 +117,7 @@ class Recorded:
 
     padded = False
 
-    def __init__(self, states: torch.Tensor, layout: Layout, answer: Answer) -> None:
+    def __init__(self, states: torch.Tensor, layout: Layout, answer: ModelOutput) -> None:
         self._states, self._layout, self._answer = states, layout, answer
 
     def __call__(self, ids: torch.Tensor, lengths: Lengths, *, each_token: bool = False) -> torch.Tensor:  # noqa: ARG002
@@ -140,7 +140,7 @@ class Shadow:
             parts.norm,
         )
 
-    def recorded(self, answer: Answer) -> Recorded:
+    def recorded(self, answer: ModelOutput) -> Recorded:
         """Once all parts are built."""
         x = self._x[: self._layout.tokens]
         return Recorded(x if self._exact.norm is None else self._exact.norm()(x), self._layout, answer)

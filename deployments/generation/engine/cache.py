@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from deployments.engines.packed.attention import Heads
+from deployments.engines.packed.attention import HeadLayout
 from deployments.engines.packed.layers import RmsNorm
 from deployments.engines.packed.layout import Layout
 from deployments.engines.packed.positions import Rotary
@@ -24,7 +24,7 @@ from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 class Cache:
     """Memory for `blocks` blocks, made once: [layers, 2 (keys, values), blocks, groups, BLOCK, size]."""
 
-    def __init__(self, layers: int, heads: Heads, blocks: int, place: Place, *, pinned: bool = False) -> None:
+    def __init__(self, layers: int, heads: HeadLayout, blocks: int, place: Place, *, pinned: bool = False) -> None:
         """`pinned`: in pages of a host that a CUDA device copies from and to by itself."""
         shape = (layers, 2, blocks, heads.groups, BLOCK, heads.size)
         on_cpu = place.device.type == "cpu"
@@ -38,14 +38,14 @@ class Cache:
         self._kernel = decode_kernel(heads, place)
         self._paged = None if on_cpu else paged_attention(heads, place, plain(heads))
 
-    def attention(self, layer: int, heads: Heads, turned: Turned | None = None) -> CachedAttention:
+    def attention(self, layer: int, heads: HeadLayout, turned: Turned | None = None) -> CachedAttention:
         return CachedAttention(heads, *self.tensor[layer], turned=turned, kernel=self._kernel, paged=self._paged)
 
 
 class Turned:
     """Query and key with their norm, where a model has one, and turned by their positions."""
 
-    def __init__(self, heads: Heads, norm: RmsNorm | None, rotary: Rotary, place: Place) -> None:
+    def __init__(self, heads: HeadLayout, norm: RmsNorm | None, rotary: Rotary, place: Place) -> None:
         self._heads, self._norm, self._rotary = heads, norm, rotary
         self._kernel = turn_kernel(heads, norm, place)
 
@@ -65,13 +65,13 @@ class Turned:
         self._rotary.turn(turned, step)
 
 
-def put(heads: Heads, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> None:
+def put(heads: HeadLayout, qkv: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> None:
     """Put keys and values of [tokens + spare, heads + 2 groups, size] into the cache."""
     blocks, places = step.slots
     keys[blocks, :, places], values[blocks, :, places] = torch.split(qkv[: step.tokens, heads.heads :], heads.groups, 1)
 
 
-def plain(heads: Heads) -> Paged:
+def plain(heads: HeadLayout) -> Paged:
     """As torch's operations compute it, chunk by chunk."""
     return lambda q, keys, values, step: CachedAttention(heads, keys, values).attend(q, step)
 
@@ -83,7 +83,7 @@ class CachedAttention:
 
     def __init__(
         self,
-        heads: Heads,
+        heads: HeadLayout,
         keys: torch.Tensor,
         values: torch.Tensor,
         *,

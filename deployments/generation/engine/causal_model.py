@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from deployments.engines.packed.attention import CAUSAL, Attention, Heads, Reach
+from deployments.engines.packed.attention import CAUSAL, Attention, HeadLayout, Reach
 from deployments.engines.packed.families import decoder
 from deployments.engines.packed.layers import PreNorm, Products, RmsNorm
 from deployments.engines.packed.positions import Rotary
@@ -52,7 +52,7 @@ class CausalModel:
         self.attention: list[CachedAttention] = []
         self.host_attention: list[CachedAttention] = []
 
-        def attend(layer: int, heads: Heads, _: Reach, norm: RmsNorm | None, rotary: Rotary) -> Attention:
+        def attend(layer: int, heads: HeadLayout, _: Reach, norm: RmsNorm | None, rotary: Rotary) -> Attention:
             if not made:  # who has how many heads is known here
                 made.append(Cache(config.num_hidden_layers, heads, blocks, self.place))
                 on_host = Place(_CPU, self.place.dtype)

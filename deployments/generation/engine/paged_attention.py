@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import torch
 
-from deployments.engines.packed.attention import Heads
+from deployments.engines.packed.attention import HeadLayout
 from deployments.engines.packed.tensors import Place
 from deployments.generation.engine.packed_step import StepLayout
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
@@ -27,7 +27,7 @@ _TRIED = ((0, 40), (BLOCK + 4, 1), (0, BLOCK + 9), (2 * BLOCK, 30), (0, 1))  # (
 _NEAR = 0.03  # of the numbers' own spread, root mean square: half precision sums in another order
 
 
-def paged_attention(heads: Heads, place: Place, plain: Paged) -> Paged | None:
+def paged_attention(heads: HeadLayout, place: Place, plain: Paged) -> Paged | None:
     """The first way that this place has and that does as `plain` does; None where there is none."""
     if place.dtype not in {torch.bfloat16, torch.float16}:
         return None
@@ -44,7 +44,7 @@ def paged_attention(heads: Heads, place: Place, plain: Paged) -> Paged | None:
     return None
 
 
-def _ways(heads: Heads, place: Place) -> Iterator[Paged]:
+def _ways(heads: HeadLayout, place: Place) -> Iterator[Paged]:
     if place.device.type == "cuda" and torch.cuda.get_device_capability(place.device) >= (8, 0):
         yield by_tables
         yield gathered
@@ -52,7 +52,7 @@ def _ways(heads: Heads, place: Place) -> Iterator[Paged]:
         yield _by_tables_on_npu(heads)
 
 
-def _error(way: Paged, plain: Paged, heads: Heads, place: Place) -> float:
+def _error(way: Paged, plain: Paged, heads: HeadLayout, place: Place) -> float:
     """How far a step's attention is off, as a share of the spread of its numbers."""
     draw, device = torch.Generator().manual_seed(1), place.device
     tables = np.random.default_rng(1).permutation(4 * len(_TRIED)).reshape(len(_TRIED), 4)
@@ -114,7 +114,7 @@ def gathered(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: St
     return found.flatten(1)
 
 
-def _by_tables_on_npu(heads: Heads) -> Paged:
+def _by_tables_on_npu(heads: HeadLayout) -> Paged:
     def by_tables_on_npu(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, step: StepLayout) -> torch.Tensor:
         """Ascend's fused attention for inference, packed tokens (TND) over a cache [blocks, groups, BLOCK, size]."""
         import torch_npu

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from deployments.engines.packed.attention import Heads
+from deployments.engines.packed.attention import HeadLayout
 from deployments.engines.packed.tensors import Place
 from deployments.generation.kernels import native
 from deployments.generation.scheduler.step import Chunk
@@ -53,7 +53,7 @@ class DecodeRows:
 class DecodeKernel:
     """One form of the kernel, for one model's heads."""
 
-    def __init__(self, form: str, heads: Heads) -> None:
+    def __init__(self, form: str, heads: HeadLayout) -> None:
         """`form` is one of `forms()`."""
         self._run, self._heads = native.function(_NAME, form), heads
 
@@ -79,7 +79,7 @@ def forms() -> list[str]:
     return native.forms(_NAME)
 
 
-def decode_kernel(heads: Heads, place: Place) -> DecodeKernel | None:
+def decode_kernel(heads: HeadLayout, place: Place) -> DecodeKernel | None:
     """None where torch's own operations are used: on other devices, for other sizes and dtypes, or not built."""
     if place.device.type != "cpu" or place.dtype not in native.DTYPES or heads.size % _SIZES:
         return None

@@ -8,7 +8,7 @@ import ctypes
 
 import torch
 
-from deployments.engines.packed.attention import Heads
+from deployments.engines.packed.attention import HeadLayout
 from deployments.engines.packed.layers import Layer, RmsNorm
 from deployments.engines.packed.tensors import Place
 from deployments.generation.kernels import native
@@ -57,7 +57,7 @@ class NormKernel:
 class TurnKernel:
     """Norm and rotation of query and key, and the places of key and value in a layer's cache, in one pass."""
 
-    def __init__(self, heads: Heads, norm: RmsNorm | None) -> None:
+    def __init__(self, heads: HeadLayout, norm: RmsNorm | None) -> None:
         self._run, self._heads = native.function(_NAME, "turn"), heads
         self._weight = None if norm is None else norm.weight.float().contiguous()
         self._eps = 0.0 if norm is None else norm.eps
@@ -90,7 +90,7 @@ def kernel_norm(norm: RmsNorm) -> Layer:
     return NormKernel(norm) if usable and native.library(_NAME) else norm
 
 
-def turn_kernel(heads: Heads, norm: RmsNorm | None, place: Place) -> TurnKernel | None:
+def turn_kernel(heads: HeadLayout, norm: RmsNorm | None, place: Place) -> TurnKernel | None:
     """None where torch's own operations are used."""
     usable = place.device.type == "cpu" and place.dtype in _DTYPES and not heads.size % (2 * _LANES)
     return TurnKernel(heads, norm) if usable and native.library(_NAME) else None

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from deployments.engines.packed.attention import Attention, Heads, attention_for
+from deployments.engines.packed.attention import Attention, HeadLayout, attention_for
 from deployments.engines.packed.layers import ACTIVATIONS, Mlp, PostNorm, SelfAttention, dense, dense_qkv, layer_norm
 from deployments.engines.packed.model import Embeddings, Parts
 from deployments.engines.packed.tensors import Weights
@@ -52,7 +52,7 @@ def unsupported(config: Any) -> str | None:
 
 def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:
     heads, eps = config.num_attention_heads, config.layer_norm_eps
-    shape = Heads(heads, heads, config.hidden_size // heads)
+    shape = HeadLayout(heads, heads, config.hidden_size // heads)
     attention = attention_for(shape, weights.place)
     padding = None if config.model_type == "bert" else config.pad_token_id
     layers = [weights.within(f"encoder.layer.{number}") for number in range(config.num_hidden_layers)]
@@ -62,7 +62,9 @@ def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:
     )
 
 
-def block(layer: Weights, shape: Heads, attention: Attention, names: Names, *, activation: str, eps: float) -> PostNorm:
+def block(
+    layer: Weights, shape: HeadLayout, attention: Attention, names: Names, *, activation: str, eps: float
+) -> PostNorm:
     return PostNorm(
         SelfAttention(shape, dense_qkv(layer, shape, *names.qkv), dense(layer, names.out), attention),
         layer_norm(layer, names.norm, eps),

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from deployments.engines.packed.attention import ALL, CAUSAL, Attention, Heads, Reach, attention_for
+from deployments.engines.packed.attention import ALL, CAUSAL, Attention, HeadLayout, Reach, attention_for
 from deployments.engines.packed.layers import (
     ACTIVATIONS,
     Layer,
@@ -36,7 +36,7 @@ TORCHS = TorchProducts()
 Norms = Callable[[RmsNorm], Layer]
 
 # The attention of the layer with this number, which normalises and turns query and key itself.
-Attend = Callable[[int, Heads, Reach, RmsNorm | None, Rotary], Attention]
+Attend = Callable[[int, HeadLayout, Reach, RmsNorm | None, Rotary], Attention]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def build(
     computes the norms of rows.
     """
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = Heads(config.num_attention_heads, config.num_key_value_heads, size)
+    heads = HeadLayout(config.num_attention_heads, config.num_key_value_heads, size)
     kinds = layer_kinds(config)
     attention_to = cache(partial(attention_for, heads, weights.place))
     by_kind = _FULL in config.rope_parameters
@@ -111,7 +111,7 @@ def reach(config: Any, kind: str) -> Reach:
 
 
 def _block(  # noqa: PLR0917 - a layer's parts
-    config: Any, layer: Weights, heads: Heads, mixing: _Mixing, products: Products, norms: Norms
+    config: Any, layer: Weights, heads: HeadLayout, mixing: _Mixing, products: Products, norms: Norms
 ) -> PreNorm:
     is_gemma = _is_gemma(config)
 
@@ -143,12 +143,12 @@ def _by_head(layer: Weights) -> bool:
     return "self_attn.q_norm.weight" in layer
 
 
-def _scale(config: Any, heads: Heads) -> float:
+def _scale(config: Any, heads: HeadLayout) -> float:
     scale: float = (config.query_pre_attn_scalar if _is_gemma(config) else heads.size) ** -0.5
     return scale
 
 
-def _norm_of_heads(config: Any, layer: Weights, heads: Heads) -> RmsNorm | None:
+def _norm_of_heads(config: Any, layer: Weights, heads: HeadLayout) -> RmsNorm | None:
     """Of query, with the scale of its scores, and of key; None where a model has none."""
     if not _by_head(layer):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from deployments.engines.packed.attention import Heads, attention_for
+from deployments.engines.packed.attention import HeadLayout, attention_for
 from deployments.engines.packed.families.bert import Names, block, embeddings
 from deployments.engines.packed.layers import ACTIVATIONS
 from deployments.engines.packed.model import Parts
@@ -27,7 +27,7 @@ def unsupported(config: Any) -> str | None:
 
 
 def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:  # noqa: ARG001 - it has none
-    shape = Heads(config.n_heads, config.n_heads, config.dim // config.n_heads)
+    shape = HeadLayout(config.n_heads, config.n_heads, config.dim // config.n_heads)
     attention = attention_for(shape, weights.place)
     layers = [weights.within(f"transformer.layer.{number}") for number in range(config.n_layers)]
     return Parts(

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from deployments.engines.packed.attention import Attention, Heads, attention_for
+from deployments.engines.packed.attention import Attention, HeadLayout, attention_for
 from deployments.engines.packed.families import bert
 from deployments.engines.packed.layers import (
     GatedMlp,
@@ -38,7 +38,7 @@ def unsupported(config: Any) -> str | None:
 
 def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:
     heads, eps = config.num_attention_heads, config.layer_norm_eps
-    shape = Heads(heads, heads, config.hidden_size // heads)
+    shape = HeadLayout(heads, heads, config.hidden_size // heads)
     block = _for_code if config.qk_norm else _gated
     if config.feed_forward_type == "original":
         block = partial(bert.block, names=bert.NAMES)
@@ -51,7 +51,7 @@ def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:
     )
 
 
-def _gated(layer: Weights, shape: Heads, attention: Attention, *, activation: str, eps: float) -> PostNorm:
+def _gated(layer: Weights, shape: HeadLayout, attention: Attention, *, activation: str, eps: float) -> PostNorm:
     gate, up = dense_halves(layer, "mlp.gated_layers", activation, None)
     qkv, out = dense_qkv(layer, shape, *bert.NAMES.qkv), dense(layer, bert.NAMES.out)
     return PostNorm(
@@ -62,7 +62,7 @@ def _gated(layer: Weights, shape: Heads, attention: Attention, *, activation: st
     )
 
 
-def _for_code(layer: Weights, shape: Heads, attention: Attention, *, activation: str, eps: float) -> CodeBlock:
+def _for_code(layer: Weights, shape: HeadLayout, attention: Attention, *, activation: str, eps: float) -> CodeBlock:
     up, gate = dense_halves(layer, "mlp.up_gated_layer", None, activation)
     qkv, out = dense(layer, *bert.NAMES.qkv), dense(layer, bert.NAMES.out)
     norm = QueryKeyNorm(layer.within("attention.self"), shape, eps)
@@ -93,7 +93,7 @@ class CodeBlock:
 class QueryKeyNorm:
     """Of queries and of keys, over all heads at once; the attention's scale is in that of the queries."""
 
-    def __init__(self, weights: Weights, shape: Heads, eps: float) -> None:
+    def __init__(self, weights: Weights, shape: HeadLayout, eps: float) -> None:
         scale = shape.size**-0.5
         weight, bias = (weights.cast(weights.exact(f"layer_norm_q.{name}") * scale) for name in ("weight", "bias"))
         self._norms = LayerNorm(weight, bias, eps), layer_norm(weights, "layer_norm_k", eps)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from deployments.engines.packed.attention import ALL, Heads, Reach, attention_for
+from deployments.engines.packed.attention import ALL, HeadLayout, Reach, attention_for
 from deployments.engines.packed.layers import (
     ACTIVATIONS,
     GatedMlp,
@@ -31,7 +31,7 @@ def unsupported(config: Any) -> str | None:
 
 def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:  # noqa: ARG001 - it has none
     heads, eps, place = config.num_attention_heads, config.norm_eps, weights.place
-    shape = Heads(heads, heads, config.hidden_size // heads)
+    shape = HeadLayout(heads, heads, config.hidden_size // heads)
     near = config.local_attention // 2
     reaches = {"full_attention": ALL, "sliding_attention": Reach(near, near)}
     kinds = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from deployments.engines.packed.attention import Heads, attention_for
+from deployments.engines.packed.attention import HeadLayout, attention_for
 from deployments.engines.packed.families.bert import embeddings
 from deployments.engines.packed.layers import (
     ACTIVATIONS,
@@ -29,7 +29,7 @@ def unsupported(config: Any) -> str | None:
 
 def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:
     heads, eps = config.num_attention_heads, config.layer_norm_eps
-    shape = Heads(heads, heads, getattr(config, "head_dim", None) or config.hidden_size // heads)
+    shape = HeadLayout(heads, heads, getattr(config, "head_dim", None) or config.hidden_size // heads)
     attention, rotary = attention_for(shape, weights.place), rotary_of(config, weights.place)
 
     def block(number: int) -> PostNorm:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from deployments.engines.packed.attention import Heads, attention_for
+from deployments.engines.packed.attention import HeadLayout, attention_for
 from deployments.engines.packed.layers import ACTIVATIONS, GatedMlp, Mlp, PreNorm, SelfAttention, dense, rms_norm
 from deployments.engines.packed.model import Embeddings, Parts
 from deployments.engines.packed.positions import relative_buckets
@@ -22,7 +22,7 @@ def unsupported(config: Any) -> str | None:
 
 
 def build(config: Any, weights: Weights, *, types: bool = False) -> Parts:  # noqa: ARG001 - it has none
-    heads = Heads(config.num_heads, config.num_heads, config.d_kv)
+    heads = HeadLayout(config.num_heads, config.num_heads, config.d_kv)
     bias = relative_buckets(weights.exact(_BIAS).cpu(), config.relative_attention_max_distance)
     attention = attention_for(heads, weights.place, bias=bias)
     norm = partial(rms_norm, eps=config.layer_norm_epsilon)
