@@ -255,8 +255,8 @@ class LogConfig(Strict):
 RENAMED = {  # settings of earlier versions
     "heterogeneous": "cpu_overflow",
     "stuck_after_s": "batch_timeout_s",
-    "fill": "target_utilization",
-    "run": "max_batch_fraction",
+    "replicas.fill": "target_utilization",
+    "fair_share.run": "max_batch_fraction",
     "pass_queries": "micro_batch_queries",
     "step_tokens": "max_num_batched_tokens",
     "host_blocks": "num_cpu_blocks",
@@ -288,7 +288,7 @@ def _first_problem(root: str, invalid: ValidationError) -> SettingsError:
     key, problems = min(by_key.items(), key=lambda item: item[1][0]["type"] != "extra_forbidden")
     match problems[0]["type"]:
         case "extra_forbidden":
-            new_name = RENAMED.get(key.rpartition(".")[2])
+            new_name = next((new for old, new in RENAMED.items() if key.endswith(f".{old}")), None)
             return SettingsError(key, f"is called {new_name} now" if new_name else "there is no such setting")
         case "missing":
             return SettingsError(key, "missing")
@@ -296,6 +296,8 @@ def _first_problem(root: str, invalid: ValidationError) -> SettingsError:
             return SettingsError(key, "must not be empty")
         case "value_error":
             return SettingsError(key, str(problems[0]["msg"]).removeprefix("Value error, "))
+    if key.endswith(".admission") and problems[0]["input"] == "finish":
+        return SettingsError(key, "finish is called deadline now")
     wanted = " or ".join(str(problem["msg"]).removeprefix("Input should be ") for problem in problems)
     if problems[0]["type"] in {"model_type", "dict_type"}:
         wanted = "a mapping of settings"

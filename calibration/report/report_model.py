@@ -13,7 +13,7 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from calibration.fit.curve import Curve, Shape
 from calibration.measure.journal import Burst
@@ -260,7 +260,8 @@ class CalibrationReport(ReportHead):
 
     settings: SettingsReport
     pools: dict[str, PoolReport]
-    cpu_overflow: CpuOverflowReport
+    # Earlier reports call it `heterogeneous`.
+    cpu_overflow: CpuOverflowReport = Field(validation_alias=AliasChoices("cpu_overflow", "heterogeneous"))
     fine_tuning: list[TuningReport]
     verification: VerificationReport | None
     streams: list[StreamReport] = []

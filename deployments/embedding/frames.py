@@ -61,7 +61,7 @@ class Offers(Head):
     asks: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.offers or self.called_off or self.confirmed or self.settings or self.asks)
+        return bool(self.offers or self.called_off or self.confirmed or self.settings is not None or self.asks)
 
     def encode(self) -> list[bytes]:
         """As the buffers of one frame."""

@@ -23,7 +23,7 @@ class View(ReplicaView[ReplicaState]):
 
     def hear(self, now: float, state: ReplicaState, seen: int) -> None:
         ReplicaView.hear(self, now, state, seen)
-        self.model = CostModel(*state.model)
+        self.model = CostModel(*state.model[:4])
 
     def finish_s(self, now: float, lengths: Sequence[int]) -> float:
         """Seconds until queries of so many tokens each would be answered there, if they went now together."""

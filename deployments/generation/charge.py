@@ -64,5 +64,5 @@ class Charged:
 
 
 def _model(state: StepState) -> StepTime:
-    beta_s, row_s, kv_token_s, prompt_token_s, pair_s, knee = state.model
+    beta_s, row_s, kv_token_s, prompt_token_s, pair_s, knee = state.model[:6]
     return StepTime(beta_s, row_s, kv_token_s, prompt_token_s, pair_s, int(knee))

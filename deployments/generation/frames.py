@@ -60,7 +60,7 @@ class GenerationOffers(Head):
     asks: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.offers or self.called_off or self.stopped or self.settings or self.asks)
+        return bool(self.offers or self.called_off or self.stopped or self.settings is not None or self.asks)
 
     def encode(self) -> list[bytes]:
         """As the buffers of one frame."""

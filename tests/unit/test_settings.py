@@ -34,6 +34,10 @@ BAD_ARGS = [
     ({**MODEL, "cpu": EMULATED}, "args: accelerator.engine and cpu.engine: emulated and real engines never mix"),
     ({**MODEL, "accelerator": {"device": "tpu"}}, "args.accelerator.device: should be 'auto', 'npu', 'cuda'"),
     ({**MODEL, "heterogeneous": True}, "args.heterogeneous: is called cpu_overflow now"),
+    (
+        {**MODEL, "cpu": {"replicas": {"min": 1, "max": 2, "fill": 0.5}}},
+        "args.cpu.replicas.fill: is called target_utilization",
+    ),
     ({**MODEL, "cpu_overflow": "yes"}, "args.cpu_overflow: should be a valid boolean, not 'yes'"),
     ({**MODEL, "traces": {"endpoint": "collector:4317"}}, "args.traces.endpoint: "),
     ({**MODEL, "traces": {"sample_ratio": 2}}, "args.traces.sample_ratio: "),
