@@ -1,1 +1,1 @@
-"""Calibration: finds the queue depths of a running application, proves them, and writes them into its Serve config."""
+"""Calibration: measures what a query costs a running application, proves the SLO, writes both into its Serve config."""

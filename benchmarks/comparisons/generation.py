@@ -1,4 +1,4 @@
-"""Generation in virtual time: the product's own admission and steps (`StepSchedule`) over devices by formula.
+"""Generation in virtual time: the product's own admission and steps (`StepScheduler`) over devices by formula.
 
 Late is who was admitted and had a first token behind its deadline, or an answer slower than its pace. Goodput is what
 was in time, in generations and in tokens. The bound is the same rule without doubt: it knows how long each answer will
@@ -18,7 +18,7 @@ from benchmarks.kit.figures import BLUE, RED, figure_of, panels
 from benchmarks.kit.goal import Goal
 from benchmarks.kit.sheet import Sheet, table
 from deployments.admission.fair_share import Tenant
-from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepTime
 from tests.kit.simulation.step_world import Arrival, Certain, Sent, StepDevice, StepTable, StepWorld, Times, mixed
@@ -122,10 +122,10 @@ def served(
     for number, (name, pool) in enumerate(pools.items()):
         model = pool.table.fitted(NOISE)
         if certain:
-            schedule = StepSchedule(model, POLICY, pool.blocks, Certain(), Certain())
+            schedule = StepScheduler(model, POLICY, pool.blocks, Certain(), Certain())
             devices.append(StepDevice(name, model, schedule))
             continue
-        device = StepDevice(name, pool.table, StepSchedule(model, POLICY, pool.blocks), noise, seed=number)
+        device = StepDevice(name, pool.table, StepScheduler(model, POLICY, pool.blocks), noise, seed=number)
         if slow_from is not None:
             device.slow = lambda now: _SLOW if now >= slow_from else 1.0
         devices.append(device)

@@ -1,4 +1,4 @@
-"""Hybrid decoding in virtual time: the product's own `StepSchedule` over an accelerator and a host that are calculated
+"""Hybrid decoding in virtual time: the product's own `StepScheduler` over an accelerator and a host that are calculated
 layer by layer (`hybrid_device`), beside APEX's model of what their overlap is worth (`overlap`).
 
 A device is always offered more than it admits, of prompts and answers that are alike. What it gives in its warm-up is
@@ -28,7 +28,7 @@ from deployments.generation.engine.emulated_steps import EmulatedSteps
 from deployments.generation.scheduler.block_pool import BLOCK, blocks_of
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.hybrid.planner import ACCELERATOR, ASYNCHRONOUS, MODES, PIPELINED
-from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from tests.kit.simulation.hybrid_device import HybridDevice
@@ -231,7 +231,7 @@ def served(
     """
     times, own, blocks, num_cpu_blocks = machine
     policy = replace(_WIDE, modes=modes)
-    schedule = StepSchedule(times, policy, blocks, host=HostCache(own, num_cpu_blocks) if hybrid else None)
+    schedule = StepScheduler(times, policy, blocks, host=HostCache(own, num_cpu_blocks) if hybrid else None)
     device = StepDevice("hybrid", times, schedule, NOISE, hybrid=HybridDevice(times, own))
     if true:
         steps = EmulatedSteps(times, blocks, _VOCABULARY, host=own, num_cpu_blocks=num_cpu_blocks, noise=NOISE)

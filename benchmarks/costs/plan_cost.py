@@ -8,7 +8,7 @@ import numpy as np
 
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.hybrid.planner import HostRow
-from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
@@ -29,7 +29,7 @@ def plan_us(plans: int) -> dict[str, float]:
 
 
 def step_us(steps: int, *, hybrid: bool) -> dict[str, float]:
-    """Of one `StepSchedule.next_step`, all in: with the host's rows, or with as many on the accelerator."""
+    """Of one `StepScheduler.next_step`, all in: with the host's rows, or with as many on the accelerator."""
     schedule, now, found = _schedule(hybrid=hybrid), 0.0, list[float]()
     for _ in range(SEQUENCES):
         assert schedule.offer(now, Generation(_PROMPT, _ANSWER, now + 1e4, 100.0)), "there is room"
@@ -42,9 +42,9 @@ def step_us(steps: int, *, hybrid: bool) -> dict[str, float]:
     return _quantiles(found)
 
 
-def _schedule(*, hybrid: bool) -> StepSchedule:
+def _schedule(*, hybrid: bool) -> StepScheduler:
     host = HostCache(_HOST, (SEQUENCES - _HERE) * _BLOCKS) if hybrid else None
-    return StepSchedule(_TIMES, StepPolicy(1e4, 100.0), (_HERE if hybrid else SEQUENCES) * _BLOCKS, host=host)
+    return StepScheduler(_TIMES, StepPolicy(1e4, 100.0), (_HERE if hybrid else SEQUENCES) * _BLOCKS, host=host)
 
 
 def _took_us(call: Callable[[], object]) -> float:

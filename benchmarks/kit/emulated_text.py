@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.kit.texts import model_folder
 from deployments.generation.engine.emulated_steps import following
-from deployments.generation.text.detokenizer import TextStream
+from deployments.generation.text.detokenizer import Detokenizer
 from deployments.generation.text.model_card import read_generation_card
 from deployments.models.tokenizer_files import read_tokenizer
 from deployments.settings import ModelSettings
@@ -57,19 +57,19 @@ class EmulatedText:
 
     def text(self, prompt: list[int], tokens: int) -> str:
         """The answer of so many tokens."""
-        stream = TextStream(self._tokenizer)
+        stream = Detokenizer(self._tokenizer)
         return "".join(map(stream.add, self.ids(prompt, tokens))) + stream.end()
 
     def ended(self, prompt: list[int], tokens: int) -> tuple[str, str] | None:
         """(stop, text before it): words that end the answer with exactly its `tokens`-th token; None if there are no
         such words.
         """
-        ids, stream = self.ids(prompt, tokens), TextStream(self._tokenizer)
+        ids, stream = self.ids(prompt, tokens), Detokenizer(self._tokenizer)
         pieces = list(map(stream.add, ids))
         for count in range(1, min(_LONGEST_STOP, tokens) + 1):
             if not (stop := "".join(pieces[-count:]).strip()):
                 continue
-            trial = TextStream(self._tokenizer, [stop])
+            trial = Detokenizer(self._tokenizer, [stop])
             said, early = "".join(map(trial.add, ids[:-1])), trial.stopped
             said += trial.add(ids[-1])
             if trial.stopped and not early:

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from deployments.admission.learning import Learning
-from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepLoad, StepTime
@@ -70,14 +70,14 @@ class SimulatedReplica(NamedTuple):
     blocks: int
     max_num_batched_tokens: int
 
-    def schedule(self, policy: StepPolicy) -> StepSchedule:
+    def schedule(self, policy: StepPolicy) -> StepScheduler:
         policy = StepPolicy(policy.ttft_s, policy.tpot_s, self.max_num_batched_tokens, policy.bulk_share)
-        return StepSchedule(self.time, policy, self.blocks, Learning(calibrated=True))
+        return StepScheduler(self.time, policy, self.blocks, Learning(calibrated=True))
 
 
 @dataclass(slots=True, eq=False)
 class _Device:
-    schedule: StepSchedule
+    schedule: StepScheduler
     ends: float = math.inf  # of the step that runs
 
     def start(self, now: float) -> None:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from calibration.service.application import CalibrationFailed
+from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduler.block_pool import blocks_of
 from deployments.generation.scheduler.step_time import HostTime, StepTime
-from deployments.generation.timed_steps import PlannedStep
 
 _ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _FEW_ROWS = (1, 4, 16, 64, 256)

@@ -12,7 +12,7 @@ from calibration.load import Address, ClientConnection, HttpReply, request_bytes
 from calibration.measure.trials import GRANT_ARRIVES_S
 from calibration.service.application import CalibrationFailed
 from deployments.admission.trial import HEADER
-from deployments.generation.timed_steps import PlannedStep
+from deployments.generation.planned_steps import PlannedStep
 
 _TIMES = 3  # of each step, behind one that is not counted
 _ASK_S = 120.0  # what is served ends first, and a long step is run several times

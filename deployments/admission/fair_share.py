@@ -4,12 +4,13 @@ A tenant is who shows one API key. Of each tenant an account remembers, for abou
 it asked for and those that it got. While nothing is refused nobody is held back. Otherwise the level is the number of
 device seconds per weight that max-min fairness gives (progressive filling: Bertsekas, Gallager, Data Networks, 6.5.2):
 
-    quiet    The tenant asks for less than the level. It gets all that it asks for.
-    under    It asks for more, and has got less than the level.
-    over     It asks for more, and has got more than the level.
+    under share   The tenant asks for less than the level. It gets all that it asks for.
+    short         It asks for more (it is over its share), and has got less than the level.
+    over          It asks for more, and has got more than the level.
 
-Those who are not quiet leave room in the next run for what the quiet ones will ask for until it starts. Those who are
-over also leave room for what those under will ask for, as far as these are short of the level. Nothing else is kept.
+Tenants over their share leave room in the next run for the work that tenants under it are expected to request before it
+starts. Of them, those who have got more than the level also leave room for those who are short of it. Nothing else is
+kept.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+
+import msgspec
 
 _MEMORY_S = 10.0
 _DIVIDE_S = 0.05  # between two divisions: oftener would only cost
@@ -29,7 +31,7 @@ _GAIN = 3.0  # room is kept for so many times what a tenant is short of: it is t
 _MOST_NAMED = 32  # tenants that a replica names to Routers
 
 
-class Tenant(NamedTuple):
+class Tenant(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Whose query it is: the name of the API key, and its weight beside others."""
 
     name: str
@@ -40,7 +42,7 @@ class Kind(IntEnum):
     """How a tenant stands to the level."""
 
     UNDER_SHARE = 0
-    UNDER = 1
+    SHORT = 1
     OVER = 2
 
 
@@ -72,7 +74,7 @@ class Shares:
     under_share_rho: float = 0.0
     accounts: dict[str, Account] = field(default_factory=dict)
     _waiting_s: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])  # of each kind
-    _under_rho: float = 0.0
+    _short_rho: float = 0.0
     _short_s: float = 0.0  # device seconds that those under the level are short of
     _at: float = -math.inf
 
@@ -106,8 +108,8 @@ class Shares:
 
     @property
     def others_waiting_s(self) -> float:
-        """Device seconds that wait of those who are not quiet."""
-        return self._waiting_s[Kind.UNDER] + self._waiting_s[Kind.OVER]
+        """Device seconds that wait of those over their share."""
+        return self._waiting_s[Kind.SHORT] + self._waiting_s[Kind.OVER]
 
     def kept_s(self, account: Account, mean_s: float, within_s: float) -> float:
         """Device seconds of room in the next run, which starts within `within_s`, that this tenant leaves to others;
@@ -119,12 +121,12 @@ class Shares:
         if self.has_under_share:
             kept_s = self.under_share_rho * within_s + _SPARE * mean_s
         if account.kind == Kind.OVER:
-            kept_s += min(self._under_rho * within_s, _GAIN * self._short_s)
+            kept_s += min(self._short_rho * within_s, _GAIN * self._short_s)
         return kept_s
 
     @property
     def over_share(self) -> list[str]:
-        """Names of tenants that are not quiet, `_MOST_NAMED` at most."""
+        """Names of tenants over their share, `_MOST_NAMED` at most."""
         if not self.has_level:
             return []
         return [name for name, account in self.accounts.items() if account.kind != Kind.UNDER_SHARE][:_MOST_NAMED]
@@ -138,11 +140,11 @@ class Shares:
             if account.offered_s < _FORGOTTEN_S and not account.waiting_s:
                 del self.accounts[name]
         self._fill()
-        quiet, under = self._of(Kind.UNDER_SHARE), self._of(Kind.UNDER)
-        self.has_under_share = self.has_level and bool(quiet)
-        self.under_share_rho = sum(account.offered_s for account in quiet) / _MEMORY_S
-        self._under_rho = sum(account.offered_s for account in under) / _MEMORY_S
-        self._short_s = sum(self.level * account.weight - account.used_s for account in under)
+        under_share, short = self._of(Kind.UNDER_SHARE), self._of(Kind.SHORT)
+        self.has_under_share = self.has_level and bool(under_share)
+        self.under_share_rho = sum(account.offered_s for account in under_share) / _MEMORY_S
+        self._short_rho = sum(account.offered_s for account in short) / _MEMORY_S
+        self._short_s = sum(self.level * account.weight - account.used_s for account in short)
         self._waiting_s = [sum(account.waiting_s for account in self._of(kind)) for kind in Kind]
 
     def _of(self, kind: Kind) -> list[Account]:
@@ -164,4 +166,4 @@ class Shares:
                 continue
             if not self.has_level:
                 self.level = left_s / weights
-            account.kind = Kind.OVER if account.used_s > self.level * account.weight else Kind.UNDER
+            account.kind = Kind.OVER if account.used_s > self.level * account.weight else Kind.SHORT

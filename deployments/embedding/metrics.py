@@ -9,10 +9,10 @@ from deployments.serving.metrics import (
     BUCKETS_S,
     CANCELLED,
     ERROR,
-    LEARNED,
     NO_POOL,
     OK,
     REACHED,
+    REPLICA_GAUGES,
     TOKENISING_BUCKETS_S,
     Gauge,
     Histogram,
@@ -52,7 +52,7 @@ class RouterMetrics:
         self._requests = tally(
             instruments, "windve_requests", "Requests that the SLO is for: bulk and trial ones aside", ()
         )
-        self.keys = TenantMetrics(instruments)
+        self.tenants = TenantMetrics(instruments)
         self._total = Histogram(
             instruments, "windve_request_seconds", "From arrival to answer, of windve_requests", BUCKETS_S
         )
@@ -99,7 +99,7 @@ class RouterMetrics:
         """Give Ray what was counted since the last call, and the gauges of each pool."""
         for counted in (self._queries, self._requests, self._slo_missed):
             counted.publish()
-        self.keys.publish()
+        self.tenants.publish()
         for histogram in (self._total, self._queueing, self._tokenising):
             histogram.publish()
         self._slo.set(slo_s, {})
@@ -112,5 +112,5 @@ class EmbedderMetrics(ReplicaMetrics):
     """An embedder replica's, of its `ReplicaState`."""
 
     def __init__(self, instruments: Instruments, pool: str, info: Mapping[str, str]) -> None:
-        gauges = {**LEARNED, "free_s": "Seconds until all that is admitted is done"}
+        gauges = {**REPLICA_GAUGES, "free_s": "Seconds until all that is admitted is done"}
         super().__init__(instruments, pool, info, gauges, ("full", "never", "closed"))

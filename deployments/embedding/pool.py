@@ -1,4 +1,4 @@
-"""One pool as the Router sees it: its live replicas, and a channel to each."""
+"""One pool as the Router sees it: its live replicas, and a link to each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Pool(ReplicaSet[Link]):
 
         `policy` has `slo_s` (s), `admission` ("deadline" or "depth"), `bulk_share` and `max_batch_fraction` (0 to 1;
         None: by beta). The replicas get it with `router` (this Router's replica id), `depth` (int or None) and `model`
-        ([query_s, token_s, token2_s, beta_s], or None: what the replica measured at warm-up). `Runner._configure`
+        ([query_s, token_s, token2_s, beta_s], or None: what the replica measured at warm-up). `RunLoop._configure`
         reads it.
         """
         self.config = config

@@ -13,9 +13,9 @@ import numpy as np
 
 from deployments.embedding.frames import Offers
 from deployments.embedding.metrics import EmbedderMetrics
-from deployments.embedding.run_loop import Ended, Indices, OfferedQuery, Passed, Runner
+from deployments.embedding.run_loop import Ended, Indices, OfferedQuery, Passed, RunLoop
 from deployments.embedding.scheduler.cost_model import QUERY_TOKENS, CostModel
-from deployments.embedding.scheduler.scheduler import Schedule
+from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy
 from deployments.engines import Engine, TokenBatch, create_engine, embed
 from deployments.engines.micro_batches import Lengths
@@ -40,19 +40,19 @@ class Embedder(Replica[Settings]):
 
     _engine: Engine
     _card: ModelCard
-    _worker: Runner
+    _worker: RunLoop
 
     def _load(self, settings: Settings, device: str) -> tuple[Engine, ModelCard]:
         card = read_model_card(settings.model)
         return create_engine(card, self._settings, device, len(self._cores)), card
 
-    def _start(self) -> Runner:
+    def _start(self) -> RunLoop:
         info = self._engine.info
         self._metrics = self._open_metrics(EmbedderMetrics, info.engine, info.dtype)
         model = self._in_thread(self._measure)
         self._warm_up = {"alpha_s": model.alpha_s, "beta_s": model.beta_s}
-        schedule = Schedule(model, Policy(_PLACEHOLDER_SLO_S, depth=0), self._engine.micro_batch_tokens)
-        return Runner(
+        schedule = Scheduler(model, Policy(_PLACEHOLDER_SLO_S, depth=0), self._engine.micro_batch_tokens)
+        return RunLoop(
             schedule,
             self._compute,
             on_run=self._metrics.ran,
@@ -144,7 +144,7 @@ class Embedder(Replica[Settings]):
             shaped.append(pack(np.where(finite[:, None], rows, 0)) if is_words else rows)
         return shaped, norms
 
-    def _bound_passes(self, schedule: Schedule) -> None:
+    def _bound_passes(self, schedule: Scheduler) -> None:
         """A pass takes a small share of the SLO, so that answers leave early and a deadline is not missed by a pass."""
         if alpha_s := schedule.limits.model.alpha_s:
             self._engine.bound_passes(int(_PASS_SHARE * schedule.limits.policy.slo_s / alpha_s * QUERY_TOKENS))

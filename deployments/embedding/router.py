@@ -92,7 +92,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
             gave_up = isinstance(error, DeadlineExceeded | asyncio.CancelledError)
             self.metrics.failed(error, len(queries), late=gave_up and self._is_late(request))
             if wanted.charged is not None:
-                self.metrics.keys.refused(wanted.charged.tenant.name, error, len(queries))
+                self.metrics.tenants.refused(wanted.charged.tenant.name, error, len(queries))
             raise
         rows_of = partial(self._encoder.rows, outputs=request.outputs, role=wanted.role)
         done = embedded(request, answers, rows_of)
@@ -236,7 +236,7 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
     def _count(self, request: Request, answers: Answers, done: Embedded) -> None:
         if request.tenant is not None:
             device_s = self._placer.price(request, "device_seconds", answers)
-            self.metrics.keys.used(request.tenant.name, len(answers), tokens=done.tokens, device_s=device_s)
+            self.metrics.tenants.used(request.tenant.name, len(answers), tokens=done.tokens, device_s=device_s)
         pools = [pool for pool, _ in answers.values()]
         self.metrics.answered(pools, tokenization_s=done.tokenization_s, queue_s=done.queue_s)
         if not (request.bulk or request.wanted.trial):

@@ -1,8 +1,8 @@
 """The work of a replica: it admits the queries that Routers offer, starts runs, and answers as each pass ends.
 
-`Schedule` decides; `compute`, an argument, runs the engine. Nothing is stored outside the replica. If the replica dies,
-its queries are lost, and the Routers offer them again elsewhere. If a Router's connection ends, the replica drops the
-queries that wait for it. Imports neither ray nor torch; tests and simulations run it in virtual time.
+`Scheduler` decides; `compute`, an argument, runs the engine. Nothing is stored outside the replica. If the replica
+dies, its queries are lost, and the Routers offer them again elsewhere. If a Router's connection ends, the replica drops
+the queries that wait for it. Imports neither ray nor torch; tests and simulations run it in virtual time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from deployments.embedding.frames import Answered, Offer, Offers, Report
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.limits import is_deferrable
-from deployments.embedding.scheduler.scheduler import Schedule
+from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy, Query, ReplicaState
 from deployments.engines import Stopped
 from deployments.models.outputs import Numbers, Outputs
@@ -70,7 +70,7 @@ Compute = Callable[[Sequence[OfferedQuery], Passed, Ended, threading.Event], Non
 """Begins a run of these queries. One begins when the one before has ended; the event asks it to stop."""
 
 
-class Runner(RouterSessions[RouterSession, Report]):
+class RunLoop(RouterSessions[RouterSession, Report]):
     """All methods are called on the event loop. `RouterSession.admitted` has the queries of each offer."""
 
     session_type = RouterSession
@@ -78,12 +78,12 @@ class Runner(RouterSessions[RouterSession, Report]):
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: Scheduler,
         compute: Compute,
         *,
         on_run: Callable[[int, int, float, float], None] = lambda *_: None,  # a run's queries, tokens, seconds, plan
         on_failure: Callable[[BaseException], str] = str,  # logs it; the sentence for clients
-        on_policy: Callable[[Schedule], None] = lambda _: None,  # another promise or model is in force
+        on_policy: Callable[[Scheduler], None] = lambda _: None,  # another promise or model is in force
         clock: Callable[[], float] = time.monotonic,  # the loop's own counts milliseconds only
     ) -> None:
         super().__init__(clock)
@@ -333,9 +333,9 @@ class Runner(RouterSessions[RouterSession, Report]):
     # --- what Routers are told ----------------------------------------------------------------------------------------
 
     def _should_report(self, session: RouterSession, opens_at: float) -> bool:  # noqa: ARG002 - see `_tell_of_room`
-        return session.asks and not self._has_orphaned_batch(session)
+        return session.asks and not self._has_orphaned_run(session)
 
-    def _has_orphaned_batch(self, session: RouterSession) -> bool:
+    def _has_orphaned_run(self, session: RouterSession) -> bool:
         """Whether queries of an earlier connection of the same Router still run. Until they have ended the replica does
         not answer the Router's `asks`: the Router would otherwise offer them elsewhere.
         """

@@ -88,9 +88,9 @@ class Engine(Protocol):
 
     @property
     def micro_batch_tokens(self) -> int:
-        """About how many tokens the schedule should take for one pass: those of a window (see `passes.py`). Its passes
-        run side by side, so inside it a query may leave after one with a later deadline. 0: all answers come at the end
-        of the run.
+        """About how many tokens the schedule should take for one pass: those of a window (see `micro_batches.py`). Its
+        passes run side by side, so inside it a query may leave after one with a later deadline. 0: all answers come at
+        the end of the run.
         """
         ...
 

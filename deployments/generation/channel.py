@@ -1,4 +1,4 @@
-"""A Router's connection to a replica that generates, and the generations that it follows there. Pure asyncio.
+"""A Router's end of a connection to a replica that generates, and the generations that it follows there. Pure asyncio.
 
 Tokens come with each step, whether somebody reads them or not. Of each generation so many wait here. A reader that
 falls further behind has its generation called off: it takes neither memory here nor a place at the replica.

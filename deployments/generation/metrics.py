@@ -25,10 +25,10 @@ from deployments.generation.scheduler.hybrid.planner import MODES
 from deployments.serving.metrics import (
     CANCELLED,
     ERROR,
-    LEARNED,
     NO_POOL,
     OK,
     REACHED,
+    REPLICA_GAUGES,
     Gauge,
     Histogram,
     Instruments,
@@ -106,7 +106,7 @@ class GenerationMetrics:
         self._first_token = measure("time_to_first_token_seconds", "From arrival to the first token", _FIRST_TOKEN_S)
         self._pace = measure("time_per_output_token_seconds", "For each token of an answer after its first", _PACE_S)
         self._gap = measure("worst_gap_seconds", "The longest wait for more of an answer after its first token", _GAP_S)
-        self.keys = TenantMetrics(instruments)
+        self.tenants = TenantMetrics(instruments)
         self._gauges = pool_gauges(instruments, REACHED)
         self._slo: Gauge = instruments.Gauge("windve_slo_seconds", "The latency that is promised")
         self._tpot: Gauge = instruments.Gauge("windve_tpot_seconds", "The time for each further token that is promised")
@@ -138,7 +138,7 @@ class GenerationMetrics:
 
     def publish(self, promise: Promise, pools: Mapping[str, GenerationPoolState]) -> None:
         """Give Ray what was counted since the last call, the promise of the settings, and the gauges of each pool."""
-        self.keys.publish()
+        self.tenants.publish()
         for counted in self._tallies.values():
             counted.publish()
         for histogram in (self._first_token, self._pace, self._gap):
@@ -280,9 +280,9 @@ class Streamed:
 
     def _charge(self, client: str, error: BaseException | None, device_s: float) -> None:
         if error is None:
-            self._metrics.keys.used(client, 1, tokens=self._asked.prompt_tokens + self.tokens, device_s=device_s)
+            self._metrics.tenants.used(client, 1, tokens=self._asked.prompt_tokens + self.tokens, device_s=device_s)
         else:
-            self._metrics.keys.refused(client, error, 1)
+            self._metrics.tenants.refused(client, error, 1)
 
 
 class GeneratorMetrics(ReplicaMetrics):
@@ -293,7 +293,7 @@ class GeneratorMetrics(ReplicaMetrics):
             "kv_blocks_used": "Blocks of the cache that hold keys and values",
             "kv_blocks_free": "Blocks of the cache that are free",
         }
-        super().__init__(instruments, pool, info, {**LEARNED, **blocks}, REFUSED_BECAUSE)
+        super().__init__(instruments, pool, info, {**REPLICA_GAUGES, **blocks}, REFUSED_BECAUSE)
         self._host = _HostMetrics(instruments, pool)
 
     def publish(self, state: GeneratorState) -> None:  # type: ignore[override]

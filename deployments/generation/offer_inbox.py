@@ -26,7 +26,7 @@ from deployments.models.tokenizer import TokenIds
 from deployments.serving.sessions import RouterSession
 
 if TYPE_CHECKING:
-    from deployments.generation.step_loop import Stepper
+    from deployments.generation.step_loop import StepLoop
 
 logger = logging.getLogger("ray.serve")
 
@@ -107,7 +107,7 @@ class ReceivedFrame:
 class OfferInbox:
     """One replica's; the stepper decides on what it reads. It is true while it has frames."""
 
-    def __init__(self, stepper: Stepper) -> None:
+    def __init__(self, stepper: StepLoop) -> None:
         self._stepper = stepper
         self._received: deque[ReceivedFrame] = deque()
 

@@ -25,7 +25,7 @@ from deployments.generation.pool import GenerationPool
 from deployments.generation.record import Outcome
 from deployments.generation.request import Asked
 from deployments.generation.settings import GenerationConfig
-from deployments.generation.text.detokenizer import TextStream
+from deployments.generation.text.detokenizer import Detokenizer
 from deployments.generation.text.model_card import GenerationCard
 
 logger = logging.getLogger("ray.serve")
@@ -42,7 +42,7 @@ class GenerationRequest:
     """One generation on its way. Times are the loop's, in seconds. `due`: of its first token; `ends`: of all."""
 
     asked: Asked
-    texts: list[TextStream]
+    texts: list[Detokenizer]
     started: float
     due: float
     ends: float

@@ -11,14 +11,14 @@ from deployments.errors import WindveError
 from deployments.generation.engine.factory import StepEngine, create_step_engine
 from deployments.generation.frames import GenerationOffers
 from deployments.generation.metrics import GeneratorMetrics, GeneratorState
+from deployments.generation.planned_steps import PlannedStep, measure, measure_host
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
-from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.settings import GenerationSettings
-from deployments.generation.step_loop import Stepper
+from deployments.generation.step_loop import StepLoop
 from deployments.generation.step_run import steps_in
 from deployments.generation.text.model_card import GenerationCard, read_generation_card
-from deployments.generation.timed_steps import PlannedStep, measure, measure_host
 from deployments.hardware.device_detector import CPU
 from deployments.serving.replica import Replica
 
@@ -37,7 +37,7 @@ class Generator(Replica[GenerationSettings]):
 
     _engine: StepEngine
     _card: GenerationCard
-    _worker: Stepper
+    _worker: StepLoop
 
     def _cores_of_engine(self, device: str) -> tuple[int, ...]:
         hybrid = self._pool != CPU and self._settings.num_cpu_blocks > 0
@@ -48,16 +48,16 @@ class Generator(Replica[GenerationSettings]):
         card = read_generation_card(settings.model)
         return create_step_engine(card, self._settings, device, len(self._cores), self._host_cores), card
 
-    def _start(self) -> Stepper:
+    def _start(self) -> StepLoop:
         engine, card = self._engine, self._card
         self._metrics = self._open_metrics(GeneratorMetrics, engine.engine, engine.dtype)
         self._measured = self._in_thread(lambda: measure(engine, card))
         self._measured_host = self._in_thread(lambda: measure_host(engine, card))
         bounds = StepPolicy(_FIRST_POLICY.ttft_s, _FIRST_POLICY.tpot_s, self._settings.max_num_batched_tokens)
         host = None if self._measured_host is None else HostCache(self._measured_host, engine.num_cpu_blocks)
-        schedule = StepSchedule(self._measured, bounds, engine.blocks, host=host)
+        schedule = StepScheduler(self._measured, bounds, engine.blocks, host=host)
         compute = steps_in(self._thread, engine.steps)
-        return Stepper(schedule, compute, on_step=self._metrics.ran, on_failure=self._failed)
+        return StepLoop(schedule, compute, on_step=self._metrics.ran, on_failure=self._failed)
 
     def _in_words(self) -> str:
         engine = self._engine
@@ -96,7 +96,7 @@ class Generator(Replica[GenerationSettings]):
         return max(1 - free / blocks, state.first_s / self._worker.schedule.policy.ttft_s)
 
     async def time_steps(self, planned: Sequence[PlannedStep], times: int) -> dict[str, Any] | WindveError:
-        """As the route `/calibration/steps` answers it: see `Stepper.time_steps`. An error is returned, not raised:
+        """As the route `/calibration/steps` answers it: see `StepLoop.time_steps`. An error is returned, not raised:
         Serve would count it as the replica's.
         """
         engine, card = self._engine, self._card

@@ -16,7 +16,7 @@ from deployments.models.tokenizer import TokenIds
 
 if TYPE_CHECKING:
     from deployments.admission.trial import Trial
-    from deployments.generation.timed_steps import PlannedStep
+    from deployments.generation.planned_steps import PlannedStep
 
 Finish = Literal["stop", "length"]
 

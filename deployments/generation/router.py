@@ -21,13 +21,13 @@ from deployments.generation.charge import Charged
 from deployments.generation.frames import NewToken
 from deployments.generation.metrics import GenerationMetrics, GenerationPoolState, Promise
 from deployments.generation.placer import GenerationPlacer, GenerationRequest, Placed
+from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.pool import GenerationPool
 from deployments.generation.request import Asked, Finish, Piece
 from deployments.generation.settings import GenerationConfig, GenerationSettings
-from deployments.generation.text.detokenizer import TextStream
+from deployments.generation.text.detokenizer import Detokenizer
 from deployments.generation.text.model_card import GenerationCard, read_generation_card
 from deployments.generation.text.sampling import Picked
-from deployments.generation.timed_steps import PlannedStep
 from deployments.hardware.device_detector import CPU, Topology
 from deployments.models.tokenizer_cache import ask_once
 from deployments.models.tokenizer_check import checked_tokenizer
@@ -103,7 +103,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
             promise=promise,
             client=None if asked.client is None else asked.client.tenant.name,
         )
-        texts = [TextStream(self.tokenizer, asked.stops) for _ in range(asked.answers)]
+        texts = [Detokenizer(self.tokenizer, asked.stops) for _ in range(asked.answers)]
         ends = now + config.request_timeout_s
         due = ends if promise.ttft_s is None else now + promise.ttft_s
         charged = None if asked.client is None else Charged(asked.client.quota, len(asked.ids))
@@ -160,7 +160,7 @@ class GenerationRouter(BaseRouter[GenerationSettings, GenerationConfig, Generati
         self, trial: Trial | None, pool: str, planned: Sequence[PlannedStep], times: int
     ) -> dict[str, Any]:
         """What the route `/calibration/steps` answers: the seconds that each of these steps takes a replica of the pool
-        (`Stepper.time_steps`), which admits nothing meanwhile.
+        (`StepLoop.time_steps`), which admits nothing meanwhile.
 
         Raises Forbidden, InvalidInput, Unavailable or EngineFailed.
         """

@@ -1,6 +1,6 @@
 """The work of a replica that generates: it admits what Routers offer, runs one step after another, and sends tokens.
 
-`StepSchedule` decides; `compute`, an argument, runs the engine. While a step runs the loop goes on: offers are
+`StepScheduler` decides; `compute`, an argument, runs the engine. While a step runs the loop goes on: offers are
 admitted, what is called off is left out of the next step, and this is composed, shortly before the one that runs ends.
 Nothing is stored outside the replica. If it dies, its generations end; if a Router's connection ends, the replica drops
 what it computes for it. Imports neither ray nor torch; tests run it in virtual time.
@@ -28,7 +28,7 @@ from deployments.generation.offer_inbox import (
     chunk_of,
     samplers_of,
 )
-from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import FIRST, PARKING, SECOND, Generation, Row, ScheduledChunk
 from deployments.generation.scheduler.state import StepState
 from deployments.generation.scheduler.step import UNTIMED, Work
@@ -63,7 +63,7 @@ class Step:
     forgotten: bool = False
 
 
-class Stepper(RouterSessions[GenerationSession, TokenReport]):
+class StepLoop(RouterSessions[GenerationSession, TokenReport]):
     """All methods are called on the event loop.
 
     At most two steps are under way: the first runs in the engine, and the second, composed shortly before the first
@@ -77,7 +77,7 @@ class Stepper(RouterSessions[GenerationSession, TokenReport]):
 
     def __init__(
         self,
-        schedule: StepSchedule,
+        schedule: StepScheduler,
         compute: Compute,
         *,
         on_step: Callable[[int, int, float, float], None] = lambda *_: None,  # rows, tokens, seconds, planned seconds

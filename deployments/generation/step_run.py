@@ -68,7 +68,7 @@ class StepWork(NamedTuple):
 
 class Found(NamedTuple):
     """`picked`: of each chunk that is wanted, then of each row that `arrived`, the tokens of its answers; none where it
-    was left out, None where the logits are no numbers. `compute_s`: see `chunk.Computed`.
+    was left out, None where the logits are no numbers. `compute_s`: see `step.Computed`.
     """
 
     picked: Sequence[list[Picked] | None]

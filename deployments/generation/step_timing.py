@@ -11,7 +11,7 @@ from deployments.errors import Unavailable
 from deployments.generation.step_run import StepWork
 
 if TYPE_CHECKING:
-    from deployments.generation.step_loop import Stepper
+    from deployments.generation.step_loop import StepLoop
 
 _DRAINS_S = 10.0  # in which what is admitted is to end before planned steps
 _TIMED_S = 5.0  # after which no further planned step begins
@@ -28,7 +28,7 @@ class Timed(NamedTuple):
 class StepTiming:
     """One replica's. `is_on`: nothing is admitted."""
 
-    def __init__(self, stepper: Stepper) -> None:
+    def __init__(self, stepper: StepLoop) -> None:
         self._stepper = stepper
         self._opens_at: float | None = None  # while nothing is admitted: when something is again, at the latest
 

@@ -48,11 +48,7 @@ def decide_topology(accelerators: int, cpu_instances: int, *, cpu_overflow: bool
             reason="accelerator first, CPU for the overflow",
         )
     if accelerators:
-        reason = (
-            "heterogeneous computing is switched off: accelerator only"
-            if cpu_instances
-            else "no CPU instance: accelerator only"
-        )
+        reason = "cpu_overflow is false: accelerator only" if cpu_instances else "no CPU instance: accelerator only"
         return Topology((ACCELERATOR,), {ACCELERATOR: accelerators}, cpu_overflow=False, reason=reason)
     if cpu_instances:
         return Topology((CPU,), {CPU: cpu_instances}, cpu_overflow=False, reason="no accelerator was found: CPU only")

@@ -26,7 +26,7 @@ class Context(Protocol):
 
 
 class KeepUtilization:
-    """Serve's `policy_function`. `target`: how full the queues should be, in (0, 1]: see `Schedule.utilization`."""
+    """Serve's `policy_function`. `target`: how full the queues should be, in (0, 1]: see `Scheduler.utilization`."""
 
     def __init__(self, target: float) -> None:
         self.target = target

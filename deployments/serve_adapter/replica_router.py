@@ -1,6 +1,6 @@
 """How a Router learns which replicas of a pool live: Serve tells its request router, an extension point of its own.
 
-Queries do not travel through Serve's handle (see `transport`), so that nothing is routed here but a first call, with
+Queries do not travel through Serve's handle (see `serving.wire`), so that nothing is routed here but a first call, with
 which the handle begins to follow its deployment. Serve pickles this module by value into the Router's process: state
 that both share lives in `membership`.
 """

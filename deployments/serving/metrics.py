@@ -39,7 +39,7 @@ REACHED = {  # fields of a pool's state at a Router
     "live_replicas": "Replicas that this Router may send to",
     "calibrated": "1 if a calibration wrote the cost model, 0 if it was measured at warm-up",
 }
-LEARNED = {  # fields of a replica's state, of whichever kind
+REPLICA_GAUGES = {  # fields of a replica's state, of whichever kind
     "in_flight": "Queries admitted and not answered, at this replica",
     "waiting": "Of these, those that do not run yet",
     "slowdown": "What work takes now, as a share of what the cost model says",
@@ -175,7 +175,7 @@ class TenantMetrics:
             counted.publish()
 
 
-class RunState(Protocol):
+class RefusalCounts(Protocol):
     """What a replica says of itself when its metrics are published. `refusals`: counts since the start, by reason."""
 
     @property
@@ -229,7 +229,7 @@ class ReplicaMetrics:
         """A run failed."""
         self._tallies[-1].add(1, self._pool["pool"])
 
-    def publish(self, state: RunState) -> None:
+    def publish(self, state: RefusalCounts) -> None:
         """Give Ray what was counted since the last call, and the gauges of this replica."""
         for reason, before, now in zip(self._reasons, self._refused, state.refusals, strict=True):
             self._refusals.add(now - before, self._pool["pool"], reason)

@@ -128,7 +128,7 @@ class Replica(ABC, Generic[S]):
         """Do nothing. A Router calls it once, because a Serve handle follows its deployment only after a first call."""
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Serve's controller learns of this replica while it is autoscaled (see `autoscaling.KeepFill`)."""
+        """What Serve's controller learns of this replica while it is autoscaled (see `autoscaling.KeepUtilization`)."""
         return {UTILIZATION: self._utilization()}
 
     def _failed(self, error: BaseException) -> str:

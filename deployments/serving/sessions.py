@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Connection(Protocol):
-    """What a replica needs of a Router's connection (`wire.RouterConnection`)."""
+    """What a replica needs of its end of a Router's connection (`wire.RouterConnection`)."""
 
     @property
     def unsent(self) -> int: ...

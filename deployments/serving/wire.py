@@ -3,7 +3,7 @@
 A call through the handle costs both processes about a millisecond of a core. That is thirty times the cost
 of a frame of one query here, and three times where 32 queries share it.
 
-    Router: Channel  ── offers ──▶  replica: RouterConnection, one for each Router; Server accepts them
+    Router: RouterChannel  ── offers ──▶  replica: RouterConnection, one for each Router; Server accepts them
                      ◀─ reports ──
 
 Serve tells the Routers which replicas live, their ports and their secrets. A Router's first frame is the secret. Until

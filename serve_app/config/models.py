@@ -29,7 +29,7 @@ from deployments.settings import (
     Strict,
     parse_settings,
 )
-from serve_app.config.names import listed, unknown_model
+from serve_app.config.unknown_model import listed, unknown_model
 
 T = TypeVar("T")
 U = TypeVar("U")

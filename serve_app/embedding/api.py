@@ -21,10 +21,10 @@ from deployments.models.tokenizer import Query
 from deployments.settings import Kind
 from serve_app.api_keys import ApiKeys
 from serve_app.embedding import dialects
-from serve_app.embedding.answers import Vector, best_first, cut_rows, describe, scores
 from serve_app.embedding.document import document
 from serve_app.embedding.facts import record_of
 from serve_app.embedding.input_types import prompt_names
+from serve_app.embedding.output_shapes import Vector, best_first, cut_rows, describe, scores
 from serve_app.embedding.requests import (
     AnyOptions,
     CohereEmbedRequest,
@@ -113,7 +113,7 @@ class HttpApi(ModelApi):
     async def _vectors(
         self, takes: Any, reply: Callable[[Any, Embedded, ModelCard], Any], request: HttpRequest
     ) -> Answer:
-        """Takes a request of type `takes`, and answers what `reply` (of `embeddings.py`) makes of the vectors."""
+        """Takes a request of type `takes`, and answers what `reply` (of `dialects.py`) makes of the vectors."""
         asked = takes.parse(await request.body(self._max_body_bytes), self._rules)
         done = await self._embed(asked.queries, asked.options, request)
         return _timing(done), dumps(reply(asked, done, self._router.card))

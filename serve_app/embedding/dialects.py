@@ -10,7 +10,7 @@ import numpy as np
 
 from deployments.embedding.request import Embedded
 from deployments.models.model_files import ModelCard
-from serve_app.embedding.answers import Vector, shape_vectors
+from serve_app.embedding.output_shapes import Vector, shape_vectors
 from serve_app.embedding.requests import (
     CohereEmbedRequest,
     CohereType,

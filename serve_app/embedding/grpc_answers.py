@@ -17,7 +17,7 @@ from deployments.embedding.request import Embedded
 from deployments.models.model_files import ModelCard
 from deployments.models.sparse import unpack
 from deployments.models.tokenizer import Token
-from serve_app.embedding.answers import Vector, best_first, scores, shape_vectors
+from serve_app.embedding.output_shapes import Vector, best_first, scores, shape_vectors
 from serve_app.proto.tei_pb2 import (
     EmbedAllRequest,
     EmbedAllResponse,

@@ -10,9 +10,9 @@ from deployments.embedding.router import Router
 from deployments.errors import EmptyInput, InvalidInput
 from deployments.models.text_pairs import Pair, Side
 from deployments.models.tokenizer import Query
-from serve_app.embedding.answers import describe
 from serve_app.embedding.facts import record_of
 from serve_app.embedding.grpc_answers import encode_response, given, info_response
+from serve_app.embedding.output_shapes import describe
 from serve_app.embedding.routes import routes_of
 from serve_app.grpc_services import METHODS
 from serve_app.observe.observer import current_request

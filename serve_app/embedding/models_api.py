@@ -14,9 +14,9 @@ from deployments.embedding.router import Router
 from deployments.errors import Unavailable
 from serve_app.api_keys import ApiKeys
 from serve_app.config.models import ByModel
-from serve_app.embedding.answers import describe
 from serve_app.embedding.api import HttpApi
 from serve_app.embedding.document import document
+from serve_app.embedding.output_shapes import describe
 from serve_app.observe.observer import ONE_MODEL, Observer
 from serve_app.web.about import NO_REPLICA, DocumentedApi, health, model_list
 from serve_app.web.asgi import Answer, Handler, HttpRequest, json_answer

@@ -15,7 +15,7 @@ from serve_app.api_keys import ApiKeys
 from serve_app.generation.answers import ChatReply, Reply, TextReply, TokenNames
 from serve_app.generation.document import document
 from serve_app.generation.group import Generations
-from serve_app.generation.request_builder import Asking
+from serve_app.generation.request_builder import RequestBuilder
 from serve_app.generation.requests import ChatRequest, CompletionOptions, CompletionRequest, CompletionRules
 from serve_app.generation.steps_request import StepsRequest
 from serve_app.observe.observer import Observer
@@ -33,7 +33,7 @@ Body = TypeVar("Body", bound=Fields)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiOptions:
-    """`parse_special_tokens`: see `Prompts`. `emulated`: answers say that they come from no real device."""
+    """`parse_special_tokens`: see `PromptEncoder`. `emulated`: answers say that they come from no real device."""
 
     rules: CompletionRules
     stream: StreamBounds = field(default_factory=StreamBounds)
@@ -76,7 +76,7 @@ class CompletionsApi(ModelApi):
         self._router, self._options = router, options
         self.names = TokenNames(router.tokenizer)
         self._tokenizer = Tokenizer(router.card.model, router.tokenizer)
-        self.asking = Asking(router, options.rules, parse_special_tokens=options.parse_special_tokens)
+        self.asking = RequestBuilder(router, options.rules, parse_special_tokens=options.parse_special_tokens)
         self._document = document(options.rules, router.card.model.vocab_size, api_keys=api_keys is not None)
 
     def _own_routes(self) -> dict[tuple[str, str], Handler]:

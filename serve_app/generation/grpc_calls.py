@@ -23,7 +23,7 @@ from serve_app.api_keys import ApiKeys
 from serve_app.generation.answers import TokenNames
 from serve_app.generation.generation_services import GENERATE, SERVICE
 from serve_app.generation.group import Generations
-from serve_app.generation.request_builder import Asking
+from serve_app.generation.request_builder import RequestBuilder
 from serve_app.generation.requests import ChatRequest, CompletionRequest
 from serve_app.observe.observer import Observer
 from serve_app.proto.generation_pb2 import ChatMessage, GenerateRequest, GenerateResponse, Token, Usage
@@ -37,7 +37,12 @@ class GenerationCalls(GrpcService):
     """Of one Router replica: the method has the name of its call, and Serve's name for the context."""
 
     def __init__(
-        self, router: GenerationRouter, asking: Asking, names: TokenNames, api_keys: ApiKeys | None, observer: Observer
+        self,
+        router: GenerationRouter,
+        asking: RequestBuilder,
+        names: TokenNames,
+        api_keys: ApiKeys | None,
+        observer: Observer,
     ) -> None:
         settings = router.settings
         super().__init__(

@@ -8,19 +8,19 @@ from typing import Any
 from deployments.admission.quota import Client
 from deployments.errors import ContextExceeded
 from deployments.generation.request import Asked, Generates
-from deployments.generation.text.prompt_encoder import Prompts
+from deployments.generation.text.prompt_encoder import PromptEncoder
 from deployments.models.tokenizer import TokenIds
 from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules
 
 
-class Asking:
+class RequestBuilder:
     """Of one model."""
 
     def __init__(self, router: Generates, rules: CompletionRules, *, parse_special_tokens: bool) -> None:
-        """`parse_special_tokens`: see `Prompts`. Raises SettingsError where the chat template cannot be used."""
+        """`parse_special_tokens`: see `PromptEncoder`. Raises SettingsError where the chat template cannot be used."""
         self.rules = rules
         self._card = router.card
-        self._prompts = Prompts(router.card, router.tokenizer, parse_special_tokens=parse_special_tokens)
+        self._prompts = PromptEncoder(router.card, router.tokenizer, parse_special_tokens=parse_special_tokens)
 
     def close(self) -> None:
         """End what was started for it."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from deployments.errors import InvalidInput
-from deployments.generation.timed_steps import PlannedStep
+from deployments.generation.planned_steps import PlannedStep
 from serve_app.web.fields import Constraint, Fields
 
 _MOST_LOADS, _MOST_CHUNKS, _MOST_TIMES, _MOST_TOKENS = 64, 64, 20, 2**24

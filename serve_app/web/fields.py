@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from deployments.errors import EmptyInput, InvalidInput
-from serve_app.config.names import unknown_model
+from serve_app.config.unknown_model import unknown_model
 
 _SHORT = 20  # characters
 _WRONG_TYPE, _WRONG = "windve_type", "windve_value"  # as pydantic wants names for its kinds of errors

@@ -15,11 +15,11 @@ from typing import Any
 from benchmarks.comparisons.generation import CASES, served, two_tenants
 from deployments.admission.fair_share import Tenant
 from deployments.embedding.scheduler.cost_model import CostModel
-from deployments.embedding.scheduler.scheduler import Schedule
+from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy, Query
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
-from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from tests.kit.replica_world import ATLAS, KUNPENG, V100, XEON, World
 from tests.kit.simulation.application import Application, Costs, Shape
@@ -32,8 +32,8 @@ from tests.kit.virtual_time import run
 SEEDS = 20
 TURNS = 10**7
 DECISIONS = {
-    Schedule: ("offer", "start_in_s", "start", "state", "utilization"),
-    StepSchedule: ("offer", "next_step", "copies", "called_off", "state"),
+    Scheduler: ("offer", "start_in_s", "start", "state", "utilization"),
+    StepScheduler: ("offer", "next_step", "copies", "called_off", "state"),
 }
 
 
@@ -136,7 +136,7 @@ def applications(seed: int) -> None:
 def any_calls(seed: int) -> None:
     """Of a schedule's methods in any order: partial offers, trials, held queries, other policies and models."""
     draw = random.Random(seed)
-    schedule = Schedule(CostModel.of_curve(*draw.choice([V100, XEON, ATLAS])), Policy(1.0), draw.choice([0, 600]))
+    schedule = Scheduler(CostModel.of_curve(*draw.choice([V100, XEON, ATLAS])), Policy(1.0), draw.choice([0, 600]))
     now, runs = 0.0, []
     held: list[Query] = []
     for _ in range(2000):
@@ -198,7 +198,7 @@ def hosts(seed: int) -> None:
     draw = random.Random(seed)
     device = EMULATED_ACCELERATORS[draw.choice(list(EMULATED_ACCELERATORS))]
     policy = StepPolicy(ttft_s=2.0, tpot_s=draw.choice([0.1, 0.2, 0.3]))
-    schedule = StepSchedule(device.step_time, policy, device.blocks, host=HostCache(device.host_time, 600))
+    schedule = StepScheduler(device.step_time, policy, device.blocks, host=HostCache(device.host_time, 600))
     hybrid = HybridDevice(device.step_time, device.host_time)
     come = mixed(draw.choice([1.0, 2.0, 6.0]), 15.0, bursts=bool(seed % 2), seed=seed)
     come = [one._replace(bulk=draw.random() < 0.4) for one in come]

@@ -5,7 +5,7 @@ import itertools
 from pathlib import Path
 
 from deployments.generation.request import Piece
-from deployments.generation.text.detokenizer import TextStream
+from deployments.generation.text.detokenizer import Detokenizer
 from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.text.sampling import Picked, Sampling
 from deployments.models.model_files import ModelCard
@@ -77,7 +77,7 @@ class Generating:
         return whole[: asked.most_tokens]
 
     async def pieces(self, asked):
-        texts = [TextStream(self.tokenizer, asked.stops) for _ in range(asked.answers)]
+        texts = [Detokenizer(self.tokenizer, asked.stops) for _ in range(asked.answers)]
         answers = [self.answer(number, asked) for number in range(asked.answers)]
         left = set(range(asked.answers))
         for place in range(asked.most_tokens):

@@ -10,11 +10,11 @@ from tokenizers.models import WordLevel
 from deployments.generation.engine.emulated_steps import EmulatedSteps, following
 from deployments.generation.frames import GenerationOffers
 from deployments.generation.router import GenerationRouter
-from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import load_of
 from deployments.generation.settings import GenerationSettings
-from deployments.generation.step_loop import Stepper
+from deployments.generation.step_loop import StepLoop
 from deployments.hardware.device_detector import Topology
 from deployments.serving.frames import HEAD, WIRE
 from deployments.serving.router import Host
@@ -135,8 +135,8 @@ class Replica:
     def __init__(self, name, model, policy=None, blocks=32, host=None, chance=None):
         self.name, self.chance, self.wires = name, chance, []
         self.device = Device(model, blocks, host)
-        schedule = StepSchedule(model, policy or StepPolicy(1.0, 0.05), blocks, host=host)
-        self.stepper = Stepper(schedule, self.device.compute, clock=asyncio.get_running_loop().time)
+        schedule = StepScheduler(model, policy or StepPolicy(1.0, 0.05), blocks, host=host)
+        self.stepper = StepLoop(schedule, self.device.compute, clock=asyncio.get_running_loop().time)
         self.server = Server(name, self._receive, self.stepper.gone, GenerationOffers.decode)
         self.alive, self.hung, self.flooded = True, False, False
 

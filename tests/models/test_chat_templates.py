@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from deployments.errors import ContextExceeded, InvalidInput, SettingsError
 from deployments.generation.text.chat_template import ChatTemplate
 from deployments.generation.text.model_card import GenerationCard
-from deployments.generation.text.prompt_encoder import Prompts
+from deployments.generation.text.prompt_encoder import PromptEncoder
 from deployments.generation.text.sampling import Sampling
 from deployments.models.model_files import ModelCard
 from deployments.models.tokenizer_files import read_tokenizer
@@ -44,7 +44,7 @@ def prompts(folder, template, *, context=10_000, **more):
         "m", folder, None, "qwen2", 8, len(tokenizer), context, "last", False, False, False, 1, 1,
     )  # fmt: skip
     card = GenerationCard(model, (), Sampling(), template, tokenizer.special_tokens_map)
-    return tokenizer, Prompts(card, read_tokenizer(folder), **more)
+    return tokenizer, PromptEncoder(card, read_tokenizer(folder), **more)
 
 
 @pytest.fixture(scope="module")

@@ -9,24 +9,24 @@ import numpy as np
 import pytest
 
 from deployments.errors import SettingsError
-from deployments.generation import timed_steps
+from deployments.generation import planned_steps
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.engine import causal_stages, device_sampling
 from deployments.generation.engine.device_sampling import TorchLogits
 from deployments.generation.engine.factory import _Loaded, create_step_engine
 from deployments.generation.frames import GenerationOffer, GenerationOffers
+from deployments.generation.planned_steps import PlannedStep, measure, measure_host
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
-from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import UNTIMED, Chunk, Work
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 from deployments.generation.settings import GeneratingAccelerator, GeneratingCpu
-from deployments.generation.step_loop import Stepper
+from deployments.generation.step_loop import StepLoop
 from deployments.generation.step_run import StepWork
 from deployments.generation.text.model_card import read_generation_card
 from deployments.generation.text.sampling import RowSamplers, Sampler, Sampling
-from deployments.generation.timed_steps import PlannedStep, measure, measure_host
 from deployments.settings import ModelSettings
 from tests.kit.causal_models import causal, check
 from tests.kit.packed_models import VOCABULARY
@@ -59,7 +59,7 @@ def generate(engine, offers):
     host = (
         HostCache(HostTime(1e-5, 1e-8, 1e-8, engine.layers), engine.num_cpu_blocks) if engine.num_cpu_blocks else None
     )
-    schedule = StepSchedule(model, StepPolicy(60.0, 10.0, 200), engine.blocks, host=host)
+    schedule = StepScheduler(model, StepPolicy(60.0, 10.0, 200), engine.blocks, host=host)
 
     async def main():
         loop, router, ends_at = asyncio.get_running_loop(), Mock(unsent=0), 0.0
@@ -70,7 +70,7 @@ def generate(engine, offers):
             ends_at = max(ends_at, loop.time()) + schedule.planned_s
             loop.call_at(ends_at, ended, found)
 
-        stepper = Stepper(schedule, compute, clock=loop.time)
+        stepper = StepLoop(schedule, compute, clock=loop.time)
         for offer in offers:
             stepper.receive(router, GenerationOffers([offer]))
             await asyncio.sleep(0.01)
@@ -106,7 +106,7 @@ def test_greedy_tokens_are_those_of_transformers(tmp_path, family, changes, plac
 
 def test_the_first_times_of_steps_come_from_a_few_of_them(tmp_path, monkeypatch):
     _, card = saved(tmp_path)
-    monkeypatch.setattr(timed_steps, "_WARM_UP_S", 0.0)
+    monkeypatch.setattr(planned_steps, "_WARM_UP_S", 0.0)
     engine, alone = (create_step_engine(card, place, "cpu", 1) for place in (with_host(), settings()))
     assert measure(engine, card).seconds(StepLoad(1, 32)) > 0
     took = measure_host(engine, card)

@@ -13,7 +13,7 @@ from calibration.generation.step_trials import StepTrials
 from calibration.generation.token_stream import send_all
 from calibration.load import request_bytes
 from calibration.service.application import CalibrationFailed
-from deployments.generation.timed_steps import PlannedStep
+from deployments.generation.planned_steps import PlannedStep
 
 
 def answered(ask, *replies):

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from deployments.admission.trial import Trial
 from deployments.errors import Busy, EngineFailed, ReplicaLost, TimedOut, Unavailable
+from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduler.step_time import StepLoad
 from deployments.generation.settings import GenerationSettings
 from deployments.generation.text.sampling import Sampling
-from deployments.generation.timed_steps import PlannedStep
 from serve_app.api_keys import ApiKey, ApiKeys
 from serve_app.generation.api import ApiOptions, CompletionsApi
 from serve_app.generation.requests import ChatRequest, CompletionRequest, CompletionRules

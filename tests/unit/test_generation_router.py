@@ -26,12 +26,12 @@ from deployments.errors import (
 )
 from deployments.generation import pool as pool_module
 from deployments.generation.channel import TokenChannel
+from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.record import GenerationRecord
 from deployments.generation.request import Asked
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from deployments.generation.text.sampling import Sampling
-from deployments.generation.timed_steps import PlannedStep
 from deployments.serving import replica_set
 from serve_app.generation.group import Generations
 from tests.kit import generation_replicas
@@ -251,7 +251,7 @@ async def test_who_had_come_long_before_it_is_asked_for_gives_nobody_more_of_the
 async def test_a_client_without_a_quota_is_counted_as_one_with_it_pays(monkeypatch):
     async with service(monkeypatch, [Replica("a")]) as router:
         used = []
-        monkeypatch.setattr(router.metrics.keys, "used", lambda *_, **told: used.append(told))
+        monkeypatch.setattr(router.metrics.tenants, "used", lambda *_, **told: used.append(told))
         quota = Quota(10.0, "device_seconds")
         for client in (Client(Tenant("free")), Client(Tenant("pays"), quota)):
             await read(await router.begin(asked(20, 10, client=client)))

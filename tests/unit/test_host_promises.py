@@ -8,7 +8,7 @@ import pytest
 
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
-from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepTime
 from tests.kit.simulation.hybrid_device import HybridDevice
@@ -22,7 +22,7 @@ def sent_to(name, num_cpu_blocks, rate, *, bursts, bulk):
     """A stream of mixed prompts and answers, of which a share is bulk."""
     device = EMULATED_ACCELERATORS[name]
     host = HostCache(device.host_time, num_cpu_blocks) if num_cpu_blocks else None
-    schedule = StepSchedule(device.step_time, POLICY, device.blocks, host=host)
+    schedule = StepScheduler(device.step_time, POLICY, device.blocks, host=host)
     hybrid = HybridDevice(device.step_time, device.host_time)
     draw = random.Random(4)
     arrivals = [one._replace(bulk=draw.random() < bulk) for one in mixed(rate, SECONDS, bursts=bursts, seed=5)]
@@ -54,7 +54,7 @@ def test_prompts_that_are_due_do_not_wait_in_steps_that_are_short_for_rows_of_th
     """A small cache, and three times as many requests as are admitted."""
     step_time, host_time = StepTime(0.03, 2e-4, 1e-6, 2e-4, 1e-8, 32), HostTime(1e-4, 1e-6, 1e-6, 32)
     policy = StepPolicy(ttft_s=2.0, tpot_s=0.1)
-    schedule = StepSchedule(step_time, policy, 48, host=HostCache(host_time, 512))
+    schedule = StepScheduler(step_time, policy, 48, host=HostCache(host_time, 512))
     hybrid = HybridDevice(step_time, host_time)
     world = StepWorld([StepDevice("accelerator", step_time, schedule, noise=0.02, hybrid=hybrid)], policy)
     admitted = [one for one in world.run(mixed(16, 60, bursts=bursts, seed=5)) if one.device]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from deployments.admission.fair_share import Account, Kind, Tenant
-from deployments.generation.scheduler.reserve import Reserve
+from deployments.generation.scheduler.kept_room import KeptRoom
 from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.state import StepPolicy
 
@@ -33,12 +33,12 @@ class Starving:
 def kept(cost_s=2.0, longest=0.0, tokens=0, **shares):
     """Of tenants it knows what `shares` say."""
     tenants = {"has_level": True, "has_under_share": False, "kept_s": lambda *_: 0.0, **shares}
-    return Reserve(_prompt=300, _most=20, _cost_s=cost_s, _longest_under_share=longest,
+    return KeptRoom(_prompt=300, _most=20, _cost_s=cost_s, _longest_under_share=longest,
                     _shares=SimpleNamespace(**tenants), _long=Starving(tokens))  # fmt: skip
 
 
 def test_the_typical_one_is_as_long_as_the_mean():
-    room = Reserve()
+    room = KeptRoom()
     assert (room.typical(0.0, POLICY).prompt_tokens, room.typical(0.0, POLICY).most_tokens) == (1, 1)
     room.offered(one(100, 20))
     room.offered(one(200, 40))
@@ -51,7 +51,7 @@ def test_the_typical_one_is_as_long_as_the_mean():
     ("tenant", "bulk", "has_one"), [(Tenant("a"), False, True), (Tenant("a"), True, False), (None, False, False)]
 )
 def test_who_has_an_account(tenant, bulk, has_one):
-    account = Reserve().account(0.0, one(tenant=tenant, bulk=bulk))
+    account = KeptRoom().account(0.0, one(tenant=tenant, bulk=bulk))
     assert (account is not None) is has_one
 
 
@@ -99,7 +99,7 @@ def test_who_is_to_have_room_beside_it(room, account, prompt, waits, rests, prom
 
 
 def test_a_generation_costs_the_mean_of_what_was_decided_on():
-    room = Reserve()
+    room = KeptRoom()
     for cost_s in (2.0, 4.0):
         room.decided(0.0, one(), None, cost_s, lambda: True, admitted=True)
     assert room._cost_s == pytest.approx(2.1)

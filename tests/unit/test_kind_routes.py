@@ -15,8 +15,8 @@ from deployments.errors import WrongKind
 from deployments.models.sparse import largest_weights
 from deployments.models.text_pairs import Pair
 from deployments.settings import Kind
-from serve_app.embedding.answers import model_type
 from serve_app.embedding.api import HttpApi
+from serve_app.embedding.output_shapes import model_type
 from serve_app.embedding.routes import A_MODEL, ROOT, ROUTES
 from serve_app.local import console
 from tests.kit import asgi_client

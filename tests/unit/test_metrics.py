@@ -68,12 +68,12 @@ def test_outcomes(error, outcome):
 def test_keys_are_counted_by_name_and_limit():
     written = Written()
     metrics = RouterMetrics(written)
-    metrics.keys.used("search", 2, tokens=150, device_s=0.5)
-    metrics.keys.refused("search", OverShare("x", retry_after_s=1), 3)
-    metrics.keys.refused("search", OverQuota("x", retry_after_s=1), 1)
-    metrics.keys.refused("search", Busy("x", retry_after_s=1), 1)
+    metrics.tenants.used("search", 2, tokens=150, device_s=0.5)
+    metrics.tenants.refused("search", OverShare("x", retry_after_s=1), 3)
+    metrics.tenants.refused("search", OverQuota("x", retry_after_s=1), 1)
+    metrics.tenants.refused("search", Busy("x", retry_after_s=1), 1)
     for number in range(60):
-        metrics.keys.used(f"key-{number}", 1, tokens=1, device_s=0.0)
+        metrics.tenants.used(f"key-{number}", 1, tokens=1, device_s=0.0)
     metrics.publish(1.0, {})
     found = dict(map(reversed, written.of("windve_tenant_queries")))
     assert [found["search", how] for how in ("ok", "share", "quota", "busy")] == [2, 3, 1, 1]

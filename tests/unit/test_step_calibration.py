@@ -27,10 +27,10 @@ from calibration.report.report_model import CalibrationReport, WrittenReport
 from calibration.service.application import CalibrationFailed
 from deployments.errors import SettingsError
 from deployments.generation.emulated_devices import EMULATED_ACCELERATORS
+from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
 from deployments.generation.settings import StepTimeSettings
-from deployments.generation.timed_steps import PlannedStep
 
 ROOT = Path(__file__).parents[2]
 ROOM = StepRoom(max_num_batched_tokens=2048, blocks=512, context=8192)

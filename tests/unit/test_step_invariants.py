@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
-from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import FIRST, Generation
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import ComputeSeconds
@@ -19,7 +19,7 @@ POLICY = StepPolicy(ttft_s=2.0, tpot_s=0.1)
 
 
 def schedule_of(blocks, num_cpu_blocks=None):
-    return StepSchedule(MODEL, POLICY, blocks, host=num_cpu_blocks and HostCache(HOST, num_cpu_blocks))
+    return StepScheduler(MODEL, POLICY, blocks, host=num_cpu_blocks and HostCache(HOST, num_cpu_blocks))
 
 
 def generation(prompt, most, due, answers=1, *, bulk=False):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from benchmarks.comparisons.generation import CASES, served, told_of
 from deployments.admission.fair_share import Tenant
-from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.starvation import SHARE
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step_time import StepTime
@@ -48,7 +48,7 @@ def arrivals(draw):
     st.sampled_from([40, 200, 2000]),
 )
 def test_whatever_is_admitted_is_in_time_on_a_device_that_runs_as_predicted(come, model, policy, blocks):
-    schedule = StepSchedule(model, policy, blocks)
+    schedule = StepScheduler(model, policy, blocks)
     sent = StepWorld([StepDevice("one", model, schedule)], policy).run(come)
     admitted = [one for one in sent if one.device]
     assert not [one for one in admitted if not one.arrival.bulk and not one.in_time]

@@ -45,7 +45,7 @@ from deployments.embedding.scheduler.run_queue import RunQueue
 from deployments.embedding.scheduler.state import Query
 
 _NEVER = math.inf
-_OVER_SHARE = Account(1.0, kind=Kind.UNDER)  # any tenant that asks for more than its share
+_OVER_SHARE = Account(1.0, kind=Kind.SHORT)  # any tenant that asks for more than its share
 
 
 @dataclass(slots=True, repr=False, eq=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from deployments.admission.fair_share import Account, Kind, Shares, Tenant
 from deployments.embedding.scheduler.limits import Limits
-from deployments.embedding.scheduler.starvation import Fairness
+from deployments.embedding.scheduler.starvation import LongQueries
 from deployments.embedding.scheduler.state import Query
 
 _LEAST_OTHERS = 0.25  # of a run: the others have at least so much of it, also where the SLO is short
@@ -26,7 +26,7 @@ class Demand:
     """
 
     limits: Limits
-    fairness: Fairness
+    fairness: LongQueries
     shares: Shares = field(default_factory=Shares)
     rho: float = 0.0
     _rho_at: float = 0.0

@@ -1,4 +1,4 @@
-"""What one batch and one micro-batch may hold, what an idle device admits, which queries are deferrable. Pure."""
+"""What one run and one pass may hold, what an idle device admits, which queries are deferrable. Pure."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ class Limits:
     margin: float
     deadline_share: float = field(init=False)  # 1 / (1 + margin): so much of the time to a deadline may be filled
     run_s: float = field(init=False)  # the most work that one run may hold
-    deferrable_run_s: float = field(
-        init=False
-    )  # deferrable work that every run takes, however many urgent queries wait
+    # Deferrable work that every run takes, however many urgent queries wait.
+    deferrable_run_s: float = field(init=False)
     bulk_s: float = field(init=False)  # the most bulk work that waits here
     pass_s: float = field(init=False)  # work of one pass
     pacing: Pacing = field(init=False)

@@ -42,11 +42,9 @@ class RunQueue:
     @property
     def next_deferrable_s(self) -> float:
         """At most so much deferrable work is in the next run, however full: until those that wait have their share."""
-        return (
-            min(self.deferrable_s, self.limits.deferrable_run_s + self._deferrable_largest_s)
-            if self.deferrable
-            else 0.0
-        )
+        if not self.deferrable:
+            return 0.0
+        return min(self.deferrable_s, self.limits.deferrable_run_s + self._deferrable_largest_s)
 
     @property
     def next_run_s(self) -> float:

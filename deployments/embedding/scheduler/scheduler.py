@@ -1,6 +1,6 @@
 """The queue of one device. It admits queries by predicted finish or by a count, and chooses the queries of each run.
 
-Pure: it imports neither ray nor torch and reads no clock; the time is an argument. One `Schedule` belongs to one
+Pure: it imports neither ray nor torch and reads no clock; the time is an argument. One `Scheduler` belongs to one
 replica, and one thread calls all its methods. Its parts:
 
     `limits`              what is in force: policy, cost model, and what a run may hold by them
@@ -30,14 +30,14 @@ from deployments.embedding.scheduler.demand import Demand
 from deployments.embedding.scheduler.depth_admission import DepthAdmission
 from deployments.embedding.scheduler.limits import Limits
 from deployments.embedding.scheduler.run_queue import RunQueue
-from deployments.embedding.scheduler.starvation import Fairness
+from deployments.embedding.scheduler.starvation import LongQueries
 from deployments.embedding.scheduler.state import Policy, Query, Refusals, ReplicaState
 
 _NOW_S = 0.0005  # who would wait for less starts: the loop's timers count milliseconds
 _NEVER = math.inf
 
 
-class Schedule:
+class Scheduler:
     """The queue of one device: `offer` admits, `start_in_s` and `start` begin a run, `passed` and `ended` follow it.
 
     `most`: most queries in flight at once since the start. `runs`: since then.
@@ -50,7 +50,7 @@ class Schedule:
         self.limits = Limits(model, policy, micro_batch_tokens, self.learning.slowdown, self.learning.margin)
         self.refusals = Refusals()
         self.most = self.runs = 0
-        self.demand, self.run = Demand(self.limits, Fairness(model.alpha_s)), CurrentRun(self.limits)
+        self.demand, self.run = Demand(self.limits, LongQueries(model.alpha_s)), CurrentRun(self.limits)
         self.queue = RunQueue(self.limits, self.demand.shares)
         parts = self.limits, self.queue, self.run, self.demand
         self._by_finish, self._by_depth = DeadlineAdmission(*parts), DepthAdmission(*parts)
@@ -73,7 +73,7 @@ class Schedule:
         self.limits.policy = policy
         if model != self.limits.model:
             self.limits.model = model
-            self.demand.fairness = Fairness(model.alpha_s)
+            self.demand.fairness = LongQueries(model.alpha_s)
             self.learning = Learning(calibrated)
         self._apply()
 
@@ -218,11 +218,9 @@ class Schedule:
 
     def opens_s(self, now: float) -> float:
         """Seconds until a query of the mean cost that allows the SLO would be admitted; 0: now; inf: closed."""
-        return (
-            _NEVER
-            if self.limits.policy.depth == 0
-            else self.admission.opens_s(now, self._outlook(now), over_share=False)
-        )
+        if self.limits.policy.depth == 0:
+            return _NEVER
+        return self.admission.opens_s(now, self._outlook(now), over_share=False)
 
     def state(self, now: float) -> ReplicaState:
         """What Routers go by until they hear again."""

@@ -32,7 +32,7 @@ class _Kind:
 
 
 @dataclass(slots=True)
-class Fairness:
+class LongQueries:
     """Remembers what was offered and refused, by cost. `mean_s`: the mean cost of an offered query."""
 
     mean_s: float

@@ -88,7 +88,7 @@ def _ids(picked: Picked) -> list[int]:
 
 
 class TorchLogits:
-    """`chunk.DeviceLogits`: logits, float32 [rows, vocabulary], on their device.
+    """`step.DeviceLogits`: logits, float32 [rows, vocabulary], on their device.
 
     `floats`: in which shares and their sums are computed. float64 as in numpy, where the device has it (CUDA); else
     float32 (NPU), which now and then draws a neighbour of the token that float64 would.

@@ -51,7 +51,7 @@ class EmulatedSteps:
         self._steps = HybridSteps(_Stages(self))
 
     def step(self, work: Work) -> Computed:
-        """See `chunk.Steps`."""
+        """See `step.Steps`."""
         return self._steps.step(work)
 
 

@@ -89,14 +89,14 @@ class _Causal(Protocol):
 
 
 class ModelSteps:
-    """A causal model's steps as `chunk.Steps` has them."""
+    """A causal model's steps as `step.Steps` has them."""
 
     def __init__(self, model: _Causal, logits: Callable[[Any], Logits | DeviceLogits]) -> None:
         """`logits`: `device_sampling.logits_of` its device."""
         self._model, self._logits = model, logits
 
     def step(self, work: Work) -> Computed:
-        """See `chunk.Steps`."""
+        """See `step.Steps`."""
         cache = self._model.cache.tensor
         for copy in work.copies:
             cache[:, :, copy.target] = cache[:, :, copy.source]

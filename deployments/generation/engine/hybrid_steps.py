@@ -79,7 +79,7 @@ class _Parked(Generic[B]):
 
 
 class HybridSteps(Generic[B]):
-    """`chunk.Steps` of such stages. After a step that failed nothing is parked any more: rows that have not arrived are
+    """`step.Steps` of such stages. After a step that failed nothing is parked any more: rows that have not arrived are
     to be computed anew.
     """
 
@@ -90,7 +90,7 @@ class HybridSteps(Generic[B]):
         self._count = 0
 
     def step(self, work: Work) -> Computed:
-        """See `chunk.Steps`. The token of a row that parks is always wanted."""
+        """See `step.Steps`. The token of a row that parks is always wanted."""
         self._count += 1
         self._arrived = []
         before = self._stages.compute_s()

@@ -51,7 +51,7 @@ class CudaStopwatch(Stopwatch):
 
 
 class NoStopwatch(Stopwatch):
-    """0 seconds, which stand for untimed (`chunk.ComputeSeconds`): of a device that computes later than it is told, and
+    """0 seconds, which stand for untimed (`step.ComputeSeconds`): of a device that computes later than it is told, and
     whose events nobody here has tried (NPU).
     """
 

@@ -28,7 +28,7 @@ from deployments.admission.probe import IdleProbe
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.forecast import Forecast, Outlook, Pace, Prompt
 from deployments.generation.scheduler.hybrid.strategy import HostStrategy
-from deployments.generation.scheduler.reserve import Reserve
+from deployments.generation.scheduler.kept_room import KeptRoom
 from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.state import StepState
 from deployments.generation.scheduler.step_queue import StepQueue
@@ -43,7 +43,7 @@ class StepAdmission:
 
     queue: StepQueue
     host_strategy: HostStrategy
-    reserve: Reserve = field(default_factory=Reserve)
+    reserve: KeptRoom = field(default_factory=KeptRoom)
     probe: IdleProbe = field(default_factory=IdleProbe)
     mean_gap_s: float = 0.0
     _last_end: float = 0.0  # of a generation, or when the device has begun to work since

@@ -127,7 +127,7 @@ class BlockManager:
             self.lengths.goes_on(row.picked)
 
     def end(self, row: Row, *, cut_off: bool) -> None:
-        """Its blocks are free; it is no longer among its generation's rows. `cut_off`: see `StepSchedule.remove`."""
+        """Its blocks are free; it is no longer among its generation's rows. `cut_off`: see `StepScheduler.remove`."""
         generation = row.generation
         if generation.first_at is not None and not (generation.bulk or cut_off):
             self.lengths.ended(row.picked, generation.most_tokens)

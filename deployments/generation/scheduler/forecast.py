@@ -16,7 +16,7 @@ answer ends before it has all that it may get, so each is taken to get all.
 
 Answers on the host (`HostShare`) are taken to be in each step, too. The host computes their attention beside the
 accelerator, so the work until t takes as long as the longer of the two needs for its own. With two batches each step
-reads the weights twice. `StepSchedule` looks with one batch and with two, and goes by the first that keeps all.
+reads the weights twice. `StepScheduler` looks with one batch and with two, and goes by the first that keeps all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The scheduler of a device that generates: it admits generations and composes each step of them.
 
-Pure: it imports neither ray nor torch and reads no clock; the time is an argument. One `StepSchedule` belongs to one
+Pure: it imports neither ray nor torch and reads no clock; the time is an argument. One `StepScheduler` belongs to one
 replica, and one thread calls all its methods, in this order:
 
     offer, remove, state    at any time, also while a step runs
@@ -25,7 +25,7 @@ tokens they hold. A generation goes through these states:
                 when `remove` is called. Its blocks are free then.
 
 `admission` says who is admitted, `composer` what a step holds, `hybrid/strategy` what the host computes of it.
-`StepComposer` and `BlockPlan` only plan a step; `StepSchedule._commit` carries the plan out, so that rows, caches and
+`StepComposer` and `BlockPlan` only plan a step; `StepScheduler._commit` carries the plan out, so that rows, caches and
 parked rows change in one place.
 
 The slowdown is learned from all steps. The margin of admission is learned from the time of steps in a row, that of a
@@ -58,18 +58,15 @@ _IN_A_ROW = 0.1  # of `ttft_s`: so long are the steps in a row that the margin i
 
 
 @dataclass(slots=True, repr=False, eq=False)
-class StepSchedule(StepQueue):
+class StepScheduler(StepQueue):
     """`offer` admits, `next_step` composes, `ended` learns."""
 
     admission: StepAdmission = field(init=False)
     _host_strategy: HostStrategy = field(init=False)
     _copies: list[Copy] = field(default_factory=list)
     _plan: HybridPlan | None = None  # of the step that was composed last, until it counts as ended
-    _in_a_row: tuple[float, float, float] = (
-        0.0,
-        0.0,
-        1.0,
-    )  # seconds that steps were to take, and took; slowdown before
+    # Seconds that steps were to take, and took; slowdown before.
+    _in_a_row: tuple[float, float, float] = (0.0, 0.0, 1.0)
 
     def __post_init__(self) -> None:
         StepQueue.__post_init__(self)

@@ -16,7 +16,7 @@ from deployments.generation.scheduler.step_time import StepLoad, StepTime
 
 @dataclass(slots=True, eq=False)
 class CountedStep:
-    """A step that counts as ended, until `StepSchedule.ended` tells what it took. `is_alone`: it is of one prompt that
+    """A step that counts as ended, until `StepScheduler.ended` tells what it took. `is_alone`: it is of one prompt that
     nobody else was beside. `begun`: generations whose first token comes of it.
     """
 
@@ -28,7 +28,7 @@ class CountedStep:
 
 @dataclass(slots=True, repr=False, eq=False)
 class StepQueue:
-    """`StepSchedule` changes it; `StepAdmission` and `HostStrategy` read it, but admission notes where it is `crowded`.
+    """`StepScheduler` changes it; `StepAdmission` and `HostStrategy` read it; admission notes where it is `crowded`.
 
     `model`: the time of a step; `block_count`: of the accelerator's cache. `caches`: the accelerator's and, with a
     `host`, the host's, so that `caches[generation.on_host]` is where a generation lies. `planned_s`: that the step

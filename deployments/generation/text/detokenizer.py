@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 
-class TextStream:
+class Detokenizer:
     """One answer's. `stopped`: one of the `stops` (none is empty) has come; nothing from it on is given out."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:

@@ -27,7 +27,7 @@ _MARKS = re.compile(f"[{_BEGIN}{_END}]")
 _CHARACTERS_A_TOKEN = 16  # a longer text than the context times this is looked at in part first
 
 
-class Prompts:
+class PromptEncoder:
     """One model's."""
 
     def __init__(self, card: GenerationCard, tokenizer: Tokenizer, *, parse_special_tokens: bool = False) -> None:

@@ -1,8 +1,9 @@
 """One application in virtual time: N nodes with a replica of each pool, Routers, and clients.
 
-What decides is the product's own code: `Router` places (over `Pool`, `Link` and `View`), `Runner` and `Schedule` admit
-and run. What is modelled: devices (`device`), the processes' cores and the network (`wire`), and that a text of 4 n
-characters has n tokens. Each node's proxy sends a query to the Router on which it has the fewest, as HAProxy does.
+What decides is the product's own code: `Router` places (over `Pool`, `Link` and `View`), `RunLoop` and `Scheduler`
+admit and run. What is modelled: devices (`device`), the processes' cores and the network (`wire`), and that a text of
+4 n characters has n tokens. Each node's proxy sends a query to the Router on which it has the fewest, as HAProxy
+does.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from deployments.embedding.link import Link
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Wanted
 from deployments.embedding.router import Router
-from deployments.embedding.run_loop import Runner
-from deployments.embedding.scheduler.scheduler import Schedule
+from deployments.embedding.run_loop import RunLoop
+from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy
 from deployments.errors import Busy, WindveError
 from deployments.hardware.device_detector import Topology
@@ -113,8 +114,8 @@ class Replica:
     ) -> None:
         self.name, self.pool, self.node = name, pool, node
         self.engine, self.core = Engine(device, seed=seed), Core()
-        schedule = Schedule(device.model, Policy(slo_s, depth=0), device.micro_batch_tokens, learning or Learning())
-        self.runner = Runner(schedule, self.engine.compute, clock=asyncio.get_running_loop().time)
+        schedule = Scheduler(device.model, Policy(slo_s, depth=0), device.micro_batch_tokens, learning or Learning())
+        self.runner = RunLoop(schedule, self.engine.compute, clock=asyncio.get_running_loop().time)
         self.alive = True
         self.channels: list[MemoryChannel] = []
 

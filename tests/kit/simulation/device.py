@@ -50,7 +50,7 @@ class Device:
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """One such device at work, for `Runner`. `runs`: how many queries each had; `busy_s`: how long it has run.
+    """One such device at work, for `RunLoop`. `runs`: how many queries each had; `busy_s`: how long it has run.
 
     `outcome(query)` is None, the error that the run fails with, or the norm of the answer. An answer is the first token
     and how many there are.

@@ -42,7 +42,7 @@ class SubBatch(NamedTuple):
 
 
 class HybridWork(NamedTuple):
-    """One step, see `chunk.Work`. `parking`: numbers of rows that park, and the tokens that these read. `copied`:
+    """One step, see `step.Work`. `parking`: numbers of rows that park, and the tokens that these read. `copied`:
     tokens whose keys and values go from one memory to the other before the step.
     """
 

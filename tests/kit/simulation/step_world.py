@@ -1,4 +1,4 @@
-"""Devices that generate, by formula, with the product's own `StepSchedule`: events in virtual time. Pure.
+"""Devices that generate, by formula, with the product's own `StepScheduler`: events in virtual time. Pure.
 
 A device's true times come from a table that its schedule does not have: the schedule knows a fit of noisy steps.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from deployments.admission.fair_share import Tenant
 from deployments.admission.learning import Learning
 from deployments.generation.scheduler.block_pool import BLOCK
-from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import PARKING, Generation, Row, ScheduledChunk
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import UNTIMED, Copy
@@ -104,7 +104,7 @@ class StepDevice:
 
     name: str
     times: Times
-    schedule: StepSchedule
+    schedule: StepScheduler
     noise: float = 0.0
     slow: Callable[[float], float] = lambda _: 1.0
     seed: int = 0

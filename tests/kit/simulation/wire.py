@@ -11,7 +11,7 @@ from deployments.embedding.channel import Channel, PendingOffer
 from deployments.embedding.frames import Answered, Offers, Report
 
 if TYPE_CHECKING:
-    from deployments.embedding.run_loop import Runner
+    from deployments.embedding.run_loop import RunLoop
     from tests.kit.simulation.application import Costs
 
 _IN_ORDER_S = 1e-9  # two frames of one connection never arrive at the same moment
@@ -63,7 +63,7 @@ class Line:
 
 
 class ReplicaEnd:
-    """A Router's connection, as `Runner` sees it."""
+    """A Router's connection, as `RunLoop` sees it."""
 
     def __init__(self, channel: MemoryChannel) -> None:
         self._channel = channel
@@ -85,7 +85,7 @@ class MemoryChannel(Channel):
         self,
         lines: tuple[Line, Line],
         core: Core,
-        runner: Runner,
+        runner: RunLoop,
         costs: Costs,
         on_report: Callable[[Report], None],
         on_lost: Callable[[list[PendingOffer]], None],

@@ -1,6 +1,6 @@
 """How a host takes part in the steps of its accelerator: not at all, or with the attention of its rows. Pure.
 
-`StepSchedule` and `StepAdmission` ask a `HostStrategy` and know no more of the host.
+`StepScheduler` and `StepAdmission` ask a `HostStrategy` and know no more of the host.
 """
 
 from __future__ import annotations

@@ -14,15 +14,15 @@ from deployments.admission.learning import Learning
 from deployments.errors import EngineFailed, Unavailable
 from deployments.generation.frames import GenerationOffer, GenerationOffers
 from deployments.generation.offer_inbox import OfferedGeneration
+from deployments.generation.planned_steps import PlannedStep
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
-from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import Computed
 from deployments.generation.scheduler.step_time import HostTime, StepLoad, StepTime
-from deployments.generation.step_loop import Stepper
+from deployments.generation.step_loop import StepLoop
 from deployments.generation.text.model_card import GenerationCard
 from deployments.generation.text.sampling import Sampling
-from deployments.generation.timed_steps import PlannedStep
 from deployments.models.model_files import ModelCard
 from tests.kit.generation_replicas import VOCABULARY, Device, answer_to
 from tests.kit.virtual_time import virtual
@@ -70,9 +70,9 @@ class Router:
 
 def world(host=None, **more):
     device = Device(MODEL, BLOCKS, host)
-    schedule = StepSchedule(MODEL, StepPolicy(2.0, 0.1), BLOCKS, host=host)
+    schedule = StepScheduler(MODEL, StepPolicy(2.0, 0.1), BLOCKS, host=host)
     loop = asyncio.get_running_loop()
-    return Stepper(schedule, device.compute, clock=loop.time, **more), device
+    return StepLoop(schedule, device.compute, clock=loop.time, **more), device
 
 
 def prompt(length, seed=0):
@@ -204,8 +204,8 @@ async def test_an_error_beside_the_step_ends_what_was_admitted_with_a_sentence_e
         "told": (stepper, "_on_step", broken),
         "picked": (OfferedGeneration, "take", broken),
         "counted": (device.steps, "step", lambda work: Computed(np.zeros((1, VOCABULARY), np.float32))),
-        "accounted": (StepSchedule, "ended", broken),
-        "composed": (StepSchedule, "next_step", broken),
+        "accounted": (StepScheduler, "ended", broken),
+        "composed": (StepScheduler, "next_step", broken),
     }[where]
     with monkeypatch.context() as patch:
         patch.setattr(of, name, instead)

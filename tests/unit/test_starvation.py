@@ -2,14 +2,14 @@
 
 import pytest
 
-from deployments.embedding.scheduler.starvation import Fairness
+from deployments.embedding.scheduler.starvation import LongQueries
 
 LONG, MIDDLE, SHORT = 5.0, 1.5, 0.3
 
 
 def after(*offers):
     """`offers`: (cost, refused, how many, and when unless at 0 s), each beside a mean of 1."""
-    fairness = Fairness(1.0)
+    fairness = LongQueries(1.0)
     for cost_s, refused, count, *at in offers:
         for _ in range(count):
             fairness.mean_s = 1.0
@@ -62,7 +62,7 @@ def test_as_much_is_kept_as_long_queries_cost_of_late():
 
 
 def test_the_mean_follows_what_is_offered():
-    fairness = Fairness(1.0)
+    fairness = LongQueries(1.0)
     for mean_s in (1.04, 1.0792):  # a fiftieth of the way to 3
         fairness.offered(0.0, 3.0, refused=False)
         assert fairness.mean_s == pytest.approx(mean_s)

@@ -13,7 +13,7 @@ import pytest
 from deployments.admission.fair_share import Account, Kind, Tenant
 from deployments.embedding.scheduler.cost_model import CostModel
 from deployments.embedding.scheduler.limits import is_deferrable
-from deployments.embedding.scheduler.scheduler import Schedule
+from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy, Query
 
 MODEL = CostModel(0.0, 0.001, 0.0, 0.2)
@@ -21,7 +21,7 @@ STEP = 0.01  # ms
 
 
 def queue_of(*, slowdown=1.0, micro_batch_tokens=0, slo_s=1.0, model=MODEL, **policy):
-    queue = Schedule(model, Policy(slo_s, **policy))
+    queue = Scheduler(model, Policy(slo_s, **policy))
     queue.learning.margin, queue.learning.slowdown = 0.25, slowdown
     queue.set_pass_tokens(micro_batch_tokens)
     return queue
@@ -315,7 +315,7 @@ def of_tenant(name):
 def test_tenants_above_their_share_leave_room_to_others(queue, sharing, ms):
     sharing = dict(sharing)
     waiting_ms = sharing.pop("waiting_ms", 0)
-    queue = shared(queue, over_share=Kind.UNDER, quiet=Kind.UNDER_SHARE, **sharing)
+    queue = shared(queue, over_share=Kind.SHORT, quiet=Kind.UNDER_SHARE, **sharing)
     queue.demand.shares.waits(queue.demand.shares.accounts["over_share"], waiting_ms / 1000)
     assert has_room(queue, 0.0, 1.0, ms, of_tenant("over_share"))
 
@@ -324,7 +324,7 @@ def test_a_quiet_tenant_goes_by_the_common_rule_without_those_who_will_come():
     queue = running(550)
     queue.demand.rho, queue.demand._rho_at = 9.0, 0.2
     assert not takes(queue, 0.2, query(1, 1.2))
-    queue = shared(queue, 0.2, quiet=Kind.UNDER_SHARE, over_share=Kind.UNDER)
+    queue = shared(queue, 0.2, quiet=Kind.UNDER_SHARE, over_share=Kind.SHORT)
     assert has_room(queue, 0.2, 1.0, 50, of_tenant("quiet"))
     assert not takes(queue, 0.2, query(1, 1.2, tenant=Tenant("over_share")))
     queue.demand.shares.level = math.inf
@@ -332,7 +332,7 @@ def test_a_quiet_tenant_goes_by_the_common_rule_without_those_who_will_come():
 
 
 def test_a_quiet_tenant_gets_the_room_that_is_kept_for_long_queries():
-    queue = shared(running(300), 0.2, quiet=Kind.UNDER_SHARE, over_share=Kind.UNDER)
+    queue = shared(running(300), 0.2, quiet=Kind.UNDER_SHARE, over_share=Kind.SHORT)
     for _ in range(3):
         queue.demand.fairness.offered(0.0, 0.35, refused=True)
     queue.demand.fairness.mean_s = 0.001
@@ -342,7 +342,7 @@ def test_a_quiet_tenant_gets_the_room_that_is_kept_for_long_queries():
 def test_by_depth_places_are_kept_for_others():
     """Two of the mean cost, and what the quiet ones ask for in an SLO: 0.03 s are another."""
     queue = shared(
-        queue_of(admission="depth", depth=9), over_share=Kind.UNDER, quiet=Kind.UNDER_SHARE, under_share_rho=0.03
+        queue_of(admission="depth", depth=9), over_share=Kind.SHORT, quiet=Kind.UNDER_SHARE, under_share_rho=0.03
     )
     for name, places in (("over_share", 6), ("quiet", 9)):
         offer = [query(1, tenant=Tenant(name)) for _ in range(9)]
@@ -689,7 +689,7 @@ def test_when_a_query_of_the_mean_cost_would_be_admitted(queue, now, opens_s):
 
 
 def test_a_new_queue_is_open_and_empty():
-    queue = Schedule(MODEL, Policy(1.0))
+    queue = Scheduler(MODEL, Policy(1.0))
     state = queue.state(0.0)
     assert state.bulk_s == pytest.approx(0.5 / 1.1 - 0.2)
     assert state._replace(bulk_s=0) == (0, 0, 0, 0, 0, 0, 0, astuple(MODEL), 1, 0.1, (0, 0, 0), 0, (), 1)
@@ -716,7 +716,7 @@ def test_a_state_tells_those_above_their_share_when_it_opens_to_them():
     """The run holds 300 ms of them; 260 wait. The others' room is 300 ms at 0.2 s, and grows no more."""
     queue = running(300, query(260, 9), max_batch_fraction=0.5)
     assert queue.state(0.2)[-3:] == (0.0, (), 1)
-    queue = shared(queue, 0.2, quiet=Kind.UNDER_SHARE, over_share=Kind.UNDER)
+    queue = shared(queue, 0.2, quiet=Kind.UNDER_SHARE, over_share=Kind.SHORT)
     queue.demand.shares.waits(queue.demand.shares.accounts["over_share"], 0.285)
     state = queue.state(0.2)
     assert (state.opens_s, state.under_share_opens_s, state.over_share) == (pytest.approx(0.3), 0, ["over_share"])

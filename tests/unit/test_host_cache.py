@@ -16,8 +16,8 @@ from deployments.generation.scheduler.hybrid.planner import (
     HybridPlanner,
 )
 from deployments.generation.scheduler.hybrid.strategy import HybridHost
-from deployments.generation.scheduler.reserve import Reserve
-from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.kept_room import KeptRoom
+from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import PARKING, Generation, Row
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import ComputeSeconds, Copy
@@ -30,7 +30,7 @@ SLOW = HostTime(row_s=1e-4, kv_token_s=4e-4, copy_token_s=1e-6, layers=4)
 
 
 def schedule_of(blocks=16, num_cpu_blocks=64, time=QUICK, policy=POLICY):
-    return StepSchedule(MODEL, policy, blocks, host=HostCache(time, num_cpu_blocks))
+    return StepScheduler(MODEL, policy, blocks, host=HostCache(time, num_cpu_blocks))
 
 
 def ask(now, *, prompt=500, most=12, bulk=False):
@@ -113,7 +113,7 @@ def test_parked_rows_arrive_or_are_called_off():
 
 
 def test_nothing_is_left_of_the_host_when_all_is_cleared():
-    schedule = StepSchedule(EXACT, POLICY, 20, host=HostCache(QUARTER, 9))
+    schedule = StepScheduler(EXACT, POLICY, 20, host=HostCache(QUARTER, 9))
     (row,) = lying(schedule.host.room, 1, on_host=True)
     schedule.host.parked.park(row)
     schedule.next_step(0.0)
@@ -299,7 +299,7 @@ def test_who_stays_where_it_is():
 def test_how_long_copies_may_take_before_a_step(waits, due_s, copy_s, moved):
     """A tenth of the longest step; up to all of it where no prompt waits and no answer is due before."""
     policy, now = StepPolicy(ttft_s=16.0, tpot_s=8.0), 100.0
-    schedule = StepSchedule(EXACT, policy, 20, host=HostCache(HostTime(0.01, 0.0, copy_s / 128, layers=4), 64))
+    schedule = StepScheduler(EXACT, policy, 20, host=HostCache(HostTime(0.01, 0.0, copy_s / 128, layers=4), 64))
     schedule.learning.slowdown = 2.0
     (row,) = lying(schedule.host.room, 1, on_host=True)
     row.generation.tpot_s, row.generation.first_at = 99.0, now + due_s - 99.0
@@ -317,7 +317,7 @@ def test_how_long_copies_may_take_before_a_step(waits, due_s, copy_s, moved):
 def test_a_step_is_not_short_for_a_row_of_the_host_that_has_no_part_in_it(row_s, tokens):
     """Steps of eight seconds; the row is due after four, of which the weights take one more in a second batch."""
     model = StepTime(1.0, 0.0, 0.0, 1 / 64, 0.0)
-    schedule = StepSchedule(model, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=HostCache(HostTime(row_s, 0.0), 64))
+    schedule = StepScheduler(model, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=HostCache(HostTime(row_s, 0.0), 64))
     assert schedule.offer(0.0, Generation(2000, 1, 99.0))
     (row,) = lying(schedule.host.room, 1, on_host=True)
     schedule.scatter.margin = 0.0
@@ -329,7 +329,7 @@ def test_a_step_is_not_short_for_a_row_of_the_host_that_has_no_part_in_it(row_s,
 def test_a_forecast_goes_by_the_first_share_of_the_host_that_keeps_all(monkeypatch):
     asked, shares = [], [HostShare(0.0, 0.0, twice=False), HostShare(1e9, 0.0, twice=True)]
     monkeypatch.setattr(HostCache, "shares", lambda _, *what: asked.append(what) or shares)
-    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 2, host=HostCache(QUARTER, 64))
+    schedule = StepScheduler(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 2, host=HostCache(QUARTER, 64))
     one = Generation(300, 200, 16.0, 99.0, answers=2)
     assert schedule.offer(0.0, one)
     assert one.on_host
@@ -339,8 +339,8 @@ def test_a_forecast_goes_by_the_first_share_of_the_host_that_keeps_all(monkeypat
 @pytest.mark.parametrize(("blocks", "on_host"), [(8, False), (7, True)])
 def test_room_is_kept_on_the_accelerator_alone(monkeypatch, blocks, on_host):
     kept = [Generation(4 * 128, 1, 16.0, 8.0)]
-    monkeypatch.setattr(Reserve, "beside", lambda *_, **__: kept)
-    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), blocks, host=HostCache(QUARTER, 4))
+    monkeypatch.setattr(KeptRoom, "beside", lambda *_, **__: kept)
+    schedule = StepScheduler(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), blocks, host=HostCache(QUARTER, 4))
     one = Generation(4 * 128, 1, 16.0, 8.0)
     assert schedule.offer(0.0, one)
     assert one.on_host is on_host
@@ -348,7 +348,7 @@ def test_room_is_kept_on_the_accelerator_alone(monkeypatch, blocks, on_host):
 
 @pytest.mark.parametrize("in_vain", [False, True])
 def test_a_step_that_was_short_in_vain_is_composed_anew_without_rows_of_the_host(in_vain):
-    schedule, begun = StepSchedule(EXACT, POLICY, 20, host=HostCache(QUARTER, 64)), []
+    schedule, begun = StepScheduler(EXACT, POLICY, 20, host=HostCache(QUARTER, 64)), []
     here, there, parked = lying(schedule.room, 1) + lying(schedule.host.room, 1, 1, on_host=True)
     schedule.running += [here, there, parked]
     schedule.host.parked.park(parked)
@@ -369,7 +369,7 @@ def test_a_step_that_was_short_in_vain_is_composed_anew_without_rows_of_the_host
 
 @pytest.mark.parametrize(("most_tokens", "left"), [(3, 1), (2, 0)])
 def test_a_parked_row_that_arrives_has_a_token_more(most_tokens, left):
-    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=HostCache(QUARTER, 64))
+    schedule = StepScheduler(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=HostCache(QUARTER, 64))
     (row,) = lying(schedule.host.room, 1, on_host=True)
     row.generation.most_tokens = most_tokens
     schedule.running.append(row)
@@ -382,13 +382,13 @@ def test_a_parked_row_that_arrives_has_a_token_more(most_tokens, left):
 
 
 def test_without_a_host_nothing_is_parked():
-    schedule = StepSchedule(EXACT, POLICY, 20)
+    schedule = StepScheduler(EXACT, POLICY, 20)
     assert (schedule.joins, schedule.mode, schedule.parked, schedule.called_off()) == (False, ACCELERATOR, {}, [])
 
 
 @pytest.mark.parametrize("asks", [False, True])
 def test_nobody_comes_to_the_accelerator_while_somebody_finds_no_room_there(asks):
-    schedule = StepSchedule(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=HostCache(HostTime(0.01, 0.0), 64))
+    schedule = StepScheduler(EXACT, StepPolicy(ttft_s=16.0, tpot_s=8.0), 20, host=HostCache(HostTime(0.01, 0.0), 64))
     (row,) = lying(schedule.host.room, 1, on_host=True)
     row.generation.tpot_s = 99.0
     schedule.running.append(row)
@@ -481,7 +481,7 @@ def test_a_generation_larger_than_the_accelerators_cache_is_for_the_host():
 
 
 def test_steps_that_take_no_time_are_no_problem():
-    schedule = StepSchedule(StepTime(0.0, 0.0, 0.0, 0.0, 0.0), POLICY, 8, host=HostCache(QUICK, 64))
+    schedule = StepScheduler(StepTime(0.0, 0.0, 0.0, 0.0, 0.0), POLICY, 8, host=HostCache(QUICK, 64))
     found, now = offered(schedule, 0.0, 5) + offered(schedule, 0.0, 3, bulk=True), 0.0
     assert any(one.on_host for one in found)
     schedule.state(0.0)

@@ -5,8 +5,8 @@ import pytest
 from deployments.generation.scheduler.answer_lengths import AnswerLengths
 from deployments.generation.scheduler.block_pool import BLOCK
 from deployments.generation.scheduler.hybrid.host_cache import HostCache
-from deployments.generation.scheduler.reserve import Reserve
-from deployments.generation.scheduler.scheduler import StepSchedule
+from deployments.generation.scheduler.kept_room import KeptRoom
+from deployments.generation.scheduler.scheduler import StepScheduler
 from deployments.generation.scheduler.sequences import Generation
 from deployments.generation.scheduler.state import StepPolicy
 from deployments.generation.scheduler.step import Copy
@@ -19,7 +19,7 @@ SECONDS = StepPolicy(ttft_s=16.0, tpot_s=8.0)
 def exact(blocks=200, policy=SECONDS, host=None, **times):
     """It takes as long as it should, and knows it."""
     times = {"beta_s": 1.0, "row_s": 0.0, "kv_token_s": 0.0, "prompt_token_s": 1 / 64, "pair_s": 0.0, **times}
-    schedule = StepSchedule(StepTime(**times), policy, blocks, host=host)
+    schedule = StepScheduler(StepTime(**times), policy, blocks, host=host)
     schedule.learning.margin = schedule.scatter.margin = 0.0
     return schedule
 
@@ -376,7 +376,7 @@ def test_what_routers_are_told():
 # --- for whom room is kept --------------------------------------------------------------------------------------------
 
 
-class Kept(Reserve):
+class Kept(KeptRoom):
     """Writes down what was decided."""
 
     def decided(self, now, generation, account, cost_s, may_be_helped, *, admitted):

@@ -5,7 +5,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from deployments.embedding.scheduler.cost_model import CostModel
-from deployments.embedding.scheduler.scheduler import Schedule
+from deployments.embedding.scheduler.scheduler import Scheduler
 from deployments.embedding.scheduler.state import Policy, Query
 from tests.kit.replica_world import (
     ATLAS,
@@ -77,7 +77,7 @@ def test_one_admission_looks_at_none_of_those_that_wait():
             Counted.walks += 1
             return super().__iter__()
 
-    queue = Schedule(CostModel.of_curve(1e-4, 0.05), Policy(1.0), 8 * 75, proven())
+    queue = Scheduler(CostModel.of_curve(1e-4, 0.05), Policy(1.0), 8 * 75, proven())
     queue.offer(0.0, [Query(75, 0.5)])
     queue.start(0.0)
     for i in range(1000):

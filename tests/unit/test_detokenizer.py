@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from deployments.generation.text.detokenizer import TextStream
+from deployments.generation.text.detokenizer import Detokenizer
 
 BYTES = pre_tokenizers.ByteLevel.alphabet()
 
@@ -20,7 +20,7 @@ def tokenizer():
 
 def streamed(tokenizer, text, stops=()):
     """The pieces, the last from the end."""
-    stream = TextStream(tokenizer, stops)
+    stream = Detokenizer(tokenizer, stops)
     pieces = [stream.add(token) for token in tokenizer.encode(text).ids]
     return [*pieces, stream.end()], stream.stopped
 
@@ -49,7 +49,7 @@ def test_half_characters_are_held_back(tokenizer):
 
 
 def test_half_a_character_at_the_end_is_left_out(tokenizer):
-    stream = TextStream(tokenizer)
+    stream = Detokenizer(tokenizer)
     tokens = tokenizer.encode("a🙂").ids[:-1]
     assert "".join(stream.add(token) for token in tokens) + stream.end() == "a"
 
@@ -75,7 +75,7 @@ def test_bytes_that_are_no_text_end_no_answer(ids):
     words = {f"<0x{byte:02X}>": byte for byte in range(256)} | {f"\u2581w{n}": 256 + n for n in range(44)}
     made = Tokenizer(models.WordLevel(words, unk_token="<0x00>"))
     made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
-    stream = TextStream(made)
+    stream = Detokenizer(made)
     text = "".join([*map(stream.add, ids), stream.end()])
     if all(token >= 256 for token in ids):
         assert text == made.decode(ids)

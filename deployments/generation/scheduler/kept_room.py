@@ -20,7 +20,7 @@ _MOST_KEPT = 8  # generations that room is kept for at once
 
 
 @dataclass(slots=True)
-class Reserve:
+class KeptRoom:
     """Remembers what was offered, and what became of it."""
 
     _prompt: float = 0.0  # means, of tokens of a prompt,
@@ -57,8 +57,8 @@ class Reserve:
         rests: bool,
     ) -> list[Generation]:
         """Those that are to have room beside it: a long prompt, while these are refused too often; and what tenants
-        will ask for that have not had their share (`shares`), the longest prompt of the quiet ones first. `waits`:
-        prompts wait; `rests`: the device has nothing to do.
+        will ask for that have not had their share (`fair_share`), the longest prompt of those under their share
+        first. `waits`: prompts wait; `rests`: the device has nothing to do.
         """
         longest = others = 0
         if waits and not self._long.is_long(generation.prompt_tokens):
