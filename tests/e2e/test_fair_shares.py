@@ -49,7 +49,7 @@ def test_who_asks_for_too_much_leaves_room_for_another(service, figure):
     assert greedy.refusals["over_share"]
     assert not greedy.strange + quiet.strange
     wait_until(
-        lambda: service.samples()["tenant_queries_total", (("tenant", "greedy"), ("outcome", "share"))], "its metric"
+        lambda: service.samples()["tenant_queries_total", (("outcome", "share"), ("tenant", "greedy"))], "its metric"
     )
     used_s = {key: service.samples()["tenant_device_seconds_total", (("tenant", key),)] for key in ("quiet", "greedy")}
     assert min(used_s.values()) > 0
