@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments import errors
+from deployments.admission.fair_share import Tenant
 from deployments.errors import Busy, EmptyInput, InvalidInput, Unavailable
 from deployments.models.text_pairs import Pair
 from deployments.serve_adapter.grpc_handlers import reader
@@ -271,7 +272,7 @@ def test_keys_are_asked_for_everywhere_but_of_the_health_check():
     assert answer(api, "Check", HealthCheckRequest())[1].code is None
     assert router.asked == []
     assert answer(api, "Embed", request, ("authorization", "Bearer good"))[1].code is None
-    assert router.asked[0][1]["client"].tenant == ("search", 3.0)
+    assert router.asked[0][1]["client"].tenant == Tenant("search", 3.0)
 
 
 # --- health -----------------------------------------------------------------------------------------------------------

@@ -52,6 +52,12 @@ def test_whatever_is_admitted_ends_in_time_on_a_device_that_runs_as_predicted(mi
     assert world.schedules[0].in_flight == 0
 
 
+def test_a_deferrable_query_does_not_share_the_pass_of_urgent_ones_that_it_would_make_late():
+    """Found by the property above: twelve short queries and a long one fit into one pass, and left it together."""
+    sent = World(Device(*XEON, 8), slo_s=2.0).serve([*[Arrival(0.0, 4, 0.8)] * 12, Arrival(0.01, 512, 4.2)])
+    assert all(one.in_time for one in sent)
+
+
 @pytest.mark.parametrize(("times", "micro_batch_queries", "mixed"), [(1.5, 8, True), (2.0, None, False)])
 def test_a_device_that_slows_down_is_late_for_three_seconds(times, micro_batch_queries, mixed):
     world = World(Device(*V100, micro_batch_queries, noise=0.01), slow=[(15, times)])

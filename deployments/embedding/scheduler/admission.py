@@ -169,10 +169,10 @@ class DeadlineAdmission(Admission):
         limits = self.limits
         f, urgent_s = limits.slowdown * (1 + limits.margin), sum(query.cost_s for query in urgent)
         fill_s = limits.policy.bulk_share * limits.policy.slo_s / f - limits.model.beta_s - urgent_s
-        if urgent and not limits.micro_batch_tokens:
-            most_s = (urgent[0].due - now) / f - limits.model.beta_s - urgent_s
-            return min(fill_s, most_s), most_s
-        return fill_s, _NEVER
+        most_s = (urgent[0].due - now) / f - limits.model.beta_s - urgent_s if urgent else _NEVER
+        if limits.micro_batch_tokens and most_s >= limits.pass_s:  # they may share the urgent ones' last pass
+            return fill_s, _NEVER
+        return min(fill_s, most_s), most_s
 
     def ended(self, *, whole: bool) -> None:
         """A run has ended."""
@@ -217,7 +217,7 @@ class DeadlineAdmission(Admission):
         with_it_s = f * (limits.model.beta_s + queue.urgent_s + query.cost_s)
         longer_s = max(0.0, with_it_s + f * queue.next_deferrable_s - slo_s)  # the next run than others
         runs = math.floor(max(0.0, (left_s - until_s - longer_s) / slo_s))
-        if queue.urgent and not limits.micro_batch_tokens:
+        if queue.urgent and not (limits.micro_batch_tokens and self.run.is_running):
             runs -= 1
         room_s = runs * limits.deferrable_run_s - queue.deferrable_s
         if query.bulk:  # no more than the next run may take: the rest waits at the Router, for whichever device is free
