@@ -36,19 +36,25 @@ class Stream:
 
     async def _ask(self, address, size, request):
         status = WITHOUT_ANSWER
-        with contextlib.suppress(OSError, EOFError, TimeoutError):
-            connection = await ClientConnection.open(address)
-            try:
-                reply = await connection.ask(request)
-            finally:
-                connection.hang_up()
-            status, told = reply.status, reply.json()
-            if status != 200:
-                self.refusals[told["error"].get("code")] += 1
-            if not (len(told["data"]) == 1 if status == 200 else "retry-after-ms" in reply.headers):
-                self.strange.append(f"{status} {reply.body[:200]!r}")
+        for _ in range(2):  # HAProxy may close a connection as the query is sent: clients try a new one, once
+            with contextlib.suppress(OSError, EOFError, TimeoutError):
+                status = await self._once(address, request)
+                break
         self.outcomes[size, status] += 1
         self.answers.append((time.monotonic(), status))
+
+    async def _once(self, address, request):
+        connection = await ClientConnection.open(address)
+        try:
+            reply = await connection.ask(request)
+        finally:
+            connection.hang_up()
+        told = reply.json()
+        if reply.status != 200:
+            self.refusals[told["error"].get("code")] += 1
+        if not (len(told["data"]) == 1 if reply.status == 200 else "retry-after-ms" in reply.headers):
+            self.strange.append(f"{reply.status} {reply.body[:200]!r}")
+        return reply.status
 
     def of(self, size):
         """The statuses of "small" or "large" queries."""
