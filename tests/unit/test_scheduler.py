@@ -339,6 +339,13 @@ def test_a_quiet_tenant_gets_the_room_that_is_kept_for_long_queries():
     assert [takes(queue, 0.2, query(10, 1.2, tenant=Tenant(name))) for name in ("quiet", "over_share")] == [1, 0]
 
 
+@pytest.mark.parametrize(("due", "tokens", "runs"), [(0.45, 120, 2), (0.42, 90, 1), (0.42, 80, 2)])
+def test_a_deferrable_query_may_share_the_last_pass_where_the_urgent_one_has_a_pass_to_spare(due, tokens, runs):
+    """due / 1.25 less beta and its own 50 ms: 110 and 86 ms, of which a pass takes 100."""
+    queue = admit(queue_of(micro_batch_tokens=100), 0.0, query(50, due), deferrable(tokens, 9))
+    assert len(queue.start(0.0)) == runs
+
+
 def test_by_depth_places_are_kept_for_others():
     """Two of the mean cost, and what the quiet ones ask for in an SLO: 0.03 s are another."""
     queue = shared(
