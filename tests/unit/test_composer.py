@@ -144,6 +144,27 @@ def test_chunks_of_prompts():
 
 
 @pytest.mark.parametrize(
+    ("slow", "rows", "prompts", "tokens"),
+    [
+        (1.0, [], [(512, 9.5)], [448]),  # the longest step is 8 s
+        (1.0, [], [(512, 8.5)], [416]),  # 8.5 less a step of 1 s
+        (2.0, [], [(512, 9.0)], [160]),
+        (1.0, [answer()], [(512, 8.5)], [1, 400]),
+        (1.0, [], [(256, 6.5), (256, 6.5)], [256, 32]),  # the first ends
+        (1.0, [], [(256, 5.5), (256, 5.5)], [224]),  # both end in the next step
+        (1.0, [], [(64, 2.0), (512, 2.5)], [64]),  # the first cannot wait for another step
+        (1.0, [], [(512, 2.0)], [448]),  # it is late in any case
+        (1.0, [], [(512, 8.5, 0, True)], [448]),  # bulk has no deadline
+    ],
+)
+def test_a_step_leaves_time_for_another_one_that_ends_the_prompts_it_does_not(slow, rows, prompts, tokens):
+    composed = step(slow)
+    composed.add_rows(rows)
+    composed.add_chunks([prompt(*one) for one in prompts])
+    assert tokens_of(composed) == tokens
+
+
+@pytest.mark.parametrize(
     ("slow", "bulk", "due_s", "seconds"),
     [(1.0, False, 3.0, 3.0), (2.0, False, 3.0, 1.5), (1.0, False, 9.0, 8.0), (1.0, True, 3.0, 8.0)],
 )

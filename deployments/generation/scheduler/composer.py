@@ -2,7 +2,7 @@
 
 A step lasts as long as the row with the least slack allows, at most `longest_step_s`. It holds all rows of the
 accelerator, chunks of prompts for the rest of that time, and host rows beside them. A step that ends a prompt is over
-by the time its first token is due.
+by the time its first token is due. One that does not end it leaves time for another.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ class StepComposer:
 
     def add_chunks(self, generations: Iterable[Generation]) -> None:
         """As many of their tokens as there is room for."""
+        generations = list(generations)
+        self._leave_time(generations)
         for generation in generations:
             row = generation.rows[0]
             left = min(generation.prompt_tokens - row.computed, self._room)
@@ -102,6 +104,28 @@ class StepComposer:
             if ends and not generation.bulk:
                 self._slacks_s.append((generation.due - self._now) / self._slow)
                 self._most_s = min(self._most_s, self._slacks_s[-1])
+
+    def _leave_time(self, generations: Iterable[Generation]) -> None:
+        """Prompts that do not end in this step need another one by their deadlines, of `rows_s` at least. Shorten this
+        one to leave time for it; more of them end in the next one then. Those that cannot wait still end in this one.
+        """
+        rows_s, load, least_s = self._model.seconds(self.load), self.load, 0.0
+        ends: list[tuple[float, float]] = []  # when each would end; how long this step may be for it to end in the next
+        for generation in generations:
+            if generation.bulk:  # it has no deadline, and neither have those behind it
+                break
+            row = generation.rows[0]
+            load = load.with_chunk(row.computed, generation.prompt_tokens - row.computed)
+            end_s, spare_s = self._model.seconds(load), (generation.due - self._now) / self._slow - rows_s
+            if spare_s > rows_s:
+                ends.append((end_s, spare_s))
+            elif end_s <= self._most_s:
+                least_s = end_s
+            if end_s > self._most_s:
+                break
+        for end_s, spare_s in reversed(ends):
+            if end_s > self._most_s:
+                self._most_s = max(least_s, min(self._most_s, spare_s))
 
     def leave_room(self) -> None:
         """Bulk work makes a step with others no longer than its share, and no answer late, nor later."""
