@@ -52,16 +52,18 @@ class OfferedGeneration:
     answers: list[Answer]
     gone: bool = False
 
-    def ids(self, part: ScheduledChunk) -> np.ndarray:
-        """int32 [tokens] of a part: of the prompt, or the last token of an answer, which may not be known yet."""
+    def ids(self, chunk: ScheduledChunk) -> np.ndarray:
+        """int32 [tokens] of a chunk: of the prompt, or the last token of an answer, which may not be known yet."""
         prompt: TokenIds = self.offer.ids
-        if part.start < len(prompt):
-            return prompt[part.start : part.start + part.tokens]
-        return self.answers[part.row.number].sampler.last
+        if chunk.start < len(prompt):
+            return prompt[chunk.start : chunk.start + chunk.tokens]
+        return self.answers[chunk.row.number].sampler.last
 
-    def from_part(self, part: ScheduledChunk) -> Sequence[Answer]:
+    def drawn_from(self, chunk: ScheduledChunk) -> Sequence[Answer]:
         """Those that get a token of it: at the end of the prompt all."""
-        return self.answers if part.start < len(self.offer.ids) else self.answers[part.row.number : part.row.number + 1]
+        return (
+            self.answers if chunk.start < len(self.offer.ids) else self.answers[chunk.row.number : chunk.row.number + 1]
+        )
 
     def take(self, answer: Answer, token: int) -> Finish | None:
         """One token more of this answer; why it has ended, if it has."""
@@ -71,17 +73,17 @@ class OfferedGeneration:
         return "length" if answer.tokens == self.offer.most_tokens else None
 
 
-def chunk_of(part: ScheduledChunk) -> Chunk:
-    """What a part asks of the engine."""
-    generation = part.row.generation
+def chunk_of(chunk: ScheduledChunk) -> Chunk:
+    """What a scheduled chunk asks of the engine."""
+    generation = chunk.row.generation
     offered: OfferedGeneration = generation.item
-    return Chunk(offered.ids(part), part.start, tuple(part.row.table), part.wanted, generation.on_host)
+    return Chunk(offered.ids(chunk), chunk.start, tuple(chunk.row.table), chunk.wanted, generation.on_host)
 
 
-def samplers_of(part: ScheduledChunk) -> RowSamplers:
-    """Who draws of a part: at the end of a prompt, one token for each answer."""
-    offered: OfferedGeneration = part.row.generation.item
-    return RowSamplers([answer.sampler for answer in offered.from_part(part)], offered.offer.logprobs)
+def samplers_of(chunk: ScheduledChunk) -> RowSamplers:
+    """Who draws of a chunk: at the end of a prompt, one token for each answer."""
+    offered: OfferedGeneration = chunk.row.generation.item
+    return RowSamplers([answer.sampler for answer in offered.drawn_from(chunk)], offered.offer.logprobs)
 
 
 @dataclass(slots=True, eq=False)
@@ -105,10 +107,10 @@ class ReceivedFrame:
 
 
 class OfferInbox:
-    """One replica's; the stepper decides on what it reads. It is true while it has frames."""
+    """One replica's; the step loop decides on what it reads. It is true while it has frames."""
 
-    def __init__(self, stepper: StepLoop) -> None:
-        self._stepper = stepper
+    def __init__(self, loop: StepLoop) -> None:
+        self._loop = loop
         self._received: deque[ReceivedFrame] = deque()
 
     def __bool__(self) -> bool:
@@ -129,7 +131,7 @@ class OfferInbox:
                 done = received.session.gone or self._read_frame(received, ends)
             except Exception:
                 logger.exception("a Router's frame cannot be read: its connection is closed")
-                self._stepper.hang_up(received.session)
+                self._loop.hang_up(received.session)
                 done = True
             if done:
                 self._received.popleft()
@@ -137,7 +139,7 @@ class OfferInbox:
                 break
         if self._received:
             asyncio.get_running_loop().call_soon(self._read, context=contextvars.Context())
-        self._stepper.have_read()
+        self._loop.have_read()
 
     def _read_frame(self, received: ReceivedFrame, ends: float) -> bool:
         """True where it is read to its end; False where time was up before."""
@@ -145,11 +147,11 @@ class OfferInbox:
         if received.undecided is None:
             received.undecided = deque(frame.offers)
             if frame.settings is not None:
-                self._stepper.configure(session, frame.settings)
+                self._loop.configure(session, frame.settings)
         while received.undecided:
             offer = received.undecided.popleft()
             if offer.number not in session.called_off:  # else nobody waits for a decision
-                self._stepper.take(session, offer, received.at)
+                self._loop.take(session, offer, received.at)
             if received.undecided and time.perf_counter() > ends:
                 return False
         session.called_off.difference_update(frame.called_off)

@@ -53,7 +53,7 @@ class Step:
     that it takes. `found`: it has ended. `forgotten`: nobody knows any more whose it is.
     """
 
-    parts: Sequence[ScheduledChunk]
+    chunks: Sequence[ScheduledChunk]
     work: StepWork
     began: float
     planned_s: float
@@ -180,7 +180,8 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
             session.admitted[offer.number] = generation
             self._tell(session).admitted.append(offer.number)
             return
-        never = self.schedule.admission.never(generation, offer.left_s)
+        # One that came in time may be late only by its wait here.
+        never = (self._timing.is_on or generation.never) and self.schedule.admission.never(generation, offer.left_s)
         sure_s = offer.left_s / (1 + self.schedule.learning.margin)  # what is named should then be admitted
         longest = self.schedule.admission.longest_prompt(sure_s) if never else 0
         opens_s, why = generation.opens_s or waited_s, ""  # it waited for too long: so long the next one would, too
@@ -241,23 +242,23 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
 
     def _composed(self, at: float) -> Step | None:
         """None where there is nothing to do, or nothing that is known while another step runs."""
-        parts = self.schedule.next_step(at)
-        if not parts and (self._steps or not self.schedule.joins):
+        chunks = self.schedule.next_step(at)
+        if not chunks and (self._steps or not self.schedule.joins):
             return None
         work = Work(
-            [chunk_of(part) for part in parts if part.batch == FIRST],
+            [chunk_of(chunk) for chunk in chunks if chunk.batch == FIRST],
             self.schedule.copies(),
-            [chunk_of(part) for part in parts if part.batch == SECOND],
-            [(part.row.parked, chunk_of(part)) for part in parts if part.row.parked is not None],
+            [chunk_of(chunk) for chunk in chunks if chunk.batch == SECOND],
+            [(chunk.row.parked, chunk_of(chunk)) for chunk in chunks if chunk.row.parked is not None],
             self.schedule.called_off(),
             self.schedule.joins,
         )
         parked_rows = self.schedule.parked.items()
         parked = {number: ScheduledChunk(row, row.computed, 1, True, PARKING) for number, row in parked_rows}
-        samplers = [samplers_of(part) for part in parts if part.wanted and part.batch != PARKING]
-        parked_samplers = {number: samplers_of(part) for number, part in parked.items()}
+        samplers = [samplers_of(chunk) for chunk in chunks if chunk.wanted and chunk.batch != PARKING]
+        parked_samplers = {number: samplers_of(chunk) for number, chunk in parked.items()}
         planned_s = self.schedule.planned_s  # without what was learned, so that drift is seen
-        return Step(parts, StepWork(work, samplers, parked_samplers), at, planned_s, parked)
+        return Step(chunks, StepWork(work, samplers, parked_samplers), at, planned_s, parked)
 
     def _begin(self, step: Step) -> None:
         def ended(found: Found | BaseException) -> None:
@@ -278,7 +279,7 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
 
     def _look_ahead_soon(self, step: Step) -> None:
         """As late as may be: what is offered later has to wait for one step more."""
-        if step.parts:
+        if step.chunks:
             soon_s = self.schedule.ends_at - self.now() - 2 * self._compose_s - _WAKES_S
             asyncio.get_running_loop().call_later(soon_s, self._look_ahead, step, context=contextvars.Context())
 
@@ -324,19 +325,19 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
                 raise found  # noqa: TRY301 - as what fails here, it ends what has begun
             numbers, compute_s = found.arrived, found.compute_s
             arrived = [step.parked[number] for number in numbers]
-            wanted = [part for part in step.parts if part.wanted and part.batch != PARKING]
-            for part, picked in zip([*wanted, *arrived], found.picked, strict=True):
-                finished += self._picked(part, picked)
-            left_out = [part for part, picked in zip(wanted, found.picked, strict=False) if picked == []]
-            computed = [part for part in step.parts if part.batch != PARKING and part not in left_out]
+            wanted = [chunk for chunk in step.chunks if chunk.wanted and chunk.batch != PARKING]
+            for chunk, picked in zip([*wanted, *arrived], found.picked, strict=True):
+                finished += self._picked(chunk, picked)
+            left_out = [chunk for chunk, picked in zip(wanted, found.picked, strict=False) if picked == []]
+            computed = [chunk for chunk in step.chunks if chunk.batch != PARKING and chunk not in left_out]
             computed += arrived
-            whole = not left_out or (bool(computed) and all(part.tokens == 1 for part in left_out))
-            self._on_step(len(computed), sum(part.tokens for part in computed), now - step.began, step.planned_s)
+            whole = not left_out or (bool(computed) and all(chunk.tokens == 1 for chunk in left_out))
+            self._on_step(len(computed), sum(chunk.tokens for chunk in computed), now - step.began, step.planned_s)
         except BaseException as error:  # noqa: BLE001
             self._fail(self._begun(step), self._on_failure(error))
         ends = [*finished, *self._stopped]
         self.schedule.ended(now, now - step.began, ends, whole=whole, arrived=numbers, compute_s=compute_s)
-        for row in [*(part.row for part in [*step.parts, *arrived]), *self._stopped]:
+        for row in [*(chunk.row for chunk in [*step.chunks, *arrived]), *self._stopped]:
             if not row.generation.rows:
                 row.generation.item.session.admitted.pop(row.generation.item.offer.number, None)
 
@@ -350,9 +351,9 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
         self.schedule.clear()
         self._fail(every, self._on_failure(error))
 
-    def _picked(self, part: ScheduledChunk, picked: list[Picked] | None) -> list[Row]:
+    def _picked(self, chunk: ScheduledChunk, picked: list[Picked] | None) -> list[Row]:
         """Send these tokens; the rows that end with them."""
-        generation = part.row.generation
+        generation = chunk.row.generation
         offered: OfferedGeneration = generation.item
         if offered.gone or picked == []:
             return []
@@ -360,7 +361,7 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
             self._fail([generation], "the engine gave no finite numbers for this prompt")
             return []
         ended = set()
-        for answer, one in zip(offered.from_part(part), picked, strict=True):
+        for answer, one in zip(offered.drawn_from(chunk), picked, strict=True):
             if answer.stopped:
                 continue
             finish = offered.take(answer, one.id)
@@ -371,7 +372,7 @@ class StepLoop(RouterSessions[GenerationSession, TokenReport]):
 
     def _begun(self, step: Step) -> list[Generation]:
         """Those of which the cache holds anything: after a failure nobody knows what."""
-        now = {id(part.row.generation) for part in step.parts}
+        now = {id(chunk.row.generation) for chunk in step.chunks}
         every = chain.from_iterable(session.admitted.values() for session in self._sessions.values())
         return [one for one in every if id(one) in now or any(row.computed for row in one.rows)]
 

@@ -28,8 +28,8 @@ class Timed(NamedTuple):
 class StepTiming:
     """One replica's. `is_on`: nothing is admitted."""
 
-    def __init__(self, stepper: StepLoop) -> None:
-        self._stepper = stepper
+    def __init__(self, loop: StepLoop) -> None:
+        self._loop = loop
         self._opens_at: float | None = None  # while nothing is admitted: when something is again, at the latest
 
     @property
@@ -39,7 +39,7 @@ class StepTiming:
     @property
     def paused_s(self) -> float:
         """Seconds until anything is admitted, at most; 0: now."""
-        return 0.0 if self._opens_at is None else max(_SOONEST_S, self._opens_at - self._stepper.now())
+        return 0.0 if self._opens_at is None else max(_SOONEST_S, self._opens_at - self._loop.now())
 
     async def time_steps(self, works: Iterable[StepWork | None], times: int) -> list[list[Timed] | None]:
         """What each of these steps takes, up to `times` times, behind a first one that warms up; None for
@@ -54,7 +54,7 @@ class StepTiming:
             self._pause(_DRAINS_S + _TIMED_S)
             try:
                 async with asyncio.timeout(_DRAINS_S):
-                    await self._stepper.drained()
+                    await self._loop.drained()
             except TimeoutError:
                 raise Unavailable(
                     f"what this replica had admitted has not ended within {_DRAINS_S:g} s; please try again later"
@@ -63,23 +63,23 @@ class StepTiming:
             return await self._timed(works, times)
         finally:
             self._opens_at = None
-            self._stepper.report_soon()
+            self._loop.report_soon()
 
     def _pause(self, seconds: float) -> None:
-        self._opens_at = self._stepper.now() + seconds
-        self._stepper.report_to_all()
+        self._opens_at = self._loop.now() + seconds
+        self._loop.report_to_all()
 
     async def _timed(self, works: Iterable[StepWork | None], times: int) -> list[list[Timed] | None]:
-        ends, found = self._stepper.now() + _TIMED_S, list[list[Timed] | None]()
+        ends, found = self._loop.now() + _TIMED_S, list[list[Timed] | None]()
         for work in works:
             if work is None:
                 found.append(None)
                 continue
-            if any(found) and self._stepper.now() > ends:
+            if any(found) and self._loop.now() > ends:
                 break
             await self._time(work)
             took = [await self._time(work)]
-            while len(took) < times and self._stepper.now() < ends:
+            while len(took) < times and self._loop.now() < ends:
                 took.append(await self._time(work))
             found.append(took)
         return found
@@ -87,4 +87,4 @@ class StepTiming:
     async def _time(self, work: StepWork) -> Timed:
         for sampler in chain.from_iterable(row.samplers for row in work.samplers):
             sampler.ended = False  # whatever was in the cache when it drew before
-        return await self._stepper.time_step(work)
+        return await self._loop.time_step(work)

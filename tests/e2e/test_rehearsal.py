@@ -11,6 +11,7 @@ import grpc
 import pytest
 from conftest import SLOW
 from grpc_health.v1 import health_pb2
+from loopback import only_loopback
 
 from calibration.load import burst, connect
 from tests.kit import tei_wire
@@ -26,6 +27,12 @@ def tei(rehearsal):
     rehearsal.wait_until_idle()
     with tei_wire.connected(rehearsal.grpc_port) as client:
         yield client
+
+
+@pytest.fixture
+def loopback_only():
+    with only_loopback():
+        yield
 
 
 def in_flight(count):
@@ -88,7 +95,7 @@ def asking(service, count):
         yield replies
 
 
-def test_openais_client_comes_back_when_the_busy_answer_says(rehearsal):
+def test_openais_client_comes_back_when_the_busy_answer_says(rehearsal, loopback_only):
     import openai
 
     asked, answered = [], []
@@ -96,8 +103,8 @@ def test_openais_client_comes_back_when_the_busy_answer_says(rehearsal):
         "request": [lambda _: asked.append(time.monotonic())],
         "response": [lambda answer: answered.append((time.monotonic(), answer))],
     }
-    deferrable = openai.DefaultHttpxClient(event_hooks=hooks)
-    server = {"base_url": f"{rehearsal.address}/v1", "api_key": "none", "max_retries": 5, "http_client": deferrable}
+    watched = openai.DefaultHttpxClient(event_hooks=hooks)
+    server = {"base_url": f"{rehearsal.address}/v1", "api_key": "none", "max_retries": 5, "http_client": watched}
     with openai.OpenAI(**server) as client:
         client.embeddings.create(model="emulated", input=TEXT)  # what a client loads late is loaded by now
         asked.clear(), answered.clear()
@@ -108,6 +115,52 @@ def test_openais_client_comes_back_when_the_busy_answer_says(rehearsal):
     told = [int(answer.headers["retry-after-ms"]) / 1000 for _, answer in answered[:-1]]
     waited = [later - at for (at, _), later in zip(answered, asked[1:], strict=False)]
     assert all(wait >= tell for wait, tell in zip(waited, told, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # few clients close what they open
+def test_clients_built_on_openai_come_back_too(rehearsal, loopback_only):
+    import litellm
+    from langchain_openai import OpenAIEmbeddings
+
+    address = f"http://127.0.0.1:{rehearsal.port}/v1"
+    embeddings = OpenAIEmbeddings(
+        model="emulated", base_url=address, api_key="none", check_embedding_ctx_length=False, max_retries=5
+    )
+    lite = {"model": "openai/emulated", "api_base": address, "api_key": "none", "max_retries": 5}
+    clients = lambda: embeddings.embed_query(TEXT), lambda: litellm.embedding(input=[TEXT], **lite)
+    for ask in clients:
+        ask()
+    for ask in clients:
+        refused = rehearsal.get("/info")["windve"]["busy_answers"]
+        with asking(rehearsal, 25):
+            assert ask()
+        assert rehearsal.get("/info")["windve"]["busy_answers"] > refused
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_other_clients_say_that_it_is_busy(rehearsal, loopback_only):
+    from haystack_integrations.components.embedders.huggingface_api import HuggingFaceAPITextEmbedder
+    from huggingface_hub import InferenceClient
+    from langchain_community.embeddings import InfinityEmbeddings
+    from llama_index.embeddings.text_embeddings_inference import TextEmbeddingsInference
+
+    address = f"http://127.0.0.1:{rehearsal.port}"
+    haystack = HuggingFaceAPITextEmbedder("text_embeddings_inference", {"url": address})
+    infinity = InfinityEmbeddings(model="emulated", infinity_api_url=address)
+    llama_index = TextEmbeddingsInference("emulated", base_url=address)
+    sentence = "leaves no room for 1 more within 25 s; come back in"
+    clients = [
+        (lambda: haystack.run(TEXT), sentence),
+        (lambda: InferenceClient(address).feature_extraction(TEXT), sentence),
+        (lambda: infinity.embed_query(TEXT), f"status 429: .*{sentence}"),
+        (lambda: llama_index.get_text_embedding_batch([TEXT]), "'Overloaded'"),  # it looks at no status
+    ]
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(lambda client: client[0](), clients))
+    with asking(rehearsal, 25):
+        for ask, said in clients:
+            with pytest.raises(Exception, match=said):
+                ask()
 
 
 def test_what_nobody_waits_for_is_not_run(rehearsal, tei):

@@ -262,7 +262,7 @@ def test_why_a_query_is_refused(queue, offer, reason):
 def test_which_queries_count_for_the_fairness_to_long_ones(queue, offer, how, mean_ms):
     queue = copy.deepcopy(queue)
     queue.offer(0.2, [copy.copy(one) for one in offer], **how)
-    assert queue.demand.fairness.mean_s == pytest.approx(mean_ms / 1000, abs=1e-6)
+    assert queue.demand.long_queries.mean_s == pytest.approx(mean_ms / 1000, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_which_queries_count_for_the_fairness_to_long_ones(queue, offer, how, me
 def test_room_is_kept_for_a_long_query(long_ms, now, offer, how, taken):
     queue = running(300)
     for _ in range(3):
-        queue.demand.fairness.offered(0.0, long_ms / 1000, refused=True)
+        queue.demand.long_queries.offered(0.0, long_ms / 1000, refused=True)
     assert takes(queue, now, *offer, **how) == taken
 
 
@@ -288,7 +288,7 @@ def shared(queue, now=0.0, *, under_share_rho=0.0, mean_ms=10, **kinds):
     shares = queue.demand.shares
     shares.level, shares.has_under_share, shares.under_share_rho, shares._at = 9.0, True, under_share_rho, now
     shares.accounts |= {name: Account(1.0, kind=kind) for name, kind in kinds.items()}
-    queue.demand.fairness.mean_s = mean_ms / 1000
+    queue.demand.long_queries.mean_s = mean_ms / 1000
     return queue
 
 
@@ -334,8 +334,8 @@ def test_a_quiet_tenant_goes_by_the_common_rule_without_those_who_will_come():
 def test_a_quiet_tenant_gets_the_room_that_is_kept_for_long_queries():
     queue = shared(running(300), 0.2, quiet=Kind.UNDER_SHARE, over_share=Kind.SHORT)
     for _ in range(3):
-        queue.demand.fairness.offered(0.0, 0.35, refused=True)
-    queue.demand.fairness.mean_s = 0.001
+        queue.demand.long_queries.offered(0.0, 0.35, refused=True)
+    queue.demand.long_queries.mean_s = 0.001
     assert [takes(queue, 0.2, query(10, 1.2, tenant=Tenant(name))) for name in ("quiet", "over_share")] == [1, 0]
 
 
@@ -471,7 +471,7 @@ def test_a_pause_makes_nobody_late_who_was_admitted(offers, wait_s):
     for one in offers:
         later = Query(one.tokens, 5.0 + one.due, one.deferrable, cost_s=one.tokens / 1000)
         queue._admit(5.0, [later], (1.0, 0.0), queue._by_finish)
-    queue.demand.fairness.mean_s = 1e-6  # somebody could still join
+    queue.demand.long_queries.mean_s = 1e-6  # somebody could still join
     assert queue.start_in_s(5.001) == pytest.approx(max(0.0, wait_s - 0.001))
 
 
@@ -480,7 +480,7 @@ def test_only_who_is_admitted_by_its_finish_shortens_the_pause():
         queue = queue_of(**policy)
         assert queue.offer(0.0, [query(50, 0.38)])  # 304 ms less 250
         assert queue.offer(0.045, [query(1, 1.0)])
-        queue.demand.fairness.mean_s = 1e-6
+        queue.demand.long_queries.mean_s = 1e-6
         assert queue.start_in_s(0.046) == pytest.approx(wait_s)
 
 
@@ -502,7 +502,7 @@ def test_ordinary_queries_do_not_cut_a_calibrations_burst():
     assert queue.offer(0.04, [query(10, 0.3525)])  # 250 ms less 230: nobody who is admitted waits longer
     assert queue.start_in_s(0.04) == pytest.approx(0.02)
     queue.remove([trial])
-    queue.demand.fairness.mean_s = 1e-6  # somebody could still join
+    queue.demand.long_queries.mean_s = 1e-6  # somebody could still join
     assert queue.start_in_s(0.041) == pytest.approx(0.04 + 2 * 0.006 - 0.041)
 
 
@@ -642,8 +642,8 @@ FULL = {"slowdown": 4.0}
 
 def reserving(queue, ms):
     for _ in range(3):
-        queue.demand.fairness.offered(0.0, ms / 1000, refused=True)
-    queue.demand.fairness.mean_s = 0.075
+        queue.demand.long_queries.offered(0.0, ms / 1000, refused=True)
+    queue.demand.long_queries.mean_s = 0.075
     return queue
 
 
@@ -783,7 +783,7 @@ def test_a_run_that_another_model_planned_teaches_nothing():
     queue.configure(Policy(2.0), CostModel.of_curve(0.01, 0.1), calibrated=True)
     queue.ended(9.0)
     assert (queue.learning.slowdown, queue.learning.margin) == (1.0, 0.05)
-    assert queue.demand.fairness.mean_s == pytest.approx(0.01)
+    assert queue.demand.long_queries.mean_s == pytest.approx(0.01)
     assert queue.limits.pacing.pause_s == pytest.approx(0.003)
 
 

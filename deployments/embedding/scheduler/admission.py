@@ -126,7 +126,7 @@ class DeadlineAdmission(Admission):
         return taken
 
     def is_full(self, now: float, outlook: Outlook) -> bool:
-        return self._slo_room_s(now, outlook) < self.demand.fairness.mean_s
+        return self._slo_room_s(now, outlook) < self.demand.long_queries.mean_s
 
     def opens_s(self, now: float, outlook: Outlook, *, over_share: bool) -> float:
         room_s = self._slo_room_s(now, outlook)
@@ -239,7 +239,7 @@ class DeadlineAdmission(Admission):
         """Seconds until a query of the mean cost has room. `room_s`: that there is now for it."""
         limits, queue, is_running, (f, until_s) = self.limits, self.queue, self.run.is_running, outlook
         policy, model = limits.policy, limits.model
-        cost_s = max(self.demand.fairness.mean_s, self.demand.reserve_s)
+        cost_s = max(self.demand.long_queries.mean_s, self.demand.reserve_s)
         if model.cost_s(1) <= (idle_s := limits.idle_room_s(policy.slo_s)) < cost_s:
             cost_s = idle_s  # shorter ones are admitted
         missing_s = cost_s - room_s

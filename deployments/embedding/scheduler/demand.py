@@ -21,12 +21,12 @@ _RHO_S = 3.0  # over which the arrival of work is averaged
 
 @dataclass(slots=True, repr=False, eq=False)
 class Demand:
-    """`rho`: work that arrives in a second. `shares`: what tenants asked for and got. `fairness`: the same for long
-    and short queries.
+    """`rho`: work that arrives in a second. `shares`: what tenants asked for and got. `long_queries`: the same for
+    long and short queries.
     """
 
     limits: Limits
-    fairness: LongQueries
+    long_queries: LongQueries
     shares: Shares = field(default_factory=Shares)
     rho: float = 0.0
     _rho_at: float = 0.0
@@ -53,12 +53,12 @@ class Demand:
         # No room that is kept would help a query that an idle device refuses, too.
         if refused and any(query.cost_s > self.limits.idle_room_s(query.due - now) for query in refused):
             return
-        self.fairness.offered(now, total_s / len(queries), refused=bool(refused))
+        self.long_queries.offered(now, total_s / len(queries), refused=bool(refused))
 
     @property
     def reserve_s(self) -> float:
         """Room that is kept for a long query; none for one that an idle device would refuse as well."""
-        reserve_s = self.fairness.reserve_s
+        reserve_s = self.long_queries.reserve_s
         return reserve_s if reserve_s and reserve_s <= self.limits.idle_room_s(self.limits.policy.slo_s) else 0.0
 
     def shared_s(self, account: Account, room_s: float, until_s: float) -> float:
@@ -67,7 +67,7 @@ class Demand:
         """
         if self.shares.has_under_share:
             room_s = min(room_s, self._others_run_s - self.shares.others_waiting_s)
-        return room_s - self.shares.kept_s(account, self.fairness.mean_s, until_s)
+        return room_s - self.shares.kept_s(account, self.long_queries.mean_s, until_s)
 
     @property
     def _others_run_s(self) -> float:
@@ -76,7 +76,7 @@ class Demand:
         """
         limits, beta_s = self.limits, self.limits.model.beta_s
         slo_s = limits.policy.slo_s * limits.deadline_share / limits.slowdown
-        runs_s = 2 * (beta_s + self.fairness.mean_s)  # this run, and the one after it
+        runs_s = 2 * (beta_s + self.long_queries.mean_s)  # this run, and the one after it
         in_time_s = slo_s * (1 - 2 * self.shares.under_share_rho) - runs_s - limits.pass_s
         share, most_s = limits.policy.max_batch_fraction, limits.run_s
         if share is None:

@@ -73,7 +73,7 @@ class Scheduler:
         self.limits.policy = policy
         if model != self.limits.model:
             self.limits.model = model
-            self.demand.fairness = LongQueries(model.alpha_s)
+            self.demand.long_queries = LongQueries(model.alpha_s)
             self.learning = Learning(calibrated)
         self._apply()
 
@@ -218,28 +218,33 @@ class Scheduler:
 
     def opens_s(self, now: float) -> float:
         """Seconds until a query of the mean cost that allows the SLO would be admitted; 0: now; inf: closed."""
-        if self.limits.policy.depth == 0:
-            return _NEVER
-        return self.admission.opens_s(now, self._outlook(now), over_share=False)
+        return self._opens_s(now, self._outlook(now))
+
+    def _opens_s(self, now: float, outlook: Outlook) -> float:
+        return _NEVER if self.limits.policy.depth == 0 else self.admission.opens_s(now, outlook, over_share=False)
+
+    def _free_s(self, outlook: Outlook) -> float:
+        """Seconds until all is done that runs or waits."""
+        free_s = outlook[1] if self.run.is_running else 0.0
+        if self.queue.count:
+            free_s += outlook[0] * (self.limits.model.beta_s + (self.queue.urgent_s + self.queue.deferrable_s))
+        return free_s
 
     def state(self, now: float) -> ReplicaState:
         """What Routers go by until they hear again."""
-        model, queue, outlook = self.limits.model, self.queue, self._outlook(now)
-        f, until_s = outlook
-        free_s = until_s if self.run.is_running else 0.0
-        if waiting := queue.count:
-            free_s += f * (model.beta_s + (queue.urgent_s + queue.deferrable_s))
-        admission, opens_s, under_share_opens_s = self.admission, self.opens_s(now), 0.0
+        model, waiting, outlook = self.limits.model, self.queue.count, self._outlook(now)
+        admission, opens_s, under_share_opens_s = self.admission, self._opens_s(now, outlook), 0.0
         if over_share := admission.over_share if opens_s < _NEVER else ():
             opens_s, under_share_opens_s = max(opens_s, admission.opens_s(now, outlook, over_share=True)), opens_s
         return ReplicaState(
-            opens_s, free_s, max(0.0, admission.bulk_room_s), waiting + self.run.unanswered, waiting,
-            self.most, self.runs, (model.query_s, model.token_s, model.token2_s, model.beta_s), f, self.limits.margin,
-            (self.refusals.full, self.refusals.never, self.refusals.closed), under_share_opens_s, over_share or (),
+            opens_s, self._free_s(outlook), max(0.0, admission.bulk_room_s), waiting + self.run.unanswered, waiting,
+            self.most, self.runs, (model.query_s, model.token_s, model.token2_s, model.beta_s),
+            outlook[0], self.limits.margin, (self.refusals.full, self.refusals.never, self.refusals.closed),
+            under_share_opens_s, over_share or (),
         )  # fmt: skip
 
     def utilization(self, now: float) -> float:
         """How full the queue is: the share of its depth, or of an SLO, that is taken. Autoscaling goes by it."""
         if self.admission is self._by_depth:
             return self.in_flight / max(1, self.limits.policy.depth or 0)
-        return self.state(now).free_s / self.limits.policy.slo_s
+        return self._free_s(self._outlook(now)) / self.limits.policy.slo_s

@@ -55,6 +55,7 @@ class StepAdmission:
         queue = self.queue
         self.reserve.offered(generation)
         if self.never(generation, generation.due - now):
+            generation.never = True
             self._refused_never += 1
             return None
         account = self.reserve.account(now, generation)

@@ -53,6 +53,7 @@ class Generation:
     rows: list[Row] = field(default_factory=list)
     on_host: bool = False
     first_at: float | None = None  # when its first token was there
+    never: bool = False  # where it was refused: an idle device would not have it in time either
     opens_s: float = 0.0  # where it was refused: seconds until it would be admitted, as it was predicted then
     predicted_s: float = 0.0  # from admission to its first token, as it was predicted then
 
