@@ -83,11 +83,13 @@ def test_each_query_of_the_dashboard_and_what_replicas_tell_is_answered(promethe
         prometheus.values(expr)
 
 
-def test_the_rules_are_evaluated_and_runs_take_what_was_planned(prometheus, load):
+def test_the_rules_are_evaluated_and_no_run_is_quicker_than_its_device(prometheus, load):
     rules = [rule for group in RULES["groups"] for rule in group["rules"]]
     recorded = [rule["record"] for rule in RULES["groups"][0]["rules"] if not OF_GENERATION.search(rule["record"])]
     assert until_answered(prometheus, {name: name for name in recorded}) == {}
     told = [rule for group in prometheus.ask("/api/v1/rules")["groups"] for rule in group["rules"]]
     assert {rule["name"] for rule in told} == {rule.get("alert") or rule["record"] for rule in rules}
     assert {rule["name"]: rule.get("lastError") for rule in told if rule["health"] != "ok"} == {}
-    assert prometheus.values("windve:drift:ratio_rate15m") == [pytest.approx(1.0, rel=0.2)] * 2
+    drift = prometheus.values("windve:drift:ratio_rate15m")
+    assert len(drift) == 2
+    assert min(drift) > 0.9  # a busy machine makes runs longer, and nothing makes them shorter
