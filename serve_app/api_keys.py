@@ -1,17 +1,17 @@
 """API keys: where they are read from, whose a key is, and what its owner may use. Pure.
 
-Only hashes are kept, and each is compared in full, so that neither the time of an answer nor a process's memory tells a
-key. Clients show theirs as RFC 6750 has it: `Authorization: Bearer KEY`.
+Only hashes are kept, keyed by a secret of the process: nobody outside can tell the hash of a key, so that neither the
+time of an answer nor a process's memory tells a key. Clients show theirs as RFC 6750 has it: `Authorization: Bearer KEY`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
 import logging
 import math
 import os
 import re
+import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from deployments.errors import SettingsError, Unauthorized
 logger = logging.getLogger("ray.serve")
 
 _SETTING = "args.api_keys"
+_HASHED_BY = secrets.token_bytes(32)
 _KEY = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # RFC 6750, section 2.1: what can follow `Bearer`
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 UNNAMED = "unnamed"  # whose key has no name, where others have one
@@ -51,7 +52,7 @@ class ApiKeys:
     def __init__(self, keys: Iterable[str | ApiKey], source: str = "") -> None:
         self._problem = ""
         self._clients: dict[str, Client] = {}
-        self._known: tuple[tuple[bytes, Client | None], ...] = ()
+        self._known: dict[bytes, Client | None] = {}
         self._about: tuple[tuple[bytes, str, float, tuple[Unit, float] | None], ...] = ()
         self._source = source
         self._take(tuple(ApiKey(key) if isinstance(key, str) else key for key in keys))
@@ -82,36 +83,27 @@ class ApiKeys:
         self._about = about
         before, self._clients = self._clients, {}
         named = any(one.name for one in keys)
-        known: list[tuple[bytes, Client | None]] = []
+        known: dict[bytes, Client | None] = {}
         for digest, name, weight, quota in about:
             if named and (name or UNNAMED) not in self._clients:
                 self._clients[name or UNNAMED] = _client(name or UNNAMED, weight, quota, before)
-            known.append((digest, self._clients[name or UNNAMED] if named else None))
-        self._known = tuple(known)
+            known[digest] = self._clients[name or UNNAMED] if named else None
+        self._known = known
         return True
-
-    def _find(self, presented: str | None) -> tuple[bytes, Client | None] | None:
-        """Takes the same time whichever it is."""
-        digest = _digest(presented or "")
-        found = None
-        for one in self._known:
-            if hmac.compare_digest(digest, one[0]):
-                found = one
-        return found
 
     def check(self, authorization: str | None) -> Client | None:
         """Let in who shows a key in this `Authorization` header (None: there is none), and say who it is; None where no
         key has a name. Raises Unauthorized.
         """
         presented = bearer(authorization)
-        found = self._find(presented)
-        if found is None:
+        try:
+            return self._known[_digest(presented or "")]
+        except KeyError:
             raise Unauthorized(
                 "this service wants an API key: send the header 'Authorization: Bearer KEY'"
                 if presented is None
                 else "the API key is not one of this service's; look at it again, or ask whoever runs the service"
-            )
-        return found[1]
+            ) from None
 
 
 def _client(name: str, weight: float, quota: tuple[Unit, float] | None, before: dict[str, Client]) -> Client:
@@ -216,4 +208,4 @@ def _positive(value: str) -> float | None:
 
 
 def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "backslashreplace")).digest()
+    return hashlib.blake2b(key.encode("utf-8", "backslashreplace"), digest_size=32, key=_HASHED_BY).digest()

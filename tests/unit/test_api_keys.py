@@ -1,3 +1,5 @@
+import timeit
+
 import pytest
 
 from deployments.admission.fair_share import Tenant
@@ -20,6 +22,12 @@ def accepts(keys, key):
 def test_nothing_else_is(key):
     assert not accepts(ApiKeys(KEYS), key)
     assert not accepts(ApiKeys(()), key)
+
+
+def test_many_keys_take_no_longer_than_one():
+    keys = {count: ApiKeys(f"sk-{number}" for number in range(count)) for count in (1, 10_000)}
+    few_s, many_s = (min(timeit.repeat(lambda: accepts(keys[count], "sk-0"), number=20)) for count in keys)
+    assert many_s < 10 * few_s
 
 
 @pytest.mark.parametrize(
