@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -71,7 +70,9 @@ Compute = Callable[[Sequence[OfferedQuery], Passed, Ended, threading.Event], Non
 
 
 class RunLoop(RouterSessions[RouterSession, Report]):
-    """All methods are called on the event loop. `RouterSession.admitted` has the queries of each offer."""
+    """All methods are called on the event loop. `RouterSession.admitted` has the queries of each offer that are not
+    answered, by their index.
+    """
 
     session_type = RouterSession
     report_type = Report
@@ -125,9 +126,9 @@ class RunLoop(RouterSessions[RouterSession, Report]):
             self.schedule.demand.arrives(now, work_s, tenant)
         called_off = set(offers.called_off)
         if called_off:  # in one go: a client that goes may take thousands along
-            self._drop([query for number in called_off for query in session.admitted.pop(number, ())])
+            self._drop([query for number in called_off for query in session.admitted.pop(number, {}).values()])
         for number in offers.confirmed:
-            for query in session.admitted.get(number, ()):
+            for query in session.admitted.get(number, {}).values():
                 query.held = False
         for offer in offers.offers:
             if offer.number not in called_off:  # offered and called off in one turn
@@ -141,7 +142,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         """A Router's connection has ended: what it had waiting is dropped, what runs has nobody who waits for it."""
         session = self._sessions.pop(connection, None)
         if session is not None:
-            self._drop([query for queries in session.admitted.values() for query in queries])
+            self._drop([query for queries in session.admitted.values() for query in queries.values()])
             session.admitted.clear()
             self._look()
 
@@ -182,7 +183,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
             now, queries, partial=offer.partial, again=offer.again, depth=offer.depth, slo_s=trial_slo_s
         )
         if count:
-            session.admitted[offer.number] = queries[:count]
+            session.admitted[offer.number] = dict(enumerate(queries[:count]))
         if offer.partial and count:
             self._tell(session).admitted.append((offer.number, count))
             if count < len(queries) and not offer.bulk:
@@ -203,19 +204,15 @@ class RunLoop(RouterSessions[RouterSession, Report]):
 
         later(_HOLD_S, lapse)
 
-    def _drop(self, queries: Iterable[Query]) -> None:
+    def _drop(self, queries: Sequence[Query]) -> None:
         """Nobody waits for these any more: those that wait free their room at once, a run without others is stopped."""
-        running = self._run.queries if self._run is not None else ()
-        runs = set(map(id, running))
-        waiting = []
         for query in queries:
             query.item.gone = True
-            if id(query) not in runs:
-                waiting.append(query)
-        self.schedule.remove(waiting)
-        if self._run is not None and all(query.item.gone for query in running):
-            self._run.stop.set()
-        if waiting:
+        waiting, run = self.schedule.queue.count, self._run
+        self.schedule.remove(queries)
+        if run is not None and all(run.queries[index].item.gone for index in run.left):
+            run.stop.set()
+        if self.schedule.queue.count < waiting:
             self._tell_of_room()
         self._wake()
 
@@ -301,7 +298,7 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         lost = list[Query]()
         for session, number in offers:
             if (queries := session.admitted.pop(number, None)) is not None:
-                lost += queries
+                lost += queries.values()
                 self._tell(session).failed.append((number, sentence))
         self._drop(lost)
 
@@ -310,6 +307,8 @@ class RunLoop(RouterSessions[RouterSession, Report]):
         queries = [run.queries[index] for index in indices]
         run.left.difference_update(indices.tolist())
         self.schedule.passed(now, queries)
+        if bad := [queries[at].item for at in np.flatnonzero(~np.isfinite(norms))]:
+            self._fail({(one.session, one.number) for one in bad}, "the engine gave no finite numbers for this input")
         for query, numbers, norm in zip(queries, answers, norms.tolist(), strict=True):
             if not query.item.gone:
                 self._answer(query, numbers, norm, run, now)
@@ -317,12 +316,10 @@ class RunLoop(RouterSessions[RouterSession, Report]):
     def _answer(self, query: Query, numbers: Numbers, norm: float, run: Run, now: float) -> None:
         waiting: OfferedQuery = query.item
         session = waiting.session
-        if not math.isfinite(norm):
-            self._fail([(session, waiting.number)], "the engine gave no finite numbers for this input")
-            return
         waiting.gone = True
         queries = session.admitted[waiting.number]
-        if all(one.item.gone for one in queries):
+        del queries[waiting.index]
+        if not queries:
             del session.admitted[waiting.number]
         arrived, began = query.admitted_at, run.began
         times = began - arrived, now - began, now - arrived

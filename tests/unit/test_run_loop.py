@@ -1,7 +1,9 @@
 """A replica's side, in virtual time: what it admits, runs, answers and drops."""
 
 import asyncio
+import math
 import random
+import time
 from functools import partial
 
 import numpy as np
@@ -10,6 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.embedding.frames import Offer, Offers
+from deployments.embedding.run_loop import RunLoop
+from deployments.embedding.scheduler.cost_model import CostModel
+from deployments.embedding.scheduler.scheduler import Scheduler
+from deployments.embedding.scheduler.state import Policy
 from tests.kit.replica_world import FakeRouter, adds_up, replica
 from tests.kit.virtual_time import virtual
 
@@ -208,6 +214,30 @@ async def test_a_query_whose_answer_is_no_number_fails_with_its_offer():
     assert router.ends[2] == ("failed", "the engine gave no finite numbers for this input")
     assert {(1, 0), (3, 0)} <= set(router.ends)
     assert (2, 2) not in router.ends
+
+
+@pytest.mark.parametrize("per_offer", [1, 16_000])
+@pytest.mark.parametrize("norm", [1.0, math.nan])
+async def test_the_end_of_a_run_takes_time_in_proportion_to_its_queries(per_offer, norm):
+    async def end_s(count):
+        runs = []
+        schedule, now = Scheduler(CostModel(0.0, 1e-9, 0.0, 0.2), Policy(1.0)), asyncio.get_running_loop().time
+        loop = RunLoop(schedule, lambda *run: runs.append(run), clock=now)
+        queries = [np.ones(1, np.int32)] * min(count, per_offer)
+        offers = [Offer(number, 1.0, queries) for number in range(count // len(queries))]
+        loop.receive(FakeRouter(loop), Offers(offers))
+        await asyncio.sleep(1)
+        ((run, passed, ended, _),) = runs
+        numbers, norms = np.ones((count, 1), np.float32), np.full(count, norm, np.float32)
+        began = time.process_time()
+        for indices in np.split(np.arange(count), 20):
+            passed(indices, numbers[indices], norms[indices])
+        ended(None)
+        assert len(run) == count
+        return time.process_time() - began
+
+    few_s, many_s = min([await end_s(1_000) for _ in range(3)]), await end_s(16_000)
+    assert many_s < 5 * 16 * few_s
 
 
 async def test_an_engine_that_forgets_a_query_has_failed():
