@@ -15,7 +15,7 @@ from deployments.embedding.request import Answers, OfferedPart, Request
 from deployments.errors import Busy, ReplicaLost
 from deployments.serving.frames import CUT_BYTES
 
-_LOOK = 0.1  # of the SLO: so often a bulk request that has nothing anywhere asks again
+_LOOK = 0.1  # of the SLO: so often the bulk request whose turn it is asks again
 
 
 @dataclass(slots=True, eq=False)
@@ -75,12 +75,12 @@ class BulkQueue:
     async def _advance(self, bulk: _Bulk) -> None:
         """Send what has room now; wait for news, and take the answers."""
         bulk.news.clear()
-        if bulk.missing and self._next is bulk:
+        if self._next is bulk:
             self._spread(bulk)
         if bulk.missing and not bulk.parts and not self._placer.can_answer:
             raise self._placer.unavailable()
         try:
-            async with asyncio.timeout(_LOOK * self._placer.config.slo_s if bulk.missing else None):
+            async with asyncio.timeout(_LOOK * self._placer.config.slo_s if self._next is bulk else None):
                 await bulk.news.wait()
         except TimeoutError:
             pass

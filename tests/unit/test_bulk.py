@@ -108,6 +108,28 @@ async def test_the_first_that_came_is_served_first_and_the_next_as_soon_as_it_ha
     assert a1.times[2] == a1.times[1]
 
 
+async def test_only_the_first_asks_again(monkeypatch):
+    queue, looks, advance = queue_of(ScriptedReplica("a1", says_nothing, bulk_s=0.0)), [], BulkQueue._advance
+    monkeypatch.setattr(BulkQueue, "_advance", lambda *of: looks.append(of) or advance(*of))
+    asked = [begin(queue, 75, 75) for _ in range(100)]
+    await asyncio.sleep(0.05)
+    looks.clear()
+    await asyncio.sleep(1)
+    assert len(looks) == 10  # a tenth of the SLO apart
+    for one in asked:
+        one.cancel()
+
+
+async def test_where_all_replicas_die_all_that_wait_hear_of_it_at_once():
+    a1 = ScriptedReplica("a1", dies, bulk_s=0.0)
+    queue = queue_of(a1)
+    asked = [begin(queue, 75) for _ in range(3)]
+    await asyncio.sleep(0.001)
+    queue._placer.pools["accelerator"].live.clear()
+    await asyncio.sleep(0.02)
+    assert [type(one.exception()) for one in asked] == [Unavailable] * 3
+
+
 async def test_one_whose_client_goes_makes_way_at_once():
     a1 = ScriptedReplica("a1", says_nothing, bulk_s=0.0)
     queue = queue_of(a1)
