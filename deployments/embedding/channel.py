@@ -99,7 +99,7 @@ class Channel(RouterChannel[Offers, PendingOffer, Report]):
     several frames. What is pending when the connection ends may still run on the replica.
     """
 
-    outgoing = Offers
+    outgoing, incoming = Offers, Report
 
     def offer(self, offer: Offer) -> PendingOffer:
         """Send it, with a number of its own."""
@@ -120,9 +120,6 @@ class Channel(RouterChannel[Offers, PendingOffer, Report]):
     def note_refused(self, work_s: float, tenant: Tenant | None = None) -> None:
         """With the next frame: so much work of that tenant was refused here without asking."""
         self._out.refused_s[tenant] = self._out.refused_s.get(tenant, 0.0) + work_s
-
-    def frame_received(self, frame: bytes) -> None:
-        self.hear(Report.decode(frame))
 
     def hear(self, report: Report) -> None:
         self._on_report(report)

@@ -179,9 +179,15 @@ class RunLoop(RouterSessions[RouterSession, Report]):
             for index, ids in enumerate(offer.queries)
         ]
         trial_slo_s = offer.left_s if offer.trial and offer.depth is None else None
-        count = self.schedule.offer(
-            now, queries, partial=offer.partial, again=offer.again, depth=offer.depth, slo_s=trial_slo_s
-        )
+        try:
+            count = self.schedule.offer(
+                now, queries, partial=offer.partial, again=offer.again, depth=offer.depth, slo_s=trial_slo_s
+            )
+        except Exception as error:
+            logger.exception("an offer could not be decided on")
+            self._drop(queries)
+            self._tell(session).failed.append((offer.number, f"the replica failed to decide: {error}"))
+            return
         if count:
             session.admitted[offer.number] = dict(enumerate(queries[:count]))
         if offer.partial and count:

@@ -79,7 +79,7 @@ class Streaming:
 class TokenChannel(RouterChannel[GenerationOffers, Streaming, TokenReport]):
     """A Router's end, see its base."""
 
-    outgoing = GenerationOffers
+    outgoing, incoming = GenerationOffers, TokenReport
 
     def offer(self, offer: GenerationOffer, most_unread: int, on_token: Callable[[NewToken], None]) -> Streaming:
         """Send it, with a number of its own."""
@@ -94,9 +94,6 @@ class TokenChannel(RouterChannel[GenerationOffers, Streaming, TokenReport]):
         if self.pending.get(streaming.number) is streaming:
             self._outgoing().stopped.append((streaming.number, answer))
             self._end_answer(streaming, answer)
-
-    def frame_received(self, frame: bytes) -> None:
-        self.hear(TokenReport.decode(frame))
 
     def hear(self, report: TokenReport) -> None:
         self._on_report(report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from deployments.serving.wire import Peer
 
@@ -29,9 +29,16 @@ class Pending(Protocol):
     def fail(self, error: Exception) -> None: ...
 
 
+class Incoming(Protocol):
+    """One frame of a replica."""
+
+    @classmethod
+    def decode(cls, frame: bytes) -> Self: ...
+
+
 F = TypeVar("F", bound=Outgoing)  # its frames
 P = TypeVar("P", bound=Pending)  # its offers
-R = TypeVar("R")  # the replica's reports
+R = TypeVar("R", bound=Incoming)  # the replica's reports
 
 
 class RouterChannel(Peer, Generic[F, P, R]):
@@ -42,6 +49,7 @@ class RouterChannel(Peer, Generic[F, P, R]):
     """
 
     outgoing: type[F]
+    incoming: type[R]
 
     def __init__(self, on_report: Callable[[R], None], on_lost: Callable[[list[P]], None]) -> None:
         super().__init__()
@@ -56,6 +64,9 @@ class RouterChannel(Peer, Generic[F, P, R]):
     @property
     def is_open(self) -> bool:
         return not self.transport.is_closing()
+
+    def decode(self, frame: bytes) -> R:
+        return self.incoming.decode(frame)
 
     def call_off(self, pending: P) -> None:
         """Nobody waits for it any more. Does nothing to one that has ended."""

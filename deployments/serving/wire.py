@@ -58,16 +58,30 @@ class Peer(asyncio.Protocol):
             with memoryview(buffer) as view:
                 frame = bytes(view[:size])
             del buffer[:size]
-            try:
-                self.frame_received(frame)
-            except (ValueError, TypeError, LookupError, ArithmeticError, StopIteration, struct.error) as error:
-                logger.warning("a frame of %d bytes is damaged (%s): the connection is closed", size, error)
-                self.transport.abort()
+            self._received(frame)
             if self.transport.is_closing():
                 return
 
-    def frame_received(self, frame: bytes) -> None:
+    def _received(self, frame: bytes) -> None:
+        """The other end's fault and ours are told apart. Both end the connection: nobody waits for what was lost."""
+        try:
+            message = self.decode(frame)
+        except (ValueError, TypeError, LookupError, struct.error) as error:
+            logger.warning("a frame of %d bytes is damaged (%s): the connection is closed", len(frame), error)
+            self.transport.abort()
+            return
+        try:
+            self.hear(message)
+        except Exception:
+            logger.exception("a good frame of %d bytes was not handled: the connection is closed", len(frame))
+            self.transport.abort()
+
+    def decode(self, frame: bytes) -> Any:
         """Raises ValueError, TypeError, LookupError or struct.error where it is not what it says."""
+        raise NotImplementedError
+
+    def hear(self, message: Any) -> None:
+        """Act on what `decode` gave."""
         raise NotImplementedError
 
 
@@ -106,10 +120,13 @@ class RouterConnection(Peer):
         if self._known:
             self._server.on_gone(self)
 
-    def frame_received(self, frame: bytes) -> None:
+    def decode(self, frame: bytes) -> Any:
+        return self._server.decode(frame) if self._known else frame[HEAD.size :]
+
+    def hear(self, message: Any) -> None:
         if self._known:
-            self._server.on_offers(self, self._server.decode(frame))
-        elif hmac.compare_digest(frame[HEAD.size :], self._server.secret.encode()):
+            self._server.on_offers(self, message)
+        elif hmac.compare_digest(message, self._server.secret.encode()):
             self._known, self.largest = True, LARGEST_FRAME
             self._server.remove_unauthenticated(self)
         else:

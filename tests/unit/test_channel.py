@@ -219,6 +219,19 @@ async def test_a_damaged_frame_ends_its_own_connection_only(ends):
     assert not ends.channel.transport.is_closing()
 
 
+@over
+async def test_what_goes_wrong_with_a_good_frame_is_our_fault_and_is_logged_with_its_place(ends, caplog):
+    def offers(client, offers):
+        raise ZeroDivisionError
+
+    ends.replica.server.on_offers = offers
+    ends.channel.ask()
+    await until(lambda: ends.lost)
+    (said,) = caplog.records
+    assert (said.levelname, said.exc_info[0]) == ("ERROR", ZeroDivisionError)
+    assert "damaged" not in said.message
+
+
 @pytest.mark.parametrize("head", [HEAD.pack(4, 0), HEAD.pack(2**31, 0)])
 @over
 async def test_a_frame_of_an_impossible_size_ends_it(ends, head):

@@ -135,7 +135,7 @@ def test_a_frame_that_has_more_than_16_mib_takes_nothing_more():
 @pytest.mark.parametrize(("size", "closed"), [(7, True), (8, False), (2**28, False), (2**28 + 1, True)])
 def test_a_frame_of_more_than_256_mib_is_none_of_ours(size, closed):
     transport, peer = Mock(get_extra_info=lambda _: None, is_closing=lambda: False), Peer()
-    peer.frame_received = lambda frame: None
+    peer.decode = peer.hear = lambda frame: None
     peer.connection_made(transport)
     peer.data_received(SIZE.pack(size) + bytes(4))
     assert transport.abort.called == closed

@@ -291,6 +291,21 @@ async def test_a_trial_goes_by_its_own_depth():
     assert [number in router.ends for number in numbers] == [False, False, False, True, True]
 
 
+async def test_an_offer_that_cannot_be_decided_on_fails_alone(monkeypatch):
+    router, runner, _ = served()
+    offer = runner.schedule._by_finish.__class__.fitting
+
+    def fitting(admission, now, queries, *more):
+        return 1 // (len(queries) - 2) and offer(admission, now, queries, *more)
+
+    monkeypatch.setattr(runner.schedule._by_finish.__class__, "fitting", fitting)
+    for count in (3, 2, 3):
+        router.offer(count)
+    await asyncio.sleep(2)
+    assert router.ends[2][0] == "failed"
+    assert len(router.answers()) == 6
+
+
 async def test_never_is_told_apart_from_full():
     router, _, _ = served()
     router.offer(left_s=0.1)
