@@ -11,11 +11,17 @@ from deployments.settings import Depth, LogConfig, PositiveInt, Seconds, Share, 
 
 
 class CostConfig(Strict):
-    """Device seconds of a query of n tokens: `query_s + token_s * n + token2_s * n^2`."""
+    """Device seconds of a query of n tokens: `query_s + token_s * n + token2_s * n^2`, one of them above 0."""
 
     query_s: Annotated[float, Field(ge=0)]
     token_s: Annotated[float, Field(ge=0)]
     token2_s: Annotated[float, Field(ge=0)]
+
+    @model_validator(mode="after")
+    def _is_not_free(self) -> Self:
+        if not self.query_s + self.token_s + self.token2_s:
+            raise ValueError("a query would cost nothing: give a query_s, token_s or token2_s above 0")
+        return self
 
 
 class PoolConfig(Strict):
@@ -26,7 +32,7 @@ class PoolConfig(Strict):
     """
 
     queue_depth: Depth | None = None
-    alpha_s: Annotated[float, Field(ge=0)] | None = None
+    alpha_s: Seconds | None = None
     beta_s: Annotated[float, Field(ge=0)] | None = None
     cost: CostConfig | None = None  # by tokens; without it, in proportion to them
 
@@ -90,12 +96,21 @@ class RouterConfig(LogConfig):
         return pools[name] or PoolConfig()
 
     @classmethod
-    def parse(cls, raw: Any, pools: tuple[str, ...] = (), key: str = "user_config") -> RouterConfig:
-        """A `user_config` as typed settings, checked against the pools that exist. `key`: where it is found.
+    def parse(
+        cls, raw: Any, pools: tuple[str, ...] = (), key: str = "user_config", *, max_inputs: int = 1
+    ) -> RouterConfig:
+        """A `user_config` as typed settings, checked against the pools that exist and the most inputs of a request.
+        `key`: where it is found.
 
         Raises SettingsError that names the key: unknown ones, impossible depths, a pool without the depth it needs.
         """
         config = parse_settings(cls, raw, key)
+        if config.bulk.max_waiting < max_inputs:
+            raise SettingsError(
+                f"{key}.bulk.max_waiting",
+                f"{config.bulk.max_waiting} is less than limits.max_inputs_per_request ({max_inputs}): so large a "
+                "request would always be refused; raise this or lower that",
+            )
         for name in pools:
             if config.admission == "depth" and config.pool(name).queue_depth is None:
                 raise SettingsError(

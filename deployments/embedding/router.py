@@ -59,7 +59,8 @@ class Router(BaseRouter[Settings, RouterConfig, Pool, ModelCard]):
         self._bulk = BulkQueue(self._placer)
 
     def _parse(self, user_config: Any) -> RouterConfig:
-        return RouterConfig.parse(user_config, self.topology.pools)
+        max_inputs = self.settings.limits.max_inputs_per_request
+        return RouterConfig.parse(user_config, self.topology.pools, max_inputs=max_inputs)
 
     def _put_in_force(self, config: RouterConfig) -> str:
         self._placer.config = config

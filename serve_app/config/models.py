@@ -139,11 +139,11 @@ class Args:
 
     def router_configs(self, raw: Any, pools: Mapping[str, tuple[str, ...]] | None = None) -> dict[str, RouterConfig]:
         """Each model's part of the Router's `user_config`, checked against its pools. Raises SettingsError."""
-        pools = pools or {}
+        pools, most = pools or {}, self.shared.limits.max_inputs_per_request
         if not self.several:
-            return {name: RouterConfig.parse(raw, pools.get(name, ())) for name in self.models}
+            return {name: RouterConfig.parse(raw, pools.get(name, ()), max_inputs=most) for name in self.models}
         shared, own = split_config(raw, tuple(self.models))
-        return {name: _config_of(name, shared, own.get(name, {}), pools.get(name, ())) for name in self.models}
+        return {name: _config_of(name, shared, own.get(name, {}), pools.get(name, ()), most) for name in self.models}
 
 
 def split_config(raw: Any, names: tuple[str, ...]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -169,10 +169,12 @@ def _of_one_model(key: str) -> bool:
     return key in RouterConfig.model_fields and key not in _SHARED_CONFIG
 
 
-def _config_of(name: str, shared: dict[str, Any], own: dict[str, Any], pools: tuple[str, ...]) -> RouterConfig:
+def _config_of(
+    name: str, shared: dict[str, Any], own: dict[str, Any], pools: tuple[str, ...], max_inputs: int
+) -> RouterConfig:
     key = f"user_config.models.{name}"
     try:
-        return RouterConfig.parse(shared | own, pools, key)
+        return RouterConfig.parse(shared | own, pools, key, max_inputs=max_inputs)
     except SettingsError as error:
         inside = error.key.removeprefix(f"{key}.")
         first = inside.partition(".")[0]

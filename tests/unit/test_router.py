@@ -107,11 +107,11 @@ async def test_a_request_that_is_bulk_for_its_size_has_bulks_time():
 
 
 async def test_too_much_bulk_is_refused_before_it_is_tokenised(monkeypatch):
-    router = await World({"accelerator": [Replica("a")]}, bulk={"max_waiting": 100}).router()
+    router = await World({"accelerator": [Replica("a")]}, bulk={"max_waiting": 2_100}).router()
     told = []
     monkeypatch.setattr(Tokenizer, "encode", lambda self, texts, **_: told.append(texts))
     for bulk in (False, True):
-        assert isinstance(await ask(router, *[text()] * 200, bulk=bulk), Busy)
+        assert isinstance(await ask(router, *[text()] * 2_101, bulk=bulk), Busy)
     assert told == []
 
 

@@ -1,3 +1,4 @@
+import contextlib
 import pickle
 from pathlib import Path
 
@@ -48,6 +49,11 @@ BAD_USER_CONFIGS = [
     ({"slo_s": 1, "admission": "both"}, "user_config.admission: should be 'deadline' or 'depth', not 'both'"),
     ({"slo_s": 1, "cpu": {"cost": COST}}, "user_config.cpu: cost needs alpha_s and beta_s beside it"),
     ({"slo_s": 1, "cpu": {"alpha_s": 0.1}}, "user_config.cpu: alpha_s and beta_s belong together"),
+    ({"slo_s": 1, "cpu": {"alpha_s": 0, "beta_s": 1}}, "user_config.cpu.alpha_s: should be greater than 0, not 0"),
+    (
+        {"slo_s": 1, "cpu": {"alpha_s": 0.1, "beta_s": 1, "cost": dict.fromkeys(COST, 0)}},
+        "user_config.cpu.cost: a query would cost nothing: give a query_s, token_s or token2_s above 0",
+    ),
     ({"slo_s": 1, "cpu": {"queue_depth": -1}}, "user_config.cpu.queue_depth: should be greater than or equal to 0"),
     ({"slo_s": 1, "cpu": {"queue_depth": 1.5}}, "user_config.cpu.queue_depth: should be a valid integer, not 1.5"),
     ({"slo_s": 1, "cpu": {"queue_dept": 1}}, "user_config.cpu.queue_dept: there is no such setting"),
@@ -124,3 +130,14 @@ def test_broken_files(tmp_path, text, problem):
         load_config(tmp_path / "c.yaml")
     with pytest.raises(SettingsError, match="cannot be read: No such file"):
         load_config(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(("max_waiting", "max_inputs", "is_refused"), [(99, 100, True), (100, 100, False)])
+def test_the_largest_request_may_wait_as_bulk(max_waiting, max_inputs, is_refused):
+    config = shipped()
+    application = config["applications"][0]
+    application["args"]["limits"] = {"max_inputs_per_request": max_inputs}
+    application["deployments"][0]["user_config"]["bulk"] = {"max_waiting": max_waiting}
+    refusal = pytest.raises(SettingsError, match=r"user_config.bulk.max_waiting: 99 .*limits.max_inputs_per_request")
+    with refusal if is_refused else contextlib.nullcontext():
+        check_config(config)

@@ -10,6 +10,7 @@ import numpy as np
 from deployments.admission.least_squares import non_negative
 
 QUERY_TOKENS = 75  # of the paper's query, for which alpha stands
+_LEAST_TOKEN_S = 1e-10  # measured runs may all take the same; alpha, by which others divide, is never 0
 
 Run = tuple[Sequence[int], float]  # tokens of each query of a run, and the seconds that it took
 
@@ -55,4 +56,5 @@ class CostModel:
         lengths = [np.asarray(tokens, np.float64) for tokens, _ in runs]
         seconds = np.array([max(took_s, 1e-9) for _, took_s in runs])
         columns = np.array([[len(one), one.sum(), np.square(one).sum(), 1.0] for one in lengths]) / seconds[:, None]
-        return cls(*non_negative(columns, np.ones(len(runs))).tolist())
+        query_s, token_s, token2_s, beta_s = non_negative(columns, np.ones(len(runs))).tolist()
+        return cls(query_s, token_s or _LEAST_TOKEN_S, token2_s, beta_s)
