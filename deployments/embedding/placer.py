@@ -18,6 +18,7 @@ from deployments.embedding.frames import Answered, Offer
 from deployments.embedding.link import Link
 from deployments.embedding.pool import Pool
 from deployments.embedding.request import Answers, OfferedPart, Request
+from deployments.embedding.transit import Transit
 from deployments.errors import Busy, DeadlineExceeded, OverShare, ReplicaLost, Unavailable, WindveError
 
 TRIES = 2  # a query whose replica died is admitted once more
@@ -25,10 +26,6 @@ _NEWS_S = 0.05  # pause before the second try: a dying node ends several replica
 _ASKED = 4  # replicas of a pool, at most, for one query
 _RETRY_LATER = 0.02  # of the SLO after the opening, at least the cost of a query: at the opening itself many come back
 _SHORTEST_RETRY_S = 0.01
-# `transit_s` rises at once to a longer transit, and decays over so many SLOs. The last of many answers that arrive
-# together have the longest transit; the first answers of the next run must not make the Router forget it.
-_TRANSIT_SLOS = 2.0
-_LONGEST_TRANSIT = 0.25  # of the SLO
 
 
 class Placer:
@@ -39,7 +36,7 @@ class Placer:
         self.config: RouterConfig  # the Router's, once it has one
         self.refused = 0
         self.transit_s = 0.0  # from here to a replica and back
-        self._transit_at = 0.0
+        self._transit = Transit()
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
@@ -192,10 +189,9 @@ class Placer:
         for index, answer in zip(part.indices, found, strict=True):
             answers[index] = (part.pool, answer)
         if not request.bulk:
-            now, slo_s = part.pending.settled_at, self.config.slo_s
+            now = part.pending.settled_at
             transit_s = now - part.pending.sent_at - max(answer.stay_s for answer in found)
-            forgotten_s = self.transit_s * math.exp((self._transit_at - now) / (_TRANSIT_SLOS * slo_s))
-            self.transit_s, self._transit_at = min(max(transit_s, forgotten_s), _LONGEST_TRANSIT * slo_s), now
+            self.transit_s = self._transit.heard(now, transit_s, self.config.slo_s)
 
     # --- refuse -------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,6 @@
 """Which replicas a request is offered to, what becomes of its parts, and what it is told if nobody admits it."""
 
 import asyncio
-import math
 
 import pytest
 
@@ -259,8 +258,14 @@ async def test_who_can_answer():
         # `ways`: when an answer came, and how long it was on its way.
         (1.0, [(1.0, 0.3)], 0.25),  # a quarter of the SLO at most
         (2.0, [(1.0, 0.6)], 0.5),
-        (2.0, [(1.0, 0.1), (1.5, 0.01)], 0.1 * math.exp(-0.125)),
-        (1.0, [(1.0, 0.1), (1.5, 0.01), (2.0, 0.0)], 0.1 * math.exp(-0.5)),
+        (1.0, [(1.0, -0.001)], 0.0),  # a loop may count whole milliseconds
+        (1.0, [(1.0, 0.1), (1.5, 0.01)], 0.01),  # the longest but one
+        (1.0, [(1.0, 0.1), (1.0, 0.01), (1.099, 0.2)], 0.2),  # what came within a tenth of the SLO is one sample
+        (1.0, [(1.0, 0.1), (1.05, 0.05), (1.11, 0.2)], 0.1),
+        (2.0, [(1.0, 0.1), (1.19, 0.2)], 0.2),
+        (1.0, [*((at, 0.002) for at in range(50)), (50, 9.0), (50.01, 9.0)], 0.002),  # a stall
+        (1.0, [(1, 0.2), (2, 0.1), *((at, 0.01) for at in range(3, 21))], 0.1),  # twenty samples
+        (1.0, [(1, 0.2), (2, 0.1), *((at, 0.01) for at in range(3, 22))], 0.01),
         (None, [(1.0, 0.1)], 0.0),  # bulk answers wait for more than their way
     ],
 )
